@@ -1,0 +1,297 @@
+#include "custom_ops/engine/communicator.h"
+
+#include <utility>
+
+#include "custom_ops/engine/notice.h"
+#include "custom_ops/engine/text.h"
+
+namespace tfscale {
+namespace {
+
+class Families {
+ public:
+  static Families& Get() {
+    static Families* families = new Families;
+    return *families;
+  }
+
+  void Join(int key, std::weak_ptr<Communicator> member) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    members_[key].push_back(std::move(member));
+  }
+
+  std::vector<std::shared_ptr<Communicator>> Of(int key) {
+    std::vector<std::shared_ptr<Communicator>> alive;
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = members_.find(key);
+    if (found == members_.end()) return alive;
+    for (auto& weak : found->second) {
+      if (auto member = weak.lock()) alive.push_back(std::move(member));
+    }
+    return alive;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<int, std::vector<std::weak_ptr<Communicator>>> members_;
+};
+
+}  // namespace
+
+std::shared_ptr<Communicator> Communicator::Make(int rank, std::vector<std::string> peers,
+                                                 Patience patience) {
+  std::shared_ptr<Communicator> made(new Communicator(rank, std::move(peers), std::move(patience)));
+  Watchdog::Get().Watch(made);
+  return made;
+}
+
+Communicator::Communicator(int rank, std::vector<std::string> peers, Patience patience)
+    : rank_(rank), peers_(std::move(peers)), patience_(std::move(patience)) {}
+
+Communicator::~Communicator() {
+  if (listening_ != nullptr) listening_->Cancel();
+  for (auto& parting : partings_) parting->Cancel();
+}
+
+void Communicator::JoinFamily(int key) {
+  family_ = key;
+  Families::Get().Join(key, weak_from_this());
+}
+
+std::string Communicator::Describe(int rank) const {
+  return Text("rank ", rank, " (", peers_[rank], ")");
+}
+
+Status Communicator::Admit(const Request& request) const {
+  if (request.step != 0 && failed_steps_.count(request.step) != 0) return last_failure_;
+  if (running_.count(request.name) != 0) {
+    return Status(Code::kInvalidArgument,
+                  "bucket '" + request.name + "' is already running on " + Describe(rank_) +
+                      "; give collectives that run at the same time different names");
+  }
+  return Status();
+}
+
+std::shared_ptr<Collective> Communicator::Start(Request request, Done done) {
+  std::shared_ptr<Collective> collective;
+  Status status, told;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    status = Admit(request);
+    told = told_;
+    if (status.ok()) {
+      const uint32_t execution = executions_[request.name]++;
+      const std::string name = request.name;
+      collective = std::make_shared<Collective>(std::move(request), shared_from_this(), generation_,
+                                                execution, std::move(done));
+      running_[name] = collective;
+    }
+  }
+  if (!status.ok()) {
+    done(status);
+    return nullptr;
+  }
+  if (!told.ok()) {
+    GiveUp(collective->generation(), told);
+    return nullptr;
+  }
+  collective->Start();
+  return collective;
+}
+
+void Communicator::Finished(const Collective& collective) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto it = running_.find(collective.request().name);
+  if (it != running_.end() && it->second.get() == &collective) running_.erase(it);
+}
+
+void Communicator::GiveUp(uint32_t generation, const Status& why) {
+  LeaveWithFamily(generation, std::make_shared<Parting>(why));
+}
+
+void Communicator::GiveUp(const std::string& reason, const Open& open,
+                          std::chrono::milliseconds linger, std::function<void()> told) {
+  auto parting = std::make_shared<Parting>(
+      Status(Code::kCancelled, Text(Describe(rank_), " gave up: ", reason)));
+  parting->open = open;
+  parting->until = Clock::now() + linger;
+  parting->told = std::move(told);
+  uint32_t generation;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    generation = generation_;
+  }
+  LeaveWithFamily(generation, parting);
+}
+
+// A sibling that has no channel to hear it by hears it here.
+void Communicator::LeaveWithFamily(uint32_t generation, const std::shared_ptr<Parting>& parting) {
+  std::set<int64_t> failed_steps;
+  if (!LeaveGeneration(generation, parting, &failed_steps)) return parting->Report();
+  for (auto& sibling : Families::Get().Of(family_)) {
+    auto of_sibling = std::make_shared<Parting>(parting->why);
+    const bool left = sibling->LeaveGeneration(generation, of_sibling, &failed_steps);
+    if (left && of_sibling->listening == nullptr) parting->Taken();
+  }
+}
+
+// Takes the failed steps of others and adds its own.
+bool Communicator::LeaveGeneration(uint32_t generation, const std::shared_ptr<Parting>& parting,
+                                   std::set<int64_t>* failed_steps) {
+  std::map<std::string, std::shared_ptr<Collective>> running;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (generation != generation_) return false;
+    running.swap(running_);
+    parting->listening.swap(listening_);
+    executions_.clear();
+    last_failure_ = parting->why;
+    told_ = Status();
+    ++generation_;
+    for (auto& entry : running) failed_steps->insert(entry.second->request().step);
+    failed_steps_ = *failed_steps;
+  }
+  if (!running.empty()) parting->open = running.begin()->second->request().open;
+  if (parting->open == nullptr) {
+    if (parting->listening != nullptr) parting->listening->Cancel();
+    return true;
+  }
+  for (auto& entry : running) {
+    if (entry.second->Stop()) parting->victims.push_back(entry.second);
+  }
+  SayFarewell(generation, parting);
+  return true;
+}
+
+// Farewells wait for whoever is late. Of those long past, nobody asks any more.
+void Communicator::Remember(const std::shared_ptr<Parting>& parting) {
+  std::shared_ptr<Parting> forgotten;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    partings_.push_back(parting);
+    if (partings_.size() <= kPartings) return;
+    forgotten = partings_.front();
+    partings_.pop_front();
+  }
+  forgotten->Report();
+  forgotten->Cancel();
+}
+
+void Communicator::Parting::Cancel() {
+  listening->Cancel();
+  channel->Cancel();
+}
+
+void Communicator::Parting::Taken() {
+  if (--untaken == 0) Report();
+}
+
+void Communicator::Parting::Report() {
+  if (reported.exchange(true)) return;
+  for (auto& victim : victims) victim->Report(why);
+  victims.clear();
+  if (told != nullptr) told();
+  told = nullptr;
+}
+
+Key Communicator::FarewellKey(uint32_t generation) const {
+  return {0, generation, 0, 0, kFarewellMessage, 0, 0};
+}
+
+void Communicator::SayFarewell(uint32_t generation, const std::shared_ptr<Parting>& parting) {
+  if (parting->listening == nullptr) {
+    parting->listening = parting->open();
+    ListenTo(generation, parting->listening);  // others wait for that
+  }
+  parting->channel = parting->open();
+  parting->untaken = ranks() - 1;
+  Remember(parting);
+  Notice notice;
+  notice.kind = Notice::Kind::kFarewell;
+  notice.code = parting->why.code();
+  notice.text = parting->why.message();
+  View bytes = pool_->Get(Notice::kBytes);
+  notice.Write(bytes.data);
+  for (int to = 0; to < ranks(); ++to) {
+    if (to == rank_) continue;
+    parting->channel->Post(to, FarewellKey(generation), bytes, [parting](Status status) {
+      if (status.ok()) parting->Taken();
+    });
+  }
+}
+
+// Once in a generation, to all ranks: those next to this one may have nothing
+// running, and then pass nothing on.
+void Communicator::Listen(const Collective& collective) {
+  const uint32_t generation = collective.generation();
+  std::shared_ptr<Channel> channel;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (generation != generation_ || listening_ != nullptr) return;
+    channel = listening_ = collective.request().open();
+  }
+  ListenTo(generation, channel);
+}
+
+void Communicator::ListenTo(uint32_t generation, const std::shared_ptr<Channel>& channel) {
+  std::weak_ptr<Communicator> weak = weak_from_this();
+  for (int peer = 0; peer < ranks(); ++peer) {
+    if (peer == rank_) continue;
+    View bytes = pool_->Get(Notice::kBytes);
+    channel->Receive(peer, FarewellKey(generation), bytes, [=](Status status) {
+      if (auto self = weak.lock()) self->Heard(generation, peer, bytes, status);
+    });
+  }
+}
+
+void Communicator::Heard(uint32_t generation, int from, const View& bytes, const Status& status) {
+  if (status.code() == Code::kCancelled) return;
+  if (!status.ok()) return HeardThatItIsGone(generation, from, status);
+  Notice notice;
+  std::string damage;
+  Status why;
+  if (Notice::Read(bytes.data, bytes.size, Notice::Kind::kFarewell, &notice, &damage)) {
+    why = Status(notice.code, notice.text);
+  } else {
+    why = Status(Code::kInvalidArgument, Describe(from) + ": " + damage);
+  }
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (generation != generation_) return;
+    if (running_.empty()) {
+      told_ = why;
+      return;
+    }
+  }
+  GiveUp(generation, why);
+}
+
+// A peer may leave when all is done: that matters to whoever still needs it.
+void Communicator::HeardThatItIsGone(uint32_t generation, int from, const Status& status) {
+  std::string bucket;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (auto& entry : running_) {
+      if (entry.second->NeedsMessagesOf(from)) bucket = entry.first;
+    }
+  }
+  if (bucket.empty()) return;
+  GiveUp(generation, Status(status.code(), Text("bucket '", bucket, "': ", Describe(from),
+                                                " is gone: ", status.message())));
+}
+
+void Communicator::Tick(Clock::time_point now) {
+  std::vector<std::shared_ptr<Collective>> running;
+  std::vector<std::shared_ptr<Parting>> parted;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (auto& entry : running_) running.push_back(entry.second);
+    for (auto& parting : partings_) {
+      if (now >= parting->until) parted.push_back(parting);
+    }
+  }
+  for (auto& parting : parted) parting->Report();
+  for (auto& collective : running) collective->CheckProgress(now);
+}
+
+}  // namespace tfscale

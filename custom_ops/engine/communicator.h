@@ -1,0 +1,146 @@
+// A rank's membership in a group: which collectives run, and how ranks agree
+// to go on or to give up.
+//
+// The handshake costs nothing while all goes well. Every message's key holds a
+// hash of the collective's signature, so ranks that disagree never exchange
+// data; they stall. A collective that has made no progress for kStall says
+// hello (its signature) to all ranks and reads the hellos of the ranks that it
+// talks to: a different signature is the reason, and it is refused by name.
+//
+// A rank that gives up says farewell, and why, to all ranks. Whoever stalls
+// also listens for farewells, and gives up for the same reason. A rank that has
+// nothing running when it hears one gives up what it starts next: that belongs
+// to the step that others have given up.
+// A step may also fail between collectives, where nothing tells the others: then
+// its process says farewell on demand.
+//
+// Then every rank has moved to the next generation, whose keys differ from all
+// that came before, and the group can go on. Ranks of one process (a family) fail
+// by the same step of TensorFlow's, so they change generations together; a rank
+// that was done already would otherwise be one behind, step after step.
+#ifndef TFSCALE_ENGINE_COMMUNICATOR_H_
+#define TFSCALE_ENGINE_COMMUNICATOR_H_
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "custom_ops/engine/buffer_pool.h"
+#include "custom_ops/engine/collective.h"
+#include "custom_ops/engine/log.h"
+
+namespace tfscale {
+
+// How long a collective waits without any progress.
+struct Patience {
+  std::chrono::milliseconds deadline;  // before it is given up
+  std::chrono::milliseconds slow_after{
+      0};  // before a rank without a sign of life is named; 0: never
+  std::function<void(const std::string&)> warn = nullptr;  // where that is said
+};
+
+class Communicator : public Watched, public std::enable_shared_from_this<Communicator> {
+ public:
+  static constexpr std::chrono::milliseconds kStall{300};
+  static constexpr std::chrono::milliseconds kLinger{600};  // others stall and listen
+
+  // `peers` says who each rank is, for messages: "worker 2 at 10.0.0.3:2222".
+  static std::shared_ptr<Communicator> Make(int rank, std::vector<std::string> peers,
+                                            Patience patience);
+  ~Communicator() override;
+
+  // Joins the ranks of this process that share the key.
+  void JoinFamily(int key);
+
+  // Runs a collective and calls `done` once. A step of the caller's that has
+  // failed once stays failed: what it starts afterwards is refused at once, so
+  // that no rank waits for a half-finished step of another.
+  std::shared_ptr<Collective> Start(Request request, Done done);
+
+  // Says, when nothing may be running, that this rank's step has failed: all
+  // ranks give up what they wait in, or start next. Calls `told` once, when all
+  // of them have heard it, at the latest after `linger`.
+  void GiveUp(const std::string& reason, const Open& open, std::chrono::milliseconds linger,
+              std::function<void()> told);
+
+  int rank() const { return rank_; }
+  int ranks() const { return static_cast<int>(peers_.size()); }
+  const Patience& patience() const { return patience_; }
+  const std::shared_ptr<BufferPool>& pool() const { return pool_; }
+  Log& log() { return log_; }
+  std::string Describe(int rank) const;
+
+  void Tick(Clock::time_point now) override;
+
+  // For Collective.
+  void Finished(const Collective& collective);
+  void GiveUp(uint32_t generation, const Status& why);
+  void Listen(const Collective& collective);
+
+ private:
+  // The end of a generation on this rank. Its collectives fail only when all
+  // ranks have taken the farewell, or had time to: a process that fails may end
+  // at once, and would be blamed itself by those that have not heard why. So each
+  // rank takes the farewells of all others, though it has left already.
+  struct Parting {
+    explicit Parting(Status why) : why(std::move(why)) {}
+
+    const Status why;
+    Open open;                   // without it, a rank with nothing running says nothing
+    std::function<void()> told;  // or nobody
+    std::vector<std::shared_ptr<Collective>> victims;
+    std::shared_ptr<Channel> channel, listening;
+    Clock::time_point until = Clock::now() + kLinger;
+    std::atomic<int> untaken{0};
+    std::atomic<bool> reported{false};
+
+    void Taken();
+    void Report();
+    void Cancel();
+  };
+
+  static constexpr size_t kPartings = 16;
+
+  Communicator(int rank, std::vector<std::string> peers, Patience patience);
+
+  Status Admit(const Request& request) const;
+  void LeaveWithFamily(uint32_t generation, const std::shared_ptr<Parting>& parting);
+  bool LeaveGeneration(uint32_t generation, const std::shared_ptr<Parting>& parting,
+                       std::set<int64_t>* failed_steps);
+  void Remember(const std::shared_ptr<Parting>& parting);
+  void SayFarewell(uint32_t generation, const std::shared_ptr<Parting>& parting);
+  void ListenTo(uint32_t generation, const std::shared_ptr<Channel>& channel);
+  void Heard(uint32_t generation, int from, const View& bytes, const Status& status);
+  void HeardThatItIsGone(uint32_t generation, int from, const Status& status);
+  Key FarewellKey(uint32_t generation) const;
+
+  const int rank_;
+  const std::vector<std::string> peers_;
+  const Patience patience_;
+  const std::shared_ptr<BufferPool> pool_ = std::make_shared<BufferPool>();
+  Log log_;
+
+  int family_ = 0;  // none
+
+  mutable std::mutex mutex_;
+  uint32_t generation_ = 0;
+  std::map<std::string, uint32_t> executions_;  // of this generation
+  std::map<std::string, std::shared_ptr<Collective>> running_;
+  std::set<int64_t> failed_steps_;
+  Status last_failure_;
+  Status told_;                                    // heard while nothing ran
+  std::shared_ptr<Channel> listening_;             // for farewells of this generation
+  std::deque<std::shared_ptr<Parting>> partings_;  // the last few
+};
+
+}  // namespace tfscale
+
+#endif  // TFSCALE_ENGINE_COMMUNICATOR_H_

@@ -1,0 +1,29 @@
+#include "custom_ops/engine/log.h"
+
+namespace tfscale {
+
+void Log::Record(const Execution& execution) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto& [bucket, total] = *totals_.try_emplace(execution.bucket).first;
+  ++total.calls;
+  total.sent += execution.sent;
+  total.microseconds += execution.end - execution.start;
+  if (last_.size() == kKept) last_.pop_front();
+  last_.push_back({&bucket, execution.start, execution.end, execution.sent});
+}
+
+std::vector<Execution> Log::Executions() const {
+  std::vector<Execution> executions;
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const Entry& entry : last_) {
+    executions.push_back({*entry.bucket, entry.start, entry.end, entry.sent});
+  }
+  return executions;
+}
+
+std::map<std::string, Log::Total> Log::Totals() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return totals_;
+}
+
+}  // namespace tfscale

@@ -1,0 +1,49 @@
+// What a communicator ran: the last collectives one by one, and totals of all.
+#ifndef TFSCALE_ENGINE_LOG_H_
+#define TFSCALE_ENGINE_LOG_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace tfscale {
+
+// One collective on one rank, whether it worked or not.
+struct Execution {
+  std::string bucket;
+  int64_t start = 0, end = 0;  // microseconds of the wall clock, which the ranks of a host share
+  int64_t sent = 0;            // bytes of data that other ranks have taken
+};
+
+class Log {
+ public:
+  static constexpr size_t kKept = 4096;
+
+  struct Total {
+    int64_t calls = 0, sent = 0;
+    int64_t microseconds = 0;  // of collectives at the same time, each counts
+  };
+
+  void Record(const Execution& execution);
+
+  std::vector<Execution> Executions() const;  // the last kKept, in the order in which they ended
+  std::map<std::string, Total> Totals() const;
+
+ private:
+  struct Entry {
+    const std::string* bucket;  // a key of totals_
+    int64_t start, end, sent;
+  };
+
+  mutable std::mutex mutex_;
+  std::deque<Entry> last_;
+  std::map<std::string, Total> totals_;
+};
+
+}  // namespace tfscale
+
+#endif  // TFSCALE_ENGINE_LOG_H_

@@ -1,0 +1,85 @@
+#include "custom_ops/engine/notice.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "custom_ops/engine/text.h"
+
+namespace tfscale {
+namespace {
+
+// The layout of a notice: a header of fixed width, then the text.
+struct Header {
+  uint32_t magic;
+  uint32_t protocol;
+  uint64_t hash;
+  uint16_t length;
+  uint8_t kind;
+  uint8_t code;
+  uint32_t reserved;
+};
+static_assert(sizeof(Header) == 24, "the header must look the same in every build");
+
+constexpr uint32_t kMagic = 0x4e534654;  // "TFSN"
+constexpr size_t kRoom = Notice::kBytes - sizeof(Header);
+
+bool Fail(std::string* why, const std::string& reason) {
+  *why = reason;
+  return false;
+}
+
+// What a peer sends is printed to a terminal.
+char Printable(uint8_t c) {
+  return c == '\n' || (c >= 0x20 && c != 0x7f) ? static_cast<char>(c) : '?';
+}
+
+}  // namespace
+
+uint64_t Hash(const std::string& text) {
+  uint64_t h = 0xcbf29ce484222325u;  // FNV-1a
+  for (unsigned char c : text) h = (h ^ c) * 0x100000001b3u;
+  return h ^ (h >> 29);
+}
+
+void Notice::Write(uint8_t* bytes) const {
+  const size_t length = std::min(text.size(), kRoom);
+  const Header header{kMagic,
+                      kProtocol,
+                      hash,
+                      static_cast<uint16_t>(length),
+                      static_cast<uint8_t>(kind),
+                      static_cast<uint8_t>(code),
+                      0};
+  std::memset(bytes, 0, kBytes);
+  std::memcpy(bytes, &header, sizeof(header));
+  std::memcpy(bytes + sizeof(header), text.data(), length);
+}
+
+bool Notice::Read(const uint8_t* bytes, size_t size, Kind expected, Notice* notice,
+                  std::string* why) {
+  Header header;
+  if (size != kBytes) {
+    return Fail(why, Text("expected ", kBytes, " bytes, got ", size));
+  }
+  std::memcpy(&header, bytes, sizeof(header));
+  if (header.magic != kMagic) return Fail(why, "these bytes are not a tfscale notice");
+  if (header.protocol != kProtocol) {
+    return Fail(why, Text("its tfscale speaks protocol ", header.protocol, ", this one ", kProtocol,
+                          "; install the same version on every host"));
+  }
+  // A farewell has a reason; a hello has none.
+  const bool reason = header.code != static_cast<uint8_t>(Code::kOk);
+  if (header.kind != static_cast<uint8_t>(expected) || reason != (expected == Kind::kFarewell) ||
+      header.code > static_cast<uint8_t>(Code::kInternal) || header.length > kRoom) {
+    return Fail(why, "the notice is damaged");
+  }
+  notice->kind = expected;
+  notice->code = static_cast<Code>(header.code);
+  notice->hash = header.hash;
+  notice->text.assign(header.length, '\0');
+  std::transform(bytes + sizeof(header), bytes + sizeof(header) + header.length,
+                 notice->text.begin(), Printable);
+  return true;
+}
+
+}  // namespace tfscale

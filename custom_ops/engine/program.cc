@@ -1,0 +1,160 @@
+#include "custom_ops/engine/program.h"
+
+#include <algorithm>
+#include <set>
+#include <string>
+
+#include "custom_ops/engine/text.h"
+
+namespace tfscale {
+namespace {
+
+enum class Chunk { kPartial, kGiven, kFinal };
+
+const char* Name(Kind kind) {
+  switch (kind) {
+    case Kind::kSend:
+      return "send";
+    case Kind::kAdd:
+      return "add";
+    case Kind::kFinalise:
+      return "finalise";
+    default:
+      return "keep";
+  }
+}
+
+const char* Name(Chunk state) {
+  switch (state) {
+    case Chunk::kPartial:
+      return "a partial sum";
+    case Chunk::kGiven:
+      return "given away";
+    default:
+      return "final";
+  }
+}
+
+Status Refuse(const Program& program, size_t step, const std::string& why) {
+  return Status(Code::kInvalidArgument,
+                Text("the program of rank ", program.rank, " is wrong at step ", step, ": ", why,
+                     "; Schedule.verify() says more"));
+}
+
+Status CheckShape(const Program& program, size_t at, const Step& step) {
+  const bool alone = step.kind == Kind::kFinalise;
+  if (alone && step.peer != -1) {
+    return Refuse(program, at, Text("finalise has no peer, but -1, got ", step.peer));
+  }
+  if (!alone && (step.peer < 0 || step.peer >= program.ranks || step.peer == program.rank)) {
+    return Refuse(program, at, Text("no peer has rank ", step.peer));
+  }
+  if (step.first < 0 || step.first >= step.last || step.last > program.chunks) {
+    return Refuse(program, at,
+                  Text("chunks [", step.first, ", ", step.last, ") are not within the ",
+                       program.chunks, " chunks"));
+  }
+  return Status();
+}
+
+// A rank that contributes must give its partial sum away before it may keep a
+// final value; in a broadcast or a gather it has nothing to give.
+bool Allowed(Goal goal, Kind kind, Chunk state) {
+  const bool contributes = goal == Goal::kAllReduce || goal == Goal::kReduceScatter;
+  switch (kind) {
+    case Kind::kSend:
+      return state == Chunk::kFinal || (contributes && state == Chunk::kPartial);
+    case Kind::kAdd:
+      return contributes && state == Chunk::kPartial;
+    case Kind::kFinalise:
+      return state == Chunk::kPartial;
+    default:
+      return contributes ? state == Chunk::kGiven : state == Chunk::kPartial;
+  }
+}
+
+Chunk After(Kind kind, Chunk state) {
+  if (kind == Kind::kFinalise || kind == Kind::kKeep) return Chunk::kFinal;
+  if (kind == Kind::kSend && state == Chunk::kPartial) return Chunk::kGiven;
+  return state;
+}
+
+Status Advance(const Program& program, size_t at, Step* step, std::vector<Chunk>* state) {
+  const Chunk before = (*state)[step->first];
+  for (int c = step->first; c < step->last; ++c) {
+    if ((*state)[c] != before) {
+      return Refuse(
+          program, at,
+          Text("its chunks are partly ", Name(before), " and partly ", Name((*state)[c])));
+    }
+    if (!Allowed(program.goal, step->kind, before)) {
+      return Refuse(program, at,
+                    Text("cannot ", Name(step->kind), " chunk ", c, ", which is ", Name(before)));
+    }
+    (*state)[c] = After(step->kind, before);
+  }
+  step->final = before == Chunk::kFinal || step->kind == Kind::kKeep;
+  return Status();
+}
+
+Status CheckEnd(const Program& program, const std::vector<Chunk>& state) {
+  for (int c = 0; c < program.chunks; ++c) {
+    const bool given_is_enough = program.goal == Goal::kReduceScatter && state[c] == Chunk::kGiven;
+    if (state[c] != Chunk::kFinal && !given_is_enough) {
+      return Refuse(program, program.steps.size(), Text("chunk ", c, " ends as ", Name(state[c])));
+    }
+  }
+  return Status();
+}
+
+// A step waits for the last earlier step on each of its chunks.
+void Link(Program* program) {
+  std::vector<int> last_on(program->chunks, -1);
+  std::set<int> peers;
+  program->unlocks.resize(program->steps.size());
+  for (int s = 0; s < static_cast<int>(program->steps.size()); ++s) {
+    const Step& step = program->steps[s];
+    std::set<int> before(last_on.begin() + step.first, last_on.begin() + step.last);
+    before.erase(-1);
+    for (int b : before) program->unlocks[b].push_back(s);
+    program->waits_for.push_back(static_cast<int>(before.size()));
+    std::fill(last_on.begin() + step.first, last_on.begin() + step.last, s);
+    if (step.peer >= 0) peers.insert(step.peer);
+  }
+  program->peers.assign(peers.begin(), peers.end());
+}
+
+}  // namespace
+
+Status Program::Parse(const std::vector<int>& flat, Goal goal, int rank, int ranks, int chunks,
+                      Program* program) {
+  *program = Program();
+  program->rank = rank;
+  program->ranks = ranks;
+  program->chunks = chunks;
+  program->goal = goal;
+  if (ranks < 1 || rank < 0 || rank >= ranks || chunks < 1 || flat.size() % 4 != 0) {
+    return Status(
+        Code::kInvalidArgument,
+        Text("expected 0 <= rank < ranks, at least one chunk and four numbers a step, "
+             "got rank ",
+             rank, ", ranks ", ranks, ", chunks ", chunks, " and ", flat.size(), " numbers"));
+  }
+  std::vector<Chunk> state(chunks, Chunk::kPartial);
+  for (size_t i = 0; i < flat.size(); i += 4) {
+    if (flat[i] < 0 || flat[i] > static_cast<int>(Kind::kKeep)) {
+      return Refuse(*program, i / 4, Text("no step has kind ", flat[i]));
+    }
+    Step step{static_cast<Kind>(flat[i]), flat[i + 1], flat[i + 2], flat[i + 3], false};
+    Status status = CheckShape(*program, i / 4, step);
+    if (status.ok()) status = Advance(*program, i / 4, &step, &state);
+    if (!status.ok()) return status;
+    program->steps.push_back(step);
+  }
+  Status status = CheckEnd(*program, state);
+  if (!status.ok()) return status;
+  Link(program);
+  return Status();
+}
+
+}  // namespace tfscale

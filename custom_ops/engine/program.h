@@ -1,0 +1,47 @@
+// One rank's part of a schedule, checked and ready to run.
+#ifndef TFSCALE_ENGINE_PROGRAM_H_
+#define TFSCALE_ENGINE_PROGRAM_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "custom_ops/engine/status.h"
+
+namespace tfscale {
+
+// The numbers are shared with tfscale/collectives/schedule.py.
+enum class Kind : int { kSend = 0, kAdd = 1, kFinalise = 2, kKeep = 3 };
+
+struct Step {
+  Kind kind;
+  int peer;         // -1 for kFinalise
+  int first, last;  // the chunks [first, last)
+  bool final;       // the chunks are final: their owner's bytes travel
+
+  bool receives() const { return kind == Kind::kAdd || kind == Kind::kKeep; }
+};
+
+// What a program is for decides what each rank brings and what it leaves with.
+enum class Goal { kAllReduce, kReduceScatter, kAllGather, kBroadcast };
+
+struct Program {
+  int rank = 0;
+  int ranks = 1;
+  int chunks = 1;
+  Goal goal = Goal::kAllReduce;
+  std::vector<Step> steps;
+  std::vector<int> waits_for;             // how many earlier steps must be done
+  std::vector<std::vector<int>> unlocks;  // which later steps wait for this one
+  std::vector<int> peers;                 // all ranks that this rank talks to
+
+  // `flat` holds four numbers a step: kind, peer, first, last. Refuses whatever
+  // could make the engine touch memory wrongly, lose a contribution of this
+  // rank or encode a chunk twice. That all ranks fit together is proven in
+  // Python (tfscale/collectives/verify.py).
+  static Status Parse(const std::vector<int>& flat, Goal goal, int rank, int ranks, int chunks,
+                      Program* program);
+};
+
+}  // namespace tfscale
+
+#endif  // TFSCALE_ENGINE_PROGRAM_H_

@@ -1,0 +1,60 @@
+// The resource that makes a device one rank of a group.
+#ifndef TFSCALE_KERNELS_COMMUNICATOR_H_
+#define TFSCALE_KERNELS_COMMUNICATOR_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "custom_ops/engine/communicator.h"
+#include "custom_ops/transport/tensorflow.h"
+#include "tensorflow/core/framework/resource_mgr.h"
+
+namespace tfscale {
+
+class CommunicatorResource : public tensorflow::ResourceBase {
+ public:
+  struct Config {
+    int group_key = 0;
+    int rank = 0;
+    int deadline_ms = 0;
+    int slow_after_ms = 0;
+    std::vector<std::string> devices;  // in rank order, full names
+    std::vector<std::string> peers;    // who they are, for messages
+
+    bool operator==(const Config& other) const {
+      return group_key == other.group_key && rank == other.rank &&
+             deadline_ms == other.deadline_ms && slow_after_ms == other.slow_after_ms &&
+             devices == other.devices && peers == other.peers;
+    }
+  };
+
+  explicit CommunicatorResource(Config config)
+      : config_(std::move(config)),
+        engine_(Communicator::Make(config_.rank, config_.peers, PatienceOf(config_))) {
+    engine_->JoinFamily(config_.group_key);
+  }
+
+  // Calls `ready` once the group is formed, or with the reason why it is not.
+  using Ready = std::function<void(absl::Status, Group)>;
+  void WhenFormed(tensorflow::OpKernelContext* ctx, Ready ready);
+
+  const Config& config() const { return config_; }
+  const std::shared_ptr<Communicator>& engine() const { return engine_; }
+  std::string DebugString() const override;
+
+ private:
+  static Patience PatienceOf(const Config& config);
+  void Formed(const absl::Status& status, Group group);
+
+  const Config config_;
+  const std::shared_ptr<Communicator> engine_;
+  std::mutex mutex_;
+  Group group_;
+  std::vector<Ready> waiting_;
+};
+
+}  // namespace tfscale
+
+#endif  // TFSCALE_KERNELS_COMMUNICATOR_H_

@@ -1,0 +1,55 @@
+"""Print the programs that the native tests run, one rank a line.
+
+    name goal ranks chunks rank kind peer first last kind peer first last ...
+
+``programs.h`` runs this script, so the tests see the schedules as they are now.
+It needs nothing but Python itself.
+"""
+
+import itertools
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+from tfscale.collectives import (
+    ALGORITHMS,
+    Schedule,
+    all_gather,
+    broadcast,
+    direct,
+    halving,
+    hierarchical,
+    reduce_scatter,
+    ring,
+    tree,
+)
+
+RANKS = (*range(1, 10), 16)
+
+
+def schedules() -> "dict[str, Schedule]":
+    """What the tests run, under names that fit into those of tests."""
+    made = {f"{name}_{p}": ALGORITHMS[name](p) for name in ALGORITHMS for p in RANKS}
+    made["groups_6"] = hierarchical([1, 3, 2])
+    made["groups_9"] = hierarchical([2, 3, 4], tree)
+    for p in RANKS:
+        made[f"broadcast_{p}"] = broadcast(p)
+    made["broadcast_from_last_5"] = broadcast(5, 4)
+    for half, whole, p in itertools.product((reduce_scatter, all_gather), (ring, direct), RANKS):
+        made[f"{half.__name__}_{whole.__name__}_{p}"] = half(whole(p))
+    for half, p in itertools.product((reduce_scatter, all_gather), (1, 2, 4, 8)):
+        made[f"{half.__name__}_halving_{p}"] = half(halving(p))
+    return made
+
+
+def main() -> None:
+    """Print all programs."""
+    for name, schedule in schedules().items():
+        for rank in range(schedule.ranks):
+            flat = [int(number) for step in schedule.program(rank) for number in step]
+            print(name, schedule.goal, schedule.ranks, schedule.chunks, rank, *flat)
+
+
+if __name__ == "__main__":
+    main()
