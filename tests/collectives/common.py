@@ -1,0 +1,44 @@
+"""What the tests of schedules share."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from tfscale.collectives import (
+    ALGORITHMS,
+    Schedule,
+    all_gather,
+    broadcast,
+    direct,
+    halving,
+    hierarchical,
+    reduce_scatter,
+    ring,
+)
+
+POWERS_OF_TWO = (1, 2, 4, 8, 16, 32)
+
+
+@st.composite
+def all_reduces(draw, most: int = 33) -> Schedule:
+    """Any all-reduce that the library makes, for 1 to ``most`` ranks."""
+    name = draw(st.sampled_from([*ALGORITHMS, "groups"]))
+    if name != "groups":
+        return ALGORITHMS[name](draw(st.integers(1, most)))
+    sizes = draw(st.lists(st.integers(1, 6), min_size=1, max_size=min(6, max(1, most // 3))))
+    return hierarchical(sizes, ALGORITHMS[draw(st.sampled_from(list(ALGORITHMS)))])
+
+
+@st.composite
+def schedules(draw, most: int = 33) -> Schedule:
+    """Any schedule that the library makes."""
+    kind = draw(st.sampled_from(["all_reduce"] * 3 + ["half", "broadcast"]))
+    if kind == "all_reduce":
+        return draw(all_reduces(most))
+    if kind == "broadcast":
+        ranks = draw(st.integers(1, most))
+        return broadcast(ranks, draw(st.integers(0, ranks - 1)))
+    whole = draw(st.sampled_from([ring, direct, halving]))
+    fitting = [p for p in POWERS_OF_TWO if p <= most]
+    ranks = draw(st.sampled_from(fitting) if whole is halving else st.integers(1, most))
+    return draw(st.sampled_from([reduce_scatter, all_gather]))(whole(ranks))

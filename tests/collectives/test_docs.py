@@ -1,0 +1,49 @@
+"""What the documents show is what happens."""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import importlib
+import io
+import pathlib
+import pkgutil
+import re
+
+import pytest
+
+import tfscale.collectives
+
+DOCS = pathlib.Path(__file__).parents[2] / "docs"
+BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```)?", re.DOTALL | re.MULTILINE)
+MODULES = [module.name for module in pkgutil.iter_modules(tfscale.collectives.__path__)]
+
+
+@pytest.mark.parametrize("name", ["algorithms.md", "custom-schedules.md", "wires.md"])
+def test_code_in_documents_prints_what_they_say(name: str, tmp_path, monkeypatch) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    namespace: dict = {}
+    blocks = BLOCK.findall((DOCS / name).read_text())
+    assert blocks
+    for code, expected in blocks:
+        if "tfscale.ops" in code:  # needs TensorFlow
+            compile(code, name, "exec")
+            continue
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(code, name, "exec"), namespace)
+        assert printed.getvalue() == expected
+
+
+@pytest.mark.parametrize("name", ["algorithms.md", "custom-schedules.md"])
+def test_pictures_are_there_and_small(name: str) -> None:
+    for picture in re.findall(r"\]\((images/.*?)\)", (DOCS / name).read_text()):
+        assert (DOCS / picture).stat().st_size < 80_000
+
+
+@pytest.mark.parametrize("module", ["", *(f".{name}" for name in MODULES)])
+def test_examples_in_docstrings(module: str) -> None:
+    found = importlib.import_module(f"tfscale.collectives{module}")
+    failed, _ = doctest.testmod(found, optionflags=doctest.ELLIPSIS)
+    assert not failed

@@ -1,0 +1,408 @@
+"""The native library's build: found, built once, and refused with advice."""
+
+import ctypes
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tarfile
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tfscale import cli
+from tfscale.ops import build, toolchain
+from tfscale.ops.toolchain import BuildError, TensorFlow
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+# A TensorFlow that needs no headers and no library: tests compile real C++ in no time.
+FAKE_TF = TensorFlow("9.9.0", "v9.9.0-0-gabc", ("-D_GLIBCXX_USE_CXX11_ABI=1",), ())
+
+PROGRAM_OF_A_PROCESS = """
+import sys
+from pathlib import Path
+from tfscale.ops import build
+from tfscale.ops.toolchain import TensorFlow
+tf = TensorFlow("9.9.0", "v9.9.0-0-gabc", ("-D_GLIBCXX_USE_CXX11_ABI=1",), ())
+print(build.find_or_build(tf=tf, root=Path(sys.argv[1]), cache=Path(sys.argv[2])))
+"""
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch):
+    for name in ("TFSCALE_LIBRARY", "TFSCALE_CACHE", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def sources(tmp_path):
+    """A small source tree, shaped like the real one."""
+    root = tmp_path / "sources"
+    for folder in ("wire", "kernels"):
+        (root / "custom_ops" / folder).mkdir(parents=True)
+    (root / "custom_ops/wire/answer.h").write_text('extern "C" int answer();\n')
+    (root / "custom_ops/wire/answer.cc").write_text(
+        '#include "custom_ops/wire/answer.h"\nint answer() { return 42; }\n'
+    )
+    (root / "custom_ops/kernels/twice.cc").write_text(
+        '#include "custom_ops/wire/answer.h"\nextern "C" int twice() { return 2 * answer(); }\n'
+    )
+    return root
+
+
+@pytest.fixture
+def compiler_calls(tmp_path, monkeypatch):
+    """Counts the calls of g++ by a wrapper that CXX names; --version does not count."""
+    calls = tmp_path / "calls"
+    calls.touch()
+    wrapper = tmp_path / "counting-g++"
+    wrapper.write_text(f'#!/bin/sh\n[ "$1" = --version ] || echo "$@" >> {calls}\nexec g++ "$@"\n')
+    wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("CXX", str(wrapper))
+    return lambda: len(calls.read_text().splitlines())
+
+
+def find_or_build(sources, cache, tf=FAKE_TF):
+    said = []
+    library = build.find_or_build(tf=tf, root=sources, cache=cache, say=said.append)
+    return library, said
+
+
+def test_builds_a_library_that_works(sources, tmp_path):
+    library, said = find_or_build(sources, tmp_path / "cache")
+    assert ctypes.CDLL(str(library)).twice() == 84
+    assert any("TensorFlow 9.9.0" in line for line in said)
+    assert any("2/2" in line for line in said)
+    assert build.read_tag(library)["tensorflow"] == "9.9.0"
+
+
+def test_second_run_calls_no_compiler_and_says_nothing(sources, tmp_path, compiler_calls):
+    first, _ = find_or_build(sources, tmp_path / "cache")
+    assert compiler_calls() == 3  # two files and the link
+    second, said = find_or_build(sources, tmp_path / "cache")
+    assert (second, said, compiler_calls()) == (first, [], 3)
+
+
+def test_a_machine_without_compiler_uses_what_is_cached(sources, tmp_path, monkeypatch):
+    library, _ = find_or_build(sources, tmp_path / "cache")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_or_build(sources, tmp_path / "cache") == (library, [])
+
+
+def test_eight_processes_build_once(sources, tmp_path, compiler_calls):
+    command = [sys.executable, "-c", PROGRAM_OF_A_PROCESS, str(sources), str(tmp_path / "cache")]
+    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
+    processes = [
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(8)
+    ]
+    outputs = [p.communicate(timeout=120)[0] for p in processes]
+    assert [p.returncode for p in processes] == [0] * 8
+    assert len(set(outputs)) == 1
+    assert compiler_calls() == 3
+
+
+def test_an_edited_file_is_compiled_alone(sources, tmp_path, compiler_calls):
+    first, _ = find_or_build(sources, tmp_path / "cache")
+    answer = sources / "custom_ops/wire/answer.cc"
+    answer.write_text(answer.read_text().replace("42", "43"))
+    second, _ = find_or_build(sources, tmp_path / "cache")
+    assert second != first
+    assert compiler_calls() == 3 + 2  # the file and the link
+    assert ctypes.CDLL(str(second)).twice() == 86
+
+
+def test_an_edited_header_compiles_everything(sources, tmp_path, compiler_calls):
+    find_or_build(sources, tmp_path / "cache")
+    header = sources / "custom_ops/wire/answer.h"
+    header.write_text("// new\n" + header.read_text())
+    find_or_build(sources, tmp_path / "cache")
+    assert compiler_calls() == 6
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": "9.10.0"},
+        {"git_version": "a vendor's"},
+        {"compile_flags": ("-D_GLIBCXX_USE_CXX11_ABI=0",)},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_each_tensorflow_has_its_own_library(sources, tmp_path, change):
+    first, _ = find_or_build(sources, tmp_path / "cache")
+    second, _ = find_or_build(sources, tmp_path / "cache", replace(FAKE_TF, **change))
+    assert second != first
+
+
+def test_the_place_of_tensorflow_does_not_matter(sources, tmp_path):
+    here = replace(FAKE_TF, compile_flags=(*FAKE_TF.compile_flags, "-I/one/include"))
+    there = replace(FAKE_TF, compile_flags=(*FAKE_TF.compile_flags, "-I/another/include"))
+    cache = tmp_path / "cache"
+    assert find_or_build(sources, cache, here)[0] == find_or_build(sources, cache, there)[0]
+
+
+def test_a_damaged_library_in_the_cache_is_built_again(sources, tmp_path):
+    library, _ = find_or_build(sources, tmp_path / "cache")
+    library.write_bytes(b"rubbish")
+    again, said = find_or_build(sources, tmp_path / "cache")
+    assert again == library and said
+    assert ctypes.CDLL(str(again)).twice() == 84
+
+
+def test_what_a_killed_build_left_is_cleared(sources, tmp_path):
+    library, _ = find_or_build(sources, tmp_path / "cache")
+    library.unlink()
+    (library.parent / "work").mkdir()
+    (library.parent / "work" / "0.o").write_bytes(b"half")
+    find_or_build(sources, tmp_path / "cache")
+    assert not (library.parent / "work").exists()
+
+
+def test_an_edit_during_the_build_is_not_kept_under_the_old_key(sources, tmp_path):
+    def edit(_):
+        (sources / "custom_ops/wire/answer.cc").write_text("#error edited too late\n")
+
+    with pytest.raises(BuildError, match="is being edited"):
+        build.find_or_build(tf=FAKE_TF, root=sources, cache=tmp_path / "cache", say=edit)
+
+
+@pytest.mark.parametrize("compiler", ["g++", "clang++"])
+def test_both_compilers(sources, tmp_path, monkeypatch, compiler):
+    if not shutil.which(compiler):
+        pytest.skip(f"{compiler} is not installed here")
+    monkeypatch.setenv("CXX", compiler)
+    library, _ = find_or_build(sources, tmp_path / "cache")
+    assert ctypes.CDLL(str(library)).twice() == 84
+
+
+# ----------------------------------------------------------------------- errors
+
+
+def test_no_compiler(sources, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BuildError, match=r"no g\+\+") as error:
+        find_or_build(sources, tmp_path / "cache")
+    for advice in ("apt-get install g++", "tfscale build --out", "TFSCALE_LIBRARY"):
+        assert advice in str(error.value)
+
+
+def test_a_compiler_that_does_not_exist(sources, tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(BuildError, match="'no-such-compiler', not on PATH"):
+        find_or_build(sources, tmp_path / "cache")
+
+
+def test_a_compiler_that_does_not_run(sources, tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", "false")
+    with pytest.raises(BuildError, match="'false' does not run"):
+        find_or_build(sources, tmp_path / "cache")
+
+
+def test_a_cache_that_cannot_be_written(sources):
+    with pytest.raises(BuildError, match="cannot write to its cache.*\n.*TFSCALE_CACHE"):
+        find_or_build(sources, Path("/proc/tfscale"))
+
+
+def test_a_cache_below_a_file(sources, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(BuildError, match="cannot write to its cache.*\n.*TFSCALE_CACHE"):
+        find_or_build(sources, tmp_path / "file" / "cache")
+
+
+def test_a_failed_build_shows_the_first_error_and_the_whole_log(sources, tmp_path):
+    (sources / "custom_ops/wire/answer.cc").write_text("int answer( { }\n")
+    with pytest.raises(BuildError, match=r"could not compile custom_ops/wire/answer\.cc") as error:
+        find_or_build(sources, tmp_path / "cache")
+    message = str(error.value)
+    assert "answer.cc:1:" in message
+    log = Path(message.split("All that it said: ")[1].splitlines()[0])
+    assert log.read_text().startswith("$ g++ ")
+    assert not list((tmp_path / "cache").glob("*/work"))
+
+
+def test_a_failed_link(sources, tmp_path):
+    with pytest.raises(BuildError, match="could not link") as error:
+        find_or_build(sources, tmp_path / "cache", replace(FAKE_TF, link_flags=("-lno-such",)))
+    assert "install TensorFlow again" in str(error.value)
+
+
+def test_headers_of_tensorflow_are_missing(sources, tmp_path):
+    (sources / "custom_ops/kernels/twice.cc").write_text('#include "tensorflow/core/no.h"\n')
+    with pytest.raises(BuildError, match="lacks its C\\+\\+ headers"):
+        find_or_build(sources, tmp_path / "cache")
+
+
+def test_no_sources(tmp_path):
+    with pytest.raises(BuildError, match="no C\\+\\+ sources in"):
+        find_or_build(tmp_path, tmp_path / "cache")
+
+
+# -------------------------------------------------------------- libraries ahead
+
+
+def use(monkeypatch, library):
+    monkeypatch.setenv("TFSCALE_LIBRARY", str(library))
+
+
+def test_a_library_built_ahead_is_used(sources, tmp_path, monkeypatch, compiler_calls):
+    library, _ = find_or_build(sources, tmp_path / "cache")
+    ahead = shutil.copy(library, tmp_path / "ahead.so")
+    use(monkeypatch, ahead)
+    assert find_or_build(sources, tmp_path / "another-cache") == (Path(ahead), [])
+    assert compiler_calls() == 3
+
+
+def test_a_library_for_another_tensorflow_is_refused_unloaded(sources, tmp_path, monkeypatch):
+    library, _ = find_or_build(sources, tmp_path / "cache")
+    use(monkeypatch, library)
+    with pytest.raises(BuildError, match="built for another TensorFlow") as error:
+        find_or_build(sources, tmp_path / "cache", replace(FAKE_TF, version="9.10.0"))
+    assert "tensorflow: built for 9.9.0, here it is 9.10.0" in str(error.value)
+    assert "tfscale build --out" in str(error.value)
+
+
+def test_a_library_for_another_tfscale_is_refused(sources, tmp_path, monkeypatch):
+    library, _ = find_or_build(sources, tmp_path / "cache")
+    use(monkeypatch, library)
+    (sources / "custom_ops/wire/answer.h").write_text("// another version\n")
+    with pytest.raises(BuildError, match="another version of tfscale"):
+        find_or_build(sources, tmp_path / "cache")
+
+
+def test_a_library_for_another_machine_is_refused(sources, tmp_path, monkeypatch):
+    library, _ = find_or_build(sources, tmp_path / "cache")
+    use(monkeypatch, library)
+    monkeypatch.setattr("platform.machine", lambda: "riscv64")
+    with pytest.raises(BuildError, match="another kind of machine"):
+        find_or_build(sources, tmp_path / "cache")
+
+
+def test_a_file_that_is_no_library_of_ours(sources, tmp_path, monkeypatch):
+    use(monkeypatch, __file__)
+    with pytest.raises(BuildError, match="was not made by `tfscale build`"):
+        find_or_build(sources, tmp_path / "cache")
+
+
+def test_a_library_that_is_not_there(sources, tmp_path, monkeypatch):
+    use(monkeypatch, tmp_path / "nothing.so")
+    with pytest.raises(BuildError, match="there is no library at"):
+        find_or_build(sources, tmp_path / "cache")
+
+
+# ---------------------------------------------------------------------- command
+
+
+@pytest.fixture
+def small_world(sources, tmp_path, monkeypatch):
+    """The command line, with small sources and a TensorFlow that costs nothing."""
+    monkeypatch.setattr(toolchain, "PACKAGE", sources)
+    monkeypatch.setattr(toolchain, "find_tensorflow", lambda: FAKE_TF)
+    monkeypatch.setattr(build, "find_tensorflow", lambda: FAKE_TF)
+    monkeypatch.setenv("TFSCALE_CACHE", str(tmp_path / "cache"))
+
+
+def test_command_build(small_world, tmp_path, capsys):
+    assert cli.main(["build", "--out", str(tmp_path / "out")]) == 0
+    library = tmp_path / "out" / "libtfscale.so"
+    assert capsys.readouterr().out.strip() == str(library)
+    assert ctypes.CDLL(str(library)).twice() == 84
+
+
+def test_command_build_says_what_is_wrong(small_world, monkeypatch, capsys):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert cli.main(["build"]) == 1
+    assert "tfscale: error: no C++ compiler" in capsys.readouterr().err
+
+
+def test_command_build_into_a_folder_that_cannot_be(small_world, capsys):
+    assert cli.main(["build", "--out", "/proc/tfscale"]) == 1
+    assert "cannot write /proc/tfscale" in capsys.readouterr().err
+
+
+def test_command_doctor(small_world, capsys):
+    assert cli.main(["doctor"]) == 0
+    assert "not built yet" in capsys.readouterr().out
+    assert cli.main(["build"]) == 0
+    capsys.readouterr()
+    assert cli.main(["doctor"]) == 0
+    assert "fits" in capsys.readouterr().out
+
+
+def test_command_doctor_names_the_problem(small_world, monkeypatch, capsys):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert cli.main(["doctor"]) == 1
+    assert "PROBLEM: no C++ compiler" in capsys.readouterr().out
+
+
+def test_help_does_not_import_tensorflow():
+    program = (
+        "import sys, tfscale.cli\n"
+        "try: tfscale.cli.main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "assert not {'tensorflow', 'keras', 'numpy'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=CHECKOUT, check=True, timeout=60)
+
+
+# --------------------------------------------------------------------- packages
+
+
+@pytest.fixture(scope="module")
+def copy_of_checkout(tmp_path_factory):
+    """What packaging needs, apart, so that it leaves nothing in the checkout."""
+    copy = tmp_path_factory.mktemp("checkout")
+    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(CHECKOUT / name, copy)
+    for name in ("tfscale", "custom_ops"):
+        ignore = shutil.ignore_patterns("__pycache__", "*.so", "*.o")
+        shutil.copytree(CHECKOUT / name, copy / name, ignore=ignore)
+    return copy
+
+
+def native_files():
+    return {str(p.relative_to(CHECKOUT)) for p in (CHECKOUT / "custom_ops").rglob("*.[ch]*")}
+
+
+def packaging(folder, function):
+    """Runs a function of the build backend; returns the file that it made."""
+    pytest.importorskip("wheel")
+    program = f"import setuptools.build_meta as b; print(b.{function}('made'))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return folder / "made" / done.stdout.splitlines()[-1]
+
+
+def test_wheel_carries_the_sources_and_brings_no_tensorflow(copy_of_checkout):
+    wheel = zipfile.ZipFile(packaging(copy_of_checkout, "build_wheel"))
+    names = set(wheel.namelist())
+    assert {f"tfscale/{f}" for f in native_files()} <= names
+    assert {n.split("/")[0] for n in names if ".dist-info" not in n} == {"tfscale"}
+    metadata = wheel.read(next(n for n in names if n.endswith("/METADATA"))).decode()
+    required = [
+        line.removeprefix("Requires-Dist: ")
+        for line in metadata.splitlines()
+        if line.startswith("Requires-Dist") and "extra ==" not in line
+    ]
+    assert sorted(required) == ["numpy", "rich"]
+
+
+def test_sdist_carries_the_sources(copy_of_checkout):
+    sdist = packaging(copy_of_checkout, "build_sdist")
+    with tarfile.open(sdist) as archive:
+        names = {n.split("/", 1)[-1] for n in archive.getnames()}
+    assert native_files() <= names
+    assert {"LICENSE", "README.md", "setup.cfg", "tfscale/ops/build.py"} <= names
+
+
+def test_every_python_package_is_listed_in_setup_cfg(copy_of_checkout):
+    wheel = zipfile.ZipFile(packaging(copy_of_checkout, "build_wheel"))
+    modules = {str(p.relative_to(CHECKOUT)) for p in (CHECKOUT / "tfscale").rglob("*.py")}
+    missing = modules - set(wheel.namelist())
+    assert not missing, f"add their folders to `packages` in setup.cfg: {sorted(missing)}"

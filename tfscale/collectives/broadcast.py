@@ -1,0 +1,44 @@
+"""Broadcast: what one rank has, everyone gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+
+from tfscale.collectives.cost import Cost, Link, flat
+from tfscale.collectives.schedule import Schedule, Step, finalise, keep, send
+from tfscale.collectives.tree import Node, depth, descend, node_at
+
+
+def broadcast(ranks: int, root: int = 0) -> Schedule:
+    """The root's buffer descends a binary tree; nothing is added.
+
+    A binary tree, and not a binomial one with its fewer rounds: here nobody sends
+    more than two buffers, so that with the engine's parts following each other a
+    large buffer (a model's first weights) takes about 2 beta N at any number of
+    ranks.
+
+    Cost: floor(log2 P) rounds; a rank sends at most 2 buffers and receives one;
+    time about 2 log2 P (alpha + beta N) in one go.
+
+    Reference: Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth
+    broadcast, reduction and scan", Parallel Computing 2009 (one of the two trees).
+    """
+    if not 0 <= root < ranks:
+        raise ValueError(f"the root, rank {root}, is not one of the {ranks} ranks")
+    top = (1 << depth(ranks)) - 1  # the place of the tree's root
+
+    def neighbours(rank: int) -> Node:
+        node = node_at((rank - root + top) % ranks, ranks)
+        return node.renamed(lambda place: (place - top + root) % ranks)
+
+    def build(rank: int) -> Iterator[Step]:
+        parent, children = neighbours(rank)
+        yield finalise(0) if parent is None else keep(parent, 0)
+        yield from (send(child, 0) for child in children)
+
+    def seconds(nbytes: float, link: Link, gamma: float) -> float:
+        return descend(ranks, link.seconds(nbytes))
+
+    cost = Cost(depth(ranks), Fraction(min(ranks - 1, 2)), Fraction(int(ranks > 1)), flat(seconds))
+    return Schedule(f"broadcast(root={root})", ranks, 1, build, cost, goal="broadcast")

@@ -1,0 +1,40 @@
+"""Central: one rank does all the work. Kept to show why the others exist."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+
+from tfscale.collectives.cost import Cost, Link, fan_in, flat
+from tfscale.collectives.schedule import Schedule, Step, add, finalise, keep, send
+
+
+def central(ranks: int) -> Schedule:
+    """One parameter server: rank 0 receives everything and sends everything back.
+
+    Few rounds, but they all pass through one port: rank 0 receives P-1 buffers
+    and sends P-1 buffers, while everyone else waits.
+
+    Cost: 2 rounds; rank 0 sends (P-1) times the buffer, the others once;
+    time 2(P-1) (alpha + beta N) + gamma N, if adding is faster than receiving.
+
+    Reference: the baseline of Li et al., "Scaling distributed machine learning
+    with the parameter server", OSDI 2014.
+    """
+
+    def build(rank: int) -> Iterator[Step]:
+        if rank > 0:
+            yield send(0, 0)
+            yield keep(0, 0)
+            return
+        yield from (add(peer, 0) for peer in range(1, ranks))
+        yield finalise(0)
+        yield from (send(peer, 0) for peer in range(1, ranks))
+
+    def seconds(nbytes: float, link: Link, gamma: float) -> float:
+        message = link.seconds(nbytes)
+        return fan_in(ranks - 1, message, gamma * nbytes) + (ranks - 1) * message
+
+    volume = Fraction(ranks - 1)
+    cost = Cost(2 * (ranks > 1), volume, volume, flat(seconds))
+    return Schedule("central", ranks, 1, build, cost)

@@ -1,0 +1,117 @@
+"""What a schedule costs: the machine, and the closed forms.
+
+The machine. Every rank has a port on each level of the network, full duplex: it
+sends one message at a time and, meanwhile, receives one. A message of n bytes
+keeps both ports busy for ``alpha + beta * n`` seconds; the sender's from the
+moment it starts, the receiver's from then or as soon as it is free (the network
+holds the bytes until then). Ports serve first come, first served. Adding n bytes
+takes ``gamma * n`` seconds; a rank does one addition at a time, while its ports
+go on. All else is free. ``simulate.py`` runs this machine message by message;
+a ``Cost`` says the same in closed form.
+
+Numbers may be floats, or ints and ``Fraction`` for exact results.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """A network all of whose links are equal.
+
+    Args:
+        alpha: seconds per message.
+        beta: seconds per byte.
+    """
+
+    alpha: float
+    beta: float
+
+    def seconds(self, nbytes: float) -> float:
+        """How long one message keeps a port busy."""
+        return self.alpha + self.beta * nbytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """Groups of consecutive ranks: ``inner`` links within a group, ``outer`` between.
+
+    Every rank has an outer port of its own. Where the ranks of a group share one
+    network card, multiply the outer beta by the size of the group.
+
+    Example:
+        >>> two_hosts = Cluster([8, 8], inner=Link(2e-6, 1e-11), outer=Link(2e-5, 1e-10))
+    """
+
+    sizes: Sequence[int]
+    inner: Link
+    outer: Link
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sizes", tuple(self.sizes))
+        if not self.sizes or min(self.sizes) < 1:
+            raise ValueError(f"groups have at least one rank each, got sizes {self.sizes}")
+
+
+Machine = Link | Cluster
+
+
+def slowest(machine: Machine) -> Link:
+    """The link that no link of the machine is slower than."""
+    if isinstance(machine, Link):
+        return machine
+    used = [machine.inner] * (max(machine.sizes) > 1) + [machine.outer] * (len(machine.sizes) > 1)
+    links = used or [machine.inner]
+    return Link(max(link.alpha for link in links), max(link.beta for link in links))
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """The closed form of a schedule's cost.
+
+    Args:
+        rounds: the longest chain of messages of which each needs the one before.
+        sent: what the busiest sender sends, in buffers.
+        received: what the busiest receiver receives, in buffers.
+        seconds: of (nbytes, machine, gamma); read it through ``time``.
+        exact: False where rounds, sent and received are upper bounds (see
+            ``hierarchical``); the time is an estimate then.
+    """
+
+    rounds: int
+    sent: Fraction
+    received: Fraction
+    seconds: Callable[[float, Machine, float], float]
+    exact: bool = True
+
+    def time(self, nbytes: float, machine: Machine, gamma: float = 0) -> float:
+        """Seconds to reduce ``nbytes`` on ``machine``, adding at ``gamma`` seconds per byte.
+
+        Algorithms that know nothing of groups are priced on a ``Cluster`` as if
+        every link were the slowest. docs/algorithms.md says how near each form
+        comes to the simulation.
+
+        Example:
+            >>> from tfscale.collectives import ring
+            >>> ring(100_000).cost.time(400e6, Link(alpha=5e-6, beta=1e-10))  # seconds
+            1.0799...
+        """
+        return self.seconds(nbytes, machine, gamma)
+
+
+def flat(
+    seconds: Callable[[float, Link, float], float],
+) -> Callable[[float, Machine, float], float]:
+    """Make a closed form for equal links answer for any machine, by its slowest link."""
+    return lambda nbytes, machine, gamma: seconds(nbytes, slowest(machine), gamma)
+
+
+def fan_in(messages: int, message: float, addition: float) -> float:
+    """Seconds to receive ``messages`` through one port and add each as it comes."""
+    if messages == 0:
+        return 0
+    return message + (messages - 1) * max(message, addition) + addition

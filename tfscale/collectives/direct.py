@@ -1,0 +1,47 @@
+"""Direct: everybody talks to everybody, once to sum and once to share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+
+from tfscale.collectives.cost import Cost, Link, fan_in, flat
+from tfscale.collectives.schedule import Schedule, Step, add, finalise, keep, send
+
+
+def direct(ranks: int) -> Schedule:
+    """A parameter server in which every rank serves one chunk.
+
+    Rank c owns chunk c. Everyone sends its part of chunk c straight to rank c,
+    which adds them up and sends the result straight back. A value is encoded
+    only twice on its way (once by the giver, once by the owner), so this is the
+    schedule that loses least on a narrow wire.
+
+    Rank r turns to r+1 first, then to r+2, and so on: at any moment all ranks
+    send to different peers, and nobody queues at one door.
+
+    Cost: 2 rounds; each rank sends 2(P-1)/P of the buffer, in 2(P-1) messages;
+    time 2(P-1) (alpha + beta N/P) + gamma N/P, if adding is faster than
+    receiving.
+
+    Reference: Li et al., "Scaling distributed machine learning with the
+    parameter server", OSDI 2014 (servers and workers on the same machines).
+    """
+
+    def build(rank: int) -> Iterator[Step]:
+        after = [(rank + turn) % ranks for turn in range(1, ranks)]
+        before = [(rank - turn) % ranks for turn in range(1, ranks)]
+        yield from (send(owner, owner) for owner in after)
+        yield from (add(giver, rank) for giver in before)
+        yield finalise(rank)
+        yield from (send(peer, rank) for peer in after)
+        yield from (keep(owner, owner) for owner in before)
+
+    def seconds(nbytes: float, link: Link, gamma: float) -> float:
+        chunk = nbytes / ranks
+        message = link.seconds(chunk)
+        return fan_in(ranks - 1, message, gamma * chunk) + (ranks - 1) * message
+
+    volume = Fraction(2 * (ranks - 1), ranks) if ranks > 0 else Fraction(0)
+    cost = Cost(2 * (ranks > 1), volume, volume, flat(seconds))
+    return Schedule("direct", ranks, ranks, build, cost, symmetric=True)

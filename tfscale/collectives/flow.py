@@ -1,0 +1,127 @@
+"""One rank's program, understood on its own: what each step moves, and what it waits for."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from tfscale.collectives.schedule import Goal, Kind, Program, Schedule, ScheduleError
+
+State = Literal["open", "given", "final"]  # of a chunk at a rank
+
+# What a step makes of a chunk. What is not here must not happen.
+_GIVING: dict[tuple[Kind, State], State] = {
+    (Kind.ADD, "open"): "open",
+    (Kind.SEND, "open"): "given",
+    (Kind.FINALISE, "open"): "final",
+}
+_SHARING: dict[tuple[Kind, State], State] = {(Kind.SEND, "final"): "final"}
+_ONE_WAY: dict[tuple[Kind, State], State] = {  # only the owner's contribution counts
+    **_SHARING,
+    (Kind.FINALISE, "open"): "final",
+    (Kind.KEEP, "open"): "final",
+}
+_RULES: dict[Goal, dict[tuple[Kind, State], State]] = {
+    "all_reduce": {**_GIVING, **_SHARING, (Kind.KEEP, "given"): "final"},
+    "reduce_scatter": _GIVING,
+    "all_gather": _ONE_WAY,
+    "broadcast": _ONE_WAY,
+}
+_MEANING: dict[State, str] = {
+    "open": "my partial sum, neither given away nor final",
+    "given": "given away",
+    "final": "final",
+}
+
+
+class Flow(NamedTuple):
+    """A program with what follows from it, step by step."""
+
+    steps: Program
+    final: list[bool]  # the step moves final bytes, not a partial sum
+    successors: list[list[int]]  # the later steps that wait for this one
+    waits: list[int]  # for how many earlier steps it waits (its message not counted)
+
+
+def flow(schedule: Schedule, rank: int) -> Flow:
+    """Read one rank's program; raise ``ScheduleError`` where it contradicts itself."""
+    steps = schedule.program(rank)
+    rules = [
+        {state: after for (kind, state), after in _RULES[schedule.goal].items() if kind is each}
+        for each in Kind
+    ]
+    distinct = {0, schedule.chunks}
+    for index, (kind, peer, first, last) in enumerate(steps):
+        other = kind is Kind.FINALISE or (peer != rank and 0 <= peer < schedule.ranks)
+        if not (other and 0 <= first < last <= schedule.chunks):
+            raise ScheduleError(_out_of_bounds(schedule, rank, index))
+        distinct.add(first)
+        distinct.add(last)
+    # Chunks that no step tells apart are handled as one.
+    cuts = sorted(distinct)
+    place = {cut: number for number, cut in enumerate(cuts)}
+    states: list[State] = ["open"] * (len(cuts) - 1)
+    latest = [-1] * (len(cuts) - 1)  # the last step on these chunks
+    final: list[bool] = []
+    waits: list[int] = []
+    successors: list[list[int]] = [[] for _ in steps]
+    for index, (kind, _, first, last) in enumerate(steps):
+        start, stop = place[first], place[last]
+        before = states[start]
+        after = rules[kind].get(before)
+        if after is None or (stop > start + 1 and len(set(states[start:stop])) > 1):
+            raise ScheduleError(_refusal(schedule, rank, index, cuts, states[start:stop]))
+        earlier = set(latest[start:stop])
+        earlier.discard(-1)
+        for one in earlier:
+            successors[one].append(index)
+        states[start:stop] = [after] * (stop - start)
+        latest[start:stop] = [index] * (stop - start)
+        waits.append(len(earlier))
+        final.append(before == "final" or kind is Kind.KEEP or kind is Kind.FINALISE)
+    _check_end(schedule, rank, cuts, states)
+    return Flow(steps, final, successors, waits)
+
+
+def _out_of_bounds(schedule: Schedule, rank: int, index: int) -> str:
+    step = schedule.program(rank)[index]
+    where = f"rank {rank}, step {index} ({step}): "
+    if not 0 <= step.first < step.last <= schedule.chunks:
+        return (
+            f"{where}expected a range of the chunks 0..{schedule.chunks - 1}, "
+            f"got {step.first} <= chunk < {step.last}"
+        )
+    return f"{where}expected another of the ranks 0..{schedule.ranks - 1} as peer, got {step.peer}"
+
+
+def _refusal(
+    schedule: Schedule, rank: int, index: int, cuts: list[int], states: list[State]
+) -> str:
+    """Say why a step must not happen, and what was expected."""
+    step = schedule.program(rank)[index]
+    where = f"rank {rank}, step {index} ({step}): "
+    if len(set(states)) > 1:
+        other = next(number for number, state in enumerate(states) if state != states[0])
+        chunk = cuts[cuts.index(step.first) + other]
+        return (
+            f"{where}expected one state for the whole range, but chunk {step.first} is "
+            f"'{_MEANING[states[0]]}' and chunk {chunk} is '{_MEANING[states[other]]}'"
+        )
+    allowed = [state for kind, state in _RULES[schedule.goal] if kind is step.kind]
+    if not allowed:
+        return f"{where}expected no such step in a schedule whose goal is {schedule.goal}"
+    expected = " or ".join(f"'{_MEANING[state]}'" for state in allowed)
+    return f"{where}expected chunk {step.first} to be {expected}, but it is '{_MEANING[states[0]]}'"
+
+
+def _check_end(schedule: Schedule, rank: int, cuts: list[int], states: list[State]) -> None:
+    for chunk, state in zip(cuts, states):
+        if state == "open":
+            raise ScheduleError(
+                f"rank {rank}: expected a step that gives away, finalises or keeps chunk {chunk}, "
+                "but the program ends without one"
+            )
+        if state == "given" and schedule.goal != "reduce_scatter":
+            raise ScheduleError(
+                f"rank {rank}: gives chunk {chunk} away; expected a step that keeps the result, "
+                "but the program ends without one"
+            )

@@ -1,0 +1,78 @@
+"""The two halves of an all-reduce are collectives of their own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from tfscale.collectives.cost import Cost, Machine
+from tfscale.collectives.schedule import Goal, Kind, Schedule, Step
+
+
+def reduce_scatter(schedule: Schedule) -> Schedule:
+    """The first half: rank c ends with the sum of chunk c, and nobody else with anything.
+
+    Args:
+        schedule: an all-reduce in which rank c owns chunk c.
+
+    Example:
+        >>> from tfscale.collectives import direct, reduce_scatter
+        >>> reduce_scatter(direct(4)).name
+        'reduce_scatter(direct)'
+    """
+    return _half("reduce_scatter", schedule)
+
+
+def all_gather(schedule: Schedule) -> Schedule:
+    """The second half: rank c starts with chunk c, and everyone ends with all chunks.
+
+    Args:
+        schedule: an all-reduce in which rank c owns chunk c.
+    """
+    return _half("all_gather", schedule)
+
+
+def _half(goal: Goal, schedule: Schedule) -> Schedule:
+    if schedule.goal != "all_reduce":
+        raise ValueError(f"{schedule.name} is no all-reduce, but has the goal {schedule.goal}")
+    if schedule.chunks != schedule.ranks:
+        raise _unfit(goal, schedule, f"it has {schedule.chunks} chunks for {schedule.ranks} ranks")
+
+    def build(rank: int) -> Iterator[Step]:
+        final: set[int] = set()
+        owned: list[int] = []
+        for step in schedule.build(rank):
+            span = range(step.first, step.last)
+            if step.kind is Kind.FINALISE:
+                owned.extend(span)
+                yield step
+            if step.kind in (Kind.FINALISE, Kind.KEEP):
+                final.update(span)
+            shares = step.kind is Kind.KEEP or (step.kind is Kind.SEND and span[0] in final)
+            if step.kind is not Kind.FINALISE and shares == (goal == "all_gather"):
+                yield step
+        if owned != [rank]:
+            raise _unfit(goal, schedule, f"rank {rank} owns the chunks {owned}")
+
+    for rank in range(min(2, schedule.ranks)):  # all others are checked when they are built
+        list(build(rank))
+    name = f"{goal}({schedule.name})"
+    cost = schedule.cost and _half_cost(goal, schedule.cost)
+    return dataclasses.replace(schedule, name=name, build=build, goal=goal, cost=cost)
+
+
+def _half_cost(goal: Goal, whole: Cost) -> Cost:
+    """Both halves of such a schedule send the same messages; only the first adds."""
+
+    def seconds(nbytes: float, machine: Machine, gamma: float) -> float:
+        sharing = whole.time(nbytes, machine) / 2
+        return sharing if goal == "all_gather" else whole.time(nbytes, machine, gamma) - sharing
+
+    return Cost(whole.rounds // 2, whole.sent / 2, whole.received / 2, seconds, whole.exact)
+
+
+def _unfit(goal: Goal, schedule: Schedule, reason: str) -> ValueError:
+    return ValueError(
+        f"cannot make {goal} of {schedule.name}: rank c must own chunk c, but {reason}. "
+        "ring, direct, and halving with a power of two of ranks qualify."
+    )

@@ -1,0 +1,73 @@
+"""Halving and doubling: few messages, and no byte too many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+
+from tfscale.collectives.cost import Cost, Link, flat
+from tfscale.collectives.schedule import Schedule, Step, add, finalise, keep, send
+
+
+def halving(ranks: int) -> Schedule:
+    """Rabenseifner's algorithm: swap half, then a quarter, then an eighth.
+
+    Take the core: the largest power of two of ranks, C = 2^k, and as many
+    chunks. In the first round each rank and the one C/2 away split the buffer:
+    each gives the other's half away, in one message, and adds what it gets to
+    its own. The second round splits that half with the rank C/4 away, and so on,
+    until after k rounds rank c owns chunk c. The same path backwards shares the
+    chunks: each round doubles what a rank holds.
+
+    Where P is not a power of two, the P-C ranks beyond the core first give their
+    whole buffer to a partner in the core, and get the result from it at the end.
+
+    Cost: 2 log2 C rounds, and 2 more where P > C; each rank sends 2(C-1)/C of
+    the buffer, a partner of an extra rank one buffer more;
+    time 2 log2 C alpha + (2 beta + gamma) N (C-1)/C,
+    and where P > C another 2 (alpha + beta N) + gamma N.
+
+    Reference: Thakur, Rabenseifner and Gropp, "Optimization of collective
+    communication operations in MPICH", IJHPCA 2005.
+    """
+    levels = max(ranks, 1).bit_length() - 1
+    core = 1 << levels
+    everything = range(core)
+
+    def build(rank: int) -> Iterator[Step]:
+        if rank >= core:
+            yield send(rank - core, everything)
+            yield keep(rank - core, everything)
+            return
+        extra = rank + core if rank + core < ranks else None
+        if extra is not None:
+            yield add(extra, everything)
+        splits = [_split(rank, core >> level) for level in range(levels)]
+        for peer, mine, theirs in splits:
+            yield send(peer, theirs)
+            yield add(peer, mine)
+        yield finalise(rank)
+        for peer, mine, theirs in reversed(splits):
+            yield send(peer, mine)
+            yield keep(peer, theirs)
+        if extra is not None:
+            yield send(extra, everything)
+
+    folded = ranks > core
+
+    def seconds(nbytes: float, link: Link, gamma: float) -> float:
+        halves = nbytes - nbytes / core  # N/2 + N/4 + ... + N/C
+        core_time = 2 * (levels * link.alpha + link.beta * halves) + gamma * halves
+        return core_time + folded * (2 * link.seconds(nbytes) + gamma * nbytes)
+
+    volume = Fraction(2 * (core - 1), core) + folded
+    cost = Cost(2 * levels + 2 * folded, volume, volume, flat(seconds))
+    return Schedule("halving", ranks, core, build, cost)
+
+
+def _split(rank: int, width: int) -> tuple[int, range, range]:
+    """Cut my block of ``width`` chunks in two: the peer, my half, the peer's half."""
+    half, start = width // 2, rank - rank % width
+    lower, upper = range(start, start + half), range(start + half, start + width)
+    mine, theirs = (lower, upper) if rank < start + half else (upper, lower)
+    return rank ^ half, mine, theirs

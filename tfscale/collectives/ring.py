@@ -1,0 +1,51 @@
+"""Ring: every link busy all the time, nothing sent twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+
+from tfscale.collectives.cost import Cost, Link, flat
+from tfscale.collectives.schedule import Schedule, Step, add, finalise, keep, send
+
+
+def ring(ranks: int) -> Schedule:
+    """Each chunk travels the ring twice: once to be summed, once to be shared.
+
+    The buffer is cut into P chunks, and chunk c belongs to rank c. Its partial
+    sum starts at rank c+1 and goes around, each rank adding its own part, until
+    it reaches its owner. The owner's final bytes then go around the same way.
+    All P chunks travel at once, each one rank behind the other, so every rank
+    sends and receives in every round.
+
+    Cost: 2(P-1) rounds; each rank sends 2(P-1)/P of the buffer;
+    time 2(P-1) (alpha + beta N/P) + (P-1) gamma N/P.
+
+    Reference: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for
+    clusters of workstations", JPDC 2009.
+    """
+
+    def build(rank: int) -> Iterator[Step]:
+        after, before = (rank + 1) % ranks, (rank - 1) % ranks
+        for place in range(ranks):  # how far the chunk has travelled when it reaches me
+            chunk = (rank - 1 - place) % ranks
+            if place > 0:
+                yield add(before, chunk)
+            if place < ranks - 1:
+                yield send(after, chunk)
+            else:
+                yield finalise(chunk)
+        for place in range(ranks):
+            chunk = (rank - place) % ranks
+            if place > 0:
+                yield keep(before, chunk)
+            if place < ranks - 1:
+                yield send(after, chunk)
+
+    def seconds(nbytes: float, link: Link, gamma: float) -> float:
+        chunk = nbytes / ranks
+        return (ranks - 1) * (2 * link.seconds(chunk) + gamma * chunk)
+
+    volume = Fraction(2 * (ranks - 1), ranks) if ranks > 0 else Fraction(0)
+    cost = Cost(2 * (ranks - 1), volume, volume, flat(seconds))
+    return Schedule("ring", ranks, ranks, build, cost, symmetric=True)

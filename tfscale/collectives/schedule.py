@@ -1,0 +1,172 @@
+"""A collective algorithm is a schedule, and a schedule is data.
+
+The buffer is cut into ``chunks``. A schedule says, for each rank, which steps
+to take on which chunks. There are four kinds of step:
+
+``send``
+    Give the peer what I hold of these chunks: my partial sum before the chunk
+    is final, the owner's bytes (never encoded again) after.
+``add``
+    Receive the peer's partial sum and add it to mine.
+``finalise``
+    My partial sum is complete, and I am its owner: encode it once.
+``keep``
+    Receive the owner's bytes and keep what they decode to.
+
+Steps that touch a common chunk run in the order of the program; all others are
+free to overlap. Nothing else in the project knows what a ring or a tree is.
+
+A message is known by its sender, its receiver, its range of chunks and whether
+it carries a partial sum or final bytes, so ``send`` and the step that receives
+it name the same range. In one schedule no two messages are alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from tfscale.collectives.cost import Cluster, Cost, Link
+    from tfscale.collectives.verify import Count
+
+Goal = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast"]
+
+
+class ScheduleError(ValueError):
+    """The schedule does not do what it promises; the message says where."""
+
+
+class Kind(enum.IntEnum):
+    """The numbers are shared with ``custom_ops/engine/program.h``."""
+
+    SEND = 0
+    ADD = 1
+    FINALISE = 2
+    KEEP = 3
+
+
+class Step(NamedTuple):
+    """One step of one rank's program, on the chunks ``first <= chunk < last``."""
+
+    kind: Kind
+    peer: int
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        span = f"{self.first}" if self.last == self.first + 1 else f"{self.first}..{self.last - 1}"
+        peer = {Kind.SEND: f" to rank {self.peer}", Kind.FINALISE: ""}
+        return f"{self.kind.name.lower()} {span}{peer.get(self.kind, f' from rank {self.peer}')}"
+
+
+def _span(chunks: int | range) -> tuple[int, int]:
+    if isinstance(chunks, int):
+        return chunks, chunks + 1
+    if chunks.step != 1 or not len(chunks):
+        raise ValueError(f"a step takes consecutive chunks, got {chunks}; use one step per run")
+    return chunks.start, chunks.stop
+
+
+def send(peer: int, chunks: int | range) -> Step:
+    """Give ``peer`` what I hold of ``chunks`` (one chunk, or a range of them)."""
+    return Step(Kind.SEND, peer, *_span(chunks))
+
+
+def add(peer: int, chunks: int | range) -> Step:
+    """Receive the partial sum of ``peer`` and add it to mine."""
+    return Step(Kind.ADD, peer, *_span(chunks))
+
+
+def finalise(chunks: int | range) -> Step:
+    """Declare my sum of ``chunks`` complete: I own them, and encode them once."""
+    return Step(Kind.FINALISE, -1, *_span(chunks))
+
+
+def keep(peer: int, chunks: int | range) -> Step:
+    """Receive the owner's bytes from ``peer`` (the owner or a forwarder)."""
+    return Step(Kind.KEEP, peer, *_span(chunks))
+
+
+Program = Sequence[Step]
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """What every rank does, made lazily: ``program(rank)`` builds one rank's steps.
+
+    Args:
+        name: says which algorithm this is and with what parameters; two ranks
+            that run schedules of different names refuse each other.
+        ranks: how many ranks take part.
+        chunks: how many chunks the buffer is cut into.
+        build: a pure function from a rank to its steps.
+        cost: the closed form of its cost, if it is known (see ``cost.py``).
+        goal: what holds at the end; ``verify`` proves it.
+        symmetric: rank r's program is rank 0's, turned: r is added to every
+            peer (modulo ranks), and r * chunks/ranks to every chunk (modulo
+            chunks). Then one rank's simulation stands for all. ``verify``
+            checks the claim.
+    """
+
+    name: str
+    ranks: int
+    chunks: int
+    build: Callable[[int], Iterable[Step]]
+    cost: Cost | None = None
+    goal: Goal = "all_reduce"
+    symmetric: bool = False
+
+    def __post_init__(self) -> None:
+        if self.ranks < 1 or self.chunks < 1:
+            raise ValueError(
+                f"{self.name}: needs at least one rank and one chunk, "
+                f"got {self.ranks} ranks and {self.chunks} chunks"
+            )
+
+    def program(self, rank: int) -> Program:
+        """The steps of one rank, without looking at any other."""
+        if not 0 <= rank < self.ranks:
+            raise ValueError(f"rank {rank} is not one of the {self.ranks} ranks of {self.name}")
+        return tuple(self.build(rank))
+
+    def verify(self) -> Count:
+        """Prove the schedule right, or raise ``ScheduleError`` saying what is wrong.
+
+        Returns:
+            The rounds, bytes and messages that were counted on the way.
+
+        Example:
+            >>> from tfscale.collectives import ring
+            >>> ring(4).verify().rounds
+            6
+        """
+        from tfscale.collectives.verify import verify
+
+        return verify(self)
+
+    def draw(self, link: Link | Cluster | None = None, nbytes: float = 1.0) -> Figure:
+        """A space-time picture: time to the right, one line per rank (see ``draw.py``)."""
+        from tfscale.collectives.draw import draw
+
+        return draw(self, link, nbytes)
+
+    def fingerprint(self) -> str:
+        """A short string; ranks whose strings differ must not talk to each other.
+
+        Up to 64 ranks it covers every step of every rank; beyond, the name, the
+        ranks and the chunks.
+        """
+        text = f"{self.name}/{self.ranks}/{self.chunks}"
+        if self.ranks > 64:
+            return text
+        digest = hashlib.sha256()
+        for rank in range(self.ranks):
+            flat = [int(number) for step in self.build(rank) for number in step]
+            digest.update(f"{rank}:{flat};".encode())
+        return f"{text}/{digest.hexdigest()[:16]}"

@@ -1,0 +1,281 @@
+"""Prove a schedule right by running it on symbols.
+
+Instead of numbers, a chunk holds the set of ranks whose contributions are in it.
+The engine's freedom (any order of steps that share no chunk) does not matter to
+the outcome: on each chunk the order is fixed, so every run ends alike, and one
+run proves them all. What ``verify`` shows, for the goal ``all_reduce``:
+
+- each message has one sender and one receiver, who agree on its chunks;
+- every run comes to its end: nobody waits for ever;
+- each chunk has one owner, whose sum holds every contribution exactly once;
+- every rank ends with that owner's bytes;
+- rounds and bytes are what the closed form says.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Iterator
+from fractions import Fraction
+
+from tfscale.collectives.flow import Flow, flow
+from tfscale.collectives.schedule import Kind, Schedule, ScheduleError, Step
+
+Key = tuple[int, int, bool, int, int]  # sender, receiver, final, first, last
+Place = tuple[int, int]  # rank, index of the step
+
+
+@dataclasses.dataclass(frozen=True)
+class Count:
+    """What was counted while a schedule was verified.
+
+    Args:
+        rounds: the longest chain of messages of which each needs the one before.
+        sent: what the busiest sender sends, in buffers.
+        received: what the busiest receiver receives, in buffers.
+        messages: how many messages all ranks send together.
+    """
+
+    rounds: int
+    sent: Fraction
+    received: Fraction
+    messages: int
+
+
+def verify(schedule: Schedule) -> Count:
+    """See ``Schedule.verify``."""
+    flows = [flow(schedule, rank) for rank in range(schedule.ranks)]
+    if schedule.symmetric:
+        _check_symmetry(schedule, flows)
+    _check_owners(schedule, flows)
+    receiver_of = _match(flows)
+    rounds = _run(schedule, flows, receiver_of)
+    count = Count(
+        rounds,
+        _busiest(schedule, flows, {Kind.SEND}),
+        _busiest(schedule, flows, {Kind.ADD, Kind.KEEP}),
+        len(receiver_of),
+    )
+    _check_cost(schedule, count)
+    return count
+
+
+def message_key(rank: int, step: Step, final: bool) -> Key:
+    """What the sender and the receiver of a message both know of it."""
+    sender, receiver = (rank, step.peer) if step.kind is Kind.SEND else (step.peer, rank)
+    return sender, receiver, final, step.first, step.last
+
+
+def _places(flows: list[Flow]) -> Iterator[tuple[Place, Step, bool]]:
+    for rank, one in enumerate(flows):
+        for index, (step, final) in enumerate(zip(one.steps, one.final)):
+            yield (rank, index), step, final
+
+
+def _match(flows: list[Flow]) -> dict[Place, Place]:
+    """For each send, the step that receives it."""
+    sends: dict[Key, Place] = {}
+    receives: dict[Key, Place] = {}
+    for place, step, final in _places(flows):
+        if step.kind is Kind.FINALISE:
+            continue
+        side = sends if step.kind is Kind.SEND else receives
+        key = message_key(place[0], step, final)
+        if key in side:
+            raise ScheduleError(
+                f"{_at(place, step)}: expected a message unlike all others, but step "
+                f"{side[key][1]} is the same"
+            )
+        side[key] = place
+    for key, place in sends.items():
+        if key not in receives:
+            step = flows[place[0]].steps[place[1]]
+            raise ScheduleError(
+                f"{_at(place, step)}: expected rank {step.peer} to receive {_message(key)}, "
+                "but it has no such step"
+            )
+    for key, place in receives.items():
+        if key not in sends:
+            step = flows[place[0]].steps[place[1]]
+            raise ScheduleError(
+                f"{_at(place, step)}: expected rank {step.peer} to send {_message(key)}, "
+                f"but it has no such step: rank {place[0]} would wait for ever"
+            )
+    return {place: receives[key] for key, place in sends.items()}
+
+
+def _run(schedule: Schedule, flows: list[Flow], receiver_of: dict[Place, Place]) -> int:
+    """Run every step once all that it waits for is done; return the rounds."""
+    everyone = (1 << schedule.ranks) - 1  # a set of ranks is a number with these bits
+    sums = [[1 << rank] * schedule.chunks for rank in range(schedule.ranks)]
+    rounds = [[0] * schedule.chunks for _ in flows]
+    waits = [
+        [wait + (step.kind in (Kind.ADD, Kind.KEEP)) for wait, step in zip(one.waits, one.steps)]
+        for one in flows
+    ]
+    arrived: dict[Place, tuple[int, list[int]]] = {}
+    ready = deque((rank, i) for rank, wait in enumerate(waits) for i, w in enumerate(wait) if not w)
+    done = 0
+
+    def release(rank: int, index: int) -> None:
+        waits[rank][index] -= 1
+        if waits[rank][index] == 0:
+            ready.append((rank, index))
+
+    while ready:
+        place = rank, index = ready.popleft()
+        kind, _, first, last = step = flows[rank].steps[index]
+        done += 1
+        if kind is Kind.SEND:
+            target = receiver_of[place]
+            arrived[target] = max(rounds[rank][first:last]) + 1, sums[rank][first:last]
+            release(*target)
+        elif kind is Kind.FINALISE:
+            if schedule.goal in ("all_reduce", "reduce_scatter"):
+                for chunk in range(first, last):
+                    _check_complete(place, step, chunk, everyone & ~sums[rank][chunk])
+        else:
+            round_, content = arrived.pop(place)
+            for chunk, theirs in zip(range(first, last), content):
+                rounds[rank][chunk] = max(rounds[rank][chunk], round_)
+                if kind is Kind.ADD:
+                    _check_disjoint(place, step, chunk, sums[rank][chunk] & theirs)
+                    sums[rank][chunk] |= theirs
+        for successor in flows[rank].successors[index]:
+            release(rank, successor)
+    if done < sum(len(one.steps) for one in flows):
+        raise ScheduleError(_deadlock(flows, waits, arrived))
+    return max(max(row) for row in rounds)
+
+
+def _deadlock(
+    flows: list[Flow], waits: list[list[int]], arrived: dict[Place, tuple[int, list[int]]]
+) -> str:
+    """Name those who stand first in each queue: their own earlier steps are done."""
+    stuck = [
+        f"{_at(place, step)} waits for {_message(message_key(place[0], step, final))}"
+        for place, step, final in _places(flows)
+        if waits[place[0]][place[1]] == 1
+        and step.kind in (Kind.ADD, Kind.KEEP)
+        and place not in arrived
+        and not _waits_for_own(flows[place[0]], waits[place[0]], place[1])
+    ]
+    more = f"; and {len(stuck) - 6} more" if len(stuck) > 6 else ""
+    return "deadlock: " + "; ".join(stuck[:6]) + more
+
+
+def _waits_for_own(one: Flow, waits: list[int], index: int) -> bool:
+    return any(index in one.successors[earlier] and waits[earlier] > 0 for earlier in range(index))
+
+
+def _check_owners(schedule: Schedule, flows: list[Flow]) -> None:
+    owners: dict[int, Place] = {}
+    for place, step, _ in _places(flows):
+        if step.kind is Kind.FINALISE:
+            for chunk in range(step.first, step.last):
+                if chunk in owners:
+                    raise ScheduleError(
+                        f"{_at(place, step)}: expected one owner for chunk {chunk}, "
+                        f"but rank {owners[chunk][0]} finalises it too"
+                    )
+                owners[chunk] = place
+    for chunk in range(schedule.chunks):
+        if chunk not in owners:
+            raise ScheduleError(f"chunk {chunk}: expected an owner, but nobody finalises it")
+    if schedule.goal == "broadcast" and len({rank for rank, _ in owners.values()}) > 1:
+        raise ScheduleError("a broadcast has one root, but several ranks finalise chunks")
+    if schedule.goal in ("reduce_scatter", "all_gather"):
+        if schedule.chunks != schedule.ranks:
+            raise ScheduleError(
+                f"{schedule.goal}: expected as many chunks as ranks, "
+                f"got {schedule.chunks} chunks and {schedule.ranks} ranks"
+            )
+        for chunk, (rank, _) in owners.items():
+            if rank != chunk:
+                raise ScheduleError(
+                    f"{schedule.goal}: expected rank {chunk} to finalise chunk {chunk}, "
+                    f"but rank {rank} does"
+                )
+
+
+def _check_complete(place: Place, step: Step, chunk: int, missing: int) -> None:
+    if missing:
+        raise ScheduleError(
+            f"{_at(place, step)}: expected the contributions of all ranks in chunk {chunk}, "
+            f"but those of {_ranks(missing)} are missing"
+        )
+
+
+def _check_disjoint(place: Place, step: Step, chunk: int, twice: int) -> None:
+    if twice:
+        raise ScheduleError(
+            f"{_at(place, step)}: expected contributions that chunk {chunk} does not yet hold, "
+            f"but those of {_ranks(twice)} come twice"
+        )
+
+
+def _check_symmetry(schedule: Schedule, flows: list[Flow]) -> None:
+    if schedule.chunks % schedule.ranks:
+        raise ScheduleError(
+            "a symmetric schedule has as many chunks for each rank, "
+            f"got {schedule.chunks} chunks for {schedule.ranks} ranks"
+        )
+    for rank, one in enumerate(flows):
+        turned = tuple(turn(schedule, step, rank) for step in flows[0].steps)
+        if turned != tuple(one.steps):
+            raise ScheduleError(
+                f"expected a symmetric schedule, as it claims to be, but rank {rank}'s program "
+                f"is not rank 0's, turned by {rank}"
+            )
+
+
+def is_symmetric(schedule: Schedule) -> bool:
+    """Whether every rank's program is rank 0's, turned by its number, declared or not."""
+    if schedule.chunks % schedule.ranks:
+        return False
+    first = schedule.program(0)
+    return all(
+        tuple(turn(schedule, step, rank) for step in first) == schedule.program(rank)
+        for rank in range(1, schedule.ranks)
+    )
+
+
+def turn(schedule: Schedule, step: Step, by: int) -> Step:
+    """The step that rank r+by takes in a symmetric schedule where rank r takes ``step``."""
+    peer = step.peer if step.kind is Kind.FINALISE else (step.peer + by) % schedule.ranks
+    first = (step.first + by * (schedule.chunks // schedule.ranks)) % schedule.chunks
+    return Step(step.kind, peer, first, first + step.last - step.first)
+
+
+def _busiest(schedule: Schedule, flows: list[Flow], kinds: set[Kind]) -> Fraction:
+    chunks = (sum(s.last - s.first for s in one.steps if s.kind in kinds) for one in flows)
+    return Fraction(max(chunks), schedule.chunks)
+
+
+def _check_cost(schedule: Schedule, count: Count) -> None:
+    stated = schedule.cost
+    if stated is None:
+        return
+    for what in ("rounds", "sent", "received"):
+        said, counted = getattr(stated, what), getattr(count, what)
+        if said != counted and (stated.exact or said < counted):
+            raise ScheduleError(
+                f"{schedule.name}: the cost says {what} = {said}, but {counted} was counted"
+            )
+
+
+def _at(place: Place, step: Step) -> str:
+    return f"rank {place[0]}, step {place[1]} ({step})"
+
+
+def _message(key: Key) -> str:
+    sender, receiver, final, first, last = key
+    phase = "final bytes" if final else "partial sum"
+    return f"the {phase} of chunks {first}..{last - 1} from rank {sender} to rank {receiver}"
+
+
+def _ranks(bits: int) -> str:
+    members = [rank for rank in range(bits.bit_length()) if bits >> rank & 1]
+    more = f" and {len(members) - 8} more" if len(members) > 8 else ""
+    return f"ranks {', '.join(map(str, members[:8]))}{more}"

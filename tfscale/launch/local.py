@@ -1,0 +1,167 @@
+"""Several worker processes on one machine, with a cluster between them.
+
+No process outlives the `with` block, and no wait is without an end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+WATCH_SECONDS = 0.2
+
+
+class WorkerFailed(RuntimeError):
+    """A worker ended badly or not at all; the message shows the end of its output."""
+
+
+class LocalWorkers:
+    """Start one command in several processes, each with its own ``TF_CONFIG``.
+
+    Args:
+        command: the same for all; each finds its place in ``TF_CONFIG``.
+        count: how many.
+        hosts: an address for each; all on the loopback by default.
+        prefixes: words to put before each worker's command (``ip netns exec ...``).
+        environment: variables on top of this process's own.
+        environments: more variables, for each.
+
+    Example:
+        >>> with LocalWorkers([sys.executable, "train.py"], 2) as workers:
+        ...     workers.wait(60)
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        count: int,
+        *,
+        hosts: Sequence[str] | None = None,
+        prefixes: Sequence[Sequence[str]] | None = None,
+        environment: Mapping[str, str] | None = None,
+        environments: Sequence[Mapping[str, str]] | None = None,
+    ) -> None:
+        self._logs = tempfile.TemporaryDirectory(prefix="tfscale-workers-")
+        addresses = _addresses(hosts or ["127.0.0.1"] * count)
+        self.processes: list[subprocess.Popen[bytes]] = []
+        try:
+            for index in range(count):
+                prefix = prefixes[index] if prefixes else []
+                with open(self._log(index), "wb") as log:
+                    process = subprocess.Popen(
+                        [*prefix, *command],
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        env={
+                            **_environment(addresses, index),
+                            **(environment or {}),
+                            **(environments[index] if environments else {}),
+                        },
+                        start_new_session=True,
+                    )
+                self.processes.append(process)
+        except BaseException:
+            self._end()
+            raise
+
+    def _log(self, index: int) -> Path:
+        return Path(self._logs.name) / f"worker-{index}.log"
+
+    def output(self, index: int) -> str:
+        """What a worker has printed so far."""
+        return self._log(index).read_text(errors="replace")
+
+    def signal(self, index: int, number: signal.Signals) -> None:
+        """Send a worker, and all that it started, a signal."""
+        os.killpg(self.processes[index].pid, number)
+
+    def wait(
+        self,
+        seconds: float,
+        only: Sequence[int] | None = None,
+        watch: Callable[[], None] = lambda: None,
+    ) -> list[str]:
+        """Wait for workers to end well; the outputs of all workers, or ``WorkerFailed``.
+
+        Args:
+            seconds: after that long, whoever still runs has failed.
+            only: which workers to wait for; all by default.
+            watch: called a few times a second meanwhile.
+        """
+        indices = range(len(self.processes)) if only is None else only
+        end = time.monotonic() + seconds
+        watched = 0.0
+        while any(self.processes[i].poll() is None for i in indices):
+            failed = [i for i in indices if self.processes[i].poll()]
+            if failed:
+                time.sleep(1)  # the others may have something to say
+                break
+            if time.monotonic() > end:
+                break
+            if time.monotonic() - watched > WATCH_SECONDS:
+                watch()
+                watched = time.monotonic()
+            time.sleep(0.02)
+        for index in indices:
+            self._check(index, seconds)
+        return [self.output(i) for i in range(len(self.processes))]
+
+    def _check(self, index: int, seconds: float) -> None:
+        code = self.processes[index].poll()
+        if code == 0:
+            return
+        codes = ", ".join(str(p.poll()) for p in self.processes)
+        what = f"still runs after {seconds:.0f} s" if code is None else f"ended with {code}"
+        raise WorkerFailed(
+            f"worker {index} of {len(self.processes)} {what} (all: {codes}). "
+            f"The end of its output:\n{self.output(index)[-4000:]}"
+        )
+
+    def __enter__(self) -> LocalWorkers:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        for index, process in enumerate(self.processes):
+            with contextlib.suppress(ProcessLookupError):
+                self.signal(index, signal.SIGKILL)
+            process.wait(10)
+        self._logs.cleanup()
+
+
+def _environment(addresses: Sequence[str], index: int) -> dict[str, str]:
+    task = {"type": "worker", "index": index}
+    config = {"cluster": {"worker": list(addresses)}, "task": task}
+    return {**os.environ, "TF_CONFIG": json.dumps(config)}
+
+
+def _addresses(hosts: Sequence[str]) -> list[str]:
+    """A free port for each host; all are held at once, so that no two are the same."""
+    sockets = [socket.socket() for _ in hosts]
+    try:
+        for each in sockets:
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            each.bind(("127.0.0.1", 0))
+        return [
+            f"{host}:{each.getsockname()[1]}" for host, each in zip(hosts, sockets, strict=True)
+        ]
+    finally:
+        for each in sockets:
+            each.close()

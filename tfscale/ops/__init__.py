@@ -1,0 +1,50 @@
+"""Collectives as TensorFlow ops.
+
+Example:
+    >>> import tensorflow as tf, tfscale.ops
+    >>> group = tfscale.ops.Group.local()
+    >>> @group.function
+    ... def average(communicator, x):
+    ...     return tfscale.ops.all_reduce(x, communicator, reduction="mean", wire="bf16")
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from tfscale.wires import WIRES
+
+if TYPE_CHECKING:
+    from tfscale.ops.collective import (
+        DTYPES,
+        all_gather,
+        all_reduce,
+        broadcast,
+        reduce_scatter,
+    )
+    from tfscale.ops.group import Communicator, Group
+    from tfscale.ops.log import Execution, Total
+
+__all__ = [
+    "DTYPES",
+    "WIRES",
+    "Communicator",
+    "Execution",
+    "Group",
+    "Total",
+    "all_gather",
+    "all_reduce",
+    "broadcast",
+    "reduce_scatter",
+]
+
+_MODULES = {"Communicator": "group", "Group": "group", "Execution": "log", "Total": "log"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import TensorFlow only when an op is asked for: `tfscale build` does without."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = _MODULES.get(name, "collective")
+    return getattr(importlib.import_module(f"tfscale.ops.{module}"), name)

@@ -1,0 +1,404 @@
+"""Builds the native library for the TensorFlow that is installed, once per machine.
+
+TensorFlow promises no stable C++ interface between its versions, so a library
+fits one TensorFlow only. It is looked for in this order:
+
+1. the file that `TFSCALE_LIBRARY` names;
+2. `libtfscale.so` in the package's folder, where an image may have put it;
+3. the cache, which is filled by compiling the C++ sources that tfscale carries.
+
+A library says in a tag, readable without loading it, what it was built for. One
+that does not fit is refused by name and never loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfscale.ops.toolchain import (
+    LIBRARY,
+    PACKAGE,
+    BuildError,
+    Compiler,
+    Sources,
+    TensorFlow,
+    find_compiler,
+    find_sources,
+    find_tensorflow,
+    run_compiler,
+)
+
+_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-ffp-contract=off", "-DNDEBUG", "-pthread")
+_FOLDERS_WITH_TENSORFLOW = ("transport", "kernels")
+_TAG = b"tfscale-build: "
+_WAIT_SECONDS = 3600
+_OBJECT_DAYS = 14
+_LIBRARIES_KEPT = 16
+_BYTES_PER_COMPILER = 1_500_000_000
+
+_threads_of_this_process = threading.Lock()
+
+
+# ------------------------------------------------------------------------- tags
+
+
+def make_tag(tf: TensorFlow, sources: Sources) -> dict[str, str]:
+    """What a library must have been built for to be of use here."""
+    return {
+        "tensorflow": tf.version,
+        "tensorflow-git": tf.git_version,
+        "abi": ",".join(tf.abi_flags) or "default",
+        "machine": platform.machine(),
+        "sources": sources.short_hash(),
+    }
+
+
+def read_tag(library: Path) -> dict[str, str] | None:
+    """What a library says it was built for; None if it says nothing."""
+    content = library.read_bytes()
+    start = content.find(_TAG)
+    if start < 0:
+        return None
+    text = content[start + len(_TAG) : content.find(b"\0", start)].decode(errors="replace")
+    return dict(item.split("=", 1) for item in text.split(";") if "=" in item)
+
+
+def _tag_unit(tag: dict[str, str]) -> str:
+    text = _TAG.decode() + ";".join(f"{key}={value}" for key, value in tag.items())
+    literal = text.replace("\\", "\\\\").replace('"', '\\"')
+    return (
+        'extern "C" {\n'
+        'extern const char tfscale_build_tag[] __attribute__((used, visibility("default")));\n'
+        f'const char tfscale_build_tag[] = "{literal}";\n'
+        "}\n"
+    )
+
+
+def check_fits(library: Path, tag: dict[str, str]) -> None:
+    """Raises BuildError unless the library was built for `tag`."""
+    if not library.is_file():
+        raise BuildError(
+            f"there is no library at {library}.\n"
+            "TFSCALE_LIBRARY must name a file made by `tfscale build --out DIR`; unset it to let "
+            "tfscale build its own."
+        )
+    found = read_tag(library)
+    if found is None:
+        raise BuildError(
+            f"{library} was not made by `tfscale build`, or is damaged: it does not say which "
+            "TensorFlow it is for.\n" + _advice(library)
+        )
+    differences = [key for key in tag if found.get(key) != tag[key]]
+    if differences:
+        lines = [f"  {k}: built for {found.get(k)}, here it is {tag[k]}" for k in differences]
+        what = "another TensorFlow" if differences != ["sources"] else "another version of tfscale"
+        if "machine" in differences:
+            what = "another kind of machine"
+        raise BuildError(
+            f"{library} was built for {what}:\n" + "\n".join(lines) + "\n" + _advice(library)
+        )
+
+
+def _advice(library: Path) -> str:
+    remove = f"remove {library}" if library.parent == PACKAGE else "unset TFSCALE_LIBRARY"
+    return (
+        "Build it again where TensorFlow and tfscale are the same as here, with "
+        f"`tfscale build --out DIR`; or {remove} to let tfscale build its own."
+    )
+
+
+# ------------------------------------------------------------------------ cache
+
+
+def cache_folder() -> Path:
+    """$TFSCALE_CACHE, else $XDG_CACHE_HOME/tfscale, else ~/.cache/tfscale."""
+    if asked := os.environ.get("TFSCALE_CACHE"):
+        return Path(asked).expanduser().absolute()
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base).absolute() / "tfscale"
+    return Path(os.path.expanduser("~")).absolute() / ".cache" / "tfscale"
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(f"no permission to write in {folder}")
+    except OSError as error:
+        raise BuildError(
+            f"tfscale cannot write to its cache: {error}\n"
+            "Set TFSCALE_CACHE to a folder that can be written; or, where there is none, run "
+            "`tfscale build --out DIR`\nbeforehand elsewhere and set TFSCALE_LIBRARY to "
+            f"DIR/{LIBRARY}."
+        ) from error
+
+
+def _folder_of(cache: Path, tag: dict[str, str], tf: TensorFlow) -> Path:
+    """The cache's folder for one library. The key needs no compiler: a machine without one can
+    use a library that is there."""
+    flags = (*_FLAGS, *tf.flags_without_paths, os.environ.get("CXX", ""))
+    key = hashlib.sha256(repr((sorted(tag.items()), flags)).encode()).hexdigest()[:16]
+    return cache / f"tensorflow-{tf.version}-{key}"
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Only one process at a time is inside; a killed one lets go of the lock."""
+    with _threads_of_this_process, (folder / "lock").open("w") as file:
+        deadline = time.monotonic() + _WAIT_SECONDS
+        told = False
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                pass
+            except OSError as error:
+                raise BuildError(
+                    f"the file system of {folder} cannot lock files: {error}\n"
+                    "Set TFSCALE_CACHE to a folder on a local disk."
+                ) from error
+            if not told:
+                say("another process is building the native library; waiting for it")
+                told = True
+            if time.monotonic() > deadline:
+                raise BuildError(
+                    f"waited {_WAIT_SECONDS} s for another process that builds in {folder}.\n"
+                    f"Look who holds it (fuser {folder / 'lock'}), end it, and try again."
+                )
+            time.sleep(0.1)
+        yield
+
+
+# ------------------------------------------------------------------------ build
+
+
+def find_or_build(
+    *,
+    tf: TensorFlow | None = None,
+    root: Path | None = None,
+    cache: Path | None = None,
+    say: Callable[[str], None] | None = None,
+) -> Path:
+    """The path of a library that fits; compiles it if there is none yet."""
+    tf = tf or find_tensorflow()
+    sources = find_sources(root)
+    tag = make_tag(tf, sources)
+    if ready := ready_made():
+        check_fits(ready, tag)
+        return ready
+    return _from_cache(tf, sources, tag, cache or cache_folder(), say or _say)
+
+
+def ready_made() -> Path | None:
+    """A library that was built ahead: the user's choice, else the package's."""
+    if asked := os.environ.get("TFSCALE_LIBRARY"):
+        return Path(asked).expanduser().absolute()
+    packaged = PACKAGE / LIBRARY
+    return packaged if packaged.exists() else None
+
+
+def build(out: Path | None = None, *, say: Callable[[str], None] | None = None) -> Path:
+    """Builds ahead, whatever ready-made library there is; copies the result to folder `out`."""
+    tf = find_tensorflow()
+    sources = find_sources()
+    library = _from_cache(tf, sources, make_tag(tf, sources), cache_folder(), say or _say)
+    if out is None:
+        return library
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        copy = out.absolute() / LIBRARY
+        fresh = copy.with_suffix(f".{os.getpid()}")
+        shutil.copyfile(library, fresh)
+        fresh.replace(copy)
+    except OSError as error:
+        raise BuildError(
+            f"cannot write {out / LIBRARY}: {error}\nGive --out a folder that can be written."
+        ) from error
+    return copy
+
+
+def cached_library(tf: TensorFlow) -> Path | None:
+    """The library in the cache, if it has been built."""
+    library = _folder_of(cache_folder(), make_tag(tf, find_sources()), tf) / LIBRARY
+    return library if library.exists() else None
+
+
+def _from_cache(
+    tf: TensorFlow, sources: Sources, tag: dict[str, str], cache: Path, say: Callable[[str], None]
+) -> Path:
+    folder = _folder_of(cache, tag, tf)
+    library = folder / LIBRARY
+    if _fits(library, tag):
+        return library
+    compiler = find_compiler()
+    _make_folder(folder)
+    with _locked(folder, say):
+        if not _fits(library, tag):
+            _Build(tf, sources, tag, compiler, folder, say).run()
+    return library
+
+
+def _fits(library: Path, tag: dict[str, str]) -> bool:
+    return library.is_file() and read_tag(library) == tag
+
+
+@dataclass(frozen=True)
+class _Build:
+    """Fills `folder`, whose lock is held."""
+
+    tf: TensorFlow
+    sources: Sources
+    tag: dict[str, str]
+    compiler: Compiler
+    folder: Path
+    say: Callable[[str], None]
+
+    def run(self) -> None:
+        started = time.monotonic()
+        self.say(
+            f"building the native library for TensorFlow {self.tf.version} (once per machine), "
+            f"{self.compiler}"
+        )
+        try:
+            self._clear()
+            _make_folder(self._objects)
+            sources = self._snapshot()
+            self._link(self._compile(sources))
+            _forget_what_is_old(self.folder.parent)
+        except OSError as error:
+            raise BuildError(
+                f"writing to the cache failed: {error}\n"
+                f"Make room in {self.folder.parent}, or set TFSCALE_CACHE to another folder."
+            ) from error
+        finally:
+            shutil.rmtree(self._work, ignore_errors=True)
+        self.say(f"built {self.folder / LIBRARY} in {time.monotonic() - started:.0f} s")
+
+    @property
+    def _work(self) -> Path:
+        return self.folder / "work"
+
+    @property
+    def _objects(self) -> Path:
+        return self.folder.parent / "objects"
+
+    def _clear(self) -> None:
+        """Removes what a killed or failed build left."""
+        shutil.rmtree(self._work, ignore_errors=True)
+        self._work.mkdir()
+        for log in self.folder.glob("*.log"):
+            log.unlink()
+
+    def _snapshot(self) -> Sources:
+        """A copy of the sources: an edit during the build must not end under the old key."""
+        copy = Sources(self._work / "sources", self.sources.units, self.sources.headers)
+        for name in copy.units + copy.headers:
+            (copy.root / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(self.sources.root / name, copy.root / name)
+        if self.tag["sources"] != copy.short_hash():
+            raise BuildError(f"{self.sources.root / 'custom_ops'} is being edited; try again.")
+        return copy
+
+    def _compile(self, sources: Sources) -> list[Path]:
+        """One object per unit; those of unchanged units are in the cache."""
+        headers = sources.hash(*sources.headers) if sources.headers else ""
+        objects: list[Path] = []
+        missing: dict[str, Path] = {}
+        for unit in sorted(sources.units, key=_includes_tensorflow, reverse=True):  # slowest first
+            identity = str(self.tf) if _includes_tensorflow(unit) else ""
+            flags = self._flags(unit)
+            key = repr((self.compiler.version, flags, identity, headers, sources.hash(unit)))
+            item = self._objects / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.o"
+            objects.append(item)
+            if item.exists():
+                item.touch()
+            else:
+                missing[unit] = item
+        self._compile_each(missing, sources.root)
+        return objects
+
+    def _flags(self, unit: str) -> list[str]:
+        """A unit's flags without paths."""
+        if not _includes_tensorflow(unit):
+            return [*_FLAGS, *self.tf.abi_flags]
+        return [*_FLAGS, *(f for f in self.tf.compile_flags if not f.startswith("-I"))]
+
+    def _compile_each(self, missing: dict[str, Path], root: Path) -> None:
+        with ThreadPoolExecutor(_compilers_at_once(len(missing))) as pool:
+            tasks = {
+                pool.submit(self._compile_one, unit, item, root): unit
+                for unit, item in missing.items()
+            }
+            try:
+                for count, task in enumerate(as_completed(tasks), 1):
+                    task.result()
+                    self.say(f"{count}/{len(tasks)} {tasks[task]}")
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+    def _compile_one(self, unit: str, item: Path, root: Path) -> None:
+        name = unit.replace("/", "-")
+        fresh = self._work / f"{name}.o"
+        paths = ["-I."]
+        if _includes_tensorflow(unit):
+            paths += [f for f in self.tf.compile_flags if f.startswith("-I")]
+        run_compiler(
+            [*self.compiler.command, *self._flags(unit), *paths, "-c", unit, "-o", str(fresh)],
+            f"compile {unit}",
+            root,
+            self.folder / f"{name}.log",
+        )
+        fresh.replace(item)
+
+    def _link(self, objects: list[Path]) -> None:
+        (self._work / "tag.cc").write_text(_tag_unit(self.tag))
+        fresh = self._work / LIBRARY
+        command = [*self.compiler.command, *_FLAGS, "-shared", "-o", str(fresh)]
+        command += [*map(str, objects), "tag.cc", *self.tf.link_flags]
+        run_compiler(command, "link the native library", self._work, self.folder / "link.log")
+        fresh.replace(self.folder / LIBRARY)
+
+
+def _includes_tensorflow(unit: str) -> bool:
+    return Path(unit).parts[1] in _FOLDERS_WITH_TENSORFLOW
+
+
+def _compilers_at_once(units: int) -> int:
+    """As many as there are processors, but within the memory that is free."""
+    by_memory = _free_memory() // _BYTES_PER_COMPILER
+    return max(1, min(len(os.sched_getaffinity(0)), by_memory, units))
+
+
+def _free_memory() -> int:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return 4 * _BYTES_PER_COMPILER
+
+
+def _forget_what_is_old(cache: Path) -> None:
+    """Keeps the cache of someone who edits the sources all day from growing without end."""
+    libraries = [(p.stat().st_mtime, p) for p in cache.glob(f"tensorflow-*/{LIBRARY}")]
+    unwanted = [p for _, p in sorted(libraries)[:-_LIBRARIES_KEPT]]
+    oldest = time.time() - _OBJECT_DAYS * 86400
+    unwanted += [p for p in cache.glob("objects/*.o") if p.stat().st_mtime < oldest]
+    for path in unwanted:
+        path.unlink(missing_ok=True)
+
+
+def _say(message: str) -> None:
+    print(f"tfscale: {message}", file=sys.stderr, flush=True)

@@ -1,0 +1,325 @@
+"""The collective ops: all-reduce, reduce-scatter, all-gather, broadcast.
+
+All take a communicator, run on its device, may overlap with each other and with
+compute, and have gradients. Every rank must call them with the same arguments
+(other than ``x``); ranks that disagree are refused by name.
+"""
+
+from __future__ import annotations
+
+import collections as containers
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfscale import collectives, wires
+from tfscale.collectives import Kind, Schedule
+from tfscale.ops import library
+from tfscale.ops.group import Communicator
+
+Algorithm = str | Callable[[int], Schedule] | Schedule
+
+DTYPES = (tf.float32, tf.float16, tf.bfloat16, tf.float64, tf.int32, tf.int64)
+
+# An op carries its schedule's fingerprint; its gradient finds by it the all-reduce
+# that the schedule is a half of.
+_wholes: dict[str, Schedule] = {}
+
+
+def all_reduce(
+    x: Any,
+    communicator: Communicator,
+    *,
+    schedule: Algorithm = "ring",
+    wire: str = "fp32",
+    reduction: str = "sum",
+    residual: Any = None,
+    stochastic: bool | None = None,
+    seed: Any = 0,
+    piece_bytes: int = 0,
+    name: str | None = None,
+) -> Any:
+    r"""Sum (or average) ``x`` over all ranks; all ranks get the same bits.
+
+    With a residual :math:`e_r` on each rank :math:`r`, what low precision loses
+    is only late, whatever the schedule and the wire:
+
+    .. math:: \sum_r (x_r + e_r) = y + \sum_r e'_r
+
+    Args:
+        x: a tensor of one of ``DTYPES``, of the same shape on all ranks. Halves
+            are summed as float32.
+        communicator: this rank's membership, from a ``Group``.
+        schedule: an algorithm's name, a function from ranks to a ``Schedule``, or one.
+        wire: the format that travels; ``"fp32"`` carries every type as it is, the
+            others are for floats.
+        reduction: ``"sum"`` or ``"mean"``.
+        residual: what earlier calls lost, float32 of x's shape (zeros at first).
+        stochastic: round at random, without bias; by default only for ``"ternary"`` without
+            a residual. (At random it loses more than it keeps: residuals would grow forever.)
+        seed: of that rounding, an integer; pass another one each step.
+        piece_bytes: the size of a message; 0 lets the engine choose.
+        name: the bucket's name in errors, the same on all ranks.
+
+    Returns:
+        The sum, or ``(sum, new_residual)`` if a residual is given. A sum that is not
+        finite leaves the residual as it was.
+
+    Example:
+        >>> y, lost = all_reduce(x, communicator, wire="int4", residual=lost)
+    """
+    x = _checked(x)
+    made = _resolve(schedule, communicator.ranks)
+    stochastic = _at_random(wire, residual) if stochastic is None else stochastic
+    common = _common(communicator, made, "all_reduce", wire, stochastic, seed, piece_bytes, name)
+    return _reduce("all_reduce", x, reduction, residual, common)
+
+
+def reduce_scatter(
+    x: Any,
+    communicator: Communicator,
+    *,
+    schedule: Algorithm = "ring",
+    wire: str = "fp32",
+    reduction: str = "sum",
+    residual: Any = None,
+    stochastic: bool | None = None,
+    seed: Any = 0,
+    piece_bytes: int = 0,
+    name: str | None = None,
+) -> Any:
+    """Sum ``x`` over all ranks and leave each rank its share of the rows.
+
+    Rank r of P gets rows ``[r n / P, (r + 1) n / P)`` of the n rows of x; n must be a
+    multiple of P. The schedule must give chunk r to rank r: ring, direct, or halving
+    with a power of two of ranks. Its own share a rank keeps unrounded.
+
+    Args and returns: see ``all_reduce``.
+    """
+    x = _checked(x)
+    half = _half(schedule, communicator.ranks, "reduce_scatter")
+    stochastic = _at_random(wire, residual) if stochastic is None else stochastic
+    common = _common(
+        communicator, half, "reduce_scatter", wire, stochastic, seed, piece_bytes, name
+    )
+    return _reduce("reduce_scatter", x, reduction, residual, common)
+
+
+def all_gather(
+    x: Any,
+    communicator: Communicator,
+    *,
+    schedule: Algorithm = "ring",
+    wire: str = "fp32",
+    stochastic: bool | None = None,
+    seed: Any = 0,
+    piece_bytes: int = 0,
+    name: str | None = None,
+) -> Any:
+    """Join the rows of all ranks' ``x``, in rank order; shapes must be equal.
+
+    Args: see ``all_reduce``. The schedule must give chunk r to rank r.
+    """
+    x = _checked(x)
+    half = _half(schedule, communicator.ranks, "all_gather")
+    return _run(
+        "all_gather",
+        x=x,
+        **_common(communicator, half, "all_gather", wire, stochastic, seed, piece_bytes, name),
+    )
+
+
+def broadcast(
+    x: Any,
+    communicator: Communicator,
+    *,
+    root: int = 0,
+    wire: str = "fp32",
+    stochastic: bool | None = None,
+    seed: Any = 0,
+    piece_bytes: int = 0,
+    name: str | None = None,
+) -> Any:
+    """Give the root's ``x`` to all ranks.
+
+    Args:
+        root: whose numbers count; the others' ``x`` gives the shape and type alone.
+        others: see ``all_reduce``.
+    """
+    x = _checked(x)
+    made = _broadcast(communicator.ranks, root)
+    return _run(
+        "broadcast",
+        x=x,
+        **_common(communicator, made, "broadcast", wire, stochastic, seed, piece_bytes, name),
+    )
+
+
+def _reduce(op: str, x: Any, reduction: str, residual: Any, common: dict[str, Any]) -> Any:
+    given = [] if residual is None else [residual]
+    y, kept = _run(op, x=x, residual=given, reduction=reduction, **common)
+    return y if residual is None else (y, kept[0])
+
+
+def _run(op: str, **arguments: Any) -> Any:
+    outputs = getattr(library.load(), f"tfscale_{op}")(**arguments)
+    if not tf.executing_eagerly():
+        # To TensorFlow it only reads its resource (see library.py), and what nobody
+        # consumes need not be read. The other ranks would wait for it.
+        tf.identity(tf.nest.flatten(outputs)[0])
+    return outputs
+
+
+def _checked(x: Any) -> tf.Tensor:
+    x = tf.convert_to_tensor(x)
+    if x.dtype not in DTYPES:
+        raise TypeError(
+            f"collectives take {', '.join(d.name for d in DTYPES)}; got {x.dtype.name}. "
+            "Cast it first."
+        )
+    return x
+
+
+def _common(
+    communicator: Communicator,
+    schedule: Schedule,
+    op: str,
+    wire: str,
+    stochastic: bool | None,
+    seed: Any,
+    piece_bytes: int,
+    name: str | None,
+) -> dict[str, Any]:
+    wire = wires.checked(wire)
+    return {
+        "communicator": communicator.handle,
+        "seed": tf.cast(seed, tf.int64),
+        "bucket": name or communicator.new_name(op),
+        "wire": wire,
+        "stochastic": _at_random(wire) if stochastic is None else stochastic,
+        "piece_bytes": piece_bytes,
+        **_schedule_attributes(schedule, communicator.rank),
+    }
+
+
+def _at_random(wire: str, residual: Any = None) -> bool:
+    return wire == "ternary" and residual is None
+
+
+def _schedule_attributes(schedule: Schedule, rank: int) -> dict[str, Any]:
+    return {
+        "schedule": _fingerprint(schedule),
+        "ranks": schedule.ranks,
+        "rank": rank,
+        "chunks": schedule.chunks,
+        "program": list(_flat_program(schedule, rank)),
+    }
+
+
+# The same schedule is asked for at every trace; making it once makes its
+# fingerprint and its programs come once, too.
+@functools.lru_cache(maxsize=256)
+def _resolve(algorithm: Algorithm, ranks: int) -> Schedule:
+    return collectives.resolve(algorithm, ranks)
+
+
+@functools.lru_cache(maxsize=256)
+def _half(algorithm: Algorithm, ranks: int, goal: str) -> Schedule:
+    whole = _resolve(algorithm, ranks)
+    halve = collectives.reduce_scatter if goal == "reduce_scatter" else collectives.all_gather
+    half = halve(whole)
+    _wholes[_fingerprint(half)] = whole
+    return half
+
+
+_broadcast = functools.lru_cache(maxsize=256)(collectives.broadcast)
+
+
+@functools.lru_cache(maxsize=256)
+def _fingerprint(schedule: Schedule) -> str:
+    return schedule.fingerprint()
+
+
+@functools.lru_cache(maxsize=1024)
+def _flat_program(schedule: Schedule, rank: int) -> tuple[int, ...]:
+    return tuple(int(number) for step in schedule.program(rank) for number in step)
+
+
+# ---------------------------------------------------------------------------
+# Gradients. Each is the collective that sends every number back the way it came.
+
+
+# How many gradients of a bucket a graph has: two losses may share an op.
+_taken: weakref.WeakKeyDictionary[Any, containers.Counter[str]] = weakref.WeakKeyDictionary()
+
+
+def _gradient_name(op: tf.Operation) -> str:
+    name: str = op.get_attr("bucket").decode() + "/gradient"
+    if tf.executing_eagerly():  # one after the other
+        return name
+    taken = _taken.setdefault(tf.compat.v1.get_default_graph(), containers.Counter())
+    key = f"{op.inputs[0].name} {name}"  # each rank counts for itself
+    taken[key] += 1
+    return name if taken[key] == 1 else f"{name}_{taken[key]}"
+
+
+def _like(op: tf.Operation) -> dict[str, Any]:
+    """What a gradient takes over from the op that it belongs to."""
+    return {
+        "communicator": op.inputs[0],
+        "seed": op.inputs[2],
+        "bucket": _gradient_name(op),
+        "wire": op.get_attr("wire").decode(),
+        "stochastic": op.get_attr("stochastic"),
+        "piece_bytes": op.get_attr("piece_bytes"),
+    }
+
+
+def _same_schedule(op: tf.Operation) -> dict[str, Any]:
+    names = ("schedule", "ranks", "rank", "chunks", "program")
+    attributes = {name: op.get_attr(name) for name in names}
+    attributes["schedule"] = attributes["schedule"].decode()
+    return attributes
+
+
+def _other_half(op: tf.Operation, goal: str) -> dict[str, Any]:
+    whole = _wholes[op.get_attr("schedule").decode()]
+    return _schedule_attributes(_half(whole, whole.ranks, goal), op.get_attr("rank"))
+
+
+def _inputs_without_gradient(op: tf.Operation) -> list[None]:
+    return [None] * (len(op.inputs) - 2)
+
+
+@tf.RegisterGradient("TfscaleAllReduce")
+def _all_reduce_gradient(op: tf.Operation, dy: tf.Tensor, *_: tf.Tensor) -> list[Any]:
+    common = {**_like(op), **_same_schedule(op)}
+    dx = _reduce("all_reduce", dy, op.get_attr("reduction"), None, common)
+    return [None, dx, *_inputs_without_gradient(op)]
+
+
+@tf.RegisterGradient("TfscaleReduceScatter")
+def _reduce_scatter_gradient(op: tf.Operation, dy: tf.Tensor, *_: tf.Tensor) -> list[Any]:
+    dx = _run("all_gather", x=dy, **_like(op), **_other_half(op, "all_gather"))
+    if op.get_attr("reduction") == b"mean":
+        dx /= tf.cast(op.get_attr("ranks"), dx.dtype)
+    return [None, dx, *_inputs_without_gradient(op)]
+
+
+@tf.RegisterGradient("TfscaleAllGather")
+def _all_gather_gradient(op: tf.Operation, dy: tf.Tensor) -> list[Any]:
+    common = {**_like(op), **_other_half(op, "reduce_scatter")}
+    dx = _reduce("reduce_scatter", dy, "sum", None, common)
+    return [None, dx, *_inputs_without_gradient(op)]
+
+
+@tf.RegisterGradient("TfscaleBroadcast")
+def _broadcast_gradient(op: tf.Operation, dy: tf.Tensor) -> list[Any]:
+    ranks, rank = op.get_attr("ranks"), op.get_attr("rank")
+    common = {**_like(op), **_schedule_attributes(_resolve("ring", ranks), rank)}
+    dx = _reduce("all_reduce", dy, "sum", None, common)
+    is_root = Kind.FINALISE in op.get_attr("program")[::4]
+    return [None, dx if is_root else tf.zeros_like(dx), *_inputs_without_gradient(op)]

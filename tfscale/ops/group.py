@@ -1,0 +1,316 @@
+"""Who takes part: devices become ranks of a group."""
+
+from __future__ import annotations
+
+import collections
+import weakref
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfscale.ops import library
+from tfscale.ops import log as _log
+
+DEFAULT_DEADLINE = 120.0
+DEFAULT_SLOW_AFTER = 5.0
+
+# How many groups of the same devices this process has made.
+_made: collections.Counter[tuple[str, ...]] = collections.Counter()
+
+
+class Communicator:
+    """One device's membership in a group: pass it to the collective ops.
+
+    Attributes:
+        rank: its place in the group.
+        devices: the full names of all ranks' devices.
+        handle: the resource that the ops take.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        devices: Sequence[str],
+        peers: Sequence[str],
+        group_key: int,
+        deadline: float,
+        slow_after: float,
+    ) -> None:
+        self.rank = rank
+        self.devices = tuple(devices)
+        self._names: weakref.WeakKeyDictionary[Any, collections.Counter[str]] = (
+            weakref.WeakKeyDictionary()
+        )
+        with tf.init_scope(), tf.device(self.device):
+            self.handle = library.load().tfscale_communicator(
+                group_key=group_key,
+                rank=rank,
+                devices=list(devices),
+                peers=list(peers),
+                deadline_ms=max(1, round(deadline * 1000)),
+                slow_after_ms=round(slow_after * 1000),
+                shared_name=f"tfscale_{group_key}",
+            )
+
+    @property
+    def ranks(self) -> int:
+        return len(self.devices)
+
+    @property
+    def device(self) -> str:
+        return self.devices[self.rank]
+
+    def new_name(self, op: str) -> str:
+        """A bucket's name, the same on all ranks that trace the same function.
+
+        Counted anew for each function that is traced (loops and branches are part of
+        it), so a trace that fails, or that one rank alone makes, does no harm. Eager
+        ops run one after the other and share a name, since TensorFlow keeps a kernel
+        for every name that it has seen.
+        """
+        if tf.executing_eagerly():
+            return op
+        graph = tf.compat.v1.get_default_graph()
+        while hasattr(getattr(graph, "outer_graph", None), "outer_graph"):
+            graph = graph.outer_graph
+        names = self._names.setdefault(graph, collections.Counter())
+        names[op] += 1
+        return f"{getattr(graph, 'name', 'graph')}/{op}_{names[op]}"
+
+    def log(self) -> list[_log.Execution]:
+        """The last 4096 collectives of this rank, in the order in which they ended."""
+        with tf.init_scope(), tf.device(self.device):
+            return _log.executions(self.handle)
+
+    def totals(self) -> dict[str, _log.Total]:
+        """All collectives of this rank, added up for each bucket."""
+        with tf.init_scope(), tf.device(self.device):
+            return _log.totals(self.handle)
+
+    def give_up(self, reason: str, linger: float = 5.0) -> None:
+        """Tell all ranks that this process's step has failed where no collective was running.
+
+        Whoever waits in a collective, or starts the next one of that step, fails at
+        once with this rank's name and the reason; then the group can go on. Without it,
+        the others would wait until their deadline. Call it once for each failure, and
+        not for an error that a collective raised: that one all ranks have heard of.
+        (Where no collective has run yet, ``Group.give_up`` lets all local ranks join first.)
+
+        Args:
+            reason: for the others to read; they see about 900 characters of it.
+            linger: how many seconds to stay, at the longest, until all have heard it.
+        """
+        with tf.init_scope(), tf.device(self.device):
+            library.load().tfscale_give_up(self.handle, reason, tf.constant(linger, tf.float64))
+
+    def __repr__(self) -> str:
+        return f"<Communicator rank {self.rank} of {self.ranks} on {self.device}>"
+
+
+class Group:
+    """All ranks that take part, and the communicators of those in this process.
+
+    Example:
+        >>> group = tfscale.ops.Group.local(["CPU:0", "CPU:1"])
+        >>> @group.function
+        ... def total(communicator, x):
+        ...     return tfscale.ops.all_reduce(x, communicator)
+        >>> total([tf.constant([1.0]), tf.constant([2.0])])
+        [<tf.Tensor: ... numpy=array([3.], dtype=float32)>, <tf.Tensor: ...>]
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[str],
+        peers: Sequence[str],
+        local_ranks: Sequence[int],
+        deadline: float = DEFAULT_DEADLINE,
+        slow_after: float = DEFAULT_SLOW_AFTER,
+    ) -> None:
+        if deadline <= 0:
+            raise ValueError(f"a deadline is a number of seconds above 0, got {deadline}")
+        if slow_after < 0:
+            raise ValueError(
+                f"slow_after is a number of seconds, 0 for no warnings, got {slow_after}"
+            )
+        group_key = _new_group_key(devices)
+        self.peers = tuple(peers)
+        self.deadline = deadline
+        self.communicators = [
+            Communicator(rank, devices, peers, group_key, deadline, slow_after)
+            for rank in local_ranks
+        ]
+
+    @classmethod
+    def local(
+        cls,
+        devices: Sequence[str] | None = None,
+        deadline: float = DEFAULT_DEADLINE,
+        slow_after: float = DEFAULT_SLOW_AFTER,
+    ) -> Group:
+        """The devices of this process.
+
+        Args:
+            devices: names such as ``"CPU:0"``; all GPUs, or all logical CPUs, by default.
+            deadline: how many seconds a collective may go without any progress.
+            slow_after: after how many of them a warning names the ranks that are late;
+                0 for no warnings.
+        """
+        names = _full_names(devices)
+        return cls(names, [_short(name) for name in names], range(len(names)), deadline, slow_after)
+
+    @classmethod
+    def cluster(
+        cls,
+        resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
+        deadline: float = DEFAULT_DEADLINE,
+        slow_after: float = DEFAULT_SLOW_AFTER,
+    ) -> Group:
+        """The devices of all workers; every worker must have as many as this one.
+
+        Args:
+            resolver: where the workers are; ``TF_CONFIG`` by default.
+            deadline: how many seconds a collective may go without any progress.
+            slow_after: after how many of them a warning names the ranks that are late;
+                0 for no warnings.
+        """
+        resolver = resolver or tf.distribute.cluster_resolver.TFConfigClusterResolver()
+        tf.distribute.MultiWorkerMirroredStrategy(resolver)  # starts this worker's server
+        me = _task(resolver)
+        mine = [name[len(me) :] for name in _full_names(None) if name.startswith(me)]
+        return cls.of_workers(resolver, mine, deadline, slow_after)
+
+    @classmethod
+    def of_workers(
+        cls,
+        resolver: tf.distribute.cluster_resolver.ClusterResolver,
+        devices: Sequence[str],
+        deadline: float = DEFAULT_DEADLINE,
+        slow_after: float = DEFAULT_SLOW_AFTER,
+    ) -> Group:
+        """Devices of the same names on every worker, whose servers have been started.
+
+        Args:
+            resolver: where the workers are.
+            devices: names without the worker's, such as ``"device:CPU:0"``.
+            deadline: how many seconds a collective may go without any progress.
+            slow_after: after how many of them a warning names the ranks that are late;
+                0 for no warnings.
+        """
+        all_devices: list[str] = []
+        peers: list[str] = []
+        local_ranks: list[int] = []
+        for task, host in tasks_of(resolver):
+            for device in devices:
+                if task == _task(resolver):
+                    local_ranks.append(len(all_devices))
+                all_devices.append(task + device)
+                several = f", {_short(device)}" if len(devices) > 1 else ""
+                peers.append(_who(task, host) + several)
+        return cls(all_devices, peers, local_ranks, deadline, slow_after)
+
+    @property
+    def ranks(self) -> int:
+        return len(self.peers)
+
+    def give_up(self, reason: str, linger: float = 5.0) -> None:
+        """Tell all ranks that this process's step has failed: see ``Communicator.give_up``."""
+        self.join()
+        self.communicators[0].give_up(reason, linger)
+
+    def join(self) -> None:
+        """Wait for all ranks of the group, if no collective has brought them together yet."""
+
+        @tf.function(autograph=False)
+        def join() -> None:
+            for communicator in self.communicators:
+                with tf.device(communicator.device):
+                    library.load().tfscale_join(communicator.handle)
+
+        with tf.init_scope():
+            join.get_concrete_function()()  # TensorFlow would warn of traces in a row
+
+    def function(self, body: Callable[..., Any]) -> Callable[..., list[Any]]:
+        """Compile ``body(communicator, *values)`` to run on all local devices at once.
+
+        The function that you get takes a list for each value, with one entry per
+        local device, and returns a list of results.
+        """
+
+        def run(*per_device: Sequence[Any]) -> list[Any]:
+            results = []
+            for communicator, *values in zip(self.communicators, *per_device, strict=True):
+                with tf.device(communicator.device):
+                    results.append(body(communicator, *values))
+            return results
+
+        run.__name__ = getattr(body, "__name__", "run")  # the graph's name, and so the buckets'
+        return tf.function(run, autograph=False)  # type: ignore[no-any-return]
+
+
+def _full_names(devices: Sequence[str] | None) -> list[str]:
+    # Names are short until this process joins a cluster, and then tell of other hosts, too.
+    with tf.init_scope():
+        here = tf.constant(0).device.rsplit("/device:", 1)[0]
+    logical = [d.name for d in tf.config.list_logical_devices()]
+    known = [
+        here + name if name.startswith("/device:") else name
+        for name in logical
+        if name.startswith(("/device:", f"{here}/"))
+    ]
+    if devices is None:
+        gpus = [name for name in known if ":GPU:" in name]
+        return gpus or [name for name in known if ":CPU:" in name]
+    names = []
+    for device in devices:
+        match = [name for name in known if device in (name, name[len(here) :], _short(name))]
+        if not match:
+            raise ValueError(
+                f"no device is called {device!r}; this process has "
+                f"{', '.join(map(_short, known))}. "
+                "tf.config.set_logical_device_configuration makes several of one CPU."
+            )
+        names.append(match[0])
+    return names
+
+
+def _new_group_key(devices: Sequence[str]) -> int:
+    """A number that all ranks of a group find for themselves, and no other group has.
+
+    Groups are told apart by who is in them, and groups of the same devices by the
+    order in which they were made, which is the same in every process. TensorFlow
+    counts its own groups from one.
+    """
+    _made[tuple(devices)] += 1
+    text = "\n".join([*devices, str(_made[tuple(devices)])])
+    return 0x40000000 | zlib.crc32(text.encode()) >> 2
+
+
+def tasks_of(resolver: Any) -> list[tuple[str, str]]:
+    """The workers of a cluster, in the order of their ranks, and their addresses."""
+    jobs = resolver.cluster_spec().as_dict()
+    return [
+        (f"/job:{job}/replica:0/task:{task}/", host)
+        for job in ("chief", "worker")
+        for task, host in enumerate(jobs.get(job, []))
+    ]
+
+
+def host_of(device: str) -> str:
+    """The CPU beside a device."""
+    return device.rpartition("/device:")[0] + "/device:CPU:0"
+
+
+def _task(resolver: Any) -> str:
+    return f"/job:{resolver.task_type}/replica:0/task:{resolver.task_id}/"
+
+
+def _who(task: str, host: str) -> str:
+    _, job, _, number, _ = task.split("/")
+    return f"{job.split(':')[1]} {number.split(':')[1]} at {host}"
+
+
+def _short(device: str) -> str:
+    return device.rsplit("device:", 1)[-1]

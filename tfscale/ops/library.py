@@ -1,0 +1,47 @@
+"""Loads the native library into TensorFlow, once per process."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from tfscale.ops import build, toolchain
+
+_lock = threading.Lock()
+_loaded: Any = None
+
+
+def load() -> Any:
+    """The module of ops that TensorFlow makes of the library; builds it when there is none yet."""
+    global _loaded
+    with _lock:
+        if _loaded is None:
+            _loaded = _load(str(build.find_or_build()))
+        return _loaded
+
+
+def _load(path: str) -> Any:
+    import tensorflow as tf
+
+    try:
+        loaded = tf.load_op_library(path)
+    except (tf.errors.OpError, OSError) as error:
+        raise toolchain.BuildError(
+            f"TensorFlow {tf.version.VERSION} refuses {path}: {error}\n"
+            "By its own account it was built for this TensorFlow. Remove it and try again; if that "
+            "does not help, report this message."
+        ) from error
+    _let_overlap()
+    return loaded
+
+
+def _let_overlap() -> None:
+    """Take collectives out of TensorFlow's automatic ordering of ops on one resource.
+
+    They meet by name, so their order does not matter; one after the other they
+    could not overlap.
+    """
+    from tensorflow.python.framework import auto_control_deps_utils
+
+    for op in ("AllReduce", "ReduceScatter", "AllGather", "Broadcast"):
+        auto_control_deps_utils.register_read_only_resource_op(f"Tfscale{op}")
