@@ -1,0 +1,63 @@
+"""Real runs, small ones."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from .test_link import needs_root
+
+
+def tfscale(*argv: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tfscale", *argv], capture_output=True, text=True, timeout=280
+    )
+
+
+@pytest.mark.slow
+def test_two_processes(tmp_path) -> None:
+    done = tfscale(
+        "bench", "allreduce", "--sizes", "1e3", "--algorithms", "ring,direct",
+        "--wires", "fp32,int8", "--processes", "2", "--repeats", "3",
+        "--json", str(tmp_path / "out.json"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "times" in done.stdout and "command: tfscale bench allreduce" in done.stdout
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["machine"]["cores"] >= 1
+    assert found["socket_bytes_per_second"]["2"] > 1e6
+    records = {record["contestant"]: record for record in found["records"]}
+    assert set(records) == {"tf stock", "ring fp32", "ring int8", "direct fp32", "direct int8"}
+    for record in records.values():
+        assert record["rounds"] == 3 and record["same_bits"]
+        assert 0 < record["min_ms"] <= record["median_ms"]
+    assert records["ring fp32"]["error"] < 1e-6 < records["ring int8"]["error"] < 0.05
+    assert records["ring int8"]["sent_bytes"] < 0.3 * records["ring fp32"]["sent_bytes"]
+    assert records["tf stock"]["times_tf"] == 1
+
+
+@pytest.mark.slow
+@needs_root
+def test_shaped_links_bound_the_time(tmp_path) -> None:
+    done = tfscale(
+        "bench", "--link", "100mbit", "--sizes", "1e6", "--algorithms", "ring", "--wires", "fp32",
+        "--processes", "2", "--repeats", "2", "--against", "none",
+        "--json", str(tmp_path / "out.json"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr + done.stdout
+    (record,) = json.loads((tmp_path / "out.json").read_text())["records"]
+    assert record["bound_ms"] == pytest.approx(320)
+    assert record["min_ms"] > 0.9 * 320
+
+
+@pytest.mark.slow
+def test_a_worker_that_fails_shows_its_last_words() -> None:
+    done = tfscale(
+        "bench", "--sizes", "1e15", "--algorithms", "ring", "--wires", "fp32",
+        "--processes", "2", "--against", "none",
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "worker" in done.stderr and "MemoryError" in done.stderr

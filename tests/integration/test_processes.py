@@ -1,0 +1,139 @@
+"""The ops across real processes."""
+
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tfscale.launch import LocalWorkers
+
+WORKERS = Path(__file__).parent / "workers"
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def start(script, count, **environment):
+    """Workers whose RANK is known before they start TensorFlow."""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
+    variables = {"PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "2"}
+    return LocalWorkers(
+        [sys.executable, str(WORKERS / script)],
+        count,
+        environment={**variables, **{name: str(value) for name, value in environment.items()}},
+        environments=[{"RANK": str(rank)} for rank in range(count)],
+    )
+
+
+def digests(outputs):
+    return {re.search(r"^DIGEST (\w+)$", output, re.MULTILINE).group(1) for output in outputs}
+
+
+@pytest.mark.parametrize(("workers", "devices"), [(2, 1), (3, 1), (4, 1), (2, 2)])
+def test_everything_agrees(workers, devices, record_property):
+    """Each worker checks its own results; all must have the same bits."""
+    with start("check.py", workers, DEVICES=devices) as started:
+        outputs = started.wait(150)
+    assert len(digests(outputs)) == 1
+    for line in re.findall(r"MEASURED.*", outputs[0]):
+        record_property("measured", line)
+        print(line)
+
+
+def story(output):
+    """When, at what step and how a worker's loop ended."""
+    found = re.search(r"^ERROR (\S+) step (\d+) (\w+) (.*)$", output, re.MULTILINE)
+    assert found, output[-3000:]
+    when, number, kind, message = found.groups()
+    return float(when), int(number), kind, message
+
+
+def event(output):
+    return float(re.search(r"^EVENT (\S+)$", output, re.MULTILINE).group(1))
+
+
+@pytest.mark.parametrize(
+    ("way", "victim", "deadline", "kind"),
+    [
+        ("kill", 0, 20, "UnavailableError"),
+        ("kill", 2, 20, "UnavailableError"),
+        ("stop", 2, 3, "DeadlineExceededError"),
+        ("stop", 0, 3, "DeadlineExceededError"),
+        ("error", 1, 20, "CancelledError"),
+    ],
+)
+def test_survivors_are_told_who_failed_and_end_by_themselves(way, victim, deadline, kind):
+    survivors = [rank for rank in range(3) if rank != victim]
+    with start("fail.py", 3, WAY=way, VICTIM=victim, DEADLINE=deadline) as started:
+        outputs = started.wait(90, only=survivors)
+        if way == "kill":
+            assert started.processes[victim].wait(5) == -signal.SIGKILL
+    for rank in survivors:
+        when, number, found, message = story(outputs[rank])
+        seconds = when - event(outputs[victim])
+        print(f"MEASURED {way} of rank {victim}: rank {rank} knew after {seconds:.2f} s: {message}")
+        assert found == kind, message
+        assert f"rank {victim} (worker {victim} at 127.0.0.1:" in message
+        assert re.search(r"bucket '(gradients|more)'", message)
+        assert number >= 6
+        assert seconds < 30
+        if way == "stop":
+            assert seconds > deadline - 1
+
+
+def test_a_worker_that_never_joins():
+    with start("fail.py", 2, WAY="absent", VICTIM=1, DEADLINE=3) as started:
+        outputs = started.wait(60, only=[0])
+    _, number, kind, message = story(outputs[0])
+    assert (number, kind) == (1, "DeadlineExceededError"), message
+    assert "rank 0 (worker 0 at 127.0.0.1:" in message
+    assert "not all 2 ranks came together within 3 s" in message
+
+
+def test_a_step_that_is_slow_is_waited_for_and_a_stopped_worker_may_come_back():
+    """SIGSTOP for less than the deadline harms nobody."""
+    with start("fail.py", 2, WAY="stop", VICTIM=1, DEADLINE=20) as started:
+        end = time.monotonic() + 60
+        while "EVENT" not in started.output(1) and time.monotonic() < end:
+            time.sleep(0.05)
+        time.sleep(1.5)
+        started.signal(1, signal.SIGCONT)
+        time.sleep(1)
+        assert all(process.poll() is None for process in started.processes), started.output(0)
+        assert "ERROR" not in started.output(0) + started.output(1)
+
+
+@pytest.mark.parametrize("failing", [0, 1])  # before the group has ever come together, and later
+def test_a_step_that_fails_between_collectives_ends_on_all_and_then_life_goes_on(failing):
+    with start("give_up.py", 3, VICTIM=1, FAILING=failing) as started:
+        outputs = started.wait(90)
+    for rank, output in enumerate(outputs):
+        assert "TOTALS 0.0 3.0 6.0" in output
+        if rank == 1:
+            assert "ERROR" not in output
+            continue
+        when, number, kind, message = story(output)
+        seconds = when - event(outputs[1])
+        print(f"MEASURED give_up of rank 1: rank {rank} knew after {seconds:.2f} s: {message}")
+        assert (number, kind) == (failing, "CancelledError")
+        assert re.search(
+            r"rank 1 \(worker 1 at 127.0.0.1:\d+\) gave up: ValueError: no more data", message
+        )
+
+
+@pytest.mark.parametrize("slow_after", [1, 0])
+def test_a_late_worker_is_named_by_those_who_wait_unless_switched_off(slow_after):
+    late = {"VICTIM": 2, "SLOW_AFTER": slow_after, "TF_CPP_MIN_LOG_LEVEL": 0}
+    with start("late.py", 3, **late) as started:
+        outputs = started.wait(90)
+    warning = r"tfscale: bucket 'gradients' has waited \S+ s for (.*): no sign of life there yet"
+    for rank, output in enumerate(outputs):
+        waited = re.findall(warning, output)
+        again = re.findall(r"tfscale: bucket 'gradients' is done after all, after (\S+) s", output)
+        if rank == 2 or slow_after == 0:
+            assert not waited and not again
+            continue
+        assert len(waited) == len(again) == 1  # all are next to each other in a ring of three
+        assert re.fullmatch(r"rank 2 \(worker 2 at 127.0.0.1:\d+\)", waited[0])

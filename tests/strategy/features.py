@@ -1,0 +1,233 @@
+"""Checks of what else Keras does with a model, for any layout.
+
+A check is a function of a strategy and of a folder, which every worker has for itself.
+"""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from tests.strategy.models import ADAM, BATCH, classifier, numbers
+
+
+def fresh(strategy, seed=1, **how):
+    keras.utils.set_random_seed(seed)
+    with strategy.scope():
+        return classifier(ADAM, **how)()
+
+
+def fit(model, epochs=2, **settings):
+    x, y = numbers()
+    how = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
+    return model.fit(x, y, epochs=epochs, **how, **settings)
+
+
+def bits(model):
+    return [w.tobytes() for w in model.get_weights()]
+
+
+def predictions(model):
+    return model.predict(numbers(37)[0], batch_size=BATCH, verbose=0)
+
+
+def save_and_load(strategy, folder):
+    """A file can be read without a strategy, and trained on in one."""
+    model = fresh(strategy)
+    fit(model)
+    model.save(folder / "model.keras")
+    alone = keras.models.load_model(folder / "model.keras")
+    assert bits(alone) == bits(model)
+    np.testing.assert_allclose(predictions(alone), predictions(model), atol=1e-6)
+    with strategy.scope():
+        again = keras.models.load_model(folder / "model.keras")
+    fit(model)
+    fit(again)
+    assert bits(again) == bits(model)
+
+
+def load_what_one_device_saved(strategy, folder):
+    alone = classifier(ADAM)()
+    fit(alone)
+    alone.save(folder / "model.keras")
+    with strategy.scope():
+        model = keras.models.load_model(folder / "model.keras")
+    assert bits(model) == bits(alone)
+    fit(alone)
+    fit(model)
+    for mine, expected in zip(model.get_weights(), alone.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, expected, rtol=0, atol=1e-6)
+
+
+def save_and_load_weights(strategy, folder):
+    model, other = fresh(strategy), fresh(strategy, seed=2)
+    fit(model)
+    model.save_weights(folder / "model.weights.h5")
+    assert bits(other) != bits(model)
+    other.load_weights(folder / "model.weights.h5")
+    assert bits(other) == bits(model)
+    np.testing.assert_array_equal(predictions(other), predictions(model))
+
+
+def export(strategy, folder):
+    model = fresh(strategy)
+    fit(model)
+    model.export(folder / "exported", verbose=False)
+    x = numbers(37)[0]
+    loaded = tf.saved_model.load(str(folder / "exported"))
+    np.testing.assert_allclose(loaded.serve(x), predictions(model), atol=1e-6)
+
+
+def model_checkpoint(strategy, folder):
+    model = fresh(strategy)
+    whole, weights = folder / "epoch-{epoch}.keras", folder / "last.weights.h5"
+    saver = keras.callbacks.ModelCheckpoint
+    fit(model, callbacks=[saver(whole), saver(weights, save_weights_only=True)])
+    other = fresh(strategy, seed=2)
+    if strategy.extended.first_rank > 0:
+        assert not list(folder.iterdir())  # the first worker alone writes
+        return
+    assert bits(keras.models.load_model(folder / "epoch-2.keras")) == bits(model)
+    assert bits(keras.models.load_model(folder / "epoch-1.keras")) != bits(model)
+    other.load_weights(weights)
+    assert bits(other) == bits(model)
+
+
+class StopBefore(keras.callbacks.Callback):
+    def __init__(self, epoch):
+        super().__init__()
+        self._epoch = epoch
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == self._epoch:
+            raise InterruptedError
+
+
+def backup_and_restore(strategy, folder):
+    """Interrupted and taken up again is the same, bit for bit, as never interrupted."""
+    backup = keras.callbacks.BackupAndRestore(folder / "backup", delete_checkpoint=False)
+    with pytest.raises(InterruptedError):
+        fit(fresh(strategy), 4, callbacks=[backup, StopBefore(2)])
+    resumed, whole = fresh(strategy, seed=2), fresh(strategy)
+    history = fit(resumed, 4, callbacks=[keras.callbacks.BackupAndRestore(folder / "backup")])
+    fit(whole, 4)
+    assert history.epoch == [2, 3]
+    assert bits(resumed) == bits(whole)
+
+
+class Remember(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.weights = []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.weights.append(bits(self.model))
+
+
+def early_stopping(strategy, folder):
+    """Labels that are not those of training get worse with every epoch."""
+    x, y = numbers(37)
+    model, remember = fresh(strategy), Remember()
+    stop = keras.callbacks.EarlyStopping(patience=2, restore_best_weights=True)
+    history = fit(model, 9, validation_data=(x, (y + 1) % 3), callbacks=[remember, stop]).history
+    best = int(np.argmin(history["val_loss"]))
+    assert len(history["val_loss"]) == best + 3 < 9
+    assert bits(model) == remember.weights[best]
+
+
+def tensorboard(strategy, folder):
+    pytest.importorskip("tensorboard")
+    history = fit(fresh(strategy), callbacks=[keras.callbacks.TensorBoard(folder)]).history
+    logged = []
+    for path in folder.glob("train/*tfevents*"):
+        for event in tf.compat.v1.train.summary_iterator(str(path)):
+            values = [v for v in event.summary.value if v.tag == "epoch_loss"]
+            logged += [float(tf.make_ndarray(value.tensor)) for value in values]
+    np.testing.assert_allclose(logged, history["loss"], rtol=1e-6)
+
+
+def predict_keeps_the_order(strategy, folder):
+    with strategy.scope():
+        inputs = keras.Input([1])
+        model = keras.Model(inputs, layers.Identity()(inputs))
+    for rows in (1, 3, 16, 37, 64):
+        x = np.arange(rows, dtype=np.float32)[:, None]
+        for data in (
+            {"x": x, "batch_size": 16},
+            {"x": tf.data.Dataset.from_tensor_slices(x).batch(16)},
+        ):
+            np.testing.assert_array_equal(model.predict(**data, verbose=0), x)
+
+
+def own_loop(strategy, folder):
+    """As TensorFlow's guide writes it: the sum of the replicas' losses, by the global batch."""
+
+    def train(strategy):
+        model = fresh(strategy)
+        data = tf.data.Dataset.from_tensor_slices(numbers(5 * BATCH)).batch(BATCH)
+
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                losses = keras.losses.sparse_categorical_crossentropy(
+                    y, model(x, training=True), from_logits=True
+                )
+                loss = tf.nn.compute_average_loss(losses, global_batch_size=BATCH)
+            gradients = tape.gradient(loss, model.trainable_variables)
+            model.optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+            return loss
+
+        @tf.function
+        def distributed_step(batch):
+            return strategy.reduce("SUM", strategy.run(step, args=batch), axis=None)
+
+        seen = [distributed_step(b) for b in strategy.experimental_distribute_dataset(data)]
+        return np.array(seen), model
+
+    (losses, model), (expected, alone) = train(strategy), train(tf.distribute.get_strategy())
+    np.testing.assert_allclose(losses, expected, rtol=0, atol=1e-6)
+    for mine, one in zip(model.get_weights(), alone.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, one, rtol=0, atol=1e-6)
+
+
+def gather_and_reduce(strategy, folder):
+    replicas = strategy.num_replicas_in_sync
+
+    def mine():
+        number = tf.distribute.get_replica_context().replica_id_in_sync_group
+        return tf.fill([number + 1, 2], tf.cast(number, tf.float32))
+
+    rows = strategy.run(tf.function(mine))
+    expected = np.concatenate([np.full([r + 1, 2], r) for r in range(replicas)])
+    np.testing.assert_array_equal(strategy.gather(rows, axis=0), expected)
+
+    sums = strategy.run(tf.function(lambda: tf.reduce_sum(mine())))
+    assert strategy.reduce("SUM", sums, axis=None) == expected.sum()
+    assert strategy.reduce("MEAN", sums, axis=None) == expected.sum() / replicas
+
+
+def jit_is_refused(strategy, folder):
+    model = fresh(strategy, jit_compile=True)
+    with pytest.raises(Exception, match='Use jit_compile="auto"'):
+        fit(model, 1)
+
+
+CHECKS = {
+    check.__name__: check
+    for check in (
+        save_and_load,
+        load_what_one_device_saved,
+        save_and_load_weights,
+        export,
+        model_checkpoint,
+        backup_and_restore,
+        early_stopping,
+        tensorboard,
+        predict_keeps_the_order,
+        own_loop,
+        gather_and_reduce,
+        jit_is_refused,
+    )
+}

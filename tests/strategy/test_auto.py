@@ -1,0 +1,110 @@
+"""Which strategy fits the machine, and what ``ScaleStrategy`` refuses."""
+
+import json
+
+import pytest
+import tensorflow as tf
+
+import tfscale
+from tfscale import ScaleStrategy
+from tfscale.strategy import auto
+from tfscale.strategy.extended import local_devices
+
+TWO = ["CPU:0", "CPU:1"]
+
+
+@pytest.fixture(autouse=True)
+def no_cluster(monkeypatch):
+    for name in ("TF_CONFIG", "TPU_NAME", "COLAB_TPU_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+class TestAuto:
+    def test_one_device_costs_nothing(self, capsys):
+        strategy = tfscale.auto_strategy(devices=["CPU:0"], wire="bf16")
+        assert strategy is tf.distribute.get_strategy()
+        said = capsys.readouterr().out
+        assert "TensorFlow's default strategy, for there is one device" in said
+        assert "Not used here: devices, wire." in said
+
+    def test_several_devices(self, capsys):
+        strategy = tfscale.auto_strategy(algorithm="tree", devices=TWO)
+        assert isinstance(strategy, ScaleStrategy)
+        assert strategy.num_replicas_in_sync == 2
+        assert "ScaleStrategy, for there are 2 devices." in capsys.readouterr().out
+
+    @pytest.mark.parametrize("name", ["TPU_NAME", "COLAB_TPU_ADDR"])
+    def test_a_tpu_is_found_by_its_address(self, monkeypatch, name):
+        assert not auto._has_tpu()
+        monkeypatch.setenv(name, "grpc://10.0.0.1:8470")
+        assert auto._has_tpu()
+
+
+class TestWorkers:
+    """How many there are decides; here nobody starts them."""
+
+    def count(self):
+        return auto._workers(tf.distribute.cluster_resolver.TFConfigClusterResolver())
+
+    def test_without_a_cluster_there_is_one(self):
+        assert self.count() == 1
+
+    @pytest.mark.parametrize(
+        ("cluster", "workers"),
+        [
+            ({"worker": ["a:1"]}, 1),
+            ({"worker": ["a:1", "b:1"]}, 2),
+            ({"chief": ["a:1"], "worker": ["b:1", "c:1"]}, 3),
+            ({"worker": ["a:1"], "evaluator": ["b:1"]}, 1),
+        ],
+    )
+    def test_tf_config_tells_them(self, monkeypatch, cluster, workers):
+        config = {"cluster": cluster, "task": {"type": "worker", "index": 0}}
+        monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+        assert self.count() == workers
+
+    def test_so_does_any_resolver(self):
+        spec = tf.train.ClusterSpec({"worker": ["a:1", "b:1"]})
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(spec, task_id=0)
+        assert auto._workers(resolver) == 2
+
+
+class TestDevices:
+    def test_all_logical_cpus_are_the_default(self):
+        every = [f"device:CPU:{i}" for i in range(len(tf.config.list_logical_devices("CPU")))]
+        assert local_devices(None) == ("CPU", every)
+
+    @pytest.mark.parametrize("name", ["CPU:1", "cpu:1", "/device:CPU:1", "/cpu:1", "device:CPU:1"])
+    def test_a_device_may_be_written_as_people_do(self, name):
+        assert local_devices([name]) == ("CPU", ["device:CPU:1"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"algorithm": "rign"}, "rign"),
+        ({"wire": "int7"}, "int7"),
+        ({"wire": {"kernel": "int7"}}, "int7"),
+        ({"wire": {"*kernel": "int8"}}, "is not a regular expression"),
+        ({"wire": 8}, "a wire is a name"),
+        ({"devices": ["CPU:0", "CPU:99"]}, "no device is called 'CPU:99'.* CPU:0, CPU:1"),
+        ({"devices": ["CPU:0", "cpu:0"]}, "each replica needs a device of its own"),
+        ({"batch_norm": "sync"}, 'batch_norm is "synchronized" or "local", got \'sync\''),
+        ({"schedule_file": __file__}, 'schedule_file=.*test_auto.py.* needs algorithm="auto"'),
+        ({"bucket_bytes": 0}, "bucket_bytes is a number of bytes, 1 or more; got 0"),
+        ({"deadline": 0}, "deadline"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_wrong_arguments_are_refused_with_what_was_received(arguments, sentence):
+    with pytest.raises((ValueError, TypeError), match=sentence):
+        ScaleStrategy(**{"algorithm": "ring", "devices": TWO, **arguments})
+
+
+def test_a_schedule_file_must_be_for_as_many_ranks(tmp_path):
+    from tfscale.collectives import Link
+    from tfscale.collectives.choose import Chooser
+
+    Chooser(Link(1e-4, 1e-9), 1e-10, 4).dump(tmp_path / "four.json")
+    with pytest.raises(ValueError, match="ranks.* 2, for so many take part here"):
+        ScaleStrategy(devices=TWO, schedule_file=tmp_path / "four.json")

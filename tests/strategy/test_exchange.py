@@ -1,0 +1,169 @@
+"""What replicas give each other, in graphs and eagerly: three logical devices of one process."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import group
+
+from tfscale.strategy.exchange import JOIN_UP_TO, Exchange, joined, separated
+from tfscale.strategy.schedules import Fixed
+
+RANKS = 3
+HEIGHT = 12  # rows of the sparse tensors
+
+pytestmark = pytest.mark.parametrize("how", ["graph", "eager"])
+
+
+@pytest.fixture(scope="module")
+def exchange():
+    return Exchange(group(RANKS), Fixed("ring", RANKS))
+
+
+def on_each(exchange, how, body):
+    """What ``body`` returns on each replica, as numpy arrays."""
+
+    def run():
+        return exchange.on_each(body)
+
+    results = (tf.function(run) if how == "graph" else run)()
+    return tf.nest.map_structure(lambda x: x.numpy(), results)
+
+
+FLOATS = (tf.float32, tf.float64, tf.float16, tf.bfloat16)
+INTEGERS = (tf.int8, tf.uint8, tf.int16, tf.uint16, tf.int32, tf.uint32, tf.int64, tf.uint64)
+
+
+def test_tensors_of_all_types_are_summed_in_their_own(exchange, how):
+    """As exact as the type: in float32, 2**31 and 2**53 + 1 would lose their last digits."""
+    large = {tf.uint32: 2**31 + 1, tf.int64: 2**53 + 1, tf.float64: 1 + 2**-50}
+    dtypes = (*FLOATS, *INTEGERS)
+
+    def body(replica):
+        small = [tf.constant([[1, 2], [3, replica]], dtype) for dtype in dtypes]
+        single = [tf.constant(number if replica == 0 else 0, t) for t, number in large.items()]
+        return exchange.sum_all(replica, [*small, *single], "mixed")
+
+    for sums in on_each(exchange, how, body):
+        for dtype, found in zip(dtypes, sums):
+            assert found.dtype == dtype
+            np.testing.assert_array_equal(found.astype(np.float64), [[3, 6], [9, 3]])
+        for (dtype, number), found in zip(large.items(), sums[len(dtypes) :]):
+            assert found == np.array(number, dtype.as_numpy_dtype)
+
+
+def test_the_sum_of_bools_says_whether_any_is_true(exchange, how):
+    def body(replica):
+        return exchange.sum_all(replica, [tf.constant([False, True, replica == 1])], "bools")
+
+    for (found,) in on_each(exchange, how, body):
+        assert found.dtype == bool
+        np.testing.assert_array_equal(found, [False, True, True])
+
+
+def test_what_is_no_number_is_refused(exchange, how):
+    with pytest.raises(TypeError, match="replicas exchange numbers, not string"):
+        on_each(exchange, how, lambda replica: exchange.sum_all(replica, [tf.constant("a")], "x"))
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("lengths", [(2, 0, 3), (1, 1, 1)])
+def test_rows_are_joined_along_any_axis(exchange, how, axis, lengths):
+    shapes = [[n if i == axis else 2 + i for i in range(3)] for n in lengths]
+    parts = [np.random.default_rng(r).integers(0, 99, shape) for r, shape in enumerate(shapes)]
+
+    def body(replica):
+        return exchange.rows(replica, tf.constant(parts[replica]), axis)
+
+    for found in on_each(exchange, how, body):
+        np.testing.assert_array_equal(found, np.concatenate(parts, axis))
+
+
+def test_rows_of_other_types_are_joined(exchange, how):
+    def body(replica):
+        return exchange.rows(replica, tf.fill([replica], replica == 1), 0)
+
+    for found in on_each(exchange, how, body):
+        assert found.dtype == bool
+        np.testing.assert_array_equal(found, [True, False, False])
+
+
+def slices(rows, replica, dtype):
+    """So many rows, some of them more than once."""
+    rng = np.random.default_rng(replica)
+    indices = rng.integers(0, HEIGHT, rows).astype(dtype)
+    values = rng.integers(-9, 9, (rows, 2)).astype(np.float32)
+    return tf.IndexedSlices(tf.constant(values), tf.constant(indices), tf.constant([HEIGHT, 2]))
+
+
+MOST = JOIN_UP_TO * 2 * HEIGHT // RANKS  # rows of the longest that are joined
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize(
+    ("rows", "joins"),
+    [
+        ((7, 7, 7), True),
+        ((7, 0, 2), True),
+        ((0, 0, 0), True),
+        ((MOST, 0, 0), True),
+        ((MOST + 1, 0, 0), False),
+        ((2 * MOST,) * RANKS, False),
+    ],
+)
+def test_sparse_sums_equal_dense_ones(exchange, how, rows, joins, dtype):
+    def body(replica):
+        total = exchange.sum_slices(replica, slices(rows[replica], replica, dtype), "sparse")
+        return tf.convert_to_tensor(total), total.indices
+
+    dense = sum(tf.convert_to_tensor(slices(n, r, dtype)).numpy() for r, n in enumerate(rows))
+    for found, indices in on_each(exchange, how, body):
+        np.testing.assert_array_equal(found, dense)
+        assert indices.dtype == dtype
+        assert len(indices) == (sum(rows) if joins else HEIGHT)
+
+
+def test_dense_and_sparse_go_together(exchange, how):
+    def body(replica):
+        mixed = [tf.constant([1.0]), slices(2, replica, np.int32), tf.constant(2, tf.int32)]
+        one, sparse, two = exchange.sum_all(replica, mixed, "both")
+        return one, tf.convert_to_tensor(sparse), two
+
+    dense = sum(tf.convert_to_tensor(slices(2, r, np.int32)).numpy() for r in range(RANKS))
+    for one, sparse, two in on_each(exchange, how, body):
+        assert (one, two) == (RANKS, 2 * RANKS)
+        np.testing.assert_array_equal(sparse, dense)
+
+
+def test_sparse_without_a_height_is_refused(exchange, how):
+    homeless = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]))
+    with pytest.raises(ValueError, match="without a dense shape"):
+        on_each(exchange, how, lambda replica: exchange.sum_slices(replica, homeless, "x"))
+
+
+def test_all_get_what_the_first_has(exchange, how):
+    def body(replica):
+        return exchange.from_first(replica, tf.constant([replica == 0, False]), "first")
+
+    for found in on_each(exchange, how, body):
+        np.testing.assert_array_equal(found, [True, False])
+
+
+def test_a_single_replica_keeps_what_it_has(how):
+    alone = Exchange(None, Fixed("ring", 1))
+    sparse = slices(2, 0, np.int32)
+
+    def body(replica):
+        x = tf.constant([1.0, 2.0])
+        (total,) = alone.sum_all(replica, [x], "x")
+        assert alone.sum_slices(replica, sparse, "x") is sparse
+        return total, alone.rows(replica, x, 0), alone.from_first(replica, x, "x")
+
+    for found in on_each(alone, how, body)[0]:
+        np.testing.assert_array_equal(found, [1, 2])
+
+
+def test_joined_and_separated_undo_each_other(exchange, how):
+    tensors = [tf.constant([[1.0, 2.0]]), tf.constant(3.0), tf.zeros([0, 2]), tf.constant([4.0])]
+    assert joined(tensors).shape == [4]
+    for found, tensor in zip(separated(joined(tensors), tensors), tensors):
+        np.testing.assert_array_equal(found, tensor)

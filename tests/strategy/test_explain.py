@@ -1,0 +1,149 @@
+"""What travels how, as the strategy tells it after a few steps."""
+
+import json
+import logging
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+from tests.strategy.models import BATCH
+from tfscale import ScaleStrategy
+from tfscale.collectives import Link
+from tfscale.collectives.choose import COST_MODEL, Chooser
+
+WORDS, WIDTH, STEPS = 40, 64, 3
+
+
+def on(replicas, algorithm="ring", wire="fp32", **arguments):
+    return ScaleStrategy(algorithm, wire, [f"CPU:{i}" for i in range(replicas)], **arguments)
+
+
+def trained(strategy, **how):
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        inputs = keras.Input([5], dtype="int32")
+        hidden = layers.Flatten()(layers.Embedding(WORDS, 4, name="words")(inputs))
+        hidden = layers.Dense(WIDTH, name="first")(hidden)
+        outputs = layers.Dense(WIDTH, name="second")(hidden)
+        model = keras.Model(inputs, layers.Dense(1, name="head")(outputs))
+        model.compile(keras.optimizers.SGD(0.01), "mse", **how)
+    x = np.random.default_rng(1).integers(0, WORDS, [STEPS * BATCH, 5])
+    model.fit(x, x.sum(1), batch_size=BATCH, verbose=0)
+    return model
+
+
+def dense_paths(model):
+    return sorted(v.path for v in model.trainable_variables if "words" not in v.path)
+
+
+MIXED = {"second/kernel": "int4", "bias": "bf16", "*": "int8"}
+
+
+@pytest.fixture(scope="module")
+def mixed():
+    strategy = on(2, wire=MIXED)
+    return strategy, trained(strategy)
+
+
+@pytest.fixture
+def rows(mixed):
+    return mixed[0].explain()
+
+
+def test_every_dense_variable_is_in_one_row(mixed, rows):
+    """Rows of embeddings travel as rows."""
+    assert sorted(path for row in rows for path in row.variables) == dense_paths(mixed[1])
+
+
+def test_rows_say_what_travels(rows):
+    found = {tuple(sorted(row.variables)): (row.wire, row.elements, row.feedback) for row in rows}
+    assert found == {
+        ("second/kernel",): ("int4", WIDTH * WIDTH, True),
+        ("first/kernel",): ("int8", 20 * WIDTH, False),
+        ("head/kernel",): ("fp32", WIDTH, False),
+        ("first/bias", "head/bias", "second/bias"): ("bf16", 2 * WIDTH + 1, False),
+    }
+
+
+def test_bytes_are_those_on_the_wire(rows):
+    size = {row.wire: row.bytes / row.elements for row in rows}
+    assert size["fp32"] == 4
+    assert size["bf16"] == 2
+    assert 1 <= size["int8"] < 1.2  # and a scale for each block
+    assert 0.5 <= size["int4"] < 0.7
+
+
+def test_what_was_measured_comes_from_the_engine(rows):
+    """A ring of two sends a whole buffer in halves, which may be padded to blocks."""
+    for row in rows:
+        assert row.calls >= STEPS
+        assert row.measured > 0
+        assert row.bytes <= row.sent <= row.bytes + 64
+        assert (row.algorithm, row.why, row.predicted) == ("ring", "asked for", 0)
+
+
+def test_the_table_is_for_people(mixed, capsys):
+    mixed[0].explain()
+    printed = capsys.readouterr().out
+    for word in ("bucket", "wire", "int4 +", "ring", "asked"):
+        assert word in printed
+
+
+def test_before_the_first_step_there_is_nothing_to_tell():
+    assert on(2).explain() == []
+
+
+def test_eager_steps_are_counted():
+    strategy = on(2)
+    model = trained(strategy, run_eagerly=True)
+    (row,) = strategy.explain()
+    assert sorted(row.variables) == dense_paths(model)
+    assert row.calls == STEPS
+    assert row.measured > 0
+
+
+def test_a_rule_that_matches_nothing_is_told_once(caplog):
+    strategy = on(2, wire={"secnd/kernel": "int4", "first/kernel": "int8"})
+    with caplog.at_level(logging.WARNING, "tfscale"):
+        trained(strategy, run_eagerly=True)
+    (warning,) = [r.getMessage() for r in caplog.records if "wire policy" in r.getMessage()]
+    assert "'secnd/kernel'" in warning
+    assert "words/embeddings, first/kernel" in warning
+
+
+def chosen(dumped):
+    return [(row["from_bytes"], row["algorithm"]) for row in dumped["table"]]
+
+
+def written(strategy, path):
+    strategy.dump(path)
+    return json.loads(path.read_text())
+
+
+def test_what_auto_chose_is_written_edited_and_read(tmp_path):
+    """Nothing is measured when a file says what to choose, so all is known here."""
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    Chooser(Link(1e-4, 1e-9), 1e-10, 4).dump(first)
+    strategy = on(4, "auto", schedule_file=first, bucket_bytes=4 * WIDTH * WIDTH)
+    again = written(strategy, second)
+    assert chosen(again) == chosen(json.loads(first.read_text()))
+
+    again["table"] = [
+        {"from_bytes": 1, "algorithm": "auto"},
+        {"from_bytes": 4 * WIDTH * WIDTH, "algorithm": "tree"},
+    ]
+    second.write_text(json.dumps(again))
+    strategy = on(4, "auto", schedule_file=second, bucket_bytes=4 * WIDTH * WIDTH)
+    trained(strategy)
+    found = {row.bytes >= 4 * WIDTH * WIDTH: row for row in strategy.explain()}
+    assert (found[True].algorithm, found[True].why) == ("tree", f"pinned by {second}")
+    assert found[False].why == COST_MODEL
+    assert found[False].predicted > 0
+    assert chosen(written(strategy, first))[-1] == (4 * WIDTH * WIDTH, "tree")
+
+
+def test_what_was_asked_for_is_not_written(tmp_path):
+    with pytest.raises(ValueError, match="there is nothing to write"):
+        on(2).dump(tmp_path / "chosen.json")

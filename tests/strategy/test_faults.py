@@ -1,0 +1,96 @@
+"""Workers that fail in the middle of ``fit``: the others are told who and why, soon."""
+
+import re
+import time
+
+import pytest
+
+from tests.strategy.groups import start
+
+pytestmark = pytest.mark.slow
+SECONDS = 120
+PROMISE = 10  # seconds from a failure to the survivors' errors
+
+
+def run(way, victim, workers=2, deadline=30, slow_after=0):
+    """What the others printed; only a worker that is slow ends well itself."""
+    settings = {"WAY": way, "VICTIM": victim, "DEADLINE": deadline, "SLOW_AFTER": slow_after}
+    environment = {name: str(value) for name, value in settings.items()}
+    environment["TF_CPP_MIN_LOG_LEVEL"] = "1"  # warnings, too
+    with start("fault.py", f"{workers}x1", **environment) as group:
+        others = [i for i in range(workers) if i != victim]
+        wait_for(group, others, r"^(ERROR|DONE)")
+        return [group.output(i) for i in range(workers)]
+
+
+def wait_for(group, indices, what):
+    end = time.monotonic() + SECONDS
+    while not all(re.search(what, group.output(i), re.MULTILINE) for i in indices):
+        assert time.monotonic() < end, group.output(indices[0])[-3000:]
+        time.sleep(0.05)
+
+
+def event(output):
+    return float(re.search(r"^EVENT (\S+)$", output, re.MULTILINE).group(1))
+
+
+def error(output):
+    """When, of which kind, and what it says."""
+    found = re.search(r"^ERROR (\S+) (\w+) (.*)$", output, re.MULTILINE)
+    assert found, output[-3000:]
+    return float(found[1]), found[2], found[3]
+
+
+@pytest.mark.parametrize(
+    ("way", "victim", "workers"),
+    [
+        ("kill", 1, 3),
+        ("kill", 0, 2),
+        ("kill while others wait for data", 0, 2),
+        ("kill while others make variables", 1, 2),
+    ],
+)
+def test_survivors_name_a_worker_that_was_killed(way, victim, workers):
+    outputs = run(way, victim, workers)
+    for survivor in set(range(workers)) - {victim}:
+        when, kind, message = error(outputs[survivor])
+        seconds = when - event(outputs[victim])
+        print(f"MEASURED {way} {victim}: worker {survivor} knew after {seconds:.2f} s")
+        # Where TensorFlow's own service hears of a death first, it aborts what is under way.
+        assert kind in ("UnavailableError", "CancelledError"), message
+        assert f"rank {victim} (worker {victim} at 127.0.0.1:" in message
+        assert "is gone" in message or "collective ops already aborted" in message
+        assert seconds < PROMISE
+        if "data" in way:
+            batches = [float(b) for b in re.findall(r"^BATCH (\S+)$", outputs[survivor], re.M)]
+            assert any(event(outputs[victim]) < batch < when for batch in batches)  # it waited
+
+
+def test_an_exception_between_exchanges_is_told_to_the_others():
+    outputs = run("raise", 1)
+    when, kind, message = error(outputs[0])
+    assert kind == "CancelledError", message
+    assert "rank 1 (worker 1 at 127.0.0.1:" in message
+    assert "gave up: its program failed: KeyError: 'no such row'" in message
+    assert when - event(outputs[1]) < PROMISE
+    assert error(outputs[1])[1:] == ("KeyError", "'no such row'")
+
+
+def test_a_worker_that_ends_its_program_does_not_leave_the_others_waiting():
+    _, _, message = error(run("leave", 1, deadline=60)[0])
+    assert "rank 1 (worker 1 at 127.0.0.1:" in message
+
+
+def test_a_worker_that_is_stopped_is_named_after_the_deadline():
+    outputs = run("stop", 1, deadline=4)
+    when, kind, message = error(outputs[0])
+    assert kind == "DeadlineExceededError", message
+    assert "rank 1 (worker 1 at 127.0.0.1:" in message
+    assert when - event(outputs[1]) > 3
+
+
+def test_a_worker_that_is_slow_is_named_in_a_warning_and_waited_for():
+    outputs = run("slow", 1, slow_after=1)
+    assert "DONE" in outputs[0]
+    late = r"tfscale: bucket .* has waited \S+ s for rank 1 \(worker 1 at 127.0.0.1:\d+\)"
+    assert len(re.findall(late, outputs[0])) == 1

@@ -1,0 +1,423 @@
+"""The private names of TensorFlow and Keras that the strategy leans on are what it takes them for.
+
+Each test stands for one of them; where a new version breaks it, its name says what to mend.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+import keras
+import keras.src.trainers.data_adapters.generator_data_adapter
+import keras.src.trainers.epoch_iterator
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras.src.saving.keras_saveable import KerasSaveable
+
+from tests.strategy.models import ADAM, classifier, numbers
+from tfscale import ScaleStrategy
+from tfscale.strategy import keras_seam, private
+from tfscale.strategy.extended import Extended, _EngineOps
+from tfscale.strategy.memory import ATTRIBUTE
+from tfscale.strategy.share import Share
+from tfscale.strategy.variables import LAYER_SEED, Weight
+
+DEVICES = ["CPU:0", "CPU:1"]
+
+
+@pytest.fixture(scope="module")
+def strategy():
+    return ScaleStrategy("ring", devices=DEVICES)
+
+
+@pytest.fixture(scope="module")
+def mirrored():
+    return tf.distribute.MirroredStrategy(DEVICES)
+
+
+def parameters(function):
+    return list(inspect.signature(function).parameters)
+
+
+# ---------------------------------------------------------------- TensorFlow
+
+SIGNATURES = [
+    (Extended, "_use_merge_call", ["self"]),
+    (Extended, "_replica_ctx_all_reduce", ["self", "reduce_op", "value", "options"]),
+    (Extended, "_reduce_to", ["self", "reduce_op", "value", "destinations", "options"]),
+    (Extended, "_create_variable", ["self", "next_creator", "kwargs"]),
+    (Extended, "_initialize_local_devices", ["self", "cluster_resolver", "worker_device"]),
+    (
+        Extended,
+        "_get_variable_creator_initial_value",
+        ["self", "replica_id", "device", "primary_var", "kwargs"],
+    ),
+    (_EngineOps, "_all_reduce", ["self", "reduce_op", "value", "replica_id", "options"]),
+    (
+        _EngineOps,
+        "_all_reduce_per_replica_values",
+        ["self", "reduce_op", "per_replica_values", "options"],
+    ),
+    (_EngineOps, "_batch_all_gather", ["self", "per_replica_values", "axis", "options"]),
+    (Weight, "_update_replica", ["self", "update_fn", "value", "kwargs"]),
+    (Weight, "_update_cross_replica", ["self", "update_fn", "value", "kwargs"]),
+    (Weight, "_get_cross_replica", ["self"]),
+    (Weight, "_get_replica", ["self", "replica_id"]),
+    (Weight, "_get_on_device_or_primary", ["self"]),
+    (Weight, "_gather_saveables_for_checkpoint", ["self"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("ours", "name", "expected"), SIGNATURES, ids=[name for _, name, _ in SIGNATURES]
+)
+def test_what_is_overridden_is_there_with_the_same_parameters(ours, name, expected):
+    """Found in a class of TensorFlow that ours comes from."""
+    (original, *_) = [
+        vars(base)[name]
+        for base in ours.__mro__
+        if name in vars(base) and base.__module__.startswith("tensorflow")
+    ]
+    assert parameters(original) == expected
+
+
+def test_health_checks_can_be_turned_off():
+    assert private.CollectiveAllReduceExtended._enable_check_health is True
+    assert Extended._enable_check_health is False
+
+
+def test_cross_device_ops_are_asked_in_merge_and_in_replicas(strategy):
+    """Both objects are looked up by these names, at each use."""
+    extended = strategy.extended
+    assert isinstance(extended._cross_device_ops, _EngineOps)
+    assert isinstance(extended._host_cross_device_ops, _EngineOps)
+    assert extended._use_merge_call() is False
+    assert extended._num_replicas_in_sync == 2
+    assert (extended._num_workers, extended._id_in_cluster) == (1, 0)
+    assert len(extended._devices) == 2
+
+
+def test_variables_are_mirrored_and_take_another_class(strategy):
+    """``adopt`` changes the class of just this type, which must have no slots."""
+    with strategy.scope():
+        variable = tf.Variable([1.0, 2.0], name="a/weight")
+    assert type(variable) is Weight
+    assert not hasattr(private.MirroredVariable, "__slots__")
+    assert issubclass(private.MirroredVariable, private.DistributedVariable)
+    assert variable._common_name == "a/weight"
+    assert [v.device[-5:] for v in variable.values] == DEVICES
+    assert variable._primary is variable.values[0]
+
+
+def test_a_replica_assigns_through_update_replica(strategy):
+    """A value that differs between replicas is reduced there, and nowhere else."""
+    with strategy.scope():
+        variable = tf.Variable(0.0, aggregation=tf.VariableAggregation.SUM)
+
+    @tf.function
+    def step():
+        strategy.run(lambda: variable.assign_add(1.0 + _replica()))
+
+    step()
+    assert [float(v) for v in variable.values] == [3.0, 3.0]
+
+
+def _replica():
+    return tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.float32)
+
+
+def test_a_replica_context_reduces_through_the_extended(strategy, monkeypatch):
+    seen = []
+
+    def note(self, reduce_op, value, options=None):
+        seen.append(reduce_op)
+        return value
+
+    monkeypatch.setattr(Extended, "_replica_ctx_all_reduce", note)
+
+    @tf.function
+    def step():
+        return strategy.run(lambda: tf.distribute.get_replica_context().all_reduce("SUM", 1.0))
+
+    step()
+    assert seen == [tf.distribute.ReduceOp.SUM] * 2
+
+
+def test_replica_contexts_know_their_number(strategy):
+    ids = []
+
+    @tf.function
+    def step():
+        strategy.run(lambda: ids.append(tf.distribute.get_replica_context()._replica_id))
+
+    step()
+    assert sorted(ids) == [0, 1]
+
+
+def test_regroup_makes_values_of_a_class():
+    made = private.regroup((tf.constant(1.0), tf.constant(2.0)), wrap_class=private.Mirrored)
+    assert isinstance(made, private.Mirrored)
+    assert isinstance(made, private.DistributedValues)
+    assert isinstance(private.regroup((1.0, 2.0)), private.PerReplica)
+    assert [float(v) for v in made.values] == [1.0, 2.0]
+
+
+def test_assign_on_device_assigns():
+    variable = tf.Variable(1.0)
+    private.assign_on_device(variable.device, variable, tf.constant(2.0))
+    assert float(variable) == 2.0
+
+
+def test_saveables_are_made_of_a_tensor_a_spec_and_a_name():
+    assert parameters(private.SaveableObject.__init__) == ["self", "op", "specs", "name"]
+    assert parameters(private.SaveSpec.__init__)[:4] == ["self", "tensor", "slice_spec", "name"]
+    assert parameters(private.SaveableObject.restore) == [
+        "self",
+        "restored_tensors",
+        "restored_shapes",
+    ]
+
+
+def test_eager_mode_is_a_context():
+    with tf.Graph().as_default():
+        assert not tf.executing_eagerly()
+        with private.eager_mode():
+            assert tf.executing_eagerly()
+
+
+def test_xla_is_recognised_while_it_traces():
+    found = []
+
+    def trace():
+        found.append(private.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))
+
+    tf.function(trace, jit_compile=True).get_concrete_function()
+    tf.function(trace).get_concrete_function()
+    assert found == [True, False]
+
+
+def test_dividing_by_a_share_asks_for_a_tensor_called_y():
+    """So a share tells divisors from factors; see also test_share.py."""
+    asked = []
+
+    class Asked(Share):
+        def __tf_tensor__(self, dtype=None, name=None):
+            asked.append((dtype, name))
+            return super().__tf_tensor__(dtype, name)
+
+    share = Asked(2, tf.constant(1), tf.constant(2))
+    _ = tf.constant(1.0) / share, tf.cast(share, tf.float32), tf.constant(1.0) * share
+    assert asked == [(None, "y"), (None, "x"), (tf.float32, None)]
+
+
+# --------------------------------------------------------------------- Keras
+
+
+@pytest.fixture(scope="module")
+def model(strategy):
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        built = classifier(lambda: ADAM(clipnorm=1.0, gradient_accumulation_steps=2))()
+        built.optimizer.build(built.trainable_variables)
+    return built
+
+
+def test_optimizers_clip_through_an_attribute(model):
+    """``_clip_gradients`` is the first thing that happens to a window's sum, and to no other."""
+    seen = []
+    optimizer = ADAM(gradient_accumulation_steps=2)
+    variable = keras.Variable([1.0, 1.0])
+    optimizer.build([variable])
+    vars(optimizer)["_clip_gradients"] = lambda grads: seen.append(grads) or grads
+    for gradient in (1.0, 3.0):
+        optimizer.apply([tf.constant([gradient, gradient])])
+    np.testing.assert_array_equal(seen[-1][0], [2.0, 2.0])
+
+
+def test_optimizers_apply_through_an_attribute():
+    """``apply_gradients`` and ``train_step`` call what an instance's ``apply`` is."""
+    seen = []
+    optimizer = ADAM()
+    vars(optimizer)["apply"] = lambda grads, variables=None: seen.append(list(grads))
+    optimizer.apply_gradients([(1.0, keras.Variable(1.0))])
+    assert seen == [[1.0]]
+
+
+def test_optimizers_know_their_variables_by_index(model):
+    optimizer = model.optimizer
+    assert optimizer._trainable_variables == model.trainable_variables
+    places = [optimizer._get_variable_index(v) for v in model.trainable_variables]
+    assert places == list(range(len(places)))
+
+
+def test_variables_of_optimizers_have_the_names_that_tell_their_kinds(model):
+    names = [v.name for v in model.optimizer.variables]
+    assert names[0] == "iteration"
+    assert sum("gradient_accumulator" in name for name in names) == len(model.trainable_variables)
+
+
+def test_a_new_optimizer_calls_the_strategy_from_its_constructor(strategy):
+    """The first of its variables is the "iteration"; its maker is found on the stack."""
+    with strategy.scope():
+        optimizer = ADAM()
+    assert hasattr(optimizer, ATTRIBUTE)
+
+
+def test_a_loss_scale_optimizer_holds_the_one_that_accumulates():
+    inner = ADAM(gradient_accumulation_steps=2)
+    outer = keras.optimizers.LossScaleOptimizer(inner)
+    assert keras_seam._innermost(outer) is inner
+    assert keras_seam._innermost(inner) is inner
+
+
+def test_seeds_have_the_name_that_tells_them():
+    assert keras.random.SeedGenerator(1).state.path.split("/")[-1] == LAYER_SEED
+    assert keras.layers.Dropout(0.1).seed_generator.state.path.endswith(LAYER_SEED)
+
+
+def test_compiled_losses_are_a_list_of_tuples_with_a_loss(model):
+    """``call`` looks up both by name, each time."""
+    losses = model._compile_loss
+    assert losses.built is False
+    losses.build(tf.zeros([2], tf.int32), tf.zeros([2, 3]))
+    assert losses.built is True
+    (one,) = vars(losses)["_flat_losses"]
+    assert one._fields == ("path", "loss", "loss_weights", "name")
+    seen = []
+    vars(losses)["_flat_losses"] = [one._replace(loss=lambda *args: seen.append(args) or 0.0)]
+    losses(tf.zeros([2], tf.int32), tf.zeros([2, 3]))
+    vars(losses)["_flat_losses"] = [one]
+    assert len(seen) == 1
+    assert len(seen[0]) == 3  # y_true, y_pred, sample_weight
+
+
+def test_losses_say_how_they_reduce():
+    loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
+    assert loss.reduction == "mean_with_sample_weight"
+    assert keras.losses.MeanSquaredError().reduction == "sum_over_batch_size"
+
+
+def test_masks_hang_on_what_layers_return():
+    embedded = keras.layers.Embedding(3, 2, mask_zero=True)(tf.constant([[1, 0]]))
+    np.testing.assert_array_equal(embedded._keras_mask, [[True, False]])
+
+
+def test_losses_are_scaled_by_the_number_of_replicas_that_the_strategy_tells(strategy):
+    """Keras asks in each step; while it lasts the answer is a share."""
+    from keras.src.losses.loss import scale_loss_for_distribution, unscale_loss_for_distribution
+
+    from tfscale.strategy.step import during
+
+    share = Share(2, tf.constant(1), tf.constant(8))
+    with strategy.scope(), during(count=share):
+        assert scale_loss_for_distribution(tf.constant(1.0)) == 1 / 8
+        assert unscale_loss_for_distribution(tf.constant(1.0)) == 8
+
+
+def test_layers_are_found_through_all_levels():
+    inner = keras.Sequential([keras.Input([2]), keras.layers.BatchNormalization()])
+    outer = keras.Sequential([keras.Input([2]), inner])
+    found = [type(layer).__name__ for layer in outer._flatten_layers()]
+    assert "BatchNormalization" in found
+
+
+def test_batch_normalization_synchronizes_by_an_attribute(strategy):
+    """It reads ``synchronized`` in each call, and reduces in its replica's context."""
+    with strategy.scope():
+        layer = keras.layers.BatchNormalization(center=False, scale=False, epsilon=1e-9)
+        layer.build([None, 1])
+    assert layer.synchronized is False
+    layer.synchronized = True
+
+    @tf.function
+    def step():
+        # Replica r holds r and r + 1: together the mean is 1.
+        return strategy.run(lambda: layer(tf.add(_replica(), [[0.0], [1.0]]), training=True))
+
+    first, second = strategy.experimental_local_results(step())
+    np.testing.assert_allclose(first[0, 0], -second[1, 0], atol=1e-5)
+    np.testing.assert_allclose(first[1, 0], 0, atol=1e-5)
+
+
+def test_keras_averages_a_first_batch_for_its_shapes(model, monkeypatch):
+    """In ``_maybe_symbolic_build``, where the batches of replicas may differ in size."""
+    callers = []
+
+    def noted():
+        names = [frame.function for frame in inspect.stack()]
+        callers.extend(names)
+        return "_maybe_symbolic_build" in names
+
+    monkeypatch.setattr(keras_seam, "wants_only_shapes", noted)
+    x, y = numbers(5)
+    model.fit(x, y, batch_size=3, verbose=0)
+    assert "_maybe_symbolic_build" in callers
+
+
+def test_what_reads_data_and_predicts_has_its_names(model):
+    adapter = keras.src.trainers.data_adapters.generator_data_adapter.GeneratorDataAdapter
+
+    def batches():
+        yield numbers(4)
+
+    iterator = keras.src.trainers.epoch_iterator.EpochIterator(batches())
+    assert isinstance(iterator.data_adapter, adapter)
+    assert "one_step_on_data_distributed" in inspect.getsource(keras.Model.make_predict_function)
+    assert isinstance(model._loss_tracker, keras.metrics.Metric)
+
+
+def test_keras_hands_steps_to_run_as_methods_of_the_model(model):
+    assert keras_seam.model_of(model.train_step) is model
+    assert keras_seam.model_of(model.test_step) is model
+    assert keras_seam.model_of(model.predict_step) is None
+    assert "self.train_step" in inspect.getsource(keras.Model.make_train_function)
+
+
+def test_what_is_saveable_has_a_type_and_hooks():
+    class Thing(KerasSaveable):
+        def _obj_type(self):
+            return "Loss"
+
+    assert {"save_own_variables", "load_own_variables"} <= set(dir(keras.layers.Layer))
+    assert Thing()._obj_type() == "Loss"
+
+
+def test_keras_asks_for_the_family_of_the_strategy(strategy):
+    """It reduces logs and joins predictions for this class alone."""
+    from keras.src.backend.tensorflow import trainer
+
+    assert isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    assert trainer._collective_all_reduce_multi_worker(strategy) is False  # one process
+
+
+def test_a_function_that_autograph_leaves_alone_hands_on_what_it_would_do(strategy):
+    """``run`` is one: the user's function is converted, ours is not."""
+    positive = []
+
+    def body(x):
+        if x > 0:  # needs autograph
+            positive.append(True)
+            return x
+        return -x
+
+    @tf.function
+    def step(x):
+        return strategy.run(body, (x,))
+
+    first, second = strategy.experimental_local_results(step(tf.constant(-2.0)))
+    assert (float(first), float(second)) == (2.0, 2.0)
+    assert positive
+
+
+def test_a_variable_that_is_overwritten_by_its_gradient_is_refused(strategy):
+    with strategy.scope():
+        optimizer = keras.optimizers.SGD()
+        scale = keras.Variable(1.0, name="scale")
+    scale.overwrite_with_gradient = True
+    with pytest.raises(ValueError, match="scale takes its gradient as its value"):
+        strategy.run(lambda: optimizer.apply([tf.constant(1.0)], [scale]))
+
+
+def test_a_plain_number_is_reduced_on_one_replica():
+    assert float(ScaleStrategy(devices=["CPU:0"]).reduce("SUM", 1.5, axis=None)) == 1.5

@@ -1,0 +1,73 @@
+"""Jobs that end in the middle of a training and are started again with the same command."""
+
+import re
+
+import pytest
+
+from tests.strategy.groups import finish, start
+
+pytestmark = pytest.mark.slow
+SECONDS = 120
+STEPS = 4  # in an epoch
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Runs a job on one folder; (exit codes, outputs)."""
+
+    def job(workers, callback, **settings):
+        environment = {name: str(value) for name, value in settings.items()}
+        folder = str(tmp_path / "backup")
+        with start(
+            "restart.py", f"{workers}x1", CALLBACK=callback, FOLDER=folder, **environment
+        ) as group:
+            outputs, _ = finish(group, SECONDS)
+            for process in group.processes:
+                process.wait(30)  # they end by themselves
+            return [process.poll() for process in group.processes], outputs
+
+    return job
+
+
+def beginnings(output):
+    """Epoch, steps so far and digest of the state, for each epoch that began."""
+    found = re.findall(r"^EPOCH (\d+) (\d+) (\w+)$", output, re.MULTILINE)
+    return [(int(epoch), int(steps), digest) for epoch, steps, digest in found]
+
+
+def ends(output):
+    """The digest of the state at the end of each epoch."""
+    found = re.findall(r"^STATE (\d+) (\w+)$", output, re.MULTILINE)
+    return {int(epoch): digest for epoch, digest in found}
+
+
+def test_a_job_goes_on_from_its_backup_with_any_number_of_workers(run, tmp_path):
+    """All workers are given the same folder, and Keras's own callback."""
+    codes, killed = run(2, "keras", KILL=1)
+    assert codes[0] == -9 and codes[1] not in (0, None)
+    codes, alone = run(1, "keras", KILL=2)
+    assert codes == [-9]
+    codes, outputs = run(2, "keras")
+    assert codes == [0, 0], outputs
+    assert beginnings(alone[0])[0] == (1, STEPS, ends(killed[0])[0])
+    for output in outputs:
+        assert beginnings(output)[0] == (2, 2 * STEPS, ends(alone[0])[1])
+        assert beginnings(output) == beginnings(outputs[0])
+        assert ends(output) == ends(outputs[0])
+        assert sorted(ends(output)) == [2, 3]
+    assert not (tmp_path / "backup").exists()  # as on one device: the training is done
+    assert sorted(p.name for p in (tmp_path / "best").iterdir()) == [
+        f"{epoch}.keras" for epoch in (1, 2, 3, 4)
+    ]
+
+
+def test_a_signal_makes_all_workers_save_and_leave_at_the_same_step(run):
+    """Worker 1 gets it after 7 steps; they look every second step."""
+    codes, told = run(2, "tfscale", PREEMPT=7)
+    assert codes == [3, 3], told
+    codes, outputs = run(2, "tfscale")
+    assert codes == [0, 0], outputs
+    for output in outputs:
+        assert beginnings(output)[0][:2] == (1, 8)  # the epoch begins again, its steps are kept
+        assert beginnings(output) == beginnings(outputs[0])
+        assert "DONE" in output

@@ -1,0 +1,65 @@
+"""What a worker of these tests does: it takes cases in turn, and prints a line of JSON for each.
+
+STRATEGY is scale, stock (TensorFlow's own) or none (one device); LAYOUT is workers x devices.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import sys
+import time
+import traceback
+
+import keras
+import pytest
+import tensorflow as tf
+
+WORKERS, DEVICES = (int(number) for number in os.environ["LAYOUT"].split("x"))
+CASE_SECONDS, DEADLINE = 120, 30
+
+
+def make_devices():
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    logical = [tf.config.LogicalDeviceConfiguration()] * DEVICES
+    tf.config.set_logical_device_configuration(cpu, logical)
+
+
+def make_strategy(algorithm):
+    if os.environ["STRATEGY"] == "none":
+        return tf.distribute.get_strategy()
+    if os.environ["STRATEGY"] == "stock":
+        return tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(DEVICES)])
+    import tfscale
+
+    return tfscale.ScaleStrategy(algorithm, wire="fp32", deadline=DEADLINE)
+
+
+def attempt(act, strategy, name):
+    """What ``act`` returns of a case, or its error."""
+    keras.backend.clear_session()
+    try:
+        return act(strategy, name) or {}
+    except pytest.skip.Exception as skipped:
+        return {"skipped": str(skipped)}
+    except BaseException:
+        return {"error": traceback.format_exc()}
+
+
+def take(act, algorithm="auto"):
+    """Take all CASES; ``act`` gets the strategy and a case's name."""
+    keras.config.disable_traceback_filtering()
+    make_devices()
+    strategy = make_strategy(algorithm)
+    for name in os.environ["CASES"].split(","):
+        faulthandler.dump_traceback_later(CASE_SECONDS, exit=True)
+        start = time.monotonic()
+        record = attempt(act, strategy, name)
+        faulthandler.cancel_dump_traceback_later()
+        record |= {"case": name, "seconds": time.monotonic() - start}
+        print("\nCASE", json.dumps(record), flush=True)
+        if "error" in record and WORKERS > 1:
+            os._exit(1)  # the workers may be out of step: the rest starts afresh
+    sys.stdout.flush()
+    os._exit(0)  # TensorFlow's servers do not always end well

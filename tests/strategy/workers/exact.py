@@ -1,0 +1,49 @@
+"""One worker that trains the cases of the table and says what came of each."""
+
+from __future__ import annotations
+
+import hashlib
+
+import keras
+import numpy as np
+
+from tests.strategy.cases import BY_NAME
+from tests.strategy.models import optimizers_of
+from tests.strategy.turns import take
+
+
+def numbered(variables):
+    """By name, and by number, for names may be the same."""
+    return {f"{i} {v.name.split('/')[-1]}": v for i, v in enumerate(variables)}
+
+
+def state(model):
+    return [v for optimizer in optimizers_of(model) for v in optimizer.variables]
+
+
+def digests(strategy, variable):
+    """One for each replica of this worker."""
+    replicas = strategy.experimental_local_results(variable.value)
+    return [hashlib.sha256(each.numpy().tobytes()).hexdigest()[:12] for each in replicas]
+
+
+def numbers(seen):
+    return {name: np.asarray(value, np.float64).tolist() for name, value in seen.items()}
+
+
+def train(strategy, name):
+    case = BY_NAME[name]
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = case.build()
+    seen = case.train(model)
+    weights, kept = numbered(model.weights), numbered(state(model))
+    return {
+        "weights": numbers({name: v.numpy() for name, v in weights.items()}),
+        "seen": numbers(seen | {name: v.numpy() for name, v in kept.items()}),
+        "digests": {name: digests(strategy, v) for name, v in (weights | kept).items()},
+    }
+
+
+if __name__ == "__main__":
+    take(train)

@@ -1,0 +1,103 @@
+"""A worker of a fit, in which one worker (VICTIM) fails in one WAY after some steps.
+
+Prints EVENT at the failure, ERROR with what this worker was told, and BATCH where data was slow.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfscale
+
+ME = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+WAY, VICTIM = os.environ["WAY"], int(os.environ["VICTIM"])
+WAITS = WAY == "kill while others wait for data" and ME != VICTIM
+FAILING, LAST = 12, 40
+
+
+def event():
+    print(f"\nEVENT {time.time()}", flush=True)
+
+
+def end_by(number):
+    event()
+    os.kill(os.getpid(), number)
+
+
+def fail(strategy):
+    if WAY in ("kill", "kill while others wait for data"):
+        end_by(signal.SIGKILL)
+    if WAY == "stop":
+        end_by(signal.SIGSTOP)
+    event()
+    if WAY == "raise":
+        raise KeyError("no such row")
+    if WAY == "leave":
+        sys.exit(0)
+    if WAY == "slow":
+        time.sleep(3)
+
+
+class Fault(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.steps = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.steps += 1
+        if ME == VICTIM and self.steps == FAILING:
+            fail(self.model.distribute_strategy)
+
+
+def data():
+    """Of each worker, and without an end."""
+
+    def batches():
+        rng = np.random.default_rng(ME)
+        for step in range(10**9):
+            if WAITS and step >= 2:  # a batch is two steps: each of two workers takes half
+                time.sleep(2)
+                print(f"\nBATCH {time.time()}", flush=True)
+            x = rng.standard_normal((8, 4), np.float32)
+            yield x, x.sum(1, keepdims=True)
+
+    spec = (tf.TensorSpec([8, 4]), tf.TensorSpec([8, 1]))
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    return tf.data.Dataset.from_generator(batches, output_signature=spec).with_options(options)
+
+
+def train():
+    slow_after = float(os.environ["SLOW_AFTER"])
+    strategy = tfscale.ScaleStrategy(
+        "ring", deadline=float(os.environ["DEADLINE"]), slow_after=slow_after
+    )
+    if WAY == "kill while others make variables" and ME == VICTIM:
+        end_by(signal.SIGKILL)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input([4]), keras.layers.Dense(8), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    steps = LAST if WAY == "slow" else 10**6
+    model.fit(data(), steps_per_epoch=steps, verbose=0, callbacks=[Fault()])
+
+
+def main():
+    try:
+        train()
+    except BaseException as error:
+        words = " ".join(str(error).split())
+        print(f"\nERROR {time.time()} {type(error).__name__} {words}", flush=True)
+        raise
+    print("\nDONE", flush=True)
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
+    os._exit(0)  # TensorFlow's servers do not always end well

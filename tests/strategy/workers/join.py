@@ -1,0 +1,88 @@
+"""A worker that differs from the others in one way after the other, if it is worker 1.
+
+Prints REFUSED with the case, how long it took and what was said; ACCEPTED otherwise.
+"""
+
+import json
+import os
+import sys
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfscale
+from tfscale.strategy import join
+
+ME = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+(CPU,) = tf.config.list_physical_devices("CPU")
+tf.config.set_logical_device_configuration(CPU, [tf.config.LogicalDeviceConfiguration()] * 2)
+
+
+def start(**settings):
+    return tfscale.ScaleStrategy(
+        **{"algorithm": "ring", "devices": ["CPU:0"], "deadline": 20, **settings}
+    )
+
+
+def start_as(**odd):
+    """Worker 1 starts with other settings."""
+    return lambda: start(**odd if ME else {})
+
+
+def start_of_another_version():
+    if ME:
+        join.__version__ = "0.0.1"
+    start()
+
+
+def train_with(width=8, activation="relu", momentum=0.0, layers=1, others=0):
+    x = np.ones([16, 4], np.float32)
+    keras.utils.clear_session()  # names are counted anew
+    for _ in range(others):
+        keras.layers.Dense(1)
+    with STRATEGY.scope():
+        dense = [keras.layers.Dense(width, activation) for _ in range(layers)]
+        model = keras.Sequential([keras.Input([4]), *dense, keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1, momentum), "mse")
+    model.fit(x, x[:, :1], verbose=0)
+
+
+def train_as(**odd):
+    """Worker 1 trains another model."""
+    return lambda: train_with(**odd if ME else {})
+
+
+CASES = {
+    "version": start_of_another_version,
+    "devices": start_as(devices=["CPU:0", "CPU:1"]),
+    "wire": start_as(wire="int8"),
+    "activation": train_as(activation="tanh"),
+    "momentum": train_as(momentum=0.9),
+    "width": train_as(width=9),
+    "more layers": train_as(layers=2),
+    "names": train_as(others=1),
+    "nothing": train_as(),
+}
+
+
+def main():
+    global STRATEGY  # one in a process
+    if os.environ["CASES"].startswith("activation"):
+        STRATEGY = start()
+    for name in os.environ["CASES"].split(","):
+        began = time.monotonic()
+        try:
+            CASES[name]()
+        except (ValueError, tf.errors.OpError) as error:
+            words = " ".join(str(error).split())
+            print(f"\nREFUSED {name}: {time.monotonic() - began:.1f} {words}", flush=True)
+        else:
+            print(f"\nACCEPTED {name}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
+    os._exit(0)  # TensorFlow's servers do not always end well

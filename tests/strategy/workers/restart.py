@@ -1,0 +1,74 @@
+"""A worker of a fit with a backup that all share.
+
+KILL: an epoch in which worker KILLED ends itself, between two backups. PREEMPT: a step at
+whose end worker 1 gets SIGTERM. CALLBACK: whose backup it is. Prints EPOCH for each epoch it
+begins, and STATE with a digest of weights and optimizer at the end of each epoch.
+"""
+
+import hashlib
+import json
+import os
+import signal
+import sys
+
+import keras
+import numpy as np
+
+import tfscale
+
+ME = json.loads(os.environ["TF_CONFIG"]).get("task", {"index": 0})["index"]
+KILL, PREEMPT = int(os.environ.get("KILL", -1)), int(os.environ.get("PREEMPT", -1))
+KILLED = int(os.environ.get("KILLED", 0))
+EPOCHS, BATCH, ROWS = 4, 16, 64
+CALLBACKS = {
+    "keras": keras.callbacks.BackupAndRestore,
+    "tfscale": lambda folder: tfscale.callbacks.Preemption(folder, check_every=2, exit_code=3),
+}
+
+
+class Watch(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.steps = 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        optimizer = self.model.optimizer
+        print("\nEPOCH", epoch, int(optimizer.iterations.numpy()), digest(self.model), flush=True)
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.steps += 1
+        if self.epoch == KILL and batch == 1 and ME == KILLED:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.steps == PREEMPT and ME == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def on_epoch_end(self, epoch, logs=None):
+        print("\nSTATE", epoch, digest(self.model), flush=True)
+
+
+def digest(model):
+    state = [v.numpy() for v in [*model.weights, *model.optimizer.variables]]
+    return hashlib.sha256(b"".join(value.tobytes() for value in state)).hexdigest()[:16]
+
+
+def main():
+    keras.utils.set_random_seed(1)
+    strategy = tfscale.ScaleStrategy("ring", wire=os.environ.get("WIRE", "fp32"), deadline=30)
+    with strategy.scope():
+        dense = keras.layers.Dense
+        model = keras.Sequential([keras.Input([64]), dense(128, activation="tanh"), dense(1)])
+        model.compile(keras.optimizers.Adam(0.01), "mse")
+    x = np.random.default_rng(0).standard_normal((ROWS, 64), np.float32)
+    backup = CALLBACKS[os.environ["CALLBACK"]](os.environ["FOLDER"])
+    how = {"batch_size": BATCH, "epochs": EPOCHS, "shuffle": False, "verbose": 0}
+    best = os.path.join(os.path.dirname(os.environ["FOLDER"]), "best", "{epoch}.keras")
+    kept = keras.callbacks.ModelCheckpoint(best)
+    model.fit(x, x.sum(1, keepdims=True), callbacks=[Watch(), backup, kept], **how)
+    print("\nDONE", flush=True)
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
+    os._exit(0)  # TensorFlow's servers do not always end well

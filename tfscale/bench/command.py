@@ -1,0 +1,273 @@
+"""The command line of ``tfscale bench``."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tfscale.bench import link, machine
+from tfscale.bench.plan import STOCK, Contestant
+from tfscale.bench.run import Outcome, Request, Show, run
+from tfscale.bench.table import make_table
+from tfscale.collectives import ALGORITHMS
+from tfscale.launch import WorkerFailed
+from tfscale.wires import WIRES
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+T = TypeVar("T")
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = make_parser()
+    arguments = parser.parse_args(argv)
+    request = read(arguments)
+    console = make_console()
+    try:
+        if request.link:
+            link.bytes_per_second(request.link)
+            link.check()
+        if arguments.plot:
+            check_matplotlib()
+        check_folders(arguments.json, arguments.plot)
+        about = machine.describe()
+        with ended_by_signals(), progress(console) as show:
+            outcome = run(request, show)
+    except (link.LinkError, WorkerFailed, ImportError, OSError) as error:
+        print(f"tfscale bench: error: {error}", file=sys.stderr)
+        return 1
+    line = shlex.join(["tfscale", "bench", *argv])
+    report(console, request, outcome, about, line)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(as_json(request, outcome, about, line), indent=1))
+        console.print(f"numbers: {arguments.json}")
+    if arguments.plot:
+        _plot(request, outcome, about, arguments.plot)
+        console.print(f"picture: {arguments.plot}")
+    return 0 if all(r.same_bits for r in outcome.records if r.algorithm not in STOCK) else 1
+
+
+# ---------------------------------------------------------------------------
+# What is asked for.
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tfscale bench",
+        description="Measure all-reduces between processes of this machine.",
+        epilog="See docs/benchmarks.md for what the columns mean.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("what", nargs="?", default="allreduce", choices=["allreduce"],
+        help="what to measure; `tfscale bench devices` has options of its own")  # fmt: skip
+    add("--sizes", type=list_of(whole_number), default="1e3,1e5,1e6,1e7", metavar="N,...",
+        help="counts of float32 numbers (default: %(default)s)")  # fmt: skip
+    add("--algorithms", type=list_of(one_of(ALGORITHMS)), default="ring,direct", metavar="NAME,...",
+        help=f"of {', '.join(ALGORITHMS)} (default: %(default)s)")  # fmt: skip
+    add("--wires", type=list_of(one_of(WIRES)), default="fp32,int8", metavar="NAME,...",
+        help=f"of {', '.join(WIRES)} (default: %(default)s)")  # fmt: skip
+    add("--processes", type=list_of(_processes), default="2,4", metavar="P,...",
+        help="how many take part (default: %(default)s)")  # fmt: skip
+    add("--piece-bytes", type=list_of(_bytes), default="0", metavar="BYTES,...",
+        help="sizes of a message; K and M are understood, 0 lets the engine choose")  # fmt: skip
+    add("--against", type=list_of(one_of([*STOCK, "none"])), default="tf", metavar="NAME,...",
+        help="also measure tf (stock MultiWorkerMirroredStrategy), gloo (torch), mpi (mpi4py); "
+        "or none (default: %(default)s)")  # fmt: skip
+    add("--repeats", type=whole_number, default=0, metavar="N",
+        help="rounds per size (default: as many as --seconds allows, 5 to 40)")  # fmt: skip
+    add("--seconds", type=float, default=2.0, metavar="S",
+        help="for each contestant, about so long at each size (default: %(default)s)")  # fmt: skip
+    add("--link", metavar="RATE",
+        help="network ports of this rate, in tc's notation (1gbit); root only")  # fmt: skip
+    add("--json", type=Path, metavar="FILE", help="write all numbers to FILE")
+    add("--plot", type=Path, metavar="FILE", help="draw time against size (png, svg or pdf)")
+    add("--rival-python", default=sys.executable, metavar="PATH",
+        help="the interpreter that has torch or mpi4py, if not this one")  # fmt: skip
+    add("--timeout", type=float, default=600.0, metavar="S",
+        help="give up when one set of processes takes longer (default: %(default)s)")  # fmt: skip
+    return parser
+
+
+def read(arguments: argparse.Namespace) -> Request:
+    """Every algorithm on every wire with every size of a message."""
+    combinations = itertools.product(arguments.algorithms, arguments.wires, arguments.piece_bytes)
+    return Request(
+        sizes=arguments.sizes,
+        contestants=tuple(Contestant(*each) for each in combinations),
+        processes=arguments.processes,
+        against=tuple(name for name in arguments.against if name != "none"),
+        repeats=arguments.repeats,
+        seconds=arguments.seconds,
+        link=arguments.link,
+        timeout=arguments.timeout,
+        rival_python=arguments.rival_python,
+    )
+
+
+def list_of(one: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
+    def many(text: str) -> tuple[T, ...]:
+        return tuple(dict.fromkeys(one(word.strip()) for word in text.split(",")))
+
+    return many
+
+
+def whole_number(text: str) -> int:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0
+    if number < 1 or number != int(number):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0 (1000, 1e6)")
+    return int(number)
+
+
+def _processes(text: str) -> int:
+    if not text.isdecimal() or not 2 <= int(text) <= 200:
+        raise argparse.ArgumentTypeError(f"{text!r}: 2 to 200 processes can take part")
+    return int(text)
+
+
+def _bytes(text: str) -> int:
+    unit = {"K": 1 << 10, "M": 1 << 20}.get(text[-1:].upper(), 1)
+    digits = text if unit == 1 else text[:-1]
+    if not digits.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes (65536, 64K, 1M)")
+    return int(digits) * unit
+
+
+def one_of(names: Sequence[str] | dict[str, Any]) -> Callable[[str], str]:
+    def one(text: str) -> str:
+        if text not in names:
+            raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(names)}")
+        return text
+
+    return one
+
+
+# ---------------------------------------------------------------------------
+# What is shown.
+
+
+def make_console() -> Console:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=120)
+    return console
+
+
+@contextmanager
+def progress(console: Console) -> Iterator[Show]:
+    """One line that says what is going on; it vanishes at the end."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = BarColumn(bar_width=24), TimeElapsedColumn(), TextColumn("{task.description}")
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=1.0)
+        yield lambda text, share: bar.update(task, description=text, completed=share)
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """A polite end by SIGTERM or SIGHUP cleans up as Ctrl-C does."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    both = signal.SIGTERM, signal.SIGHUP
+    numbers = [number for number in both if signal.getsignal(number) is not signal.SIG_IGN]
+    before = [signal.signal(number, stop) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def report(
+    console: Console, request: Request, outcome: Outcome, about: dict[str, Any], line: str
+) -> None:
+    for processes in request.processes:
+        records = [record for record in outcome.records if record.processes == processes]
+        title = f"all-reduce of float32, {processes} processes, {where(request)}"
+        console.print(make_table(records, title))
+    for note in footer(request, outcome, about, line):
+        console.print(note, soft_wrap=True)
+
+
+def where(request: Request) -> str:
+    return f"{request.link} links" if request.link else "127.0.0.1"
+
+
+def footer(request: Request, outcome: Outcome, about: dict[str, Any], line: str) -> list[str]:
+    """What the numbers rest on."""
+    sockets = ", ".join(
+        f"{rate / 1e6:,.0f} MB/s with {p} processes" for p, rate in outcome.socket_rates.items()
+    )
+    if request.link:
+        bound = (
+            f"bound: 2(P-1)/P x bytes on the wire / {request.link}; bare sockets reach {sockets}; "
+            f"up to {link.burst(request.link) / 1e3:.0f} kB pass at once after a pause, "
+            "so smaller messages see no limit"
+        )
+    else:
+        bound = (
+            "bound: 2(P-1)/P x bytes on the wire / what bare TCP sockets reach here when all ranks "
+            f"send and receive at once: {sockets}; without arithmetic; shared memory may beat it"
+        )
+    time = "time: median over rounds of the slowest rank; tf takes turns with the others"
+    rivals = [name for name in ("gloo", "mpi") if name in request.against]
+    lines = [bound, time + (f"; {' and '.join(rivals)} before and after them" if rivals else "")]
+    lines.append(
+        f"machine: {about['cpu']}, {about['cores']} cores; {about['kernel']}; "
+        f"TensorFlow {about['tensorflow']}; tfscale {about['tfscale']}"
+    )
+    warning = machine.warning(about, max(request.processes))
+    lines += [f"warning: {warning}"] if warning else []
+    return [*lines, *outcome.notes, f"command: {line}"]
+
+
+def as_json(request: Request, outcome: Outcome, about: dict[str, Any], line: str) -> dict[str, Any]:
+    return {
+        "command": line,
+        "machine": about,
+        "link": request.link,
+        "socket_bytes_per_second": {str(p): rate for p, rate in outcome.socket_rates.items()},
+        "notes": outcome.notes,
+        "records": [dataclasses.asdict(record) for record in outcome.records],
+    }
+
+
+def check_folders(*files: Path | None) -> None:
+    """Better now than after minutes of measuring."""
+    for file in files:
+        if file is not None and not os.access(file.absolute().parent, os.W_OK):
+            raise OSError(f"cannot write {file}: no such folder, or not yours to write in")
+
+
+def check_matplotlib() -> None:
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise ImportError("--plot needs matplotlib: pip install tfscale[plot]") from None
+
+
+def _plot(request: Request, outcome: Outcome, about: dict[str, Any], path: Path) -> None:
+    from tfscale.bench import plot
+
+    title = f"all-reduce, {where(request)}; {about['cpu']}, {about['cores']} cores"
+    plot.draw(outcome.records, title).savefig(os.fspath(path), dpi=120)

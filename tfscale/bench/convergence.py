@@ -1,0 +1,202 @@
+"""``tfscale bench convergence``: how well a model learns on each wire.
+
+Four replicas learn scikit-learn's digits, with several seeds for each wire. The seed
+is that of the weights and of the order of the images; the images are always the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import os
+import shlex
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tfscale.bench import digits, machine
+from tfscale.bench.command import (
+    check_folders,
+    list_of,
+    make_console,
+    one_of,
+    progress,
+    whole_number,
+)
+from tfscale.compression import FEEDBACK
+from tfscale.wires import LOSSLESS, WIRES
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+REPLICAS = 4
+ALGORITHM = "ring"  # rounds more often than any other
+BATCH = 64
+HIDDEN = 128  # so no kernel is small: all travel on the wire that is asked for
+MOMENTUM = 0.9
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One training: ``accuracy`` in % of the test images, ``loss`` of the training images."""
+
+    wire: str
+    feedback: bool
+    seed: int
+    accuracy: float
+    loss: float
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command line; returns the exit status."""
+    arguments = make_parser().parse_args(argv)
+    about = machine.describe()
+    console = make_console()
+    start = time.monotonic()
+    try:
+        check_folders(arguments.json)
+        with progress(console) as show:
+            runs = list(train_all(arguments, show))
+    except (ImportError, OSError) as error:
+        print(f"tfscale bench: error: {error}", file=sys.stderr)
+        return 1
+    seconds = time.monotonic() - start
+    console.print(make_table(runs))
+    console.print(
+        f"mean ± standard deviation of {arguments.seeds} seeds; {REPLICAS} replicas, {ALGORITHM}; "
+        f"{arguments.epochs} epochs of {digits.TRAINING} images, {BATCH} at a time; "
+        f"SGD, rate {arguments.rate}, momentum {MOMENTUM}; {seconds:.0f} s\n"
+        f"machine: {about['cpu']}, {about['cores']} cores; TensorFlow {about['tensorflow']}; "
+        f"tfscale {about['tfscale']}\n"
+        f"command: {shlex.join(['tfscale', 'bench', 'convergence', *argv])}",
+        soft_wrap=True,
+    )
+    if arguments.json:
+        arguments.json.write_text(json.dumps([dataclasses.asdict(run) for run in runs], indent=1))
+    return 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tfscale bench convergence",
+        description="How well a model learns on each wire, with and without error feedback.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--wires", type=list_of(one_of(WIRES)), default=",".join(WIRES), metavar="NAME,...",
+        help="fp32 is always there, to be compared with (default: all)")  # fmt: skip
+    add("--seeds", type=whole_number, default=5, metavar="N", help="(default: %(default)s)")
+    add("--epochs", type=whole_number, default=30, metavar="N", help="(default: %(default)s)")
+    add("--rate", type=float, default=0.02, metavar="R",
+        help="how far a step goes (default: %(default)s)")  # fmt: skip
+    add("--json", type=Path, metavar="FILE", help="write the result of each training to FILE")
+    return parser
+
+
+def contestants(wires: Sequence[str]) -> Iterator[tuple[str, bool]]:
+    """Wires, and whether they give back what they lost; the lossless one first."""
+    yield LOSSLESS, False
+    for wire in wires:
+        if wire in FEEDBACK:
+            yield wire, True
+        if wire != LOSSLESS:
+            yield wire, False
+
+
+def train_all(arguments: argparse.Namespace, show: Any) -> Iterator[Run]:
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+    import tensorflow as tf
+
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    logical = [tf.config.LogicalDeviceConfiguration()] * REPLICAS
+    tf.config.set_logical_device_configuration(cpu, logical)
+    data = digits.load()
+    names = list(contestants(arguments.wires))
+    for seed in range(arguments.seeds):
+        for number, (wire, feedback) in enumerate(names):
+            done = (seed * len(names) + number) / (arguments.seeds * len(names))
+            show(f"seed {seed}, {label(wire, feedback)}", done)
+            yield train(wire, feedback, seed, arguments, data)
+
+
+def train(wire: str, feedback: bool, seed: int, arguments: argparse.Namespace, data: Any) -> Run:
+    import keras
+    import tensorflow as tf
+
+    from tfscale import ScaleStrategy
+
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(seed)
+    with ScaleStrategy(ALGORITHM, wire, error_feedback=feedback).scope():
+        model = make_model(arguments.rate)
+    training, test = data
+    # All in what Keras calls one epoch, for each of those costs it a second.
+    batches = tf.data.Dataset.from_tensor_slices(training)
+    batches = batches.shuffle(len(training[0])).batch(BATCH).repeat(arguments.epochs)
+    model.fit(batches, shuffle=False, verbose=0)
+    _, loss = judge(model, *training)
+    accuracy, _ = judge(model, *test)
+    return Run(wire, feedback, seed, accuracy, loss)
+
+
+def make_model(rate: float) -> Any:
+    import keras
+
+    layers = keras.layers
+    hidden = [layers.Dense(HIDDEN, activation="relu") for _ in range(2)]
+    model = keras.Sequential([keras.Input((8, 8, 1)), layers.Flatten(), *hidden, layers.Dense(10)])
+    model.compile(
+        keras.optimizers.SGD(rate, MOMENTUM),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    return model
+
+
+def judge(model: Any, images: Any, truth: Any) -> tuple[float, float]:
+    """Accuracy in %, and loss."""
+    logits = np.asarray(model(images), np.float64)
+    logits -= logits.max(axis=1, keepdims=True)
+    likelihoods = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    accuracy = 100 * np.mean(logits.argmax(axis=1) == truth)
+    return float(accuracy), float(-np.mean(likelihoods[np.arange(len(truth)), truth]))
+
+
+def label(wire: str, feedback: bool) -> str:
+    return f"{wire} with error feedback" if feedback else wire
+
+
+def make_table(runs: Sequence[Run]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("wire")
+    table.add_column("feedback")
+    for name in ("accuracy, %", "points from fp32", "training loss"):
+        table.add_column(name, justify="right")
+    exact = [run.accuracy for run in runs if run.wire == LOSSLESS]
+    for wire, feedback in dict.fromkeys((run.wire, run.feedback) for run in runs):
+        same = [run for run in runs if (run.wire, run.feedback) == (wire, feedback)]
+        found = [run.accuracy for run in same]
+        points = [a - b for a, b in zip(found, exact, strict=True)]
+        table.add_row(
+            wire,
+            "yes" if feedback else "no",
+            spread(found, ".2f"),
+            "" if wire == LOSSLESS else spread(points, "+.2f"),
+            spread([run.loss for run in same], ".4f"),
+        )
+    return table
+
+
+def spread(numbers: Sequence[float], how: str) -> str:
+    """Mean and standard deviation."""
+    deviation = statistics.stdev(numbers) if len(numbers) > 1 else math.nan
+    return f"{statistics.mean(numbers):{how}} ± {deviation:{how.lstrip('+')}}"

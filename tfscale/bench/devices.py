@@ -1,0 +1,108 @@
+"""``tfscale bench devices``: all-reduces between logical devices of one process.
+
+Nothing travels over a network here: it shows what the engine itself and TensorFlow's
+runtime cost, and that many all-reduces at once wait for each other in turn, not forever.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tfscale.bench import machine
+from tfscale.bench.command import list_of, make_console, one_of, whole_number
+from tfscale.collectives import ALGORITHMS
+
+if TYPE_CHECKING:
+    from tfscale.ops import Communicator, Group
+
+ROUNDS = 200
+
+
+def main(argv: Sequence[str]) -> int:
+    arguments = make_parser().parse_args(argv)
+    about = machine.describe()
+    console = make_console()
+    console.print(f"{arguments.numbers:,} float32 numbers, {arguments.devices} logical devices")
+    group = _make_group(arguments.devices)
+    for count in arguments.at_once:
+        functions = {"nothing": _function(group, None, count)}
+        functions |= {name: _function(group, name, count) for name in arguments.algorithms}
+        for name, times in _measure(functions, group.ranks, arguments.numbers).items():
+            median, largest = statistics.median(times) * 1e3, max(times) * 1e3
+            console.print(
+                f"{name:>12}, {count:3} at once: median {median:7.3f} ms, "
+                f"largest {largest:8.3f} ms, each {median / count:6.3f} ms"
+            )
+    console.print(
+        f"machine: {about['cpu']}, {about['cores']} cores, load average {about['load_average']}; "
+        f"TensorFlow {about['tensorflow']}"
+    )
+    console.print(f"command: {shlex.join(['tfscale', 'bench', 'devices', *argv])}")
+    return 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tfscale bench devices",
+        description="Measure all-reduces between logical devices of one process.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--devices", type=whole_number, default=8, metavar="P")
+    add("--numbers", type=whole_number, default=1000, metavar="N")
+    add("--at-once", type=list_of(whole_number), default="1,64", metavar="K,...",
+        help="how many all-reduces run at the same time (default: %(default)s)")  # fmt: skip
+    add("--algorithms", type=list_of(one_of(ALGORITHMS)), default="ring,tree,halving,direct",
+        metavar="NAME,...", help="(default: %(default)s)")  # fmt: skip
+    return parser
+
+
+def _make_group(devices: int) -> Group:
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+    import tensorflow as tf
+
+    from tfscale.ops import Group
+
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(
+        cpu, [tf.config.LogicalDeviceConfiguration()] * devices
+    )
+    return Group.local()
+
+
+def _function(group: Group, algorithm: str | None, count: int) -> Callable[..., Any]:
+    """``None`` reduces nothing: what TensorFlow takes to call such a function."""
+    from tfscale.ops import all_reduce
+
+    @group.function
+    def reduce(communicator: Communicator, x: Any) -> list[Any]:
+        values = [x + float(k) for k in range(count)]
+        if algorithm is None:
+            return values
+        return [all_reduce(value, communicator, schedule=algorithm) for value in values]
+
+    return reduce
+
+
+def _measure(
+    functions: dict[str, Callable[..., Any]], ranks: int, numbers: int
+) -> dict[str, list[float]]:
+    """Seconds per call; the functions take turns."""
+    import tensorflow as tf
+
+    values = [tf.random.normal([numbers]) for _ in range(ranks)]
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    for function in functions.values():
+        function(values)
+    for _ in range(ROUNDS):
+        for name, function in functions.items():
+            start = time.perf_counter()
+            function(values)
+            times[name].append(time.perf_counter() - start)
+    return times

@@ -1,0 +1,199 @@
+"""``tfscale bench fit``: what training costs, against no strategy and TensorFlow's own."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tfscale.bench import command, fit_trace, link, machine
+from tfscale.bench.fit_crew import Crew
+from tfscale.bench.fit_plan import PARTS, REPLICAS, WIRES, Contestant, contestants
+from tfscale.bench.fit_table import Record, conclude, hidden_share, make_table
+from tfscale.launch import WorkerFailed
+from tfscale.wires import WIRES as ALL_WIRES
+
+MOST_STEPS = 100  # in a turn
+TRACED_STEPS = 3
+
+
+def main(argv: Sequence[str]) -> int:
+    arguments = make_parser().parse_args(argv)
+    console = command.make_console()
+    try:
+        if arguments.link:
+            link.bytes_per_second(arguments.link)
+            link.check()
+        if arguments.plot or arguments.trace:
+            command.check_matplotlib()
+        command.check_folders(arguments.json, arguments.plot, arguments.trace)
+        about = machine.describe()
+        with command.ended_by_signals(), command.progress(console) as show:
+            bench = Bench(arguments, show)
+            records = [record for part in arguments.parts for record in bench.measure(part)]
+    except (link.LinkError, WorkerFailed, ImportError, OSError) as error:
+        print(f"tfscale bench: error: {error}", file=sys.stderr)
+        return 1
+    words = shlex.join(["tfscale", "bench", "fit", *argv])
+    for part in arguments.parts:
+        console.print(make_table([r for r in records if r.part == part], _title(part, arguments)))
+    for note in footer(records, bench.traces, about, words):
+        console.print(note, soft_wrap=True)
+    write(arguments, records, about, words, bench.traces)
+    return 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tfscale bench fit",
+        description="Measure the training of Keras models.",
+        epilog="See docs/benchmarks.md for what is compared with what.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--parts", type=command.list_of(command.one_of(PARTS)), default=",".join(PARTS),
+        metavar="NAME,...", help="one: a single device; devices: 2 and 4 logical devices of one "
+        "process; workers: 2 processes and 25M parameters; overlap: which share of the exchange "
+        "the backward pass hides (default: all)")  # fmt: skip
+    add("--wires", type=command.list_of(command.one_of(ALL_WIRES)), default=",".join(WIRES),
+        metavar="NAME,...", help="of workers (default: %(default)s)")  # fmt: skip
+    add("--rounds", type=command.whole_number, default=15, metavar="N",
+        help="in each, every contestant has a turn (default: %(default)s)")  # fmt: skip
+    add("--seconds", type=float, default=1.0, metavar="S",
+        help="a turn takes about so long, and 2 steps at least (default: %(default)s)")  # fmt: skip
+    add("--link", metavar="RATE",
+        help="between processes: network ports of this rate (1gbit); root only")  # fmt: skip
+    add("--tiny", action="store_true", help="toy models, to try the benchmark itself")
+    add("--json", type=Path, metavar="FILE", help="write all numbers to FILE")
+    add("--plot", type=Path, metavar="FILE", help="draw steps per second (png, svg or pdf)")
+    add("--trace", type=Path, metavar="FILE.json",
+        help="some steps of overlap, for Perfetto or chrome://tracing; "
+        "and FILE.png, a picture of one")  # fmt: skip
+    add("--timeout", type=float, default=300.0, metavar="S",
+        help="give up when a turn, or a start, takes longer (default: %(default)s)")  # fmt: skip
+    return parser
+
+
+class Bench:
+    """Measures parts, one after the other; the contestants of each take turns."""
+
+    def __init__(self, arguments: argparse.Namespace, show: Callable[[str, float], None]) -> None:
+        self.arguments, self.show = arguments, show
+        self.traces: list[fit_trace.Trace] = []
+
+    def measure(self, part: str) -> list[Record]:
+        planned = contestants(part, self.arguments.wires, self.arguments.tiny)
+        groups = sorted({(each.processes, each.devices) for each in planned})
+        return [
+            record
+            for group in groups
+            for record in self._group([c for c in planned if (c.processes, c.devices) == group])
+        ]
+
+    def _group(self, group: Sequence[Contestant]) -> list[Record]:
+        with contextlib.ExitStack() as stack:
+            network = stack.enter_context(_network(group[0].processes, self.arguments.link))
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tfscale-fit-")))
+            crews = []
+            for number, contestant in enumerate(group):
+                self.show(f"{contestant.part}: {contestant.name} starts", number / len(group) / 2)
+                crew = Crew(contestant, network, folder, self.arguments.timeout)
+                crews.append(stack.enter_context(crew))
+            records = self._take_turns(group, crews)
+            if group[0].part == "overlap" and self.arguments.trace:
+                ours = next(c for c, one in zip(crews, group, strict=True) if one.way == "scale")
+                found = [fit_trace.Trace(**each) for each in ours.ask(trace=TRACED_STEPS)]
+                self.traces = sorted(found, key=lambda trace: trace.rank)
+        return records
+
+    def _take_turns(self, group: Sequence[Contestant], crews: Sequence[Crew]) -> list[Record]:
+        counts = [_steps(self.arguments.seconds, crew.turn(2)) for crew in crews]
+        times: list[list[float]] = [[] for _ in crews]
+        for number in range(self.arguments.rounds):
+            share = 0.5 + number / self.arguments.rounds / 2
+            self.show(f"{group[0].part}: round {number + 1} of {self.arguments.rounds}", share)
+            for crew, count, mine in zip(crews, counts, times, strict=True):
+                mine.append(crew.turn(count))
+        return conclude(group, [crew.parameters for crew in crews], counts, times)
+
+
+def _steps(seconds: float, once: float) -> int:
+    return min(MOST_STEPS, max(2, round(seconds / once)))
+
+
+@contextlib.contextmanager
+def _network(processes: int, rate: str | None) -> Iterator[link.Network | None]:
+    if rate is None or processes == 1:
+        yield None
+        return
+    with link.Network(processes, rate) as network:
+        yield network
+
+
+# ---------------------------------------------------------------------------
+# What is shown and written.
+
+
+def _title(part: str, arguments: argparse.Namespace) -> str:
+    between = f"{REPLICAS} processes, {arguments.link or '127.0.0.1'}"
+    return {
+        "one": "fit on one device",
+        "devices": "fit on logical devices of one process",
+        "workers": f"fit of a model bound by communication, {between}",
+        "overlap": f"fit of a model bound by computation, {between}",
+    }[part]
+
+
+def footer(
+    records: Sequence[Record], traces: Sequence[fit_trace.Trace], about: dict[str, Any], words: str
+) -> list[str]:
+    lines = ["ms: median over rounds of a step of the slowest process; "
+             "times: median of the ratios of each round to its first contestant"]  # fmt: skip
+    share = hidden_share(records)
+    if share is not None:
+        lines.append(f"hidden behind the backward pass: {share:.0%} of the exchange")
+    if traces:
+        exposed = 1e3 * fit_trace.exposed_seconds(traces)
+        lines.append(
+            f"traced: gradients travel for {exposed:.1f} ms of a step while nothing computes"
+        )
+    lines.append(
+        f"machine: {about['cpu']}, {about['cores']} cores; {about['kernel']}; "
+        f"TensorFlow {about['tensorflow']}; tfscale {about['tfscale']}"
+    )
+    warning = machine.warning(about, max(record.processes for record in records))
+    return [*lines, *([f"warning: {warning}"] if warning else []), f"command: {words}"]
+
+
+def write(
+    arguments: argparse.Namespace,
+    records: Sequence[Record],
+    about: dict[str, Any],
+    words: str,
+    traces: Sequence[fit_trace.Trace],
+) -> None:
+    if arguments.json:
+        whole = {
+            "command": words,
+            "machine": about,
+            "link": arguments.link,
+            "hidden_share": hidden_share(records),
+            "records": [dataclasses.asdict(record) for record in records],
+        }
+        arguments.json.write_text(json.dumps(whole, indent=1))
+    if arguments.plot:
+        from tfscale.bench import fit_plot
+
+        fit_plot.draw(records).savefig(os.fspath(arguments.plot), dpi=120)
+    if traces:
+        arguments.trace.write_text(json.dumps(fit_trace.chrome(traces)))
+        picture = fit_trace.draw(traces)
+        picture.savefig(os.fspath(arguments.trace.with_suffix(".png")), dpi=120)

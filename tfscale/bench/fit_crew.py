@@ -1,0 +1,109 @@
+"""The processes of one contestant, as ``tfscale bench fit`` sees them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import socket
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tfscale.bench.fit_plan import Contestant
+from tfscale.bench.link import Network
+from tfscale.bench.run import QUIET
+from tfscale.launch import LocalWorkers, WorkerFailed
+
+
+class Crew:
+    """Processes that wait until it is their turn.
+
+    Args:
+        contestant: what they train.
+        network: where they live; None for the loopback.
+        folder: for their socket. A path leads into every network namespace.
+        timeout: how many seconds any one thing may take.
+
+    Attributes:
+        parameters: how many their model has.
+    """
+
+    def __init__(
+        self, contestant: Contestant, network: Network | None, folder: Path, timeout: float
+    ) -> None:
+        self.timeout = timeout
+        address = str(folder / f"{id(self)}.socket")
+        text = json.dumps(dataclasses.asdict(contestant))
+        shaped = network if contestant.processes > 1 else None
+        alone = contestant.processes == 1 or contestant.way == "apart"
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(address)
+            server.listen()
+            self.workers = LocalWorkers(
+                [sys.executable, "-m", "tfscale.bench.fit_worker", address, text],
+                contestant.processes,
+                hosts=shaped.hosts if shaped else None,
+                prefixes=shaped.prefixes if shaped else None,
+                environment={**QUIET, **({"TF_CONFIG": "{}"} if alone else {})},
+            )
+            self.lines: list[Any] = []
+            try:
+                self._welcome(server, contestant.processes)
+                self.parameters = int(self._hear()[0]["parameters"])
+            except BaseException as error:
+                self.__exit__(type(error), error, None)
+                raise
+
+    def turn(self, steps: int) -> float:
+        """Seconds per step, of the slowest process."""
+        return max(float(seconds) for seconds in self.ask(steps=steps))
+
+    def ask(self, **order: int) -> list[Any]:
+        """Give all processes an order at once; their answers."""
+        for line in self.lines:
+            print(json.dumps(order), file=line, flush=True)
+        return self._hear()
+
+    def _welcome(self, server: socket.socket, count: int) -> None:
+        server.settimeout(0.2)
+        end = time.monotonic() + self.timeout
+        while len(self.lines) < count:
+            try:
+                line, _ = server.accept()
+            except TimeoutError:
+                if time.monotonic() > end or any(p.poll() for p in self.workers.processes):
+                    self._fail()
+                continue
+            line.settimeout(self.timeout)
+            self.lines.append(line.makefile("rw"))
+            line.close()  # the file keeps it open
+
+    def _hear(self) -> list[Any]:
+        try:
+            texts = [line.readline() for line in self.lines]
+        except TimeoutError:
+            texts = [""]
+        if not all(texts):
+            self._fail()
+        return [json.loads(text) for text in texts]
+
+    def _fail(self) -> None:
+        time.sleep(1)  # a worker that has closed its socket may still be about to end
+        dead = [i for i, process in enumerate(self.workers.processes) if process.poll()]
+        self.workers.wait(0, only=dead or None)
+        raise WorkerFailed("a worker of the benchmark left before its work was done")
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for line in self.lines:
+            line.close()
+        self.workers.__exit__(kind, error, trace)

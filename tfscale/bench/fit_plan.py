@@ -1,0 +1,60 @@
+"""Who trains what in ``tfscale bench fit``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+PARTS = ("one", "devices", "workers", "overlap")
+WIRES = ("fp32", "bf16", "int8")
+REPLICAS = 2  # processes of a part that has several
+
+
+@dataclasses.dataclass(frozen=True)
+class Contestant:
+    """One way to train, in processes of its own.
+
+    Args:
+        part: of the benchmark; all of a part take turns.
+        name: as tables show it.
+        way: of training: see ``fit_worker``.
+        model: its name in ``fit_worker``.
+        processes: how many; each has a replica on every device.
+        devices: logical devices of each process.
+        wire: in which format gradients travel.
+    """
+
+    part: str
+    name: str
+    way: str
+    model: str
+    processes: int = 1
+    devices: int = 1
+    wire: str = "fp32"
+
+    @property
+    def replicas(self) -> int:
+        return self.processes * self.devices
+
+
+def contestants(part: str, wires: Sequence[str] = WIRES, tiny: bool = False) -> list[Contestant]:
+    """All of a part, by groups of the same number of devices.
+
+    The first of each group is what the others are compared with.
+    """
+    small, wide, deep = ("tiny",) * 3 if tiny else ("conv", "dense", "deep")
+    if part == "one":
+        rows = [("no strategy", "none"), ("ScaleStrategy", "scale"), ("auto_strategy()", "auto")]
+        return [Contestant(part, name, way, small) for name, way in rows]
+    if part == "devices":
+        rows = [("MirroredStrategy", "mirrored"), ("ScaleStrategy", "scale")]
+        return [Contestant(part, name, way, small, 1, n) for n in (2, 4) for name, way in rows]
+    if part == "workers":
+        stock = Contestant(part, "MultiWorkerMirrored, own loop", "stock", wide, REPLICAS)
+        ours = [
+            Contestant(part, f"ScaleStrategy {wire}", "scale", wide, REPLICAS, wire=wire)
+            for wire in wires
+        ]
+        return [stock, *ours]
+    rows = [("without exchange", "apart"), ("ScaleStrategy", "scale"), ("exchange alone", "sums")]
+    return [Contestant(part, name, way, deep, REPLICAS) for name, way in rows]

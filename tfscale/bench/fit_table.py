@@ -1,0 +1,101 @@
+"""From the times of ``tfscale bench fit`` to rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tfscale.bench.fit_plan import Contestant
+from tfscale.bench.table import short
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+@dataclasses.dataclass
+class Record:
+    """One row. ``times`` is how often faster than the first contestant of its group.
+
+    Ratios are taken round by round, for a machine whose speed drifts changes all of a
+    round alike.
+    """
+
+    part: str
+    contestant: str
+    way: str
+    processes: int
+    devices: int
+    wire: str
+    parameters: int
+    rounds: int
+    steps_per_turn: int
+    median_ms: float
+    min_ms: float
+    steps_per_second: float
+    times: float
+    all_ms: list[float]
+
+
+def conclude(
+    group: Sequence[Contestant],
+    parameters: Sequence[int],
+    steps: Sequence[int],
+    times: Sequence[Sequence[float]],
+) -> list[Record]:
+    """Records of contestants that have taken turns; ``times`` in seconds per step."""
+    return [
+        Record(
+            part=contestant.part,
+            contestant=contestant.name,
+            way=contestant.way,
+            processes=contestant.processes,
+            devices=contestant.devices,
+            wire=contestant.wire,
+            parameters=parameters[i],
+            rounds=len(mine),
+            steps_per_turn=steps[i],
+            median_ms=1e3 * statistics.median(mine),
+            min_ms=1e3 * min(mine),
+            steps_per_second=1 / statistics.median(mine),
+            times=statistics.median(first / own for first, own in zip(times[0], mine, strict=True)),
+            all_ms=[1e3 * seconds for seconds in mine],
+        )
+        for i, (contestant, mine) in enumerate(zip(group, times, strict=True))
+    ]
+
+
+def hidden_share(records: Sequence[Record]) -> float | None:
+    """Which part of the exchange takes no time of its own; the median over rounds.
+
+    1 - (a step with the exchange - one without) / the exchange by itself.
+    """
+    by_way = {r.way: r.all_ms for r in records if r.part == "overlap"}
+    if not by_way:
+        return None
+    rounds = zip(by_way["scale"], by_way["apart"], by_way["sums"], strict=True)
+    return statistics.median(1 - (whole - without) / alone for whole, without, alone in rounds)
+
+
+def make_table(records: Sequence[Record], title: str) -> Table:
+    """The rows of a part, grouped by the number of devices."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("devices", justify="right", no_wrap=True)
+    table.add_column("contestant", no_wrap=True)
+    for name in ("parameters", "ms", "min ms", "steps/s", "times"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for record in records:
+        table.add_row(
+            f"{record.processes}x{record.devices}",
+            record.contestant,
+            f"{record.parameters:,}",
+            short(record.median_ms),
+            short(record.min_ms),
+            short(record.steps_per_second),
+            f"{record.times:.3f}x",
+        )
+    return table

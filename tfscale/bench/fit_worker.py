@@ -1,0 +1,245 @@
+"""One process of ``tfscale bench fit``: ``python -m tfscale.bench.fit_worker SOCKET CONTESTANT``.
+
+It builds its model, trains until everything is traced and chosen, says so, and then takes
+turns: it reads a line of JSON from the socket, does so many steps, and writes what they took.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfscale.bench.fit_plan import Contestant
+from tfscale.strategy import ScaleStrategy, auto_strategy
+from tfscale.strategy.memory import Memory
+from tfscale.strategy.trial import TURNS
+
+DEADLINE = 60.0
+SETTLED = TURNS + 4  # steps: schedules have been tried by then
+UNTIMED = 2  # steps of each turn: ranks do not start at the same moment
+
+Layers = list[Any]
+
+
+# ---------------------------------------------------------------------------
+# Models: layers, the shape of a sample, and the samples of each replica.
+
+
+def conv() -> tuple[Layers, tuple[int, ...], int]:
+    """What one trains on digits or fashion."""
+    layers = keras.layers
+    return (
+        [
+            layers.Conv2D(16, 3, activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Conv2D(32, 3, activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Flatten(),
+            layers.Dense(128, activation="relu"),
+            layers.Dense(10),
+        ],
+        (28, 28, 1),
+        32,
+    )
+
+
+def dense() -> tuple[Layers, tuple[int, ...], int]:
+    """25 million parameters and hardly anything to compute: bound by communication."""
+    return [keras.layers.Dense(5000)], (5000,), 8
+
+
+def deep() -> tuple[Layers, tuple[int, ...], int]:
+    """A network of the VGG kind for 32x32 pixels, which computes longer than it communicates."""
+    widths = (64, 64, 0, 128, 128, 0, 256, 256, 0, 512, 512)
+    body = [
+        keras.layers.Conv2D(width, 3, padding="same", activation="relu")
+        if width
+        else keras.layers.MaxPooling2D()
+        for width in widths
+    ]
+    return [*body, keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(10)], (32, 32, 3), 48
+
+
+def tiny() -> tuple[Layers, tuple[int, ...], int]:
+    """To try the benchmark itself."""
+    return [keras.layers.Dense(8), keras.layers.Dense(1)], (4,), 2
+
+
+MODELS = {each.__name__: each for each in (conv, dense, deep, tiny)}
+
+
+def make_model(name: str) -> Any:
+    layers, shape, _ = MODELS[name]()
+    model = keras.Sequential([keras.Input(shape), *layers])
+    model.compile(keras.optimizers.SGD(0.001, momentum=0.9), "mse")
+    return model
+
+
+def make_data(model: Any, batch: int) -> tf.data.Dataset:
+    """One batch again and again: reading data is not what is measured."""
+    x = tf.random.stateless_normal([batch, *model.input_shape[1:]], [1, 2])
+    y = tf.random.stateless_normal([batch, *model.output_shape[1:]], [3, 4])
+    return tf.data.Dataset.from_tensors((x, y)).repeat()
+
+
+# ---------------------------------------------------------------------------
+# Ways to train: each does so many steps and returns when each of them ended.
+
+Ends = list[float]
+
+
+class Clock(keras.callbacks.Callback):
+    """When each step ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ends: Ends = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.ends.append(time.perf_counter())
+
+
+class Fit:
+    """``model.fit``, as users call it."""
+
+    def __init__(self, contestant: Contestant, strategy: Any, batch: int) -> None:
+        self.strategy = strategy
+        with strategy.scope():
+            self.model = make_model(contestant.model)
+            self.model.optimizer.build(self.model.trainable_variables)
+        self.data = make_data(self.model, batch)
+
+    def steps(self, count: int) -> Ends:
+        clock = Clock()
+        self.model.fit(self.data, steps_per_epoch=count, verbose=0, callbacks=[clock])
+        return clock.ends
+
+
+class Called(Fit):
+    """A function that is called for each step."""
+
+    def __init__(self, contestant: Contestant, strategy: Any, batch: int) -> None:
+        super().__init__(contestant, strategy, batch)
+        self.step = tf.function(self.make_step(), autograph=False)
+
+    def make_step(self) -> Callable[[], Any]:
+        raise NotImplementedError
+
+    def steps(self, count: int) -> Ends:
+        ends = []
+        for _ in range(count):
+            self.step()
+            ends.append(time.perf_counter())
+        return ends
+
+
+class Loop(Called):
+    """The custom loop of TensorFlow's guides; Keras 3's ``fit`` fails with several workers."""
+
+    def make_step(self) -> Callable[[], Any]:
+        strategy, model, replicas = self.strategy, self.model, self.strategy.num_replicas_in_sync
+        data = iter(strategy.experimental_distribute_dataset(self.data))
+
+        def part(x: Any, y: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = keras.losses.MeanSquaredError()(y, model(x, training=True)) / replicas
+            gradients = tape.gradient(loss, model.trainable_variables)
+            model.optimizer.apply(gradients, model.trainable_variables)
+            return loss
+
+        def step() -> Any:
+            return strategy.reduce("SUM", strategy.run(part, next(data)), axis=None)
+
+        return step
+
+
+class Sums(Called):
+    """A step's exchange of gradients, and nothing else."""
+
+    def make_step(self) -> Callable[[], Any]:
+        variables, optimizer = self.model.trainable_variables, self.model.optimizer
+        memory = Memory.of(optimizer, self.strategy)
+
+        def part() -> Any:
+            gradients = [tf.convert_to_tensor(v.value) for v in variables]
+            sums = self.strategy.reducer.reduce(gradients, variables, optimizer, memory)
+            return tf.add_n([total[(0,) * len(total.shape)] for total in sums])
+
+        return lambda: self.strategy.run(part)
+
+
+def trainee(contestant: Contestant) -> Fit:
+    """What the contestant trains, and how."""
+    batch = contestant.replicas * MODELS[contestant.model]()[-1]
+    make, kind, share = _WAYS[contestant.way]
+    return kind(contestant, make(contestant), batch // (contestant.processes if share else 1))
+
+
+def _scale(contestant: Contestant) -> Any:
+    return ScaleStrategy(wire=contestant.wire, deadline=DEADLINE)
+
+
+_WAYS: dict[str, tuple[Callable[[Contestant], Any], type[Fit], bool]] = {
+    "none": (lambda _: tf.distribute.get_strategy(), Fit, False),
+    "apart": (lambda _: tf.distribute.get_strategy(), Fit, True),
+    "auto": (lambda _: auto_strategy(), Fit, False),
+    "scale": (_scale, Fit, False),
+    "sums": (_scale, Sums, False),
+    "mirrored": (lambda c: tf.distribute.MirroredStrategy(_names(c.devices)), Fit, False),
+    "stock": (lambda _: tf.distribute.MultiWorkerMirroredStrategy(), Loop, False),
+}
+
+
+def _names(devices: int) -> list[str]:
+    return [f"CPU:{number}" for number in range(devices)]
+
+
+# ---------------------------------------------------------------------------
+# The process.
+
+
+def main(address: str, text: str) -> None:
+    contestant = Contestant(**json.loads(text))
+    _make_devices(contestant.devices)
+    training = trainee(contestant)
+    training.steps(SETTLED)
+    with socket.socket(socket.AF_UNIX) as line:
+        line.connect(address)
+        with line.makefile("rw") as talk:
+            _say(talk, {"parameters": training.model.count_params()})
+            for order in map(json.loads, talk):
+                _say(talk, _obey(training, order))
+    sys.stdout.flush()
+    os._exit(0)  # TensorFlow's servers do not always end well
+
+
+def _say(talk: Any, what: Any) -> None:
+    print(json.dumps(what), file=talk, flush=True)
+
+
+def _obey(training: Fit, order: dict[str, int]) -> Any:
+    if "trace" in order:
+        from tfscale.bench import fit_trace
+
+        return fit_trace.take(training, UNTIMED, order["trace"])
+    ends = training.steps(UNTIMED + order["steps"])
+    return (ends[-1] - ends[UNTIMED - 1]) / order["steps"]
+
+
+def _make_devices(count: int) -> None:
+    if count > 1:
+        (cpu,) = tf.config.list_physical_devices("CPU")
+        logical = [tf.config.LogicalDeviceConfiguration()] * count
+        tf.config.set_logical_device_configuration(cpu, logical)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

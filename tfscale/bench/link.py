@@ -1,0 +1,163 @@
+"""Slow links on one machine: a network namespace for each worker, a switch between.
+
+    worker 0 (tfscale-PID-0)        worker 1 (tfscale-PID-1)
+       eth0  10.77.x.1                 eth0  10.77.x.2
+         |  tbf: rate out                |
+    port0 ------- bridge (tfscale-PID-switch) ------- port1
+            tbf: rate in
+
+The bridge lives in a namespace of its own, so nothing appears in the machine's own
+network, its firewall has no say, and deleting the namespaces deletes it all.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+_UNITS = {"bit": 1, "bps": 8}
+_PREFIXES = {
+    "": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
+    "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40,
+}  # fmt: skip
+_RATE = re.compile(r"(\d+(?:\.\d+)?)([kmgt]i?)?(bit|bps)", re.IGNORECASE)
+_NAME = re.compile(r"tfscale-(\d+)-(switch|\d+)")
+
+
+class LinkError(RuntimeError):
+    """Links cannot be shaped here; the message says what is missing."""
+
+
+def bytes_per_second(rate: str) -> float:
+    """Read a rate as ``tc`` writes it: "1gbit", "200mbit"; "10mbps" are bytes.
+
+    Example:
+        >>> bytes_per_second("1gbit")
+        125000000.0
+    """
+    match = _RATE.fullmatch(rate.strip())
+    if not match or not float(match[1]):
+        raise LinkError(f"{rate!r} is not a rate; write it as tc does: 1gbit, 200mbit")
+    return float(match[1]) * _PREFIXES[(match[2] or "").lower()] * _UNITS[match[3].lower()] / 8
+
+
+def burst(rate: str) -> int:
+    """How many bytes a port may send at once, above its rate, after a pause.
+
+    A large burst lets whole messages pass as if there were no limit, and small
+    all-reduces then look faster than the link. A small one loses rate whenever the
+    kernel wakes the port late: with the 64 KiB that it hands over at once, half of
+    1 Gbit/s was lost here. So: a millisecond's worth, and no less than 128 KiB.
+    """
+    return max(1 << 17, int(bytes_per_second(rate) * 0.001))
+
+
+def check() -> None:
+    """Raise ``LinkError`` if links cannot be shaped here."""
+    if os.geteuid() != 0:
+        raise LinkError(
+            "--link makes network namespaces, and only root may: run the same command with sudo. "
+            "Without --link, all other options work for everyone."
+        )
+    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    if missing:
+        raise LinkError(f"--link needs {' and '.join(missing)}: sudo apt-get install iproute2")
+
+
+class Network:
+    """Namespaces with shaped links, gone when the ``with`` block ends.
+
+    Args:
+        count: how many workers.
+        rate: of each worker's port, out and in, as ``tc`` writes it.
+
+    Example:
+        >>> with Network(4, "1gbit") as network:
+        ...     LocalWorkers(command, 4, hosts=network.hosts, prefixes=network.prefixes)
+    """
+
+    def __init__(self, count: int, rate: str) -> None:
+        self.rate = rate
+        me = os.getpid()
+        self._switch = f"tfscale-{me}-switch"
+        self._names = [f"tfscale-{me}-{i}" for i in range(count)]
+        self.hosts = [f"10.77.{me % 256}.{i + 1}" for i in range(count)]
+        self.prefixes: list[Sequence[str]] = [["ip", "netns", "exec", n] for n in self._names]
+        self.interface = "eth0"
+
+    def __enter__(self) -> Network:
+        check()
+        remove_stale()
+        try:
+            self._build()
+        except BaseException:
+            self._remove()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._remove()
+
+    def _build(self) -> None:
+        switch = self._switch
+        _run(f"ip netns add {switch}")
+        _run(f"ip -n {switch} link add bridge type bridge")
+        _run(f"ip -n {switch} link set bridge up")
+        for index, (name, host) in enumerate(zip(self._names, self.hosts, strict=True)):
+            port = f"port{index}"
+            _run(f"ip netns add {name}")
+            _run(f"ip -n {switch} link add {port} type veth peer name eth0 netns {name}")
+            _run(f"ip -n {switch} link set {port} master bridge up")
+            _run(f"ip -n {name} link set lo up")
+            _run(f"ip -n {name} addr add {host}/24 dev eth0")
+            _run(f"ip -n {name} link set eth0 up")
+            self._shape(name, "eth0")
+            self._shape(switch, port)
+
+    def _shape(self, name: str, device: str) -> None:
+        limit = f"rate {self.rate} burst {burst(self.rate)} latency 50ms"
+        try:
+            _run(f"tc -n {name} qdisc add dev {device} root tbf {limit}")
+        except LinkError as error:
+            raise LinkError(
+                f"{error}\nIf this kernel lacks the token bucket filter, load it: modprobe sch_tbf"
+            ) from None
+
+    def _remove(self) -> None:
+        for name in (*self._names, self._switch):
+            _delete(name)
+
+
+def namespaces() -> list[str]:
+    """The network namespaces that this module has made and that still exist."""
+    folder = Path("/run/netns")
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    return sorted(name for name in names if _NAME.fullmatch(name))
+
+
+def remove_stale() -> None:
+    """Remove what runs left behind that were killed outright."""
+    for name in namespaces():
+        match = _NAME.fullmatch(name)
+        if match and not Path(f"/proc/{match[1]}").exists():
+            _delete(name)
+
+
+def _delete(name: str) -> None:
+    subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=30)
+
+
+def _run(command: str) -> None:
+    done = subprocess.run(command.split(), capture_output=True, text=True, timeout=30)
+    if done.returncode:
+        raise LinkError(f"`{command}` failed: {done.stderr.strip() or done.returncode}")

@@ -1,0 +1,58 @@
+"""Which machine gave the numbers: without it they mean nothing."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from tfscale.version import __version__
+
+
+def describe() -> dict[str, Any]:
+    """Take it before the benchmark adds a load of its own."""
+    return {
+        "cpu": _cpu(),
+        "cores": len(os.sched_getaffinity(0)),
+        "load_average": round(os.getloadavg()[0], 2),
+        "kernel": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "tensorflow": _tensorflow(),
+        "tfscale": __version__,
+    }
+
+
+def warning(machine: dict[str, Any], most_processes: int) -> str | None:
+    """What makes the times less trustworthy, if anything does."""
+    found = []
+    if machine["load_average"] > 0.25 * machine["cores"]:
+        found.append(
+            f"the machine was busy before the start (load average {machine['load_average']}): "
+            "compare within this run only"
+        )
+    if most_processes > machine["cores"]:
+        found.append(
+            f"{most_processes} processes share {machine['cores']} cores: "
+            "on a machine for each they would be faster"
+        )
+    return "; ".join(found) or None
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _tensorflow() -> str:
+    for package in ("tensorflow", "tensorflow-cpu", "tf-nightly"):
+        try:
+            return metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return "unknown"

@@ -1,0 +1,191 @@
+"""What every process that measures does: make numbers, take turns, keep time.
+
+Run by its path, this file is also the worker for what is not TensorFlow:
+``python measure.py gloo PLAN`` and ``python measure.py mpi PLAN``. It needs numpy and
+torch or mpi4py, and nothing of tfscale, so it may run in another interpreter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+WARM_UP = 2
+LEAST_ROUNDS, MOST_ROUNDS = 5, 40
+MOST_CALLS = 20
+
+Agree = Callable[[float], float]  # everyone's average, the same on all ranks; waits for all
+Note = Callable[[dict[str, Any]], None]
+
+
+def numbers(rank: int, size: int) -> Any:
+    """The contribution of a rank, like a gradient: normally distributed."""
+    return np.random.default_rng([rank, size]).standard_normal(size, dtype=np.float32)
+
+
+def exact(ranks: int, size: int) -> Any:
+    """The sum over all ranks in double precision."""
+    total = np.zeros(size)
+    for rank in range(ranks):
+        total += numbers(rank, size)
+    return total
+
+
+def error(result: Any, truth: Any) -> float:
+    """The largest error, as a share of the largest number; infinite for NaN."""
+    worst = float(np.max(np.abs(result - truth)))
+    return worst / float(np.max(np.abs(truth))) if math.isfinite(worst) else math.inf
+
+
+def digest(result: Any) -> str:
+    """Equal for equal bits."""
+    return hashlib.blake2b(memoryview(result).cast("B"), digest_size=8).hexdigest()
+
+
+def leave(folder: str, name: str, rank: int, ranks: int) -> NoReturn:
+    """End this process once all have finished, and without taking libraries down.
+
+    A collective's end at one rank does not mean that no other still needs this one,
+    and both TensorFlow's and torch's threads may abort a process that ends as usual.
+    """
+    places = [os.path.join(folder, f"{name}-{each}.done") for each in range(ranks)]
+    with open(places[rank], "w"):
+        pass
+    end = time.monotonic() + 60
+    while not all(map(os.path.exists, places)) and time.monotonic() < end:
+        time.sleep(0.01)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+class Turns:
+    """Measures several functions in turn: A B C A B C.
+
+    Every rank makes the same decisions, since they rest on averages over all ranks.
+
+    Args:
+        agree: gives all ranks the average of their numbers.
+        repeats: rounds; 0 for as many as fit in ``seconds``.
+        seconds: how long to measure each function, about.
+    """
+
+    def __init__(self, agree: Agree, repeats: int, seconds: float) -> None:
+        self.agree, self.repeats, self.seconds = agree, repeats, seconds
+
+    def measure(
+        self,
+        functions: Sequence[Callable[[], object]],
+        each_round: Callable[[int, int], None] = lambda done, rounds: None,
+    ) -> tuple[list[list[float]], list[int]]:
+        """Seconds per call, for each function and round; and calls per turn."""
+        once = [self._once(function) for function in functions]
+        turn = self.seconds / LEAST_ROUNDS
+        calls = [min(MOST_CALLS, max(1, math.ceil(turn / seconds))) for seconds in once]
+        longest = max(n * t for n, t in zip(calls, once, strict=True))
+        rounds = self.repeats or self._fitting(longest)
+        times: list[list[float]] = [[] for _ in functions]
+        for number in range(rounds):
+            for function, count, mine in zip(functions, calls, times, strict=True):
+                self.agree(0)
+                start = time.perf_counter()
+                for _ in range(count):
+                    function()
+                mine.append((time.perf_counter() - start) / count)
+            each_round(number + 1, rounds)
+        return times, calls
+
+    def _once(self, function: Callable[[], object]) -> float:
+        for _ in range(WARM_UP):
+            function()
+        self.agree(0)
+        start = time.perf_counter()
+        function()
+        return max(1e-9, self.agree(time.perf_counter() - start))
+
+    def _fitting(self, seconds: float) -> int:
+        return min(MOST_ROUNDS, max(LEAST_ROUNDS, round(self.seconds / seconds)))
+
+
+# ---------------------------------------------------------------------------
+# All-reduces outside TensorFlow.
+
+
+def gloo(rank: int, ranks: int) -> tuple[Agree, Callable[[Any], Any]]:
+    """torch.distributed; the environment says where the others are."""
+    import torch
+    from torch import distributed
+
+    distributed.init_process_group("gloo", rank=rank, world_size=ranks)
+
+    def agree(mine: float) -> float:
+        value = torch.tensor([mine], dtype=torch.float64)
+        distributed.all_reduce(value)
+        return float(value.item()) / ranks
+
+    def prepare(x: Any) -> Callable[[], Any]:
+        buffer = torch.from_numpy(x.copy())  # reduced in place, as is the custom there
+
+        def function() -> Any:
+            distributed.all_reduce(buffer)
+            return buffer.numpy()
+
+        return function
+
+    return agree, prepare
+
+
+def mpi() -> tuple[int, Agree, Callable[[Any], Any]]:
+    """mpi4py; mpirun says who we are."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+
+    def agree(mine: float) -> float:
+        return float(world.allreduce(mine) / world.size)
+
+    def prepare(x: Any) -> Callable[[], Any]:
+        y = np.empty_like(x)
+
+        def function() -> Any:
+            world.Allreduce(x, y)
+            return y
+
+        return function
+
+    return world.rank, agree, prepare
+
+
+def main(library: str, path: str, part: str) -> None:
+    with open(path) as file:
+        plan = json.load(file)
+    ranks = plan["processes"]
+    if library == "gloo":
+        rank = int(json.loads(os.environ["TF_CONFIG"])["task"]["index"])
+        agree, prepare = gloo(rank, ranks)
+    else:
+        rank, agree, prepare = mpi()
+    turns = Turns(agree, plan["repeats"], plan["seconds"])
+    with open(os.path.join(plan["folder"], f"{library}-{part}-{rank}.jsonl"), "w") as out:
+        for size in plan["sizes"]:
+            x = numbers(rank, size)
+            first = prepare(x)()
+            record = {"size": size, "digest": digest(first)}
+            if rank == 0:
+                record["error"] = error(first, exact(ranks, size))
+            (times,), (calls,) = turns.measure([prepare(np.zeros_like(x))])
+            print(json.dumps({**record, "times": times, "calls": calls}), file=out, flush=True)
+    if library == "gloo":
+        leave(plan["folder"], f"{library}-{part}", rank, ranks)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,72 @@
+"""What is to be measured; it travels to the workers as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+STOCK = ("tf", "gloo", "mpi")  # contestants that are not ours
+
+
+@dataclasses.dataclass(frozen=True)
+class Contestant:
+    """One way to do an all-reduce.
+
+    Args:
+        algorithm: a name from ``tfscale.collectives.ALGORITHMS``, or one of ``STOCK``.
+        wire: the format that travels.
+        piece_bytes: the size of a message; 0 lets the engine choose.
+    """
+
+    algorithm: str
+    wire: str = "fp32"
+    piece_bytes: int = 0
+
+    @property
+    def stock(self) -> bool:
+        return self.algorithm in STOCK
+
+    @property
+    def label(self) -> str:
+        if self.stock:
+            return _STOCK_LABELS[self.algorithm]
+        pieces = f" {self.piece_bytes >> 10} KiB" if self.piece_bytes else ""
+        return f"{self.algorithm} {self.wire}{pieces}"
+
+
+_STOCK_LABELS = {"tf": "tf stock", "gloo": "gloo", "mpi": "mpi"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What one set of processes measures.
+
+    Args:
+        processes: how many take part.
+        sizes: counts of float32 numbers.
+        contestants: in the order in which they take turns.
+        repeats: rounds for each size; 0 stops after about ``seconds``.
+        seconds: how long to measure each contestant at each size, about.
+        folder: where worker r writes ``results-r.jsonl``.
+        ports: an address for each worker, for the measurement of bare sockets.
+    """
+
+    processes: int
+    sizes: tuple[int, ...]
+    contestants: tuple[Contestant, ...]
+    repeats: int
+    seconds: float
+    folder: str
+    ports: tuple[str, ...] = ()
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps(dataclasses.asdict(self)))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        fields: dict[str, Any] = json.loads(Path(path).read_text())
+        contestants = tuple(Contestant(**each) for each in fields.pop("contestants"))
+        sizes, ports = tuple(fields.pop("sizes")), tuple(fields.pop("ports"))
+        return cls(contestants=contestants, sizes=sizes, ports=ports, **fields)

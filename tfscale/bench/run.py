@@ -1,0 +1,259 @@
+"""The parent's side: start the workers, show how far they are, collect what they found."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tfscale.bench import measure
+from tfscale.bench.link import Network, bytes_per_second
+from tfscale.bench.plan import Contestant, Plan
+from tfscale.bench.table import Record, compare_with_tf, make_record
+from tfscale.launch import LocalWorkers
+
+Show = Callable[[str, float], None]  # what is going on, and the share that is done
+
+QUIET = {
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "GRPC_VERBOSITY": "ERROR",
+    "CUDA_VISIBLE_DEVICES": "-1",  # one GPU cannot serve several processes
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What the user asked for; see the command line's help for the meaning."""
+
+    sizes: tuple[int, ...]
+    contestants: tuple[Contestant, ...]
+    processes: tuple[int, ...]
+    against: tuple[str, ...] = ()
+    repeats: int = 0
+    seconds: float = 2.0
+    link: str | None = None
+    timeout: float = 600.0
+    rival_python: str = sys.executable
+
+
+@dataclasses.dataclass
+class Outcome:
+    """Records, and for each number of processes the rate that bare sockets reached."""
+
+    records: list[Record]
+    socket_rates: dict[int, float]
+    notes: list[str]
+
+
+def run(request: Request, show: Show = lambda text, share: None) -> Outcome:
+    """Measure all; raise ``WorkerFailed`` or ``LinkError`` if that does not work."""
+    rivals, notes = _available(request)
+    outcome = Outcome([], {}, notes)
+    for number, processes in enumerate(request.processes):
+
+        def part(text: str, share: float, number: int = number, p: int = processes) -> None:
+            show(f"{p} processes: {text}", (number + share) / len(request.processes))
+
+        with _network(processes, request.link) as network:
+            _Set(request, processes, network, rivals, part).run(outcome)
+    compare_with_tf(outcome.records)
+    return outcome
+
+
+@contextlib.contextmanager
+def _network(count: int, link: str | None) -> Iterator[Network | None]:
+    if link is None:
+        yield None
+        return
+    with Network(count, link) as network:
+        yield network
+
+
+def _available(request: Request) -> tuple[list[str], list[str]]:
+    """Which of gloo and mpi can be measured, and why the others cannot."""
+    asked = [name for name in request.against if name != "tf"]
+    found, notes = [], []
+    for name in asked:
+        problem = _problem(name, request)
+        if problem is None:
+            found.append(name)
+        else:
+            notes.append(f"{name} was not measured: {problem}")
+    return found, notes
+
+
+def _problem(name: str, request: Request) -> str | None:
+    python = request.rival_python
+    if name == "mpi":
+        if request.link:
+            return "mpirun does not start its processes in network namespaces (--link)"
+        if shutil.which("mpirun") is None:
+            return "there is no mpirun (sudo apt-get install openmpi-bin)"
+    module, package = {"gloo": ("torch.distributed", "torch"), "mpi": ("mpi4py.MPI", "mpi4py")}[
+        name
+    ]
+    try:
+        done = subprocess.run(
+            [python, "-c", f"import numpy, {module}"], capture_output=True, timeout=120
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{python} does not run: {error}"
+    if done.returncode:
+        return f"{python} cannot import {module} ({python} -m pip install {package})"
+    return None
+
+
+class _Set:
+    """The measurements with one number of processes."""
+
+    def __init__(
+        self,
+        request: Request,
+        processes: int,
+        network: Network | None,
+        rivals: Sequence[str],
+        show: Show,
+    ) -> None:
+        self.request, self.processes, self.network = request, processes, network
+        self.rivals, self.show = rivals, show
+        self.hosts = network.hosts if network else ["127.0.0.1"] * processes
+        stock = [Contestant("tf")] if "tf" in request.against else []
+        self.contestants = (*stock, *request.contestants)
+
+    def run(self, outcome: Outcome) -> None:
+        with tempfile.TemporaryDirectory(prefix="tfscale-bench-") as name:
+            self.folder = Path(name)
+            plan = Plan(
+                processes=self.processes,
+                sizes=self.request.sizes,
+                contestants=self.contestants,
+                repeats=self.request.repeats,
+                seconds=self.request.seconds,
+                folder=name,
+                ports=_addresses(self.hosts),
+            )
+            self.plan = self.folder / "plan.json"
+            plan.save(self.plan)
+            # A machine's speed drifts: what cannot take turns is measured before and after.
+            for rival in self.rivals:
+                self._measure_rival(rival, "before")
+            self.show("starting (the first time builds the native library)", 0.02)
+            command = [sys.executable, "-m", "tfscale.bench.worker", str(self.plan)]
+            self._work(command, watch=self._show_last)
+            for rival in self.rivals:
+                self._measure_rival(rival, "after")
+            self._collect(outcome)
+
+    def _work(
+        self,
+        command: Sequence[str],
+        environment: dict[str, str] | None = None,
+        watch: Callable[[], None] = lambda: None,
+    ) -> None:
+        prefixes = self.network.prefixes if self.network else None
+        with LocalWorkers(
+            command,
+            self.processes,
+            hosts=self.hosts,
+            prefixes=prefixes,
+            environment={**QUIET, **(environment or {})},
+        ) as workers:
+            workers.wait(self.request.timeout, watch=watch)
+
+    def _measure_rival(self, name: str, part: str) -> None:
+        self.show(f"{name}, {part} the others", 0.0 if part == "before" else 0.95)
+        command = [self.request.rival_python, measure.__file__, name, str(self.plan), part]
+        if name == "mpi":
+            self._mpirun(command)
+            return
+        interface = self.network.interface if self.network else "lo"
+        host, port = _addresses(self.hosts)[0].rsplit(":", 1)
+        meeting = {"MASTER_ADDR": host, "MASTER_PORT": port}
+        self._work(command, {**meeting, "GLOO_SOCKET_IFNAME": interface, **_SAFE})
+
+    def _mpirun(self, command: Sequence[str]) -> None:
+        with LocalWorkers(
+            ["mpirun", "-n", str(self.processes), *command], 1, environment={**_MPI, **_SAFE}
+        ) as workers:
+            workers.wait(self.request.timeout)
+
+    def _show_last(self) -> None:
+        """What rank 0 has written last."""
+        lines = _lines(self.folder / "results-0.jsonl")
+        rounds = [line for line in lines if "round" in line]
+        if rounds:
+            last, sizes = rounds[-1], self.request.sizes
+            done = sizes.index(last["size"]) + last["round"] / last["of"]
+            text = f"{last['size']:,} numbers, round {last['round']} of {last['of']}"
+            self.show(text, 0.1 + 0.85 * done / len(sizes))
+
+    def _collect(self, outcome: Outcome) -> None:
+        ranks = [_lines(self.folder / f"results-{r}.jsonl") for r in range(self.processes)]
+        rates = [line["socket_rate"] for lines in ranks for line in lines if "socket_rate" in line]
+        measured = sum(rates) / len(rates)
+        outcome.socket_rates[self.processes] = measured
+        rate = bytes_per_second(self.request.link) if self.request.link else measured
+        results = [[line for line in lines if "times" in line] for lines in ranks]
+        for size in self.request.sizes:
+            for name in self.rivals:
+                joined = self._rival_results(name, size)
+                record = make_record(Contestant(name), size, self.processes, rate, joined)
+                outcome.records.append(record)
+            for index, contestant in enumerate(self.contestants):
+                chosen = [
+                    next(x for x in lines if (x["size"], x["contestant"]) == (size, index))
+                    for lines in results
+                ]
+                record = make_record(contestant, size, self.processes, rate, chosen)
+                outcome.records.append(record)
+
+    def _rival_results(self, name: str, size: int) -> list[dict[str, Any]]:
+        joined = []
+        for rank in range(self.processes):
+            parts = [
+                next(
+                    x
+                    for x in _lines(self.folder / f"{name}-{part}-{rank}.jsonl")
+                    if x["size"] == size
+                )
+                for part in ("before", "after")
+            ]
+            joined.append({**parts[0], "times": parts[0]["times"] + parts[1]["times"]})
+        return joined
+
+
+# Run by its path, a file's folder would come first among the places of modules.
+_SAFE = {"PYTHONSAFEPATH": "1"}
+
+# More processes than cores, and root in a container, are fine here.
+_MPI = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+}
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a file that may still be written."""
+    if not path.exists():
+        return []
+    text = path.read_text()
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def _addresses(hosts: Sequence[str]) -> tuple[str, ...]:
+    """A port for each host, free on the loopback; namespaces are empty, so free there too."""
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in hosts]
+    ports = [each.getsockname()[1] for each in held]
+    for each in held:
+        each.close()
+    return tuple(f"{host}:{port}" for host, port in zip(hosts, ports, strict=True))

@@ -1,0 +1,163 @@
+"""From times to a table: bandwidths, the bound, and what everything is compared with."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from tfscale import wires
+from tfscale.bench.plan import Contestant
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def bus_factor(processes: int) -> float:
+    """What part of the buffer every rank must send at least, 2(P-1)/P.
+
+    Each rank sends what it has summed for others, and later gets or gives the totals.
+    """
+    return 2 * (processes - 1) / processes
+
+
+def bound_seconds(wire: str, size: int, processes: int, rate: float) -> float:
+    """No all-reduce can be faster whose ranks each send ``rate`` bytes per second."""
+    return bus_factor(processes) * wires.nbytes(wire, size) / rate
+
+
+@dataclasses.dataclass
+class Record:
+    """One row: a contestant at a size and a number of processes.
+
+    ``share_of_bound`` is the bound divided by the median time; ``error`` the largest
+    error divided by the largest number of the exact sum; ``sent_bytes`` what the busiest
+    rank sends, if it is known; ``times_tf`` how often faster than stock TensorFlow.
+    """
+
+    numbers: int
+    bytes: int
+    processes: int
+    contestant: str
+    algorithm: str
+    wire: str
+    piece_bytes: int
+    rounds: int
+    calls_per_round: int
+    median_ms: float
+    min_ms: float
+    algbw_GBps: float
+    busbw_GBps: float
+    sent_bytes: int | None
+    bound_ms: float
+    share_of_bound: float
+    error: float
+    same_bits: bool
+    times_tf: float | None = None
+
+
+def make_record(
+    contestant: Contestant,
+    size: int,
+    processes: int,
+    rate: float,
+    ranks: Sequence[dict[str, Any]],
+) -> Record:
+    """Join what the ranks have measured: a round takes as long as its slowest rank."""
+    seconds = [max(each) for each in zip(*(rank["times"] for rank in ranks), strict=True)]
+    median = statistics.median(seconds)
+    bound = bound_seconds(contestant.wire, size, processes, rate)
+    return Record(
+        numbers=size,
+        bytes=4 * size,
+        processes=processes,
+        contestant=contestant.label,
+        algorithm=contestant.algorithm,
+        wire=contestant.wire,
+        piece_bytes=contestant.piece_bytes,
+        rounds=len(seconds),
+        calls_per_round=ranks[0]["calls"],
+        median_ms=1e3 * median,
+        min_ms=1e3 * min(seconds),
+        algbw_GBps=4e-9 * size / median,
+        busbw_GBps=4e-9 * size / median * bus_factor(processes),
+        sent_bytes=_sent(contestant, size, processes),
+        bound_ms=1e3 * bound,
+        share_of_bound=bound / median,
+        error=ranks[0]["error"],
+        same_bits=len({rank["digest"] for rank in ranks}) == 1,
+    )
+
+
+def _sent(contestant: Contestant, size: int, processes: int) -> int | None:
+    if contestant.stock:
+        return None  # they keep it to themselves
+    from tfscale import collectives
+
+    schedule = collectives.resolve(contestant.algorithm, processes)
+    return round(schedule.verify().sent * wires.nbytes(contestant.wire, size))
+
+
+def compare_with_tf(records: Sequence[Record]) -> None:
+    """Fill ``times_tf`` wherever stock TensorFlow was measured too."""
+    stock = {(r.numbers, r.processes): r.median_ms for r in records if r.algorithm == "tf"}
+    for record in records:
+        median = stock.get((record.numbers, record.processes))
+        record.times_tf = None if median is None else median / record.median_ms
+
+
+def make_table(records: Sequence[Record], title: str = "") -> Table:
+    """The rows of one number of processes, grouped by size; the fastest of each is bold."""
+    from rich import box
+    from rich.table import Table
+
+    against = any(record.times_tf is not None for record in records)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("numbers", justify="right", no_wrap=True)
+    table.add_column("contestant", no_wrap=True)
+    for name in (
+        "ms",
+        "min ms",
+        "algbw\nGB/s",
+        "busbw\nGB/s",
+        "sent\nMB/rank",
+        "of\nbound",
+        "error",
+    ):
+        table.add_column(name, justify="right", no_wrap=True)
+    if against:
+        table.add_column("times\ntf", justify="right", no_wrap=True)
+    for size in dict.fromkeys(record.numbers for record in records):
+        group = [record for record in records if record.numbers == size]
+        best = min(record.median_ms for record in group)
+        for record in group:
+            first = f"{size:,}" if record is group[0] else ""
+            style = "bold" if record.median_ms == best else ""
+            style = style if record.same_bits else "red"
+            table.add_row(first, *_cells(record, against), style=style)
+        table.add_section()
+    return table
+
+
+def _cells(record: Record, against: bool) -> list[str]:
+    sent = "?" if record.sent_bytes is None else f"{record.sent_bytes / 1e6:.3g}"
+    cells = [
+        record.contestant,
+        short(record.median_ms),
+        short(record.min_ms),
+        f"{record.algbw_GBps:.3f}",
+        f"{record.busbw_GBps:.3f}",
+        sent,
+        f"{record.share_of_bound:.0%}",
+        f"{record.error:.1e}" + ("" if record.same_bits else " RANKS DIFFER"),
+    ]
+    if against:
+        cells.append("" if record.times_tf is None else f"{record.times_tf:.2f}x")
+    return cells
+
+
+def short(number: float) -> str:
+    """Three digits that mean something, and no exponent."""
+    return f"{number:.{max(0, 2 - math.floor(math.log10(number)))}f}" if number > 0 else "0"

@@ -1,0 +1,110 @@
+"""One process of a benchmark: ``python -m tfscale.bench.worker PLAN``.
+
+Its place among the others is in ``TF_CONFIG``. It measures tfscale and, in the same
+rounds, TensorFlow's own all-reduce.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from tfscale.bench import measure, sockets
+from tfscale.bench.plan import Contestant, Plan
+from tfscale.ops import Group, all_reduce
+
+DEADLINE = 60.0
+SOCKET_SECONDS, SOCKET_ROUNDS = 0.3, 3
+
+
+def main(path: str) -> None:
+    plan = Plan.load(path)
+    rank = int(json.loads(os.environ["TF_CONFIG"])["task"]["index"])
+    with (Path(plan.folder) / f"results-{rank}.jsonl").open("w") as out:
+
+        def note(record: dict[str, Any]) -> None:
+            print(json.dumps(record), file=out, flush=True)
+
+        Worker(plan, rank, note).run()
+    measure.leave(plan.folder, "worker", rank, plan.processes)
+
+
+class Worker:
+    """All that one process measures; ``note`` takes what it finds."""
+
+    def __init__(self, plan: Plan, rank: int, note: measure.Note) -> None:
+        self.plan, self.rank, self.note = plan, rank, note
+        # In this order: a strategy made later would throw the group's handles away.
+        self.strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        self.group = Group.cluster(deadline=DEADLINE)
+        self.average = self.group.function(lambda c, v: all_reduce(v, c, reduction="mean"))
+
+    def agree(self, mine: float) -> float:
+        (mean,) = self.average([tf.constant([mine], tf.float64)])
+        return float(mean.numpy()[0])
+
+    def run(self) -> None:
+        self.agree(0)
+        if self.plan.ports:
+            rate = sockets.ring_rate(self.rank, self.plan.ports, SOCKET_SECONDS, SOCKET_ROUNDS)
+            self.note({"socket_rate": rate})
+        for size in self.plan.sizes:
+            self._measure(size)
+
+    def _measure(self, size: int) -> None:
+        x = tf.constant(measure.numbers(self.rank, size))
+        truth = measure.exact(self.plan.processes, size) if self.rank == 0 else None
+        functions = [self._function(each, x) for each in self.plan.contestants]
+        found: list[dict[str, Any]] = []
+        for function in functions:
+            result = function().numpy()
+            found.append({"size": size, "digest": measure.digest(result)})
+            if truth is not None:
+                found[-1]["error"] = measure.error(result, truth)
+        del truth
+
+        def each_round(done: int, rounds: int) -> None:
+            self.note({"size": size, "round": done, "of": rounds})
+
+        turns = measure.Turns(self.agree, self.plan.repeats, self.plan.seconds)
+        times, calls = turns.measure(functions, each_round)
+        for index, record in enumerate(found):
+            self.note({**record, "contestant": index, "times": times[index], "calls": calls[index]})
+
+    def _function(self, contestant: Contestant, x: Any) -> Callable[[], Any]:
+        if contestant.algorithm == "tf":
+            return self._stock(x)
+        reduce = self.group.function(
+            lambda communicator, value: all_reduce(
+                value,
+                communicator,
+                schedule=contestant.algorithm,
+                wire=contestant.wire,
+                piece_bytes=contestant.piece_bytes,
+            )
+        )
+        return lambda: reduce([x])[0]
+
+    def _stock(self, x: Any) -> Callable[[], Any]:
+        """What Keras calls under MultiWorkerMirroredStrategy."""
+
+        def replica(value: Any) -> Any:
+            # Without identity, the value has no device that TensorFlow could reduce to.
+            context = tf.distribute.get_replica_context()
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(value))
+
+        @tf.function(autograph=False)
+        def reduce(value: Any) -> Any:
+            return self.strategy.run(replica, (value,))
+
+        return lambda: self.strategy.experimental_local_results(reduce(x))[0]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

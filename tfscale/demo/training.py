@@ -1,0 +1,88 @@
+"""The demo's trainings: processes of this machine that learn, and what came out."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfscale.bench.run import QUIET
+from tfscale.launch import LocalWorkers
+
+PROCESSES, DEVICES = 2, 2
+SECONDS = 600.0  # much more than any training takes
+
+Show = Callable[[Sequence[dict[str, float]]], None]  # takes what is known of past epochs
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A strategy with a wire, or one device without a strategy."""
+
+    wire: str | None
+
+    @property
+    def label(self) -> str:
+        return f"{PROCESSES} x {DEVICES}, {self.wire}" if self.wire else "one device"
+
+
+@dataclass(frozen=True)
+class Training:
+    """What came out.
+
+    Attributes:
+        label: of what.
+        epochs: Keras's logs of each.
+        step_seconds: the median, on the slowest process.
+        sent: bytes that all replicas have sent each other, in all steps.
+        weights: all of them, one after the other.
+        same_bits: whether all replicas have the same ones.
+    """
+
+    label: str
+    epochs: list[dict[str, float]]
+    step_seconds: float
+    sent: int
+    weights: Any
+    same_bits: bool
+
+    def distance(self, other: Training) -> float:
+        """The largest difference between two weights."""
+        return float(np.max(np.abs(self.weights - other.weights)))
+
+
+def train(contestant: Contestant, epochs: int, show: Show) -> Training:
+    """Run one training to its end; ``WorkerFailed`` if it does not come to a good one."""
+    with tempfile.TemporaryDirectory(prefix="tfscale-demo-") as folder:
+        weights = Path(folder) / "weights.npy"
+        words = [contestant.wire or "none", str(epochs), str(weights)]
+        command = [sys.executable, "-m", "tfscale.demo.worker", *words]
+        count = 1 if contestant.wire is None else PROCESSES
+        with LocalWorkers(command, count, environment=QUIET) as workers:
+            outputs = workers.wait(SECONDS, watch=lambda: show(_epochs(workers.output(0))))
+        show(_epochs(outputs[0]))
+        ends = [_notes(output)[-1] for output in outputs]
+        return Training(
+            label=contestant.label,
+            epochs=_epochs(outputs[0]),
+            step_seconds=max(end["step_seconds"] for end in ends),
+            sent=sum(end["sent"] for end in ends),
+            weights=np.load(weights),
+            same_bits=len({digest for end in ends for digest in end["digests"]}) == 1,
+        )
+
+
+def _epochs(output: str) -> list[dict[str, float]]:
+    return [note["epoch"] for note in _notes(output) if "epoch" in note]
+
+
+def _notes(output: str) -> list[dict[str, Any]]:
+    """What a worker has noted in whole lines, among what TensorFlow says."""
+    whole = output[: output.rfind("\n") + 1].splitlines()
+    return [json.loads(line) for line in whole if line.startswith("{")]

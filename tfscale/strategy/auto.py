@@ -1,0 +1,63 @@
+"""The strategy that fits the machine."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import tensorflow as tf
+
+from tfscale.ops.group import tasks_of
+from tfscale.strategy.extended import local_devices
+from tfscale.strategy.strategy import ScaleStrategy
+
+
+def auto_strategy(**arguments: Any) -> tf.distribute.Strategy:
+    """Make the strategy that fits where this runs, and say which and why.
+
+    - On a TPU, TensorFlow's ``TPUStrategy``: its links are not ours to use.
+    - With several workers (``TF_CONFIG``) or several devices, a ``ScaleStrategy``.
+    - On one device the default strategy of TensorFlow, which costs nothing.
+
+    Args:
+        arguments: of ``ScaleStrategy``, where that is what you get.
+
+    Example:
+        >>> with tfscale.auto_strategy(wire="bf16").scope():
+        ...     model = build()
+    """
+    if _has_tpu():
+        return _said("TPUStrategy", "this machine has a TPU", _tpu_strategy(), arguments)
+    resolver = arguments.get("cluster_resolver")
+    resolver = resolver or tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    workers = _workers(resolver)
+    devices = local_devices(arguments.get("devices"))[1]
+    if workers > 1 or len(devices) > 1:
+        why = f"there are {workers} workers" if workers > 1 else f"there are {len(devices)} devices"
+        return _said("ScaleStrategy", why, ScaleStrategy(**arguments), {})
+    default = tf.distribute.get_strategy()
+    return _said("TensorFlow's default strategy", "there is one device", default, arguments)
+
+
+def _said(name: str, why: str, strategy: Any, unused: dict[str, Any]) -> Any:
+    ignored = f" Not used here: {', '.join(sorted(unused))}." if unused else ""
+    print(f"tfscale: {name}, for {why}.{ignored}")
+    return strategy
+
+
+def _workers(resolver: Any) -> int:
+    return len(tasks_of(resolver)) or 1
+
+
+def _has_tpu() -> bool:
+    named = any(os.environ.get(name) for name in ("COLAB_TPU_ADDR", "TPU_NAME"))
+    return named or bool(tf.config.list_physical_devices("TPU"))
+
+
+def _tpu_strategy() -> tf.distribute.Strategy:
+    tpu = "" if os.environ.get("COLAB_TPU_ADDR") or os.environ.get("TPU_NAME") else "local"
+    resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=tpu)
+    if not tpu:
+        tf.config.experimental_connect_to_cluster(resolver)
+    tf.tpu.experimental.initialize_tpu_system(resolver)
+    return tf.distribute.TPUStrategy(resolver)

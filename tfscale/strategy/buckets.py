@@ -1,0 +1,144 @@
+"""Gradients that travel together.
+
+A collective costs a fixed time, whatever it carries, so small gradients share one.
+The last layer's gradient is ready first: buckets are filled from the end, and the
+first of them travel while the backward pass goes on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tfscale.compression import WirePolicy
+
+ELEMENT_BYTES = {
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "float64": 8,
+    "int32": 4,
+    "int64": 8,
+}
+
+# Enough to be worth a collective, and soon full.
+FIRST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """What is known of a variable's gradient before there is one."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def elements(self) -> int:
+        """How many numbers it has."""
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """Its size in memory."""
+        if self.dtype not in ELEMENT_BYTES:
+            raise TypeError(
+                f"the gradient of {self.path} has type {self.dtype}; collectives take "
+                f"{', '.join(ELEMENT_BYTES)}. Cast the variable, or reduce it yourself."
+            )
+        return self.elements * ELEMENT_BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Gradients of one type that travel in one collective on one wire."""
+
+    name: str
+    wire: str
+    dtype: str
+    # Positions in the list of gradients, in the order in which they lie in the bucket.
+    members: tuple[int, ...]
+
+
+def plan(
+    gradients: Sequence[Gradient],
+    policy: WirePolicy,
+    bucket_bytes: int,
+    first_bytes: int = FIRST_BYTES,
+) -> tuple[Bucket, ...]:
+    """Put every gradient in a bucket.
+
+    The same gradients, policy and sizes give the same buckets on every worker.
+
+    Args:
+        gradients: in the order of their variables, the first layer's first.
+        policy: says on which wire each travels.
+        bucket_bytes: what a bucket may hold, in memory. A larger gradient is a bucket
+            of its own.
+        first_bytes: the same for the first bucket of each wire and type, if that is
+            less: a small one is on its way sooner.
+
+    Returns:
+        The buckets in the order in which they get complete.
+
+    Example:
+        >>> layers = [Gradient(f"dense_{i}/kernel", (256, 256), "float32") for i in range(4)]
+        >>> for bucket in plan(layers, WirePolicy("int8"), 1 << 19, first_bytes=1 << 18):
+        ...     print(bucket.name, bucket.wire, bucket.members)
+        gradients 0: dense_3/kernel int8 (3,)
+        gradients 1: dense_2/kernel..dense_1/kernel int8 (2, 1)
+        gradients 2: dense_0/kernel int8 (0,)
+    """
+    for what, limit in (("bucket_bytes", bucket_bytes), ("first_bytes", first_bytes)):
+        if limit < 1:
+            raise ValueError(f"{what} is a number of bytes, 1 or more; got {limit}")
+    first = min(first_bytes, bucket_bytes)
+    filled = [
+        (kind, members)
+        for kind, positions in _by_kind(gradients, policy).items()
+        for members in _cut(positions, gradients, first, bucket_bytes)
+    ]
+    # The gradient that is ready last completes its bucket.
+    filled.sort(key=lambda bucket: bucket[1][-1], reverse=True)
+    return tuple(
+        Bucket(_name(number, members, gradients), wire, dtype, members)
+        for number, ((wire, dtype), members) in enumerate(filled)
+    )
+
+
+def _by_kind(gradients: Sequence[Gradient], policy: WirePolicy) -> dict[tuple[str, str], list[int]]:
+    """Positions by wire and type, each in the order in which the gradients get ready."""
+    kinds: dict[tuple[str, str], list[int]] = {}
+    for position in reversed(range(len(gradients))):
+        one = gradients[position]
+        wire = policy.wire_of(one.path, one.shape, one.dtype)
+        kinds.setdefault((wire, one.dtype), []).append(position)
+    return kinds
+
+
+def _cut(
+    positions: Sequence[int], gradients: Sequence[Gradient], first: int, others: int
+) -> Iterator[tuple[int, ...]]:
+    """Runs of positions, each as long as its bytes allow."""
+    members: list[int] = []
+    used, limit = 0, first
+    for position in positions:
+        size = gradients[position].bytes
+        if members and used + size > limit:
+            yield tuple(members)
+            members, used, limit = [], 0, others
+        members.append(position)
+        used += size
+    yield tuple(members)
+
+
+def _name(number: int, members: tuple[int, ...], gradients: Sequence[Gradient]) -> str:
+    """Unique by its number, readable by the variables at its ends."""
+    ends = [_short(gradients[members[0]].path), _short(gradients[members[-1]].path)]
+    return f"gradients {number}: {'..'.join(ends[: len(members)])}"
+
+
+def _short(path: str) -> str:
+    """The layer and the variable."""
+    return "/".join(path.split("/")[-2:])

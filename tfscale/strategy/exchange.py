@@ -1,0 +1,221 @@
+"""What the replicas of a group give each other: sums and joined rows."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfscale import wires
+from tfscale.collectives import Schedule
+from tfscale.ops import Communicator, Group, all_gather, all_reduce, broadcast
+from tfscale.ops.collective import DTYPES
+from tfscale.strategy.private import Mirrored, eager_mode, regroup
+from tfscale.strategy.schedules import Schedules
+
+# Other types travel as one of those that the ops take.
+_CARRIERS = {
+    tf.bool: tf.int32,
+    tf.int8: tf.int32,
+    tf.uint8: tf.int32,
+    tf.int16: tf.int32,
+    tf.uint16: tf.int32,
+    tf.uint32: tf.int64,
+    tf.uint64: tf.int64,
+}
+
+# How many times the bytes of a dense sum the joined rows of a sparse one may have.
+JOIN_UP_TO = 4
+
+
+class Exchange:
+    """The collectives of one group, each by the schedule that suits its size.
+
+    Args:
+        group: who takes part; None if there is nobody else.
+        schedules: which one suits a number of bytes.
+    """
+
+    def __init__(self, group: Group | None, schedules: Schedules) -> None:
+        self.communicators: list[Communicator] = group.communicators if group else []
+        self.schedules = schedules
+        self.ranks = group.ranks if group else 1
+
+    def sum(
+        self,
+        replica: int,
+        x: tf.Tensor,
+        label: str,
+        wire: str = wires.LOSSLESS,
+        residual: tf.Tensor | None = None,
+        seed: Any = 0,
+        schedule: Schedule | None = None,
+    ) -> Any:
+        """The sum of ``x`` over all ranks; with a residual, ``(sum, new_residual)``."""
+        if self.ranks == 1:
+            return x if residual is None else (x, residual)
+        communicator = self.communicators[replica]
+        return all_reduce(
+            x,
+            communicator,
+            schedule=schedule or self._schedule(wire, x),
+            wire=wire,
+            residual=residual,
+            seed=seed,
+            name=communicator.new_name(label),
+        )
+
+    def _schedule(self, wire: str, x: tf.Tensor) -> Schedule:
+        choice = self.schedules.choose(wire_bytes(wire, x.dtype, x.shape.num_elements() or 0))
+        return self.schedules.schedule(choice.algorithm)
+
+    def sum_all(self, replica: int, tensors: Sequence[Any], label: str) -> list[Any]:
+        """The sums of tensors and ``IndexedSlices``, as exact as their types are."""
+        sums = list(tensors)
+        for dtype, positions in _by_dtype(tensors).items():
+            flat = _carried(joined([tensors[i] for i in positions]))
+            total = tf.cast(self.sum(replica, flat, label), dtype)
+            for i, part in zip(positions, separated(total, [tensors[i] for i in positions])):
+                sums[i] = part
+        for i, value in enumerate(tensors):
+            if isinstance(value, tf.IndexedSlices):
+                sums[i] = self.sum_slices(replica, value, label)
+        return sums
+
+    def sum_slices(self, replica: int, slices: tf.IndexedSlices, label: str) -> tf.IndexedSlices:
+        """The sum of sparse tensors: their rows joined, or densely where joining costs far more.
+
+        A rank gets the rows of all others, P times as many as its own, or twice all that
+        the dense tensor has. Joined rows are what one device would have: some optimizers
+        see a difference between two rows and their sum, and so joining may cost some more.
+        """
+        if self.ranks == 1:
+            return slices
+        counts = self._counts(replica, slices.indices, label)
+        height = tf.cast(_height(slices), tf.int64)
+
+        def join() -> tuple[tf.Tensor, tf.Tensor]:
+            parts = [slices.values, slices.indices]
+            values, indices = (self._join(replica, x, counts, label) for x in parts)
+            return values, indices
+
+        def dense() -> tuple[tf.Tensor, tf.Tensor]:
+            total = self.sum(replica, tf.convert_to_tensor(slices), label)
+            return total, tf.cast(tf.range(height), slices.indices.dtype)
+
+        joined_rows = self.ranks * tf.cast(tf.reduce_max(counts), tf.int64)
+        values, indices = tf.cond(joined_rows <= JOIN_UP_TO * 2 * height, join, dense)
+        return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+    def rows(self, replica: int, x: tf.Tensor, axis: int, label: str = "gather") -> tf.Tensor:
+        """All ranks' ``x``, joined along an axis, in which they may differ."""
+        if self.ranks == 1:
+            return x
+        order = [axis, *(i for i in range(x.shape.rank) if i != axis)]
+        back = sorted(range(len(order)), key=order.__getitem__)
+        first = tf.transpose(x, order)
+        counts = self._counts(replica, first, label)
+        return tf.transpose(self._join(replica, first, counts, label), back)
+
+    def from_first(self, replica: int, x: tf.Tensor, label: str) -> tf.Tensor:
+        """The first rank's ``x``, on all."""
+        if self.ranks == 1:
+            return x
+        communicator = self.communicators[replica]
+        name = communicator.new_name(label)
+        return tf.cast(broadcast(_carried(x), communicator, name=name), x.dtype)
+
+    def _counts(self, replica: int, x: tf.Tensor, label: str) -> tf.Tensor:
+        communicator = self.communicators[replica]
+        rows = tf.shape(x, out_type=tf.int32)[:1]
+        return all_gather(rows, communicator, name=communicator.new_name(f"{label}: rows"))
+
+    def _join(self, replica: int, x: tf.Tensor, counts: tf.Tensor, label: str) -> tf.Tensor:
+        """All-gather takes as many rows of each: pad to the most, and drop the padding."""
+        communicator = self.communicators[replica]
+        most = tf.reduce_max(counts)
+        padding = [[0, most - tf.shape(x)[0]], *([0, 0] for _ in x.shape[1:])]
+        padded = tf.pad(_carried(x), padding)
+        every = all_gather(padded, communicator, name=communicator.new_name(label))
+        kept = tf.reshape(tf.sequence_mask(counts, most), [-1])
+        return tf.cast(tf.boolean_mask(every, kept), x.dtype)
+
+    def on_each(self, body: Callable[[int], Any]) -> list[Any]:
+        """``body(replica)`` for all replicas of this process.
+
+        Eager ops wait for each other, so each replica gets a thread.
+        """
+        replicas = range(len(self.communicators) or 1)
+        if not tf.executing_eagerly() or len(replicas) == 1:
+            return [body(replica) for replica in replicas]
+
+        def eagerly(replica: int) -> Any:
+            with eager_mode(), tf.device(self.communicators[replica].device):
+                return body(replica)
+
+        with concurrent.futures.ThreadPoolExecutor(len(replicas)) as threads:
+            return list(threads.map(eagerly, replicas))
+
+    def together(
+        self, body: Callable[[int, list[Any]], list[Any]], tensors: list[Any]
+    ) -> list[Any]:
+        """``body(replica, tensors)``, from within a replica.
+
+        In a graph it runs right there. Eager replicas run one after the other, so there
+        they meet first.
+        """
+        context = tf.distribute.get_replica_context()
+        if not tf.executing_eagerly() or self.ranks == 1:
+            return body(context._replica_id, tensors)
+
+        def meet(strategy: tf.distribute.Strategy, *values: Any) -> Any:
+            local = [strategy.experimental_local_results(value) for value in values]
+            each = self.on_each(lambda replica: body(replica, [v[replica] for v in local]))
+            return tuple(regroup(parts, wrap_class=Mirrored) for parts in zip(*each))
+
+        return list(context.merge_call(meet, args=tuple(tensors)))
+
+
+def wire_bytes(wire: str, dtype: tf.DType, size: int) -> int:
+    """How many bytes so many numbers are on a wire, at least one."""
+    return max(1, size * dtype.size if wire == wires.LOSSLESS else wires.nbytes(wire, size))
+
+
+def joined(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Tensors as one vector."""
+    flat = [tf.reshape(x, [-1]) for x in tensors]
+    return flat[0] if len(flat) == 1 else tf.concat(flat, 0)
+
+
+def separated(vector: tf.Tensor, like: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """The inverse of ``joined``."""
+    if len(like) == 1:
+        return [tf.reshape(vector, tf.shape(like[0]))]
+    parts = tf.split(vector, [tf.size(x) for x in like])
+    return [tf.reshape(part, tf.shape(x)) for part, x in zip(parts, like)]
+
+
+def _by_dtype(tensors: Sequence[Any]) -> dict[tf.DType, list[int]]:
+    found: dict[tf.DType, list[int]] = {}
+    for i, x in enumerate(tensors):
+        if not isinstance(x, tf.IndexedSlices):
+            found.setdefault(x.dtype, []).append(i)
+    return found
+
+
+def _carried(x: tf.Tensor) -> tf.Tensor:
+    if x.dtype in DTYPES:
+        return x
+    if x.dtype not in _CARRIERS:
+        raise TypeError(
+            f"replicas exchange numbers, not {x.dtype.name}; exchange what you can make numbers of"
+        )
+    return tf.cast(x, _CARRIERS[x.dtype])
+
+
+def _height(slices: tf.IndexedSlices) -> Any:
+    if slices.dense_shape is None:
+        raise ValueError("a sparse gradient without a dense shape cannot be reduced")
+    return slices.dense_shape[0]

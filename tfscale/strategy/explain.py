@@ -1,0 +1,111 @@
+"""What travels how: the table behind ``strategy.explain()``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import tensorflow as tf
+
+from tfscale.strategy.exchange import wire_bytes
+from tfscale.strategy.gradients import Reducer, bucket_name
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from tfscale.ops.log import Total
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One bucket of gradients.
+
+    Args:
+        bucket: its name in errors and logs.
+        variables: whose gradients it holds.
+        elements: how many numbers.
+        wire: in which format they travel.
+        feedback: whether what they lose comes back later.
+        bytes: how many they are on the wire.
+        algorithm: by which schedule.
+        why: it is that one.
+        predicted: seconds, as the cost model has it; 0 where nobody asked it.
+        calls: how often it has travelled.
+        sent: bytes that this process's first replica has sent, on average.
+        measured: seconds that it took, on average.
+    """
+
+    bucket: str
+    variables: tuple[str, ...]
+    elements: int
+    wire: str
+    feedback: bool
+    bytes: int
+    algorithm: str
+    why: str
+    predicted: float
+    calls: int
+    sent: float
+    measured: float
+
+
+def rows(reducer: Reducer) -> list[Row]:
+    """All buckets of all optimizers that have been traced, in the order of their travel."""
+    reducer.trials.tell_chooser()
+    communicators = reducer.exchange.communicators
+    totals = communicators[0].totals() if communicators else {}
+    return list(_rows(reducer, totals))
+
+
+def _rows(reducer: Reducer, totals: dict[str, Total]) -> Iterator[Row]:
+    for label, plan in reducer.plans.items():
+        for bucket in plan.buckets:
+            members = [plan.gradients[i] for i in bucket.members]
+            elements = sum(gradient.elements for gradient in members)
+            size = wire_bytes(bucket.wire, tf.as_dtype(bucket.dtype), elements)
+            choice = reducer.exchange.schedules.choose(size)
+            name = bucket_name(label, bucket)
+            # An eager bucket has the bare name; a graph's the graph's name before it, and a number.
+            ran = [t for key, t in totals.items() if key == name or f"/{name}_" in key]
+            calls = sum(total.calls for total in ran)
+            yield Row(
+                bucket=name,
+                variables=tuple(gradient.path for gradient in members),
+                elements=elements,
+                wire=bucket.wire,
+                feedback=bucket.wire in reducer.feedback,
+                bytes=size,
+                algorithm=choice.algorithm,
+                why=choice.why,
+                predicted=choice.seconds,
+                calls=calls,
+                sent=sum(total.sent for total in ran) / max(1, calls),
+                measured=sum(total.seconds for total in ran) / max(1, calls),
+            )
+
+
+def table(rows: list[Row]) -> Table:
+    """For people."""
+    from rich.table import Table
+
+    made = Table(title="gradients, in the order in which they travel")
+    for heading in ("bucket", "numbers", "wire", "bytes", "schedule", "why", "ms: model", "took"):
+        left = heading in ("bucket", "why")
+        made.add_column(heading, justify="left" if left else "right", overflow="fold")
+    for row in rows:
+        made.add_row(
+            row.bucket,
+            f"{row.elements:,}",
+            row.wire + (" + feedback" if row.feedback else ""),
+            f"{row.bytes:,}",
+            row.algorithm,
+            row.why,
+            _ms(row.predicted),
+            _ms(row.measured),
+        )
+    return made
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.2f}" if seconds else "-"

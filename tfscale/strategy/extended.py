@@ -1,0 +1,203 @@
+"""What TensorFlow asks of a strategy, answered by the engine.
+
+TensorFlow's own extension for many workers brings datasets, variables and replicas;
+here its collectives are replaced, all of them. Keras asks whether a strategy is of that
+family before it reduces logs or joins predictions across workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfscale.ops import Group
+from tfscale.ops.group import host_of
+from tfscale.strategy import keras_seam
+from tfscale.strategy.exchange import Exchange
+from tfscale.strategy.private import (
+    CollectiveAllReduce,
+    CollectiveAllReduceExtended,
+    CommunicationImplementation,
+    DistributedValues,
+    Mirrored,
+    Options,
+    mark_as_unsaveable,
+    regroup,
+)
+from tfscale.strategy.schedules import Schedules
+from tfscale.strategy.step import step
+from tfscale.strategy.variables import adopt
+
+
+class _EngineOps(CollectiveAllReduce):
+    """Reductions outside of replicas: TensorFlow's class, whose collectives are ours."""
+
+    def __init__(self, devices: Sequence[str], exchange: Exchange) -> None:
+        super().__init__(devices, exchange.ranks, _options())
+        self._exchange = exchange
+
+    def _all_reduce(self, reduce_op: Any, value: Any, replica_id: int, options: Any) -> Any:
+        sums = self._exchange.sum_all(replica_id, tf.nest.flatten(value), "reduce")
+        if reduce_op == tf.distribute.ReduceOp.MEAN:
+            sums = [_divided(x, self._exchange.ranks) for x in sums]
+        return tf.nest.pack_sequence_as(value, sums)
+
+    def _all_reduce_per_replica_values(self, reduce_op: Any, values: Any, options: Any) -> Any:
+        def one(replica: int) -> Any:
+            return self._all_reduce(
+                reduce_op, [v.values[replica] for v in values], replica, options
+            )
+
+        mark_as_unsaveable()
+        each = self._exchange.on_each(one)
+        return [regroup(parts, wrap_class=Mirrored) for parts in zip(*each, strict=True)]
+
+    def _batch_all_gather(self, per_replica_values: Any, axis: int, options: Any) -> Any:
+        def one(replica: int) -> Any:
+            return [
+                self._exchange.rows(replica, v.values[replica], axis) for v in per_replica_values
+            ]
+
+        each = self._exchange.on_each(one)
+        return [regroup(parts, wrap_class=Mirrored) for parts in zip(*each, strict=True)]
+
+
+class Extended(CollectiveAllReduceExtended):
+    """See the module.
+
+    Attributes:
+        exchange: the collectives of all replicas.
+        first_rank: the rank of this process's first replica.
+    """
+
+    _enable_check_health = False  # the engine finds out by itself, and sooner
+
+    def __init__(
+        self,
+        container: tf.distribute.Strategy,
+        devices: Sequence[str] | None,
+        cluster_resolver: Any,
+        deadline: float,
+        slow_after: float,
+    ) -> None:
+        self._patience = (deadline, slow_after)
+        self._wanted = tuple(devices) if devices else None
+        super().__init__(container, cluster_resolver, _options())
+        # Groups of the same devices are told apart by their order, and other workers may
+        # have other devices: the group that finds that out comes first.
+        self.hosts = self._make_group([host_of(self._devices[0])])
+        self.group = self._make_group(self._devices)
+        self.first_rank = self._id_in_cluster * len(self._devices)
+
+    def connect(self, replicas: Schedules, hosts: Schedules) -> None:
+        """From now on reduce by these schedules."""
+        self.exchange = Exchange(self.group, replicas)
+        self.host_exchange = Exchange(self.hosts, hosts)
+        self._cross_device_ops = _EngineOps(self._devices, self.exchange)
+        self._host_cross_device_ops = _EngineOps([host_of(self._devices[0])], self.host_exchange)
+
+    def _make_group(self, devices: Sequence[str]) -> Group | None:
+        if self._num_workers * len(devices) == 1:
+            return None
+        names = [name[name.index("device:") :] for name in devices]
+        if self._num_workers == 1:
+            return Group.local([f"/{name}" for name in names], *self._patience)
+        return Group.of_workers(self._cluster_resolver, names, *self._patience)
+
+    # -- devices
+
+    def _initialize_local_devices(self, cluster_resolver: Any, worker_device: str) -> Any:
+        kind, names = local_devices(self._wanted)
+        return tuple(f"{worker_device}/{name}" for name in names), kind
+
+    # -- reductions
+
+    def _use_merge_call(self) -> bool:
+        # Replicas reduce where they are, each by its own op. So nothing has to meet
+        # in one thread, and reductions may stand in branches and loops.
+        return False
+
+    def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        if step.reduced or self._num_replicas_in_sync == 1:
+            return value
+
+        def body(replica: int, tensors: list[Any]) -> list[Any]:
+            reduced: list[Any] = self._cross_device_ops._all_reduce(
+                reduce_op, tensors, replica, None
+            )
+            return reduced
+
+        flat = self.exchange.together(body, tf.nest.flatten(value))
+        return tf.nest.pack_sequence_as(value, flat)
+
+    def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
+        if tf.nest.is_nested(value) and not isinstance(value, DistributedValues):
+            return tf.nest.map_structure(lambda v: self._reduce_to(reduce_op, v, v, options), value)
+        return super()._reduce_to(reduce_op, value, destinations, options)
+
+    # -- variables
+
+    def _create_variable(self, next_creator: Any, **keywords: Any) -> Any:
+        if (keywords.get("name") or "").startswith("iteration"):
+            optimizer = keras_seam.caller(keras.optimizers.Optimizer)
+            if optimizer is not None:
+                self._container_strategy().born(optimizer)
+        return adopt(super()._create_variable(next_creator, **keywords), keywords)
+
+    def _get_variable_creator_initial_value(
+        self, replica_id: int, device: str | None, primary_var: Any, **keywords: Any
+    ) -> Any:
+        if replica_id > 0 or self._num_workers == 1:
+            # TensorFlow's version broadcasts between workers by collectives of its own.
+            return super(CollectiveAllReduceExtended, self)._get_variable_creator_initial_value(
+                replica_id, device, primary_var, **keywords
+            )
+
+        def initial_value() -> tf.Tensor:
+            value = keywords["initial_value"]
+            value = value() if callable(value) else value
+            value = getattr(value, "wrapped_value", value)  # of a checkpoint
+            with tf.device(device):
+                value = tf.convert_to_tensor(value, dtype=keywords.get("dtype"))
+                name = f"the initial value of {keywords.get('name') or 'a variable'}"
+                return self.host_exchange.from_first(0, value, name)
+
+        return initial_value
+
+
+def local_devices(wanted: Sequence[str] | None) -> tuple[str, list[str]]:
+    """The kind and the names ("device:GPU:0") of the devices of this process to use."""
+    here = {}
+    for device in tf.config.list_logical_devices():
+        name = device.name[device.name.index("device:") :]
+        here[name] = device.device_type
+    if wanted is None:
+        kind = "GPU" if "GPU" in here.values() else "CPU"
+        return kind, [name for name in here if here[name] == kind]
+    names = ["device:" + w.upper().rsplit("DEVICE:", 1)[-1].lstrip("/") for w in wanted]
+    for given, name in zip(wanted, names, strict=True):
+        if name not in here:
+            known = ", ".join(name.removeprefix("device:") for name in here)
+            raise ValueError(
+                f"no device is called {given!r}; this process has {known}. "
+                "tf.config.set_logical_device_configuration makes several of one CPU."
+            )
+    kinds = sorted({here[name] for name in names})
+    if len(kinds) > 1:
+        raise ValueError(f"replicas run on devices of one kind, got {' and '.join(kinds)}")
+    if len(set(names)) < len(names):
+        raise ValueError(f"each replica needs a device of its own, got {list(wanted)}")
+    return kinds[0], names
+
+
+def _options() -> Options:
+    return Options(implementation=CommunicationImplementation.RING)
+
+
+def _divided(x: Any, by: int) -> Any:
+    if isinstance(x, tf.IndexedSlices):
+        return tf.IndexedSlices(x.values / by, x.indices, x.dense_shape)
+    return x / by

@@ -1,0 +1,195 @@
+"""Gradients on their way: in buckets, each on its wire, with what was lost before."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfscale.collectives import Schedule
+from tfscale.compression import WirePolicy
+from tfscale.strategy.buckets import Bucket, Gradient, plan
+from tfscale.strategy.exchange import Exchange, joined, separated, wire_bytes
+from tfscale.strategy.memory import Memory
+from tfscale.strategy.trial import Step, Trials
+
+# Rounds at random where nothing gives back what that loses, and needs another seed each time.
+STOCHASTIC = ("ternary",)
+
+_IDLE = (
+    "The wire policy's rule %r matches no trainable variable, and does nothing. It is a regular "
+    "expression that is searched in paths such as %s."
+)
+
+
+class Reducer:
+    """Sums gradients over all replicas.
+
+    Args:
+        exchange: the replicas.
+        policy: which gradient travels on which wire.
+        bucket_bytes: how many bytes of gradients share a collective.
+        feedback: the wires that give back later what they lost.
+        trials: of the schedules that are near each other.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        policy: WirePolicy,
+        bucket_bytes: int,
+        feedback: Sequence[str],
+        trials: Trials,
+    ) -> None:
+        self.exchange = exchange
+        self.policy = policy
+        self.feedback = tuple(feedback)
+        self.trials = trials
+        self.plans: dict[str, Plan] = {}
+        self._bucket_bytes = bucket_bytes
+        plan((), policy, bucket_bytes)  # a wrong size is refused now, not in the first step
+        self._idle: set[str] = set()
+
+    def check_rules(self, variables: Sequence[Any]) -> None:
+        """Warn once of rules that match none of these: they may be misspelt."""
+        paths = [describe(v).path for v in variables]
+        for pattern in self.policy.idle(paths):
+            if pattern not in self._idle:
+                self._idle.add(pattern)
+                logging.getLogger("tfscale").warning(_IDLE, pattern, ", ".join(paths[:5]))
+
+    def remembers(self, variable: Any) -> bool:
+        """Whether a variable's gradients travel on a wire with error feedback."""
+        return self._wire_of(variable) in self.feedback
+
+    def rounds_at_random(self, variable: Any) -> bool:
+        """Whether they travel on a wire that does."""
+        return self.needs_seed(self._wire_of(variable))
+
+    def needs_seed(self, wire: str) -> bool:
+        """Whether a wire rounds at random."""
+        return wire in STOCHASTIC and wire not in self.feedback
+
+    def _wire_of(self, variable: Any) -> str:
+        one = describe(variable)
+        return self.policy.wire_of(one.path, one.shape, one.dtype)
+
+    def reduce(
+        self, gradients: list[Any], variables: list[Any], optimizer: Any, memory: Memory
+    ) -> list[Any]:
+        """The sums over all replicas, on each of them; None stays None.
+
+        Args:
+            gradients: this replica's, dense or ``IndexedSlices``.
+            variables: whose they are.
+            optimizer: that will apply them.
+            memory: what earlier steps lost.
+        """
+        given = [i for i, g in enumerate(gradients) if g is not None]
+        load = _Load(
+            optimizer.name,
+            [describe(variables[i]) for i in given],
+            [place_of(optimizer, variables[i]) for i in given],
+            memory,
+        )
+
+        def exchanged(replica: int, tensors: list[Any]) -> list[Any]:
+            return self._exchanged(replica, tensors, load)
+
+        sums = self.exchange.together(exchanged, [gradients[i] for i in given])
+        reduced = list(gradients)
+        for i, total in zip(given, sums):
+            reduced[i] = total
+        return reduced
+
+    def _exchanged(self, replica: int, tensors: list[Any], load: _Load) -> list[Any]:
+        sums = list(tensors)
+        dense = [i for i, x in enumerate(tensors) if not isinstance(x, tf.IndexedSlices)]
+        described = tuple(load.gradients[i] for i in dense)
+        buckets = plan(described, self.policy, self._bucket_bytes) if dense else ()
+        self.plans[load.label] = Plan(buckets, described)
+        with self.trials.step(self.exchange.communicators[replica]) as trial:
+            for bucket in buckets:
+                elements = sum(described[i].elements for i in bucket.members)
+                travel = _Travel(self, replica, load, bucket, elements, trial)
+                members = [dense[i] for i in bucket.members]
+                for i, total in zip(members, travel(tensors, members), strict=True):
+                    sums[i] = total
+        for i, x in enumerate(tensors):
+            if isinstance(x, tf.IndexedSlices):
+                name = f"{load.label} gradient of {load.gradients[i].path}"
+                sums[i] = self.exchange.sum_slices(replica, x, name)
+        return sums
+
+
+@dataclasses.dataclass(frozen=True)
+class _Load:
+    """The gradients of one step of one optimizer, without their numbers."""
+
+    label: str
+    gradients: list[Gradient]
+    places: list[str]
+    memory: Memory
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How an optimizer's dense gradients travel."""
+
+    buckets: tuple[Bucket, ...]
+    gradients: tuple[Gradient, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Travel:
+    """One bucket of one replica, from its gradients to their sums."""
+
+    reducer: Reducer
+    replica: int
+    load: _Load
+    bucket: Bucket
+    elements: int
+    trial: Step
+
+    def __call__(self, tensors: list[Any], members: list[int]) -> list[tf.Tensor]:
+        parts = [tensors[i] for i in members]
+        flat = joined(parts)
+        if self.bucket.wire not in self.reducer.feedback:
+            return separated(self._sum(flat, None), parts)
+        memory, places = self.load.memory, self.load.places
+        kept = [memory.residual(places[i], self.replica) for i in members]
+        total, lost = self._sum(flat, joined([residual.read_value() for residual in kept]))
+        for residual, value in zip(kept, separated(lost, parts), strict=True):
+            residual.assign(value)
+        return separated(total, parts)
+
+    def _sum(self, flat: tf.Tensor, residual: tf.Tensor | None) -> Any:
+        wire, name = self.bucket.wire, bucket_name(self.load.label, self.bucket)
+        random = self.reducer.needs_seed(wire)
+        seed = self.load.memory.next_seed(self.replica) if random else 0
+
+        def by(schedule: Schedule) -> Any:
+            exchange = self.reducer.exchange
+            return exchange.sum(self.replica, flat, name, wire, residual, seed, schedule)
+
+        inputs = [flat] if residual is None else [flat, residual]
+        return self.trial.run(by, inputs, wire_bytes(wire, flat.dtype, self.elements))
+
+
+def bucket_name(label: str, bucket: Bucket) -> str:
+    """What the engine and its log call a bucket, but for where it was traced."""
+    return f"{label} {bucket.name}"
+
+
+def describe(variable: Any) -> Gradient:
+    """What is known of a Keras or TensorFlow variable's gradient."""
+    path = getattr(variable, "path", None) or variable.name.split(":")[0]
+    return Gradient(path, tuple(variable.shape), tf.as_dtype(variable.dtype).name)
+
+
+def place_of(optimizer: Any, variable: Any) -> str:
+    """A variable's place in its optimizer."""
+    return str(optimizer._get_variable_index(variable))

@@ -1,0 +1,56 @@
+"""What of a model several replicas cannot train as one device does, told once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+_told: set[str] = set()
+
+
+def warn(strategy: Any, layers: list[Any]) -> None:
+    """Called while a training step for several replicas is traced."""
+    for sentence in _reasons(strategy, layers):
+        _tell(sentence)
+
+
+def _tell(sentence: str) -> None:
+    if sentence not in _told:
+        _told.add(sentence)
+        logging.getLogger("tfscale").warning("not as on one device: %s", sentence)
+
+
+def _reasons(strategy: Any, layers: list[Any]) -> Iterator[str]:
+    replicas = strategy.extended._num_replicas_in_sync
+    local = [x for x in layers if isinstance(x, keras.layers.BatchNormalization)]
+    if local and not strategy.synchronizes_batch_norm:
+        yield (
+            f"with batch_norm='local' {_names(local)} normalize by one replica's samples, "
+            f"{replicas} times fewer than the batch has, so their statistics have "
+            f"{replicas**0.5:.2g} times the noise. batch_norm='synchronized' is exact."
+        )
+    stateful = [layer for layer in layers if getattr(layer, "stateful", False)]
+    if stateful:
+        yield (
+            f"{_names(stateful)} keep a state for each place in the batch. Each of the {replicas} "
+            "replicas has places of its own: samples must come in the same places in every "
+            "batch, and all batches must divide evenly; or use stateful=False."
+        )
+
+
+def warn_of_a_number(loss: Any) -> None:
+    """Called for a loss that gives one number for all samples of a replica."""
+    name = getattr(loss, "name", None) or getattr(loss, "__name__", loss)
+    _tell(
+        f"the loss {name!r} gives one number for all samples. It is taken for their mean, and "
+        "replicas weigh it by their samples: exact, unless it divides by a mask or by weights. "
+        "Let it give one number for each sample."
+    )
+
+
+def _names(layers: list[Any]) -> str:
+    names = [layer.name for layer in layers]
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,0 +1,158 @@
+"""Workers compare what they are before they work together.
+
+All must run the same program: otherwise they would wait for each other, or train
+something that nobody meant. Each gives the others a description of itself, a few words
+per field, and refuses to go on beside one that differs. It costs one small exchange at
+the start, and one at the start of each ``fit``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfscale.ops import Group, all_gather
+from tfscale.strategy import gradients, keras_seam
+from tfscale.version import __version__
+
+_BYTES = 4096  # of a description, the same for all, so that any two can be exchanged
+_SHOWN = 60  # characters of a value
+
+_SAME_START = "Start all workers with the same packages, devices and arguments."
+_SAME_MODEL = (
+    "Build and compile the same model on all workers; if a worker builds others, too, "
+    "it does so afterwards, or they all give names to layers and optimizers."
+)
+
+Description = Mapping[str, str]
+
+
+def same_start(hosts: Group | None, settings: Mapping[str, Any]) -> None:
+    """Refuse workers that have another version, other devices or other arguments.
+
+    Args:
+        hosts: one rank for each worker; None if there is only one.
+        settings: what this worker was told, by name.
+    """
+    versions = {
+        "version of tfscale": __version__,
+        "version of TensorFlow": tf.version.VERSION,
+        "version of Keras": keras.version(),
+    }
+    _agree(hosts, "start", {**versions, **_words(settings)}, _SAME_START)
+
+
+def same_model(hosts: Group | None, model: keras.Model) -> None:
+    """Refuse a worker that trains another model, or trains it otherwise."""
+    _agree(hosts, "model", _describe(model), _SAME_MODEL)
+
+
+def _describe(model: keras.Model) -> Description:
+    """What workers must have in common to train a model together."""
+    weights = [gradients.describe(v) for v in model.trainable_variables]
+    optimizer = model.optimizer
+    return _words(
+        {
+            "class of the model": type(model).__name__,
+            "number of trainable weights": sum(int(np.prod(w.shape)) for w in weights),
+            "list of weights' shapes": [w.shape for w in weights],
+            "list of layers": [_layer(layer) for layer in keras_seam.layers_of(model)],
+            "loss": model.loss,
+            "optimizer": optimizer and type(optimizer).__name__,
+            "list of weights' names": [
+                gradients.describe(v).path for v in model.trainable_variables
+            ],
+            "name of the optimizer": optimizer and optimizer.name,
+            "steps_per_execution": model.steps_per_execution,
+            **{f"{name} of the optimizer": v for name, v in _config(optimizer).items()},
+        }
+    )
+
+
+def _layer(layer: Any) -> Any:
+    """What holds other layers names them, and these are described on their own."""
+    return type(layer).__name__, {} if keras_seam.holds_layers(layer) else _config(layer)
+
+
+def _config(thing: Any) -> Any:
+    """Names count up within a process, and seeds are drawn in each: they may differ."""
+    try:
+        config = thing.get_config() if thing is not None else {}
+    except NotImplementedError:  # a class of the user's own
+        return {}
+    return {key: value for key, value in config.items() if key not in ("name", "seed")}
+
+
+def _words(fields: Mapping[str, Any]) -> Description:
+    """Short values as they are; of long ones the beginning and a digest of all."""
+    return {name: _short(_text(value)) for name, value in fields.items()}
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=_named)
+
+
+def _named(value: Any) -> str:
+    # An object's repr may hold its address, which differs between processes.
+    if isinstance(value, np.generic):
+        return repr(value.item())
+    return getattr(value, "__qualname__", None) or type(value).__qualname__
+
+
+def _short(text: str) -> str:
+    if len(text) <= _SHOWN:
+        return text
+    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    return f"{text[:_SHOWN]}... (digest {digest})"
+
+
+def _agree(hosts: Group | None, what: str, own: Description, remedy: str) -> None:
+    if hosts is None:
+        return
+    descriptions = _exchanged(hosts, what, own)
+    first = descriptions[0]
+    for peer, other in zip(hosts.peers[1:], descriptions[1:], strict=True):
+        for name in [*first, *(name for name in other if name not in first)]:
+            if first.get(name) != other.get(name):
+                raise ValueError(
+                    f"{peer} has another {name} than {hosts.peers[0]}: "
+                    f"{other.get(name)}, not {first.get(name)}. {remedy}"
+                )
+
+
+def _exchanged(hosts: Group, what: str, own: Description) -> list[Description]:
+    """The descriptions of all workers."""
+    sent = np.frombuffer(_packed(own), np.int32)
+    (me,) = hosts.communicators
+    with tf.device(me.device):
+        every = all_gather(sent, me, name=f"the description of the {what}")
+    rows = np.split(every.numpy(), hosts.ranks)
+    return [_unpacked(row.tobytes(), peer) for row, peer in zip(rows, hosts.peers, strict=True)]
+
+
+def _packed(description: Description) -> bytes:
+    data = json.dumps(description).encode()
+    if len(data) > _BYTES:
+        raise ValueError(f"a description has {_BYTES} bytes, got {len(data)}")
+    return data.ljust(_BYTES)
+
+
+def _unpacked(data: bytes, peer: str) -> Description:
+    """What a worker says of itself; it may run any program, so nothing is taken for granted."""
+    try:
+        found = json.loads(data)
+    except ValueError as error:
+        raise ValueError(f"{peer} sent no description of itself: {error}") from None
+    if not isinstance(found, dict) or not _all_text([*found, *found.values()]):
+        raise ValueError(f"{peer} sent no description of itself, but {str(found)[:_SHOWN]!r}")
+    return found
+
+
+def _all_text(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, str) for value in values)

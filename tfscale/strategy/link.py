@@ -1,0 +1,280 @@
+"""What the links between the ranks do: alpha, beta and gamma, measured at start.
+
+Real collectives of a few sizes run through the engine. The cost model says how many
+alphas, betas and gammas each should take; least squares turn the times round.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import itertools
+import logging
+import platform
+import re
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfscale import collectives, records, wires
+from tfscale.collectives import Cluster, Link
+from tfscale.collectives.choose import machine_fields, read_machine
+from tfscale.collectives.cost import Cost, Machine
+from tfscale.ops import Communicator, Group, all_gather, all_reduce, broadcast
+from tfscale.ops.build import cache_folder
+from tfscale.version import __version__
+
+_COUNTS = (1_000, 100_000, 1_000_000)  # float32 numbers
+_IN_A_ROW = 2  # in one call, so that the call itself counts less
+_ROUNDS = (3, 50)  # at least and at most
+
+
+@dataclasses.dataclass(frozen=True)
+class LinkMeasurement:
+    """What the cost model wants to know, the same bits on all ranks.
+
+    Args:
+        machine: a ``Link``; a ``Cluster`` where several workers have several devices.
+        gamma: seconds to decode and add a byte that came over the wire.
+        source: ``"measured at start"``, or the cache's file.
+    """
+
+    machine: Machine
+    gamma: float
+    source: str = "measured at start"
+
+
+def measure(group: Group, seconds: float = 1.0, wire: str = "fp32") -> LinkMeasurement:
+    """Time collectives for about so many seconds; all processes of the group call it together.
+
+    A worker with several devices counts as a group of the ``Cluster``. Times between
+    workers are taken while all devices of a worker talk to the outside, as they do in a
+    hierarchical all-reduce, so a network card that they share is in the outer beta.
+    """
+    if group.ranks == 1:
+        return LinkMeasurement(Link(0.0, 0.0), 0.0)
+    workers = _workers(group)
+    if len(workers) == 1 or len(workers) == group.ranks:
+        alpha, beta, gamma = _solve(group, _experiments([group], 0, wire), seconds)
+        return LinkMeasurement(Link(alpha, beta), gamma)
+    inner = _experiments([_own_worker(group, workers)], 0, wire)
+    outer = _experiments(_across_workers(group, workers), 1, wire)
+    *links, gamma = _solve(group, inner + outer, seconds)
+    sizes = [len(ranks) for ranks in workers]
+    return LinkMeasurement(Cluster(sizes, Link(*links[:2]), Link(*links[2:])), gamma)
+
+
+def cached(group: Group, seconds: float = 1.0, wire: str = "fp32") -> LinkMeasurement:
+    """What was measured before for the same hosts, devices and versions, or ``measure``.
+
+    The cache counts only if all ranks hold the same entry.
+    """
+    file = cache_folder() / "links" / f"{_key(group, wire)}.json"
+    entry = _read(file)
+    if _all_agree(group, entry):
+        assert entry is not None  # all agree that there is one
+        return entry
+    measured = measure(group, seconds, wire)
+    _write(file, measured)
+    return measured
+
+
+# ---------------------------------------------------------------------------- groups
+
+
+def _workers(group: Group) -> list[list[int]]:
+    """The ranks of each worker."""
+    devices = group.communicators[0].devices
+    by_worker: dict[str, list[int]] = {}
+    for rank, device in enumerate(devices):
+        by_worker.setdefault(device.rpartition("/device:")[0], []).append(rank)
+    return list(by_worker.values())
+
+
+def _own_worker(group: Group, workers: list[list[int]]) -> Group:
+    mine = {communicator.rank for communicator in group.communicators}
+    return _part(group, next(ranks for ranks in workers if mine.issuperset(ranks)))
+
+
+def _across_workers(group: Group, workers: list[list[int]]) -> list[Group]:
+    """One group of all workers' first devices, one of their second, and so on."""
+    return [_part(group, ranks) for ranks in zip(*workers, strict=False)]
+
+
+def _part(group: Group, ranks: Sequence[int]) -> Group:
+    mine = {communicator.rank for communicator in group.communicators}
+    return Group(
+        [group.communicators[0].devices[rank] for rank in ranks],
+        [group.peers[rank] for rank in ranks],
+        [place for place, rank in enumerate(ranks) if rank in mine],
+        group.deadline,
+    )
+
+
+# ---------------------------------------------------------------------------- times
+
+
+@dataclasses.dataclass(frozen=True)
+class _Experiment:
+    """A collective whose time is known by formula and by the clock."""
+
+    cost: Cost
+    nbytes: int
+    link: int  # which of the machine's links it uses
+    call: Callable[[], Any]
+
+    def row(self, links: int) -> list[float]:
+        """How many times it takes each link's alpha and beta, and gamma."""
+        row = [0.0] * (2 * links + 1)
+        row[2 * self.link] = self.cost.time(self.nbytes, Link(1, 0))
+        row[2 * self.link + 1] = self.cost.time(self.nbytes, Link(0, 1))
+        row[-1] = self.cost.time(self.nbytes, Link(0, 0), 1)
+        return row
+
+    def seconds(self) -> float:
+        start = time.perf_counter()
+        self.call()
+        return (time.perf_counter() - start) / _IN_A_ROW
+
+
+def _experiments(groups: list[Group], link: int, wire: str) -> list[_Experiment]:
+    """Collectives that all groups run at the same time.
+
+    A broadcast adds nothing and halving has fewer rounds than a ring: so the three
+    numbers can be told apart. (All three take them in proportion, by their closed forms.)
+    """
+    ranks = groups[0].ranks
+    if ranks == 1:
+        return []
+    costs = {
+        name: collectives.resolve(name, ranks).cost for name in ("ring", "halving")[: ranks - 1]
+    }
+    costs["broadcast"] = collectives.broadcast(ranks).cost
+    return [
+        _Experiment(cost, wires.nbytes(wire, count), link, _call(groups, name, wire, count))
+        for name, cost in costs.items()
+        for count in _COUNTS
+        if cost is not None
+    ]
+
+
+def _call(groups: list[Group], name: str, wire: str, count: int) -> Callable[[], Any]:
+    def body(communicator: Communicator) -> Any:
+        x = tf.zeros([count])
+        for turn in range(_IN_A_ROW):
+            label = f"link/{name}/{count}/{turn}"
+            if name == "broadcast":
+                x = broadcast(x, communicator, wire=wire, name=label)
+            else:
+                x = all_reduce(x, communicator, schedule=name, wire=wire, name=label)
+        return x[:1]
+
+    return _function(groups, body)
+
+
+def _function(groups: list[Group], body: Callable[[Communicator], Any]) -> Callable[[], list[Any]]:
+    """Run a body on all devices of this process; its results as numpy arrays."""
+
+    @tf.function(autograph=False)
+    def run() -> list[Any]:
+        results = []
+        for communicator in itertools.chain(*(group.communicators for group in groups)):
+            with tf.device(communicator.device):
+                results.append(body(communicator))
+        return results
+
+    # TensorFlow warns of functions that look alike and are traced again and again.
+    trace = functools.cache(run.get_concrete_function)
+    return lambda: [result.numpy() for result in trace()()]
+
+
+# ------------------------------------------------------------------------- equations
+
+
+def _solve(group: Group, experiments: list[_Experiment], seconds: float) -> list[float]:
+    """Alpha and beta of each link, and gamma."""
+    for experiment in experiments:
+        experiment.call()  # traced, connected
+    once = sum(experiment.seconds() * _IN_A_ROW for experiment in experiments)
+    (rounds,) = _of_rank_zero(group, [max(_ROUNDS[0], min(seconds // once, _ROUNDS[1]))])
+    times = [[e.seconds() for e in experiments] for _ in range(int(rounds))]
+    medians = [statistics.median(column) for column in zip(*times, strict=True)]
+    links = 1 + max(experiment.link for experiment in experiments)
+    rows = [experiment.row(links) for experiment in experiments]
+    return _of_rank_zero(group, _least_squares(rows, medians))
+
+
+def _least_squares(rows: Sequence[Sequence[float]], times: Sequence[float]) -> list[float]:
+    """The numbers, none below 0, that explain the times best, each by its own measure.
+
+    Unknowns are few, so all sets of those that are not 0 are tried.
+    """
+    matrix = np.array(rows) / np.array(times)[:, None]
+    sizes = np.linalg.norm(matrix, axis=0)
+    best, least = np.zeros(matrix.shape[1]), float("inf")
+    for used in itertools.product([False, True], repeat=matrix.shape[1]):
+        some = matrix[:, used] / sizes[list(used)]
+        found = np.linalg.lstsq(some, np.ones(len(times)), rcond=None)[0]
+        error = float(np.linalg.norm(some @ found - 1))
+        if np.all(found >= 0) and error < least:
+            best, least = np.zeros_like(best), error
+            best[list(used)] = found / sizes[list(used)]
+    return [float(number) for number in best]
+
+
+def _of_rank_zero(group: Group, numbers: Sequence[float]) -> list[float]:
+    own = np.array(numbers, np.float64)
+    given = _function([group], lambda c: broadcast(own, c, name="link/numbers"))()
+    return [float(number) for number in given[0]]
+
+
+# ----------------------------------------------------------------------------- cache
+
+
+def _key(group: Group, wire: str) -> str:
+    """Ports change from job to job, and say nothing about the links."""
+    peers = [re.sub(r":\d+(,|$)", r"\1", peer) for peer in group.peers]
+    devices = group.communicators[0].devices
+    whole = [platform.node(), peers, devices, wire, tf.version.VERSION, __version__]
+    return hashlib.sha256(repr(whole).encode()).hexdigest()[:16]
+
+
+def _read(file: Path) -> LinkMeasurement | None:
+    try:
+        entry = records.Record.read(file)
+        return LinkMeasurement(read_machine(entry), entry.number("gamma"), str(file))
+    except FileNotFoundError:
+        return None
+    except (OSError, records.RecordError) as error:
+        _warn_once(f"the links are measured anew, since the cache cannot be read: {error}")
+        return None
+
+
+def _write(file: Path, measured: LinkMeasurement) -> None:
+    try:
+        records.write(file, _fields(measured))
+    except OSError as error:
+        _warn_once(f"the links will be measured again next time, their cache is closed: {error}")
+
+
+def _fields(measured: LinkMeasurement) -> dict[str, Any]:
+    return {**machine_fields(measured.machine), "gamma": measured.gamma}
+
+
+def _all_agree(group: Group, entry: LinkMeasurement | None) -> bool:
+    digest = hashlib.sha256(repr(entry and _fields(entry)).encode()).digest()
+    number = 0 if entry is None else 1 + int.from_bytes(digest[:7], "big")
+    own = np.array([number], np.int64)
+    every = _function([group], lambda c: all_gather(own, c, name="link/cache"))()[0]
+    return bool(number and np.all(every == number))
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    logging.getLogger("tfscale").warning(message)

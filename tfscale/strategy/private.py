@@ -1,0 +1,47 @@
+"""TensorFlow's private names that the strategy leans on, and no others.
+
+``tests/strategy/test_private.py`` guards each of them, for every TensorFlow that
+tfscale supports.
+"""
+
+from tensorflow.python.autograph.impl.api import autograph_artifact
+from tensorflow.python.distribute.collective_all_reduce_strategy import (
+    CollectiveAllReduceExtended,
+)
+from tensorflow.python.distribute.collective_util import (
+    CommunicationImplementation,
+    Options,
+)
+from tensorflow.python.distribute.cross_device_ops import CollectiveAllReduce
+from tensorflow.python.distribute.distribute_utils import regroup
+from tensorflow.python.distribute.values import (
+    DistributedValues,
+    DistributedVariable,
+    Mirrored,
+    MirroredVariable,
+    PerReplica,
+)
+from tensorflow.python.distribute.values_util import assign_on_device, mark_as_unsaveable
+from tensorflow.python.eager.context import eager_mode
+from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
+from tensorflow.python.training.saving.saveable_object import SaveableObject, SaveSpec
+
+__all__ = [
+    "CollectiveAllReduce",
+    "CollectiveAllReduceExtended",
+    "CommunicationImplementation",
+    "DistributedValues",
+    "DistributedVariable",
+    "GraphOrParentsInXlaContext",
+    "Mirrored",
+    "MirroredVariable",
+    "Options",
+    "PerReplica",
+    "SaveSpec",
+    "SaveableObject",
+    "assign_on_device",
+    "autograph_artifact",
+    "eager_mode",
+    "mark_as_unsaveable",
+    "regroup",
+]

@@ -1,0 +1,95 @@
+"""By which schedule a strategy's buckets travel: the one asked for, or the one chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from tfscale.collectives import Cluster, Schedule
+from tfscale.collectives.choose import Choice, Chooser
+from tfscale.collectives.cost import slowest
+from tfscale.collectives.registry import resolve
+from tfscale.ops import Group
+from tfscale.strategy.link import cached
+
+AUTO = "auto"
+
+_USUAL_BUCKET = 4 << 20
+_BUCKETS = (1 << 20, 32 << 20)  # at least and at most
+_LATENCY = 0.2  # what part of a bucket's time may be spent on waiting rather than sending
+Algorithm = str | Schedule | Callable[[int], Schedule]
+
+
+class Schedules(Protocol):
+    """What ``Fixed`` and ``Chooser`` have in common."""
+
+    def choose(self, wire_bytes: int) -> Choice:
+        """The schedule for so many bytes, by its name."""
+
+    def schedule(self, algorithm: str) -> Schedule:
+        """The schedule of that name."""
+
+
+class Fixed:
+    """One schedule for all sizes."""
+
+    def __init__(self, algorithm: Algorithm, ranks: int) -> None:
+        self._schedule = resolve(algorithm, ranks)
+
+    def choose(self, wire_bytes: int) -> Choice:
+        """The schedule that was asked for."""
+        return Choice(self._schedule.name, 0.0, None, None, "asked for")
+
+    def schedule(self, algorithm: str) -> Schedule:
+        """The same."""
+        return self._schedule
+
+
+def of_replicas(
+    algorithm: Algorithm, group: Group | None, wire: str, file: str | Path | None
+) -> Schedules:
+    """What all replicas of a group reduce by.
+
+    Args:
+        algorithm: as the user says it.
+        group: the replicas; None if there is only one.
+        wire: that most of the bytes travel on.
+        file: that says what to choose, as ``Chooser.dump`` writes it.
+    """
+    if group is None:
+        return Fixed("ring", 1)
+    if file is not None:
+        if algorithm != AUTO:
+            raise ValueError(
+                f'schedule_file={str(file)!r} says what "auto" chooses, '
+                f'and so needs algorithm="auto", got {algorithm!r}'
+            )
+        return Chooser.load(file, group.ranks)
+    if algorithm != AUTO:
+        return Fixed(algorithm, group.ranks)
+    measured = cached(group, wire=wire)
+    return Chooser(measured.machine, measured.gamma, group.ranks)
+
+
+def of_hosts(replicas: Schedules, group: Group | None) -> Schedules:
+    """What one device of each worker exchanges: little, over the links between workers."""
+    if group is None or not isinstance(replicas, Chooser):
+        return Fixed("ring", group.ranks if group else 1)
+    machine = replicas.machine
+    link = machine.outer if isinstance(machine, Cluster) else machine
+    return Chooser(link, replicas.gamma, group.ranks)
+
+
+def bucket_bytes(schedules: Schedules, ranks: int) -> int:
+    r"""How many bytes of gradients should share a collective on the measured links.
+
+    A ring takes :math:`2(P-1)(\alpha + \beta N / P)`. Small buckets waste time on
+    :math:`\alpha`, large ones leave nothing to overlap with the backward pass: take the
+    smallest whose latency is a fifth of its time.
+    """
+    if not isinstance(schedules, Chooser):
+        return _USUAL_BUCKET
+    link = slowest(schedules.machine)
+    size = ranks * link.alpha / max(link.beta, 1e-15) * (1 - _LATENCY) / _LATENCY
+    return round(min(max(size, _BUCKETS[0]), _BUCKETS[1]))

@@ -1,0 +1,249 @@
+"""``ScaleStrategy``: the only face that tf.distribute and Keras see."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfscale.collectives.choose import Chooser
+from tfscale.compression import FEEDBACK, WirePolicy
+from tfscale.ops.group import DEFAULT_SLOW_AFTER
+from tfscale.strategy import farewell, join, keras_seam
+from tfscale.strategy.backup import Backups
+from tfscale.strategy.explain import Row, rows, table
+from tfscale.strategy.extended import Extended
+from tfscale.strategy.gradients import Reducer
+from tfscale.strategy.memory import Memory
+from tfscale.strategy.private import DistributedValues, PerReplica, autograph_artifact
+from tfscale.strategy.schedules import Algorithm, of_hosts, of_replicas
+from tfscale.strategy.schedules import bucket_bytes as suitable_bytes
+from tfscale.strategy.step import step
+from tfscale.strategy.trial import Trials
+from tfscale.wires import LOSSLESS, WIRES
+
+DEADLINE = 120.0
+
+
+class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
+    r"""Trains one model on several devices, of one host or of many.
+
+    Each replica computes the gradients of its part of the global batch; these are
+    summed over all replicas by an all-reduce, and every replica applies the same sum.
+    With lossless wires that is, but for rounding, what one device would do with the
+    whole batch: clipping, accumulation, averages of weights, batch normalization,
+    masked and weighted losses and uneven batches included.
+
+    Args:
+        algorithm: how all-reduces travel: a name (``"ring"``, ``"tree"``, ``"halving"``,
+            ``"direct"``, ``"hierarchical"``, ``"central"``), a function from a number of
+            ranks to a ``Schedule``, or ``"auto"``, which measures the links and chooses.
+        wire: in which format gradients travel: a name (``"fp32"``, ``"bf16"``, ``"fp16"``,
+            ``"fp8"``, ``"int8"``, ``"int4"``, ``"ternary"``, ``"sign"``), a mapping from
+            patterns of variables' paths to names, or a ``WirePolicy``.
+        devices: of this process, such as ``["GPU:0", "GPU:1"]``; by default all GPUs, or
+            all logical CPUs if there is none.
+        cluster_resolver: says who the workers are; ``TF_CONFIG`` by default. All workers
+            have the same devices.
+        error_feedback: whether gradients get back in later steps what low precision has
+            lost; by default on wires of less than 8 bits.
+        bucket_bytes: how many bytes of gradients share an all-reduce; by default what suits
+            the measured links.
+        batch_norm: ``"synchronized"``, statistics of the global batch, as on one device;
+            or ``"local"``, each replica's own, which costs no communication in the forward
+            pass. Moving statistics are the same on all replicas either way.
+        schedule_file: what ``"auto"`` chooses, as ``strategy.dump`` has written it and you
+            may have edited it; nothing is measured then.
+        deadline: how many seconds an exchange may go without any progress.
+        slow_after: after how many of them a warning names the workers that are late;
+            0 for no warnings.
+
+    Example:
+        >>> strategy = tfscale.ScaleStrategy(wire="bf16")
+        >>> with strategy.scope():
+        ...     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+        ...     model.compile("adam", "mse")
+        >>> history = model.fit(x, y, batch_size=64)  # of the global batch
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm = "auto",
+        wire: str | Mapping[str, str] | WirePolicy = "fp32",
+        devices: Sequence[str] | None = None,
+        cluster_resolver: Any = None,
+        *,
+        error_feedback: bool | None = None,
+        bucket_bytes: int | None = None,
+        batch_norm: str = "synchronized",
+        schedule_file: str | Path | None = None,
+        deadline: float = DEADLINE,
+        slow_after: float = DEFAULT_SLOW_AFTER,
+    ) -> None:
+        if batch_norm not in ("synchronized", "local"):
+            raise ValueError(f'batch_norm is "synchronized" or "local", got {batch_norm!r}')
+        policy = WirePolicy.of(wire)
+        self.synchronizes_batch_norm = batch_norm == "synchronized"
+        self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        patience = (deadline, slow_after)
+        tf.distribute.Strategy.__init__(self, Extended(self, devices, cluster_resolver, *patience))
+        extended = self.extended
+        join.same_start(
+            extended.hosts,
+            {
+                "list of devices": [name.rsplit("device:", 1)[-1] for name in extended._devices],
+                "algorithm": algorithm,
+                "wire": repr(policy),
+                "error_feedback": error_feedback,
+                "bucket_bytes": bucket_bytes,
+                "batch_norm": batch_norm,
+                "schedule_file": schedule_file and Path(schedule_file).read_text(),
+            },
+        )
+        if extended.hosts is not None:
+            extended.group.join()
+            farewell.when_the_program_fails([extended.group, extended.hosts])
+        self._backups = Backups(extended.hosts)
+        schedules = of_replicas(algorithm, extended.group, policy.wire, schedule_file)
+        extended.connect(schedules, of_hosts(schedules, extended.hosts))
+        trials = Trials(schedules, enabled=isinstance(schedules, Chooser))
+        self.reducer = Reducer(
+            extended.exchange,
+            policy,
+            suitable_bytes(schedules, extended.exchange.ranks)
+            if bucket_bytes is None
+            else bucket_bytes,
+            _feedback(error_feedback),
+            trials,
+        )
+
+    @property
+    def cluster_resolver(self) -> Any:
+        """Who the workers are."""
+        return self.extended._cluster_resolver
+
+    @property
+    def num_replicas_in_sync(self) -> Any:
+        """The number of replicas; inside a step one that knows the replica's share."""
+        step.counted = True
+        return super().num_replicas_in_sync if step.count is None else step.count
+
+    @autograph_artifact
+    def run(
+        self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Any = None
+    ) -> Any:
+        """Call ``fn`` on every replica, with its part of each distributed argument."""
+        if self.extended._num_replicas_in_sync == 1:
+            return super().run(fn, args, kwargs, options)
+        keras_seam.refuse_xla(self)
+        model = keras_seam.model_of(fn)
+        if keras_seam.predicts():
+            args = tf.nest.map_structure(self._part_of_each, args)
+        if model is None:
+            with keras_seam.hooked(self, self.optimizers):
+                return super().run(fn, args, kwargs, options)
+        with keras_seam.exact(self, model, fn.__name__ == keras_seam.TRAINING):
+            return super().run(keras_seam.step_of_replica(self, fn), args, kwargs, options)
+
+    def _part_of_each(self, value: Any) -> Any:
+        """Of a batch that nobody has distributed, a part for each local replica."""
+        local = len(self.extended.worker_devices)
+        if local == 1 or not tf.is_tensor(value) or isinstance(value, DistributedValues):
+            return value
+        ranks, me = self.extended._num_replicas_in_sync, self.extended._id_in_cluster
+        rows, workers = tf.shape(value)[0], ranks // local
+        # Keras joins what all first replicas predict, then all second ones, and so on.
+        places = [replica * workers + me for replica in range(local)]
+        parts = [value[rows * at // ranks : rows * (at + 1) // ranks] for at in places]
+        return PerReplica(tuple(parts))
+
+    @autograph_artifact
+    def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
+        """Reduce a per-replica value, or a structure of such, to one of the host."""
+        nested = tf.nest.is_nested(value) and not isinstance(value, DistributedValues)
+        if nested and axis is None and keras_seam.wants_only_shapes():
+            return tf.nest.map_structure(lambda v: self.experimental_local_results(v)[0], value)
+        if nested:
+            return tf.nest.map_structure(lambda v: self.reduce(reduce_op, v, axis), value)
+        if isinstance(value, (int, float)):
+            value = tf.constant(value)
+        if axis is not None and _rank(value) == 0:
+            axis = None  # Keras asks for the mean of scalars along their first axis
+        return super().reduce(reduce_op, value, axis)
+
+    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
+        """Give every replica its part of each batch of a dataset."""
+        model = keras_seam.caller(keras.Model)
+        if model is not None:
+            for optimizer in keras_seam.optimizers_of(model):
+                Memory.of(optimizer, self).watch(model)  # before a callback restores it
+        if self.extended._num_replicas_in_sync == 1:
+            return dataset
+        beginning = keras_seam.fit_that_begins()
+        if beginning is not None:
+            join.same_model(self.extended.hosts, beginning[0])
+            self._backups.arrange(beginning[1])
+        distributed = super().experimental_distribute_dataset(dataset, options)
+        one_batch = keras_seam.generator_for(dataset)
+        if one_batch is None:
+            return distributed
+        return _ReadOnce(distributed, super().experimental_distribute_dataset(one_batch, options))
+
+    def explain(self) -> list[Row]:
+        """Print what travels how: buckets, wires, schedules, bytes and times.
+
+        There is something to say once a step has been traced.
+
+        Returns:
+            The rows of the table, for programs.
+        """
+        from rich.console import Console
+
+        found = rows(self.reducer)
+        Console().print(table(found))
+        return found
+
+    def dump(self, path: str | Path) -> None:
+        """Write what ``"auto"`` has measured and chosen, to edit and give to ``schedule_file``."""
+        schedules = self.reducer.exchange.schedules
+        if not isinstance(schedules, Chooser):
+            raise ValueError(
+                "there is nothing to write: the schedule was given, or there is one replica. "
+                'algorithm="auto" on several replicas chooses'
+            )
+        self.reducer.trials.tell_chooser()
+        schedules.dump(path)
+
+    def born(self, optimizer: Any) -> None:
+        """An optimizer has been made in this strategy's scope."""
+        self.optimizers.add(optimizer)
+        # A file may be loaded into it before its first step. Of a bare Optimizer Keras learns
+        # what all optimizers have, and saves nothing of that.
+        if type(optimizer) is not keras.optimizers.Optimizer:
+            Memory.of(optimizer, self)
+
+
+class _ReadOnce:
+    """A distributed dataset whose batches are not read for their shapes."""
+
+    def __init__(self, dataset: Any, one_batch: Any) -> None:
+        self._dataset = dataset
+        self._one_batch = one_batch
+
+    def __iter__(self) -> Any:
+        return iter(self._one_batch if keras_seam.wants_only_shapes() else self._dataset)
+
+
+def _feedback(wanted: bool | None) -> tuple[str, ...]:
+    if wanted is None:
+        return FEEDBACK
+    return tuple(wire for wire in WIRES if wire != LOSSLESS) if wanted else ()
+
+
+def _rank(value: Any) -> Any:
+    one = value.values[0] if isinstance(value, DistributedValues) else value
+    return tf.convert_to_tensor(one).shape.rank

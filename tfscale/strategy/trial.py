@@ -1,0 +1,245 @@
+"""The cost model's pick against its runner-up, on live steps.
+
+Where two predictions are near each other, buckets take turns between them for the first
+steps, and all of it happens within the graph: it counts the turns and times them, and
+after the last one the ranks put their times together, so that each draws the same
+conclusion. While steps succeed, no rank can be in another turn than the others, whoever
+calls them, and no Python needs to run in between.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from tfscale.collectives import Schedule
+from tfscale.collectives.choose import COST_MODEL, MEASURED, Choice, Chooser
+from tfscale.ops import Communicator, all_gather
+from tfscale.ops.group import host_of
+
+if TYPE_CHECKING:
+    from tfscale.strategy.schedules import Schedules
+
+WARM_UP = 6  # turns that do not count
+TURNS = WARM_UP + 20  # pick, runner-up, pick, ...
+NEAR = 2.0  # predictions that differ by more are believed
+
+# To have a choice costs a bucket about a tenth of a millisecond of processor time in every
+# step, for good. One that is predicted to be done sooner than this has too little to win.
+WORTH_SECONDS = 2e-3
+
+_numbers = itertools.count()
+
+
+class Trials:
+    """All trials of a strategy.
+
+    Args:
+        schedules: makes the picks. A ``Chooser`` is told what was measured; schedules that
+            were asked for are never on trial.
+        enabled: False takes every pick as it is.
+
+    Example:
+        >>> trials = Trials(chooser)
+        >>> @group.function
+        ... def exchange(communicator, gradients):
+        ...     def reduce(schedule):
+        ...         return all_reduce(gradients, communicator, schedule=schedule, name="gradients")
+        ...     with trials.step(communicator) as step:
+        ...         return step.run(reduce, gradients, 4_000_000)
+    """
+
+    def __init__(self, schedules: Schedules, enabled: bool = True) -> None:
+        self._schedules = schedules
+        self._enabled = enabled
+        self._steps: list[Step] = []
+
+    def step(self, communicator: Communicator) -> Step:
+        """One rank's buckets of one step, of which each runs once; a context for its tracing."""
+        self.tell_chooser()
+        step = Step(self._schedules, communicator, self._enabled and not tf.executing_eagerly())
+        self._steps.append(step)
+        return step
+
+    def tell_chooser(self) -> None:
+        """Give the chooser what trials have found until now.
+
+        ``step`` does it before new choices are made: ranks trace the same function after
+        the same steps, and so know the same then.
+        """
+        if not isinstance(self._schedules, Chooser):
+            return
+        for step in self._steps:
+            for wire_bytes, choice in step.results():
+                self._schedules.decide(wire_bytes, choice)
+
+    def stop(self) -> None:
+        """End what is under way, with the model's picks. All ranks must.
+
+        After a step that failed, ranks may be in different turns; a collective that they
+        would then run differently is refused.
+        """
+        for step in self._steps:
+            step.stop()
+
+
+class Step:
+    """See ``Trials.step``."""
+
+    def __init__(self, schedules: Schedules, communicator: Communicator, enabled: bool) -> None:
+        self._schedules = schedules
+        self._communicator = communicator
+        self._enabled = enabled
+        self._open: list[tuple[int, Choice]] = []  # the buckets on trial
+        self._seconds: list[tf.Tensor] = []  # what each of them took
+        with tf.init_scope(), tf.device(host_of(communicator.device)):
+            self._turn = _Cell(tf.int32)
+            self._running = _Cell(tf.int32)  # for each bucket, 0: the pick, 1: the runner-up
+            self._times = _Cell(tf.float64)  # by turn and bucket
+            self._medians = _Cell(tf.float64)  # by pick or runner-up, and bucket
+
+    def run(self, reduce: Callable[[Schedule], Any], inputs: Any, wire_bytes: int) -> Any:
+        """What ``reduce`` makes of the chosen schedule.
+
+        Args:
+            reduce: one all-reduce by a schedule. Its bucket's name must not depend on the
+                schedule: so ranks that disagree are refused, and none waits in vain.
+            inputs: the tensors that it begins with; time counts from when they are there.
+            wire_bytes: the bucket's size on its wire.
+        """
+        choice = self._schedules.choose(wire_bytes)
+        if not (self._enabled and _is_open(choice)):
+            return reduce(self._schedules.schedule(choice.algorithm))
+        if not self._open:
+            with tf.device(host_of(self._communicator.device)):
+                self._now_running = self._running.read()
+        place = len(self._open)
+        self._open.append((wire_bytes, choice))
+        outputs, seconds = tf.switch_case(
+            self._now_running[place],
+            [
+                lambda name=name: self._timed(reduce, inputs, self._schedules.schedule(name))
+                for name in (choice.algorithm, choice.runner_up)
+            ],
+        )
+        self._seconds.append(seconds)
+        return outputs
+
+    def _timed(
+        self, reduce: Callable[[Schedule], Any], inputs: Any, schedule: Schedule
+    ) -> tuple[Any, tf.Tensor]:
+        # TensorFlow runs clocks one after the other, on all devices. It does so within a
+        # function, and a branch is one: here a clock waits for no other bucket's.
+        start = self._clock(inputs)
+        with tf.control_dependencies([start]):
+            outputs = reduce(schedule)
+        return outputs, self._clock(outputs) - start
+
+    def _clock(self, after: Any) -> tf.Tensor:
+        host = tf.device(host_of(self._communicator.device))
+        with tf.control_dependencies(tf.nest.flatten(after)), host:
+            return tf.timestamp()
+
+    def __enter__(self) -> Step:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None and self._open:
+            with tf.device(host_of(self._communicator.device)):
+                self._begin()
+                turn = self._turn.read()
+                tf.cond(turn < TURNS, lambda: self._advance(turn), tf.no_op)
+
+    def _begin(self) -> None:
+        buckets = len(self._open)
+        with tf.init_scope():
+            self._turn.assign(0)
+            self._running.assign([0] * buckets)
+            self._times.assign(tf.zeros([TURNS, buckets], tf.float64))
+            self._medians.assign(tf.zeros([2, buckets], tf.float64))
+
+    def _advance(self, turn: tf.Tensor) -> tf.Operation:
+        seconds = tf.stack(self._seconds)
+        times = tf.tensor_scatter_nd_update(self._times.read(), [[turn]], [seconds])
+        following = turn + 1
+        self._times.assign(times)
+        self._running.assign(tf.fill(tf.shape(seconds), following % 2))
+        tf.cond(following == TURNS, lambda: self._conclude(times), tf.no_op)
+        self._turn.assign(following)
+        return tf.no_op()
+
+    def _conclude(self, times: tf.Tensor) -> tf.Operation:
+        """The rank that comes last waits for nobody: a turn took as long as it says."""
+        name = self._communicator.new_name("trial")
+        every = all_gather(times[tf.newaxis, WARM_UP:], self._communicator, name=name)
+        turns = tf.reshape(tf.reduce_min(every, 0), [-1, 2, len(self._open)])
+        medians = tf.sort(turns, axis=0)[(TURNS - WARM_UP) // 4]
+        self._medians.assign(medians)
+        self._running.assign(tf.cast(medians[1] < medians[0], tf.int32))
+        return tf.no_op()
+
+    def results(self) -> list[tuple[int, Choice]]:
+        """What was decided for which sizes; nothing while the trial is under way."""
+        if not self._is_over():
+            return []
+        running, medians = self._running.numpy(), self._medians.numpy()
+        return [
+            (wire_bytes, _decided(choice, running[place], medians[:, place]))
+            for place, (wire_bytes, choice) in enumerate(self._open)
+            if medians[0, place] > 0  # else it was stopped
+        ]
+
+    def stop(self) -> None:
+        if self._open and not self._is_over():
+            self._running.assign([0] * len(self._open))
+            self._turn.assign(TURNS)
+
+    def _is_over(self) -> bool:
+        return bool(self._open) and int(self._turn.numpy()) == TURNS
+
+
+def _is_open(choice: Choice) -> bool:
+    if choice.why != COST_MODEL or choice.runner_up_seconds is None:
+        return False
+    return choice.seconds >= WORTH_SECONDS and choice.runner_up_seconds <= NEAR * choice.seconds
+
+
+def _decided(choice: Choice, winner: int, medians: Any) -> Choice:
+    names = (choice.algorithm, choice.runner_up)
+    name, other = names[winner], names[1 - winner]
+    assert name is not None
+    return Choice(name, float(medians[winner]), other, float(medians[1 - winner]), MEASURED)
+
+
+class _Cell:
+    """A tensor that a graph may change, known to no strategy and in no checkpoint.
+
+    A ``tf.Variable`` that is made under a strategy's scope would become one of its own,
+    mirrored and synchronised.
+    """
+
+    def __init__(self, dtype: tf.DType) -> None:
+        self._dtype = dtype
+        self._handle = tf.raw_ops.VarHandleOp(
+            dtype=dtype, shape=None, shared_name=f"tfscale_trial_{next(_numbers)}"
+        )
+
+    def read(self) -> tf.Tensor:
+        return tf.raw_ops.ReadVariableOp(resource=self._handle, dtype=self._dtype)
+
+    def numpy(self) -> Any:
+        with tf.init_scope():
+            return self.read().numpy()
+
+    def assign(self, value: Any) -> None:
+        value = tf.convert_to_tensor(value, self._dtype)
+        tf.raw_ops.AssignVariableOp(resource=self._handle, value=value)

@@ -1,0 +1,173 @@
+"""What a layer's state means when every replica holds a copy of it.
+
+Weights are the same on all replicas because their updates are. Three kinds of
+variables are not: seeds, statistics, and sums of gradients that wait for a step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfscale.strategy.private import (
+    DistributedValues,
+    DistributedVariable,
+    MirroredVariable,
+    PerReplica,
+    SaveableObject,
+    SaveSpec,
+    assign_on_device,
+    regroup,
+)
+from tfscale.strategy.step import step
+
+LAYER_SEED = "seed_generator_state"  # as Keras calls it
+RESIDUAL = "tfscale_residual"
+ROUNDING_SEED = "tfscale_rounding_seed"
+
+# Far apart in the first word of a generator's state, so that no two replicas
+# ever draw the same numbers.
+_FOLD = 0x9E3779B1
+
+
+class Weight(MirroredVariable):
+    """A variable whose updates are the same on all replicas once gradients are."""
+
+    def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
+        if step.reduced:
+            return update_fn(self._get_on_device_or_primary(), value, **kwargs)
+        return super()._update_replica(update_fn, value, **kwargs)
+
+
+class Statistic(Weight):
+    """Float state that a step derives from its data: averaged over replicas.
+
+    Batch normalization's moving mean is one. Whoever wants another rule says so with
+    the variable's own ``aggregation``.
+    """
+
+    def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
+        noted = step.statistics
+        if noted is not None and self.dtype.is_floating and not step.reduced:
+            noted.append(self)
+        return super()._update_replica(update_fn, value, **kwargs)
+
+
+class _Saved(SaveableObject):
+    """Saves what a variable reads as from outside, and restores by assigning that."""
+
+    def __init__(self, variable: DistributedVariable, name: str) -> None:
+        self._variable = variable
+        spec = SaveSpec(
+            tensor=variable._get_cross_replica,
+            slice_spec="",
+            name=name,
+            dtype=variable.dtype,
+            device=variable._primary.device,
+        )
+        super().__init__(variable._get_cross_replica, [spec], name)
+
+    def restore(self, restored_tensors: Any, restored_shapes: Any) -> tf.Operation:
+        (tensor,) = restored_tensors
+        return tf.group(
+            *(
+                assign_on_device(v.device, v, self._variable.of_replica(i, tensor))
+                for i, v in enumerate(self._variable.values)
+            )
+        )
+
+
+class _Private(Weight):
+    """Differs between replicas: ``of_replica`` says how one follows from the whole."""
+
+    def of_replica(self, local_id: int, whole: tf.Tensor) -> tf.Tensor:
+        raise NotImplementedError
+
+    def _update_cross_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
+        if not isinstance(value, DistributedValues) or isinstance(value, DistributedVariable):
+            whole = tf.convert_to_tensor(value, dtype=self.dtype)
+            value = regroup(tuple(self.of_replica(i, whole) for i in range(len(self.values))))
+        return super()._update_cross_replica(update_fn, value, **kwargs)
+
+    def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
+        return {"VARIABLE_VALUE": lambda name=self._common_name: _Saved(self, name)}
+
+
+class Seed(_Private):
+    """A random generator's state, another on each replica.
+
+    Outside of replicas, and in checkpoints, it is what one device would have.
+    """
+
+    def _fold(self, local_id: int) -> tf.Tensor:
+        replica = self.distribute_strategy.extended.first_rank + local_id
+        return tf.cast(tf.constant([replica * _FOLD % (1 << 32), 0], tf.int64), self.dtype)
+
+    def of_replica(self, local_id: int, whole: tf.Tensor) -> tf.Tensor:
+        return whole + self._fold(local_id)
+
+    def _get_cross_replica(self) -> tf.Tensor:
+        return self._get_replica(0) - self._fold(0)
+
+
+class Accumulator(_Private):
+    """Gradients that wait for the end of a window: a part of their sum on each replica."""
+
+    def of_replica(self, local_id: int, whole: tf.Tensor) -> tf.Tensor:
+        return whole / self.distribute_strategy.extended._num_replicas_in_sync
+
+    def _get_cross_replica(self) -> tf.Tensor:
+        parts = PerReplica(tuple(v.read_value() for v in self.values))
+        return self.distribute_strategy.reduce("SUM", parts, axis=None)
+
+
+class Residual(_Private):
+    """What low precision has lost, another on each replica: from outside, all of them."""
+
+    def of_replica(self, local_id: int, whole: tf.Tensor) -> tf.Tensor:
+        extended = self.distribute_strategy.extended
+        if whole.shape[0] == extended._num_replicas_in_sync:
+            return whole[extended.first_rank + local_id]
+        return tf.reduce_sum(whole, 0) / extended._num_replicas_in_sync  # nothing is lost
+
+    def _get_cross_replica(self) -> tf.Tensor:
+        rows = PerReplica(tuple(v.read_value()[tf.newaxis] for v in self.values))
+        return self.distribute_strategy.gather(rows, axis=0)
+
+
+def kind_of(keywords: dict[str, Any]) -> type[Weight]:
+    """Which of these a new variable is, by the arguments that it is made with."""
+    name = (keywords.get("name") or "").split("/")[-1].split(":")[0]
+    aggregation = keywords.get("aggregation") or tf.VariableAggregation.NONE
+    if aggregation != tf.VariableAggregation.NONE:
+        return Weight
+    if name in _BY_NAME:
+        return _BY_NAME[name]
+    if "gradient_accumulator" in name:
+        return Accumulator
+    return Statistic if keywords.get("trainable") is False else Weight
+
+
+_BY_NAME: dict[str, type[Weight]] = {
+    LAYER_SEED: Seed,
+    "rnn_state": Weight,  # it belongs to samples, and these differ
+    RESIDUAL: Residual,
+    ROUNDING_SEED: Weight,
+}
+
+
+def adopt(variable: Any, keywords: dict[str, Any]) -> Any:
+    """Give a mirrored variable its kind.
+
+    TensorFlow makes its mirrored variables from a fixed table of classes; ours add
+    methods to one of them, and no state.
+    """
+    if type(variable) is not MirroredVariable:
+        return variable
+    variable.__class__ = kind_of(keywords)
+    if isinstance(variable, Seed):
+        with tf.init_scope():
+            for i, component in enumerate(variable.values):
+                component.assign(variable.of_replica(i, component.read_value()))
+    return variable
