@@ -8,6 +8,7 @@ TF_PACKAGE ?= $(if $(filter x86_64,$(shell uname -m)),tensorflow-cpu,tensorflow)
 JOBS ?= 2
 FUZZ_SECONDS ?= 10
 PYTEST_ARGS ?=
+EXTRAS ?= plot,dev
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; do \
   $$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null \
   && echo $$p && break; done)
@@ -15,12 +16,13 @@ ifeq ($(origin CXX),default)
 CXX := $(firstword $(notdir $(shell command -v g++ clang++)) g++)
 endif
 
+ADDONS := TF=2.15 VENV=.venv-addons PYTHON=python3.11 EXTRAS=plot,dev,addons
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready-tf-$(TF)
 CPP := $(shell find custom_ops tests/native -name '*.h' -o -name '*.cc' -o -name '*.inc' 2>/dev/null)
 STEP = @printf '\n==> %s\n'
 
-.PHONY: help venv build demo bench bench-native test test-native test-python test-tf lint format clean
+.PHONY: help venv build demo bench bench-native test test-native test-python test-tf test-addons lint format clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -62,6 +64,11 @@ test-tf: build ## run what depends on TensorFlow, quickly: make test-tf TF=2.20
 	$(STEP) "tests of ops and strategy, TensorFlow $(TF)"
 	@$(BIN)/python -m pytest -m "not slow" tests/ops tests/integration tests/strategy $(PYTEST_ARGS)
 
+test-addons: ## test with TensorFlow 2.15, Keras 2 and tensorflow-addons (needs python3.11)
+	@$(MAKE) --no-print-directory $(ADDONS) build
+	$(STEP) "tests of ops, strategy and optimizers, tensorflow-addons"
+	@.venv-addons/bin/python -m pytest -m "not slow" tests/ops tests/addons $(PYTEST_ARGS)
+
 lint: $(READY) ## check style and types
 	$(STEP) "lint"
 	@$(BIN)/ruff check .
@@ -95,5 +102,5 @@ $(BIN)/pip:
 
 $(READY): setup.cfg pyproject.toml | $(BIN)/pip
 	$(STEP) "packages for $(VENV): $(TF_PACKAGE) $(TF) and the tools (the first time takes minutes)"
-	@$(BIN)/python -m pip install -e '.[plot,dev]' '$(TF_PACKAGE)==$(TF).*'
+	@$(BIN)/python -m pip install -e '.[$(EXTRAS)]' '$(TF_PACKAGE)==$(TF).*'
 	@touch $@

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tfscale.compression import WirePolicy
+from tfscale.wires import LOSSLESS
 
 ELEMENT_BYTES = {
     "float32": 4,
@@ -33,6 +34,8 @@ class Gradient:
     path: str
     shape: tuple[int, ...]
     dtype: str
+    # Travels losslessly, whatever the policy says.
+    exact: bool = False
 
     @property
     def elements(self) -> int:
@@ -112,7 +115,7 @@ def _by_kind(gradients: Sequence[Gradient], policy: WirePolicy) -> dict[tuple[st
     kinds: dict[tuple[str, str], list[int]] = {}
     for position in reversed(range(len(gradients))):
         one = gradients[position]
-        wire = policy.wire_of(one.path, one.shape, one.dtype)
+        wire = LOSSLESS if one.exact else policy.wire_of(one.path, one.shape, one.dtype)
         kinds.setdefault((wire, one.dtype), []).append(position)
     return kinds
 

@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tfscale.ops import Group
-from tfscale.ops.group import host_of
-from tfscale.strategy import keras_seam
+from tfscale.ops.group import host_of, outlast_tensorflow
 from tfscale.strategy.exchange import Exchange
+from tfscale.strategy.frames import caller
 from tfscale.strategy.private import (
     CollectiveAllReduce,
     CollectiveAllReduceExtended,
@@ -28,6 +27,7 @@ from tfscale.strategy.private import (
     regroup,
 )
 from tfscale.strategy.schedules import Schedules
+from tfscale.strategy.seam import keras_seam
 from tfscale.strategy.step import step
 from tfscale.strategy.variables import adopt
 
@@ -85,6 +85,10 @@ class Extended(CollectiveAllReduceExtended):
     ) -> None:
         self._patience = (deadline, slow_after)
         self._wanted = tuple(devices) if devices else None
+        cluster_resolver = (
+            cluster_resolver or tf.distribute.cluster_resolver.TFConfigClusterResolver()
+        )
+        outlast_tensorflow(cluster_resolver, deadline)
         super().__init__(container, cluster_resolver, _options())
         # Groups of the same devices are told apart by their order, and other workers may
         # have other devices: the group that finds that out comes first.
@@ -142,7 +146,7 @@ class Extended(CollectiveAllReduceExtended):
 
     def _create_variable(self, next_creator: Any, **keywords: Any) -> Any:
         if (keywords.get("name") or "").startswith("iteration"):
-            optimizer = keras_seam.caller(keras.optimizers.Optimizer)
+            optimizer = caller(keras_seam.OPTIMIZERS)
             if optimizer is not None:
                 self._container_strategy().born(optimizer)
         return adopt(super()._create_variable(next_creator, **keywords), keywords)

@@ -73,12 +73,25 @@ class Reducer:
         """Whether a wire rounds at random."""
         return wire in STOCHASTIC and wire not in self.feedback
 
+    def prepare(self, memory: Memory, optimizer: Any, variables: list[Any]) -> None:
+        """Make room for what wires will lose; called on a replica, before ``reduce``."""
+        shapes = {place_of(optimizer, v): v.shape for v in variables if self.remembers(v)}
+        rounding = any(self.rounds_at_random(v) for v in variables)
+        if not memory.has(shapes, rounding):
+            context = tf.distribute.get_replica_context()
+            context.merge_call(lambda strategy: memory.prepare(shapes, rounding))
+
     def _wire_of(self, variable: Any) -> str:
         one = describe(variable)
         return self.policy.wire_of(one.path, one.shape, one.dtype)
 
     def reduce(
-        self, gradients: list[Any], variables: list[Any], optimizer: Any, memory: Memory
+        self,
+        gradients: list[Any],
+        variables: list[Any],
+        optimizer: Any,
+        memory: Memory,
+        curvature: Sequence[Any] = (),
     ) -> list[Any]:
         """The sums over all replicas, on each of them; None stays None.
 
@@ -87,21 +100,26 @@ class Reducer:
             variables: whose they are.
             optimizer: that will apply them.
             memory: what earlier steps lost.
+            curvature: what the optimizer wants to be summed besides, for each variable; it
+                travels with the gradients, losslessly, and comes after them in the result.
         """
-        given = [i for i, g in enumerate(gradients) if g is not None]
+        both = [*gradients, *curvature]
+        described = [describe(v) for v in variables]
+        described += [_curvature_of(one) for one in described[: len(curvature)]]
+        given = [i for i, x in enumerate(both) if x is not None]
         load = _Load(
-            optimizer.name,
-            [describe(variables[i]) for i in given],
-            [place_of(optimizer, variables[i]) for i in given],
+            getattr(optimizer, "name", type(optimizer).__name__),
+            [described[i] for i in given],
+            [place_of(optimizer, variables[i % len(variables)]) for i in given],
             memory,
         )
 
         def exchanged(replica: int, tensors: list[Any]) -> list[Any]:
             return self._exchanged(replica, tensors, load)
 
-        sums = self.exchange.together(exchanged, [gradients[i] for i in given])
-        reduced = list(gradients)
-        for i, total in zip(given, sums):
+        sums = self.exchange.together(exchanged, [both[i] for i in given])
+        reduced = list(both)
+        for i, total in zip(given, sums, strict=True):
             reduced[i] = total
         return reduced
 
@@ -190,6 +208,11 @@ def describe(variable: Any) -> Gradient:
     return Gradient(path, tuple(variable.shape), tf.as_dtype(variable.dtype).name)
 
 
+def _curvature_of(gradient: Gradient) -> Gradient:
+    return dataclasses.replace(gradient, path=f"{gradient.path}/curvature", exact=True)
+
+
 def place_of(optimizer: Any, variable: Any) -> str:
-    """A variable's place in its optimizer."""
-    return str(optimizer._get_variable_index(variable))
+    """A variable's place in its optimizer; Keras 2 knows its name."""
+    index = getattr(optimizer, "_get_variable_index", None)
+    return str(index(variable)) if index else describe(variable).path

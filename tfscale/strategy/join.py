@@ -18,7 +18,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfscale.ops import Group, all_gather
-from tfscale.strategy import gradients, keras_seam
+from tfscale.strategy import gradients
+from tfscale.strategy.seam import keras_seam
 from tfscale.version import __version__
 
 _BYTES = 4096  # of a description, the same for all, so that any two can be exchanged
@@ -43,7 +44,7 @@ def same_start(hosts: Group | None, settings: Mapping[str, Any]) -> None:
     versions = {
         "version of tfscale": __version__,
         "version of TensorFlow": tf.version.VERSION,
-        "version of Keras": keras.version(),
+        "version of Keras": keras.__version__,
     }
     _agree(hosts, "start", {**versions, **_words(settings)}, _SAME_START)
 

@@ -20,10 +20,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from types import FrameType
 from typing import Any
 
 import keras
@@ -32,11 +30,13 @@ from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDat
 from keras.src.trainers.epoch_iterator import EpochIterator
 
 from tfscale.strategy import inexact
-from tfscale.strategy.gradients import Reducer, place_of
+from tfscale.strategy.frames import called_by, caller, frames
+from tfscale.strategy.gradients import Reducer
 from tfscale.strategy.memory import Memory
-from tfscale.strategy.private import GraphOrParentsInXlaContext
 from tfscale.strategy.share import Share
 from tfscale.strategy.step import during, step
+
+OPTIMIZERS = keras.optimizers.Optimizer
 
 TRAINING = "train_step"
 EVALUATION = "test_step"
@@ -49,25 +49,9 @@ def model_of(fn: Callable[..., Any]) -> Any:
     return owner if isinstance(owner, keras.Model) and fn.__name__ in names else None
 
 
-def caller(kind: type) -> Any:
-    """The nearest object of a kind among those whose methods are being called, or None.
-
-    Keras tells a strategy of datasets and variables, not of the model or the optimizer
-    that they are for.
-    """
-    found = (frame.f_locals.get("self") for frame in _frames(sys._getframe(1)))
-    return next((one for one in found if isinstance(one, kind)), None)
-
-
-def _frames(innermost: FrameType | None) -> Iterator[FrameType]:
-    while innermost is not None:
-        yield innermost
-        innermost = innermost.f_back
-
-
 def fit_that_begins() -> tuple[keras.Model, list[Any]] | None:
     """The model and the callbacks of the ``fit`` for which a dataset is distributed, or None."""
-    for frame in _frames(sys._getframe(1)):
+    for frame in frames(sys._getframe(1)):
         model = frame.f_locals.get("self")
         if isinstance(model, keras.Model) and frame.f_code.co_name in _ON_DATASETS:
             begins = frame.f_code.co_name == "fit"
@@ -95,17 +79,12 @@ def holds_layers(layer: Any) -> bool:
 
 def wants_only_shapes() -> bool:
     """Whether Keras reads a batch of data for no more than its shapes."""
-    return _called_by("_maybe_symbolic_build")
+    return called_by("_maybe_symbolic_build")
 
 
 def predicts() -> bool:
     """Whether Keras wants predictions, which it joins."""
-    return _called_by("one_step_on_data_distributed")
-
-
-def _called_by(name: str, levels: int = 9) -> bool:
-    near = itertools.islice(_frames(sys._getframe(2)), levels)
-    return any(frame.f_code.co_name == name for frame in near)
+    return called_by("one_step_on_data_distributed")
 
 
 def generator_for(dataset: Any) -> Any:
@@ -120,6 +99,13 @@ def generator_for(dataset: Any) -> Any:
     return dataset._input_dataset.take(1)  # what is behind it reads ahead
 
 
+def watch_seeds(strategy: Any) -> None:
+    """The seeds of a model that is about to train are saved with its optimizer."""
+    model = caller(keras.Model)
+    for optimizer in optimizers_of(model) if model is not None else ():
+        Memory.of(optimizer, strategy).watch(model)
+
+
 def optimizers_of(model: keras.Model) -> list[Any]:
     """All optimizers that a model holds, in attributes or in lists of them."""
     found = {}
@@ -129,17 +115,6 @@ def optimizers_of(model: keras.Model) -> list[Any]:
             if isinstance(one, keras.optimizers.Optimizer):
                 found[id(one)] = one
     return list(found.values())
-
-
-def refuse_xla(strategy: Any) -> None:
-    """Called while a step for several replicas is traced."""
-    if tf.executing_eagerly() or not GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
-        return
-    raise ValueError(
-        f"jit_compile=True cannot train on {strategy.num_replicas_in_sync} replicas: XLA compiles "
-        "for one device, and can neither read the variables of another nor exchange gradients. "
-        'Use jit_compile="auto" (or False): model.compile(..., jit_compile="auto").'
-    )
 
 
 @contextlib.contextmanager
@@ -208,17 +183,54 @@ def _apply(strategy: Any, optimizer: Any, grads: Any, trainable_variables: Any =
     if not optimizer.built:
         with tf.init_scope():
             optimizer.build(variables)
-    _prepare(memory, optimizer, reducer, variables)
+    reducer.prepare(memory, optimizer, variables)
     reduce = functools.partial(reducer.reduce, optimizer=optimizer, memory=memory)
-    if _innermost(optimizer).gradient_accumulation_steps:
-        if optimizer is not _innermost(optimizer):
+    inner = _innermost(optimizer)
+    curvature = inner.curvature(grads, variables) if hasattr(inner, "curvature") else []
+    if inner.gradient_accumulation_steps:
+        curvature = _summed_if_due(inner, curvature)
+        if optimizer is not inner:
             grads = _finite_on_all_or_none(grads)
         waiting = [v for g, v in zip(grads, variables, strict=True) if g is not None]
-        with during(reduced=True, window=functools.partial(reduce, variables=waiting)):
+        window = functools.partial(reduce, variables=waiting)
+        with during(reduced=True, window=window), _given(optimizer, curvature):
             return original(grads, trainable_variables)
-    grads = reduce(grads, variables=variables)
-    with during(reduced=True):
+    if curvature and inner.update_each > 1:
+        curvature = _summed_if_due(inner, curvature)
+        grads = reduce(grads, variables=variables)
+    else:
+        sums = reduce(grads, variables=variables, curvature=curvature)
+        grads, curvature = sums[: len(grads)], sums[len(grads) :]
+    with during(reduced=True), _given(optimizer, curvature):
         return original(grads, trainable_variables)
+
+
+def _summed_if_due(optimizer: Any, curvature: list[Any]) -> list[Any]:
+    """What an optimizer has measured, summed over replicas in the steps in which it measures."""
+    given = [i for i, d in enumerate(curvature) if d is not None]
+    if not given:
+        return curvature
+    terms = [curvature[i] for i in given]
+
+    def summed() -> Any:
+        return tf.distribute.get_replica_context().all_reduce("SUM", terms)
+
+    sums = tf.cond(optimizer.curvature_is_due(), summed, lambda: terms)
+    found = list(curvature)
+    for i, total in zip(given, sums, strict=True):
+        found[i] = total
+    return found
+
+
+def _given(optimizer: Any, curvature: list[Any]) -> Any:
+    """A context in which the optimizer takes these for the curvature of the unscaled loss."""
+    if not curvature:
+        return contextlib.nullcontext()
+    inner = _innermost(optimizer)
+    scale = inner.loss_scale_factor if inner is optimizer else optimizer.dynamic_scale
+    if scale is not None:
+        curvature = [None if d is None else d / tf.cast(scale, d.dtype) for d in curvature]
+    return inner.given(curvature)
 
 
 def _refuse_overwritten(variables: list[Any]) -> None:
@@ -245,14 +257,6 @@ def _innermost(optimizer: Any) -> Any:
 
 def _on_a_replica() -> bool:
     return tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
-
-
-def _prepare(memory: Memory, optimizer: Any, reducer: Reducer, variables: list[Any]) -> None:
-    shapes = {place_of(optimizer, v): v.shape for v in variables if reducer.remembers(v)}
-    rounding = any(reducer.rounds_at_random(v) for v in variables)
-    if not memory.has(shapes, rounding):
-        context = tf.distribute.get_replica_context()
-        context.merge_call(lambda strategy: memory.prepare(shapes, rounding))
 
 
 def _finite_on_all_or_none(grads: list[Any]) -> list[Any]:

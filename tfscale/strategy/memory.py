@@ -12,7 +12,14 @@ from types import MappingProxyType
 from typing import Any
 
 import tensorflow as tf
-from keras.src.saving.keras_saveable import KerasSaveable
+
+try:
+    from keras.src.saving.keras_saveable import KerasSaveable
+except ModuleNotFoundError:  # Keras 2 saves what TensorFlow tracks
+
+    class KerasSaveable:  # type: ignore[no-redef]
+        """Nothing more."""
+
 
 from tfscale.strategy.variables import LAYER_SEED, RESIDUAL, ROUNDING_SEED
 

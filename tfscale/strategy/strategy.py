@@ -13,15 +13,21 @@ import tensorflow as tf
 from tfscale.collectives.choose import Chooser
 from tfscale.compression import FEEDBACK, WirePolicy
 from tfscale.ops.group import DEFAULT_SLOW_AFTER
-from tfscale.strategy import farewell, join, keras_seam
+from tfscale.strategy import farewell, join
 from tfscale.strategy.backup import Backups
 from tfscale.strategy.explain import Row, rows, table
 from tfscale.strategy.extended import Extended
 from tfscale.strategy.gradients import Reducer
 from tfscale.strategy.memory import Memory
-from tfscale.strategy.private import DistributedValues, PerReplica, autograph_artifact
+from tfscale.strategy.private import (
+    DistributedValues,
+    GraphOrParentsInXlaContext,
+    PerReplica,
+    autograph_artifact,
+)
 from tfscale.strategy.schedules import Algorithm, of_hosts, of_replicas
 from tfscale.strategy.schedules import bucket_bytes as suitable_bytes
+from tfscale.strategy.seam import keras_seam
 from tfscale.strategy.step import step
 from tfscale.strategy.trial import Trials
 from tfscale.wires import LOSSLESS, WIRES
@@ -139,7 +145,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         """Call ``fn`` on every replica, with its part of each distributed argument."""
         if self.extended._num_replicas_in_sync == 1:
             return super().run(fn, args, kwargs, options)
-        keras_seam.refuse_xla(self)
+        _refuse_xla(self)
         model = keras_seam.model_of(fn)
         if keras_seam.predicts():
             args = tf.nest.map_structure(self._part_of_each, args)
@@ -177,10 +183,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
         """Give every replica its part of each batch of a dataset."""
-        model = keras_seam.caller(keras.Model)
-        if model is not None:
-            for optimizer in keras_seam.optimizers_of(model):
-                Memory.of(optimizer, self).watch(model)  # before a callback restores it
+        keras_seam.watch_seeds(self)  # before a callback restores them
         if self.extended._num_replicas_in_sync == 1:
             return dataset
         beginning = keras_seam.fit_that_begins()
@@ -236,6 +239,17 @@ class _ReadOnce:
 
     def __iter__(self) -> Any:
         return iter(self._one_batch if keras_seam.wants_only_shapes() else self._dataset)
+
+
+def _refuse_xla(strategy: Any) -> None:
+    """Called while a step for several replicas is traced."""
+    if tf.executing_eagerly() or not GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
+        return
+    raise ValueError(
+        f"jit_compile=True cannot train on {strategy.num_replicas_in_sync} replicas: XLA compiles "
+        "for one device, and can neither read the variables of another nor exchange gradients. "
+        'Use jit_compile="auto" (or False): model.compile(..., jit_compile="auto").'
+    )
 
 
 def _feedback(wanted: bool | None) -> tuple[str, ...]:

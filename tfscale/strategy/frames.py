@@ -1,0 +1,28 @@
+"""Who calls: Keras tells a strategy of datasets and variables, not of what they are for."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+
+def caller(kind: type | tuple[type, ...]) -> Any:
+    """The nearest object of a kind among those whose methods are being called, or None."""
+    found = (frame.f_locals.get("self") for frame in frames(sys._getframe(1)))
+    return next((one for one in found if isinstance(one, kind)), None)
+
+
+def called_by(name: str, levels: int = 9) -> bool:
+    """Whether a function of this name is near among those that are being called."""
+    near = itertools.islice(frames(sys._getframe(2)), levels)
+    return any(frame.f_code.co_name == name for frame in near)
+
+
+def frames(innermost: FrameType | None) -> Iterator[FrameType]:
+    """All calls that are going on, from the innermost."""
+    while innermost is not None:
+        yield innermost
+        innermost = innermost.f_back

@@ -1,0 +1,75 @@
+"""Where the strategy meets Keras 2, which tensorflow-addons needs; see keras_seam.py.
+
+Keras 2 sums gradients before it clips them, and logs and predictions of several workers
+are its own work. So less has to be set right: sums go through the strategy's buckets and
+wires. What is not exact here stays as it is under TensorFlow's strategies: batches that do
+not divide, masked and weighted losses, local statistics of batch normalization.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import keras
+
+from tfscale.strategy.frames import caller
+from tfscale.strategy.memory import Memory
+
+# Those of tensorflow-addons are of the second kind, or of the first, as one asks for them.
+OPTIMIZERS = (keras.optimizers.Optimizer, keras.optimizers.legacy.Optimizer)
+
+
+def model_of(fn: Callable[..., Any]) -> None:
+    """No step is known to be a model's."""
+
+
+def fit_that_begins() -> None:
+    """No ``fit`` is looked into."""
+
+
+def generator_for(dataset: Any) -> None:
+    """No dataset is read only for its shapes."""
+
+
+def wants_only_shapes() -> bool:
+    """Whether Keras reads a batch of data for no more than its shapes."""
+    return False
+
+
+def predicts() -> bool:
+    """Whether Keras hands out a batch that it has not distributed."""
+    return False
+
+
+def watch_seeds(strategy: Any) -> None:
+    """Layers of Keras 2 keep their seeds to themselves."""
+
+
+@contextlib.contextmanager
+def hooked(strategy: Any, optimizers: Iterable[Any]) -> Iterator[None]:
+    """While it lasts, these and the optimizer of the model in ``fit`` sum by buckets."""
+    model = caller(keras.Model)
+    used = {id(one): one for one in [*optimizers, getattr(model, "optimizer", None)]}
+    shadowed = [(one, name) for one in used.values() for name in _SUMS if hasattr(one, name)]
+    for optimizer, name in shadowed:
+        vars(optimizer)[name] = functools.partial(_sums, strategy, optimizer)
+    try:
+        yield
+    finally:
+        for optimizer, name in shadowed:
+            vars(optimizer).pop(name, None)
+
+
+# Of optimizers of the first and of the second kind.
+_SUMS = ("aggregate_gradients", "_aggregate_gradients")
+
+
+def _sums(strategy: Any, optimizer: Any, grads_and_vars: Any) -> list[tuple[Any, Any]]:
+    gradients, variables = map(list, zip(*grads_and_vars, strict=True))
+    memory = Memory.of(optimizer, strategy)
+    strategy.reducer.prepare(memory, optimizer, variables)
+    sums = strategy.reducer.reduce(gradients, variables, optimizer, memory)
+    return list(zip(sums, variables, strict=True))
