@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any
 from tfscale.version import __version__
 
 if TYPE_CHECKING:
-    from tfscale import callbacks
+    from tfscale import callbacks, optimizers, schedules
     from tfscale.strategy import ScaleStrategy, auto_strategy
 
-__all__ = ["ScaleStrategy", "__version__", "auto_strategy", "callbacks"]
+__all__ = ["ScaleStrategy", "__version__", "auto_strategy", "callbacks", "optimizers", "schedules"]
+
+_MODULES = ("callbacks", "optimizers", "schedules")
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "callbacks":
-        return importlib.import_module("tfscale.callbacks")
+    if name in _MODULES:
+        return importlib.import_module(f"tfscale.{name}")
     return getattr(importlib.import_module("tfscale.strategy"), name)

@@ -1,0 +1,221 @@
+"""The learning rate of each step, from a schedule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfscale import schedules
+from tfscale.callbacks import momentum, progress
+from tfscale.schedules.schedule import EPOCHS, STEPS
+
+LOGGED = "learning_rate"
+
+
+class Warmup(keras.callbacks.Callback):
+    """Sets the learning rate before each step of ``fit``, as a schedule says.
+
+    The same schedule given to the optimizer trains alike, to the bit. The callback
+    knows more: how many steps an epoch has, the number of replicas, and gradient
+    accumulation; it can correct momentum; and it logs the rate (``learning_rate`` in the
+    progress bar, the history and TensorBoard; the latter if it comes after it in the list).
+
+    - **Resuming.** The step is that of ``optimizer.iterations``, which is saved with the
+      model; nothing else is counted. So a training that is taken up from a checkpoint, whole
+      or weights only, has the rates that it would have had. (Into an optimizer that is not
+      built yet, ``load_weights`` loads nothing; Keras warns of it.)
+    - **Gradient accumulation.** A step is a batch; all batches of a window have the
+      rate that the window's update gets. ``batch`` is multiplied by the window.
+    - **steps_per_execution.** All steps of an execution have the rate of its first one: Keras
+      tells callbacks of no other. For each its own, give the schedule to the optimizer.
+    - **Epochs of unknown length** (a generator) are refused if the schedule counts
+      epochs: give ``fit`` ``steps_per_epoch``, or a schedule in steps. In a second ``fit``
+      with the same optimizer an epoch still is what it was in the first.
+    - **One master.** If something else (``ReduceLROnPlateau``) sets the rate, too, the next
+      step raises. An optimizer that has a schedule of its own is refused.
+
+    Args:
+        schedule: of ``tfscale.schedules``, open or closed, or any schedule of Keras.
+        epochs: in place of a schedule: so many epochs of warm-up, to the rate that the
+            optimizer was compiled with, which then stays.
+        steps: the same, in steps.
+        start: with ``epochs`` or ``steps``: the rate to begin with.
+        batch: the global batch that ``fit`` is given, for a schedule with ``base_batch``.
+        batch_per_replica: in place of ``batch``; it is multiplied by the number of replicas
+            of the model's strategy.
+        momentum_correction: multiply momentum by the new rate over the old whenever the
+            rate changes, for optimizers that need it (Keras's SGD and RMSprop, LARS in
+            its paper's form); others are left alone. ResNet-50 in an hour needs it. From and to
+            a rate of 0 there is nothing to correct.
+
+    Example:
+        >>> import numpy as np, keras, tfscale
+        >>> model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+        >>> model.compile(keras.optimizers.SGD(0.8, momentum=0.9), "mse")
+        >>> x = np.zeros([40, 2])
+        >>> warmup = tfscale.callbacks.Warmup(epochs=2.5)
+        >>> history = model.fit(x, x, batch_size=10, epochs=3, verbose=0, callbacks=[warmup])
+        >>> print(np.round(history.history["learning_rate"], 2))
+        [0.24 0.56 0.8 ]
+
+    Reference: Goyal et al., Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour,
+    sections 2.2 and 3, https://arxiv.org/abs/1706.02677.
+    """
+
+    def __init__(
+        self,
+        schedule: keras.optimizers.schedules.LearningRateSchedule | None = None,
+        *,
+        epochs: float | None = None,
+        steps: float | None = None,
+        start: float = 0.0,
+        batch: int | None = None,
+        batch_per_replica: int | None = None,
+        momentum_correction: bool = False,
+    ) -> None:
+        super().__init__()
+        if sum(given is not None for given in (schedule, epochs, steps)) != 1:
+            raise ValueError(
+                "Warmup takes a schedule, or epochs, or steps: one of the three; got "
+                f"schedule={schedule!r}, epochs={epochs!r}, steps={steps!r}"
+            )
+        if schedule is not None and start:
+            raise ValueError(f"start={start!r} goes with epochs or steps; {schedule!r} has its own")
+        if batch is not None and batch_per_replica is not None:
+            raise ValueError(
+                "batch is batch_per_replica times the number of replicas: give one of them; got "
+                f"batch={batch!r}, batch_per_replica={batch_per_replica!r}"
+            )
+        self.schedule: Any = None  # once a training has begun, in steps
+        self._definition = schedule
+        self._length = (epochs or 0.0, EPOCHS) if steps is None else (steps, STEPS)
+        self._start = start
+        self._batch = batch
+        self._batch_per_replica = batch_per_replica
+        self._corrects = momentum_correction
+        self._compiled = (0.0, 0)
+        self._scheduled: Any = None  # the optimizer that the schedule was made for
+        self._rate_of: Any = None
+        self._multiply: Any = None
+        self._rate: float | None = None
+
+    def set_model(self, model: Any) -> None:
+        """Called by Keras, before a callback has restored a checkpoint."""
+        super().set_model(model)
+        optimizer = progress.innermost(model.optimizer)
+        _check_settable(optimizer)
+        rate = progress.number(optimizer.learning_rate)
+        self._compiled = (rate, progress.updates(optimizer))
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Called by Keras."""
+        self._rate = None
+        optimizer = progress.innermost(self.model.optimizer)
+        if self._corrects:
+            momentum.buffers_with_rate(optimizer)  # refuses what it does not know
+        if optimizer is not self._scheduled:
+            self.schedule = self._closed(self._definition or self._up_to_the_compiled_rate())
+            self._rate_of = tf.function(self.schedule, [tf.TensorSpec([], tf.int64)])
+            self._multiply = None
+            self._scheduled = optimizer
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Called by Keras, once for each execution."""
+        optimizer = progress.innermost(self.model.optimizer)
+        updates, window = progress.updates(optimizer), progress.window(optimizer)
+        self._set(optimizer, float(self._rate_of((updates + 1) * window - 1)))
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Called by Keras."""
+        self._log(logs)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Called by Keras."""
+        self._log(logs)
+
+    def _log(self, logs: Any) -> None:
+        if logs is not None and self._rate is not None:
+            logs[LOGGED] = self._rate
+
+    def _set(self, optimizer: Any, rate: float) -> None:
+        before = progress.number(optimizer.learning_rate)
+        if self._rate is not None and before != self._rate:
+            raise RuntimeError(
+                f"Warmup has set the learning rate to {self._rate:.6g}, and now it is "
+                f"{before:.6g}: something else sets it, too (another callback?). Leave one out"
+            )
+        if rate != before:
+            optimizer.learning_rate = rate
+        self._rate = progress.number(optimizer.learning_rate)  # rounded, if the variable is half
+        if self._corrects and self._rate != before > 0:
+            self._correct(optimizer, self._rate / before)
+
+    def _correct(self, optimizer: Any, factor: float) -> None:
+        buffers = momentum.buffers_with_rate(optimizer)
+        if buffers and self._multiply is None:
+            self._multiply = momentum.multiplication(buffers)
+        if self._multiply is not None:
+            self._multiply(factor)
+
+    def _up_to_the_compiled_rate(self) -> schedules.Schedule:
+        rate, updates = self._compiled
+        length, unit = self._length
+        if updates > 0:
+            raise ValueError(
+                f"the optimizer has made {updates} updates, so its learning rate, {rate:.6g}, may "
+                "be one of a warm-up, and not where that leads. Say it: "
+                f"Warmup(tfscale.schedules.Constant(RATE, warmup={length}, unit={unit!r}))"
+            )
+        return schedules.Constant(rate, warmup=length, start=self._start, unit=unit)
+
+    def _closed(self, schedule: Any) -> Any:
+        base_batch = getattr(schedule, "base_batch", None)
+        if base_batch is not None:
+            schedule = schedule.for_batch(self._samples_per_update(schedule))
+        elif self._batch or self._batch_per_replica:
+            raise ValueError(
+                f"batch and batch_per_replica scale a rate, and {schedule!r} does not say for "
+                "which batch its rate is. Give it base_batch=..., or leave them out here"
+            )
+        if getattr(schedule, "unit", STEPS) == EPOCHS:
+            schedule = schedule.in_steps(self._epoch_in_steps(schedule))
+        return schedule
+
+    def _samples_per_update(self, schedule: schedules.Schedule) -> int:
+        if self._batch is not None:
+            batch = self._batch
+        elif self._batch_per_replica is not None:
+            batch = self._batch_per_replica * self.model.distribute_strategy.num_replicas_in_sync
+        else:
+            raise ValueError(
+                f"{schedule!r} is for batches of {schedule.base_batch}, and fit doesn't tell "
+                "callbacks how large its are. Give Warmup batch=..., the global batch, or "
+                "batch_per_replica=..."
+            )
+        return batch * progress.window(self.model.optimizer)
+
+    def _epoch_in_steps(self, schedule: schedules.Schedule) -> float:
+        steps = self.params["steps"]
+        if not steps:
+            raise ValueError(
+                f"{schedule!r} counts epochs, and fit doesn't know how many steps one has (data "
+                "from a generator?). Give fit steps_per_epoch=..., or give Warmup a schedule in "
+                "steps"
+            )
+        return float(steps)
+
+
+def _check_settable(optimizer: Any) -> None:
+    if hasattr(optimizer, "optimizers"):
+        raise ValueError(
+            f"Warmup sets one learning rate, and {type(optimizer).__name__} has one for each of "
+            "its optimizers. Give each of them a schedule of tfscale.schedules as learning_rate"
+        )
+    if not isinstance(optimizer._learning_rate, keras.Variable):
+        raise ValueError(
+            "Warmup sets optimizer.learning_rate, and the optimizer has "
+            f"{optimizer._learning_rate!r} there, which decides for itself. Compile with a number "
+            "as learning_rate, or leave Warmup out"
+        )

@@ -1,0 +1,174 @@
+"""What all schedules share: a warm-up, a unit of time, and a batch that the rate is for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import keras
+import tensorflow as tf
+
+from tfscale.names import unknown
+from tfscale.schedules.scaling import RULES
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+STEPS, EPOCHS = UNITS = ("steps", "epochs")
+
+Self = TypeVar("Self", bound="Schedule")
+
+
+class Schedule(keras.optimizers.schedules.LearningRateSchedule):
+    r"""A gradual warm-up, and what a subclass makes of the time after it.
+
+    .. math::
+        \eta(t) = \begin{cases}
+            \eta_s + (\eta - \eta_s) \, t / w & t < w \\
+            \text{the subclass's curve} & t \ge w
+        \end{cases}
+
+    with the rate :math:`\eta`, the warm-up's length :math:`w` and its first rate
+    :math:`\eta_s`. Time counts from 0 at the first batch that ``fit`` trains on. With
+    ``gradient_accumulation_steps`` too, a step is a batch, not an update: so it is how
+    Keras asks a schedule.
+
+    A definition may leave open what is known only where it is used: how many steps an epoch
+    has (``unit="epochs"``), and how large batches are (``base_batch``). ``in_steps`` and
+    ``for_batch`` close it, and ``tfscale.callbacks.Warmup`` calls them. Closed, it is a
+    Keras schedule: for any optimizer, in graphs and under XLA, saved with the model.
+
+    Args:
+        rate: :math:`\eta`, the rate when the warm-up is over.
+        warmup: :math:`w`, in steps or epochs; fractions are fine.
+        start: :math:`\eta_s`, the rate of the first step. Never above ``rate``: where it is
+            given so, ``rate`` is taken.
+        unit: what times are counted in, ``"steps"`` or ``"epochs"``.
+        base_batch: the batch that ``rate`` is right for; None if it is that of the training.
+        scaling: how the rate follows the batch: ``"linear"`` or ``"square root"``.
+    """
+
+    TIMES: ClassVar[tuple[str, ...]] = ("warmup",)
+    RATES: ClassVar[tuple[str, ...]] = ("rate",)
+
+    def __init__(
+        self,
+        rate: float,
+        *,
+        warmup: float = 0,
+        start: float = 0.0,
+        unit: str = STEPS,
+        base_batch: int | None = None,
+        scaling: str = "linear",
+    ) -> None:
+        self.rate = above_zero("rate", rate)
+        self.warmup = not_negative("warmup", warmup)
+        self.start = not_negative("start", start)
+        if unit not in UNITS:
+            raise unknown("unit of time", unit, UNITS)
+        if scaling not in RULES:
+            raise unknown("scaling rule", scaling, RULES)
+        self.unit = unit
+        self.base_batch = None if base_batch is None else int(above_zero("base_batch", base_batch))
+        self.scaling = scaling
+
+    def __call__(self, step: Any) -> Any:
+        """The rate of a step, or of a tensor of steps, as float32."""
+        if self.base_batch is not None:
+            raise ValueError(
+                f"{self!r} is for batches of {self.base_batch}, and nobody said how large yours "
+                "are. Give the optimizer schedule.for_batch(batch), or give "
+                "tfscale.callbacks.Warmup(schedule, batch=...)"
+            )
+        if self.unit == EPOCHS:
+            raise ValueError(
+                f"{self!r} counts epochs, and nobody said how many steps they have. Give the "
+                "optimizer schedule.in_steps(steps_per_epoch), or use "
+                "tfscale.callbacks.Warmup(schedule), which knows it from fit"
+            )
+        return tf.cast(self.at_time(step), tf.float32)
+
+    def at_time(self, time: Any) -> Any:
+        """The rate at a time in the schedule's own unit, as float64."""
+        time = tf.cast(time, tf.float64)
+        after = self._after_warmup(time)
+        if not self.warmup:
+            return after
+        start = min(self.start, self.rate)
+        during = start + (self.rate - start) * (time / self.warmup)
+        return tf.where(time < self.warmup, during, after)
+
+    def _after_warmup(self, time: Any) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} must say how it goes on")
+
+    @property
+    def horizon(self) -> float:
+        """A time by which the schedule has shown what it does, for pictures."""
+        raise NotImplementedError(f"{type(self).__name__} must say when it is over")
+
+    def in_steps(self: Self, steps_per_epoch: float) -> Self:
+        """The same schedule with its times in steps; itself, if they are."""
+        if self.unit == STEPS:
+            return self
+        above_zero("steps_per_epoch", steps_per_epoch)
+        config = self.get_config()
+        times = {name: _times(config[name], steps_per_epoch) for name in self.TIMES}
+        return type(self)(**{**config, **times, "unit": STEPS})
+
+    def for_batch(self: Self, batch: int) -> Self:
+        """The same schedule with its rates as they are for a batch; itself, if they are fixed.
+
+        Args:
+            batch: how many samples one update sees: the global batch, times
+                ``gradient_accumulation_steps``.
+        """
+        if self.base_batch is None:
+            return self
+        rule = RULES[self.scaling]
+        config = self.get_config()
+        rates = {name: rule(config[name], self.base_batch, batch) for name in self.RATES}
+        return type(self)(**{**config, **rates, "base_batch": None})
+
+    def plot(self, until: float | None = None) -> Figure:
+        """Draw the rate over time; needs matplotlib (``pip install tfscale[plot]``).
+
+        Args:
+            until: where to stop, in the schedule's unit; by default where nothing new comes.
+        """
+        from tfscale.schedules.plot import draw
+
+        return draw(self, until)
+
+    def get_config(self) -> dict[str, Any]:
+        """All arguments, in types that JSON knows."""
+        return {
+            "rate": self.rate,
+            "warmup": self.warmup,
+            "start": self.start,
+            "unit": self.unit,
+            "base_batch": self.base_batch,
+            "scaling": self.scaling,
+        }
+
+    def __repr__(self) -> str:
+        told = [f"{name}={value!r}" for name, value in self.get_config().items()]
+        return f"{type(self).__name__}({', '.join(told)})"
+
+
+def above_zero(name: str, value: float) -> float:
+    """The same value, if it is above zero."""
+    if not value > 0:
+        raise ValueError(f"{name} is a number above 0; got {value!r}")
+    return value
+
+
+def not_negative(name: str, value: float) -> float:
+    """The same value, if it is not below zero."""
+    if not value >= 0:
+        raise ValueError(f"{name} is a number that is at least 0; got {value!r}")
+    return value
+
+
+def _times(value: Any, factor: float) -> Any:
+    if value is None:
+        return None
+    return [one * factor for one in value] if isinstance(value, list) else value * factor
