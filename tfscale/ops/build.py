@@ -40,7 +40,17 @@ from tfscale.ops.toolchain import (
     run_compiler,
 )
 
-_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-ffp-contract=off", "-DNDEBUG", "-pthread")
+# No flag may change a result. math-errno has no effect on numbers, but no loop with a square
+# root is vectorised while sqrt may set errno.
+_FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-fPIC",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-DNDEBUG",
+    "-pthread",
+)
 _FOLDERS_WITH_TENSORFLOW = ("transport", "kernels")
 _TAG = b"tfscale-build: "
 _WAIT_SECONDS = 3600
