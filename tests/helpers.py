@@ -13,6 +13,9 @@ from tfscale.ops import WIRES
 
 LOSSY = tuple(wire for wire in WIRES if wire != "fp32")
 
+# Seconds, longer than anything takes on the busiest machine: what comes sooner did not wait.
+PATIENCE = 120
+
 # The largest error of one rounding to nearest, as a share of the block's largest
 # number: docs/wires.md.
 ERROR = {
@@ -28,11 +31,11 @@ ERROR = {
 
 
 @functools.cache
-def group(ranks: int, deadline: float = 30):
-    """Ranks on the first logical CPUs of this process."""
+def group(ranks: int):
+    """Ranks on the first logical CPUs of this process; no test waits for their deadline."""
     from tfscale.ops import Group
 
-    return Group.local([f"CPU:{i}" for i in range(ranks)], deadline)
+    return Group.local([f"CPU:{i}" for i in range(ranks)], deadline=PATIENCE)
 
 
 def numpy(structure):
@@ -102,6 +105,14 @@ def halving_by_reduce_scatter(ranks: int):
 def names(message: str) -> set[int]:
     """The ranks that an error names."""
     return {int(rank) for rank in re.findall(r"rank (\d+) \(", message)}
+
+
+def assert_disagreement(message: str, odd: int) -> None:
+    """A rank says that it and the odd one do not agree; an error may hold what several say."""
+    causes = [line for line in message.splitlines() if "ranks do not agree" in line]
+    assert causes, message
+    for cause in causes:
+        assert odd in names(cause) and len(names(cause)) == 2, message
 
 
 __all__ = ["ALGORITHMS", "WIRES"]

@@ -8,11 +8,13 @@ import pytest
 
 from tfscale.demo.training import _notes
 
+pytestmark = pytest.mark.timeout(960)
+
 
 def demo(*words):
     return subprocess.run(
         [sys.executable, "-m", "tfscale", "demo", *words],
-        capture_output=True, text=True, timeout=280,
+        capture_output=True, text=True, timeout=900,
     )  # fmt: skip
 
 

@@ -40,13 +40,15 @@ def test_low_precision_learns_and_remembers_what_it_lost():
     assert furthest(weights, found) > 1e-6, "nothing was lost: int4 was not used"
 
 
-def test_two_processes_train_as_one_device():
+@pytest.mark.timeout(400)
+def test_two_processes_train_as_one_device(tmp_path):
     weights, _ = train("tfa lamb")
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     command = [sys.executable, str(Path(__file__).parent / "workers" / "train.py")]
     environment = {"PYTHONPATH": os.pathsep.join(paths), "TF_CPP_MIN_LOG_LEVEL": "2"}
+    environment["MEETING"] = str(tmp_path)
     with LocalWorkers(command, 2, environment=environment) as workers:
-        outputs = workers.wait(240)
+        outputs = workers.wait(300)
     for output in outputs:
         (line,) = [line for line in output.splitlines() if line.startswith("WEIGHTS ")]
         found = np.array([float(x) for x in line.split()[1:]])

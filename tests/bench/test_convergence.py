@@ -12,6 +12,8 @@ import pytest
 
 from tfscale.bench.convergence import contestants, judge, spread
 
+pytestmark = pytest.mark.timeout(960)
+
 
 def test_the_exact_wire_comes_first_and_error_feedback_where_it_is_the_default():
     assert list(contestants(["fp32", "int8", "sign"])) == [
@@ -36,7 +38,7 @@ def runs(tmp_path_factory):
     file = tmp_path_factory.mktemp("convergence") / "runs.json"
     words = ["--seeds", "2", "--wires", "int8,sign", "--json", str(file)]
     subprocess.run(
-        [sys.executable, "-m", "tfscale", "bench", "convergence", *words], timeout=280, check=True
+        [sys.executable, "-m", "tfscale", "bench", "convergence", *words], timeout=900, check=True
     )
 
     found = json.loads(file.read_text())

@@ -10,10 +10,12 @@ import pytest
 
 from .test_link import needs_root
 
+pytestmark = pytest.mark.timeout(960)
+
 
 def tfscale(*argv: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "tfscale", *argv], capture_output=True, text=True, timeout=280
+        [sys.executable, "-m", "tfscale", *argv], capture_output=True, text=True, timeout=900
     )
 
 

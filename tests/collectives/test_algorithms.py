@@ -46,13 +46,13 @@ def test_few_messages_verify_for_many_ranks(ranks: int) -> None:
 
 
 @given(schedules())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_anything_we_make_verifies(schedule: Schedule) -> None:
     schedule.verify()
 
 
 @given(all_reduces(most=9))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_naive_run_agrees(schedule: Schedule) -> None:
     assert works(schedule)
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from fractions import Fraction
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.collectives.common import all_reduces, schedules
+from tests.collectives.common import all_reduces, calls, schedules
 from tfscale.collectives import (
     ALGORITHMS,
     Cluster,
@@ -102,7 +101,7 @@ def test_hierarchies_of_equal_groups_are_exact(sizes, outer, gamma) -> None:
 
 
 @given(st.lists(st.integers(1, 6), min_size=2, max_size=6), st.sampled_from(GAMMAS))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_ring_between_uneven_groups_is_bounded(sizes, gamma) -> None:
     cluster = Cluster(sizes, LINK, Link(Fraction(10), Fraction(2)))
     simulated, stated = simulated_and_stated(hierarchical(sizes), cluster, gamma)
@@ -114,7 +113,7 @@ def test_a_ring_between_uneven_groups_is_bounded(sizes, gamma) -> None:
     st.sampled_from([direct, central, tree, halving]),
     st.sampled_from(GAMMAS),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_uneven_groups_are_estimated(sizes, outer, gamma) -> None:
     cluster = Cluster(sizes, LINK, Link(Fraction(10), Fraction(2)))
     simulated, stated = simulated_and_stated(hierarchical(sizes, outer), cluster, gamma)
@@ -135,7 +134,7 @@ def test_other_flat_algorithms_on_a_cluster_are_estimated(algorithm) -> None:
 
 
 @given(schedules(), st.integers(1, 3))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_simulated_bytes_are_the_verified_ones(schedule: Schedule, parts: int) -> None:
     count = schedule.verify()
     result = simulate(schedule, NBYTES, LINK, parts=parts)
@@ -145,7 +144,7 @@ def test_simulated_bytes_are_the_verified_ones(schedule: Schedule, parts: int) -
 
 
 @given(st.sampled_from([ring, direct]), st.integers(1, 16), st.integers(1, 3), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_one_rank_stands_for_all(algorithm, ranks: int, parts: int, grouped: bool) -> None:
     short = algorithm(ranks)
     machine = Cluster([2] * (ranks // 2), LINK, Link(5, 1)) if grouped and ranks % 2 == 0 else LINK
@@ -160,7 +159,7 @@ def test_one_rank_stands_for_all(algorithm, ranks: int, parts: int, grouped: boo
 
 
 @given(all_reduces(most=12))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_recorded_messages_are_all_there(schedule: Schedule) -> None:
     result = simulate(schedule, NBYTES, LINK, messages=True)
     assert len(result.messages) == schedule.verify().messages
@@ -182,23 +181,22 @@ def test_parts_are_a_pipeline() -> None:
 
 
 def test_a_thousand_ranks_take_seconds() -> None:
-    start = time.perf_counter()
+    """Rings and direct exchanges have two million messages, and are not gone through."""
+    link, gamma = Link(5e-6, 1e-10), 1e-11
     for name in ("ring", "direct", "tree", "halving", "central"):
         schedule = ALGORITHMS[name](1000)
-        seconds = simulate(schedule, 1e8, Link(5e-6, 1e-10), gamma=1e-11).seconds
+        seconds = simulate(schedule, 1e8, link, gamma=gamma).seconds
         assert schedule.cost is not None
-        assert seconds == pytest.approx(schedule.cost.time(1e8, Link(5e-6, 1e-10), 1e-11), rel=0.05)
-    assert time.perf_counter() - start < 10
+        assert seconds == pytest.approx(schedule.cost.time(1e8, link, gamma), rel=0.05)
+        assert calls(lambda s=schedule: simulate(s, 1e8, link, gamma=gamma)) < 2_000_000
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_hundred_thousand_ranks_at_once(name: str) -> None:
     cost = ALGORITHMS[name](100_000).cost
     assert cost is not None
-    start = time.perf_counter()
-    for _ in range(100):
-        assert cost.time(4e8, Link(5e-6, 1e-10), 1e-11) > 0
-    assert time.perf_counter() - start < 0.5
+    assert cost.time(4e8, Link(5e-6, 1e-10), 1e-11) > 0
+    assert calls(lambda: cost.time(4e8, Link(5e-6, 1e-10), 1e-11)) < 1000
 
 
 def test_what_the_textbooks_say_holds() -> None:

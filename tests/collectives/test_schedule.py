@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 
 import pytest
 
+from tests.collectives.common import calls
 from tfscale.collectives import (
     ALGORITHMS,
     Schedule,
@@ -30,19 +30,16 @@ def test_a_program_is_made_for_one_rank_alone() -> None:
         asked.append(rank)
         return whole.build(rank)
 
-    start = time.perf_counter()
     program = dataclasses.replace(whole, build=build).program(5)
     assert asked == [5]
     assert len(program) == 4 * (100_000 - 1) + 1
-    assert time.perf_counter() - start < 5
 
 
 @pytest.mark.parametrize("name", ["tree", "halving", "hierarchical", "central"])
 def test_making_a_huge_schedule_is_cheap(name: str) -> None:
-    start = time.perf_counter()
-    schedule = ALGORITHMS[name](100_000)
-    assert len(schedule.program(99_999)) > 0
-    assert time.perf_counter() - start < 1
+    """Less than one call for each rank."""
+    assert calls(lambda: ALGORITHMS[name](100_000).program(99_999)) < 100_000
+    assert len(ALGORITHMS[name](100_000).program(99_999)) > 0
 
 
 def test_steps_take_one_chunk_or_consecutive_ones() -> None:

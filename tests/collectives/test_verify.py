@@ -204,7 +204,7 @@ def mutated(schedule: Schedule, dice: random.Random) -> Schedule:
 
 
 @given(all_reduces(most=7), st.integers(0, 2**32))
-@settings(max_examples=1200, deadline=None)
+@settings(max_examples=1200)
 def test_no_mutant_that_does_harm_is_accepted(schedule: Schedule, seed: int) -> None:
     mutant = mutated(schedule, random.Random(seed))
     try:
@@ -215,7 +215,7 @@ def test_no_mutant_that_does_harm_is_accepted(schedule: Schedule, seed: int) -> 
 
 
 @given(all_reduces(most=6), st.integers(0, 2**32))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_no_harmless_mutant_is_refused(schedule: Schedule, seed: int) -> None:
     """Swapping neighbours in a program leaves the schedule right more often than not."""
     dice = random.Random(seed)

@@ -1,30 +1,50 @@
 """The ops across real processes."""
 
+import contextlib
 import os
 import re
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 
+import psutil
 import pytest
+from helpers import PATIENCE
 
 from tfscale.launch import LocalWorkers
 
+pytestmark = pytest.mark.timeout(400)
+
 WORKERS = Path(__file__).parent / "workers"
 ROOT = Path(__file__).resolve().parents[2]
+SECONDS = 300  # for all workers, most of them to start TensorFlow on a busy machine
 
 
+@contextlib.contextmanager
 def start(script, count, **environment):
-    """Workers whose RANK is known before they start TensorFlow."""
+    """Workers whose RANK is known before they start TensorFlow, and who leave together."""
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
     variables = {"PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "2"}
-    return LocalWorkers(
-        [sys.executable, str(WORKERS / script)],
-        count,
-        environment={**variables, **{name: str(value) for name, value in environment.items()}},
-        environments=[{"RANK": str(rank)} for rank in range(count)],
-    )
+    variables |= {name: str(value) for name, value in environment.items()}
+    with (
+        tempfile.TemporaryDirectory() as meeting,
+        LocalWorkers(
+            [sys.executable, str(WORKERS / script)],
+            count,
+            environment={**variables, "MEETING": meeting},
+            environments=[{"RANK": str(rank)} for rank in range(count)],
+        ) as workers,
+    ):
+        yield workers
+
+
+def until(condition, workers):
+    end = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < end, workers.output(0)[-3000:]
+        time.sleep(0.05)
 
 
 def digests(outputs):
@@ -35,7 +55,7 @@ def digests(outputs):
 def test_everything_agrees(workers, devices, record_property):
     """Each worker checks its own results; all must have the same bits."""
     with start("check.py", workers, DEVICES=devices) as started:
-        outputs = started.wait(150)
+        outputs = started.wait(SECONDS)
     assert len(digests(outputs)) == 1
     for line in re.findall(r"MEASURED.*", outputs[0]):
         record_property("measured", line)
@@ -57,19 +77,19 @@ def event(output):
 @pytest.mark.parametrize(
     ("way", "victim", "deadline", "kind"),
     [
-        ("kill", 0, 20, "UnavailableError"),
-        ("kill", 2, 20, "UnavailableError"),
-        ("stop", 2, 3, "DeadlineExceededError"),
-        ("stop", 0, 3, "DeadlineExceededError"),
-        ("error", 1, 20, "CancelledError"),
+        ("kill", 0, PATIENCE, "UnavailableError"),
+        ("kill", 2, PATIENCE, "UnavailableError"),
+        ("stop", 2, 10, "DeadlineExceededError"),
+        ("stop", 0, 10, "DeadlineExceededError"),
+        ("error", 1, PATIENCE, "CancelledError"),
     ],
 )
 def test_survivors_are_told_who_failed_and_end_by_themselves(way, victim, deadline, kind):
     survivors = [rank for rank in range(3) if rank != victim]
     with start("fail.py", 3, WAY=way, VICTIM=victim, DEADLINE=deadline) as started:
-        outputs = started.wait(90, only=survivors)
+        outputs = started.wait(SECONDS, only=survivors)
         if way == "kill":
-            assert started.processes[victim].wait(5) == -signal.SIGKILL
+            assert started.processes[victim].wait(SECONDS) == -signal.SIGKILL
     for rank in survivors:
         when, number, found, message = story(outputs[rank])
         seconds = when - event(outputs[victim])
@@ -78,29 +98,28 @@ def test_survivors_are_told_who_failed_and_end_by_themselves(way, victim, deadli
         assert f"rank {victim} (worker {victim} at 127.0.0.1:" in message
         assert re.search(r"bucket '(gradients|more)'", message)
         assert number >= 6
-        assert seconds < 30
         if way == "stop":
-            assert seconds > deadline - 1
+            (waited,) = re.findall(r"no progress for (\S+) s", message)
+            assert float(waited) >= deadline
 
 
 def test_a_worker_that_never_joins():
     with start("fail.py", 2, WAY="absent", VICTIM=1, DEADLINE=3) as started:
-        outputs = started.wait(60, only=[0])
+        outputs = started.wait(SECONDS, only=[0])
     _, number, kind, message = story(outputs[0])
     assert (number, kind) == (1, "DeadlineExceededError"), message
     assert "rank 0 (worker 0 at 127.0.0.1:" in message
     assert "not all 2 ranks came together within 3 s" in message
 
 
-def test_a_step_that_is_slow_is_waited_for_and_a_stopped_worker_may_come_back():
+def test_a_stopped_worker_is_waited_for_and_may_come_back():
     """SIGSTOP for less than the deadline harms nobody."""
-    with start("fail.py", 2, WAY="stop", VICTIM=1, DEADLINE=20) as started:
-        end = time.monotonic() + 60
-        while "EVENT" not in started.output(1) and time.monotonic() < end:
-            time.sleep(0.05)
+    with start("fail.py", 2, WAY="stop", VICTIM=1, DEADLINE=PATIENCE) as started:
+        stopped = psutil.Process(started.processes[1].pid)
+        until(lambda: stopped.status() == psutil.STATUS_STOPPED, started)
         time.sleep(1.5)
         started.signal(1, signal.SIGCONT)
-        time.sleep(1)
+        until(lambda: "BACK" in started.output(1), started)
         assert all(process.poll() is None for process in started.processes), started.output(0)
         assert "ERROR" not in started.output(0) + started.output(1)
 
@@ -108,7 +127,7 @@ def test_a_step_that_is_slow_is_waited_for_and_a_stopped_worker_may_come_back():
 @pytest.mark.parametrize("failing", [0, 1])  # before the group has ever come together, and later
 def test_a_step_that_fails_between_collectives_ends_on_all_and_then_life_goes_on(failing):
     with start("give_up.py", 3, VICTIM=1, FAILING=failing) as started:
-        outputs = started.wait(90)
+        outputs = started.wait(SECONDS)
     for rank, output in enumerate(outputs):
         assert "TOTALS 0.0 3.0 6.0" in output
         if rank == 1:
@@ -123,11 +142,18 @@ def test_a_step_that_fails_between_collectives_ends_on_all_and_then_life_goes_on
         )
 
 
-@pytest.mark.parametrize("slow_after", [1, 0])
-def test_a_late_worker_is_named_by_those_who_wait_unless_switched_off(slow_after):
-    late = {"VICTIM": 2, "SLOW_AFTER": slow_after, "TF_CPP_MIN_LOG_LEVEL": 0}
+@pytest.mark.parametrize("slow_after", [3, 0])
+def test_a_late_worker_is_named_by_those_who_wait_unless_switched_off(slow_after, tmp_path):
+    """It comes when all have said what they have to say."""
+    go = tmp_path / "go"
+    late = {"VICTIM": 2, "SLOW_AFTER": slow_after, "GO": go, "TF_CPP_MIN_LOG_LEVEL": 0}
+
+    def watch():
+        if slow_after == 0 or all("tfscale: bucket" in started.output(rank) for rank in (0, 1)):
+            go.touch()
+
     with start("late.py", 3, **late) as started:
-        outputs = started.wait(90)
+        outputs = started.wait(SECONDS, watch=watch)
     warning = r"tfscale: bucket 'gradients' has waited \S+ s for (.*): no sign of life there yet"
     for rank, output in enumerate(outputs):
         waited = re.findall(warning, output)

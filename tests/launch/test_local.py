@@ -1,8 +1,8 @@
 """Workers on this machine: each knows its place, none outlives the block, no wait hangs."""
 
 import json
-import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -11,6 +11,7 @@ import pytest
 
 from tfscale.launch import LocalWorkers, WorkerFailed
 
+PATIENCE = 100  # seconds, longer than anything here takes
 TELL = "import os; print(os.environ['TF_CONFIG'], os.environ.get('A'), os.environ.get('B'))"
 
 
@@ -22,18 +23,26 @@ def alive(pid):
     try:
         with open(f"/proc/{pid}/stat") as stat:
             return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # gone before, or while it is read
         return False
 
 
 def test_each_worker_knows_the_cluster_and_its_place():
     with python(TELL, 3) as workers:
-        configs = [json.loads(output.rsplit(" ", 2)[0]) for output in workers.wait(20)]
+        configs = [json.loads(output.rsplit(" ", 2)[0]) for output in workers.wait(PATIENCE)]
     assert [c["task"] for c in configs] == [{"type": "worker", "index": i} for i in range(3)]
     assert configs[0]["cluster"] == configs[2]["cluster"]
     addresses = configs[0]["cluster"]["worker"]
     assert len(set(addresses)) == 3
     assert all(address.startswith("127.0.0.1:") for address in addresses)
+
+
+def test_nobody_else_is_given_a_port_before_its_worker_opens_it():
+    with python(TELL, 1) as workers, socket.socket() as other:
+        config = json.loads(workers.wait(PATIENCE)[0].rsplit(" ", 2)[0])
+        host, port = config["cluster"]["worker"][0].split(":")
+        with pytest.raises(OSError, match="in use"):
+            other.bind((host, int(port)))
 
 
 def test_hosts_prefixes_and_variables():
@@ -45,33 +54,37 @@ def test_hosts_prefixes_and_variables():
         environment={"A": "all", "B": "all"},
         environments=[{}, {"B": "mine"}],
     ) as workers:
-        first, second = workers.wait(20)
+        first, second = workers.wait(PATIENCE)
     assert '"10.0.0.1:' in first and '"10.0.0.2:' in first
     assert first.split()[-2:] == ["prefix", "all"]
     assert second.split()[-2:] == ["all", "mine"]
 
 
-def test_a_worker_that_fails_is_shown_at_once():
-    program = f"import os, sys, time; me = {TELL_INDEX}; me or sys.exit('oh no'); time.sleep(60)"
-    start = time.monotonic()
-    with python(program, 2) as workers, pytest.raises(WorkerFailed, match=r"(?s)0 of 2.*oh no"):
-        workers.wait(50)
-    assert time.monotonic() - start < 20
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_worker_that_fails_is_shown_at_once(failing):
+    program = f"""
+import os, sys, time
+if {TELL_INDEX} == {failing}: sys.exit('oh no')
+time.sleep(600)"""
+    with python(program, 2) as workers:
+        with pytest.raises(WorkerFailed, match=rf"(?s){failing} of 2 ended with 1.*oh no"):
+            workers.wait(PATIENCE)
+        assert workers.processes[1 - failing].poll() is None  # nobody waited for it
 
 
 TELL_INDEX = "__import__('json').loads(os.environ['TF_CONFIG'])['task']['index']"
 
 
 def test_a_worker_that_does_not_end_is_not_waited_for_forever():
-    program = "import time; print('busy', flush=True); time.sleep(60)"
+    program = "import time; print('busy', flush=True); time.sleep(600)"
     with python(program, 1) as workers, pytest.raises(WorkerFailed, match="still runs after 1 s"):
         workers.wait(1)
 
 
 def test_one_may_wait_for_some():
-    program = f"import os, time; time.sleep(60 * {TELL_INDEX})"
+    program = f"import os, time; time.sleep(600 * {TELL_INDEX})"
     with python(program, 2) as workers:
-        workers.wait(20, only=[0])
+        workers.wait(PATIENCE, only=[0])
         assert workers.processes[1].poll() is None
 
 
@@ -88,38 +101,46 @@ def test_outputs_can_be_watched_while_workers_run(tmp_path):
             seen.touch()
 
     with python(program, 1) as workers:
-        assert workers.wait(20, watch=watch) == ["here\n"]
+        assert workers.wait(PATIENCE, watch=watch) == ["here\n"]
 
 
 @pytest.mark.parametrize("stopped", [False, True])
 def test_nothing_outlives_the_block_not_even_children_or_the_stopped(stopped):
     program = (
         "import subprocess, time; "
-        "print(subprocess.Popen(['sleep', '60']).pid, flush=True); time.sleep(60)"
+        "print(subprocess.Popen(['sleep', '600']).pid, flush=True); time.sleep(600)"
     )
     with python(program, 1) as workers:
-        end = time.monotonic() + 20
+        end = time.monotonic() + PATIENCE
         while not workers.output(0).strip() and time.monotonic() < end:
             time.sleep(0.05)
         pids = [workers.processes[0].pid, int(workers.output(0))]
         if stopped:
             workers.signal(0, signal.SIGSTOP)
         assert all(map(alive, pids))
-    end = time.monotonic() + 5
+    end = time.monotonic() + PATIENCE
     while any(map(alive, pids)) and time.monotonic() < end:
         time.sleep(0.05)
     assert not any(map(alive, pids))
 
 
 def test_an_error_in_the_block_ends_the_workers_too():
-    with pytest.raises(ZeroDivisionError), python("import time; time.sleep(60)", 1) as workers:
+    with pytest.raises(ZeroDivisionError), python("import time; time.sleep(600)", 1) as workers:
         raise ZeroDivisionError
     assert workers.processes[0].poll() == -signal.SIGKILL
 
 
-def test_a_command_that_cannot_start_leaves_nothing_behind():
+def test_a_command_that_cannot_start_leaves_nothing_behind(monkeypatch):
     """The second of two has a prefix that does not exist."""
+    started = []
+
+    class Noted(subprocess.Popen):
+        def __init__(self, *args, **settings):
+            super().__init__(*args, **settings)
+            started.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Noted)
     with pytest.raises(FileNotFoundError):
-        LocalWorkers(["sleep", "54.321"], 2, prefixes=[[], ["/no/such/program"]])
-    left = subprocess.run(["pgrep", "-f", "sleep 54.321"], capture_output=True, text=True).stdout
-    assert not [pid for pid in left.split() if int(pid) != os.getpid() and alive(int(pid))]
+        LocalWorkers(["sleep", "600"], 2, prefixes=[[], ["/no/such/program"]])
+    (first,) = started
+    assert first.poll() == -signal.SIGKILL

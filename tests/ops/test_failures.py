@@ -1,12 +1,13 @@
 """Ranks that disagree, are late or fail: an error that names them, and then life goes on."""
 
+import re
 import threading
 import time
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import group, integers, names, slowly
+from helpers import PATIENCE, assert_disagreement, group, integers, slowly
 
 from tfscale.collectives import ring
 from tfscale.ops import Group, all_gather, all_reduce, broadcast, reduce_scatter
@@ -58,33 +59,31 @@ DISAGREEMENTS = {
 
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("what", DISAGREEMENTS)
-def test_ranks_that_disagree_are_refused_by_name_at_once(what, ranks):
+def test_ranks_that_disagree_are_refused_by_name(what, ranks):
+    """At once: whoever waits for the deadline gets another error."""
     body, words = DISAGREEMENTS[what]
     body_with_list = group(ranks).function(lambda c, x: tf.nest.flatten(body(c, x)))
-    start = time.monotonic()
     with pytest.raises(tf.errors.InvalidArgumentError, match="ranks do not agree") as error:
         body_with_list([tf.range(12.0)] * ranks)
-    assert time.monotonic() - start < 10  # a second, on a quiet machine
     message = str(error.value)
-    assert ranks - 1 in names(message) and len(names(message)) == 2
+    assert_disagreement(message, odd=ranks - 1)
     for word in words:
         assert word in message
     assert_goes_on(group(ranks))
 
 
 def test_a_rank_that_does_not_come_is_named_and_life_goes_on():
-    quick = Group.local(["CPU:0", "CPU:1", "CPU:2"], deadline=1.0)
+    quick = Group.local(["CPU:0", "CPU:1", "CPU:2"], deadline=3.0)
     assert_goes_on(quick)
 
     @quick.function
     def two_of_three(communicator, x):
         return x if communicator.rank == 1 else all_reduce(x, communicator, name="lonely")
 
-    start = time.monotonic()
     with pytest.raises(tf.errors.DeadlineExceededError) as error:
         two_of_three(integers(3, 8))
-    assert 1 <= time.monotonic() - start < 10
-    assert "bucket 'lonely': no progress for" in str(error.value)
+    waited = re.findall(r"bucket 'lonely': no progress for (\S+) s", str(error.value))
+    assert waited and all(float(seconds) >= 3 for seconds in waited)
     assert "rank 1 (CPU:1)" in str(error.value)
     assert_goes_on(quick)
 
@@ -117,7 +116,7 @@ def test_one_rank_may_give_up_alone():
 
 def test_giving_up_ends_what_runs_in_another_thread():
     """A step that waits for a rank of its own process."""
-    pair = Group.local(["CPU:0", "CPU:1"], deadline=60)
+    pair = Group.local(["CPU:0", "CPU:1"], deadline=PATIENCE)
     assert_goes_on(pair)
     only_one = pair.function(lambda c, x: x if c.rank else all_reduce(x, c, name="lonely"))
     errors = []
@@ -133,24 +132,22 @@ def test_giving_up_ends_what_runs_in_another_thread():
     while not errors and thread.is_alive():
         pair.give_up("enough", linger=0.1)  # again and again: the step may not have begun
         time.sleep(0.1)
-    thread.join(60)
+    thread.join(PATIENCE)
     assert "rank 0 (CPU:0) gave up: enough" in errors[0]
     assert_goes_on(pair)
 
 
 def test_a_group_that_never_comes_together():
     lonely = Group.local(["CPU:0", "CPU:1"], deadline=1.0)
-    start = time.monotonic()
     with pytest.raises(tf.errors.DeadlineExceededError, match=r"rank 0 \(CPU:0\) could not join"):
         all_reduce([1.0], lonely.communicators[0])
-    assert time.monotonic() - start < 10
 
 
 def test_two_at_the_same_time_by_one_name():
     def body(communicator, x):
         x = tf.convert_to_tensor(x)
         if communicator.rank == 1:
-            x = slowly(x)
+            x = slowly(x, 2)  # so that rank 0's first cannot end before its second begins
         return [all_reduce(x + i, communicator, name="same") for i in range(2)]
 
     with pytest.raises(tf.errors.InvalidArgumentError, match="'same' is already running on rank"):

@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import integers, slowly
+from helpers import PATIENCE, integers, slowly
 
 from tfscale.ops import Execution, Group, Total, all_reduce
 
@@ -15,7 +15,7 @@ RANKS = 4
 @pytest.fixture
 def fresh():
     """A group without a past."""
-    return Group.local([f"CPU:{i}" for i in range(RANKS)], deadline=30)
+    return Group.local([f"CPU:{i}" for i in range(RANKS)], deadline=PATIENCE)
 
 
 def test_nothing_ran_yet(fresh):
@@ -83,7 +83,7 @@ def test_iterations_of_a_loop_are_one_bucket(fresh):
 
 
 def test_what_failed_is_in_the_log():
-    pair = Group.local(["CPU:0", "CPU:1"], deadline=30)
+    pair = Group.local(["CPU:0", "CPU:1"], deadline=PATIENCE)
     function = pair.function(lambda c, x: all_reduce(x[: 3 + c.rank], c, name="odd"))
     with pytest.raises(tf.errors.InvalidArgumentError, match="ranks do not agree"):
         function([tf.ones([5])] * 2)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -13,18 +15,22 @@ from tfscale.launch import LocalWorkers, WorkerFailed
 
 WORKERS = Path(__file__).parent / "workers"
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = 600  # for a whole group
+SECONDS = 1800  # for a whole group, even on the busiest machine
 
 
+@contextlib.contextmanager
 def start(script, layout, **environment):
-    """Workers that know their layout; a single one has no cluster."""
+    """Workers that know their layout, and leave together; a single one has no cluster."""
     workers = int(layout.split("x")[0])
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     own = {"PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "2", "LAYOUT": layout}
     if workers == 1:
         own["TF_CONFIG"] = "{}"
     command = [sys.executable, str(WORKERS / script)]
-    return LocalWorkers(command, workers, environment={**own, **environment})
+    with tempfile.TemporaryDirectory() as meeting:
+        own["MEETING"] = meeting
+        with LocalWorkers(command, workers, environment={**own, **environment}) as group:
+            yield group
 
 
 def finish(group, seconds):

@@ -7,8 +7,8 @@ import pytest
 from tests.strategy.groups import finish, start
 from tfscale.strategy.join import _unpacked
 
-SECONDS = 120
-SOON = 10  # seconds, of a deadline of 20
+pytestmark = pytest.mark.timeout(400)
+SECONDS = 300
 
 MODELS = {
     "activation": "has another list of layers",
@@ -50,7 +50,6 @@ def test_another_start(case, field, values):
         )
         assert values in message
         assert "Start all workers with the same packages, devices and arguments" in message
-        assert seconds < SOON
 
 
 @pytest.mark.slow
@@ -64,7 +63,6 @@ def test_another_model():
             assert what in message
             assert "worker 1 at 127.0.0.1:" in message
             assert "worker 0 at 127.0.0.1:" in message
-            assert seconds < SOON
         assert "ACCEPTED nothing" in output
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras.src.saving.keras_saveable import KerasSaveable
+from tensorflow.python.eager import context
 
 from tests.strategy.models import ADAM, classifier, numbers
 from tfscale import ScaleStrategy
@@ -85,6 +86,14 @@ def test_what_is_overridden_is_there_with_the_same_parameters(ours, name, expect
 def test_health_checks_can_be_turned_off():
     assert private.CollectiveAllReduceExtended._enable_check_health is True
     assert Extended._enable_check_health is False
+
+
+def test_tensorflows_own_service_may_be_told_how_long_to_wait():
+    """Before it starts; a strategy asks whether that was done. See ``outlast_tensorflow``."""
+    arguments = ["service_type", "service_leader", "heartbeat_timeout_in_ms", "coordinated_jobs"]
+    assert set(arguments) <= set(parameters(context.Context.configure_coordination_service))
+    starts = inspect.getsource(private.CollectiveAllReduceExtended._initialize_multi_worker)
+    assert "context.context().coordination_service is None" in starts
 
 
 def test_cross_device_ops_are_asked_in_merge_and_in_replicas(strategy):

@@ -6,8 +6,8 @@ import pytest
 
 from tests.strategy.groups import finish, start
 
-pytestmark = pytest.mark.slow
-SECONDS = 120
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1300)]
+SECONDS = 200
 STEPS = 4  # in an epoch
 
 
@@ -23,7 +23,7 @@ def run(tmp_path):
         ) as group:
             outputs, _ = finish(group, SECONDS)
             for process in group.processes:
-                process.wait(30)  # they end by themselves
+                process.wait(SECONDS)  # they end by themselves
             return [process.poll() for process in group.processes], outputs
 
     return job

@@ -1,6 +1,7 @@
 """What a worker of these tests does: it takes cases in turn, and prints a line of JSON for each.
 
 STRATEGY is scale, stock (TensorFlow's own) or none (one device); LAYOUT is workers x devices.
+All leave together, through a folder called MEETING.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
-import sys
 import time
 import traceback
 
@@ -16,8 +16,11 @@ import keras
 import pytest
 import tensorflow as tf
 
+from tfscale.bench.measure import leave
+
 WORKERS, DEVICES = (int(number) for number in os.environ["LAYOUT"].split("x"))
-CASE_SECONDS, DEADLINE = 120, 30
+ME = json.loads(os.environ["TF_CONFIG"]).get("task", {"index": 0})["index"]
+CASE_SECONDS, DEADLINE = 200, 100
 
 
 def make_devices():
@@ -61,5 +64,4 @@ def take(act, algorithm="auto"):
         print("\nCASE", json.dumps(record), flush=True)
         if "error" in record and WORKERS > 1:
             os._exit(1)  # the workers may be out of step: the rest starts afresh
-    sys.stdout.flush()
-    os._exit(0)  # TensorFlow's servers do not always end well
+    leave(os.environ["MEETING"], "worker", ME, WORKERS)

@@ -50,11 +50,10 @@ def digest(result: Any) -> str:
     return hashlib.blake2b(memoryview(result).cast("B"), digest_size=8).hexdigest()
 
 
-def leave(folder: str, name: str, rank: int, ranks: int) -> NoReturn:
-    """End this process once all have finished, and without taking libraries down.
+def meet(folder: str, name: str, rank: int, ranks: int) -> None:
+    """Wait until all have come here, a minute at the longest.
 
-    A collective's end at one rank does not mean that no other still needs this one,
-    and both TensorFlow's and torch's threads may abort a process that ends as usual.
+    A collective's end at one rank does not mean that no other still needs this one.
     """
     places = [os.path.join(folder, f"{name}-{each}.done") for each in range(ranks)]
     with open(places[rank], "w"):
@@ -62,6 +61,14 @@ def leave(folder: str, name: str, rank: int, ranks: int) -> NoReturn:
     end = time.monotonic() + 60
     while not all(map(os.path.exists, places)) and time.monotonic() < end:
         time.sleep(0.01)
+
+
+def leave(folder: str, name: str, rank: int, ranks: int) -> NoReturn:
+    """End this process once all have finished, and without taking libraries down.
+
+    Both TensorFlow's and torch's threads may abort a process that ends as usual.
+    """
+    meet(folder, name, rank, ranks)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

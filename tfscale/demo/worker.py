@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import statistics
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -19,7 +21,8 @@ import tensorflow as tf
 
 from tfscale import ScaleStrategy
 from tfscale.bench import digits
-from tfscale.demo.training import DEVICES
+from tfscale.bench.measure import leave
+from tfscale.demo.training import DEVICES, PROCESSES
 
 BATCH = 64
 
@@ -116,3 +119,6 @@ class Notes(keras.callbacks.Callback):
 
 if __name__ == "__main__":
     main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    me = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+    everybody = 1 if sys.argv[1] == "none" else PROCESSES
+    leave(str(Path(sys.argv[3]).parent), "worker", me, everybody)

@@ -51,7 +51,12 @@ class LocalWorkers:
         environments: Sequence[Mapping[str, str]] | None = None,
     ) -> None:
         self._logs = tempfile.TemporaryDirectory(prefix="tfscale-workers-")
-        addresses = _addresses(hosts or ["127.0.0.1"] * count)
+        self._ports = _held_ports(count)
+        ports = [each.getsockname()[1] for each in self._ports]
+        addresses = [
+            f"{host}:{port}"
+            for host, port in zip(hosts or ["127.0.0.1"] * count, ports, strict=True)
+        ]
         self.processes: list[subprocess.Popen[bytes]] = []
         try:
             for index in range(count):
@@ -112,7 +117,9 @@ class LocalWorkers:
                 watch()
                 watched = time.monotonic()
             time.sleep(0.02)
-        for index in indices:
+        for index in sorted(
+            indices, key=lambda i: not self.processes[i].poll()
+        ):  # failed ones first
             self._check(index, seconds)
         return [self.output(i) for i in range(len(self.processes))]
 
@@ -139,29 +146,30 @@ class LocalWorkers:
         self._end()
 
     def _end(self) -> None:
-        for index, process in enumerate(self.processes):
+        for index in range(len(self.processes)):
             with contextlib.suppress(ProcessLookupError):
                 self.signal(index, signal.SIGKILL)
-            process.wait(10)
+        for process in self.processes:
+            process.wait(60)  # all are killed first: a machine may be slow to take one down
+        for port in self._ports:
+            port.close()
         self._logs.cleanup()
 
 
 def _environment(addresses: Sequence[str], index: int) -> dict[str, str]:
     task = {"type": "worker", "index": index}
     config = {"cluster": {"worker": list(addresses)}, "task": task}
-    return {**os.environ, "TF_CONFIG": json.dumps(config)}
+    return {**os.environ, "TF_CONFIG": json.dumps(config), "TF_GRPC_REUSE_PORT": "1"}
 
 
-def _addresses(hosts: Sequence[str]) -> list[str]:
-    """A free port for each host; all are held at once, so that no two are the same."""
-    sockets = [socket.socket() for _ in hosts]
-    try:
-        for each in sockets:
-            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            each.bind(("127.0.0.1", 0))
-        return [
-            f"{host}:{each.getsockname()[1]}" for host, each in zip(hosts, sockets, strict=True)
-        ]
-    finally:
-        for each in sockets:
-            each.close()
+def _held_ports(count: int) -> list[socket.socket]:
+    """Free ports that nobody else is given, though their workers take seconds to open them.
+
+    A worker of the same user may share one with the socket that holds it; TensorFlow's
+    server does if TF_GRPC_REUSE_PORT says so.
+    """
+    held = [socket.socket() for _ in range(count)]
+    for each in held:
+        each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        each.bind(("127.0.0.1", 0))
+    return held

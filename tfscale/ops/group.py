@@ -9,12 +9,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.distribute.multi_worker_util import coordination_leader
+from tensorflow.python.eager import context
 
 from tfscale.ops import library
 from tfscale.ops import log as _log
 
 DEFAULT_DEADLINE = 120.0
 DEFAULT_SLOW_AFTER = 5.0
+_LAST_WORDS = 30.0  # seconds: more than ranks take after a deadline to tell each other
 
 # How many groups of the same devices this process has made.
 _made: collections.Counter[tuple[str, ...]] = collections.Counter()
@@ -177,6 +180,7 @@ class Group:
                 0 for no warnings.
         """
         resolver = resolver or tf.distribute.cluster_resolver.TFConfigClusterResolver()
+        outlast_tensorflow(resolver, deadline)
         tf.distribute.MultiWorkerMirroredStrategy(resolver)  # starts this worker's server
         me = _task(resolver)
         mine = [name[len(me) :] for name in _full_names(None) if name.startswith(me)]
@@ -286,6 +290,29 @@ def _new_group_key(devices: Sequence[str]) -> int:
     _made[tuple(devices)] += 1
     text = "\n".join([*devices, str(_made[tuple(devices)])])
     return 0x40000000 | zlib.crc32(text.encode()) >> 2
+
+
+def outlast_tensorflow(resolver: Any, deadline: float) -> None:
+    """Before a worker's server starts: TensorFlow shall not give up sooner than we do.
+
+    Its own service, where it has not heard of a worker for ten seconds, ends the
+    collectives of all others, which then blame anybody. A worker reports twice in that
+    time; so one that stops is missed after half of it at the earliest.
+    """
+    here = context.context()
+    jobs = resolver.cluster_spec().as_dict()
+    if here.coordination_service is not None or resolver.task_type not in ("chief", "worker"):
+        return
+    coordinated = tf.compat.v1.ConfigProto().experimental.coordination_config.coordinated_job_list
+    for job in ("chief", "worker"):
+        if job in jobs:
+            coordinated.add(name=job, num_tasks=len(jobs[job]))
+    here.configure_coordination_service(
+        service_type="standalone",
+        service_leader=coordination_leader(resolver.cluster_spec()),
+        heartbeat_timeout_in_ms=round(2000 * (deadline + _LAST_WORDS)),
+        coordinated_jobs=list(coordinated),
+    )
 
 
 def tasks_of(resolver: Any) -> list[tuple[str, str]]:

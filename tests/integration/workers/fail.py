@@ -1,18 +1,20 @@
 """One worker of a loop of all-reduces, in which one worker (VICTIM) fails in one WAY.
 
-Prints EVENT at the failure and ERROR with what the others were told.
+Prints EVENT at the failure, ERROR with what the others were told, and BACK when one that was
+stopped has done more steps.
 """
 
 import os
 import signal
-import sys
 import threading
 import time
 
 import tensorflow as tf
 
+from tfscale.bench.measure import leave, meet
 from tfscale.ops import Group, all_reduce
 
+came_back = threading.Event()
 rank, victim = int(os.environ["RANK"]), int(os.environ["VICTIM"])
 way, deadline = os.environ["WAY"], float(os.environ["DEADLINE"])
 
@@ -20,6 +22,7 @@ way, deadline = os.environ["WAY"], float(os.environ["DEADLINE"])
 def die(number):
     print(f"EVENT {time.time()}", flush=True)
     os.kill(os.getpid(), number)
+    came_back.set()
 
 
 def fail_in_tensorflow(x):
@@ -34,10 +37,9 @@ def wait(x):
 
 
 def main():
-    group = Group.cluster(deadline=deadline)
     if way == "absent" and rank == victim:
         print(f"EVENT {time.time()}", flush=True)
-        time.sleep(60)  # the test ends it
+        time.sleep(600)  # the test ends it
 
     @group.function
     def step(communicator, x, last):
@@ -52,22 +54,34 @@ def main():
         return all_reduce(y, communicator, name="more")
 
     x = tf.ones([500_000])
-    number = 0
+    number = later = 0
     try:
         while True:
             number += 1
-            if rank == victim and number == 6 and way in ("kill", "stop"):
-                which = signal.SIGKILL if way == "kill" else signal.SIGSTOP
-                threading.Timer(0.02, die, [which]).start()
+            if number == 6 and way == "stop":
+                # In the middle of a step some would wait in the next bucket, for those who wait.
+                meet(os.environ["MEETING"], "before-6", rank, group.ranks)
+                if rank == victim:
+                    die(signal.SIGSTOP)
+            if number == 6 and way == "kill" and rank == victim:
+                threading.Timer(0.02, die, [signal.SIGKILL]).start()
             step([x], [tf.constant(number == 6)])
+            later += came_back.is_set()
+            if later == 10:
+                print("BACK", flush=True)
     except (tf.errors.OpError, ValueError) as error:
         text = " ".join(str(error).split())
         print(f"ERROR {time.time()} step {number} {type(error).__name__} {text}", flush=True)
-        if way == "error":
-            time.sleep(3)  # it lives on, as a process that catches its error does
+
+
+def leave_together():
+    """All who live: one that ends before others know why is missed by these, too."""
+    dead = [] if way == "error" else [victim]
+    alive = [each for each in range(group.ranks) if each not in dead]
+    leave(os.environ["MEETING"], "worker", alive.index(rank), len(alive))
 
 
 if __name__ == "__main__":
+    group = Group.cluster(deadline=deadline)
     main()
-    sys.stdout.flush()
-    os._exit(0)
+    leave_together()

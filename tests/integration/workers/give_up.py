@@ -5,13 +5,15 @@ that all have done, the repeated one included.
 """
 
 import os
-import sys
 import time
 
 import tensorflow as tf
+from helpers import PATIENCE
 
+from tfscale.bench.measure import leave, meet
 from tfscale.ops import Group, all_reduce
 
+meeting = os.environ["MEETING"]
 rank, victim = int(os.environ["RANK"]), int(os.environ["VICTIM"])
 failing = int(os.environ["FAILING"])
 
@@ -24,12 +26,13 @@ def load_data(number, broken):
 
 
 def main():
-    group = Group.cluster(deadline=60)
+    group = Group.cluster(deadline=PATIENCE)
     step = group.function(lambda c, x: all_reduce(x, c, name="gradients"))
     totals = []
     broken = True
     while len(totals) < 3:
         number = len(totals)
+        meet(meeting, f"before-{number}", rank, 3)  # nobody is still in the step before
         try:
             x = load_data(number, broken)
         except ValueError as error:
@@ -46,6 +49,4 @@ def main():
 
 if __name__ == "__main__":
     main()
-    sys.stdout.flush()
-    time.sleep(2)  # what ends at once may take its last message with it, half sent
-    os._exit(0)
+    leave(meeting, "worker", rank, 3)

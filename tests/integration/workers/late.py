@@ -1,27 +1,32 @@
-"""A worker of two all-reduces, between which one worker (VICTIM) sleeps for three seconds."""
+"""A worker of two all-reduces, between which one worker (VICTIM) sleeps.
+
+For three seconds, and until there is a file GO.
+"""
 
 import os
-import sys
 import time
 
 import tensorflow as tf
+from helpers import PATIENCE
 
+from tfscale.bench.measure import leave
 from tfscale.ops import Group, all_reduce
 
 rank, victim = int(os.environ["RANK"]), int(os.environ["VICTIM"])
 
 
 def main():
-    group = Group.cluster(deadline=60, slow_after=float(os.environ["SLOW_AFTER"]))
+    group = Group.cluster(deadline=PATIENCE, slow_after=float(os.environ["SLOW_AFTER"]))
     step = group.function(lambda c, x: all_reduce(x, c, name="gradients"))
     x = tf.ones([1000])
     step([x])
     if rank == victim:
         time.sleep(3)
+        while not os.path.exists(os.environ["GO"]):
+            time.sleep(0.05)
     step([x])
 
 
 if __name__ == "__main__":
     main()
-    sys.stdout.flush()
-    os._exit(0)
+    leave(os.environ["MEETING"], "worker", rank, 3)

@@ -1,8 +1,10 @@
 """A worker of a fit, in which one worker (VICTIM) fails in one WAY after some steps.
 
-Prints EVENT at the failure, ERROR with what this worker was told, and BATCH where data was slow.
+Prints EVENT at the failure, and REACHED at the same step of the others; ERROR with what this
+worker was told, and BATCH where data was slow.
 """
 
+import atexit
 import json
 import os
 import signal
@@ -14,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfscale
+from tfscale.bench.measure import leave
 
 ME = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 WAY, VICTIM = os.environ["WAY"], int(os.environ["VICTIM"])
@@ -30,7 +33,7 @@ def end_by(number):
     os.kill(os.getpid(), number)
 
 
-def fail(strategy):
+def fail():
     if WAY in ("kill", "kill while others wait for data"):
         end_by(signal.SIGKILL)
     if WAY == "stop":
@@ -40,8 +43,8 @@ def fail(strategy):
         raise KeyError("no such row")
     if WAY == "leave":
         sys.exit(0)
-    if WAY == "slow":
-        time.sleep(3)
+    while WAY == "slow" and not os.path.exists(os.environ["GO"]):
+        time.sleep(0.05)
 
 
 class Fault(keras.callbacks.Callback):
@@ -51,8 +54,8 @@ class Fault(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         self.steps += 1
-        if ME == VICTIM and self.steps == FAILING:
-            fail(self.model.distribute_strategy)
+        if self.steps == FAILING:
+            fail() if ME == VICTIM else print("\nREACHED", flush=True)
 
 
 def data():
@@ -93,11 +96,12 @@ def main():
     except BaseException as error:
         words = " ".join(str(error).split())
         print(f"\nERROR {time.time()} {type(error).__name__} {words}", flush=True)
+        if WAY != "leave":
+            atexit.register(time.sleep, 600)  # the test ends it: nobody shall miss it, too
         raise
     print("\nDONE", flush=True)
 
 
 if __name__ == "__main__":
     main()
-    sys.stdout.flush()
-    os._exit(0)  # TensorFlow's servers do not always end well
+    leave(os.environ["MEETING"], "worker", ME, 2)

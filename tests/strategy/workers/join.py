@@ -1,11 +1,11 @@
 """A worker that differs from the others in one way after the other, if it is worker 1.
 
-Prints REFUSED with the case, how long it took and what was said; ACCEPTED otherwise.
+Prints REFUSED with the case, how long it took and what was said; ACCEPTED otherwise. All
+leave together, through a folder called MEETING.
 """
 
 import json
 import os
-import sys
 import time
 
 import keras
@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfscale
+from tfscale.bench.measure import leave
 from tfscale.strategy import join
 
 ME = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
@@ -22,7 +23,7 @@ tf.config.set_logical_device_configuration(CPU, [tf.config.LogicalDeviceConfigur
 
 def start(**settings):
     return tfscale.ScaleStrategy(
-        **{"algorithm": "ring", "devices": ["CPU:0"], "deadline": 20, **settings}
+        **{"algorithm": "ring", "devices": ["CPU:0"], "deadline": 120, **settings}
     )
 
 
@@ -84,5 +85,4 @@ def main():
 
 if __name__ == "__main__":
     main()
-    sys.stdout.flush()
-    os._exit(0)  # TensorFlow's servers do not always end well
+    leave(os.environ["MEETING"], "worker", ME, 2)

@@ -2,19 +2,20 @@
 
 KILL: an epoch in which worker KILLED ends itself, between two backups. PREEMPT: a step at
 whose end worker 1 gets SIGTERM. CALLBACK: whose backup it is. Prints EPOCH for each epoch it
-begins, and STATE with a digest of weights and optimizer at the end of each epoch.
+begins, and STATE with a digest of weights and optimizer at the end of each epoch. All leave
+together, through a folder called MEETING.
 """
 
 import hashlib
 import json
 import os
 import signal
-import sys
 
 import keras
 import numpy as np
 
 import tfscale
+from tfscale.bench.measure import leave, meet
 
 ME = json.loads(os.environ["TF_CONFIG"]).get("task", {"index": 0})["index"]
 KILL, PREEMPT = int(os.environ.get("KILL", -1)), int(os.environ.get("PREEMPT", -1))
@@ -54,7 +55,7 @@ def digest(model):
 
 def main():
     keras.utils.set_random_seed(1)
-    strategy = tfscale.ScaleStrategy("ring", wire=os.environ.get("WIRE", "fp32"), deadline=30)
+    strategy = tfscale.ScaleStrategy("ring", wire=os.environ.get("WIRE", "fp32"), deadline=120)
     with strategy.scope():
         dense = keras.layers.Dense
         model = keras.Sequential([keras.Input([64]), dense(128, activation="tanh"), dense(1)])
@@ -69,6 +70,10 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
-    sys.stdout.flush()
-    os._exit(0)  # TensorFlow's servers do not always end well
+    place = (os.environ["MEETING"], "worker", ME, int(os.environ["LAYOUT"].split("x")[0]))
+    try:
+        main()
+    except tfscale.callbacks.Preempted as preempted:
+        meet(*place)
+        os._exit(preempted.code)  # TensorFlow's servers do not always end well
+    leave(*place)
