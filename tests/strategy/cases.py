@@ -18,6 +18,7 @@ from keras import optimizers
 
 from tests.strategy import models as m
 from tests.strategy.models import ADAM, BATCH, ROWS, SGD, STEPS, classifier, fit, reader
+from tfscale.optimizers import LAMB, LARS
 
 LAYOUTS = ("1x2", "1x4", "2x1", "2x2")  # workers x devices
 WORKERS = ("2x1", "2x2")
@@ -69,6 +70,8 @@ CASES = [
     Case("adam", classifier(ADAM), fit()),
     Case("adamw", classifier(partial(optimizers.AdamW, 0.01, weight_decay=0.1)), fit()),
     Case("lamb", classifier(partial(optimizers.Lamb, 0.01)), fit()),
+    Case("lamb_of_tfscale", classifier(partial(LAMB, 0.01, weight_decay=0.1)), fit()),
+    Case("lars", classifier(partial(LARS, 0.5, trust_coefficient=0.02, weight_decay=0.1)), fit()),
     # Batches and replicas
     Case("batch_of_15", plain, fit(batch_size=15)),
     Case("batch_of_1", plain, fit(partial(m.numbers, STEPS), batch_size=1)),

@@ -1,0 +1,57 @@
+"""What the tests of the optimizers share."""
+
+from __future__ import annotations
+
+import contextlib
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+SHAPES = {"kernel": (7, 5), "bias": (5,), "gamma": (5,), "embeddings": (11, 3)}
+
+
+def at(path, value, dtype="float32"):
+    """A variable with the path that it would have within layers."""
+    *scopes, name = path.split("/")
+    with contextlib.ExitStack() as stack:
+        for scope in scopes:
+            stack.enter_context(keras.name_scope(scope))
+        return keras.Variable(value, dtype=dtype, name=name)
+
+
+def variables(seed=0, dtype="float32"):
+    """One of each kind, none of them zero."""
+    rng = np.random.default_rng(seed)
+    return [
+        keras.Variable(rng.standard_normal(shape), dtype=dtype, name=name)
+        for name, shape in SHAPES.items()
+    ]
+
+
+def gradients(steps, seed=1, dtype="float32"):
+    """For each step those of all ``variables()``, of many sizes."""
+    rng = np.random.default_rng(seed)
+    return [
+        [
+            tf.constant(rng.standard_normal(shape) * 10.0 ** rng.uniform(-3, 1), dtype)
+            for shape in SHAPES.values()
+        ]
+        for _ in range(steps)
+    ]
+
+
+def train(optimizer, of, steps):
+    """Apply these gradients, one step after the other, in a graph."""
+    optimizer.build(of)
+    apply = tf.function(lambda *grads: optimizer.apply(list(grads)))
+    for grads in steps:
+        apply(*grads)
+    return [v.numpy().astype(np.float64) for v in of]
+
+
+def assert_close(found, expected, relative, what=""):
+    """Of each array: no number is off by more than a share of the largest one."""
+    for i, (mine, other) in enumerate(zip(found, expected, strict=True)):
+        wrong = np.max(np.abs(mine - other)) / np.max(np.abs(other))
+        assert wrong <= relative, f"{what} array {i}: off by {wrong:.2g}, {relative:.2g} may"

@@ -1,0 +1,13 @@
+"""Keras optimizers for large batches.
+
+Example:
+    >>> import tfscale.optimizers
+    >>> optimizer = tfscale.optimizers.LAMB(learning_rate=0.002, weight_decay=0.01)
+"""
+
+from tfscale.optimizers.adahessian import AdaHessian
+from tfscale.optimizers.lamb import LAMB
+from tfscale.optimizers.lars import LARS
+from tfscale.optimizers.paths import BIAS_AND_NORM
+
+__all__ = ["BIAS_AND_NORM", "LAMB", "LARS", "AdaHessian"]

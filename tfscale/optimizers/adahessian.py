@@ -1,0 +1,487 @@
+"""AdaHessian: Adam with the curvature in the place of the squared gradient."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras import ops
+
+from tfscale.optimizers import curvature as hutchinson
+from tfscale.optimizers import paths, rules
+from tfscale.optimizers.averaging import Averaging, averaged, checked, rule_for
+from tfscale.optimizers.base import DECAY, Optimizer, Patterns, a_share, at_least
+from tfscale.optimizers.paths import BIAS_AND_NORM
+from tfscale.optimizers.probes import signs
+from tfscale.optimizers.recording import Now, Record, follow
+
+
+@keras.saving.register_keras_serializable(package="tfscale")
+class AdaHessian(Optimizer):
+    r"""Adam's rule with the Hessian's diagonal in the place of the gradient (Yao et al.).
+
+    For each variable :math:`w` with gradient :math:`g`, at step :math:`t` (from 1):
+
+    .. math::
+        D &= \frac{1}{s} \sum_{i=1}^{s} z_i \odot (H z_i), \qquad z_i \in \{-1, 1\}^n \\
+        m &\leftarrow \beta_1 m + (1 - \beta_1) g \\
+        v &\leftarrow \beta_2 v + (1 - \beta_2) \bar D^2 \\
+        w &\leftarrow w - \eta \left(
+            \frac{m / (1 - \beta_1^t)}{(v / (1 - \beta_2^t))^{k/2} + \epsilon} + \lambda w \right)
+
+    with the loss's Hessian :math:`H`, random signs :math:`z`, the learning rate :math:`\eta`,
+    the decay :math:`\lambda` and the Hessian power :math:`k`. :math:`\bar D` is :math:`D` after
+    spatial averaging.
+
+    **D is unbiased** (Hutchinson). :math:`E[z_i z_j]` is 1 for :math:`i = j` and 0 otherwise, so
+    :math:`E[z_i (Hz)_i] = \sum_j H_{ij} E[z_i z_j] = H_{ii}`. Where :math:`H` is diagonal it is
+    exact for every :math:`z`. Its variance is :math:`\sum_{j \ne i} H_{ij}^2 / s`.
+
+    **No Hessian is formed.** :math:`Hz` is the gradient of :math:`g^T z`, which costs about twice
+    a forward and backward pass. It works in ``compile`` and ``fit`` as they are: in a graph the
+    gradients are differentiated once more where they are applied. An eager loop of one's own
+    computes, differentiates and applies ``with optimizer.recording():``, as in the example.
+
+    **update_each.** With ``update_each=n`` the steps 1, n+1, 2n+1, ... compute :math:`D`, and
+    count for all n: :math:`v \leftarrow \beta_2^n v + (1 - \beta_2^n) \bar D^2`. In other steps
+    :math:`v` stays, and the second backward pass is not run.
+
+    **Replicas.** Signs are drawn from the seed and the iteration, hence are the same on all
+    replicas. If the global loss is the sum of the replicas', :math:`H = \sum_r H_r`, then
+    :math:`\sum_r z \odot (H_r z) = z \odot (\sum_r H_r z) = z \odot (Hz)`: the sum of the
+    replicas' :math:`D` is that of the global batch with the same :math:`z`, number by number,
+    and so is its expectation. Replicas that accumulate gradients average :math:`D` over the same
+    window with the same :math:`z`, and by the same line get that of the whole window.
+
+    **Loss scaling.** :math:`D` is linear in the loss and is scaled back as the gradient is. A
+    :math:`D` that overflowed in float16 is not used: :math:`v` stays, and what has none yet does
+    not move.
+
+    Args:
+        learning_rate: :math:`\eta`, a float, a schedule, or a function without arguments.
+        beta_1: how much of :math:`m` stays.
+        beta_2: how much of :math:`v` stays.
+        epsilon: is added to the root, after the bias correction.
+        weight_decay: :math:`\lambda`; None turns it off.
+        hessian_power: :math:`k`, from 0 (momentum alone) to 1.
+        samples: :math:`s`, how many :math:`z` a step draws. Each costs a second backward pass.
+        update_each: how many steps share a :math:`D`.
+        averaging: which neighbours share the mean of their :math:`D`: ``"window"`` (all axes but
+            the last two: the window of a convolution's kernel), ``"inputs"`` (all but the last:
+            one number for each output), ``"outputs"`` (the last: one for each row, as in
+            embeddings), a number (flat blocks of that length) or None. A dictionary from regular
+            expressions, searched in variables' paths, to these; the first that is found counts,
+            and ``"auto"`` where none is. Or a function of :math:`D` and its variable, which
+            returns what broadcasts to the variable's shape. ``"auto"`` is the window for kernels
+            with four axes or more, and None for others.
+        seed: of the signs; None is 0. They need not differ between programs.
+        exclude_from_weight_decay: regular expressions, searched in variables' paths; ``()``
+            is for no variable at all.
+        base: what every Keras optimizer takes: ``name``, ``clipnorm``, ``clipvalue``,
+            ``global_clipnorm``, ``use_ema``, ``ema_momentum``, ``ema_overwrite_frequency``,
+            ``loss_scale_factor``, ``gradient_accumulation_steps``. Clipping is of gradients.
+
+    Example:
+        The first step of a sum of parabolas is Newton's:
+
+        >>> import keras, tensorflow as tf, tfscale.optimizers
+        >>> w = keras.Variable([3.0, 4.0], name="kernel")
+        >>> optimizer = tfscale.optimizers.AdaHessian(learning_rate=1.0, epsilon=0.0)
+        >>> with optimizer.recording():
+        ...     with tf.GradientTape() as tape:
+        ...         loss = tf.reduce_sum([5.0, 70.0] * (w - [1.0, 2.0]) ** 2)
+        ...     optimizer.apply(tape.gradient(loss, [w]), [w])
+        >>> print(w.numpy().round(4))
+        [1. 2.]
+
+    Differences from others, cost and limits: docs/adahessian.md.
+
+    Reference: Yao, Gholami, Shen, Mustafa, Keutzer, Mahoney, AdaHessian: An Adaptive Second Order
+    Optimizer for Machine Learning, https://arxiv.org/abs/2006.00719.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.15,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-4,
+        weight_decay: float | None = None,
+        hessian_power: float = 1.0,
+        samples: int = 1,
+        update_each: int = 1,
+        averaging: Averaging = "auto",
+        seed: int | None = None,
+        exclude_from_weight_decay: Patterns = BIAS_AND_NORM,
+        **base: Any,
+    ) -> None:
+        super().__init__(learning_rate, weight_decay, {DECAY: exclude_from_weight_decay}, **base)
+        self.beta_1 = a_share("beta_1", beta_1)
+        self.beta_2 = a_share("beta_2", beta_2)
+        self.epsilon = at_least("epsilon", epsilon, 0)
+        self.hessian_power = _up_to_1("hessian_power", hessian_power)
+        self.samples = _count("samples", samples)
+        self.update_each = _count("update_each", update_each)
+        self.averaging = checked(averaging)
+        self.seed = _seed(seed)
+        self._now = Now()
+        self._scaler: Any = _nobody
+
+    def build(self, variables: list[Any]) -> None:
+        """Called by Keras, once the variables are known."""
+        if self.built:
+            return
+        super().build(variables)
+        self._averages = [rule_for(self.averaging, v) for v in variables]
+        self._warn_of_idle_patterns(variables)
+        self._momentums = self.add_state("momentum")
+        self._velocities = self.add_state("velocity")
+        if self.gradient_accumulation_steps:
+            self._accumulated_curvature = self.add_state("curvature_accumulator")
+
+    def _warn_of_idle_patterns(self, variables: list[Any]) -> None:
+        if isinstance(self.averaging, dict):
+            known = [paths.path_of(v) for v in variables]
+            for pattern in paths.idle(self.averaging, known):
+                warnings.warn(
+                    f"averaging: {pattern!r} is found in no variable's path", stacklevel=4
+                )
+
+    # ------------------------------------------------------------- curvature
+
+    @tf.autograph.experimental.do_not_convert
+    def curvature(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """This replica's D, for whoever sums it over replicas and gives it back by ``given``.
+
+        Call it in every step, where ``apply`` would be called and before gradients are summed,
+        clipped, or divided by the loss's scale: D is of the loss as it was scaled. In steps that
+        need none (``update_each``) it is zeros, and ``apply`` ignores what is given.
+
+        Args:
+            gradients: this replica's, dense, ``IndexedSlices`` or None.
+            variables: whose they are.
+
+        Returns:
+            For each variable a dense tensor of its shape, or None where the gradient is None.
+        """
+        scale = self._loss_scale()
+        return self._measured(
+            gradients, variables, 1.0 if scale is None else 1 / _power_of_2_near_root(scale)
+        )
+
+    @contextlib.contextmanager
+    def given(self, curvature: Sequence[Any]) -> Iterator[None]:
+        """While it lasts, ``apply`` on this thread uses these and computes none.
+
+        Args:
+            curvature: for each variable that ``apply`` gets, what ``curvature`` returned, summed
+                over replicas and divided by the loss's scale.
+        """
+        before, self._now.given = self._now.given, list(curvature)
+        try:
+            yield
+        finally:
+            self._now.given = before
+
+    @tf.autograph.experimental.do_not_convert
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """An eager step must be computed, differentiated and applied within this.
+
+        In a graph it does nothing, for there it needs not.
+        """
+        if not tf.executing_eagerly() or not self.curvature_is_due():
+            yield
+            return
+        before, self._now.record = self._now.record, Record()
+        try:
+            yield
+        finally:
+            self._now.record.close()
+            self._now.record = before
+
+    def follow(self, model: keras.Model) -> None:
+        """Let a model record what it computes eagerly: ``compile`` does so with a new model.
+
+        To be called before ``fit`` if it runs eagerly and the model was compiled with another
+        optimizer before, or this one was put into a ``LossScaleOptimizer`` by hand.
+
+        Args:
+            model: that was compiled with this optimizer.
+        """
+        follow(model)
+
+    def curvature_is_due(self) -> tf.Tensor:
+        """Whether D is computed in this step, or in this window of steps that accumulate."""
+        return tf.equal(tf.convert_to_tensor(self.iterations) % self.update_each, 0)
+
+    def _if_due(self, do: Callable[[], Any], do_else: Callable[[], Any]) -> Any:
+        return do() if self.update_each == 1 else tf.cond(self.curvature_is_due(), do, do_else)
+
+    def _measured(self, gradients: Sequence[Any], variables: Sequence[Any], size: Any) -> list[Any]:
+        """D, if it is due, and else zeros."""
+        places = [
+            i
+            for i, (g, v) in enumerate(zip(gradients, variables, strict=True))
+            if g is not None and not self._overwrite_variable_with_gradient(v)
+        ]
+        ys, xs = [gradients[i] for i in places], [variables[i] for i in places]
+        diagonal = functools.partial(self._diagonal, ys, xs, size)
+        terms = self._if_due(diagonal, lambda: [tf.zeros(v.shape, v.dtype) for v in xs])
+        found: list[Any] = [None] * len(gradients)
+        for place, term in zip(places, terms, strict=True):
+            found[place] = term
+        return found
+
+    def _diagonal(self, gradients: list[Any], variables: list[Any], size: Any) -> list[tf.Tensor]:
+        places = [self._get_variable_index(v) for v in variables]
+        step = tf.convert_to_tensor(self.iterations)
+
+        def draw(i: int, sample: int) -> tf.Tensor:
+            name = (self.seed, places[i], sample)
+            return signs(variables[i].shape, gradients[i].dtype, name, step)
+
+        return hutchinson.diagonal(
+            self._differentiate(variables), gradients, variables, draw, self.samples, size
+        )
+
+    def _differentiate(self, variables: list[Any]) -> hutchinson.Differentiate:
+        if not tf.executing_eagerly():
+            return hutchinson.in_graph
+        if self._now.record is None:
+            raise RuntimeError(_NOT_RECORDED)
+        self._now.record.close()
+        return functools.partial(hutchinson.on_tape, self._now.record.tape)
+
+    def _loss_scale(self) -> Any:
+        """What the loss is multiplied by, or None."""
+        scaler = self._scaler()
+        if scaler is not None:
+            return scaler.dynamic_scale if scaler.built else scaler.initial_scale
+        return self.loss_scale_factor
+
+    # ---------------------------------------------------------------- update
+
+    @tf.autograph.experimental.do_not_convert
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        """Update the variables, as in any Keras optimizer."""
+        grads = list(grads)
+        known = trainable_variables is None
+        variables = self._trainable_variables if known else list(trainable_variables)
+        if not self.built and variables:
+            with keras.name_scope(self.name):
+                self.build(variables)
+        if len(grads) == len(variables):  # if not, Keras says so
+            self._now.curvature = self._curvature_for(grads, variables)
+        try:
+            super().apply(grads, None if known else variables)
+        finally:
+            self._now.curvature = None
+
+    def _curvature_for(self, grads: list[Any], variables: list[Any]) -> dict[int, Any]:
+        """By the places of the variables: D of an unscaled loss."""
+        found = self._now.given
+        if found is None:
+            found = self._own_curvature(grads, variables)
+        terms = {
+            self._get_variable_index(v): tf.zeros(v.shape, v.dtype) if d is None else d
+            for g, v, d in zip(grads, variables, found, strict=True)
+            if g is not None
+        }
+        if self.gradient_accumulation_steps:
+            for place, d in terms.items():
+                total = self._accumulated_curvature[place]
+                total.assign_add(ops.cast(d, total.dtype) / self.gradient_accumulation_steps)
+        return terms
+
+    def _own_curvature(self, grads: list[Any], variables: list[Any]) -> list[Any]:
+        scale = self._loss_scale()
+        if self._scaler() is not None:  # which has divided the gradients
+            return self._measured(grads, variables, _power_of_2_near_root(scale))
+        found = self.curvature(grads, variables)
+        return found if scale is None else [None if d is None else d / scale for d in found]
+
+    @tf.autograph.experimental.do_not_convert
+    def _backend_update_step(
+        self, grads: list[Any], trainable_variables: list[Any], learning_rate: Any
+    ) -> None:
+        """Called by Keras; gradients and D go through the strategy's reduction together."""
+        places = [self._get_variable_index(v) for v in trainable_variables]
+        terms: Any = self._now.curvature
+        if self.gradient_accumulation_steps:
+            terms = self._accumulated_curvature
+        # Given ones may be of another graph than the gradients, with which they are reduced.
+        both = [(g, tf.identity(terms[place])) for g, place in zip(grads, places, strict=True)]
+        super()._backend_update_step(both, trainable_variables, learning_rate)
+
+    def _backend_reset_gradient_accumulators(self) -> None:
+        super()._backend_reset_gradient_accumulators()
+        for total in self._accumulated_curvature:
+            if total is not None:
+                total.assign(ops.zeros_like(total))
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        """Called by Keras for each variable, with its gradient and its D."""
+        place = self._get_variable_index(variable)
+        m, v = self._momentums[place], self._velocities[place]
+        g, d = (ops.cast(x, m.dtype) for x in gradient)
+        rate = ops.cast(learning_rate, m.dtype)
+        self._update_square(v, averaged(d, self._averages[place], variable))
+        correct = rules.bias_correction(self.beta_1, ops.cast(self.iterations + 1, m.dtype))
+        decay = self.decay_of(place)
+        if self._is_plain_root(variable, m):
+            if decay:
+                variable.assign_sub(rate * decay * variable)
+            self._descend_by_one_op(variable, m, v, g, rate * correct)
+            return
+        w = ops.cast(variable, m.dtype)
+        mean = m + (1 - self.beta_1) * (g - m)
+        m.assign(mean)
+        update = correct * mean / (self._root(v) + self.epsilon)
+        if self._scaler() is not None:
+            update = ops.where(v > 0, update, ops.zeros_like(update))
+        rules.descend(variable, w, rate * rules.decayed(update, w, decay))
+
+    def _is_plain_root(self, variable: Any, m: Any) -> bool:
+        """Whether the update is Adam's, apart from what v is made of."""
+        alike = tf.as_dtype(variable.dtype) == tf.as_dtype(m.dtype)
+        return alike and self.hessian_power == 1 and self._scaler() is None
+
+    def _descend_by_one_op(self, variable: Any, m: Any, v: Any, g: tf.Tensor, rate: Any) -> None:
+        """Once through memory: Adam's op, to which beta_2 = 1 says to leave v alone.
+
+        It knows of no correction of v, but the root's can be taken out of the fraction.
+        """
+        root = ops.sqrt(rules.bias_correction(self._kept, self._changes(m.dtype)))
+        tf.raw_ops.ResourceApplyAdam(
+            var=variable.handle,
+            m=m.value.handle,
+            v=v.value.handle,
+            beta1_power=tf.zeros((), g.dtype),
+            beta2_power=tf.zeros((), g.dtype),
+            lr=rate / root,
+            beta1=tf.constant(self.beta_1, g.dtype),
+            beta2=tf.ones((), g.dtype),
+            epsilon=self.epsilon / root,
+            grad=g,
+        )
+
+    def _update_square(self, v: Any, d: tf.Tensor) -> None:
+        """In steps that have a D."""
+
+        def update() -> None:
+            new = v + (1 - self._kept) * (ops.square(d) - v)
+            if self._scaler() is not None:
+                new = ops.where(ops.all(ops.isfinite(d)), new, self._corrected_alike(v))
+            v.assign(new)
+
+        self._if_due(update, lambda: None)
+
+    @property
+    def _kept(self) -> float:
+        """How much of v stays when it changes."""
+        return float(self.beta_2**self.update_each)
+
+    def _changes(self, dtype: Any) -> Any:
+        """How often v has changed, this step included."""
+        return ops.cast(self.iterations // self.update_each + 1, dtype)
+
+    def _corrected_alike(self, v: Any) -> Any:
+        """The v whose root, as it is corrected in this step, is the one of the last step."""
+        now = self._changes(v.dtype)
+        before = ops.maximum(now - 1, 1)
+        correct = functools.partial(rules.bias_correction, self._kept)
+        return v * (correct(before) / correct(now))
+
+    def _root(self, v: Any) -> Any:
+        """What stands for the size of the curvature."""
+        hat = rules.bias_correction(self._kept, self._changes(v.dtype)) * v
+        return ops.sqrt(hat) if self.hessian_power == 1 else ops.power(hat, self.hessian_power / 2)
+
+    # ----------------------------------------------------------------- Keras
+
+    def _maybe_initialize_trackable(self) -> None:
+        """Called by TensorFlow when an attribute of another object becomes this optimizer.
+
+        A model is followed, in case its steps will run eagerly; of an optimizer that scales the
+        loss it must be known by how much. Keras tells an optimizer of neither.
+        """
+        super()._maybe_initialize_trackable()
+        owner = sys._getframe(1).f_locals.get("self")
+        if isinstance(owner, keras.optimizers.LossScaleOptimizer):
+            self._scaler = weakref.ref(owner)
+        elif isinstance(owner, keras.Model):
+            follow(owner)
+
+    def get_config(self) -> dict[str, Any]:
+        """All arguments, in types that JSON knows."""
+        averaging = self.averaging
+        return {
+            **super().get_config(),
+            "beta_1": self.beta_1,
+            "beta_2": self.beta_2,
+            "epsilon": self.epsilon,
+            "hessian_power": self.hessian_power,
+            "samples": self.samples,
+            "update_each": self.update_each,
+            "averaging": (
+                keras.saving.serialize_keras_object(averaging) if callable(averaging) else averaging
+            ),
+            "seed": self.seed,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> AdaHessian:
+        """The optimizer that ``get_config`` describes."""
+        averaging = config.get("averaging")
+        if isinstance(averaging, dict) and "class_name" in averaging:
+            function = keras.saving.deserialize_keras_object(averaging, custom_objects)
+            config = {**config, "averaging": function}
+        made: AdaHessian = super().from_config(config, custom_objects)
+        return made
+
+
+_NOT_RECORDED = (
+    "AdaHessian was given gradients eagerly, and cannot see how they were computed. In a loop of "
+    "your own, compute, differentiate and apply within `with optimizer.recording():`, or within "
+    "one tf.function. model.fit does so by itself, unless the model was compiled with another "
+    "optimizer before, or this one was put into a LossScaleOptimizer by hand: then call "
+    "optimizer.follow(model) once, before fit."
+)
+
+
+def _nobody() -> None:
+    """Stands for a reference to an optimizer that scales the loss, where there is none."""
+    return None
+
+
+def _power_of_2_near_root(scale: Any) -> Any:
+    exponent = ops.round(ops.log2(ops.cast(scale, "float32")) / 2)
+    return ops.power(2.0, exponent)
+
+
+def _up_to_1(argument: str, value: float) -> float:
+    if not 0 <= value <= 1:
+        raise ValueError(f"{argument} is a number from 0 to 1; got {value!r}")
+    return value
+
+
+def _count(argument: str, value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{argument} is a whole number that is at least 1; got {value!r}")
+    return value
+
+
+def _seed(value: int | None) -> int:
+    if value is None:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"seed is a whole number that is at least 0, or None; got {value!r}")
+    return value

@@ -1,0 +1,96 @@
+"""Spatial averaging: neighbours in a variable share one estimate of their curvature."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tfscale.optimizers import paths
+
+Rule = str | int | None
+Averaging = Rule | Mapping[str, Rule] | Callable[[tf.Tensor, Any], Any]
+
+_AXES: dict[str, Callable[[int], range]] = {
+    "window": lambda rank: range(rank - 2),
+    "inputs": lambda rank: range(rank - 1),
+    "outputs": lambda rank: range(rank - 1, rank),
+}
+
+_EXPECTED = (
+    'averaging is "auto", "window" (over all axes but the last two), "inputs" (over all but the '
+    'last), "outputs" (over the last), a number (flat blocks of that length), None (no average), '
+    "a dictionary from regular expressions, which are searched in variables' paths, to these, or "
+    "a function of a curvature and its variable; got %r"
+)
+
+
+def checked(given: Averaging) -> Averaging:
+    """The same, if it is a rule, rules for patterns, or a function."""
+    if callable(given):
+        return given
+    if isinstance(given, Mapping):
+        paths.checked("averaging", given)
+        return {pattern: _checked_rule(rule) for pattern, rule in given.items()}
+    return _checked_rule(given)
+
+
+def _checked_rule(rule: Rule) -> Rule:
+    if isinstance(rule, bool) or not (
+        rule is None or (isinstance(rule, int) and rule > 0) or rule in ("auto", *_AXES)
+    ):
+        raise ValueError(_EXPECTED % (rule,))
+    return rule
+
+
+def rule_for(averaging: Averaging, variable: Any) -> Rule | Callable[[tf.Tensor, Any], Any]:
+    """The rule for one variable, if it fits its shape.
+
+    Args:
+        averaging: what the user said.
+        variable: whose curvature is averaged.
+    """
+    if callable(averaging):
+        return averaging
+    path, rank = paths.path_of(variable), len(variable.shape)
+    rule = _first_found(averaging, path) if isinstance(averaging, Mapping) else averaging
+    if rule == "auto":
+        return "window" if rank >= 4 else None
+    size = math.prod(variable.shape)
+    if isinstance(rule, int) and size % rule:
+        raise ValueError(
+            f"averaging: blocks of {rule} do not divide the {size} numbers of {path}. Choose a "
+            f'divisor, or leave it out: averaging={{"{path}": None}}.'
+        )
+    if rule == "window" and rank < 3:
+        raise ValueError(
+            f'averaging: {path} has the shape {tuple(variable.shape)}, and "window" is for kernels '
+            'of convolutions. Use "inputs", "outputs", a length of blocks, or None.'
+        )
+    return rule
+
+
+def _first_found(rules: Mapping[str, Rule], path: str) -> Rule:
+    return next((rule for pattern, rule in rules.items() if paths.found([pattern], path)), "auto")
+
+
+def averaged(curvature: tf.Tensor, rule: Any, variable: Any) -> tf.Tensor:
+    """The curvature's means, in a shape that broadcasts to the variable's.
+
+    Args:
+        curvature: of the variable's shape.
+        rule: from ``rule_for``.
+        variable: whose it is.
+    """
+    if rule is None:
+        return curvature
+    if callable(rule):
+        return tf.cast(rule(curvature, variable), curvature.dtype)
+    if isinstance(rule, int):
+        blocks = tf.reshape(curvature, (-1, rule))
+        means = tf.reduce_mean(blocks, axis=1, keepdims=True)
+        return tf.reshape(tf.broadcast_to(means, tf.shape(blocks)), curvature.shape)
+    axes = list(_AXES[rule](curvature.shape.rank))
+    return tf.reduce_mean(curvature, axis=axes, keepdims=True)

@@ -1,0 +1,162 @@
+"""What the optimizers of tfscale are besides their rules."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfscale.optimizers import paths
+
+Patterns = Iterable[str] | str | None
+
+DECAY = "exclude_from_weight_decay"
+ADAPTATION = "exclude_from_adaptation"
+
+
+class Optimizer(keras.optimizers.Optimizer):
+    """A Keras optimizer with lists of exclusions, exact state, and a weight decay of its own.
+
+    - **Lists.** A list holds regular expressions, which are searched in the paths of
+      variables. Lists are arguments: they are saved with the model. A pattern that is found
+      in no variable's path is told once, as a warning.
+    - **State and arithmetic** are float32 also for float16 and bfloat16 variables, and
+      float64 for float64 ones. An update is rounded once, when the variable is assigned.
+    - **Weight decay** is part of the rule of each optimizer. Keras's own, which shrinks
+      variables before the update, is not used.
+    - **Sparse gradients** are made dense first, and rows that come twice are summed. Momentum
+      moves all rows in every step, and norms are of whole variables: to leave out the rows
+      that a batch does not touch would be another rule. Clipping sees these sums, too.
+
+    Args:
+        learning_rate: as in Keras: a float, a schedule, or a function without arguments.
+        weight_decay: how strong it is; None or 0 turns it off.
+        exclusions: lists by the names of their arguments; ``DECAY`` must be one of them.
+        base: what every Keras optimizer takes: ``name``, ``clipnorm``, ``clipvalue``,
+            ``global_clipnorm``, ``use_ema``, ``ema_momentum``, ``ema_overwrite_frequency``,
+            ``loss_scale_factor``, ``gradient_accumulation_steps``.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any,
+        weight_decay: float | None,
+        exclusions: dict[str, Patterns],
+        **base: Any,
+    ) -> None:
+        if keras.config.backend() != "tensorflow":
+            raise RuntimeError(
+                "the optimizers of tfscale need Keras's TensorFlow backend, and this is "
+                f"{keras.config.backend()!r}. Set the environment variable "
+                "KERAS_BACKEND=tensorflow before Keras is imported."
+            )
+        super().__init__(learning_rate=learning_rate, weight_decay=weight_decay, **base)
+        at_least("weight_decay", weight_decay or 0.0, 0)
+        self._exclusions = {name: paths.checked(name, given) for name, given in exclusions.items()}
+
+    def excluded(self, argument: str, place: int) -> bool:
+        """Whether a list excludes the variable at a place of those that were built for."""
+        path = paths.path_of(self._trainable_variables[place])
+        return paths.found(self._exclusions[argument], path)
+
+    def decay_of(self, place: int) -> float:
+        """The weight decay of the variable at a place of those that were built for."""
+        return 0.0 if self.excluded(DECAY, place) else float(self.weight_decay or 0)
+
+    def exclude_from_weight_decay(
+        self, var_list: Iterable[Any] | None = None, var_names: Iterable[str] | None = None
+    ) -> None:
+        """Keras's way to say the argument of the same name, which it replaces.
+
+        Args:
+            var_list: variables.
+            var_names: regular expressions.
+        """
+        if self.built:
+            raise ValueError(
+                f"{DECAY} was called after the optimizer was built for "
+                f"{len(self._trainable_variables)} variables. Call it before, or give the "
+                f"constructor the list {DECAY}=[...]."
+            )
+        these = [paths.exactly(paths.path_of(variable)) for variable in var_list or ()]
+        patterns = paths.checked(DECAY, [*(var_names or ()), *these])
+        self._exclusions = {**self._exclusions, DECAY: patterns}
+
+    def build(self, variables: list[Any]) -> None:
+        """Called by Keras, once the variables are known; ``add_state`` may be called after it."""
+        super().build(variables)
+        known = [paths.path_of(variable) for variable in variables]
+        for argument, patterns in self._exclusions.items():
+            for pattern in paths.idle(patterns, known):
+                warnings.warn(
+                    f"{argument}: {pattern!r} is found in no variable's path; paths are "
+                    f"{', '.join(known[:4])}{', ...' if len(known) > 4 else ''}",
+                    stacklevel=3,
+                )
+
+    @property
+    def exact_dtype(self) -> str:
+        """The type in which numbers are exact enough for all variables."""
+        return max((_exact(variable) for variable in self._trainable_variables), default="float32")
+
+    def add_state(self, name: str) -> list[Any]:
+        """One variable of zeros beside each of those that were built for."""
+        return [self._beside(variable, name) for variable in self._trainable_variables]
+
+    def _beside(self, variable: Any, name: str) -> Any:
+        if self._overwrite_variable_with_gradient(variable):
+            return None
+        native = variable.value if isinstance(variable, keras.Variable) else variable
+        with tf.distribute.get_strategy().extended.colocate_vars_with(native):
+            return self.add_variable(
+                shape=variable.shape,
+                dtype=_exact(native),
+                name=f"{paths.path_of(variable).replace('/', '_')}_{name}",
+            )
+
+    @tf.autograph.experimental.do_not_convert
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        """Update the variables, as in any Keras optimizer."""
+        known = trainable_variables is None
+        variables = self._trainable_variables if known else list(trainable_variables)
+        grads = list(grads)
+        if len(grads) == len(variables):  # if not, Keras says so
+            grads = [dense(g, v) for g, v in zip(grads, variables, strict=True)]
+        super().apply(grads, None if known else variables)
+
+    def _apply_weight_decay(self, variables: Any) -> None:
+        """Keras's own decay: each rule has its own."""
+
+    def get_config(self) -> dict[str, Any]:
+        """All arguments, in types that JSON knows."""
+        lists = {name: list(patterns) for name, patterns in self._exclusions.items()}
+        return {**super().get_config(), **lists}
+
+
+def _exact(variable: Any) -> str:
+    return "float64" if tf.as_dtype(variable.dtype) == tf.float64 else "float32"
+
+
+def dense(gradient: Any, variable: Any) -> Any:
+    """A gradient with all rows of its variable; those that come twice are summed."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    rows = variable.shape[0]
+    return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, rows)
+
+
+def at_least(argument: str, value: float, low: float) -> float:
+    """The same value, if it is not below a bound."""
+    if not value >= low:
+        raise ValueError(f"{argument} is a number that is at least {low}; got {value!r}")
+    return value
+
+
+def a_share(argument: str, value: float) -> float:
+    """The same value, if it is from 0 to below 1."""
+    if not 0 <= value < 1:
+        raise ValueError(f"{argument} is a number from 0 to below 1; got {value!r}")
+    return value

@@ -1,0 +1,159 @@
+"""Hutchinson's estimate of the Hessian's diagonal, out of gradients computed before.
+
+``z^T g`` is differentiated once more. In a graph, all that led to the gradients is still
+there; eagerly, a tape must have recorded it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfscale.optimizers.base import dense
+from tfscale.optimizers.paths import path_of
+from tfscale.optimizers.tracing import Trace
+
+# Of what is differentiated, its weights, and variables: for each of these a gradient or None.
+Differentiate = Callable[[list[Any], list[Any], list[Any]], list[Any]]
+
+# What TensorFlow takes for constant when it differentiates gradients, and says nothing.
+_SILENT = {
+    "ResizeBilinearGrad": 'interpolation="bilinear" (not "nearest")',
+    "FakeQuantWithMinMaxArgsGradient": "quantization-aware training",
+    "FakeQuantWithMinMaxVarsGradient": "quantization-aware training",
+    "FakeQuantWithMinMaxVarsPerChannelGradient": "quantization-aware training",
+    "SparseAddGrad": "a sum of sparse tensors",
+}
+
+_UNKNOWN = (
+    "AdaHessian needs second derivatives, and TensorFlow cannot differentiate the gradient of %s: "
+    "%s. Exchange the layer that this names, or that follows the variable (for LSTM and GRU: "
+    "use_cudnn=False, for attention: flash_attention=False), set trainable=False on what comes "
+    "before it, or use another optimizer."
+)
+
+_FOREIGN = (
+    "AdaHessian differentiates gradients once more, and cannot see how that of %s was computed. In "
+    "a graph, compute gradients and call apply_gradients within the same tf.function. Eagerly, do "
+    "both within `with optimizer.recording():`."
+)
+
+_CONSTANT = (
+    "AdaHessian needs second derivatives, and the gradients of %s depend on no variable. Either "
+    "they were computed elsewhere: do that and call apply_gradients within the same tf.function, "
+    "or, eagerly, within `with optimizer.recording():`. Or the loss is linear in all variables: "
+    "then use another optimizer."
+)
+
+
+def diagonal(
+    differentiate: Differentiate,
+    gradients: Sequence[Any],
+    variables: Sequence[Any],
+    signs: Callable[[int, int], tf.Tensor],
+    samples: int,
+    size: Any = 1.0,
+) -> list[tf.Tensor]:
+    """The mean over samples of ``z * (H z)``, in each variable's shape.
+
+    Args:
+        differentiate: ``in_graph``, or ``on_tape``.
+        gradients: dense or ``IndexedSlices``, none of them None.
+        variables: whose they are.
+        signs: of the index of a variable and that of a sample, makes ``z``.
+        samples: how many.
+        size: the products are computed with ``size * z`` and divided by it, to keep halves
+            within their range.
+    """
+    ys = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
+    sums: list[Any] = [None] * len(ys)
+    for sample in range(samples):
+        zs = [signs(i, sample) for i in range(len(ys))]
+        weights = [_at_rows(g, _times(size, z)) for g, z in zip(gradients, zs)]
+        products = _products(differentiate, ys, weights, list(variables))
+        for i, (z, hz) in enumerate(zip(zs, products, strict=True)):
+            if hz is not None:
+                hz = dense(hz, variables[i])
+                sums[i] = hz * z if sums[i] is None else sums[i] + hz * z
+    # None is no path from a variable to any gradient: their derivatives are zero indeed.
+    return [
+        tf.zeros(v.shape, y.dtype) if total is None else _times(1 / (samples * size), total)
+        for total, v, y in zip(sums, variables, ys, strict=True)
+    ]
+
+
+def _times(factor: Any, x: tf.Tensor) -> tf.Tensor:
+    return x if isinstance(factor, float) and factor == 1 else x * tf.cast(factor, x.dtype)
+
+
+def _at_rows(gradient: Any, z: tf.Tensor) -> tf.Tensor:
+    """Rows that come twice are weighted alike, as their sum would be."""
+    return tf.gather(z, gradient.indices) if isinstance(gradient, tf.IndexedSlices) else z
+
+
+def _products(
+    differentiate: Differentiate, ys: list[Any], weights: list[Any], variables: list[Any]
+) -> list[Any]:
+    try:
+        products = differentiate(ys, weights, variables)
+    except (LookupError, NotImplementedError) as error:
+        path = _last_without(differentiate, ys, weights, variables)
+        raise NotImplementedError(_UNKNOWN % (path, _first_sentence(error))) from error
+    if products and all(hz is None for hz in products):
+        raise ValueError(_CONSTANT % ", ".join(path_of(v) for v in variables[:3]))
+    return products
+
+
+def _last_without(
+    differentiate: Differentiate, ys: list[Any], weights: list[Any], variables: list[Any]
+) -> str:
+    """The path of the last variable whose gradient has no derivative: the others come before."""
+    for y, weight, variable in reversed(list(zip(ys, weights, variables, strict=True))):
+        try:
+            differentiate([y], [weight], variables)
+        except (LookupError, NotImplementedError):
+            return path_of(variable)
+    return "all variables together"
+
+
+def _first_sentence(error: Exception) -> str:
+    return str(error.args[0] if error.args else error).split(". ")[0].strip()
+
+
+def on_tape(
+    tape: tf.GradientTape, ys: list[Any], weights: list[Any], variables: list[Any]
+) -> list[Any]:
+    """Differentiate what a persistent tape has recorded."""
+    return list(tape.gradient(ys, [native(v) for v in variables], weights))
+
+
+def in_graph(ys: list[Any], weights: list[Any], variables: list[Any]) -> list[Any]:
+    """Differentiate what is in the graph that is being traced, or in those around it.
+
+    Keras applies gradients within ``tf.cond`` if it scales the loss, and there they come from
+    outside, where variables go by other names: the derivatives by all of them are summed.
+    """
+    trace = Trace()
+    for y, variable in zip(ys, variables, strict=False):
+        if not trace.is_made_here(y):
+            raise ValueError(_FOREIGN % path_of(variable))
+    for operation in trace.operations_before(ys):
+        if operation.type in _SILENT:
+            raise LookupError(f"{operation.name}, for {_SILENT[operation.type]}")
+    names = trace.names([native(v).handle for v in variables])
+    found = iter(tf.gradients(ys, [name for several in names for name in several], weights))
+    parts = [[next(found) for _ in several] for several in names]
+    return [_sum(several, v) for several, v in zip(parts, variables, strict=True)]
+
+
+def _sum(parts: list[Any], variable: Any) -> Any:
+    summands = [dense(part, variable) for part in parts if part is not None]
+    return tf.add_n(summands) if summands else None
+
+
+def native(variable: Any) -> Any:
+    """TensorFlow's own variable."""
+    return variable.value if isinstance(variable, keras.Variable) else variable

@@ -1,0 +1,90 @@
+"""Where a variable is updated by a fused op, and where by plain TensorFlow.
+
+The native ops go through memory once for the norms and once for the update. They are
+for variables on a CPU and outside XLA; both ways compute the same.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+# TensorFlow's private name, guarded by tests/optimizers/test_fused.py.
+from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
+
+from tfscale.ops import library, optimizers
+from tfscale.ops.toolchain import BuildError
+
+
+def choose(name: str, asked: bool | None, variable: Any) -> Callable[..., Any] | None:
+    """The fused update of a variable, or None for the plain one.
+
+    Args:
+        name: of a function in ``tfscale.ops.optimizers``. What it gives takes the variable,
+            its state, the gradient, a dictionary of numbers, and that function's keywords.
+        asked: True raises where the op cannot be used, False never uses it, and None uses
+            it where it can. A library that cannot be built is told once, as a warning.
+        variable: TensorFlow's, as an optimizer's ``update_step`` gets it.
+    """
+    if asked is False:
+        return None
+    if obstacle := _obstacle(variable):
+        if asked:
+            raise ValueError(
+                f"fused=True, but {obstacle}. Use fused=None, which takes the plain path there."
+            )
+        return None
+    if trouble := _trouble_with_library():
+        if asked:
+            raise BuildError(trouble)
+        _tell_once(trouble)
+        return None
+    return functools.partial(_update, name)
+
+
+def _update(name: str, *tensors_and_numbers: Any, **how: Any) -> None:
+    *tensors, numbers = tensors_and_numbers
+    packed = getattr(optimizers, f"{name}_numbers")(**numbers)
+    getattr(optimizers, name)(*tensors, packed, **how)
+
+
+def _obstacle(variable: Any) -> str:
+    """Why the op cannot update this variable here; empty if it can."""
+    if variable.dtype not in optimizers.DTYPES:
+        known = ", ".join(dtype.name for dtype in optimizers.DTYPES)
+        return f"{variable.name} is {variable.dtype.name}, and the op is for {known}"
+    if tf.DeviceSpec.from_string(variable.device or "").device_type != "CPU":
+        return f"{variable.name} lives on {variable.device or 'no device'}, not on a CPU"
+    if _compiled_by_xla():
+        return "XLA compiles this step, and it cannot call the op"
+    return ""
+
+
+def _compiled_by_xla() -> bool:
+    if tf.executing_eagerly():
+        return False
+    return bool(GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))
+
+
+@functools.cache  # a build that has failed is not tried again for each variable
+def _trouble_with_library() -> str:
+    """Why there is no native library; empty if there is one."""
+    try:
+        library.load()
+    except BuildError as error:
+        return str(error)
+    return ""
+
+
+@functools.cache
+def _tell_once(trouble: str) -> None:
+    warnings.warn(
+        "optimizers take the plain path, which computes the same and is slower, because there is "
+        f"no native library: {trouble}\n"
+        "fused=False says that this is meant.",
+        stacklevel=2,
+    )

@@ -1,0 +1,182 @@
+"""LAMB: Adam with a trust ratio for each variable."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import keras
+from keras import ops
+
+from tfscale.optimizers import fused as fused_ops
+from tfscale.optimizers import rules
+from tfscale.optimizers.base import ADAPTATION, DECAY, Optimizer, Patterns, a_share, at_least
+from tfscale.optimizers.paths import BIAS_AND_NORM
+
+
+@keras.saving.register_keras_serializable(package="tfscale")
+class LAMB(Optimizer):
+    r"""Layer-wise adaptive moments for batch training (You et al.).
+
+    For each variable :math:`w` with gradient :math:`g`, at step :math:`t` (from 1):
+
+    .. math::
+        m &\leftarrow \beta_1 m + (1 - \beta_1) g \\
+        v &\leftarrow \beta_2 v + (1 - \beta_2) g^2 \\
+        u &= \frac{m / (1 - \beta_1^t)}{\sqrt{v / (1 - \beta_2^t)} + \epsilon} + \lambda w \\
+        w &\leftarrow w - \eta \frac{\phi(\|w\|)}{\|u\|} u
+
+    with the learning rate :math:`\eta`, the decay :math:`\lambda`, and :math:`\phi` the
+    identity, or clipping to ``trust_bounds``. The ratio is 1 where :math:`\|w\|` or
+    :math:`\|u\|` is zero, and for variables that ``exclude_from_adaptation`` finds.
+    :math:`\lambda` is 0 for those that ``exclude_from_weight_decay`` finds.
+
+    The two lists know nothing of each other. Both find biases and the scales and offsets of
+    normalization layers (``tfscale.optimizers.BIAS_AND_NORM``) if nothing else is said.
+
+    A clip by the norm of all gradients, which the authors use for BERT, is Keras's own
+    ``global_clipnorm=1.0``. Under ``tfscale.ScaleStrategy`` it clips the sum of all replicas.
+
+    Args:
+        learning_rate: :math:`\eta`, a float, a schedule, or a function without arguments.
+        beta_1: how much of :math:`m` stays.
+        beta_2: how much of :math:`v` stays.
+        epsilon: is added to the root, after the bias correction.
+        weight_decay: :math:`\lambda`; None turns it off.
+        bias_correction: False leaves the factors :math:`1 - \beta^t` out.
+        trust_bounds: the least and the largest :math:`\phi(\|w\|)`; None leaves it as it is.
+        exclude_from_weight_decay: regular expressions, searched in variables' paths; ``()``
+            is for no variable at all.
+        exclude_from_adaptation: the same, for the trust ratio.
+        fused: None uses a native op where there is one (CPU, outside XLA), True raises
+            where there is none, False never uses it.
+        base: what every Keras optimizer takes: ``name``, ``clipnorm``, ``clipvalue``,
+            ``global_clipnorm``, ``use_ema``, ``ema_momentum``, ``ema_overwrite_frequency``,
+            ``loss_scale_factor``, ``gradient_accumulation_steps``.
+
+    Example:
+        Both numbers move by a tenth of the norm 5, shared out over two:
+
+        >>> import keras, tfscale.optimizers
+        >>> w = keras.Variable([3.0, 4.0], name="kernel")
+        >>> tfscale.optimizers.LAMB(learning_rate=0.1).apply([keras.ops.array([1.0, 2.0])], [w])
+        >>> print(w.numpy().round(4))
+        [2.6464 3.6464]
+
+    Differences from others: ``keras.optimizers.Lamb`` decays outside the trust ratio, and
+    adapts all variables; ``tfa.optimizers.LAMB`` takes one list for both unless told
+    otherwise. docs/optimizers.md has the whole table.
+
+    Reference: You et al., Large Batch Optimization for Deep Learning: Training BERT in 76
+    minutes, https://arxiv.org/abs/1904.00962.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-6,
+        weight_decay: float | None = None,
+        bias_correction: bool = True,
+        trust_bounds: Sequence[float] | None = None,
+        exclude_from_weight_decay: Patterns = BIAS_AND_NORM,
+        exclude_from_adaptation: Patterns = BIAS_AND_NORM,
+        fused: bool | None = None,
+        **base: Any,
+    ) -> None:
+        lists = {DECAY: exclude_from_weight_decay, ADAPTATION: exclude_from_adaptation}
+        super().__init__(learning_rate, weight_decay, lists, **base)
+        self.beta_1 = a_share("beta_1", beta_1)
+        self.beta_2 = a_share("beta_2", beta_2)
+        self.epsilon = at_least("epsilon", epsilon, 0)
+        self.bias_correction = bias_correction
+        self.trust_bounds = _bounds(trust_bounds)
+        self.fused = fused
+
+    def build(self, variables: list[Any]) -> None:
+        """Called by Keras, once the variables are known."""
+        if not self.built:
+            super().build(variables)
+            self._momentums = self.add_state("momentum")
+            self._velocities = self.add_state("velocity")
+
+    def _backend_update_step(self, grads: Any, variables: Any, learning_rate: Any) -> None:
+        """Called by Keras, which hands ``learning_rate`` on to each ``update_step``."""
+        super()._backend_update_step(grads, variables, self._of_step(learning_rate))
+
+    def _of_step(self, learning_rate: Any) -> tuple[Any, Any, Any]:
+        """The rate and the bias corrections, computed once for all variables."""
+        dtype = self.exact_dtype
+        step = ops.cast(self.iterations + 1, dtype)
+        correct = rules.bias_correction if self.bias_correction else rules.no_correction
+        rate = ops.cast(learning_rate, dtype)
+        return rate, correct(self.beta_1, step), correct(self.beta_2, step)
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        """Called for each variable, with what ``_of_step`` made of the learning rate."""
+        place = self._get_variable_index(variable)
+        m, v = self._momentums[place], self._velocities[place]
+        rate, correction_1, correction_2 = (ops.cast(x, m.dtype) for x in learning_rate)
+        lower, upper = self.trust_bounds or (0.0, math.inf)
+        numbers = {
+            "learning_rate": rate,
+            "beta_1": self.beta_1,
+            "beta_2": self.beta_2,
+            "correction_1": correction_1,
+            "correction_2": correction_2,
+            "epsilon": self.epsilon,
+            "weight_decay": self.decay_of(place),
+            "lower": lower,
+            "upper": upper,
+        }
+        adapt = not self.excluded(ADAPTATION, place)
+        update = fused_ops.choose("lamb", self.fused, variable) or _plain
+        update(variable, m, v, ops.cast(gradient, variable.dtype), numbers, adapt=adapt)
+
+    def get_config(self) -> dict[str, Any]:
+        """All arguments, in types that JSON knows."""
+        return {
+            **super().get_config(),
+            "beta_1": self.beta_1,
+            "beta_2": self.beta_2,
+            "epsilon": self.epsilon,
+            "bias_correction": self.bias_correction,
+            "trust_bounds": None if self.trust_bounds is None else list(self.trust_bounds),
+            "fused": self.fused,
+        }
+
+
+def _plain(
+    variable: Any, m: Any, v: Any, gradient: Any, numbers: dict[str, Any], *, adapt: bool
+) -> None:
+    """The same as ``tfscale.ops.optimizers.lamb``."""
+    n = SimpleNamespace(**numbers)
+    g, w = ops.cast(gradient, m.dtype), ops.cast(variable, m.dtype)
+    mean = n.beta_1 * m + (1 - n.beta_1) * g
+    square = n.beta_2 * v + (1 - n.beta_2) * ops.square(g)
+    m.assign(mean)
+    v.assign(square)
+    update = n.correction_1 * mean / (ops.sqrt(n.correction_2 * square) + n.epsilon)
+    update = rules.decayed(update, w, n.weight_decay)
+    ratio = _trust_ratio(w, update, n.lower, n.upper) if adapt else 1.0
+    rules.descend(variable, w, n.learning_rate * ratio * update)
+
+
+def _trust_ratio(w: Any, update: Any, lower: float, upper: float) -> Any:
+    size, change = rules.norm(w), rules.norm(update)
+    return rules.where_positive(ops.clip(size, lower, upper) / change, size, change)
+
+
+def _bounds(given: Sequence[float] | None) -> tuple[float, float] | None:
+    if given is None:
+        return None
+    bounds = tuple(given)
+    if len(bounds) != 2 or not 0 <= bounds[0] <= bounds[1]:
+        raise ValueError(
+            "trust_bounds are the least and the largest norm that counts, such as (0.0, 10.0); "
+            f"got {given!r}"
+        )
+    return bounds

@@ -1,0 +1,64 @@
+"""Which variables a rule leaves out: regular expressions that are searched in their paths."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from tfscale.compression.policy import DEFAULT_SENSITIVE
+
+# Biases, and the scales and offsets of normalization layers.
+BIAS_AND_NORM = (DEFAULT_SENSITIVE,)
+
+
+def checked(argument: str, patterns: Iterable[str] | str | None) -> tuple[str, ...]:
+    """The patterns as a tuple, if they are regular expressions.
+
+    Args:
+        argument: what the user knows them as.
+        patterns: several, or one; None is the same as none at all.
+
+    Example:
+        >>> checked("exclude_from_weight_decay", ["bias$", "^head/"])
+        ('bias$', '^head/')
+    """
+    listed = (patterns,) if isinstance(patterns, str) else tuple(patterns or ())
+    for pattern in listed:
+        try:
+            re.compile(pattern)
+        except (re.error, TypeError) as error:
+            raise ValueError(
+                f"{argument} is a list of regular expressions, searched in the paths of variables "
+                f'(such as "dense/kernel"); got {pattern!r}: {error}.'
+            ) from error
+    return listed
+
+
+def found(patterns: Iterable[str], path: str) -> bool:
+    """Whether any pattern is found in a path.
+
+    Example:
+        >>> found(BIAS_AND_NORM, "block/layer_normalization/gamma")
+        True
+        >>> found(BIAS_AND_NORM, "block/dense/kernel")
+        False
+    """
+    return any(re.search(pattern, path) for pattern in patterns)
+
+
+def path_of(variable: Any) -> str:
+    """What patterns are searched in: a Keras variable's path, another's name."""
+    return str(getattr(variable, "path", None) or variable.name.split(":")[0])
+
+
+def exactly(path: str) -> str:
+    """The pattern that is found in this path alone."""
+    return f"^{re.escape(path)}$"
+
+
+def idle(patterns: Iterable[str], paths: Iterable[str]) -> list[str]:
+    """The patterns, other than the default ones, that are found in none of the paths."""
+    paths = list(paths)
+    own = (pattern for pattern in patterns if pattern not in BIAS_AND_NORM)
+    return [pattern for pattern in own if not any(found([pattern], path) for path in paths)]

@@ -1,0 +1,62 @@
+"""Eager steps: a tape that sees how gradients are computed."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import types
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+class Record:
+    """What is computed from now on, until it is closed."""
+
+    def __init__(self) -> None:
+        self.tape = tf.GradientTape(persistent=True)
+        self._open = contextlib.ExitStack()
+        self._open.enter_context(self.tape)
+
+    def close(self) -> None:
+        """Record no more; what is recorded can be differentiated."""
+        self._open.close()
+
+
+class Now(threading.local):
+    """What an optimizer does on this thread: replicas of a process have one each."""
+
+    record: Record | None = None
+    given: list[Any] | None = None
+    curvature: dict[int, Any] | None = None
+
+    def __reduce__(self) -> Any:
+        return Now, ()
+
+
+def follow(model: keras.Model) -> None:
+    """Let AdaHessian record the steps that a model takes eagerly, whichever one it has then.
+
+    The model's ``train_step`` is shadowed by a method that does the same. Its class is left
+    alone, nothing of it is saved, and in a graph it changes nothing.
+    """
+    shadowed = vars(model).get("train_step")
+    if not isinstance(getattr(shadowed, "__func__", None), _TrainStep):
+        vars(model)["train_step"] = types.MethodType(_TrainStep(shadowed), model)
+        model.train_function = None  # it may hold the method that is shadowed now
+
+
+class _TrainStep:
+    __name__ = "train_step"
+
+    def __init__(self, shadowed: Any) -> None:
+        self._shadowed = shadowed
+
+    def __call__(self, model: keras.Model, data: Any) -> Any:
+        step = self._shadowed or functools.partial(type(model).train_step, model)
+        innermost = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+        recording = getattr(innermost, "recording", contextlib.nullcontext)
+        with recording():
+            return step(data)

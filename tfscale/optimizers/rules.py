@@ -1,0 +1,50 @@
+"""The mathematics that several optimizers share."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from keras import ops
+
+
+def norm(x: Any) -> Any:
+    r"""The Euclidean norm of all numbers of a tensor, :math:`\sqrt{\sum_i x_i^2}`."""
+    return ops.sqrt(ops.sum(ops.square(x)))
+
+
+def where_positive(ratio: Any, *norms: Any) -> Any:
+    """A ratio of norms where all these norms are above zero, and 1 elsewhere.
+
+    So a variable that is still zero, or whose gradient is, moves at the plain learning rate.
+    """
+    for one in norms:
+        ratio = ops.where(one > 0, ratio, ops.ones_like(ratio))
+    return ratio
+
+
+def bias_correction(beta: float, step: Any) -> Any:
+    r"""What a mean that began at zero is multiplied by at step :math:`t` (from 1).
+
+    .. math:: \frac{1}{1 - \beta^t} = \frac{-1}{\mathrm{expm1}(t \ln \beta)}
+
+    The second form keeps its digits in float32, where :math:`1 - 0.999` has lost four of them.
+    """
+    if beta == 0:
+        return ops.ones_like(step)
+    return -1.0 / ops.expm1(step * math.log(beta))
+
+
+def no_correction(beta: float, step: Any) -> Any:
+    """What stands for ``bias_correction`` where there is none."""
+    return ops.ones_like(step)
+
+
+def decayed(x: Any, w: Any, decay: float) -> Any:
+    r"""A gradient or an update with weight decay, :math:`x + \lambda w`."""
+    return x + decay * w if decay else x
+
+
+def descend(variable: Any, w: Any, step: Any) -> None:
+    """Move a variable, whose value in the step's type is ``w``; it is rounded once."""
+    variable.assign(ops.cast(w - step, variable.dtype))
