@@ -38,6 +38,16 @@ def group(ranks: int):
     return Group.local([f"CPU:{i}" for i in range(ranks)], deadline=PATIENCE)
 
 
+@functools.cache
+def mirrored():
+    """TensorFlow's strategy of two devices: one in a process, for a second of the same devices
+    numbers its collectives as the first does, and when the two meet, all collectives end.
+    """
+    import tensorflow as tf
+
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
 def numpy(structure):
     import tensorflow as tf
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import mirrored
 
 from tfscale.ops.optimizers import DTYPES, lamb, lamb_numbers, lars, lars_numbers
 
@@ -394,7 +395,7 @@ def test_two_threads_that_name_the_state_in_another_order_do_not_block_each_othe
 
 
 def test_replicas_update_their_own_copies():
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    strategy = mirrored()
     with strategy.scope():
         w, m = weights(1000), state(1000)
     expected = LarsReference().step(*in_float64(w, m, gradients(1000)))

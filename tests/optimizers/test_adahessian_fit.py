@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import mirrored
 from keras import layers
 
 from tfscale import ScaleStrategy
@@ -176,7 +177,7 @@ def test_training_goes_on_from_a_file_to_the_bit(tmp_path):
 DEVICES = ["/cpu:0", "/cpu:1"]
 STRATEGIES = {
     "scale": lambda: ScaleStrategy("ring", devices=DEVICES),
-    "mirrored": lambda: tf.distribute.MirroredStrategy(DEVICES),
+    "mirrored": mirrored,
 }
 
 

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import mirrored
 
 from tests.optimizers.common import at
 from tests.optimizers.every import EVERY
@@ -279,7 +280,7 @@ def test_compiled_or_eager_it_is_the_same(entry, how):
 def strategies():
     return {
         "scale": ScaleStrategy("ring", devices=DEVICES),
-        "mirrored": tf.distribute.MirroredStrategy(DEVICES),
+        "mirrored": mirrored(),
     }
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 
+import helpers
 import keras
 import keras.src.trainers.data_adapters.generator_data_adapter
 import keras.src.trainers.epoch_iterator
@@ -34,7 +35,7 @@ def strategy():
 
 @pytest.fixture(scope="module")
 def mirrored():
-    return tf.distribute.MirroredStrategy(DEVICES)
+    return helpers.mirrored()
 
 
 def parameters(function):
