@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 
-_WITH_OPTIONS_OF_THEIR_OWN = ("devices", "fit", "convergence", "optimizers")
+_WITH_OPTIONS_OF_THEIR_OWN = ("devices", "fit", "convergence", "optimizers", "memory")
 
 
 def main(argv: Sequence[str]) -> int:

@@ -1,0 +1,173 @@
+"""The callback in ``fit``: what it promises, refuses and leaves behind."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import mirrored
+
+import tfscale
+from tests.recompute import models
+from tests.recompute.models import assert_same_training, data, residual, train
+from tfscale.callbacks.recompute import Recompute
+from tfscale.recompute import BudgetError
+
+
+def compiled(build=residual, **settings):
+    keras.utils.set_random_seed(1)
+    model = build()
+    model.compile("sgd", "mse", **settings)
+    return model
+
+
+def fit(model, callback, **settings):
+    x, y = data(model)
+    return model.fit(x, y, 8, verbose=0, callbacks=[callback], **settings)
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        ({}, "exactly one of budget, fraction, layers and segments, got none"),
+        ({"fraction": 0.5, "budget": 1}, "got budget, fraction"),
+        ({"fraction": 1.5}, "above 0 and at most 1, got 1.5"),
+        ({"budget": "much"}, "number of bytes above 0 .*, got 'much'"),
+        ({"budget": -1}, "got -1"),
+        ({"layers": "dense"}, "list of names of layers, got 'dense'"),
+        ({"segments": 4}, 'segments is "sqrt", got 4'),
+    ],
+)
+def test_wrong_arguments_are_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        Recompute(**wrong)
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [({"run_eagerly": True}, "run_eagerly=False"), ({"jit_compile": True}, "jit_compile=False")],
+)
+def test_what_it_cannot_change_is_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        fit(compiled(**settings), Recompute(fraction=0.5))
+
+
+def test_second_derivatives_are_refused():
+    model = residual()
+    model.compile(tfscale.optimizers.AdaHessian(0.1), "mse")
+    with pytest.raises(ValueError, match="saves nothing under AdaHessian"):
+        fit(model, Recompute(fraction=0.5))
+
+
+def test_a_budget_is_kept_or_refused_with_the_smallest_that_can_be():
+    with pytest.raises(BudgetError, match="Ask for at least") as refusal:
+        fit(compiled(), Recompute(budget=100))
+    smallest = str(refusal.value).split("fraction=")[1].split(")")[0]
+    callback = Recompute(fraction=float(smallest), verbose=0)
+    fit(compiled(), callback)
+    assert callback.plan.again
+    assert callback.plan.peak <= float(smallest) * callback.plan.plain_peak
+
+
+def test_an_unknown_layer_is_refused():
+    with pytest.raises(ValueError, match="no layer named 'nobody'"):
+        fit(compiled(), Recompute(layers=["nobody"]))
+
+
+def test_layers_of_a_subclassed_model():
+    names = [block.name for block in models.Subclassed().blocks]
+    keras.utils.clear_session(free_memory=False)
+    callback = Recompute(layers=[names[0].rsplit("_", 1)[0]], verbose=0)
+    plan = assert_same_training(models.Subclassed, callback)
+    assert "block" in models.again(plan)
+    assert "block_1" not in models.again(plan)
+
+
+def test_the_summary_is_printed_before_training(capsys):
+    fit(compiled(), Recompute(segments="sqrt"))
+    printed = capsys.readouterr().out
+    assert "predicted peak" in printed
+    assert "again, segment 1" in printed
+
+
+def test_nothing_stays_behind(tmp_path):
+    model = compiled()
+    x, y = data(model)
+
+    def train_and_save(*callbacks):
+        saving = keras.callbacks.ModelCheckpoint(tmp_path / "model.keras", save_freq=1)
+        settings = {"verbose": 0, "validation_data": (x, y), "callbacks": [*callbacks, saving]}
+        model.fit(x, y, 8, **settings)
+        return model.train_function, snapshot(model)
+
+    before = train_and_save()
+    assert train_and_save(Recompute(segments="sqrt", verbose=0)) == before
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(loaded.predict(x, verbose=0), model.predict(x, verbose=0))
+
+
+def snapshot(model):
+    """The names of what each object holds."""
+    objects = [model, model.optimizer, *model._flatten_layers(), *model.operations]
+    return [sorted(vars(one)) for one in objects]
+
+
+def test_a_fit_that_failed_does_not_reach_into_the_next():
+    class Fails(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            raise KeyboardInterrupt
+
+    model = compiled()
+    x, y = data(model)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(x, y, 8, verbose=0, callbacks=[Recompute(segments="sqrt", verbose=0), Fails()])
+    left = model.train_function
+    model.fit(x, y, 8, verbose=0)
+    assert model.train_function is not left
+
+
+def test_data_of_unknown_shape_needs_an_example():
+    model = compiled()
+    x, y = data(model)
+
+    def batches():
+        while True:
+            yield x[:8], y[:8]
+
+    specs = (tf.TensorSpec((None, 6, 8)), tf.TensorSpec((None, 1)))
+    unknown = tf.data.Dataset.from_generator(batches, output_signature=specs)
+    with pytest.raises(ValueError, match=r"Recompute\(..., example=\(x, y\)\)"):
+        model.fit(unknown, steps_per_epoch=2, verbose=0, callbacks=[Recompute(fraction=0.9)])
+    recompute = Recompute(segments="sqrt", example=(x[:8], y[:8]), verbose=0)
+    model.fit(unknown, steps_per_epoch=2, verbose=0, callbacks=[recompute])
+    known = Recompute(segments="sqrt", verbose=0)
+    model.fit(tf.data.Dataset.from_tensor_slices((x, y)).batch(8), verbose=0, callbacks=[known])
+    assert recompute.plan.plain_peak == known.plan.plain_peak
+
+
+def test_a_step_without_apply_gradients_is_refused():
+    class Own(keras.Model):
+        def train_step(self, batch):
+            return {"loss": keras.ops.mean(self(batch[0], training=True))}
+
+    inputs = keras.Input((6, 8))
+    outputs = keras.layers.GlobalAveragePooling1D()(keras.layers.Dense(1)(inputs))
+    with pytest.raises(ValueError, match="gave no gradients to self.optimizer.apply_gradients"):
+        fit(compiled(lambda: Own(inputs, outputs)), Recompute(fraction=0.5))
+
+
+STRATEGIES = {
+    "mirrored": mirrored,
+    "scale": lambda: tfscale.ScaleStrategy(devices=["CPU:0", "CPU:1"]),
+}
+
+
+@pytest.mark.parametrize("kind", STRATEGIES)
+def test_two_replicas(kind):
+    """Each computes its own again."""
+    plain, losses = train(residual, scope=STRATEGIES[kind](), optimizer="sgd")
+    callback = Recompute(segments="sqrt", verbose=0)
+    ours, our_losses = train(residual, callback, scope=STRATEGIES[kind](), optimizer="sgd")
+    assert callback.plan.again
+    assert losses == our_losses
+    for name, value in plain.items():
+        assert value.tobytes() == ours[name].tobytes(), name

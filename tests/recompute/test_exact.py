@@ -1,0 +1,104 @@
+"""With recomputation a training gives the same bits, whatever the layers are."""
+
+import keras
+import pytest
+
+from tests.recompute import models
+from tests.recompute.models import again, assert_same_training, chain, images
+
+layers = keras.layers
+
+KINDS = {
+    "dropout": lambda: chain(lambda: layers.Dropout(0.3)),
+    "seeded dropout": lambda: chain(lambda: layers.Dropout(0.3, seed=3)),
+    "noise": lambda: chain(lambda: layers.GaussianNoise(0.3), lambda: layers.GaussianDropout(0.2)),
+    "alpha dropout": lambda: chain(lambda: layers.AlphaDropout(0.2), layers.ELU),
+    "spatial dropout": lambda: chain(lambda: layers.SpatialDropout1D(0.3)),
+    "batch norm": lambda: chain(layers.BatchNormalization),
+    "layer norm": lambda: chain(layers.LayerNormalization),
+    "rms, unit norm": lambda: chain(layers.RMSNormalization, layers.UnitNormalization),
+    "group norm": lambda: images(lambda: layers.GroupNormalization(2), layers.ReLU),
+    "activations": lambda: chain(layers.LeakyReLU, layers.PReLU, layers.Softmax),
+    "activity regularizer": lambda: chain(
+        lambda: layers.ActivityRegularization(l2=0.1),
+        lambda: layers.Dense(8, kernel_regularizer="l2", activity_regularizer="l1"),
+    ),
+    "convolutions": lambda: images(
+        lambda: layers.DepthwiseConv2D(3, padding="same", activation="relu"),
+        layers.BatchNormalization,
+        lambda: layers.SeparableConv2D(4, 3, padding="same", activation="leaky_relu"),
+    ),
+    "pooling": lambda: images(
+        lambda: layers.MaxPooling2D(2, 1, padding="same"),
+        lambda: layers.AveragePooling2D(2, 1, padding="same"),
+        lambda: layers.SpatialDropout2D(0.2),
+    ),
+    "up and down": lambda: images(layers.UpSampling2D, lambda: layers.MaxPooling2D(2)),
+    "transposed": lambda: images(
+        lambda: layers.Conv2DTranspose(4, 3, padding="same", activation="gelu")
+    ),
+    "lstm": lambda: chain(lambda: layers.LSTM(8, return_sequences=True, dropout=0.2), depth=2),
+    "gru": lambda: chain(
+        lambda: layers.Bidirectional(layers.GRU(4, return_sequences=True)), depth=2
+    ),
+    "spectral norm": lambda: chain(lambda: layers.SpectralNormalization(layers.Dense(8))),
+    "einsum": lambda: chain(
+        lambda: layers.EinsumDense("abc,cd->abd", (None, 8), activation="silu", bias_axes="d")
+    ),
+    "time distributed": lambda: chain(lambda: layers.TimeDistributed(layers.Dense(8, "tanh"))),
+    "embedding, masks": models.masked,
+    "transformer": models.transformer,
+    "causal attention": lambda: models.transformer(use_causal_mask=True),
+    "residual": models.residual,
+    "branches": models.branches,
+    "shared": models.shared,
+    "nested": models.nested,
+    "subclassed": models.Subclassed,
+    "unseeded noise": lambda: chain(models.Noise),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_same_bits(kind):
+    assert_same_training(KINDS[kind])
+
+
+def test_what_draws_without_a_seed_is_kept():
+    plan = assert_same_training(KINDS["unseeded noise"])
+    drawing = [op for one in plan.again for op in one.ops if "Random" in plan.step.ops[op].kind]
+    assert not drawing
+
+
+def test_random_numbers_are_computed_again_from_their_seed():
+    plan = assert_same_training(KINDS["dropout"])
+    kinds = {plan.step.ops[op].kind for one in plan.again for op in one.ops}
+    assert any(kind.startswith("StatelessRandom") for kind in kinds), kinds
+    assert any("dropout" in layer for layer in again(plan))
+
+
+def test_a_loop_is_computed_again():
+    plan = assert_same_training(KINDS["lstm"])
+    assert any("While" in plan.step.ops[op].kind for one in plan.again for op in one.ops)
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_mixed_precision(policy):
+    keras.config.set_dtype_policy(policy)
+    try:
+        assert_same_training(models.residual)
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+SETTINGS = {
+    "sgd": {"optimizer": lambda: keras.optimizers.SGD(0.05, momentum=0.9)},
+    "clipped": {"optimizer": lambda: keras.optimizers.Adam(0.01, global_clipnorm=0.5)},
+    "accumulated": {"optimizer": lambda: keras.optimizers.Adam(gradient_accumulation_steps=2)},
+    "several steps at once": {"steps_per_execution": 2},
+    "uneven batches": {"batch": 7},
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_ways_to_train(name):
+    assert_same_training(models.residual, **SETTINGS[name])

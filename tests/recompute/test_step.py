@@ -1,0 +1,95 @@
+"""What is computed again, and how much memory that takes, on steps made by hand."""
+
+import pytest
+
+from tfscale.recompute.plan import BudgetError, Plan, plan_budget, plan_layers, plan_sqrt
+from tfscale.recompute.simulate import memory
+from tfscale.recompute.step import Again, Op, Step, Tensor, Unit
+
+SIZE = 1_000_000
+
+
+def chain(depth, lasting=()):
+    """Layers f(x) = act(x w): the backward pass of each needs its two results.
+
+    Tensors: 0 the input; 2 i + 1 the product and 2 i + 2 the activation of layer i; then
+    the gradients.
+    """
+    ops = [Op("Placeholder", (), (0,))]
+    for i in range(depth):
+        ops.append(Op("MatMul", (2 * i,), (2 * i + 1,), 10.0))
+        ops.append(Op("Erfc", (2 * i + 1,), (2 * i + 2,), 1.0))
+    last = 2 * depth
+    ops.append(Op("Loss", (last,), (last + 1,), 1.0))
+    for k, i in enumerate(reversed(range(depth)), last + 1):
+        ops.append(Op("Backward", (k, 2 * i + 1, 2 * i + 2, 2 * i), (k + 1,), 20.0))
+    units = [
+        Unit(f"l{i}", frozenset({"model", f"l{i}"}), 2 * i + 1, 2 * i + 3, range(i, i + 1))
+        for i in range(depth)
+    ]
+    count = last + depth + 2
+    tensors = [Tensor(SIZE, number, number in lasting) for number in range(count)]
+    return Step(ops, units, tensors, (count - 1,))
+
+
+def test_the_border_is_kept_and_all_else_computed_again():
+    step = chain(3)
+    assert step.again(step.ops_of(range(0, 2))) == Again((1, 2, 3), frozenset({1, 2, 3}), 9)
+
+
+def test_what_is_lasting_is_not_computed_again():
+    step = chain(3, lasting={1})
+    assert step.again(step.ops_of(range(0, 1))) is None
+    assert step.again(step.ops_of(range(0, 2))).ops == (2, 3)
+
+
+def test_memory_of_a_chain():
+    step = chain(3)
+    assert max(memory(step)) == 9 * SIZE  # input, six results, two gradients
+    again = [step.again(step.ops_of(range(0, 2)))]
+    # input, border, the kept layer's two, two gradients; or the segment's four and two
+    assert max(memory(step, again)) == 7 * SIZE
+
+
+def test_every_budget_is_kept_and_less_is_refused():
+    step = chain(16)
+    plain = Plan(step, ()).peak
+    with pytest.raises(BudgetError, match=r"at least 1\d\.\d MB \(fraction=0\.\d+\)") as refusal:
+        plan_budget(step, 2 * SIZE)
+    smallest = float(str(refusal.value).split("at least ")[1].split(" MB")[0]) * 1e6
+    overheads = []
+    for budget in range(int(smallest), plain + SIZE, SIZE // 2):
+        plan = plan_budget(step, budget)
+        assert plan.peak <= budget
+        assert plan.proven
+        overheads.append(plan.overhead)
+    assert overheads == sorted(overheads, reverse=True)
+    assert overheads[-1] == 0
+
+
+def test_layers_by_name():
+    plan = plan_layers(chain(6), ["l1", "l2", "l4"])
+    assert plan.segments == (range(1, 3), range(4, 5))
+    with pytest.raises(ValueError, match=r"no layer named 'l9'. It runs l0, l1"):
+        plan_layers(chain(2), ["l9"])
+
+
+def test_sqrt_keeps_the_last_segment():
+    plan = plan_sqrt(chain(16))
+    assert [len(segment) for segment in plan.segments] == [4, 4, 4]
+
+
+def test_summary_says_what_will_be_done():
+    text = plan_layers(chain(3), ["l0", "l1"]).summary()
+    assert "l0" in text
+    assert "again, segment 1" in text
+    assert "kept" in text
+    assert "predicted peak: 7.0 MB of 9.0 MB (78%)" in text
+    assert "predicted overhead: 22%" in text
+
+
+def test_draw():
+    pytest.importorskip("matplotlib")
+    figure = plan_budget(chain(8), 12 * SIZE).draw()
+    labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert labels == ["plain: 19.0 MB", "planned: 12.0 MB", "budget"]

@@ -1,0 +1,200 @@
+"""Train with less memory: compute parts of the forward pass again in the backward pass."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+
+from tfscale.optimizers import AdaHessian
+from tfscale.recompute import (
+    Plan,
+    plan_budget,
+    plan_fraction,
+    plan_layers,
+    plan_sqrt,
+    recomputing,
+    trace,
+)
+from tfscale.recompute.batch import batch_of_fit
+
+_UNITS = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+
+
+class Recompute(keras.callbacks.Callback):
+    """Frees what layers keep for the backward pass, and computes it again when it is needed.
+
+    A step keeps the results of all layers until the backward pass has used them, so its
+    memory grows with the depth n of the model. With k segments that are computed again
+    only their borders stay, and one segment at a time: about k + n/k layers instead of n,
+    2 sqrt(n) at best, for at most one more forward pass [1].
+
+    The training is the same to the bit. The operations of the backward pass take copies of
+    the forward pass's operations instead of their results: random numbers come from the same
+    seeds, statistics are updated once.
+
+    Before training it derives from the step's graph, for the real batch, what each layer
+    keeps and costs. With ``budget`` or ``fraction`` it then looks for the segments that cost
+    least within it. It prints ``plan.summary()``.
+
+    Memory here is what a step of one replica takes beside variables (weights, optimizer
+    state). Replicas that share a device add up.
+
+    Args:
+        budget: bytes that a step may take: a number, or words like "2GB" or "800 MB".
+        fraction: the same, as a share of what it takes without this callback.
+        layers: names of layers to compute again; neighbours are computed together.
+        segments: "sqrt": about sqrt(n) segments of equal size, the last of which is kept.
+        example: a batch as ``fit`` gives it to a step, for example ``(x, y)``. Only its
+            shapes count. Needed where they can't be known: generators, lengths that vary.
+        verbose: 0 prints nothing.
+
+    Example:
+        >>> model.fit(x, y, callbacks=[Recompute(fraction=0.4)])
+
+    Reference:
+        [1] Chen, Xu, Zhang, Guestrin: Training Deep Nets with Sublinear Memory Cost.
+        https://arxiv.org/abs/1604.06174
+    """
+
+    def __init__(
+        self,
+        *,
+        budget: float | str | None = None,
+        fraction: float | None = None,
+        layers: Sequence[str] | None = None,
+        segments: str | None = None,
+        example: Any = None,
+        verbose: int = 1,
+    ) -> None:
+        super().__init__()
+        given = {"budget": budget, "fraction": fraction, "layers": layers, "segments": segments}
+        given = {name: value for name, value in given.items() if value is not None}
+        if len(given) != 1:
+            raise ValueError(
+                "Recompute takes exactly one of budget, fraction, layers and segments, "
+                f"got {', '.join(given) or 'none'}: Recompute(fraction=0.4)"
+            )
+        ((name, value),) = given.items()
+        self._choose: Callable[[Any, bool], Plan] = _CHOICES[name](value)
+        self._example = example
+        self._verbose = verbose
+        self._plan: Plan | None = None
+        self._before: Any = None
+
+    @property
+    def plan(self) -> Plan:
+        """What is computed again; known when training has begun."""
+        if self._plan is None:
+            raise ValueError("there is no plan yet: it is made when model.fit begins")
+        return self._plan
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Called by Keras."""
+        _check(self.model)
+        step = trace(self.model, batch_of_fit(self.model, self._example))
+        self._plan = plan = self._choose(step, _gradients_pile_up(self.model))
+        if self._verbose:
+            print(plan.summary())
+        self._before = self.model.train_function
+        self.model.make_train_function(force=True)
+        self.model.train_function = _Training(self.model, plan, self._before)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Called by Keras."""
+        self.model.train_function = self._before
+        self._before = None
+
+
+class _Training:
+    """In place of a model's ``train_function``, for one ``fit``.
+
+    Keras does not say when a ``fit`` ends with an error. So this looks whether it is still
+    the one that it was made for, and if not, gives way.
+    """
+
+    def __init__(self, model: keras.Model, plan: Plan, before: Any) -> None:
+        self._model = model
+        self._plan = plan
+        self._before = before
+        self._train = model.train_function
+        self._history = model.history
+
+    def __call__(self, iterator: Any) -> Any:
+        if self._model.history is not self._history:
+            self._model.train_function = self._before
+            self._model.make_train_function()
+            return self._model.train_function(iterator)
+        with recomputing(self._model, self._plan):
+            return self._train(iterator)
+
+
+def _check(model: keras.Model) -> None:
+    if model.run_eagerly:
+        raise ValueError(
+            "Recompute works on the graph of a training step, and this model runs eagerly: "
+            "compile it with run_eagerly=False"
+        )
+    if isinstance(model.optimizer, AdaHessian):
+        raise ValueError(
+            "Recompute saves nothing under AdaHessian: its second derivatives need all that "
+            "Recompute would free. Train with another optimizer, or with smaller batches"
+        )
+    if model.jit_compile:
+        raise ValueError(
+            "Recompute can't tell XLA when to free memory: compile the model with jit_compile=False"
+        )
+
+
+def _gradients_pile_up(model: keras.Model) -> bool:
+    """Whether all gradients must be there before the first can be applied."""
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    several = model.distribute_strategy.num_replicas_in_sync > 1
+    return several or bool(optimizer.global_clipnorm) or optimizer is not model.optimizer
+
+
+# ------------------------------------------------------------------ arguments
+
+
+def _budget(value: float | str) -> Callable[[Any, bool], Plan]:
+    size = _bytes(value)
+    return lambda step, pile_up: plan_budget(step, size, pile_up)
+
+
+def _bytes(value: float | str) -> float:
+    match = re.fullmatch(r"\s*([\d.]+)\s*([KMGT]?)I?B?\s*", str(value), re.IGNORECASE)
+    try:
+        size = float(match[1]) * _UNITS[match[2].upper()] if match else 0.0
+    except ValueError:
+        size = 0.0
+    if size <= 0:
+        raise ValueError(f"budget is a number of bytes above 0 (2e9, '2GB'), got {value!r}")
+    return size
+
+
+def _fraction(value: float) -> Callable[[Any, bool], Plan]:
+    if not 0 < value <= 1:
+        raise ValueError(f"fraction is above 0 and at most 1, got {value!r}")
+    return lambda step, pile_up: plan_fraction(step, value, pile_up)
+
+
+def _layers(value: Sequence[str]) -> Callable[[Any, bool], Plan]:
+    if isinstance(value, str) or not value or not all(isinstance(name, str) for name in value):
+        raise ValueError(f"layers is a list of names of layers, got {value!r}")
+    return lambda step, pile_up: plan_layers(step, list(value), pile_up)
+
+
+def _segments(value: str) -> Callable[[Any, bool], Plan]:
+    if value != "sqrt":
+        raise ValueError(f'segments is "sqrt", got {value!r}')
+    return plan_sqrt
+
+
+_CHOICES: dict[str, Callable[[Any], Callable[[Any, bool], Plan]]] = {
+    "budget": _budget,
+    "fraction": _fraction,
+    "layers": _layers,
+    "segments": _segments,
+}

@@ -1,0 +1,101 @@
+"""What a batch of a ``fit`` looks like, found without reading one.
+
+Reading ahead would change what follows: a dataset that shuffles would shuffle differently.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.trainers.epoch_iterator import EpochIterator
+
+
+class UnknownBatch(ValueError):
+    """The shapes of a batch can't be found out."""
+
+
+def batch_of_fit(model: keras.Model, example: Any = None) -> Any:
+    """Specifications of what one replica gets in a step of the ``fit`` that is running.
+
+    Args:
+        model: that is being fitted.
+        example: a batch like those to come, if they can't be known otherwise.
+
+    Returns:
+        The structure that ``train_step`` takes, of ``tf.TensorSpec`` without unknown lengths.
+    """
+    iterator = _iterator_of_fit()
+    specs = tf.nest.map_structure(_local, iterator._distributed_dataset.element_spec)
+    replicas = model.distribute_strategy.num_replicas_in_sync
+    if example is not None:
+        return _like(specs, example, replicas)
+    size = iterator.data_adapter.batch_size or _batched_by(iterator)
+    return tf.nest.map_structure(lambda spec: _known(spec, size and -(-size // replicas)), specs)
+
+
+def _iterator_of_fit() -> Any:
+    frame = sys._getframe(1)
+    while frame is not None:
+        iterator = frame.f_locals.get("epoch_iterator")
+        if isinstance(iterator, EpochIterator):
+            return iterator
+        frame = frame.f_back  # type: ignore[assignment]
+    raise UnknownBatch("Recompute is a callback for model.fit, which is not running")
+
+
+def _local(spec: Any) -> Any:
+    """Of several replicas, the first one's."""
+    return getattr(spec, "_value_specs", [spec])[0]
+
+
+def _batched_by(iterator: Any) -> int | None:
+    """The size that the data set was batched with."""
+    for dataset in _with_sources(iterator.data_adapter.get_tf_dataset()):
+        size = getattr(dataset, "_batch_size", None)
+        known = None if size is None else tf.get_static_value(size)
+        if known is not None:
+            return int(known)
+    return None
+
+
+def _with_sources(dataset: Any) -> Iterator[Any]:
+    waiting = [dataset]
+    while waiting:
+        one = waiting.pop()
+        yield one
+        waiting += getattr(one, "_inputs", list)()
+
+
+def _known(spec: Any, size: int | None) -> Any:
+    if not isinstance(spec, tf.TensorSpec):
+        raise UnknownBatch(
+            f"a batch has {spec}, whose size varies: Recompute plans for tensors of one size. "
+            "Give it Recompute(layers=[...]), which needs no sizes."
+        )
+    if spec.shape.rank is None or None in spec.shape[1:] or (spec.shape.rank and not size):
+        raise UnknownBatch(
+            f"the shape of a batch is not known: {spec.shape}. Show one to Recompute: "
+            "Recompute(..., example=(x, y)), with the first (and longest) batch as it will come."
+        )
+    shape = [size, *spec.shape[1:]] if spec.shape.rank else []
+    return tf.TensorSpec(shape, spec.dtype)
+
+
+def _like(specs: Any, example: Any, replicas: int) -> Any:
+    if not isinstance(specs, tuple) or not isinstance(example, tuple):
+        example = (example,)
+    tf.nest.assert_same_structure(tuple(specs)[: len(example)], example)
+    shapes = [tf.shape(tensor).numpy().tolist() for tensor in tf.nest.flatten(example)]
+    flat = tf.nest.flatten(specs)
+    if len(flat) != len(shapes):
+        raise UnknownBatch(
+            f"the example has {len(shapes)} tensors, a batch of this fit has {len(flat)}: "
+            "give all that fit gives to a step, as in example=(x, y)"
+        )
+    parts = [[-(-shape[0] // replicas), *shape[1:]] if shape else [] for shape in shapes]
+    known = [tf.TensorSpec(shape, spec.dtype) for shape, spec in zip(parts, flat, strict=True)]
+    return tf.nest.pack_sequence_as(specs, known)

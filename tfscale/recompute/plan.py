@@ -1,0 +1,244 @@
+"""The plan: which layers are computed again, and what that saves and costs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from tfscale.recompute.measure import measure
+from tfscale.recompute.simulate import memory, schedule
+from tfscale.recompute.solve import solve
+from tfscale.recompute.step import Again, Step
+
+# The search for the memory that the solver may plan with ends at this share of the step's.
+RESOLUTION = 1 / 200
+
+
+class BudgetError(ValueError):
+    """No plan keeps the step within the budget."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which units are computed again. ``print(plan.summary())`` says what that means.
+
+    Args:
+        step: the training step that was planned.
+        segments: units that are computed again together, in order.
+        budget: bytes that the step may take, if that was asked for.
+        pile_up: gradients stay until the last one is there.
+        proven: whether no cheaper choice exists in the solver's model.
+    """
+
+    step: Step
+    segments: tuple[range, ...]
+    budget: float | None = None
+    pile_up: bool = False
+    proven: bool = False
+
+    @cached_property
+    def again(self) -> tuple[Again, ...]:
+        """What each segment computes again."""
+        each = (self.step.again(self.step.ops_of(segment)) for segment in self.segments)
+        return tuple(one for one in each if one)
+
+    @cached_property
+    def timeline(self) -> list[int]:
+        """Bytes in use while each operation runs."""
+        return memory(self.step, self.again, self.pile_up)
+
+    @cached_property
+    def plain_timeline(self) -> list[int]:
+        """The same without computing anything again."""
+        return memory(self.step, (), self.pile_up)
+
+    @property
+    def pieces(self) -> int:
+        """How many pieces the units have together."""
+        return self.step.units[-1].pieces.stop
+
+    @property
+    def parts(self) -> list[range]:
+        """The segments in pieces of units, which are the same in every trace of the model."""
+        units = self.step.units
+        return [
+            range(units[seg[0]].pieces.start, units[seg[-1]].pieces.stop) for seg in self.segments
+        ]
+
+    @property
+    def peak(self) -> int:
+        """The most bytes that a step takes, beside variables."""
+        return max(self.timeline)
+
+    @property
+    def plain_peak(self) -> int:
+        """The same without computing anything again."""
+        return max(self.plain_timeline)
+
+    @property
+    def overhead(self) -> float:
+        """What is computed again, as a share of the step's operations."""
+        more = sum(self.step.ops[index].cost for one in self.again for index in one.ops)
+        return more / self.step.cost if more else 0.0
+
+    def summary(self) -> str:
+        """What is kept, what is computed again, and what to expect of it."""
+        return _summary(self)
+
+    def draw(self) -> Any:
+        """A matplotlib figure: memory during a step, with and without the plan."""
+        return _draw(self)
+
+
+def plan_budget(step: Step, budget: float, pile_up: bool = False) -> Plan:
+    """The cheapest plan whose step takes no more than a budget (in bytes)."""
+    plain = Plan(step, (), budget, pile_up, proven=True)
+    if plain.peak <= budget:
+        return plain
+    chain = measure(step, pile_up)
+
+    def planned(limit: float) -> Plan | None:
+        found = solve(chain, limit)
+        if found is None:
+            return None
+        return Plan(step, found.segments, budget, pile_up, found.exact)
+
+    candidates = _search(planned, plain.peak, lambda plan: plan.peak <= budget)
+    fitting = [plan for plan in candidates if plan.peak <= budget]
+    if not fitting:
+        smallest = min((plan.peak for plan in candidates), default=plain.peak)
+        raise BudgetError(
+            f"a step takes {show(plain.peak)}, and computing layers again brings that down to "
+            f"{show(smallest)}: not to the budget of {show(budget)}. Ask for at least "
+            f"{show(smallest)} (fraction={_up(smallest / plain.peak)}), or use smaller batches."
+        )
+    return min(fitting, key=lambda plan: (plan.overhead, plan.peak))
+
+
+def _search(
+    planned: Callable[[float], Plan | None], plain: float, fits: Callable[[Plan], bool]
+) -> list[Plan]:
+    """Plans around the largest limit whose plan fits.
+
+    The solver's view of memory is a little coarser than the simulation's, so the limit that
+    it gets is searched for. If nothing fits, these are the plans down to the smallest.
+    """
+    found = []
+    low, high = 0.0, float(plain)
+    while high - low > plain * RESOLUTION:
+        middle = (low + high) / 2
+        plan = planned(middle)
+        if plan is not None:
+            found.append(plan)
+        if plan is None or fits(plan):
+            low = middle
+        else:
+            high = middle
+    return found
+
+
+def plan_fraction(step: Step, fraction: float, pile_up: bool = False) -> Plan:
+    """The cheapest plan within a share of what a step takes without one."""
+    return plan_budget(step, fraction * Plan(step, (), pile_up=pile_up).peak, pile_up)
+
+
+def plan_layers(step: Step, layers: Sequence[str], pile_up: bool = False) -> Plan:
+    """Computes these layers again, and no others; neighbours together."""
+    there = {name for unit in step.units for name in unit.layers}
+    if missing := [name for name in layers if name not in there]:
+        raise ValueError(
+            f"layers={list(layers)!r}: the model runs no layer named {missing[0]!r}. "
+            f"It runs {', '.join(sorted(there))}."
+        )
+    chosen = [bool(set(unit.layers) & set(layers)) for unit in step.units]
+    return Plan(step, tuple(_runs(chosen)), pile_up=pile_up)
+
+
+def _runs(chosen: Sequence[bool]) -> list[range]:
+    edges = [i for i in range(len(chosen) + 1) if _at(chosen, i) != _at(chosen, i - 1)]
+    return [range(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True)]
+
+
+def _at(chosen: Sequence[bool], index: int) -> bool:
+    return 0 <= index < len(chosen) and chosen[index]
+
+
+def plan_sqrt(step: Step, pile_up: bool = False) -> Plan:
+    """About sqrt(n) segments of n units, which save about the same; the last one is kept."""
+    saved = measure(step, pile_up).saved
+    parts = max(2, round(math.sqrt(sum(saved > 0))))
+    total = saved.cumsum()
+    part = [min(int(parts * before / total[-1]), parts - 1) for before in total - saved]
+    borders = [part.index(number) for number in range(parts) if number in part]
+    segments = tuple(range(a, b) for a, b in itertools.pairwise(borders))
+    return Plan(step, segments, pile_up=pile_up)
+
+
+# ---------------------------------------------------------------- what is shown
+
+
+def show(size: float) -> str:
+    """Bytes for people."""
+    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
+
+
+def _up(share: float) -> str:
+    return f"{math.ceil(share * 100) / 100:.2f}"
+
+
+def _summary(plan: Plan) -> str:
+    return "\n".join([*_table(plan), *_totals(plan)])
+
+
+def _table(plan: Plan) -> list[str]:
+    saved = measure(plan.step, plan.pile_up).saved
+    segment_of = {unit: number for number, seg in enumerate(plan.segments, 1) for unit in seg}
+    rows: list[tuple[str, float, str]] = []
+    for number, unit in enumerate(plan.step.units):
+        what = f"again, segment {segment_of[number]}" if number in segment_of else "kept"
+        if rows and rows[-1][0] == unit.name and rows[-1][2] == what:
+            rows[-1] = (unit.name, rows[-1][1] + saved[number], what)
+        elif saved[number] or number in segment_of:
+            rows.append((unit.name, saved[number], what))
+    width = max([len(name) for name, _, _ in rows] + [5])
+    lines = [f"{'layer':{width}}  {'saves':>10}  plan"]
+    return lines + [f"{name:{width}}  {show(size):>10}  {what}" for name, size, what in rows]
+
+
+def _totals(plan: Plan) -> list[str]:
+    lines = [
+        f"predicted peak: {show(plan.peak)} of {show(plan.plain_peak)} "
+        f"({plan.peak / plan.plain_peak:.0%}), beside variables",
+        f"predicted overhead: {plan.overhead:.0%} of a step's operations, "
+        f"in {len(plan.again)} segments",
+    ]
+    if plan.budget is not None:
+        how = "cheapest in the solver's model" if plan.proven else "not proven to be the cheapest"
+        lines.append(f"budget: {show(plan.budget)}; {how}")
+    return lines
+
+
+def _draw(plan: Plan) -> Any:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    axes = figure.add_subplot()
+    plain = [size / 1e6 for size in plan.plain_timeline]
+    axes.plot(plain, color="0.6", label=f"plain: {show(plan.plain_peak)}")
+    axes.plot(
+        [size / 1e6 for size in plan.timeline], color="C0", label=f"planned: {show(plan.peak)}"
+    )
+    moments = list(schedule(plan.step, plan.again))
+    recomputing = [moment.segment >= 0 for moment in moments]
+    for run in _runs(recomputing):
+        axes.axvspan(run.start, run.stop, color="C1", alpha=0.3, linewidth=0)
+    if plan.budget is not None:
+        axes.axhline(plan.budget / 1e6, color="C3", linestyle=":", label="budget")
+    axes.set_xlabel("operations of one step (shaded: computed again)")
+    axes.set_ylabel("MB beside variables")
+    axes.legend(loc="upper right")
+    return figure

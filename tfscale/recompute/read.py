@@ -1,0 +1,316 @@
+"""Reads TensorFlow's graph of a training step.
+
+TensorFlow's private names stand here and in rewrite.py alone; tests/recompute/test_private.py
+guards them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.framework import op_def_registry
+from tensorflow.python.ops.handle_data_util import get_resource_handle_data
+
+from tfscale.recompute.step import Op, Step, Tensor, Unit
+from tfscale.recompute.watch import Forward, Piece
+
+# Their result lives in the memory of their input of the same position.
+ALIASES = frozenset(
+    {
+        "CheckNumerics",
+        "ExpandDims",
+        "Identity",
+        "IdentityN",
+        "PreventGradient",
+        "Reshape",
+        "Snapshot",
+        "Squeeze",
+        "StopGradient",
+    }
+)
+# Given, not computed.
+GIVEN = frozenset({"Const", "NoOp", "Placeholder", "ReadVariableOp", "VarHandleOp"})
+# TensorFlow counts them as stateful, but they only read.
+READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape"})
+# Moving a byte takes about as long as so many multiplications.
+COST_OF_A_BYTE = 10
+
+
+def read(forward: Forward, gradients: Sequence[Any], operations: Sequence[tf.Operation]) -> Step:
+    """A graph's operations up to now, as a step.
+
+    Args:
+        forward: the forward pass in it.
+        gradients: what the optimizer gets; None for variables without one.
+        operations: the graph's list of operations.
+    """
+    return _Reader(forward, operations).step(gradients)
+
+
+class _Reader:
+    def __init__(self, forward: Forward, operations: Sequence[tf.Operation]) -> None:
+        self._forward = forward
+        self._operations = operations
+        self._numbers: dict[tuple[str, int], int] = {}
+        self._tensors: list[Tensor] = []
+        self._given: set[str] = set()  # operations that depend on nothing but constants
+        self._written = _written_resources(operations)
+
+    def step(self, gradients: Sequence[Any]) -> Step:
+        for operation in self._operations:  # loops take what is made after them
+            for tensor in operation.outputs:
+                self._numbers[_key(tensor)] = len(self._numbers)
+        ops = [self._op(operation) for operation in self._operations]
+        flat = tf.nest.flatten([g for g in gradients if g is not None], expand_composites=True)
+        units = _single_units(self._forward)
+        step = Step(ops, units, self._tensors, [self._numbers[_key(g)] for g in flat])
+        return dataclasses.replace(step, units=_merged(step))
+
+    def _op(self, operation: tf.Operation) -> Op:
+        inputs = list(operation.inputs)
+        numbers = tuple(self._numbers[_key(tensor)] for tensor in inputs)
+        lasting = not self._repeatable(operation, inputs)
+        outputs = []
+        for position, tensor in enumerate(operation.outputs):
+            number = len(self._tensors)
+            alias = operation.type in ALIASES
+            home = self._tensors[numbers[position]].home if alias else number
+            size = 0 if operation.type in READS - {"ResourceGather"} else size_of(tensor)
+            rank = tensor.shape.rank
+            small = rank is not None and rank < 2 and tensor.dtype != tf.variant
+            self._tensors.append(Tensor(size, home, lasting or small))
+            outputs.append(number)
+        return Op(operation.type, numbers, tuple(outputs), cost_of(operation, inputs))
+
+    def _repeatable(self, operation: tf.Operation, inputs: list[Any]) -> bool:
+        """Whether it would give the same numbers again, and cannot have them already."""
+        if operation.type in GIVEN or not self._is_mine(operation):
+            return False
+        if all(tensor.op.name in self._given for tensor in inputs):
+            self._given.add(operation.name)
+            return False
+        if any(_key(tensor) in self._written for tensor in inputs):
+            return False
+        return not writes(operation)
+
+    def _is_mine(self, operation: tf.Operation) -> bool:
+        if operation.type == "Const":
+            self._given.add(operation.name)
+        if self._forward.device is None or not operation.device:
+            return True
+        return _short(operation.device) == _short(self._forward.device)
+
+
+def _short(device: str) -> str:
+    """The last part of a device's name. Others may be missing."""
+    return device.rsplit("/", 1)[-1].lower()
+
+
+# ------------------------------------------------------------------ units
+
+
+def _single_units(forward: Forward) -> list[Unit]:
+    return [
+        Unit(_name(piece), frozenset(piece.layers), piece.start, piece.stop, range(i, i + 1))
+        for i, piece in enumerate(forward.pieces())
+    ]
+
+
+def _name(piece: Piece) -> str:
+    return "/".join(piece.layers[1:] or piece.layers) or "between calls"
+
+
+def _merged(step: Step) -> list[Unit]:
+    """Cuts only where TensorFlow can't fuse what stands on both sides.
+
+    It fuses an operation with the only one that takes its result, and a fused operation may
+    round differently. To compute the same bits again, nothing that it would fuse is parted,
+    and nothing new is offered to it.
+    """
+    users = _users_of_homes(step)
+    fused = {
+        border
+        for op in range(step.begin, step.end)
+        for tensor in step.ops[op].outputs
+        if users[step.tensors[tensor].home] == 1 and not step.tensors[tensor].lasting
+        for user in step.consumers[tensor]
+        if user < step.end
+        for border in range(step.unit_of[op] + 1, step.unit_of[user] + 1)
+    }
+    units: list[Unit] = []
+    for number, unit in enumerate(step.units):
+        if units and (number in fused or unit.start == unit.stop):
+            units[-1] = _joined(units[-1], unit)
+        else:
+            units.append(unit)
+    return units
+
+
+def _users_of_homes(step: Step) -> Counter[int]:
+    """How many operations use what lives in each tensor's memory."""
+    return Counter(
+        step.tensors[tensor].home
+        for op in step.ops
+        if op.kind not in ALIASES
+        for tensor in op.inputs
+    )
+
+
+def _joined(one: Unit, other: Unit) -> Unit:
+    if other.start == other.stop:
+        name, layers = one.name, one.layers
+    elif one.start == one.stop:
+        name, layers = other.name, other.layers
+    else:
+        names = dict.fromkeys([*one.name.split(" + "), *other.name.split(" + ")])
+        name, layers = " + ".join(names), one.layers | other.layers
+    return Unit(name, layers, one.start, other.stop, range(one.pieces.start, other.pieces.stop))
+
+
+# ------------------------------------------------------------------ state
+
+
+def writes(operation: tf.Operation) -> bool:
+    """Whether it changes, draws or sends something, so that twice is not once."""
+    if operation.type in READS:
+        return False
+    functions = _functions_of(operation)
+    if functions:
+        return any(_function_writes(operation.graph, name) for name in functions)
+    return is_stateful(operation.type)
+
+
+def _functions_of(operation: tf.Operation) -> list[str]:
+    if not any(k in operation.type for k in ("Call", "While", "If", "Case", "Scan", "Map")):
+        return []
+    found = []
+    for value in operation.node_def.attr.values():
+        for function in [value.func, *value.list.func]:
+            if function.name:
+                found.append(function.name)
+    return found
+
+
+def _function_writes(graph: tf.Graph, name: str) -> bool:
+    for node in graph._get_function(name).cached_definition.node_def:
+        inner = [
+            function.name
+            for value in node.attr.values()
+            for function in [value.func, *value.list.func]
+            if function.name
+        ]
+        if inner:
+            if any(_function_writes(graph, function) for function in inner):
+                return True
+        elif node.op not in READS and is_stateful(node.op):
+            return True
+    return False
+
+
+@functools.cache
+def is_stateful(kind: str) -> bool:
+    """What TensorFlow says of this kind of operation."""
+    return bool(op_def_registry.get(kind).is_stateful)
+
+
+def _written_resources(operations: Iterable[tf.Operation]) -> set[tuple[str, int]]:
+    """Variables and the like that this graph has changed so far."""
+    return {
+        _key(tensor)
+        for operation in operations
+        for tensor in operation.inputs
+        if tensor.dtype == tf.resource and writes(operation)
+    }
+
+
+def _key(tensor: Any) -> tuple[str, int]:
+    return tensor.op.name, tensor.value_index
+
+
+# ------------------------------------------------------------ sizes and costs
+
+
+def size_of(tensor: Any) -> int:
+    """Bytes; 0 for handles and where the shape is not known."""
+    if tensor.dtype == tf.resource:
+        return 0
+    if tensor.dtype == tf.variant:
+        return _list_size(tensor)
+    count = tensor.shape.num_elements()
+    return (count or 0) * int(tensor.dtype.size)
+
+
+def _list_size(tensor: Any) -> int:
+    """A list of tensors, as loops make it: its elements' size times their number."""
+    data = get_resource_handle_data(tensor).shape_and_type
+    length = _list_length(tensor)
+    if not data or not length:
+        return 0
+    shape = tf.TensorShape(data[0].shape)
+    return length * (shape.num_elements() or 0) * int(tf.as_dtype(data[0].dtype).size)
+
+
+def _list_length(tensor: Any) -> int:
+    """From where the list was made."""
+    operation = tensor.op
+    while operation.type in ("While", "StatelessWhile", "Identity"):
+        tensor = operation.inputs[tensor.value_index]
+        operation = tensor.op
+    position = {"EmptyTensorList": 1, "TensorListReserve": 1}.get(operation.type)
+    if position is None:
+        return int(operation.type == "TensorListFromTensor" and (operation.inputs[0].shape[0] or 0))
+    return int(tf.get_static_value(operation.inputs[position]) or 0)
+
+
+def cost_of(operation: tf.Operation, inputs: list[Any]) -> float:
+    """Multiplications, and what moving its bytes takes."""
+    if operation.type in ALIASES or operation.type in GIVEN:
+        return 0.0
+    moved = sum(map(size_of, inputs)) + sum(map(size_of, operation.outputs))
+    return _multiplications(operation, inputs) + COST_OF_A_BYTE * moved
+
+
+def _multiplications(operation: tf.Operation, inputs: list[Any]) -> float:
+    kind = operation.type
+    if kind in ("MatMul", "BatchMatMulV2", "BatchMatMulV3"):
+        transposed = operation.get_attr("transpose_a" if kind == "MatMul" else "adj_x")
+        return _count(operation.outputs[0]) * _length(inputs[0], -2 if transposed else -1)
+    if kind == "Einsum":
+        return _einsum(operation.get_attr("equation").decode(), inputs)
+    if "Conv" in kind and kind.endswith("BackpropFilter"):
+        return _count(inputs[2]) * _count(operation.outputs[0]) / _length(operation.outputs[0], -1)
+    if "Conv" in kind and kind.endswith("BackpropInput"):
+        return _count(inputs[2]) * _count(inputs[1]) / _length(inputs[1], -1)
+    if kind in ("Conv2D", "Conv3D"):
+        return _count(operation.outputs[0]) * _count(inputs[1]) / _length(inputs[1], -1)
+    if kind == "DepthwiseConv2dNative":
+        return _count(operation.outputs[0]) * _count(inputs[1]) / max(1, _length(inputs[1], -2))
+    return 0.0
+
+
+def _count(tensor: Any) -> float:
+    return float(tensor.shape.num_elements() or 0)
+
+
+def _length(tensor: Any, axis: int) -> float:
+    known = tensor.shape.rank is not None and tensor.shape.rank >= abs(axis)
+    return float(tensor.shape[axis] or 1) if known else 1.0
+
+
+def _einsum(equation: str, inputs: list[Any]) -> float:
+    """All letters' lengths, multiplied."""
+    lengths: dict[str, float] = {}
+    for letters, tensor in zip(equation.split("->")[0].split(","), inputs):
+        sizes = tensor.shape.as_list() if tensor.shape.rank is not None else []
+        head, dots, tail = letters.partition("...")
+        named = list(zip(head, sizes)) + list(zip(reversed(tail), reversed(sizes)))
+        between = sizes[len(head) : len(sizes) - len(tail)] if dots else []
+        lengths.update({letter: float(size or 1) for letter, size in named})
+        lengths.update({f".{i}": float(size or 1) for i, size in enumerate(reversed(between))})
+    return math.prod(lengths.values())

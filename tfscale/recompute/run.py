@@ -1,0 +1,74 @@
+"""Plans a model's training step, and trains by the plan."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfscale.recompute.plan import Plan
+from tfscale.recompute.read import read
+from tfscale.recompute.rewrite import rewrite
+from tfscale.recompute.step import Step
+from tfscale.recompute.watch import Forward, Watch
+
+
+class _Seen(Exception):
+    """The step has been traced as far as it was wanted."""
+
+
+def trace(model: keras.Model, batch: Any) -> Step:
+    """What a model does in a training step, up to its gradients. Nothing is run.
+
+    Args:
+        model: compiled, with all its variables.
+        batch: specifications of what ``train_step`` takes.
+    """
+    steps: list[Step] = []
+
+    def look(forward: Forward, gradients: list[Any]) -> None:
+        steps.append(read(forward, gradients, forward.graph.get_operations()))
+        raise _Seen
+
+    @tf.autograph.experimental.do_not_convert
+    def one_step() -> None:
+        data = tf.nest.map_structure(
+            lambda spec: tf.compat.v1.placeholder(spec.dtype, spec.shape), batch
+        )
+        model.distribute_strategy.run(model.train_step, args=(data,))
+
+    with contextlib.suppress(_Seen), Watch(model, look).looking():
+        tf.function(one_step, autograph=False).get_concrete_function()
+    if not steps:
+        raise ValueError(
+            f"{type(model).__name__}.train_step gave no gradients to "
+            "self.optimizer.apply_gradients after calling the model: Recompute finds the "
+            "backward pass there"
+        )
+    return steps[0]
+
+
+@contextlib.contextmanager
+def recomputing(model: keras.Model, plan: Plan) -> Iterator[None]:
+    """While it lasts, training steps that are traced compute again what the plan says."""
+
+    def change(forward: Forward, gradients: list[Any]) -> None:
+        operations = forward.graph.get_operations()
+        step = read(forward, gradients, operations)
+        pieces = forward.pieces()
+        if len(pieces) != plan.pieces:
+            raise RuntimeError(
+                f"{model.name} was planned with {plan.pieces} calls of layers in a step, and now "
+                f"makes {len(pieces)}: Recompute needs a model that always runs the same layers"
+            )
+        each = (
+            step.again(range(pieces[part.start].start, pieces[part.stop - 1].stop))
+            for part in plan.parts
+        )
+        rewrite(forward.graph, operations, step, [one for one in each if one])
+
+    with Watch(model, change).looking():
+        yield

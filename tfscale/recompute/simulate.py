@@ -1,0 +1,159 @@
+"""How much memory a step holds at each moment, with and without computing things again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tfscale.recompute.step import SHAPES, Again, Op, Step
+
+# May write their result where one of their inputs was, if nobody else needs that input.
+IN_PLACE = frozenset(
+    {
+        "Abs",
+        "Add",
+        "AddN",
+        "AddV2",
+        "BiasAdd",
+        "Cast",
+        "Div",
+        "DivNoNan",
+        "Elu",
+        "EluGrad",
+        "Erf",
+        "Exp",
+        "FusedBatchNormV3",
+        "LeakyRelu",
+        "LeakyReluGrad",
+        "Log",
+        "LogSoftmax",
+        "Maximum",
+        "Minimum",
+        "Mul",
+        "MulNoNan",
+        "Neg",
+        "Pow",
+        "RealDiv",
+        "Reciprocal",
+        "Relu",
+        "Relu6",
+        "Relu6Grad",
+        "ReluGrad",
+        "Rsqrt",
+        "RsqrtGrad",
+        "Selu",
+        "SeluGrad",
+        "Sigmoid",
+        "SigmoidGrad",
+        "Softmax",
+        "Softplus",
+        "SoftplusGrad",
+        "Sqrt",
+        "SqrtGrad",
+        "Square",
+        "SquaredDifference",
+        "Sub",
+        "Tanh",
+        "TanhGrad",
+        "Xdivy",
+        "Xlogy",
+    }
+)
+
+Home = tuple[int, int]  # a tensor, and the segment that computed it again or -1
+
+
+@dataclass(frozen=True)
+class Moment:
+    """An operation that runs; in which segment, if it is run again."""
+
+    op: int
+    segment: int = -1
+
+
+def schedule(step: Step, again: Sequence[Again]) -> Iterator[Moment]:
+    """All operations in order; what is computed again stands just before its first use."""
+    first = {one.before: number for number, one in enumerate(again)}
+    for index in range(len(step.ops)):
+        if index in first:
+            yield from (Moment(op, first[index]) for op in again[first[index]].ops)
+        yield Moment(index)
+
+
+def memory(step: Step, again: Sequence[Again] = (), pile_up: bool = False) -> list[int]:
+    """Bytes in use while each operation of the schedule runs.
+
+    Args:
+        step: the step.
+        again: what its segments compute again.
+        pile_up: gradients stay until the last one is there.
+    """
+    return _Memory(step, again, pile_up).run()
+
+
+class _Memory:
+    def __init__(self, step: Step, again: Sequence[Again], pile_up: bool) -> None:
+        self._step = step
+        self._again = again
+        self._moments = list(schedule(step, again))
+        self._owner = {t: n for n, one in enumerate(again) for t in one.tensors}
+        self._last_use = self._find_last_uses(pile_up)
+        self._size: dict[Home, int] = {}
+        self._live = 0
+
+    def run(self) -> list[int]:
+        result = []
+        ends: list[list[Home]] = [[] for _ in self._moments]
+        for home, last in self._last_use.items():
+            ends[last].append(home)
+        for now, moment in enumerate(self._moments):
+            op = self._step.ops[moment.op]
+            result.append(self._live + self._allocate(now, moment, op))
+            self._live = sum_of = result[-1]
+            for home in ends[now]:
+                sum_of -= self._size.pop(home, 0)
+            self._live = sum_of
+        return result
+
+    def _allocate(self, now: int, moment: Moment, op: Op) -> int:
+        """Makes the outputs; returns how many bytes more that takes."""
+        new = 0
+        for tensor in op.outputs:
+            known = self._step.tensors[tensor]
+            if known.home != tensor or not known.size:
+                continue
+            if op.kind not in IN_PLACE or not self._takes_over(now, moment, op, known.size):
+                new += known.size
+            self._size[tensor, moment.segment] = known.size
+        return new
+
+    def _takes_over(self, now: int, moment: Moment, op: Op, size: int) -> bool:
+        for tensor in op.inputs:
+            home = self._home(moment, tensor)
+            if self._last_use[home] == now and self._size.get(home) == size:
+                del self._size[home]
+                return True
+        return False
+
+    def _home(self, moment: Moment, tensor: int) -> Home:
+        """Where the tensor is that an operation takes."""
+        owner = self._owner.get(tensor, -1)
+        behind = moment.segment < 0 and moment.op >= self._step.end
+        if not (behind or moment.segment == owner):
+            owner = -1
+        root = self._step.tensors[tensor].home
+        return root, owner if root in self._owner else -1
+
+    def _find_last_uses(self, pile_up: bool) -> dict[Home, int]:
+        result: dict[Home, int] = {}
+        for now, moment in enumerate(self._moments):
+            op = self._step.ops[moment.op]
+            result.update(
+                {(t, moment.segment): now for t in op.outputs if self._step.tensors[t].home == t}
+            )
+            if op.kind not in SHAPES:
+                result.update({self._home(moment, tensor): now for tensor in op.inputs})
+        if pile_up:
+            homes = (self._step.tensors[tensor].home for tensor in self._step.gradients)
+            result.update({(home, -1): len(self._moments) - 1 for home in homes})
+        return result

@@ -1,0 +1,152 @@
+"""Sees which operations a model's layers make while its training step is traced.
+
+While it looks, some objects have attributes that shadow their methods: the model's and its
+layers' ``call``, and the optimizer's ``apply_gradients``. No class is changed, and nothing
+stays behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What a layer did in a row. The layers are at work within each other, in this order."""
+
+    layers: tuple[str, ...]
+    start: int
+    stop: int
+
+
+@dataclass
+class Forward:
+    """What the model did in a graph: where, in that graph's list, which layers were at work."""
+
+    graph: tf.Graph
+    device: str | None
+    events: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
+
+    def note(self, layers: list[str]) -> None:
+        """From here on, these layers are at work."""
+        self.events.append((len(self.graph.get_operations()), tuple(layers)))
+
+    def pieces(self) -> list[Piece]:
+        """The forward pass, cut where one layer gives way to another; some are empty."""
+        pairs = zip(self.events, self.events[1:])
+        return [Piece(layers, start, stop) for (start, layers), (stop, _) in pairs]
+
+
+WhenDifferentiated = Callable[[Forward, list[Any]], None]
+
+
+class Watch:
+    """Sees forward passes, and calls back when their gradients have been computed.
+
+    Args:
+        model: a compiled Keras model.
+        then: gets the forward pass and its gradients, before the optimizer does.
+    """
+
+    def __init__(self, model: keras.Model, then: WhenDifferentiated) -> None:
+        self._model = model
+        self._then = then
+        self._now = threading.local()  # each replica is traced in a thread of its own
+
+    @contextlib.contextmanager
+    def looking(self) -> Iterator[None]:
+        """While it lasts, steps that are traced are seen."""
+        with contextlib.ExitStack() as stack:
+            for layer in layers_of(self._model):
+                stack.enter_context(_shadowed(layer, "call", self._in_layer(layer)))
+            stack.enter_context(_shadowed(self._model, "call", self._in_model))
+            stack.enter_context(
+                _shadowed(self._model.optimizer, "apply_gradients", self._apply_gradients)
+            )
+            yield
+
+    def _in_model(self, call: Any, *args: Any, **kwargs: Any) -> Any:
+        if tf.executing_eagerly() or getattr(self._now, "layers", None):
+            return call(*args, **kwargs)
+        graph = tf.compat.v1.get_default_graph()
+        seen: Forward | None = getattr(self._now, "forward", None)
+        known = seen is not None and seen.graph is graph
+        forward = seen if seen and known else Forward(graph, _device_of_replica())
+        self._now.forward = forward
+        self._now.layers = [self._model.name]
+        forward.note(self._now.layers)
+        try:
+            return call(*args, **kwargs)
+        finally:
+            self._now.layers = []
+            forward.note([])
+
+    def _in_layer(self, layer: Any) -> Callable[..., Any]:
+        def look(call: Any, *args: Any, **kwargs: Any) -> Any:
+            forward: Forward | None = getattr(self._now, "forward", None)
+            if forward is None or not self._now.layers or not _is_current(forward.graph):
+                return call(*args, **kwargs)
+            self._now.layers.append(layer.name)
+            forward.note(self._now.layers)
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self._now.layers.pop()
+                forward.note(self._now.layers)
+
+        return look
+
+    def _apply_gradients(self, apply: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        pairs = list(grads_and_vars)
+        forward = getattr(self._now, "forward", None)
+        if forward and _is_current(forward.graph):
+            self._now.forward = None
+            self._then(forward, [gradient for gradient, _ in pairs])
+        return apply(pairs, *args, **kwargs)
+
+
+def layers_of(model: keras.Model) -> list[Any]:
+    """All that runs within a model and has a name: layers, and operations of its graph."""
+    found: dict[int, Any] = {}
+    for layer in model._flatten_layers():
+        for one in [layer, *getattr(layer, "operations", ())]:
+            found[id(one)] = one
+    found.pop(id(model))
+    return list(found.values())
+
+
+@contextlib.contextmanager
+def _shadowed(owner: Any, name: str, around: Callable[..., Any]) -> Iterator[None]:
+    """While it lasts, ``owner.name(...)`` is ``around(owner.name, ...)``."""
+    attributes = vars(owner)
+    nothing = object()
+    before = attributes.get(name, nothing)
+    original = getattr(owner, name)
+    attributes[name] = functools.wraps(original)(functools.partial(around, original))
+    try:
+        yield
+    finally:
+        if before is nothing:
+            del attributes[name]
+        else:
+            attributes[name] = before
+
+
+def _is_current(graph: tf.Graph) -> bool:
+    return graph is tf.compat.v1.get_default_graph()
+
+
+def _device_of_replica() -> str | None:
+    """Where this replica's operations are, if there are several replicas in this process."""
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return None
+    return str(tf.nest.flatten(context.devices)[0])
