@@ -6,10 +6,9 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
-import keras
 import tensorflow as tf
 
-from tfscale.optimizers import paths
+from tfscale.optimizers import face, paths
 
 Patterns = Iterable[str] | str | None
 
@@ -17,7 +16,7 @@ DECAY = "exclude_from_weight_decay"
 ADAPTATION = "exclude_from_adaptation"
 
 
-class Optimizer(keras.optimizers.Optimizer):
+class Optimizer(face.Optimizer):
     """A Keras optimizer with lists of exclusions, exact state, and a weight decay of its own.
 
     - **Lists.** A list holds regular expressions, which are searched in the paths of
@@ -47,10 +46,10 @@ class Optimizer(keras.optimizers.Optimizer):
         exclusions: dict[str, Patterns],
         **base: Any,
     ) -> None:
-        if keras.config.backend() != "tensorflow":
+        if face.backend() != "tensorflow":
             raise RuntimeError(
                 "the optimizers of tfscale need Keras's TensorFlow backend, and this is "
-                f"{keras.config.backend()!r}. Set the environment variable "
+                f"{face.backend()!r}. Set the environment variable "
                 "KERAS_BACKEND=tensorflow before Keras is imported."
             )
         super().__init__(learning_rate=learning_rate, weight_decay=weight_decay, **base)
@@ -109,7 +108,7 @@ class Optimizer(keras.optimizers.Optimizer):
     def _beside(self, variable: Any, name: str) -> Any:
         if self._overwrite_variable_with_gradient(variable):
             return None
-        native = variable.value if isinstance(variable, keras.Variable) else variable
+        native = face.native(variable)
         with tf.distribute.get_strategy().extended.colocate_vars_with(native):
             return self.add_variable(
                 shape=variable.shape,

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import keras
-from keras import ops
 
 from tfscale.optimizers import fused as fused_ops
 from tfscale.optimizers import rules
 from tfscale.optimizers.base import ADAPTATION, DECAY, Optimizer, Patterns, a_share, at_least
+from tfscale.optimizers.face import ops
 from tfscale.optimizers.paths import BIAS_AND_NORM
 
 

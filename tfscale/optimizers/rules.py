@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from keras import ops
+from tfscale.optimizers.face import ops
 
 
 def norm(x: Any) -> Any:

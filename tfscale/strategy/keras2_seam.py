@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfscale.strategy.frames import caller
 from tfscale.strategy.memory import Memory
@@ -69,6 +70,9 @@ _SUMS = ("aggregate_gradients", "_aggregate_gradients")
 
 def _sums(strategy: Any, optimizer: Any, grads_and_vars: Any) -> list[tuple[Any, Any]]:
     gradients, variables = map(list, zip(*grads_and_vars, strict=True))
+    if isinstance(optimizer, keras.optimizers.Optimizer):
+        with tf.init_scope():
+            optimizer.build(variables)
     memory = Memory.of(optimizer, strategy)
     strategy.reducer.prepare(memory, optimizer, variables)
     sums = strategy.reducer.reduce(gradients, variables, optimizer, memory)
