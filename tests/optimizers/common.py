@@ -55,3 +55,16 @@ def assert_close(found, expected, relative, what=""):
     for i, (mine, other) in enumerate(zip(found, expected, strict=True)):
         wrong = np.max(np.abs(mine - other)) / np.max(np.abs(other))
         assert wrong <= relative, f"{what} array {i}: off by {wrong:.2g}, {relative:.2g} may"
+
+
+def expected(rule, steps, rate_of, undecayed=(), unadapted=(), **settings):
+    """What a rule of ``reference.py`` makes of ``variables()``."""
+    decay = settings.pop("decay", 0.0)
+    ended = []
+    for i, (name, start) in enumerate(zip(SHAPES, variables(), strict=True)):
+        own = 0.0 if name in undecayed else decay
+        one = rule(start.numpy(), decay=own, adapt=name not in unadapted, **settings)
+        for t, grads in enumerate(steps):
+            one.step(grads[i].numpy(), rate_of(t))
+        ended.append(one.w)
+    return ended

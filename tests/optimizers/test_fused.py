@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests.optimizers.common import assert_close, gradients, train, variables
-from tfscale.ops import library
+from tfscale.ops import library, xla
 from tfscale.ops.toolchain import BuildError
 from tfscale.optimizers import LAMB, LARS, fused
 
@@ -152,10 +152,10 @@ def test_xla_is_recognised_while_it_traces():
 
     @tf.function
     def inner():
-        found.append(fused._compiled_by_xla())
+        found.append(xla.compiles_this())
 
     tf.function(inner.python_function, jit_compile=True).get_concrete_function()
     tf.function(lambda: inner(), jit_compile=True).get_concrete_function()
     tf.function(inner.python_function).get_concrete_function()
-    found.append(fused._compiled_by_xla())
+    found.append(xla.compiles_this())
     assert found == [True, True, False, False]

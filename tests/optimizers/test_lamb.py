@@ -1,12 +1,14 @@
 """LAMB: closed forms, a reference in float64, and the one of Keras."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.optimizers import reference
-from tests.optimizers.common import SHAPES, assert_close, gradients, train, variables
+from tests.optimizers import common, reference
+from tests.optimizers.common import assert_close, gradients, train, variables
 from tfscale.optimizers import LAMB
 
 LENGTH = 5.0  # of the vector (3, 4)
@@ -70,17 +72,7 @@ SETTINGS = {
 }
 
 
-def expected(steps, rate_of, undecayed=(), unadapted=(), **settings):
-    """What the reference makes of ``variables()``."""
-    decay = settings.pop("decay", 0.0)
-    ended = []
-    for i, (name, start) in enumerate(zip(SHAPES, variables(), strict=True)):
-        own = 0.0 if name in undecayed else decay
-        one = reference.Lamb(start.numpy(), decay=own, adapt=name not in unadapted, **settings)
-        for t, grads in enumerate(steps):
-            one.step(grads[i].numpy(), rate_of(t))
-        ended.append(one.w)
-    return ended
+expected = functools.partial(common.expected, reference.Lamb)
 
 
 @pytest.mark.parametrize("case", SETTINGS)

@@ -1,12 +1,14 @@
 """LARS: closed forms and a reference in float64."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.optimizers import reference
-from tests.optimizers.common import SHAPES, assert_close, gradients, train, variables
+from tests.optimizers import common, reference
+from tests.optimizers.common import assert_close, gradients, train, variables
 from tfscale.optimizers import LARS
 
 G = (0.0, 2.0)
@@ -105,17 +107,7 @@ SETTINGS = {
 }
 
 
-def expected(steps, rate_of, undecayed=(), unadapted=(), **settings):
-    """What the reference makes of ``variables()``."""
-    decay = settings.pop("decay", 0.0)
-    ended = []
-    for i, (name, start) in enumerate(zip(SHAPES, variables(), strict=True)):
-        own = 0.0 if name in undecayed else decay
-        one = reference.Lars(start.numpy(), decay=own, adapt=name not in unadapted, **settings)
-        for t, grads in enumerate(steps):
-            one.step(grads[i].numpy(), rate_of(t))
-        ended.append(one.w)
-    return ended
+expected = functools.partial(common.expected, reference.Lars)
 
 
 @pytest.mark.parametrize("case", SETTINGS)

@@ -19,6 +19,8 @@ from tensorflow.python.eager import context
 
 from tests.strategy.models import ADAM, classifier, numbers
 from tfscale import ScaleStrategy
+from tfscale.keras_objects import innermost
+from tfscale.ops import xla
 from tfscale.strategy import keras_seam, private
 from tfscale.strategy.extended import Extended, _EngineOps
 from tfscale.strategy.memory import ATTRIBUTE
@@ -200,7 +202,7 @@ def test_xla_is_recognised_while_it_traces():
     found = []
 
     def trace():
-        found.append(private.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))
+        found.append(xla.compiles_this())
 
     tf.function(trace, jit_compile=True).get_concrete_function()
     tf.function(trace).get_concrete_function()
@@ -277,8 +279,8 @@ def test_a_new_optimizer_calls_the_strategy_from_its_constructor(strategy):
 def test_a_loss_scale_optimizer_holds_the_one_that_accumulates():
     inner = ADAM(gradient_accumulation_steps=2)
     outer = keras.optimizers.LossScaleOptimizer(inner)
-    assert keras_seam._innermost(outer) is inner
-    assert keras_seam._innermost(inner) is inner
+    assert innermost(outer) is inner
+    assert innermost(inner) is inner
 
 
 def test_seeds_have_the_name_that_tells_them():

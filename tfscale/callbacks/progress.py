@@ -6,12 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-
-def innermost(optimizer: Any) -> Any:
-    """The optimizer that has rate and steps, behind those that scale the loss."""
-    while hasattr(optimizer, "inner_optimizer"):
-        optimizer = optimizer.inner_optimizer
-    return optimizer
+from tfscale.keras_objects import innermost
 
 
 def window(optimizer: Any) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from tfscale.keras_objects import innermost
 from tfscale.optimizers import AdaHessian
 from tfscale.recompute import (
     Plan,
@@ -150,7 +151,7 @@ def _check(model: keras.Model) -> None:
 
 def _gradients_pile_up(model: keras.Model) -> bool:
     """Whether all gradients must be there before the first can be applied."""
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    optimizer = innermost(model.optimizer)
     several = model.distribute_strategy.num_replicas_in_sync > 1
     return several or bool(optimizer.global_clipnorm) or optimizer is not model.optimizer
 

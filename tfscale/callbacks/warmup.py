@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfscale import schedules
 from tfscale.callbacks import momentum, progress
+from tfscale.keras_objects import innermost
 from tfscale.schedules.schedule import EPOCHS, STEPS
 
 LOGGED = "learning_rate"
@@ -104,7 +105,7 @@ class Warmup(keras.callbacks.Callback):
     def set_model(self, model: Any) -> None:
         """Called by Keras, before a callback has restored a checkpoint."""
         super().set_model(model)
-        optimizer = progress.innermost(model.optimizer)
+        optimizer = innermost(model.optimizer)
         _check_settable(optimizer)
         rate = progress.number(optimizer.learning_rate)
         self._compiled = (rate, progress.updates(optimizer))
@@ -112,7 +113,7 @@ class Warmup(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Called by Keras."""
         self._rate = None
-        optimizer = progress.innermost(self.model.optimizer)
+        optimizer = innermost(self.model.optimizer)
         if self._corrects:
             momentum.buffers_with_rate(optimizer)  # refuses what it does not know
         if optimizer is not self._scheduled:
@@ -123,7 +124,7 @@ class Warmup(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Called by Keras, once for each execution."""
-        optimizer = progress.innermost(self.model.optimizer)
+        optimizer = innermost(self.model.optimizer)
         updates, window = progress.updates(optimizer), progress.window(optimizer)
         self._set(optimizer, float(self._rate_of((updates + 1) * window - 1)))
 

@@ -73,8 +73,9 @@ def all_reduce(
     """
     x = _checked(x)
     made = _resolve(schedule, communicator.ranks)
-    stochastic = _at_random(wire, residual) if stochastic is None else stochastic
-    common = _common(communicator, made, "all_reduce", wire, stochastic, seed, piece_bytes, name)
+    common = _common(
+        communicator, made, "all_reduce", wire, stochastic, seed, piece_bytes, name, residual
+    )
     return _reduce("all_reduce", x, reduction, residual, common)
 
 
@@ -101,9 +102,8 @@ def reduce_scatter(
     """
     x = _checked(x)
     half = _half(schedule, communicator.ranks, "reduce_scatter")
-    stochastic = _at_random(wire, residual) if stochastic is None else stochastic
     common = _common(
-        communicator, half, "reduce_scatter", wire, stochastic, seed, piece_bytes, name
+        communicator, half, "reduce_scatter", wire, stochastic, seed, piece_bytes, name, residual
     )
     return _reduce("reduce_scatter", x, reduction, residual, common)
 
@@ -192,6 +192,7 @@ def _common(
     seed: Any,
     piece_bytes: int,
     name: str | None,
+    residual: Any = None,
 ) -> dict[str, Any]:
     wire = wires.checked(wire)
     return {
@@ -199,13 +200,13 @@ def _common(
         "seed": tf.cast(seed, tf.int64),
         "bucket": name or communicator.new_name(op),
         "wire": wire,
-        "stochastic": _at_random(wire) if stochastic is None else stochastic,
+        "stochastic": _at_random(wire, residual) if stochastic is None else stochastic,
         "piece_bytes": piece_bytes,
         **_schedule_attributes(schedule, communicator.rank),
     }
 
 
-def _at_random(wire: str, residual: Any = None) -> bool:
+def _at_random(wire: str, residual: Any) -> bool:
     return wire == "ternary" and residual is None
 
 

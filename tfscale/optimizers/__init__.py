@@ -7,7 +7,7 @@ Example:
 
 from typing import Any
 
-from tfscale.optimizers.face import KERAS_2
+from tfscale.keras_objects import KERAS_2
 from tfscale.optimizers.lamb import LAMB
 from tfscale.optimizers.lars import LARS
 from tfscale.optimizers.paths import BIAS_AND_NORM

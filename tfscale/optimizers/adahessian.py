@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -15,9 +14,16 @@ import tensorflow as tf
 from keras import ops
 
 from tfscale.optimizers import curvature as hutchinson
-from tfscale.optimizers import paths, rules
+from tfscale.optimizers import rules
 from tfscale.optimizers.averaging import Averaging, averaged, checked, rule_for
-from tfscale.optimizers.base import DECAY, Optimizer, Patterns, a_share, at_least
+from tfscale.optimizers.base import (
+    DECAY,
+    Optimizer,
+    Patterns,
+    a_share,
+    at_least,
+    warn_of_idle,
+)
 from tfscale.optimizers.paths import BIAS_AND_NORM
 from tfscale.optimizers.probes import signs
 from tfscale.optimizers.recording import Now, Record, follow
@@ -140,19 +146,12 @@ class AdaHessian(Optimizer):
             return
         super().build(variables)
         self._averages = [rule_for(self.averaging, v) for v in variables]
-        self._warn_of_idle_patterns(variables)
+        if isinstance(self.averaging, dict):
+            warn_of_idle("averaging", self.averaging, variables)
         self._momentums = self.add_state("momentum")
         self._velocities = self.add_state("velocity")
         if self.gradient_accumulation_steps:
             self._accumulated_curvature = self.add_state("curvature_accumulator")
-
-    def _warn_of_idle_patterns(self, variables: list[Any]) -> None:
-        if isinstance(self.averaging, dict):
-            known = [paths.path_of(v) for v in variables]
-            for pattern in paths.idle(self.averaging, known):
-                warnings.warn(
-                    f"averaging: {pattern!r} is found in no variable's path", stacklevel=4
-                )
 
     # ------------------------------------------------------------- curvature
 

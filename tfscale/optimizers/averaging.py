@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfscale.keras_objects import path_of
 from tfscale.optimizers import paths
 
 Rule = str | int | None
@@ -54,7 +55,7 @@ def rule_for(averaging: Averaging, variable: Any) -> Rule | Callable[[tf.Tensor,
     """
     if callable(averaging):
         return averaging
-    path, rank = paths.path_of(variable), len(variable.shape)
+    path, rank = path_of(variable), len(variable.shape)
     rule = _first_found(averaging, path) if isinstance(averaging, Mapping) else averaging
     if rule == "auto":
         return "window" if rank >= 4 else None

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfscale.keras_objects import native, path_of
 from tfscale.optimizers import face, paths
 
 Patterns = Iterable[str] | str | None
@@ -58,7 +59,7 @@ class Optimizer(face.Optimizer):
 
     def excluded(self, argument: str, place: int) -> bool:
         """Whether a list excludes the variable at a place of those that were built for."""
-        path = paths.path_of(self._trainable_variables[place])
+        path = path_of(self._trainable_variables[place])
         return paths.found(self._exclusions[argument], path)
 
     def decay_of(self, place: int) -> float:
@@ -80,21 +81,15 @@ class Optimizer(face.Optimizer):
                 f"{len(self._trainable_variables)} variables. Call it before, or give the "
                 f"constructor the list {DECAY}=[...]."
             )
-        these = [paths.exactly(paths.path_of(variable)) for variable in var_list or ()]
+        these = [paths.exactly(path_of(variable)) for variable in var_list or ()]
         patterns = paths.checked(DECAY, [*(var_names or ()), *these])
         self._exclusions = {**self._exclusions, DECAY: patterns}
 
     def build(self, variables: list[Any]) -> None:
         """Called by Keras, once the variables are known; ``add_state`` may be called after it."""
         super().build(variables)
-        known = [paths.path_of(variable) for variable in variables]
         for argument, patterns in self._exclusions.items():
-            for pattern in paths.idle(patterns, known):
-                warnings.warn(
-                    f"{argument}: {pattern!r} is found in no variable's path; paths are "
-                    f"{', '.join(known[:4])}{', ...' if len(known) > 4 else ''}",
-                    stacklevel=3,
-                )
+            warn_of_idle(argument, patterns, variables)
 
     @property
     def exact_dtype(self) -> str:
@@ -108,12 +103,12 @@ class Optimizer(face.Optimizer):
     def _beside(self, variable: Any, name: str) -> Any:
         if self._overwrite_variable_with_gradient(variable):
             return None
-        native = face.native(variable)
-        with tf.distribute.get_strategy().extended.colocate_vars_with(native):
+        own = native(variable)
+        with tf.distribute.get_strategy().extended.colocate_vars_with(own):
             return self.add_variable(
                 shape=variable.shape,
-                dtype=_exact(native),
-                name=f"{paths.path_of(variable).replace('/', '_')}_{name}",
+                dtype=_exact(own),
+                name=f"{path_of(variable).replace('/', '_')}_{name}",
             )
 
     @tf.autograph.experimental.do_not_convert
@@ -133,6 +128,17 @@ class Optimizer(face.Optimizer):
         """All arguments, in types that JSON knows."""
         lists = {name: list(patterns) for name, patterns in self._exclusions.items()}
         return {**super().get_config(), **lists}
+
+
+def warn_of_idle(argument: str, patterns: Iterable[str], variables: Iterable[Any]) -> None:
+    """Called by ``build``: patterns that are found nowhere may be misspelt."""
+    known = [path_of(variable) for variable in variables]
+    for pattern in paths.idle(patterns, known):
+        warnings.warn(
+            f"{argument}: {pattern!r} is found in no variable's path; paths are "
+            f"{', '.join(known[:4])}{', ...' if len(known) > 4 else ''}",
+            stacklevel=4,
+        )
 
 
 def _exact(variable: Any) -> str:

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
+from tfscale.keras_objects import native, path_of
 from tfscale.optimizers.base import dense
-from tfscale.optimizers.paths import path_of
 from tfscale.optimizers.tracing import Trace
 
 # Of what is differentiated, its weights, and variables: for each of these a gradient or None.
@@ -152,8 +151,3 @@ def in_graph(ys: list[Any], weights: list[Any], variables: list[Any]) -> list[An
 def _sum(parts: list[Any], variable: Any) -> Any:
     summands = [dense(part, variable) for part in parts if part is not None]
     return tf.add_n(summands) if summands else None
-
-
-def native(variable: Any) -> Any:
-    """TensorFlow's own variable."""
-    return variable.value if isinstance(variable, keras.Variable) else variable

@@ -13,10 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-# TensorFlow's private name, guarded by tests/optimizers/test_fused.py.
-from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
-
-from tfscale.ops import library, optimizers
+from tfscale.ops import library, optimizers, xla
 from tfscale.ops.toolchain import BuildError
 
 
@@ -59,15 +56,9 @@ def _obstacle(variable: Any) -> str:
         return f"{variable.name} is {variable.dtype.name}, and the op is for {known}"
     if tf.DeviceSpec.from_string(variable.device or "").device_type != "CPU":
         return f"{variable.name} lives on {variable.device or 'no device'}, not on a CPU"
-    if _compiled_by_xla():
+    if xla.compiles_this():
         return "XLA compiles this step, and it cannot call the op"
     return ""
-
-
-def _compiled_by_xla() -> bool:
-    if tf.executing_eagerly():
-        return False
-    return bool(GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))
 
 
 @functools.cache  # a build that has failed is not tried again for each variable

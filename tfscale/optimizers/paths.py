@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any
 
 from tfscale.compression.policy import DEFAULT_SENSITIVE
 
@@ -45,11 +44,6 @@ def found(patterns: Iterable[str], path: str) -> bool:
         False
     """
     return any(re.search(pattern, path) for pattern in patterns)
-
-
-def path_of(variable: Any) -> str:
-    """What patterns are searched in: a Keras variable's path, another's name."""
-    return str(getattr(variable, "path", None) or variable.name.split(":")[0])
 
 
 def exactly(path: str) -> str:

@@ -11,6 +11,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfscale.keras_objects import innermost
+
 
 class Record:
     """What is computed from now on, until it is closed."""
@@ -56,7 +58,6 @@ class _TrainStep:
 
     def __call__(self, model: keras.Model, data: Any) -> Any:
         step = self._shadowed or functools.partial(type(model).train_step, model)
-        innermost = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-        recording = getattr(innermost, "recording", contextlib.nullcontext)
+        recording = getattr(innermost(model.optimizer), "recording", contextlib.nullcontext)
         with recording():
             return step(data)

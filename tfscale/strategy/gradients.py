@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfscale.collectives import Schedule
 from tfscale.compression import WirePolicy
+from tfscale.keras_objects import path_of
 from tfscale.strategy.buckets import Bucket, Gradient, plan
 from tfscale.strategy.exchange import Exchange, joined, separated, wire_bytes
 from tfscale.strategy.memory import Memory
@@ -204,8 +205,7 @@ def bucket_name(label: str, bucket: Bucket) -> str:
 
 def describe(variable: Any) -> Gradient:
     """What is known of a Keras or TensorFlow variable's gradient."""
-    path = getattr(variable, "path", None) or variable.name.split(":")[0]
-    return Gradient(path, tuple(variable.shape), tf.as_dtype(variable.dtype).name)
+    return Gradient(path_of(variable), tuple(variable.shape), tf.as_dtype(variable.dtype).name)
 
 
 def _curvature_of(gradient: Gradient) -> Gradient:

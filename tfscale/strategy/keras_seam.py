@@ -29,6 +29,7 @@ import tensorflow as tf
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 from keras.src.trainers.epoch_iterator import EpochIterator
 
+from tfscale.keras_objects import innermost
 from tfscale.strategy import inexact
 from tfscale.strategy.frames import called_by, caller, frames
 from tfscale.strategy.gradients import Reducer
@@ -185,7 +186,7 @@ def _apply(strategy: Any, optimizer: Any, grads: Any, trainable_variables: Any =
             optimizer.build(variables)
     reducer.prepare(memory, optimizer, variables)
     reduce = functools.partial(reducer.reduce, optimizer=optimizer, memory=memory)
-    inner = _innermost(optimizer)
+    inner = innermost(optimizer)
     curvature = inner.curvature(grads, variables) if hasattr(inner, "curvature") else []
     if inner.gradient_accumulation_steps:
         curvature = _summed_if_due(inner, curvature)
@@ -226,7 +227,7 @@ def _given(optimizer: Any, curvature: list[Any]) -> Any:
     """A context in which the optimizer takes these for the curvature of the unscaled loss."""
     if not curvature:
         return contextlib.nullcontext()
-    inner = _innermost(optimizer)
+    inner = innermost(optimizer)
     scale = inner.loss_scale_factor if inner is optimizer else optimizer.dynamic_scale
     if scale is not None:
         curvature = [None if d is None else d / tf.cast(scale, d.dtype) for d in curvature]
@@ -249,10 +250,6 @@ def _end_of_window(optimizer: Any, grads: Any) -> Any:
     if step.window is not None:
         grads = step.window(list(grads))
     return type(optimizer)._clip_gradients(optimizer, grads)
-
-
-def _innermost(optimizer: Any) -> Any:
-    return getattr(optimizer, "inner_optimizer", optimizer)
 
 
 def _on_a_replica() -> bool:

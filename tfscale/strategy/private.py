@@ -23,7 +23,6 @@ from tensorflow.python.distribute.values import (
 )
 from tensorflow.python.distribute.values_util import assign_on_device, mark_as_unsaveable
 from tensorflow.python.eager.context import eager_mode
-from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 from tensorflow.python.training.saving.saveable_object import SaveableObject, SaveSpec
 
 __all__ = [
@@ -32,7 +31,6 @@ __all__ = [
     "CommunicationImplementation",
     "DistributedValues",
     "DistributedVariable",
-    "GraphOrParentsInXlaContext",
     "Mirrored",
     "MirroredVariable",
     "Options",

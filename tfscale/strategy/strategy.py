@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfscale.collectives.choose import Chooser
 from tfscale.compression import FEEDBACK, WirePolicy
+from tfscale.ops import xla
 from tfscale.ops.group import DEFAULT_SLOW_AFTER
 from tfscale.strategy import farewell, join
 from tfscale.strategy.backup import Backups
@@ -21,7 +22,6 @@ from tfscale.strategy.gradients import Reducer
 from tfscale.strategy.memory import Memory
 from tfscale.strategy.private import (
     DistributedValues,
-    GraphOrParentsInXlaContext,
     PerReplica,
     autograph_artifact,
 )
@@ -243,7 +243,7 @@ class _ReadOnce:
 
 def _refuse_xla(strategy: Any) -> None:
     """Called while a step for several replicas is traced."""
-    if tf.executing_eagerly() or not GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
+    if not xla.compiles_this():
         return
     raise ValueError(
         f"jit_compile=True cannot train on {strategy.num_replicas_in_sync} replicas: XLA compiles "
