@@ -62,14 +62,11 @@ Collective::Collective(Request request, std::shared_ptr<Communicator> communicat
       open_(request_.layout.parts()),
       last_progress_(Now()),
       awaited_(request_.program->ranks),
-      untaken_(request_.program->ranks),
-      heard_(request_.program->ranks) {
+      untaken_(request_.program->ranks) {
   if (request_.layout.count() > 0) {
     company_ = request_.program->peers;
   } else {
-    for (int r = 0; r < communicator_->ranks(); ++r) {
-      if (r != communicator_->rank()) company_.push_back(r);
-    }
+    company_ = communicator_->Others();
   }
 }
 
@@ -542,14 +539,16 @@ void Collective::CheckProgress(Clock::time_point now) {
     if (over_) channel_->Cancel();  // it ended in between, and did not know of the questions
     return;                         // however late this tick is, peers get time to answer
   }
+  communicator_->Beat(generation_, now);
   const Patience& patience = communicator_->patience();
   const double seconds = std::chrono::duration<double>(now - last).count();
-  if (patience.slow_after.count() > 0 && now >= last + patience.slow_after) WarnOfLate(seconds);
+  if (patience.slow_after.count() > 0 && now >= last + patience.slow_after)
+    WarnOfLate(now, seconds);
   if (now < last + patience.deadline) return;
   // Ranks that wait for a rank that waits leave the first word to whoever sits
   // next to the silent one.
   const bool last_word = now > last + patience.deadline + std::chrono::seconds(1);
-  Expire(seconds, last_word);
+  Expire(now, seconds, last_word);
 }
 
 void Collective::Ask() {
@@ -561,8 +560,7 @@ void Collective::Ask() {
   hello.Write(mine.data);
   const Key key{name_id_, generation_, execution_, 0, kHelloMessage, 0, 0};
   auto self = shared_from_this();
-  for (int to = 0; to < communicator_->ranks(); ++to) {
-    if (to == communicator_->rank()) continue;
+  for (int to : communicator_->Others()) {
     channel_->Post(to, key, mine, [self](Status status) {
       if (status.ok()) self->Introduced();
     });
@@ -585,7 +583,6 @@ void Collective::Heard(int from, const View& bytes, const Status& status) {
   if (!Notice::Read(bytes.data, bytes.size, Notice::Kind::kHello, &hello, &why)) {
     return Fail(Status(Code::kInvalidArgument, About(from) + why));
   }
-  heard_[from] = true;
   if (hello.hash == Hash(request_.signature)) return Introduced();
   Fail(Status(Code::kInvalidArgument,
               Text("bucket '", request_.name, "': ranks do not agree. ",
@@ -606,32 +603,50 @@ bool Collective::NeedsMessagesOf(int peer) const {
   return awaited_[peer] > 0 || untaken_[peer] > 0 || request_.layout.count() == 0;
 }
 
-bool Collective::Silent(int peer) const { return NeedsMessagesOf(peer) && !heard_[peer]; }
-
-// Those that wait themselves have said hello, so only who sits next to a late
-// rank says anything.
-void Collective::WarnOfLate(double seconds) {
-  std::string late;
+std::vector<int> Collective::Needed() const {
+  std::vector<int> needed;
   for (int peer : company_) {
-    if (Silent(peer)) late += (late.empty() ? "" : ", ") + communicator_->Describe(peer);
+    if (NeedsMessagesOf(peer)) needed.push_back(peer);
+  }
+  return needed;
+}
+
+std::vector<int> Collective::Silent(Clock::time_point now, const std::vector<int>& among) const {
+  std::vector<int> silent;
+  for (int peer : among) {
+    if (!communicator_->IsWaiting(peer, now)) silent.push_back(peer);
+  }
+  return silent;
+}
+
+// Those that wait themselves give signs of life, so only who sits next to a late rank
+// says anything.
+void Collective::WarnOfLate(Clock::time_point now, double seconds) {
+  std::string late;
+  for (int peer : Silent(now, Needed())) {
+    late += (late.empty() ? "" : ", ") + communicator_->Describe(peer);
   }
   if (late.empty() || warned_.exchange(true)) return;
   communicator_->patience().warn(Text("bucket '", request_.name, "' has waited ", Rounded(seconds),
                                       " s for ", late, ": no sign of life there yet"));
 }
 
-void Collective::Expire(double seconds, bool last_word) {
-  std::string silent;
-  for (int peer : company_) {
-    const int awaited = awaited_[peer], untaken = untaken_[peer];
-    if (!Silent(peer) && !(last_word && NeedsMessagesOf(peer))) continue;
-    if (!silent.empty()) silent += ", ";
-    silent += Text(communicator_->Describe(peer), " [", awaited, " messages awaited, ", untaken,
-                   " not taken, ", heard_[peer] ? "itself waiting]" : "no sign of life]");
+// If all that this rank needs wait themselves, the first word is theirs. The last word
+// names whoever is silent, needed here or not, and if nobody is, those that are needed.
+void Collective::Expire(Clock::time_point now, double seconds, bool last_word) {
+  const std::vector<int> needed = Needed();
+  std::vector<int> blamed = Silent(now, needed);
+  if (needed.empty() || (blamed.empty() && !last_word)) return;
+  if (blamed.empty()) blamed = Silent(now, communicator_->Others());
+  if (blamed.empty()) blamed = needed;
+  std::string who;
+  for (int peer : blamed) {
+    who += Text(who.empty() ? "" : ", ", communicator_->Describe(peer), " [", awaited_[peer].load(),
+                " messages awaited, ", untaken_[peer].load(), " not taken, ",
+                communicator_->IsWaiting(peer, now) ? "itself waiting]" : "no sign of life]");
   }
-  if (silent.empty()) return;
   Fail(Status(Code::kDeadlineExceeded, Text("bucket '", request_.name, "': no progress for ",
-                                            Rounded(seconds), " s, waiting for ", silent,
+                                            Rounded(seconds), " s, waiting for ", who,
                                             ". A rank without a sign of life is stopped, stuck, "
                                             "or has not reached this collective")));
 }

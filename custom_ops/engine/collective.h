@@ -131,9 +131,10 @@ class Collective : public std::enable_shared_from_this<Collective> {
   Key DataKey(const Part& part, const Step& step) const;
   void Ask();
   void Introduced();
-  bool Silent(int peer) const;
-  void WarnOfLate(double seconds);
-  void Expire(double seconds, bool last_word);
+  std::vector<int> Silent(Clock::time_point now, const std::vector<int>& among) const;
+  std::vector<int> Needed() const;
+  void WarnOfLate(Clock::time_point now, double seconds);
+  void Expire(Clock::time_point now, double seconds, bool last_word);
   void Heard(int from, const View& bytes, const Status& status);
   std::string About(int peer) const;
 
@@ -157,7 +158,6 @@ class Collective : public std::enable_shared_from_this<Collective> {
   std::atomic<Clock::rep> last_progress_;
   std::atomic<bool> asked_{false}, warned_{false};
   std::vector<std::atomic<int>> awaited_, untaken_;  // messages, per peer
-  std::vector<std::atomic<bool>> heard_;             // which peers said hello
   std::vector<int> company_;                         // whose hellos it waits for, if it asks
 };
 

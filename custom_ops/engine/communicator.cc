@@ -1,5 +1,6 @@
 #include "custom_ops/engine/communicator.h"
 
+#include <numeric>
 #include <utility>
 
 #include "custom_ops/engine/notice.h"
@@ -36,6 +37,13 @@ class Families {
   std::map<int, std::vector<std::weak_ptr<Communicator>>> members_;
 };
 
+std::vector<int> AllBut(int rank, size_t ranks) {
+  std::vector<int> others(ranks);
+  std::iota(others.begin(), others.end(), 0);
+  others.erase(others.begin() + rank);
+  return others;
+}
+
 }  // namespace
 
 std::shared_ptr<Communicator> Communicator::Make(int rank, std::vector<std::string> peers,
@@ -46,10 +54,14 @@ std::shared_ptr<Communicator> Communicator::Make(int rank, std::vector<std::stri
 }
 
 Communicator::Communicator(int rank, std::vector<std::string> peers, Patience patience)
-    : rank_(rank), peers_(std::move(peers)), patience_(std::move(patience)) {}
+    : rank_(rank),
+      peers_(std::move(peers)),
+      others_(AllBut(rank_, peers_.size())),
+      patience_(std::move(patience)) {}
 
 Communicator::~Communicator() {
   if (listening_ != nullptr) listening_->Cancel();
+  if (pulse_ != nullptr) pulse_->Cancel();
   for (auto& parting : partings_) parting->Cancel();
 }
 
@@ -139,10 +151,12 @@ void Communicator::LeaveWithFamily(uint32_t generation, const std::shared_ptr<Pa
 bool Communicator::LeaveGeneration(uint32_t generation, const std::shared_ptr<Parting>& parting,
                                    std::set<int64_t>* failed_steps) {
   std::map<std::string, std::shared_ptr<Collective>> running;
+  std::shared_ptr<Pulse> pulse;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (generation != generation_) return false;
     running.swap(running_);
+    pulse.swap(pulse_);
     parting->listening.swap(listening_);
     executions_.clear();
     last_failure_ = parting->why;
@@ -151,6 +165,7 @@ bool Communicator::LeaveGeneration(uint32_t generation, const std::shared_ptr<Pa
     for (auto& entry : running) failed_steps->insert(entry.second->request().step);
     failed_steps_ = *failed_steps;
   }
+  if (pulse != nullptr) pulse->Cancel();
   if (!running.empty()) parting->open = running.begin()->second->request().open;
   if (parting->open == nullptr) {
     if (parting->listening != nullptr) parting->listening->Cancel();
@@ -204,7 +219,7 @@ void Communicator::SayFarewell(uint32_t generation, const std::shared_ptr<Partin
     ListenTo(generation, parting->listening);  // others wait for that
   }
   parting->channel = parting->open();
-  parting->untaken = ranks() - 1;
+  parting->untaken = static_cast<int>(others_.size());
   Remember(parting);
   Notice notice;
   notice.kind = Notice::Kind::kFarewell;
@@ -212,8 +227,7 @@ void Communicator::SayFarewell(uint32_t generation, const std::shared_ptr<Partin
   notice.text = parting->why.message();
   View bytes = pool_->Get(Notice::kBytes);
   notice.Write(bytes.data);
-  for (int to = 0; to < ranks(); ++to) {
-    if (to == rank_) continue;
+  for (int to : others_) {
     parting->channel->Post(to, FarewellKey(generation), bytes, [parting](Status status) {
       if (status.ok()) parting->Taken();
     });
@@ -224,19 +238,37 @@ void Communicator::SayFarewell(uint32_t generation, const std::shared_ptr<Partin
 // running, and then pass nothing on.
 void Communicator::Listen(const Collective& collective) {
   const uint32_t generation = collective.generation();
+  const Open& open = collective.request().open;
   std::shared_ptr<Channel> channel;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (generation != generation_ || listening_ != nullptr) return;
-    channel = listening_ = collective.request().open();
+    channel = listening_ = open();
+    pulse_ = std::make_shared<Pulse>(rank_, ranks(), generation, patience_.deadline / kBeats,
+                                     open(), pool_);
   }
   ListenTo(generation, channel);
 }
 
+void Communicator::Beat(uint32_t generation, Clock::time_point now) {
+  std::shared_ptr<Pulse> pulse;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (generation == generation_) pulse = pulse_;
+  }
+  if (pulse != nullptr) pulse->Beat(now);
+}
+
+// Half a deadline is several beats, and short enough to notice who stopped while others
+// waited.
+bool Communicator::IsWaiting(int rank, Clock::time_point now) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return pulse_ != nullptr && pulse_->HeardSince(rank, now - patience_.deadline / 2);
+}
+
 void Communicator::ListenTo(uint32_t generation, const std::shared_ptr<Channel>& channel) {
   std::weak_ptr<Communicator> weak = weak_from_this();
-  for (int peer = 0; peer < ranks(); ++peer) {
-    if (peer == rank_) continue;
+  for (int peer : others_) {
     View bytes = pool_->Get(Notice::kBytes);
     channel->Receive(peer, FarewellKey(generation), bytes, [=](Status status) {
       if (auto self = weak.lock()) self->Heard(generation, peer, bytes, status);

@@ -7,6 +7,9 @@
 // hello (its signature) to all ranks and reads the hellos of the ranks that it
 // talks to: a different signature is the reason, and it is refused by name.
 //
+// Whoever stalls also gives and takes signs of life (pulse.h), so that an error names
+// the rank that is stuck, and none that waits elsewhere.
+//
 // A rank that gives up says farewell, and why, to all ranks. Whoever stalls
 // also listens for farewells, and gives up for the same reason. A rank that has
 // nothing running when it hears one gives up what it starts next: that belongs
@@ -36,6 +39,7 @@
 #include "custom_ops/engine/buffer_pool.h"
 #include "custom_ops/engine/collective.h"
 #include "custom_ops/engine/log.h"
+#include "custom_ops/engine/pulse.h"
 
 namespace tfscale {
 
@@ -50,6 +54,7 @@ struct Patience {
 class Communicator : public Watched, public std::enable_shared_from_this<Communicator> {
  public:
   static constexpr std::chrono::milliseconds kStall{300};
+  static constexpr int kBeats = 8;                          // signs of life during a deadline
   static constexpr std::chrono::milliseconds kLinger{600};  // others stall and listen
 
   // `peers` says who each rank is, for messages: "worker 2 at 10.0.0.3:2222".
@@ -73,6 +78,7 @@ class Communicator : public Watched, public std::enable_shared_from_this<Communi
 
   int rank() const { return rank_; }
   int ranks() const { return static_cast<int>(peers_.size()); }
+  const std::vector<int>& Others() const { return others_; }
   const Patience& patience() const { return patience_; }
   const std::shared_ptr<BufferPool>& pool() const { return pool_; }
   Log& log() { return log_; }
@@ -84,6 +90,8 @@ class Communicator : public Watched, public std::enable_shared_from_this<Communi
   void Finished(const Collective& collective);
   void GiveUp(uint32_t generation, const Status& why);
   void Listen(const Collective& collective);
+  void Beat(uint32_t generation, Clock::time_point now);
+  bool IsWaiting(int rank, Clock::time_point now) const;
 
  private:
   // The end of a generation on this rank. Its collectives fail only when all
@@ -124,6 +132,7 @@ class Communicator : public Watched, public std::enable_shared_from_this<Communi
 
   const int rank_;
   const std::vector<std::string> peers_;
+  const std::vector<int> others_;  // all ranks but this one
   const Patience patience_;
   const std::shared_ptr<BufferPool> pool_ = std::make_shared<BufferPool>();
   Log log_;
@@ -138,6 +147,7 @@ class Communicator : public Watched, public std::enable_shared_from_this<Communi
   Status last_failure_;
   Status told_;                                    // heard while nothing ran
   std::shared_ptr<Channel> listening_;             // for farewells of this generation
+  std::shared_ptr<Pulse> pulse_;                   // likewise; only once something stalled
   std::deque<std::shared_ptr<Parting>> partings_;  // the last few
 };
 

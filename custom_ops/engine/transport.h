@@ -20,7 +20,7 @@ struct Key {
   uint32_t generation;  // how often the communicator has failed before
   uint32_t execution;   // how often this collective ran before
   uint32_t part;
-  uint32_t kind;         // one of the four below
+  uint32_t kind;         // one of those below
   uint32_t first, last;  // the chunks [first, last) that it carries
 };
 
@@ -28,6 +28,7 @@ inline constexpr uint32_t kPartialMessage = 0;
 inline constexpr uint32_t kFinalMessage = 1;
 inline constexpr uint32_t kHelloMessage = 2;
 inline constexpr uint32_t kFarewellMessage = 3;
+inline constexpr uint32_t kPulseMessage = 4;
 
 // Memory that somebody else owns; `owner` keeps it alive.
 struct View {

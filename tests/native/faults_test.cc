@@ -209,6 +209,40 @@ TEST_P(Faults, ASilentRankIsNamedByAllAndTheGroupGoesOn) {
   }
 }
 
+// A step has several collectives under way, and ranks that wait may wait in different ones.
+TEST_P(Faults, ASilentRankIsNamedByThoseThatWaitElsewhereToo) {
+  World world(ranks(), 0, 1, {milliseconds(1000)});
+  const int silent = ranks() - 1;
+  Task one = Usual(), other = Usual();
+  one.name = "one";
+  other.name = "other";
+  Outcomes outcomes(ranks());
+  for (int r = 0; r < silent; ++r) world.Start(r % 2 == 0 ? one : other, r, outcomes.For(r));
+  WaitForAllButOne(outcomes);
+  world.Start(one, silent, outcomes.For(silent));  // too late: it hears that all gave up
+  const std::vector<Status> statuses = outcomes.Wait();
+  ExpectAll(statuses, Code::kDeadlineExceeded, "waiting for " + Name(silent) + " [");
+  for (const Status& status : statuses) {
+    EXPECT_EQ(Mentions(status.message(), "(worker "), 1) << status.message();
+  }
+  ExpectGoesOn(&world, one);
+}
+
+TEST_P(Faults, ARankThatHasWaitedAndFallsSilentIsNamed) {
+  World world(ranks(), 0, 1, {milliseconds(1000)});
+  const int silent = ranks() - 1;
+  Outcomes late(ranks());
+  world.Start(Usual(), silent, late.For(silent));
+  std::this_thread::sleep_for(2 * Communicator::kStall);  // it has given signs of life
+  for (int r = 0; r < silent; ++r) world.Start(Usual(), r, late.For(r));
+  ExpectAll(late.Wait(), Code::kOk, "");
+  Outcomes outcomes(ranks());
+  StartAllBut(&world, silent, Usual(), &outcomes);
+  WaitForAllButOne(outcomes);
+  world.Start(Usual(), silent, outcomes.For(silent));
+  ExpectAll(outcomes.Wait(), Code::kDeadlineExceeded, "waiting for " + Name(silent) + " [");
+}
+
 // ------------------------------------------------------------------- giving up
 
 TEST_P(Faults, OneRankThatGivesUpStopsAllAndTheGroupGoesOn) {

@@ -87,13 +87,18 @@ def test_a_worker_that_ends_its_program_does_not_leave_the_others_waiting():
     assert "rank 1 (worker 1 at 127.0.0.1:" in message
 
 
-def test_a_worker_that_is_stopped_is_named_after_the_deadline():
-    outputs = run("stop", 1, deadline=20)
-    _, kind, message = error(outputs[0])
-    assert kind == "DeadlineExceededError", message
-    assert "rank 1 (worker 1 at 127.0.0.1:" in message
-    (waited,) = re.findall(r"no progress for (\S+) s", message)
-    assert float(waited) >= 20
+@pytest.mark.parametrize("way", ["stop", "stop in a step"])
+def test_a_worker_that_is_stopped_is_named_after_the_deadline(way):
+    """None that waits is named in its stead, in whatever collective it waits."""
+    outputs = run(way, 1, workers=3, deadline=20)
+    for survivor in (0, 2):
+        _, kind, message = error(outputs[survivor])
+        assert kind == "DeadlineExceededError", message
+        waits = re.findall(r"no progress for (\S+) s, waiting for (.*?)\. A rank", message)
+        assert waits, message
+        for seconds, whom in waits:
+            assert float(seconds) >= 20
+            assert re.findall(r"rank (\d)", whom) == ["1"], message
 
 
 def test_a_worker_that_is_slow_is_named_in_a_warning_and_waited_for(tmp_path):

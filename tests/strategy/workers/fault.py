@@ -7,8 +7,10 @@ worker was told, and BATCH where data was slow.
 import atexit
 import json
 import os
+import random
 import signal
 import sys
+import threading
 import time
 
 import keras
@@ -38,6 +40,9 @@ def fail():
         end_by(signal.SIGKILL)
     if WAY == "stop":
         end_by(signal.SIGSTOP)
+    if WAY == "stop in a step":
+        threading.Timer(random.uniform(0.001, 0.02), end_by, [signal.SIGSTOP]).start()
+        return
     event()
     if WAY == "raise":
         raise KeyError("no such row")
