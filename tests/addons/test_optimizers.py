@@ -5,14 +5,14 @@ import pytest
 import tensorflow as tf
 import tensorflow_addons as tfa
 
-import tfscale.optimizers
 from tests.addons.models import OPTIMIZERS, furthest, scale, train
-from tfscale.optimizers import LAMB, LARS
+from tfscale.optimizers import LAMB, LARS, AdaHessian
 
 SHAPES = {"kernel": (7, 5), "bias": (5,), "gamma": (5,)}
 OURS = {
     "our lamb": lambda: LAMB(0.01, weight_decay=0.01),
     "our lars": lambda: LARS(0.5, trust_coefficient=0.02, weight_decay=0.01),
+    "our adahessian": lambda: AdaHessian(0.05, epsilon=0.1, weight_decay=0.01),
 }
 
 
@@ -77,8 +77,3 @@ def test_a_rate_may_be_a_schedule_and_gradients_sparse():
     optimizer.apply_gradients([(slices, rows)])
     moved = rows.numpy()
     assert np.all(moved[1] < 1) and np.all(moved[[0, 2, 3]] == 1)
-
-
-def test_adahessian_says_what_it_needs():
-    with pytest.raises(AttributeError, match="needs Keras 3"):
-        tfscale.optimizers.AdaHessian  # noqa: B018

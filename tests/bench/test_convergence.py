@@ -10,7 +10,8 @@ from statistics import mean
 import numpy as np
 import pytest
 
-from tfscale.bench.convergence import contestants, judge, spread
+from tfscale.bench.convergence import contestants, spread
+from tfscale.bench.digits import judge
 
 pytestmark = pytest.mark.timeout(960)
 

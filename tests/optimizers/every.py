@@ -21,12 +21,14 @@ class Entry:
         make: the class, or a partial of it.
         rate: at which it learns the problems; it falls to zero.
         other: for each of its own arguments a value that is not the default.
+        calm: what keeps it far from where rounding is amplified.
     """
 
     name: str
     make: Callable[..., keras.optimizers.Optimizer]
     rate: float
     other: Mapping[str, Any] = field(default_factory=dict)
+    calm: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def kind(self) -> type[keras.optimizers.Optimizer]:
@@ -72,5 +74,6 @@ OF_ADAHESSIAN = {
 EVERY = [
     Entry("lars", partial(LARS, trust_coefficient=0.1), 1.0, OF_LARS),
     Entry("lamb", LAMB, 0.1, OF_LAMB),
-    Entry("adahessian", AdaHessian, 0.15, OF_ADAHESSIAN),
+    # It divides by curvatures, some of which are nearly zero.
+    Entry("adahessian", AdaHessian, 0.15, OF_ADAHESSIAN, calm={"epsilon": 0.1}),
 ]

@@ -118,6 +118,14 @@ def test_in_float16_curvature_is_that_of_the_unscaled_loss(scale, eagerly):
     np.testing.assert_allclose(curvatures(optimizer), expected, atol=0.01 * np.max(expected))
 
 
+def test_what_normalizes_is_measured_from_within_a_branch_too():
+    def first_step(make):
+        return fit(model_of(make(), [layers.BatchNormalization()]), 1, ROWS)
+
+    scaled = first_step(lambda: keras.optimizers.LossScaleOptimizer(AdaHessian(update_each=2)))
+    np.testing.assert_allclose(scaled, first_step(AdaHessian), rtol=0, atol=1e-6)
+
+
 def test_a_skipped_step_leaves_the_state_alone():
     model, optimizer, scaler = in_half()
     fit(model, 1)
@@ -222,6 +230,24 @@ def test_a_model_of_another_optimizer_has_to_be_followed():
     model.optimizer.inner_optimizer.follow(model)
     fit(model, 1)
     assert model.optimizer.iterations.numpy() == ROWS // BATCH
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        layers.BatchNormalization,
+        layers.LayerNormalization,
+        functools.partial(layers.GroupNormalization, 2),
+    ],
+)
+def test_eager_steps_of_a_model_that_normalizes_are_refused(layer):
+    def model(optimizer, **how):
+        return model_of(optimizer, [layer(name="even")], **how)
+
+    fit(model(AdaHessian()), 1)
+    fit(model(keras.optimizers.SGD(0.1), run_eagerly=True), 1)
+    with pytest.raises(NotImplementedError, match="eagerly where even normalizes.*without run_e"):
+        fit(model(AdaHessian(), run_eagerly=True), 1)
 
 
 def test_a_loop_of_ones_own_is_fit():

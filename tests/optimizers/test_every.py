@@ -96,8 +96,8 @@ def fit(model, data=None, **how):
 
 
 def small(entry, **arguments):
-    """Its settings where results are compared: far from where rounding is amplified."""
-    return functools.partial(entry.make, learning_rate=entry.rate / 20, **arguments)
+    """Its settings where results are compared."""
+    return functools.partial(entry.make, learning_rate=entry.rate / 20, **entry.calm, **arguments)
 
 
 def model_of(entry, seed=1, build=classifier, **how):

@@ -18,7 +18,7 @@ from keras import optimizers
 
 from tests.strategy import models as m
 from tests.strategy.models import ADAM, BATCH, ROWS, SGD, STEPS, classifier, fit, reader
-from tfscale.optimizers import LAMB, LARS
+from tfscale.optimizers import LAMB, LARS, AdaHessian
 
 LAYOUTS = ("1x2", "1x4", "2x1", "2x2")  # workers x devices
 WORKERS = ("2x1", "2x2")
@@ -38,6 +38,8 @@ class Case:
 
 Shard = tf.data.experimental.AutoShardPolicy
 momentum = partial(SGD, momentum=0.9)
+# Far from where rounding is amplified by a curvature near zero.
+curved = partial(AdaHessian, 0.05, epsilon=0.1)
 plain = classifier(momentum)
 
 
@@ -72,6 +74,19 @@ CASES = [
     Case("lamb", classifier(partial(optimizers.Lamb, 0.01)), fit()),
     Case("lamb_of_tfscale", classifier(partial(LAMB, 0.01, weight_decay=0.1)), fit()),
     Case("lars", classifier(partial(LARS, 0.5, trust_coefficient=0.02, weight_decay=0.1)), fit()),
+    Case("adahessian", classifier(curved), fit()),
+    Case("adahessian_each_third", classifier(partial(curved, update_each=3, samples=2)), fit()),
+    Case(
+        "adahessian_accumulate",
+        classifier(partial(curved, update_each=2, gradient_accumulation_steps=2)),
+        fit(),
+    ),
+    Case("adahessian_batch_norm", classifier(curved, m.batch_norm), fit()),
+    Case(
+        "adahessian_curvature",
+        classifier(partial(curved, samples=2)),
+        m.fit_and_tell_curvature,
+    ),
     # Batches and replicas
     Case("batch_of_15", plain, fit(batch_size=15)),
     Case("batch_of_1", plain, fit(partial(m.numbers, STEPS), batch_size=1)),

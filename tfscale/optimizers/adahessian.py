@@ -11,10 +11,10 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras import ops
 
+from tfscale.keras_objects import native
 from tfscale.optimizers import curvature as hutchinson
-from tfscale.optimizers import rules
+from tfscale.optimizers import face, rules
 from tfscale.optimizers.averaging import Averaging, averaged, checked, rule_for
 from tfscale.optimizers.base import (
     DECAY,
@@ -24,6 +24,7 @@ from tfscale.optimizers.base import (
     at_least,
     warn_of_idle,
 )
+from tfscale.optimizers.face import ops
 from tfscale.optimizers.paths import BIAS_AND_NORM
 from tfscale.optimizers.probes import signs
 from tfscale.optimizers.recording import Now, Record, follow
@@ -156,24 +157,29 @@ class AdaHessian(Optimizer):
     # ------------------------------------------------------------- curvature
 
     @tf.autograph.experimental.do_not_convert
-    def curvature(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    def curvature(
+        self, gradients: Sequence[Any], variables: Sequence[Any], unscaled: bool = False
+    ) -> list[Any]:
         """This replica's D, for whoever sums it over replicas and gives it back by ``given``.
 
-        Call it in every step, where ``apply`` would be called and before gradients are summed,
-        clipped, or divided by the loss's scale: D is of the loss as it was scaled. In steps that
-        need none (``update_each``) it is zeros, and ``apply`` ignores what is given.
+        Call it in every step, where ``apply`` would be called and before gradients are summed or
+        clipped. D is of the loss as it was scaled, unless the gradients have been divided by that
+        scale. In steps that need none (``update_each``) it is zeros, and ``apply`` ignores what is
+        given.
 
         Args:
             gradients: this replica's, dense, ``IndexedSlices`` or None.
             variables: whose they are.
+            unscaled: whether the gradients have been divided by the loss's scale.
 
         Returns:
             For each variable a dense tensor of its shape, or None where the gradient is None.
         """
         scale = self._loss_scale()
-        return self._measured(
-            gradients, variables, 1.0 if scale is None else 1 / _power_of_2_near_root(scale)
-        )
+        if scale is None:
+            return self._measured(gradients, variables, 1.0)
+        root = _power_of_2_near_root(scale)
+        return self._measured(gradients, variables, root if unscaled else 1 / root)
 
     @contextlib.contextmanager
     def given(self, curvature: Sequence[Any]) -> Iterator[None]:
@@ -188,6 +194,14 @@ class AdaHessian(Optimizer):
             yield
         finally:
             self._now.given = before
+
+    def give(self, curvature: Sequence[Any]) -> None:
+        """The next ``apply`` on this thread uses these: ``given``, where nothing can last so long.
+
+        Args:
+            curvature: as for ``given``.
+        """
+        self._now.next = list(curvature)
 
     @tf.autograph.experimental.do_not_convert
     @contextlib.contextmanager
@@ -263,7 +277,7 @@ class AdaHessian(Optimizer):
         """What the loss is multiplied by, or None."""
         scaler = self._scaler()
         if scaler is not None:
-            return scaler.dynamic_scale if scaler.built else scaler.initial_scale
+            return face.scale_of(scaler)
         return self.loss_scale_factor
 
     # ---------------------------------------------------------------- update
@@ -275,7 +289,7 @@ class AdaHessian(Optimizer):
         known = trainable_variables is None
         variables = self._trainable_variables if known else list(trainable_variables)
         if not self.built and variables:
-            with keras.name_scope(self.name):
+            with face.building(self.name):
                 self.build(variables)
         if len(grads) == len(variables):  # if not, Keras says so
             self._now.curvature = self._curvature_for(grads, variables)
@@ -287,6 +301,8 @@ class AdaHessian(Optimizer):
     def _curvature_for(self, grads: list[Any], variables: list[Any]) -> dict[int, Any]:
         """By the places of the variables: D of an unscaled loss."""
         found = self._now.given
+        if found is None:
+            found, self._now.next = self._now.next, None
         if found is None:
             found = self._own_curvature(grads, variables)
         terms = {
@@ -301,10 +317,11 @@ class AdaHessian(Optimizer):
         return terms
 
     def _own_curvature(self, grads: list[Any], variables: list[Any]) -> list[Any]:
-        scale = self._loss_scale()
-        if self._scaler() is not None:  # which has divided the gradients
-            return self._measured(grads, variables, _power_of_2_near_root(scale))
-        found = self.curvature(grads, variables)
+        if face.gradients_are_sums():
+            raise RuntimeError(_SUMMED)
+        unscaled = self._scaler() is not None  # it has divided the gradients
+        found: list[Any] = self.curvature(grads, variables, unscaled)
+        scale = None if unscaled else self._loss_scale()
         return found if scale is None else [None if d is None else d / scale for d in found]
 
     @tf.autograph.experimental.do_not_convert
@@ -361,8 +378,8 @@ class AdaHessian(Optimizer):
         root = ops.sqrt(rules.bias_correction(self._kept, self._changes(m.dtype)))
         tf.raw_ops.ResourceApplyAdam(
             var=variable.handle,
-            m=m.value.handle,
-            v=v.value.handle,
+            m=native(m).handle,
+            v=native(v).handle,
             beta1_power=tf.zeros((), g.dtype),
             beta2_power=tf.zeros((), g.dtype),
             lr=rate / root,
@@ -410,14 +427,16 @@ class AdaHessian(Optimizer):
         """Called by TensorFlow when an attribute of another object becomes this optimizer.
 
         A model is followed, in case its steps will run eagerly; of an optimizer that scales the
-        loss it must be known by how much. Keras tells an optimizer of neither.
+        loss it must be known by how much. Keras tells an optimizer of neither. One that scales
+        the loss hands this call on under Keras 2, so a model may be behind it.
         """
         super()._maybe_initialize_trackable()
-        owner = sys._getframe(1).f_locals.get("self")
-        if isinstance(owner, keras.optimizers.LossScaleOptimizer):
-            self._scaler = weakref.ref(owner)
-        elif isinstance(owner, keras.Model):
-            follow(owner)
+        for levels in (1, 2):
+            owner = sys._getframe(levels).f_locals.get("self")
+            if isinstance(owner, face.LossScaleOptimizer):
+                self._scaler = weakref.ref(owner)
+            elif isinstance(owner, keras.Model):
+                follow(owner)
 
     def get_config(self) -> dict[str, Any]:
         """All arguments, in types that JSON knows."""
@@ -453,6 +472,12 @@ _NOT_RECORDED = (
     "one tf.function. model.fit does so by itself, unless the model was compiled with another "
     "optimizer before, or this one was put into a LossScaleOptimizer by hand: then call "
     "optimizer.follow(model) once, before fit."
+)
+
+_SUMMED = (
+    "AdaHessian was given gradients that are sums over replicas, and cannot measure its own "
+    "replica's curvature. Under Keras 2 it needs tfscale.ScaleStrategy: make the optimizer, or "
+    "compile the model, in its scope, and let apply_gradients sum."
 )
 
 

@@ -6,7 +6,9 @@ there; eagerly, a tape must have recorded it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -26,6 +28,10 @@ _SILENT = {
     "FakeQuantWithMinMaxVarsPerChannelGradient": "quantization-aware training",
     "SparseAddGrad": "a sum of sparse tensors",
 }
+
+# tf.nn.moments, of which batch, layer and group normalization are made, takes the mean in its
+# variance for constant: right for first derivatives, which are zero there, not for second ones.
+_MEAN = re.compile(r"(^|/)moments(_\d+)?/StopGradient$")
 
 _UNKNOWN = (
     "AdaHessian needs second derivatives, and TensorFlow cannot differentiate the gradient of %s: "
@@ -139,13 +145,28 @@ def in_graph(ys: list[Any], weights: list[Any], variables: list[Any]) -> list[An
     for y, variable in zip(ys, variables, strict=False):
         if not trace.is_made_here(y):
             raise ValueError(_FOREIGN % path_of(variable))
-    for operation in trace.operations_before(ys):
+    operations = list(trace.operations_before(ys))
+    for operation in operations:
         if operation.type in _SILENT:
             raise LookupError(f"{operation.name}, for {_SILENT[operation.type]}")
     names = trace.names([native(v).handle for v in variables])
-    found = iter(tf.gradients(ys, [name for several in names for name in several], weights))
+    with _means_that_depend(operations):
+        found = iter(tf.gradients(ys, [name for several in names for name in several], weights))
     parts = [[next(found) for _ in several] for several in names]
     return [_sum(several, v) for several, v in zip(parts, variables, strict=True)]
+
+
+@contextlib.contextmanager
+def _means_that_depend(operations: list[Any]) -> Iterator[None]:
+    """While it lasts, the mean within ``tf.nn.moments`` depends on what it is the mean of."""
+    stops = [one for one in operations if one.type == "StopGradient" and _MEAN.search(one.name)]
+    for stop in stops:
+        stop._gradient_function = lambda op, dy: dy
+    try:
+        yield
+    finally:
+        for stop in stops:
+            stop._gradient_function = None
 
 
 def _sum(parts: list[Any], variable: Any) -> Any:

@@ -2,17 +2,44 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import keras
 
 from tfscale.keras_objects import KERAS_2
 
 if KERAS_2:
-    from tfscale.optimizers.keras2 import Optimizer, ops
+    from tfscale.optimizers.keras2 import (
+        LossScaleOptimizer,
+        Optimizer,
+        building,
+        gradients_are_sums,
+        ops,
+        scale_of,
+    )
 else:
+    from keras import name_scope as building  # type: ignore[no-redef]
     from keras import ops  # type: ignore[no-redef]
-    from keras.optimizers import Optimizer  # type: ignore[no-redef]
+    from keras.optimizers import LossScaleOptimizer, Optimizer  # type: ignore[no-redef]
 
-__all__ = ["Optimizer", "backend", "ops"]
+    def scale_of(scaler: Any) -> Any:
+        """What an optimizer multiplies the loss by."""
+        return scaler.dynamic_scale if scaler.built else scaler.initial_scale
+
+    def gradients_are_sums() -> bool:
+        """Whether they are those of all replicas when they are applied: they are summed then."""
+        return False
+
+
+__all__ = [
+    "LossScaleOptimizer",
+    "Optimizer",
+    "backend",
+    "building",
+    "gradients_are_sums",
+    "ops",
+    "scale_of",
+]
 
 
 def backend() -> str:

@@ -32,6 +32,7 @@ class Now(threading.local):
 
     record: Record | None = None
     given: list[Any] | None = None
+    next: list[Any] | None = None
     curvature: dict[int, Any] | None = None
 
     def __reduce__(self) -> Any:
@@ -58,6 +59,28 @@ class _TrainStep:
 
     def __call__(self, model: keras.Model, data: Any) -> Any:
         step = self._shadowed or functools.partial(type(model).train_step, model)
-        recording = getattr(innermost(model.optimizer), "recording", contextlib.nullcontext)
+        recording = getattr(innermost(model.optimizer), "recording", None)
+        if recording is None:
+            return step(data)
+        if tf.executing_eagerly():
+            _refuse_moments(model)
         with recording():
             return step(data)
+
+
+def _refuse_moments(model: keras.Model) -> None:
+    """In a graph ``curvature.in_graph`` mends them; what a tape has recorded is as it is."""
+    for layer in model._flatten_layers(include_self=False):
+        kinds = {kind.__name__ for kind in type(layer).__mro__}
+        if kinds & _OF_MOMENTS and not getattr(layer, "synchronized", False):
+            raise NotImplementedError(_MOMENTS % layer.name)
+
+
+# By name, for tensorflow-addons has some of its own.
+_OF_MOMENTS = {"BatchNormalization", "LayerNormalization", "GroupNormalization"}
+
+_MOMENTS = (
+    "AdaHessian cannot measure curvature eagerly where %s normalizes: TensorFlow takes the mean "
+    "within the variance for constant, which is wrong for second derivatives. Compile without "
+    "run_eagerly=True, for in a graph that is mended."
+)

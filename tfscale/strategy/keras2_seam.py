@@ -75,5 +75,28 @@ def _sums(strategy: Any, optimizer: Any, grads_and_vars: Any) -> list[tuple[Any,
             optimizer.build(variables)
     memory = Memory.of(optimizer, strategy)
     strategy.reducer.prepare(memory, optimizer, variables)
-    sums = strategy.reducer.reduce(gradients, variables, optimizer, memory)
+    measured = _curvature(optimizer, gradients, variables)
+    apart = bool(measured) and optimizer.update_each > 1
+    travels = [] if apart else measured
+    sums = strategy.reducer.reduce(gradients, variables, optimizer, memory, travels)
+    sums, given = sums[: len(variables)], sums[len(variables) :]
+    if measured:
+        optimizer.give(_summed_if_due(optimizer, measured, variables) if apart else given)
     return list(zip(sums, variables, strict=True))
+
+
+def _curvature(optimizer: Any, gradients: list[Any], variables: list[Any]) -> list[Any]:
+    """What an optimizer measures besides, if it does; the loss's scale is gone by now."""
+    if not hasattr(optimizer, "curvature"):
+        return []
+    return list(optimizer.curvature(gradients, variables, unscaled=True))
+
+
+def _summed_if_due(optimizer: Any, curvature: list[Any], variables: list[Any]) -> list[Any]:
+    """The sums over replicas in steps that measure, by Keras's own way: None stays None."""
+    sum_up = type(optimizer).aggregate_gradients
+
+    def summed() -> list[Any]:
+        return [d for d, _ in sum_up(optimizer, zip(curvature, variables, strict=True))]
+
+    return list(tf.cond(optimizer.curvature_is_due(), summed, lambda: curvature))

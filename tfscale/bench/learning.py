@@ -1,0 +1,287 @@
+"""``tfscale bench learning``: how well optimizers learn with small, large and full batches.
+
+A multilayer perceptron learns scikit-learn's digits on one device, with every optimizer,
+every batch size, and with and without a warm-up: as many passes over the images for all,
+so the larger the batch, the fewer the updates. Learning rates are chosen on images and a
+seed that the result knows nothing of.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import os
+import shlex
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tfscale.bench import digits, machine
+from tfscale.bench.command import (
+    check_folders,
+    list_of,
+    make_console,
+    one_of,
+    progress,
+    whole_number,
+)
+from tfscale.bench.convergence import spread
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+TRAINING = 1437  # of 1,797 images: four fifths
+VALIDATION = 360  # of those: rates are chosen by what was learnt from the others
+CHOICE = 100  # the seed with which they are chosen
+FULL = "full"
+
+RATES = {
+    "SGD": (0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
+    "Adam": (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1),
+    "AdamW": (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1),
+    "LARS": (0.1, 0.3, 1.0, 3.0, 10.0, 30.0),
+    "LARS-0.02": (0.01, 0.03, 0.1, 0.3, 1.0, 3.0),
+    "LAMB": (0.001, 0.003, 0.01, 0.03, 0.1, 0.3),
+    "AdaHessian": (0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
+}
+OURS = ("LARS", "LARS-0.02", "LAMB", "AdaHessian")
+
+NOISE = 3  # standard errors: less is no difference
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    optimizer: str
+    batch: int | str  # or FULL: all images that it learns from
+    warmup: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One training: ``accuracy`` in % of images that it has not seen, ``loss`` of those it has.
+
+    Trials are those that choose a rate.
+    """
+
+    optimizer: str
+    batch: int | str
+    warmup: bool
+    rate: float
+    seed: int
+    accuracy: float
+    loss: float
+    trial: bool = False
+
+    @property
+    def setting(self) -> Setting:
+        return Setting(self.optimizer, self.batch, self.warmup)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command line; returns the exit status."""
+    arguments = make_parser().parse_args(argv)
+    about = machine.describe()
+    console = make_console()
+    start = time.monotonic()
+    try:
+        check_folders(arguments.json)
+        with progress(console) as show:
+            trained = list(train_all(arguments, show))
+    except (ImportError, OSError) as error:
+        print(f"tfscale bench: error: {error}", file=sys.stderr)
+        return 1
+    seconds = time.monotonic() - start
+    for batch in arguments.batches:
+        runs = [run for run in trained if run.batch == batch and not run.trial]
+        console.print(make_table(batch, runs))
+    console.print(
+        f"mean ± standard deviation of {arguments.seeds} seeds; {arguments.epochs} epochs of "
+        f"{TRAINING} images, warm-up {arguments.warmup} of them; points: from the best of the "
+        f"others with the same batch and warm-up; * the end of the grid of rates; {seconds:.0f} s\n"
+        f"machine: {about['cpu']}, {about['cores']} cores; TensorFlow {about['tensorflow']}; "
+        f"tfscale {about['tfscale']}\n"
+        f"command: {shlex.join(['tfscale', 'bench', 'learning', *argv])}",
+        soft_wrap=True,
+    )
+    if arguments.json:
+        found = [dataclasses.asdict(run) for run in trained]
+        arguments.json.write_text(json.dumps(found, indent=1))
+    return 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tfscale bench learning",
+        description="How well optimizers learn with small, large and full batches.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--optimizers", type=list_of(one_of(RATES)), default=",".join(RATES), metavar="NAME,...",
+        help="(default: %(default)s)")  # fmt: skip
+    add("--batches", type=list_of(_batch), default=f"32,512,{FULL}", metavar="N,...",
+        help="(default: %(default)s)")  # fmt: skip
+    add("--seeds", type=whole_number, default=5, metavar="N", help="(default: %(default)s)")
+    add("--epochs", type=whole_number, default=30, metavar="N", help="(default: %(default)s)")
+    add("--warmup", type=whole_number, default=5, metavar="N",
+        help="epochs, where there is a warm-up (default: %(default)s)")  # fmt: skip
+    add("--json", type=Path, metavar="FILE", help="write the result of each training to FILE")
+    return parser
+
+
+def _batch(text: str) -> int | str:
+    return text if text == FULL else whole_number(text)
+
+
+# ---------------------------------------------------------------------------
+# Training.
+
+
+def train_all(arguments: argparse.Namespace, show: Any) -> Iterator[Run]:
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+    (x, y), test = digits.load(TRAINING)
+    known = (x[:-VALIDATION], y[:-VALIDATION])
+    unknown = (x[-VALIDATION:], y[-VALIDATION:])
+    settings = [(batch, warmup) for batch in arguments.batches for warmup in (False, True)]
+    for i, name in enumerate(arguments.optimizers):
+        learner = Learner(name, arguments.epochs, arguments.warmup)
+        for j, (batch, warmup) in enumerate(settings):
+            done = (i + j / len(settings)) / len(arguments.optimizers)
+            show(f"{name}, batch {batch}{', warm-up' if warmup else ''}", done)
+            setting = Setting(name, batch, warmup)
+            tried = [learner.run(setting, rate, CHOICE, known, unknown) for rate in RATES[name]]
+            yield from (dataclasses.replace(run, trial=True) for run in tried)
+            rate = best(tried).rate
+            for seed in range(arguments.seeds):
+                yield learner.run(setting, rate, seed, (x, y), test)
+
+
+def best(tried: Sequence[Run]) -> Run:
+    """Of the highest accuracy, and of equals that with the least loss."""
+    return max(tried, key=lambda run: (run.accuracy, -run.loss))
+
+
+class Learner:
+    """A model and its optimizer, traced once: each training sets all their variables anew."""
+
+    def __init__(self, name: str, epochs: int, warmup: int) -> None:
+        import keras
+
+        self._epochs, self._warmup = epochs, warmup
+        self._model = digits.perceptron()
+        self._model.compile(
+            make_optimizer(name),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            jit_compile=False,  # else XLA compiles once for each size of a batch
+        )
+        self._optimizer = self._model.optimizer
+        self._optimizer.build(self._model.trainable_variables)
+        self._begin = [variable.numpy() for variable in self._optimizer.variables]
+
+    def run(self, setting: Setting, rate: float, seed: int, training: Any, test: Any) -> Run:
+        import keras
+
+        keras.utils.set_random_seed(seed)
+        self._model.set_weights(digits.perceptron().get_weights())
+        for variable, value in zip(self._optimizer.variables, self._begin, strict=True):
+            variable.assign(value)
+        self._optimizer.learning_rate = rate
+        self._fit(setting, training)
+        _, loss = digits.judge(self._model, *training)
+        accuracy, _ = digits.judge(self._model, *test)
+        return Run(
+            **dataclasses.asdict(setting), rate=rate, seed=seed, accuracy=accuracy, loss=loss
+        )
+
+    def _fit(self, setting: Setting, training: Any) -> None:
+        import tensorflow as tf
+
+        from tfscale.callbacks import Warmup
+
+        count = len(training[0])
+        batch = count if setting.batch == FULL else int(setting.batch)
+        steps = math.ceil(count / batch)
+        callbacks = [Warmup(steps=self._warmup * steps)] if setting.warmup else []
+        # All in what Keras calls one epoch, for beginning one takes longer than a step.
+        batches = tf.data.Dataset.from_tensor_slices(training).shuffle(count).batch(batch)
+        batches = batches.repeat(self._epochs)
+        self._model.fit(batches, shuffle=False, verbose=0, callbacks=callbacks)
+
+
+def make_optimizer(name: str) -> Any:
+    """With usual settings; the rate is set later."""
+    from keras import optimizers
+
+    from tfscale.optimizers import LAMB, LARS, AdaHessian
+
+    makers: dict[str, Callable[[], Any]] = {
+        "SGD": lambda: optimizers.SGD(momentum=0.9),
+        "Adam": optimizers.Adam,
+        "AdamW": lambda: optimizers.AdamW(weight_decay=0.01),
+        "LARS": lambda: LARS(weight_decay=1e-4),
+        "LARS-0.02": lambda: LARS(weight_decay=1e-4, trust_coefficient=0.02),
+        "LAMB": lambda: LAMB(weight_decay=0.01),
+        "AdaHessian": AdaHessian,
+    }
+    return makers[name]()
+
+
+# ---------------------------------------------------------------------------
+# What came of it.
+
+
+def make_table(batch: int | str, runs: Sequence[Run]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(
+        title=f"batch {batch}", box=box.SIMPLE_HEAD, pad_edge=False,
+        title_justify="left", title_style="bold",
+    )  # fmt: skip
+    for name in ("optimizer", "warm-up"):
+        table.add_column(name)
+    for name in ("rate", "accuracy, %", "training loss", "points"):
+        table.add_column(name, justify="right")
+    table.add_column("against the best other")
+    by_setting: dict[Setting, list[Run]] = {}
+    for run in runs:
+        by_setting.setdefault(run.setting, []).append(run)
+    for setting, same in by_setting.items():
+        rate, ends = same[0].rate, (RATES[setting.optimizer][0], RATES[setting.optimizer][-1])
+        rival = best_of_others(setting, by_setting) if setting.optimizer in OURS else None
+        points = differences(same, rival) if rival else []
+        table.add_row(
+            setting.optimizer,
+            "yes" if setting.warmup else "no",
+            f"{rate:g}{'*' if rate in ends else ''}",
+            spread([run.accuracy for run in same], ".2f"),
+            spread([run.loss for run in same], ".4f"),
+            spread(points, "+.2f") if rival else "",
+            f"{verdict(points)} {rival[0].optimizer}" if rival else "",
+        )
+    return table
+
+
+def best_of_others(setting: Setting, by_setting: dict[Setting, list[Run]]) -> list[Run] | None:
+    """The runs, with the same batch and warm-up, of that stock optimizer with the highest mean."""
+    same = [dataclasses.replace(setting, optimizer=name) for name in RATES if name not in OURS]
+    found = [by_setting[other] for other in same if other in by_setting]
+    return max(found, key=lambda runs: statistics.mean(r.accuracy for r in runs), default=None)
+
+
+def differences(runs: Sequence[Run], others: Sequence[Run]) -> list[float]:
+    """In points, seed by seed."""
+    return [a.accuracy - b.accuracy for a, b in zip(runs, others, strict=True)]
+
+
+def verdict(points: Sequence[float]) -> str:
+    """Whether the mean is farther from zero than ``NOISE`` of its standard errors."""
+    mean = statistics.mean(points)
+    error = statistics.stdev(points) / math.sqrt(len(points)) if len(points) > 1 else math.inf
+    if abs(mean) <= NOISE * error:
+        return "within noise of"
+    return "better than" if mean > 0 else "worse than"
