@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # Commands with a module of their own: its main(argv) reads the rest of the command line.
 _MODULES = {
     "demo": "train on one device and on four replicas of this machine, and draw how",
-    "bench": "measure all-reduces, and how models learn on each wire",
+    "bench": "measure all-reduces and optimizers, and how models learn with each",
 }
 
 

@@ -4,12 +4,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfscale.callbacks.recompute import Recompute
+from tfscale.callbacks import Recompute
 
 layers = keras.layers
 
 
-def chain(*kinds, shape=(6, 8), depth=4):
+def chain(*kinds, shape=(6, 8), depth=3):
     """A model that repeats layers, each time behind a Dense."""
     inputs = keras.Input(shape)
     x = inputs
@@ -20,7 +20,7 @@ def chain(*kinds, shape=(6, 8), depth=4):
     return keras.Model(inputs, layers.Dense(1)(layers.GlobalAveragePooling1D()(x)))
 
 
-def images(*kinds, depth=4):
+def images(*kinds, depth=3):
     inputs = keras.Input((8, 8, 4))
     x = inputs
     for _ in range(depth):
@@ -30,7 +30,16 @@ def images(*kinds, depth=4):
     return keras.Model(inputs, layers.Dense(1)(layers.GlobalAveragePooling2D()(x)))
 
 
-def residual(depth=4):
+def perceptron():
+    """Products of matrices, to which a bias is added, and activations that are fused with both."""
+    inputs = keras.Input((12,))
+    x = inputs
+    for activation in ("relu", "gelu", "tanh", "elu", "relu"):
+        x = layers.Dropout(0.3)(layers.Dense(16, activation=activation)(x))
+    return keras.Model(inputs, layers.Dense(1)(x))
+
+
+def residual(depth=3):
     inputs = keras.Input((6, 8))
     x = inputs
     for _ in range(depth):
@@ -39,7 +48,7 @@ def residual(depth=4):
     return keras.Model(inputs, layers.Dense(1)(layers.GlobalAveragePooling1D()(x)))
 
 
-def branches(depth=3):
+def branches(depth=2):
     """Three users of each tensor, and a skip over everything."""
     first = layers.Dense(8, activation="silu")
     inputs = keras.Input((6, 8))
@@ -65,7 +74,7 @@ def transformer(depth=2, **attention):
     return keras.Model(inputs, layers.Dense(1)(layers.GlobalAveragePooling1D()(x)))
 
 
-def shared(depth=4):
+def shared(depth=3):
     """One layer, used again and again."""
     dense, norm = layers.Dense(8, activation="gelu"), layers.BatchNormalization()
     inputs = keras.Input((6, 8))

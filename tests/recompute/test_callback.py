@@ -9,7 +9,7 @@ from helpers import mirrored
 import tfscale
 from tests.recompute import models
 from tests.recompute.models import assert_same_training, data, residual, train
-from tfscale.callbacks.recompute import Recompute
+from tfscale.callbacks import Recompute
 from tfscale.recompute import BudgetError
 
 

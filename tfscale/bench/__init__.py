@@ -10,7 +10,9 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 
-_WITH_OPTIONS_OF_THEIR_OWN = ("devices", "fit", "convergence", "optimizers", "memory")
+_WITH_OPTIONS_OF_THEIR_OWN = (
+    "devices", "fit", "convergence", "optimizers", "learning", "memory", "telemetry",
+)  # fmt: skip
 
 
 def main(argv: Sequence[str]) -> int:

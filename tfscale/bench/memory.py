@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
+import itertools
 import json
 import os
 import shlex
@@ -71,14 +72,14 @@ def main(argv: Sequence[str]) -> int:
     arguments = make_parser().parse_args(argv)
     about = machine.describe()
     console = make_console()
-    for name in arguments.models:
+    for name, replicas in itertools.product(arguments.models, arguments.replicas):
         fractions = (None, *(arguments.fractions or (FRACTIONS[name],)))
         plain = None
         for fraction in fractions:
-            asked = {"model": name, "fraction": fraction, "replicas": arguments.replicas}
+            asked = {"model": name, "fraction": fraction, "replicas": replicas}
             found = measure({**asked, "scale": arguments.scale})
             plain = plain or found
-            console.print(_line(name, fraction, found, plain))
+            console.print(_line(asked, found, plain))
     console.print(
         f"machine: {about['cpu']}, {about['cores']} cores, load average {about['load_average']}; "
         f"TensorFlow {about['tensorflow']}"
@@ -99,8 +100,9 @@ def make_parser() -> argparse.ArgumentParser:
     add("--fractions", type=list_of(_share), metavar="F,...",
         help="budgets, as shares of the plain step's memory "
         f"(default: {', '.join(f'{k} {v}' for k, v in FRACTIONS.items())})")  # fmt: skip
-    add("--replicas", type=whole_number, default=1, metavar="K",
-        help="replicas on logical CPUs of one process (default: %(default)s)")  # fmt: skip
+    add("--replicas", type=list_of(whole_number), default="1,2", metavar="K,...",
+        help="replicas on logical CPUs of one process, each with a whole batch "
+        "(default: %(default)s)")  # fmt: skip
     add("--scale", type=_share, default=1.0, metavar="S",
         help="a smaller batch: this share of it (default: %(default)s)")  # fmt: skip
     return parser
@@ -131,9 +133,12 @@ def measure(asked: dict[str, Any], timeout: float = 1800) -> dict[str, Any]:
     return found
 
 
-def _line(name: str, fraction: float | None, found: dict[str, Any], plain: dict[str, Any]) -> str:
+def _line(asked: dict[str, Any], found: dict[str, Any], plain: dict[str, Any]) -> str:
+    fraction, replicas = asked["fraction"], asked["replicas"]
     peak, predicted = found["peak"], found["predicted"]
-    line = f"{name:>12}, {'plain' if fraction is None else f'fraction {fraction:g}':>13}: "
+    on = "1 replica" if replicas == 1 else f"{replicas} replicas"
+    how = "plain" if fraction is None else f"fraction {fraction:g}"
+    line = f"{asked['model']:>12}, {on:>10}, {how:>13}: "
     line += f"{peak / 1e6:7.0f} MB ({peak / plain['peak']:4.0%}), step {found['step']:6.2f} s "
     line += f"({found['step'] / plain['step']:.2f}x), loss {found['loss']:.9g}"
     if predicted:
@@ -187,7 +192,7 @@ def _strategy(tf: Any, replicas: int) -> Any:
 
 
 def _train_with(model: Any, data: Any, fraction: float | None, example: Any, meter: Any) -> Any:
-    from tfscale.callbacks.recompute import Recompute
+    from tfscale.callbacks import Recompute
 
     callbacks = [meter]
     if fraction is not None:

@@ -2,6 +2,8 @@
 
 from tfscale.callbacks.batch_growth import BatchGrowth
 from tfscale.callbacks.preemption import Preempted, Preemption
+from tfscale.callbacks.recompute import Recompute
+from tfscale.callbacks.telemetry import Telemetry
 from tfscale.callbacks.warmup import Warmup
 
-__all__ = ["BatchGrowth", "Preempted", "Preemption", "Warmup"]
+__all__ = ["BatchGrowth", "Preempted", "Preemption", "Recompute", "Telemetry", "Warmup"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from tfscale.keras_objects import innermost
+from tfscale.keras_objects import KERAS_2, innermost
 from tfscale.optimizers import AdaHessian
 from tfscale.recompute import (
     Plan,
@@ -53,7 +53,7 @@ class Recompute(keras.callbacks.Callback):
         verbose: 0 prints nothing.
 
     Example:
-        >>> model.fit(x, y, callbacks=[Recompute(fraction=0.4)])
+        >>> history = model.fit(x, y, verbose=0, callbacks=[Recompute(fraction=0.4, verbose=0)])
 
     Reference:
         [1] Chen, Xu, Zhang, Guestrin: Training Deep Nets with Sublinear Memory Cost.
@@ -71,6 +71,11 @@ class Recompute(keras.callbacks.Callback):
         verbose: int = 1,
     ) -> None:
         super().__init__()
+        if KERAS_2:
+            raise ValueError(
+                f"Recompute watches layers of Keras 3, and this is Keras {keras.__version__}: "
+                "install TensorFlow 2.16 or later without TF_USE_LEGACY_KERAS"
+            )
         given = {"budget": budget, "fraction": fraction, "layers": layers, "segments": segments}
         given = {name: value for name, value in given.items() if value is not None}
         if len(given) != 1:

@@ -82,10 +82,10 @@ class Communicator:
         names[op] += 1
         return f"{getattr(graph, 'name', 'graph')}/{op}_{names[op]}"
 
-    def log(self) -> list[_log.Execution]:
-        """The last 4096 collectives of this rank, in the order in which they ended."""
+    def log(self, last: int | None = None) -> list[_log.Execution]:
+        """The last collectives of this rank, 4096 or fewer, in the order in which they ended."""
         with tf.init_scope(), tf.device(self.device):
-            return _log.executions(self.handle)
+            return _log.executions(self.handle, last)
 
     def totals(self) -> dict[str, _log.Total]:
         """All collectives of this rank, added up for each bucket."""

@@ -36,10 +36,10 @@ class Total:
     seconds: float
 
 
-def executions(handle: Any) -> list[Execution]:
+def executions(handle: Any, last: int | None = None) -> list[Execution]:
     return [
         Execution(bucket.decode(), start / 1e6, end / 1e6, sent)
-        for bucket, start, end, sent in _rows(library.load().tfscale_executions(handle))
+        for bucket, start, end, sent in _rows(library.load().tfscale_executions(handle), last)
     ]
 
 
@@ -50,5 +50,7 @@ def totals(handle: Any) -> dict[str, Total]:
     }
 
 
-def _rows(columns: Any) -> Any:
-    return zip(*[column.numpy().tolist() for column in tf.nest.flatten(columns)], strict=True)
+def _rows(columns: Any, last: int | None = None) -> Any:
+    arrays = [column.numpy() for column in tf.nest.flatten(columns)]
+    first = 0 if last is None else max(0, len(arrays[0]) - last)
+    return zip(*[array[first:].tolist() for array in arrays], strict=True)

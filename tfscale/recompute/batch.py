@@ -11,7 +11,6 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.trainers.epoch_iterator import EpochIterator
 
 
 class UnknownBatch(ValueError):
@@ -38,6 +37,8 @@ def batch_of_fit(model: keras.Model, example: Any = None) -> Any:
 
 
 def _iterator_of_fit() -> Any:
+    from keras.src.trainers.epoch_iterator import EpochIterator  # Keras 2 has none
+
     frame = sys._getframe(1)
     while frame is not None:
         iterator = frame.f_locals.get("epoch_iterator")

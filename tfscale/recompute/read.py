@@ -6,11 +6,11 @@ guards them.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
@@ -69,8 +69,14 @@ class _Reader:
         ops = [self._op(operation) for operation in self._operations]
         flat = tf.nest.flatten([g for g in gradients if g is not None], expand_composites=True)
         units = _single_units(self._forward)
-        step = Step(ops, units, self._tensors, [self._numbers[_key(g)] for g in flat])
-        return dataclasses.replace(step, units=_merged(step))
+        wanted = [self._numbers[_key(g)] for g in flat]
+        constant = frozenset(
+            number for (name, _), number in self._numbers.items() if name in self._given
+        )
+        live = _live(ops, wanted)
+        ops = [op if index in live else replace(op, inputs=()) for index, op in enumerate(ops)]
+        step = Step(ops, units, self._tensors, wanted, constant)
+        return replace(step, units=_merged(step))
 
     def _op(self, operation: tf.Operation) -> Op:
         inputs = list(operation.inputs)
@@ -90,21 +96,35 @@ class _Reader:
 
     def _repeatable(self, operation: tf.Operation, inputs: list[Any]) -> bool:
         """Whether it would give the same numbers again, and cannot have them already."""
-        if operation.type in GIVEN or not self._is_mine(operation):
-            return False
-        if all(tensor.op.name in self._given for tensor in inputs):
+        if operation.type == "Const" or (
+            inputs and all(tensor.op.name in self._given for tensor in inputs)
+        ):
             self._given.add(operation.name)
+            return False
+        if operation.type in GIVEN or not self._is_mine(operation):
             return False
         if any(_key(tensor) in self._written for tensor in inputs):
             return False
         return not writes(operation)
 
     def _is_mine(self, operation: tf.Operation) -> bool:
-        if operation.type == "Const":
-            self._given.add(operation.name)
         if self._forward.device is None or not operation.device:
             return True
         return _short(operation.device) == _short(self._forward.device)
+
+
+def _live(ops: Sequence[Op], gradients: Sequence[int]) -> set[int]:
+    """Operations that gradients need, or that change something. All others will be pruned."""
+    producer = {tensor: index for index, op in enumerate(ops) for tensor in op.outputs}
+    waiting = [producer[tensor] for tensor in gradients]
+    waiting += [i for i, op in enumerate(ops) if is_stateful(op.kind) and op.kind not in READS]
+    live: set[int] = set()
+    while waiting:
+        index = waiting.pop()
+        if index not in live:
+            live.add(index)
+            waiting += [producer[tensor] for tensor in ops[index].inputs]
+    return live
 
 
 def _short(device: str) -> str:

@@ -5,6 +5,12 @@ of a segment are copied, and the backward pass takes the copies' results. So it 
 very same operations with the very same inputs: random numbers come from the seeds that the
 forward pass has drawn, and what changes a variable is never copied. The originals' results
 are freed as soon as the forward pass has used them.
+
+Then TensorFlow optimizes the graph: it fuses operations and reorders sums and products, which
+rounds differently. That it does the same to originals, copies and backward pass as it would have
+done without us, all of this sees to: originals and copies have one user where originals had one,
+and several where they had several; shapes that were known to be equal are; terms sort by name as
+before; and nothing of ours stands between operations that might be fused.
 """
 
 from __future__ import annotations
@@ -14,6 +20,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfscale.recompute.gate import behind, make_gate, use
 from tfscale.recompute.step import SHAPES, Again, Step
 
 # Which input of an operation is the shape of its result.
@@ -34,11 +41,13 @@ def rewrite(
     latest_first = sorted(again, key=lambda one: one.before)
     done: list[int] = []  # operations behind which the segment before is no longer needed
     for one in latest_first:
-        gate = sorted({*_gradients_before(step, one), *(i for i in done if i < one.before)})
+        needed = {*_gradients_before(step, one), *(i for i in done if i < one.before)}
+        gate = make_gate(graph, operations, step, needed, one.before)
         _Copies(graph, operations, step, one, gate).make()
         done = _users(step, one)
-    for number in {t for one in again for t in one.tensors}:
-        _part_from_its_only_user(graph, operations, step, number)
+    with graph.as_default(), tf.control_dependencies(None), tf.name_scope(""):
+        for number in sorted({t for one in again for t in one.tensors}):
+            _use_if_left_with_one_user(operations, step, number)
 
 
 def _users(step: Step, one: Again) -> list[int]:
@@ -64,7 +73,7 @@ class _Copies:
         operations: Sequence[tf.Operation],
         step: Step,
         again: Again,
-        gate: Sequence[int],
+        gate: tf.Operation,
     ) -> None:
         self._graph = graph
         self._operations = operations
@@ -77,10 +86,9 @@ class _Copies:
 
     def make(self) -> None:
         with self._graph.as_default(), tf.control_dependencies(None), tf.name_scope(""):
-            with tf.control_dependencies([self._operations[index] for index in self._gate]):
-                self._open = tf.no_op("again/gate")
             for index in self._again.ops:
                 self._copy(index)
+            self._use_like_originals()
         for index in _users(self._step, self._again):
             self._redirect(index)
 
@@ -91,29 +99,16 @@ class _Copies:
             for number, tensor in zip(self._step.ops[index].inputs, original.inputs, strict=True)
         ]
         self._keep_shape(original, inputs)
-        node = original.node_def
-        attributes = {name: value for name, value in node.attr.items() if name != "_class"}
-        with tf.device(original.device or None):
-            copy = self._graph.create_op(
-                original.type,
-                inputs,
-                [tensor.dtype for tensor in original.outputs],
-                name=_name(original),
-                attrs=attributes,
-            )
+        made = _another(original, inputs)
         for number, mine, its in zip(
-            self._step.ops[index].outputs, copy.outputs, original.outputs, strict=True
+            self._step.ops[index].outputs, made.outputs, original.outputs, strict=True
         ):
             mine.set_shape(its.shape)
             if number in self._again.tensors:
-                self._copies[number] = self._not_fused(number, mine)
+                self._copies[number] = mine
 
     def _keep_shape(self, original: tf.Operation, inputs: list[Any]) -> None:
-        """A copy's shape is that of the original, and not just another unknown one.
-
-        Whether two shapes are known to be the same decides how TensorFlow reorders sums and
-        products, and so how they are rounded.
-        """
+        """A copy's shape is that of the original, and not just another unknown one."""
         position = _SHAPE_INPUT.get(original.type)
         result = original.outputs[0]
         if position is not None and not result.shape.is_fully_defined():
@@ -121,28 +116,57 @@ class _Copies:
                 inputs[position] = tf.shape(result, inputs[position].dtype, _name(original))
 
     def _wait(self, number: int, tensor: Any) -> Any:
-        """The tensor, but not before the gate is open; unless it may be a shape or an axis.
+        """The tensor, but not before the gate is open; unless it may be a constant, shape or axis.
 
-        TensorFlow reasons about shapes, and would see less through the gate.
+        TensorFlow reasons about these, and would see less through the gate.
         """
         small = tensor.shape.rank is not None and tensor.shape.rank < 2
-        if tensor.op.type == "Const" or tensor.dtype == tf.resource:
+        if tensor.dtype == tf.resource or number in self._step.constant:
             return tensor
         if small and tensor.dtype in (tf.int32, tf.int64):
             return tensor
         if number not in self._late:
-            with tf.device(tensor.op.device or None), tf.control_dependencies([self._open]):
-                self._late[number] = _behind(tensor)
+            with tf.control_dependencies([self._gate]):
+                self._late[number] = behind(tensor)
         return self._late[number]
 
-    def _not_fused(self, number: int, copy: Any) -> Any:
-        """A copy that TensorFlow fuses with its only user, if it does so with the original.
+    def _use_like_originals(self) -> None:
+        """Gives copies with one user a second one, if the originals have several."""
+        shapes: list[int] = []
+        for number, copy in self._copies.items():
+            users = self._step.consumers[number]
+            mine = [index for index in users if index >= self._step.end or index in self._copied]
+            if len(mine) == 1 < len(users):
+                use(copy)
+            elif len(mine) == 1 and not copy.shape.is_fully_defined():
+                shapes += self._step.shapes[number]
+        self._take_shapes(list(dict.fromkeys(shapes)))
 
-        Fused operations may round differently.
+    def _take_shapes(self, shapes: list[int]) -> None:
+        """Takes shapes of copies, where those of originals are taken.
+
+        Many only tell over which axes a gradient is summed. TensorFlow removes these when it knows,
+        but not before it has counted them as users.
         """
-        users = self._step.consumers[number]
-        mine = [index for index in users if index >= self._step.end or index in self._copied]
-        return _behind(copy) if len(mine) == 1 < self._step.users[number] else copy
+        taken: dict[int, Any] = {}
+        summed: set[int] = set()
+        for index in shapes:
+            made = _another(self._operations[index], self._with_copies(index, self._copies))
+            for number, shape in zip(self._step.ops[index].outputs, made.outputs, strict=True):
+                taken[number] = shape
+                users = self._step.consumers[number]
+                axes = [i for i in users if self._step.ops[i].kind == "BroadcastGradientArgs"]
+                summed.update(axes)
+                if users and not axes:
+                    use(shape)
+        for index in sorted(summed):
+            made = _another(self._operations[index], self._with_copies(index, taken))
+            for axes_of_one in made.outputs:
+                use(axes_of_one)
+
+    def _with_copies(self, index: int, copies: dict[int, Any]) -> list[Any]:
+        numbers, tensors = self._step.ops[index].inputs, self._operations[index].inputs
+        return [copies.get(number, its) for number, its in zip(numbers, tensors, strict=True)]
 
     def _redirect(self, index: int) -> None:
         operation = self._operations[index]
@@ -153,31 +177,26 @@ class _Copies:
                 operation._update_input(position, self._copies[number])
 
 
-def _part_from_its_only_user(
-    graph: tf.Graph, operations: Sequence[tf.Operation], step: Step, number: int
-) -> None:
-    """Parts a tensor that had other users from the only one that is left: see `_not_fused`."""
-    producer = step.producer[number]
-    tensor = operations[producer].outputs[step.ops[producer].outputs.index(number)]
-    users = tensor.consumers()
-    if len(users) != 1 or step.users[number] == 1:
-        return
-    device = tf.device(tensor.op.device or None)
-    with graph.as_default(), tf.control_dependencies(None), device, tf.name_scope(""):
-        parted = _behind(tensor)
-    for position, taken in enumerate(users[0].inputs):
-        if taken is tensor:
-            users[0]._update_input(position, parted)
+def _use_if_left_with_one_user(operations: Sequence[tf.Operation], step: Step, number: int) -> None:
+    """Gives a tensor whose users were several, and are one now, a second one."""
+    users = step.consumers[number]
+    left = [index for index in users if index < step.end]
+    if len(left) == 1 < len(users):
+        producer = step.producer[number]
+        use(operations[producer].outputs[step.ops[producer].outputs.index(number)])
 
 
-def _behind(tensor: Any) -> Any:
-    """The same tensor behind an operation that costs nothing.
-
-    TensorFlow would remove an Identity, and then see through.
-    """
-    if tensor.dtype == tf.variant:
-        return tf.identity(tensor, _name(tensor.op))
-    return tf.raw_ops.EnsureShape(input=tensor, shape=tensor.shape, name=_name(tensor.op))
+def _another(original: tf.Operation, inputs: Sequence[Any]) -> tf.Operation:
+    """The same operation with other inputs."""
+    attributes = {k: value for k, value in original.node_def.attr.items() if k != "_class"}
+    with tf.device(original.device or None):
+        return original.graph.create_op(
+            original.type,
+            inputs,
+            [tensor.dtype for tensor in original.outputs],
+            name=_name(original),
+            attrs=attributes,
+        )
 
 
 def _name(original: tf.Operation) -> str:

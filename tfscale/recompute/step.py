@@ -7,7 +7,6 @@ need the model's tensors are the backward pass. Tensors are numbers.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -84,12 +83,14 @@ class Step:
         units: consecutive; together they are the forward pass.
         tensors: all tensors, by number.
         gradients: the tensors that the optimizer gets.
+        constant: the tensors that depend on nothing but constants.
     """
 
     ops: Sequence[Op]
     units: Sequence[Unit]
     tensors: Sequence[Tensor]
     gradients: Sequence[int] = field(default=())
+    constant: frozenset[int] = frozenset()
 
     @property
     def begin(self) -> int:
@@ -121,10 +122,14 @@ class Step:
         return result
 
     @cached_property
-    def users(self) -> list[int]:
-        """How many operations take each tensor."""
-        counts = Counter(tensor for op in self.ops for tensor in op.inputs)
-        return [counts[tensor] for tensor in range(len(self.tensors))]
+    def shapes(self) -> list[list[int]]:
+        """Of each tensor the operations that want only its shape."""
+        result: list[list[int]] = [[] for _ in self.tensors]
+        for index, op in enumerate(self.ops):
+            if op.kind in SHAPES:
+                for tensor in op.inputs:
+                    result[tensor].append(index)
+        return result
 
     @cached_property
     def unit_of(self) -> dict[int, int]:

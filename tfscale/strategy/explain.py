@@ -28,6 +28,7 @@ class Row:
         wire: in which format they travel.
         feedback: whether what they lose comes back later.
         bytes: how many they are on the wire.
+        lossless: how many they would be on the wire ``"fp32"``.
         algorithm: by which schedule.
         why: it is that one.
         predicted: seconds, as the cost model has it; 0 where nobody asked it.
@@ -42,6 +43,7 @@ class Row:
     wire: str
     feedback: bool
     bytes: int
+    lossless: int
     algorithm: str
     why: str
     predicted: float
@@ -66,8 +68,7 @@ def _rows(reducer: Reducer, totals: dict[str, Total]) -> Iterator[Row]:
             size = wire_bytes(bucket.wire, tf.as_dtype(bucket.dtype), elements)
             choice = reducer.exchange.schedules.choose(size)
             name = bucket_name(label, bucket)
-            # An eager bucket has the bare name; a graph's the graph's name before it, and a number.
-            ran = [t for key, t in totals.items() if key == name or f"/{name}_" in key]
+            ran = [total for key, total in totals.items() if ran_as(key, name)]
             calls = sum(total.calls for total in ran)
             yield Row(
                 bucket=name,
@@ -76,6 +77,7 @@ def _rows(reducer: Reducer, totals: dict[str, Total]) -> Iterator[Row]:
                 wire=bucket.wire,
                 feedback=bucket.wire in reducer.feedback,
                 bytes=size,
+                lossless=sum(gradient.bytes for gradient in members),
                 algorithm=choice.algorithm,
                 why=choice.why,
                 predicted=choice.seconds,
@@ -83,6 +85,14 @@ def _rows(reducer: Reducer, totals: dict[str, Total]) -> Iterator[Row]:
                 sent=sum(total.sent for total in ran) / max(1, calls),
                 measured=sum(total.seconds for total in ran) / max(1, calls),
             )
+
+
+def ran_as(key: str, name: str) -> bool:
+    """Whether the log calls a bucket so.
+
+    An eager bucket has the bare name; a graph's the graph's name before it, and a number.
+    """
+    return key == name or f"/{name}_" in key
 
 
 def table(rows: list[Row]) -> Table:

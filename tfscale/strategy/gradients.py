@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -16,6 +16,7 @@ from tfscale.strategy.buckets import Bucket, Gradient, plan
 from tfscale.strategy.exchange import Exchange, joined, separated, wire_bytes
 from tfscale.strategy.memory import Memory
 from tfscale.strategy.trial import Step, Trials
+from tfscale.wires import LOSSLESS
 
 # Rounds at random where nothing gives back what that loses, and needs another seed each time.
 STOCHASTIC = ("ternary",)
@@ -24,6 +25,11 @@ _IDLE = (
     "The wire policy's rule %r matches no trainable variable, and does nothing. It is a regular "
     "expression that is searched in paths such as %s."
 )
+
+
+# Sees, while a step is traced, what goes out on a lossy wire: the bucket's name and wire, the first
+# replica's gradients, and what they have lost if that is remembered.
+Watch = Callable[[str, str, tf.Tensor, tf.Tensor | None], None]
 
 
 class Reducer:
@@ -50,6 +56,7 @@ class Reducer:
         self.feedback = tuple(feedback)
         self.trials = trials
         self.plans: dict[str, Plan] = {}
+        self.watch: Watch | None = None
         self._bucket_bytes = bucket_bytes
         plan((), policy, bucket_bytes)  # a wrong size is refused now, not in the first step
         self._idle: set[str] = set()
@@ -177,13 +184,21 @@ class _Travel:
         parts = [tensors[i] for i in members]
         flat = joined(parts)
         if self.bucket.wire not in self.reducer.feedback:
-            return separated(self._sum(flat, None), parts)
+            total = self._sum(flat, None)
+            self._show(flat, None)
+            return separated(total, parts)
         memory, places = self.load.memory, self.load.places
         kept = [memory.residual(places[i], self.replica) for i in members]
         total, lost = self._sum(flat, joined([residual.read_value() for residual in kept]))
         for residual, value in zip(kept, separated(lost, parts), strict=True):
             residual.assign(value)
+        self._show(flat, lost)
         return separated(total, parts)
+
+    def _show(self, flat: tf.Tensor, lost: tf.Tensor | None) -> None:
+        watch, wire = self.reducer.watch, self.bucket.wire
+        if watch is not None and self.replica == 0 and wire != LOSSLESS:
+            watch(bucket_name(self.load.label, self.bucket), wire, flat, lost)
 
     def _sum(self, flat: tf.Tensor, residual: tf.Tensor | None) -> Any:
         wire, name = self.bucket.wire, bucket_name(self.load.label, self.bucket)

@@ -97,10 +97,10 @@ class Step:
         self._open: list[tuple[int, Choice]] = []  # the buckets on trial
         self._seconds: list[tf.Tensor] = []  # what each of them took
         with tf.init_scope(), tf.device(host_of(communicator.device)):
-            self._turn = _Cell(tf.int32)
-            self._running = _Cell(tf.int32)  # for each bucket, 0: the pick, 1: the runner-up
-            self._times = _Cell(tf.float64)  # by turn and bucket
-            self._medians = _Cell(tf.float64)  # by pick or runner-up, and bucket
+            self._turn = Cell(tf.int32)
+            self._running = Cell(tf.int32)  # for each bucket, 0: the pick, 1: the runner-up
+            self._times = Cell(tf.float64)  # by turn and bucket
+            self._medians = Cell(tf.float64)  # by pick or runner-up, and bucket
 
     def run(self, reduce: Callable[[Schedule], Any], inputs: Any, wire_bytes: int) -> Any:
         """What ``reduce`` makes of the chosen schedule.
@@ -220,7 +220,7 @@ def _decided(choice: Choice, winner: int, medians: Any) -> Choice:
     return Choice(name, float(medians[winner]), other, float(medians[1 - winner]), MEASURED)
 
 
-class _Cell:
+class Cell:
     """A tensor that a graph may change, known to no strategy and in no checkpoint.
 
     A ``tf.Variable`` that is made under a strategy's scope would become one of its own,
@@ -230,7 +230,7 @@ class _Cell:
     def __init__(self, dtype: tf.DType) -> None:
         self._dtype = dtype
         self._handle = tf.raw_ops.VarHandleOp(
-            dtype=dtype, shape=None, shared_name=f"tfscale_trial_{next(_numbers)}"
+            dtype=dtype, shape=None, shared_name=f"tfscale_cell_{next(_numbers)}"
         )
 
     def read(self) -> tf.Tensor:

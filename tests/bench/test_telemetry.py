@@ -1,0 +1,12 @@
+"""``tfscale bench telemetry``, on a toy."""
+
+from tfscale.bench import telemetry
+from tfscale.bench.telemetry import PARTS
+
+
+def test_it_measures_every_part(capsys):
+    assert telemetry.main(["--rounds", "1", "--steps", "4", "--model", "tiny"]) == 0
+    printed = capsys.readouterr().out
+    for name in ("without", "without, again", "progress bar alone", "JSON lines, TensorBoard"):
+        assert printed.count(name + "  ") >= len(PARTS)
+    assert printed.count("+0.00%") >= len(PARTS)

@@ -1,0 +1,519 @@
+"""What telemetry tells of trainings on one device, and on two replicas of one process."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.callbacks.telemetries import BATCH, STEPS, WIDTH, added, compiled, fit, lines, numbers
+from tests.helpers import mirrored
+from tfscale import ScaleStrategy
+from tfscale.callbacks import BatchGrowth, Recompute, Telemetry
+from tfscale.callbacks import telemetry as module
+from tfscale.collectives import Link, ring
+from tfscale.collectives.choose import Choice, Chooser
+from tfscale.ops import Communicator
+from tfscale.strategy.explain import rows
+from tfscale.strategy.memory import Memory
+
+KERNELS = 2 * WIDTH * WIDTH  # numbers on the lossy wire
+
+
+@pytest.fixture(autouse=True)
+def a_line_for_each_step(monkeypatch):
+    monkeypatch.setattr(module, "SHORTEST", 0)
+
+
+def on_two(wire="fp32", algorithm="ring", **arguments):
+    return ScaleStrategy(algorithm, wire, ["CPU:0", "CPU:1"], **arguments)
+
+
+@pytest.fixture(scope="module")
+def int8():
+    return on_two("int8")
+
+
+def trained(strategy, telemetry, optimizer=None, compile=None, **how):
+    with strategy.scope():
+        model = compiled(optimizer and optimizer(), **(compile or {}))
+    fit(model, [telemetry], **how)
+    return model
+
+
+# ---------------------------------------------------------------- one device
+
+
+def test_one_device_has_a_rate_and_no_wire(tmp_path):
+    telemetry = Telemetry(tmp_path / "run.jsonl")
+    history = fit(compiled(), [telemetry], epochs=2).history
+    assert len(history["samples_per_second"]) == 2
+    assert not {"sent_mb", "exposed_ms", "efficiency"} & history.keys()
+    steps = lines(tmp_path / "run.jsonl", "step")
+    assert [line["step"] for line in steps] == list(range(2 * STEPS))
+    assert {line["samples"] for line in steps} == {BATCH}
+    assert {line["sent"] for line in steps} == {None}
+    (start,) = lines(tmp_path / "run.jsonl", "start")
+    assert "nobody to exchange gradients with" in start["words"]
+    assert "nobody to exchange gradients with" in telemetry.summary()
+
+
+def test_mirrored_strategy_has_a_rate_and_no_known_wire():
+    telemetry = Telemetry(baseline=1e-3)
+    with mirrored().scope():
+        model = compiled()
+    history = fit(model, [telemetry]).history
+    rate = history["samples_per_second"][0]
+    assert history["efficiency"][0] == pytest.approx(rate / (2 * 1e-3))
+    assert "collectives of MirroredStrategy are" in telemetry.summary()
+
+
+def test_steps_are_one_after_the_other(tmp_path):
+    fit(compiled(), [Telemetry(tmp_path / "run.jsonl")])
+    steps = lines(tmp_path / "run.jsonl", "step")
+    for before, after in itertools.pairwise(steps):
+        assert before["end"] == after["begin"]
+        assert before["seconds"] > 0
+    assert [line["usual"] for line in steps] == [False] + [True] * (STEPS - 1)
+
+
+def test_a_second_fit_goes_on_in_the_same_file(tmp_path):
+    telemetry, model = Telemetry(tmp_path / "run.jsonl"), compiled()
+    for _ in range(2):
+        fit(model, [telemetry])
+    assert [line["step"] for line in lines(tmp_path / "run.jsonl", "step")] == list(
+        range(2 * STEPS)
+    )
+    assert len(lines(tmp_path / "run.jsonl", "end")) == 2
+
+
+def test_short_steps_share_a_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "SHORTEST", 1000)
+    telemetry = Telemetry(tmp_path / "run.jsonl")
+    fit(compiled(), [telemetry], epochs=2)
+    steps = lines(tmp_path / "run.jsonl", "step")
+    assert [(line["epoch"], line["batch"], line["step"]) for line in steps] == [
+        (0, 0, 0), (0, 1, 1), (1, 0, STEPS),
+    ]  # fmt: skip
+    assert [line["steps"] for line in steps] == [1, STEPS - 1, STEPS]
+    assert [line["samples"] for line in steps] == [line["steps"] * BATCH for line in steps]
+    assert lines(tmp_path / "run.jsonl", "end")[0]["steps"] == 2 * STEPS
+
+
+# ------------------------------------------------------------------- samples
+
+
+def test_the_last_batch_may_be_short(tmp_path):
+    x, y = numbers()
+    compiled().fit(x[:-3], y[:-3], BATCH, verbose=0, callbacks=[Telemetry(tmp_path / "run.jsonl")])
+    assert [line["samples"] for line in lines(tmp_path / "run.jsonl", "step")] == [
+        *[BATCH] * (STEPS - 1),
+        BATCH - 3,
+    ]
+
+
+def generator():
+    for _ in range(STEPS):
+        yield tuple(part[:BATCH] for part in numbers())
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.parametrize("shortest, turns", [(0, STEPS), (1000, 2)])
+@pytest.mark.parametrize("batch", [None, BATCH])
+def test_data_of_unknown_length(tmp_path, batch, shortest, turns, monkeypatch):
+    """Keras begins a step more, for which there is no data."""
+    monkeypatch.setattr(module, "SHORTEST", shortest)
+    spec = tuple(tf.TensorSpec([None, n]) for n in (WIDTH, 1))
+    data = tf.data.Dataset.from_generator(generator, output_signature=spec)
+    telemetry = Telemetry(tmp_path / "run.jsonl", batch=batch)
+    compiled().fit(data, verbose=0, callbacks=[telemetry])
+    steps = lines(tmp_path / "run.jsonl", "step")
+    assert (len(steps), added(steps, "steps")) == (turns, STEPS)
+    assert [each["samples"] for each in steps] == [
+        batch and batch * each["steps"] for each in steps
+    ]
+    assert ("give Telemetry batch=" in telemetry.summary()) == (batch is None)
+
+
+def test_batches_that_grow(tmp_path):
+    growth = BatchGrowth({0: 8, 3: 12})
+    telemetry = Telemetry(tmp_path / "run.jsonl", batch=growth.size)
+    data = growth.batches(tf.data.Dataset.from_tensor_slices(numbers()))
+    compiled().fit(data, verbose=0, steps_per_epoch=5, callbacks=[growth, telemetry])
+    assert [line["samples"] for line in lines(tmp_path / "run.jsonl", "step")] == [8] * 3 + [12] * 2
+
+
+# --------------------------------------------------------------------- bytes
+
+
+def counted_by_engine(strategy, within):
+    communicators = strategy.reducer.exchange.communicators
+    totals = [total for each in communicators for total in each.totals().items()]
+    return sum(total.sent for key, total in totals if within in key)
+
+
+@pytest.mark.parametrize("wire", ["fp32", "int8", "sign"])
+def test_bytes_are_what_the_engine_counted_and_the_schedule_says(tmp_path, wire):
+    strategy = on_two(wire)
+    trained(strategy, Telemetry(tmp_path / "run.jsonl"), epochs=2)
+    steps = lines(tmp_path / "run.jsonl", "step")
+    assert added(steps, "sent") == counted_by_engine(strategy, "/")
+    found = rows(strategy.reducer)
+    volume = ring(2).cost.sent
+    gradients = 2 * len(steps) * volume * sum(row.bytes for row in found)
+    assert counted_by_engine(strategy, "gradients") == gradients
+    saved = 2 * len(steps) * volume * sum(row.lossless - row.bytes for row in found)
+    assert added(steps, "saved") == saved
+    (end,) = lines(tmp_path / "run.jsonl", "end")
+    assert (end["steps"], end["sent"]) == (len(steps), added(steps, "sent"))
+    assert end["samples"] == 2 * STEPS * BATCH
+    assert end["sent_in_all"] >= end["sent"]
+
+
+def test_int8_saves_three_quarters(tmp_path, int8):
+    trained(int8, Telemetry(tmp_path / "run.jsonl"))
+    (row,) = [line for line in lines(tmp_path / "run.jsonl", "choice") if line["wire"] == "int8"]
+    assert row["elements"] == KERNELS
+    last = lines(tmp_path / "run.jsonl", "step")[-1]
+    assert last["saved"] == 2 * (row["lossless"] - row["bytes"])
+    assert row["lossless"] / row["bytes"] == pytest.approx(4, rel=0.02)
+
+
+def test_validation_belongs_to_no_step(tmp_path, int8):
+    model = trained(int8, Telemetry(tmp_path / "run.jsonl"), epochs=2)
+    fit(model, [Telemetry(tmp_path / "more.jsonl")], epochs=2, validation_data=numbers())
+    plain, more = (lines(tmp_path / f"{name}.jsonl", "step") for name in ("run", "more"))
+    assert [line["sent"] for line in more] == [line["sent"] for line in plain]
+    assert lines(tmp_path / "more.jsonl", "end")[0]["sent_in_all"] > added(more, "sent")
+
+
+def test_accumulated_gradients_travel_at_the_end_of_their_window(tmp_path, int8):
+    def optimizer():
+        return keras.optimizers.SGD(0.001, gradient_accumulation_steps=2)
+
+    trained(int8, Telemetry(tmp_path / "run.jsonl"), optimizer, epochs=2)
+    steps = lines(tmp_path / "run.jsonl", "step")
+    assert [line["saved"] > 0 for line in steps] == [False, True] * STEPS
+    assert [line["exposed"] > 0 for line in steps] == [False, True] * STEPS
+    assert [line["step"] for line in steps] == list(range(2 * STEPS))
+
+
+def test_several_steps_per_execution(tmp_path, int8):
+    trained(int8, Telemetry(tmp_path / "one.jsonl"))
+    trained(int8, Telemetry(tmp_path / "two.jsonl"), compile={"steps_per_execution": 2})
+    one, two = (lines(tmp_path / f"{name}.jsonl", "step") for name in ("one", "two"))
+    assert [(line["step"], line["steps"]) for line in two] == [(0, 2), (2, 2), (4, 1)]
+    assert [line["samples"] for line in two] == [2 * BATCH, 2 * BATCH, BATCH]
+    assert two[0]["sent"] == 2 * one[0]["sent"]
+    assert added(two, "sent") == added(one, "sent")
+
+
+def test_eager_steps(tmp_path, int8):
+    trained(int8, Telemetry(tmp_path / "graph.jsonl"))
+    trained(int8, Telemetry(tmp_path / "eager.jsonl"), compile={"run_eagerly": True})
+    graph, eager = (lines(tmp_path / f"{name}.jsonl", "step") for name in ("graph", "eager"))
+    assert [line["saved"] for line in eager] == [line["saved"] for line in graph]
+    assert lines(tmp_path / "eager.jsonl", "error")
+
+
+# --------------------------------------------------------------------- times
+
+
+def test_times_are_within_each_other(tmp_path, int8):
+    trained(int8, Telemetry(tmp_path / "run.jsonl"))
+    for line in lines(tmp_path / "run.jsonl", "step"):
+        assert 0 < line["exposed"] <= line["communication"] <= line["seconds"]
+
+
+def test_without_a_baseline_efficiency_is_what_is_not_exposed(tmp_path, int8):
+    telemetry = Telemetry(tmp_path / "run.jsonl")
+    trained(int8, telemetry)
+    usual = lines(tmp_path / "run.jsonl", "step")[1:]
+    (epoch,) = lines(tmp_path / "run.jsonl", "epoch")
+    exposed = added(usual, "exposed") / added(usual, "seconds")
+    assert epoch["efficiency"] == pytest.approx(1 - exposed)
+    assert epoch["samples_per_second"] == pytest.approx(
+        added(usual, "samples") / added(usual, "seconds")
+    )
+    assert "estimated" in telemetry.summary()
+
+
+def test_what_the_engine_has_forgotten_is_not_made_up(tmp_path, int8, monkeypatch):
+    log = Communicator.log
+    monkeypatch.setattr(Communicator, "log", lambda self, last: log(self, min(last, 7)))
+    monkeypatch.setattr(module, "SHARE", 0)  # one reading, and then at the end of the epoch
+    trained(int8, Telemetry(tmp_path / "run.jsonl"))
+    sent = [line["sent"] for line in lines(tmp_path / "run.jsonl", "step")]
+    assert sent[1:-1] == [None] * (STEPS - 2)
+    assert sent[-1] is not None
+    (end,) = lines(tmp_path / "run.jsonl", "end")
+    assert end["sent"] == sum(value or 0 for value in sent) < end["sent_in_all"]
+
+
+def test_it_reads_no_more_than_its_share_of_the_time_allows(int8, monkeypatch):
+    readings = []
+    read = Telemetry._read
+    monkeypatch.setattr(Telemetry, "_read", lambda self: (readings.append(1), read(self)))
+    monkeypatch.setattr(module, "SHARE", 0)
+    trained(int8, Telemetry(), epochs=3)
+    assert len(readings) == 1 + 3
+
+
+def test_what_was_read_is_not_read_again(int8, monkeypatch):
+    asked, log = [], Communicator.log
+
+    def noted(communicator, last):
+        asked.append(last)
+        return log(communicator, last)
+
+    monkeypatch.setattr(Communicator, "log", noted)
+    communicators = int8.reducer.exchange.communicators
+
+    def calls():
+        return sum(total.calls for each in communicators for total in each.totals().values())
+
+    with int8.scope():
+        model = compiled()
+    before = calls()
+    fit(model, [Telemetry()], epochs=3)
+    assert len(asked) > 2
+    assert sum(asked) <= calls() - before
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_recomputation_goes_with_it(tmp_path, int8, first):
+    weights = []
+    for callbacks in (
+        [],
+        [Recompute(segments="sqrt", verbose=0), Telemetry(tmp_path / "run.jsonl")],
+    ):
+        with int8.scope():
+            model = compiled()
+        fit(model, callbacks if first else callbacks[::-1])
+        weights.append(model.get_weights())
+    for mine, expected in zip(*weights, strict=True):
+        np.testing.assert_array_equal(mine, expected)
+    assert lines(tmp_path / "run.jsonl", "error")
+
+
+# -------------------------------------------------------------------- errors
+
+
+def test_the_error_with_feedback_is_the_residuals(tmp_path):
+    """Weights and data stay, so that the gradient is known."""
+    strategy = on_two("sign")
+    model = trained(
+        strategy, Telemetry(tmp_path / "run.jsonl"), lambda: keras.optimizers.SGD(0.0), epochs=2
+    )
+    x, y = (part[-BATCH:][: BATCH // 2] for part in numbers())
+    kernels = [v.value.values[0] for v in model.trainable_variables if v.shape == (WIDTH, WIDTH)]
+    with tf.GradientTape() as tape, tf.device("CPU:0"):
+        loss = tf.reduce_sum((model(x) - y) ** 2) / BATCH
+    gradient = tf.linalg.global_norm(tape.gradient(loss, kernels))
+    residuals = Memory.of(model.optimizer, strategy)._residuals.values()
+    lost = tf.linalg.global_norm([each.values[0] for each in residuals])
+    last = lines(tmp_path / "run.jsonl", "error")[-1]
+    assert (last["wire"], last["measured"]) == ("sign", True)
+    assert last["error"] == pytest.approx(float(lost / gradient), rel=1e-4)
+
+
+@pytest.mark.parametrize("wire, least, most", [("bf16", 2**-8, 2**-8), ("int8", 1 / 254, 0.06)])
+def test_the_error_without_feedback_is_its_bound(tmp_path, wire, least, most):
+    telemetry = Telemetry(tmp_path / "run.jsonl")
+    trained(on_two(wire), telemetry)
+    for line in lines(tmp_path / "run.jsonl", "error"):
+        assert not line["measured"]
+        assert least * 0.999 <= line["error"] <= most * 1.001
+    assert "<= 0.0" in telemetry.summary()
+
+
+def test_errors_are_asked_for_while_a_fit_lasts(int8):
+    telemetry = Telemetry()
+    model = trained(int8, telemetry)
+    assert int8.reducer.watch is None
+    before = telemetry._samples.losses()
+    assert before
+    fit(model)
+    assert telemetry._samples.losses() == before
+    fit(model, [telemetry])
+    assert telemetry._samples.losses() != before
+
+
+@pytest.mark.parametrize("wire, errors", [("fp32", True), ("int8", False)])
+def test_otherwise_a_step_is_the_same_graph(wire, errors):
+    strategy = on_two(wire)
+    with strategy.scope():
+        model = compiled()
+    fit(model)
+    traced = model.train_function
+    fit(model, [Telemetry(errors=errors)])
+    assert model.train_function is traced
+
+
+@pytest.mark.parametrize("wire", ["int8", "sign"])
+def test_weights_are_the_same_with_and_without(wire):
+    strategy = on_two(wire)
+    weights = []
+    for callbacks in ([], [Telemetry()]):
+        with strategy.scope():
+            model = compiled()
+        fit(model, callbacks, epochs=2)
+        weights.append(model.get_weights())
+    for mine, expected in zip(*weights, strict=True):
+        np.testing.assert_array_equal(mine, expected)
+
+
+# ------------------------------------------------------------------- choices
+
+
+def test_choices_and_switches(tmp_path):
+    file = tmp_path / "links.json"
+    Chooser(Link(1e-6, 1e-9), 1e-10, 2).dump(file)
+    strategy = on_two("int8", "auto", schedule_file=file)
+    chooser = strategy.reducer.exchange.schedules
+
+    class Decide(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            for row in rows(strategy.reducer):
+                if epoch == 1 and row.wire == "int8":
+                    self.before = row.algorithm
+                    chooser.decide(row.bytes, Choice("tree", 1e-3, "ring", 2e-3, "measured"))
+
+    decide = Decide()
+    with strategy.scope():
+        model = compiled()
+    fit(model, [Telemetry(tmp_path / "run.jsonl"), decide], epochs=3)
+    choices = {line["bucket"]: line for line in lines(tmp_path / "run.jsonl", "choice")}
+    assert {line["wire"] for line in choices.values()} == {"fp32", "int8"}
+    (switch,) = lines(tmp_path / "run.jsonl", "switch")
+    assert (switch["before"], switch["algorithm"], switch["why"]) == (
+        decide.before,
+        "tree",
+        "measured",
+    )
+    assert decide.before == choices[switch["bucket"]]["algorithm"] != "tree"
+    assert 2 * STEPS <= switch["step"] <= 3 * STEPS
+
+
+# --------------------------------------------------------------------- sinks
+
+
+def test_progress_bar_and_history(int8, capsys):
+    history = trained(int8, Telemetry(), verbose=1, epochs=2).history.history
+    printed = capsys.readouterr().out
+    names = {"samples_per_second", "communication_ms", "exposed_ms", "sent_mb", "saved_mb"}
+    for name in names:
+        assert f"{name}: " in printed
+    assert {*names, "efficiency", "loss"} == history.keys()
+    model = trained(int8, Telemetry(progress=False))
+    assert model.history.history.keys() == {"loss"}
+
+
+def test_tensorboard(tmp_path, int8):
+    trained(int8, Telemetry(tmp_path / "run.jsonl", tensorboard=tmp_path / "board"), epochs=2)
+    (file,) = (tmp_path / "board").iterdir()
+    found = {}
+    for raw in tf.data.TFRecordDataset(str(file)):
+        event = tf.compat.v1.Event.FromString(raw.numpy())
+        for value in event.summary.value:
+            found.setdefault(value.tag, []).append((event.step, value.simple_value))
+    errors = lines(tmp_path / "run.jsonl", "error")
+    (name,) = {f"telemetry/error/{line['bucket']}" for line in errors}
+    assert [step for step, _ in found[name]] == [line["step"] for line in errors]
+    assert [value for _, value in found[name]] == pytest.approx([line["error"] for line in errors])
+    assert found["telemetry/sent_mb"][-1][0] == 2 * STEPS
+    assert found["telemetry/sent_mb"][-1][1] > 0
+
+
+def test_timeline(tmp_path, int8):
+    before = tmp_path / "run.jsonl"
+    timeline = tmp_path / "trace.json"
+    trained(int8, Telemetry(before, timeline=timeline, profile=(2, 4)))
+    steps = lines(before, "step")
+    assert [line["usual"] for line in steps] == [False, True, False, False, True]
+    begin, end = 1e6 * steps[2]["begin"], 1e6 * steps[3]["end"]
+    events = json.loads(timeline.read_text())["traceEvents"]
+    for rank in (0, 1):
+        mine = [event for event in events if event["pid"] == rank]
+        assert [e["args"]["name"] for e in mine if e["ph"] == "M"] == [f"rank {rank}", "compute"]
+        compute = [event for event in mine if event["ph"] == "X"]
+        assert {event["name"] for event in compute} == {"backward", "forward and update"}
+        begins, ends = ([e for e in mine if e["ph"] == phase] for phase in "be")
+        assert [e["id"] for e in begins] == [e["id"] for e in ends]
+        gradients = [event for event in begins if "gradients" in event["name"]]
+        assert len(gradients) == 2 * 2  # buckets in steps
+        assert all(begin <= event["ts"] < end for event in [*compute, *begins])
+        assert all(event["dur"] > 0 for event in compute)
+
+
+def test_a_timeline_of_one_device(tmp_path):
+    fit(compiled(), [Telemetry(timeline=tmp_path / "trace.json", profile=(1, 2))])
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert {event["pid"] for event in events} == {0}
+    assert {event["ph"] for event in events} == {"M", "X"}
+
+
+def test_a_fit_that_ends_within_the_timeline(tmp_path, int8):
+    trained(int8, Telemetry(timeline=tmp_path / "trace.json", profile=(3, 100)))
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+
+
+def test_a_fit_that_ends_before_the_timeline(tmp_path, caplog):
+    with caplog.at_level(logging.WARNING, "tfscale"):
+        fit(compiled(), [Telemetry(timeline=tmp_path / "trace.json")])
+    assert "begins 10 steps after the beginning of fit, which made 5" in caplog.text
+    assert not (tmp_path / "trace.json").exists()
+
+
+def test_another_profile_is_under_way(tmp_path, caplog, int8):
+    tf.profiler.experimental.start(str(tmp_path / "other"))
+    try:
+        with caplog.at_level(logging.WARNING, "tfscale"):
+            trained(int8, Telemetry(timeline=tmp_path / "trace.json", profile=(1, 3)))
+    finally:
+        tf.profiler.experimental.stop()
+    assert "another profile is under way" in caplog.text
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert {event["ph"] for event in events} == {"M", "b", "e"}
+
+
+def test_evaluate_and_predict_take_it(int8):
+    telemetry = Telemetry()
+    model = trained(int8, telemetry)
+    x, y = numbers()
+    plain = model.evaluate(x, y, verbose=0)
+    assert model.evaluate(x, y, verbose=0, callbacks=[telemetry]) == plain
+    assert model.predict(x, verbose=0, callbacks=[telemetry]).shape == (len(x), 1)
+
+
+def test_summary_and_picture(int8):
+    telemetry = Telemetry()
+    trained(int8, telemetry, epochs=2)
+    text = telemetry.summary()
+    for word in ("samples per second", "exposed", "saved in all", "int8", "ring", "asked for"):
+        assert word in text
+    pytest.importorskip("matplotlib")
+    figure = telemetry.draw()
+    assert [panel.get_title(loc="left") for panel in figure.axes] == [
+        "samples per second",
+        "ms per step",
+        "MB per step",
+    ]
+
+
+@pytest.mark.parametrize(
+    "arguments, told",
+    [
+        ({"profile": (3, 3)}, r"such as \(10, 13\); got \(3, 3\)"),
+        ({"batch": 0}, "batch is a number above 0, got 0"),
+        ({"baseline": -1.0}, "baseline is a number above 0, got -1.0"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments, told):
+    with pytest.raises(ValueError, match=told):
+        Telemetry(**arguments)

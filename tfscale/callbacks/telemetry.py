@@ -1,0 +1,387 @@
+"""What a training does with its time and its wire, told while it runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import keras
+
+from tfscale.callbacks import progress
+from tfscale.telemetry import report
+from tfscale.telemetry.errors import Loss, Samples
+from tfscale.telemetry.fit import Batches, Size, batches_of_fit
+from tfscale.telemetry.sinks import JsonLines, TensorBoard
+from tfscale.telemetry.steps import Mean, Turn, split
+from tfscale.telemetry.timeline import Recording
+from tfscale.telemetry.wire import Wire, wire_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+VERSION = 1  # of the JSON lines
+
+_TOO_SHORT = (
+    "no timeline was written: it begins %d steps after the beginning of fit, which made %d. "
+    "Telemetry(profile=(first, end)) says when"
+)
+
+SHARE = 0.005  # of the time is what reading and telling may take
+SHORTEST = 0.01  # seconds: to tell of each step alone costs some hundredths of a millisecond
+
+
+class Telemetry(keras.callbacks.Callback):
+    r"""Says for each step what it took, what travelled, and what that cost.
+
+    In the progress bar, in ``History``, in TensorBoard, in a file of JSON lines and as a
+    timeline. ``docs/telemetry.md`` says what each number means, and what it does not know.
+
+    A step writes nothing down for it: the engine keeps a log anyway, and this callback reads it
+    between steps, whenever all its readings so far took less than half a percent of the time, and
+    at the end of each epoch. Steps of less than 10 ms are told of together. Only where a wire is
+    lossy each bucket gets a few small operations, which copy a sample of its gradients: the step
+    is traced with them, and again without them by the next ``fit``.
+
+    Exposed time is that between the moment in which a rank hands over the last of its gradients
+    and that in which it has all sums: nothing of the backward pass is left to hide it. Without
+    ``baseline``, the scaling efficiency is 1 - exposed / step, an estimate from above; with it,
+
+    .. math:: \frac{\text{samples per second}}{\text{devices} \cdot \text{baseline}}
+
+    Several workers write a file each, with their rank in its name; what a worker shows is what
+    its own ranks did.
+
+    Args:
+        jsonl: a file for JSON lines: one for each step, and others.
+        tensorboard: a folder for TensorBoard.
+        timeline: a file for Perfetto (https://ui.perfetto.dev), of the steps in ``profile``.
+        progress: whether the progress bar and ``History`` get numbers.
+        batch: samples of the global batch, where ``fit`` cannot know (a generator); or a
+            function that says so of a step's number, as ``BatchGrowth.size`` does.
+        baseline: samples per second of one device.
+        profile: the steps of the timeline, from one and up to another, counted from the
+            beginning of ``fit``. TensorFlow's profiler makes them slower, and no mean
+            counts them.
+        errors: whether to find out what lossy wires lose.
+
+    Example:
+        >>> telemetry = tfscale.callbacks.Telemetry(jsonl="run.jsonl")
+        >>> history = model.fit(x, y, batch_size=64, callbacks=[telemetry])
+        >>> print(telemetry.summary())
+    """
+
+    async_safe = True  # else Keras would wait for each step's result before it starts the next
+
+    def __init__(
+        self,
+        jsonl: str | Path | None = None,
+        tensorboard: str | Path | None = None,
+        timeline: str | Path | None = None,
+        *,
+        progress: bool = True,
+        batch: Size | None = None,
+        baseline: float | None = None,
+        profile: tuple[int, int] = (10, 13),
+        errors: bool = True,
+    ) -> None:
+        super().__init__()
+        if not 0 <= profile[0] < profile[1]:
+            raise ValueError(
+                "profile is the first step of the timeline and the one after its last, counted "
+                f"from 0, such as (10, 13); got {profile!r}"
+            )
+        for name, value in (("batch", batch), ("baseline", baseline)):
+            if value is not None and not callable(value) and value <= 0:
+                raise ValueError(f"{name} is a number above 0, got {value!r}")
+        self._paths = {"jsonl": jsonl, "tensorboard": tensorboard, "timeline": timeline}
+        self._progress = progress
+        self._given = batch
+        self._baseline = baseline
+        self._profiled = profile
+        self._wants_errors = errors
+        self._begun = False
+        self._wire: Wire | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        """What belongs to one fit."""
+        self._batches = Batches(None, None, None)
+        self._devices = 1
+        self._epoch = 0
+        self._first_step = 0
+        self._step = 0
+        # Batches of the epoch that are over, and when; in any order, if threads say so.
+        self._ends: list[tuple[int, float]] = []
+        self._open: Turn | None = None
+        self._closed: list[Turn] = []
+        self._whole, self._usual = Mean(), Mean()
+        self._epoch_whole, self._epoch_usual = Mean(), Mean()
+        self._shown: dict[str, float] = {}
+        self._points: list[dict[str, float]] = []
+        self._lines: JsonLines | None = None
+        self._board: TensorBoard | None = None
+        self._recording: Recording | None = None
+        self._samples: Samples | None = None
+        self._losses: dict[str, Loss] = {}
+        self._sent_before = 0
+        self._began = time.perf_counter()
+        self._spent = 0.0
+
+    # ------------------------------------------------------------------ Keras
+
+    def set_model(self, model: Any) -> None:
+        """Called by Keras, before it makes the function that trains."""
+        super().set_model(model)
+        if self._watches(model):
+            model.train_function = None  # it may have been traced without samples
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Called by Keras."""
+        self._forget()
+        strategy, optimizer = self.model.distribute_strategy, self.model.optimizer
+        self._wire = wire_of(strategy)
+        self._devices = int(strategy.num_replicas_in_sync)
+        self._batches = batches_of_fit(self.params or {}, self._given)
+        self._step = self._first_step = progress.updates(optimizer) * progress.window(optimizer)
+        if self._wire is not None:
+            self._sent_before = self._wire.sent()
+            if self._watches(self.model):
+                self._samples = Samples(self._wire.communicators[0].device)
+                strategy.reducer.watch = self._samples.watch
+        self._open_sinks()
+        self._write("start", **self._about())
+        self._began = time.perf_counter()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Called by Keras."""
+        self._epoch, self._ends = epoch, []
+        self._epoch_whole, self._epoch_usual = Mean(), Mean()
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Called by Keras, once for each execution, in the thread that trains."""
+        now = time.time()
+        steps = self._batches.steps(batch, int(self.model.steps_per_execution))
+        if self._open is not None and self._may_join(self._open, now):
+            self._open.steps += steps
+            return
+        self._close(now)
+        made = self._step - self._first_step
+        if self._recording is not None:
+            self._record(made, now)
+        if self._closed and self._spent <= SHARE * (time.perf_counter() - self._began):
+            self._read()
+        usual = made > 0 and not (self._recording and self._recording.runs)
+        self._open = Turn(self._epoch, batch, self._step, steps, now, usual=usual)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Called by Keras, perhaps in another thread."""
+        self._ends.append((batch, time.time()))
+        if self._progress and logs is not None:
+            logs.update(self._shown)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Called by Keras."""
+        last, now = max(self._ends, default=(-1, 0.0))
+        if self._open is not None:  # there may have been no data left for its last step
+            self._open.steps = min(self._open.steps, last + 1 - self._open.batch)
+        self._close(now)
+        self._read()
+        numbers = self._numbers(self._epoch_whole, self._epoch_usual)
+        self._write("epoch", epoch=epoch, step=self._step, **numbers)
+        if self._progress and logs is not None:
+            logs.update(_for_the_bar(numbers))
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Called by Keras."""
+        if self._recording is not None:
+            self._finish_recording(time.time())
+        totals: dict[str, Any] = {"steps": self._whole.steps, "seconds": self._whole.seconds}
+        totals |= {what: round(value) for what, value in self._whole.counted.items()
+                   if what in ("samples", "sent", "saved")}  # fmt: skip
+        if self._wire is not None:
+            totals["sent_in_all"] = self._wire.sent() - self._sent_before
+        self._write("end", **totals, **self._numbers(self._whole, self._usual))
+        for sink in (self._lines, self._board):
+            if sink is not None:
+                sink.close()
+        self._lines = self._board = None
+        if self._samples is not None:
+            self.model.distribute_strategy.reducer.watch = None
+            self.model.train_function = None  # the next one has no samples
+
+    # ----------------------------------------------------------------- people
+
+    def summary(self) -> str:
+        """A table of the last ``fit``, for people."""
+        rows = self._wire.rows if self._wire is not None else []
+        by = "estimated" if self._baseline is None else f"against {self._baseline:g} samples/s"
+        numbers = self._numbers(self._whole, self._usual)
+        return report.summary(self._whole, numbers, by, rows, self._losses, self._words())
+
+    def draw(self) -> Figure:
+        """Rates, times and bytes of the last ``fit``; needs matplotlib."""
+        return report.draw(self._points)
+
+    # ---------------------------------------------------------------- reading
+
+    def _may_join(self, turn: Turn, now: float) -> bool:
+        return turn.usual and self._recording is None and now - turn.begin < SHORTEST
+
+    def _close(self, now: float) -> None:
+        turn, self._open = self._open, None
+        if turn is not None and turn.steps > 0:
+            turn.end = now
+            turn.samples = self._batches.samples(turn.batch, turn.step, turn.steps)
+            self._step += turn.steps
+            self._closed.append(turn)
+
+    def _read(self) -> None:
+        """Find out about the turns that are over, and tell."""
+        begin = time.perf_counter()
+        turns, self._closed = self._closed, []
+        if self._wire is not None:
+            self._read_wire(self._wire, turns)
+        whole, usual = Mean(), Mean()
+        for turn in turns:
+            whole.add(turn)
+            if turn.usual:
+                usual.add(turn)
+            if self._lines is not None:
+                self._lines.write("step", {**vars(turn), "seconds": turn.seconds})
+        for mean, more in (
+            (self._epoch_whole, whole), (self._whole, whole),
+            (self._epoch_usual, usual), (self._usual, usual),
+        ):  # fmt: skip
+            mean.merge(more)
+        if turns:
+            self._tell(self._numbers(whole, usual))
+        if self._lines is not None:
+            self._lines.flush()
+        self._spent += time.perf_counter() - begin
+
+    def _read_wire(self, wire: Wire, turns: list[Turn]) -> None:
+        executions, since = wire.read()
+        if self._recording is not None:
+            self._recording.heard(executions)
+        for old, row in wire.changes():
+            before = {} if old is None else {"before": old.algorithm}
+            kind = "choice" if old is None else "switch"
+            self._write(kind, step=self._step, **before, **dataclasses.asdict(row))
+        parts = [split(mine, turns) for mine in executions]
+        for turn, ranks in zip(turns, zip(*parts, strict=True), strict=True):
+            if turn.begin >= since:
+                turn.account(ranks, wire.kind)
+        if self._samples is not None and turns:
+            for loss in self._samples.losses():
+                self._losses[loss.bucket] = loss
+                self._write("error", step=self._step, **dataclasses.asdict(loss))
+
+    def _tell(self, numbers: dict[str, float]) -> None:
+        self._points.append({"step": self._step, **numbers})
+        self._shown = _for_the_bar(numbers)
+        if self._board is not None:
+            errors = {f"error/{name}": loss.error for name, loss in self._losses.items()}
+            self._board.write(self._step, {**numbers, **errors})
+
+    # --------------------------------------------------------------- timeline
+
+    def _record(self, made: int, now: float) -> None:
+        assert self._recording is not None
+        first, last = self._profiled
+        if self._recording.runs and made >= last:
+            self._finish_recording(now)
+        elif first <= made < last:
+            if not self._recording.runs:
+                self._read()  # what was before is not in the timeline
+            self._recording.step(now)
+
+    def _finish_recording(self, now: float) -> None:
+        assert self._recording is not None
+        self._read()
+        if self._recording.runs:
+            self._recording.finish(now)
+        else:
+            logging.getLogger("tfscale").warning(_TOO_SHORT, self._profiled[0], self._whole.steps)
+        self._recording = None
+
+    # ------------------------------------------------------------------ sinks
+
+    def _open_sinks(self) -> None:
+        jsonl, board, timeline = (self._own_path(name) for name in self._paths)
+        if jsonl is not None:
+            self._lines = JsonLines(jsonl, more=self._begun)
+        if board is not None:
+            self._board = TensorBoard(board)
+        if timeline is not None:
+            self._recording = Recording(timeline, self._ranks())
+        self._begun = True
+
+    def _own_path(self, name: str) -> Path | None:
+        """This worker's; with several workers its first rank is in the name."""
+        path = self._paths[name]
+        if path is None:
+            return None
+        if self._wire is None or self._wire.processes == 1:
+            return Path(path)
+        rank = f"rank{self._wire.ranks[0]}"
+        whole = Path(path)
+        return (
+            whole / rank
+            if name == "tensorboard"
+            else whole.with_name(f"{whole.stem}.{rank}{whole.suffix}")
+        )
+
+    def _write(self, kind: str, **fields: Any) -> None:
+        if self._lines is not None:
+            self._lines.write(kind, fields)
+
+    # --------------------------------------------------------------- what is known
+
+    def _watches(self, model: Any) -> bool:
+        wire = wire_of(model.distribute_strategy) if self._wants_errors else None
+        return wire is not None and wire.is_lossy
+
+    def _ranks(self) -> list[int]:
+        return list(range(self._devices)) if self._wire is None else self._wire.ranks
+
+    def _numbers(self, whole: Mean, usual: Mean) -> dict[str, float]:
+        mean = usual if usual.steps else whole
+        return mean.numbers(self._devices, self._baseline)
+
+    def _about(self) -> dict[str, Any]:
+        return {
+            "version": VERSION,
+            "time": time.time(),
+            "strategy": type(self.model.distribute_strategy).__name__,
+            "devices": self._devices,
+            "ranks": self._ranks(),
+            "step": self._step,
+            "batch": None if callable(self._batches.size) else self._batches.size,
+            "baseline": self._baseline,
+            "words": self._words(),
+        }
+
+    def _words(self) -> str:
+        said = []
+        if self._wire is None:
+            strategy = type(self.model.distribute_strategy).__name__
+            said.append(
+                "There is no wire: one device has nobody to exchange gradients with."
+                if self._devices == 1
+                else f"Nothing is known of the wire: the collectives of {strategy} are "
+                "TensorFlow's own. ScaleStrategy's are counted."
+            )
+        if self._batches.size is None:
+            said.append(
+                "Nobody knows how many samples a batch has: give Telemetry batch=..., the global "
+                "batch, for samples per second."
+            )
+        return " ".join(said)
+
+
+def _for_the_bar(numbers: dict[str, float]) -> dict[str, float]:
+    """Keras itself shows what a step takes."""
+    return {name: value for name, value in numbers.items() if name != "step_ms"}

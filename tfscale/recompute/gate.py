@@ -1,0 +1,103 @@
+"""When a segment is computed again, in operations that TensorFlow's optimizations leave alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.framework.attr_value_pb2 import AttrValue
+
+from tfscale.recompute.step import Step
+
+# TensorFlow rewrites these, but not where other operations wait for them.
+_ARITHMETIC = frozenset(
+    {
+        "Add",
+        "AddN",
+        "AddV2",
+        "Cast",
+        "Div",
+        "Exp",
+        "Identity",
+        "Mul",
+        "Neg",
+        "Pow",
+        "RealDiv",
+        "Reshape",
+        "Rsqrt",
+        "Select",
+        "SelectV2",
+        "Sqrt",
+        "Square",
+        "SquaredDifference",
+        "Sub",
+        "Sum",
+        "Transpose",
+    }
+)
+
+
+def make_gate(
+    graph: tf.Graph,
+    operations: Sequence[tf.Operation],
+    step: Step,
+    needed: Iterable[int],
+    before: int,
+) -> tf.Operation:
+    """An operation that runs when the backward pass has come to a segment.
+
+    Nothing waits for arithmetic itself, but for what follows or goes before it: TensorFlow would
+    leave it as it is, and so round differently.
+
+    Args:
+        graph: of the step.
+        operations: its operations.
+        step: the same, as ``read`` gives it.
+        needed: what runs first.
+        before: the first operation that needs the segment.
+    """
+    keys: list[tf.Operation] = []
+    waiting, seen = sorted(needed), set[int]()
+    with graph.as_default(), tf.control_dependencies(None), tf.name_scope(""):
+        while waiting:
+            index = waiting.pop()
+            if index in seen or index < step.end:
+                continue
+            seen.add(index)
+            op = step.ops[index]
+            users = {user for tensor in op.outputs for user in step.consumers[tensor]}
+            if op.kind not in _ARITHMETIC:
+                keys.append(operations[index])
+            elif len(users) > 1:
+                keys.append(behind(operations[index].outputs[0]).op)
+            elif users and max(users) < before:
+                waiting += users
+            else:
+                waiting += [step.producer[tensor] for tensor in op.inputs]
+        with tf.control_dependencies(keys):
+            return tf.no_op("again/gate")
+
+
+def behind(tensor: Any) -> Any:
+    """The same tensor behind an operation that costs nothing and that no optimization removes.
+
+    Shapes are seen through it.
+    """
+    with tf.device(tensor.op.device or None):
+        passing = tensor.graph.create_op(
+            "PreventGradient",
+            [tensor],
+            [tensor.dtype],
+            name=f"{tensor.op.name}/again",
+            attrs={
+                "T": AttrValue(type=tensor.dtype.as_datatype_enum),
+                "_grappler_do_not_remove": AttrValue(b=True),
+            },
+        )
+    return passing.outputs[0]
+
+
+def use(tensor: Any) -> None:
+    """Takes a tensor for nothing, as soon as it is there."""
+    tensor.graph.control_outputs.append(behind(tensor).op)

@@ -1,0 +1,59 @@
+"""How many samples a step of the ``fit`` that is running has, found without reading any."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tfscale.recompute.batch import UnknownBatch, _batched_by, _iterator_of_fit
+
+Size = int | Callable[[int], int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Batches:
+    """Of an epoch.
+
+    Attributes:
+        size: samples of a batch, of all replicas, or what says so of a step's number; None if
+            nobody knows.
+        count: how many there are; None if nobody knows.
+        last: samples of the last one.
+    """
+
+    size: Size | None
+    count: int | None
+    last: int | None
+
+    def samples(self, batch: int, step: int, steps: int) -> int | None:
+        """In so many steps, from a batch of the epoch on; ``step`` is its number in all."""
+        if self.size is None:
+            return None
+        if callable(self.size):
+            return sum(self.size(step + more) for more in range(steps))
+        if self.last is not None and batch + steps == self.count:
+            return self.size * (steps - 1) + self.last
+        return self.size * steps
+
+    def steps(self, batch: int, at_most: int) -> int:
+        """How many there are from a batch on."""
+        return at_most if self.count is None else max(1, min(at_most, self.count - batch))
+
+
+def batches_of_fit(params: Mapping[str, Any], given: Size | None) -> Batches:
+    """Called by a callback.
+
+    Args:
+        params: that Keras gives callbacks.
+        given: the size, if the user says it.
+    """
+    count = params.get("steps")
+    try:
+        iterator = _iterator_of_fit()
+    except UnknownBatch:  # a loop of the user's own calls the callbacks
+        return Batches(given, count, None)
+    adapter = iterator.data_adapter
+    whole = count is not None and count == adapter.num_batches
+    last = adapter.partial_batch_size if whole and adapter.has_partial_batch else None
+    return Batches(given or adapter.batch_size or _batched_by(iterator), count, last)

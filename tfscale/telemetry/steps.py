@@ -1,0 +1,147 @@
+"""What each step of a training took and sent: the arithmetic, without TensorFlow or Keras."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tfscale.ops.log import Execution
+    from tfscale.telemetry.wire import Kind
+
+
+@dataclasses.dataclass
+class Turn:
+    """One step or several: as many as ``steps_per_execution`` says, or as were very short.
+
+    It begins with its first step and ends with the next turn's beginning, or with the
+    epoch's training. All bytes and seconds are of all its steps together.
+
+    Attributes:
+        batch: its first one's place in the epoch.
+        step: its first one's number, as the optimizer counts batches.
+        samples: of all replicas; None if nobody knows.
+        usual: False for turns that no mean counts, because a graph was traced or a profile
+            taken meanwhile.
+        communication: seconds in which a collective of the rank was under way.
+        exposed: seconds from when the rank's last gradients were handed over until all sums
+            were there. Of this process's ranks, that with the fewest: the others wait for it.
+        sent: bytes that others took from the ranks of this process.
+        saved: bytes that the wire ``"fp32"`` would have needed more.
+    """
+
+    epoch: int
+    batch: int
+    step: int
+    steps: int
+    begin: float
+    end: float = 0.0
+    samples: int | None = None
+    usual: bool = True
+    communication: float | None = None
+    exposed: float | None = None
+    sent: int | None = None
+    saved: int | None = None
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.begin
+
+    def account(self, ranks: Sequence[Sequence[Execution]], kind: Callable[[str], Kind]) -> None:
+        """Take in what each rank began to run in this turn, in that order."""
+        times = [(_exposed(mine, kind), _under_way(mine)) for mine in ranks]
+        self.exposed, self.communication = min(times)
+        self.sent = sum(one.sent for mine in ranks for one in mine)
+        self.saved = round(sum(one.sent * kind(one.bucket).saved for r in ranks for one in r))
+
+
+def split(executions: Sequence[Execution], turns: Sequence[Turn]) -> list[Sequence[Execution]]:
+    """What began in each turn, of one rank's executions in the order of their beginnings."""
+    starts = [one.start for one in executions]
+    places = [(bisect_left(starts, t.begin), bisect_left(starts, t.end)) for t in turns]
+    return [executions[first:last] for first, last in places]
+
+
+def _under_way(executions: Iterable[Execution]) -> float:
+    """Seconds, each counted once; executions come in the order of their beginnings."""
+    total, until = 0.0, 0.0
+    for one in executions:
+        if one.end > until:
+            total += one.end - max(one.start, until)
+            until = one.end
+    return total
+
+
+def _exposed(executions: Iterable[Execution], kind: Callable[[str], Kind]) -> float:
+    """A turn has each bucket once for each of its steps, one step after the other."""
+    seen: collections.Counter[str] = collections.Counter()
+    exchanges: dict[tuple[str, int], list[Execution]] = {}
+    for one in executions:
+        optimizer = kind(one.bucket).optimizer
+        if optimizer is not None:
+            seen[one.bucket] += 1
+            exchanges.setdefault((optimizer, seen[one.bucket]), []).append(one)
+    return sum(
+        max(one.end for one in each) - max(one.start for one in each) for each in exchanges.values()
+    )
+
+
+@dataclasses.dataclass
+class Mean:
+    """Sums over turns, and what they are per step and per second."""
+
+    steps: int = 0
+    seconds: float = 0.0
+    counted: dict[str, float] = dataclasses.field(default_factory=dict)
+    over: dict[str, int] = dataclasses.field(default_factory=dict)  # steps that know them
+    during: dict[str, float] = dataclasses.field(default_factory=dict)  # seconds of these
+
+    def add(self, turn: Turn) -> None:
+        self.steps += turn.steps
+        self.seconds += turn.seconds
+        for what in ("samples", "communication", "exposed", "sent", "saved"):
+            value = getattr(turn, what)
+            if value is not None:
+                self.counted[what] = self.counted.get(what, 0) + value
+                self.over[what] = self.over.get(what, 0) + turn.steps
+                self.during[what] = self.during.get(what, 0) + turn.seconds
+
+    def merge(self, other: Mean) -> None:
+        self.steps += other.steps
+        self.seconds += other.seconds
+        for mine, more in (
+            (self.counted, other.counted), (self.over, other.over), (self.during, other.during),
+        ):  # fmt: skip
+            for what, value in more.items():
+                mine[what] = mine.get(what, 0) + value  # type: ignore[assignment]
+
+    def per_step(self, what: str) -> float | None:
+        return self.counted[what] / self.over[what] if self.over.get(what) else None
+
+    def share(self, what: str) -> float | None:
+        """Of the seconds of the turns that know it."""
+        return self.counted[what] / self.during[what] if self.during.get(what) else None
+
+    def numbers(self, devices: int, baseline: float | None) -> dict[str, float]:
+        """For people: what is known, by the names that docs/telemetry.md explains."""
+        rate, exposed = self.share("samples"), self.share("exposed")
+        found: dict[str, Any] = {
+            "step_ms": 1e3 * self.seconds / self.steps if self.steps else None,
+            "samples_per_second": rate,
+            "communication_ms": _times(1e3, self.per_step("communication")),
+            "exposed_ms": _times(1e3, self.per_step("exposed")),
+            "sent_mb": _times(1e-6, self.per_step("sent")),
+            "saved_mb": _times(1e-6, self.per_step("saved")),
+        }
+        if baseline is not None and rate is not None:
+            found["efficiency"] = rate / (devices * baseline)
+        elif baseline is None and exposed is not None:
+            found["efficiency"] = 1 - exposed
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def _times(factor: float, value: float | None) -> float | None:
+    return None if value is None else factor * value

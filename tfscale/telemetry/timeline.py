@@ -1,0 +1,249 @@
+"""What computes and what travels, on one axis of time: for Perfetto.
+
+TensorFlow's profiler says when each op ran, the engine's log when each bucket of
+gradients travelled; both in seconds of ``time.time()``, which the processes of a host share.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import re
+import statistics
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tfscale import records
+
+if TYPE_CHECKING:
+    from tfscale.ops.log import Execution
+
+Span = tuple[str, float, float]  # what, from, to
+
+# An op and its type, unless it waits for others rather than computes.
+_COMPUTES = re.compile(
+    r"^[^:]+:(?!Tfscale|\w*Iterator|\w*PartitionedCall|_Recv|_Send|\w*Dataset)\w+$"
+)
+_BACKWARD = re.compile(r"gradient_tape|Grad|Backprop")
+_REPLICA = re.compile(r"(?:^|/)replica_(\d+)/")
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """Some steps of one rank. ``compute`` are its ops, ``buckets`` its exchanges."""
+
+    rank: int
+    ends: Sequence[float]  # of each step
+    compute: Sequence[Span]
+    buckets: Sequence[Span]
+
+
+class Profile:
+    """TensorFlow's profiler, from ``start`` to ``stop``."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="tfscale-trace-")
+
+    def start(self) -> None:
+        """Raises ``tf.errors.AlreadyExistsError`` where another profile is under way."""
+        import tensorflow as tf
+
+        tf.profiler.experimental.start(self._folder.name)
+
+    def stop(self) -> list[Span]:
+        """The ops that computed meanwhile, in this process."""
+        import tensorflow as tf
+
+        tf.profiler.experimental.stop()
+        with self._folder as folder:
+            return list(_ops(next(Path(folder).rglob("*.xplane.pb")).read_bytes()))
+
+
+class Recording:
+    """The timeline of some steps of this process, on its way to a file.
+
+    Args:
+        path: of the file.
+        ranks: of this process.
+    """
+
+    def __init__(self, path: Path, ranks: Sequence[int]) -> None:
+        self._path = path
+        self._ranks = ranks
+        self._profile: Profile | None = None
+        self._begins: list[float] = []
+        self._buckets: list[list[Span]] = [[] for _ in ranks]
+
+    @property
+    def runs(self) -> bool:
+        return bool(self._begins)
+
+    def step(self, now: float) -> None:
+        """A step begins."""
+        if not self.runs:
+            self._start()
+        self._begins.append(now)
+
+    def _start(self) -> None:
+        import tensorflow as tf
+
+        profile = Profile()
+        try:
+            profile.start()
+            self._profile = profile
+        except tf.errors.AlreadyExistsError:
+            logging.getLogger("tfscale").warning(_TWO_PROFILES)
+
+    def heard(self, executions: Sequence[Sequence[Execution]]) -> None:
+        """What the ranks have exchanged lately."""
+        if self.runs:
+            for buckets, mine in zip(self._buckets, executions, strict=True):
+                buckets += [(one.bucket, one.start, one.end) for one in mine]
+
+    def finish(self, now: float) -> None:
+        """Write the file."""
+        ops = of_replicas(self._profile.stop() if self._profile else [], len(self._ranks))
+        ends = [*self._begins, now]
+        traces = [
+            Trace(rank, ends, _within(compute, ends), _within(buckets, ends))
+            for rank, compute, buckets in zip(self._ranks, ops, self._buckets, strict=True)
+        ]
+        records.write(self._path, chrome(traces, begin=0.0))
+
+
+_TWO_PROFILES = (
+    "the timeline shows no compute: another profile is under way (of keras.callbacks.TensorBoard? "
+    "profile_batch=0 turns that off), and TensorFlow takes one at a time"
+)
+
+
+def _within(spans: Sequence[Span], ends: Sequence[float]) -> list[Span]:
+    return [span for span in spans if ends[0] <= span[1] < ends[-1]]
+
+
+def _ops(data: bytes) -> Iterator[Span]:
+    """Ops that compute, by the profiler's file."""
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    planes = {plane.name: plane for plane in xplane_pb2.XSpace.FromString(data).planes}
+    environment, host = planes["Task Environment"], planes["/host:CPU"]
+    names = {key: each.name for key, each in environment.stat_metadata.items()}
+    stats = {names[stat.metadata_id]: stat.uint64_value for stat in environment.stats}
+    begin = stats["profile_start_time"] / 1e9
+    for line in host.lines:
+        for event in line.events:
+            name = host.event_metadata[event.metadata_id].name
+            start = begin + line.timestamp_ns / 1e9 + event.offset_ps / 1e12
+            if _COMPUTES.match(name):
+                yield name, start, start + event.duration_ps / 1e12
+
+
+def of_replicas(ops: Sequence[Span], count: int) -> list[list[Span]]:
+    """Whose each op is: TensorFlow names all replicas of a process but the first one."""
+    each: list[list[Span]] = [[] for _ in range(count)]
+    for op in sorted(ops, key=lambda span: span[1]):
+        named = _REPLICA.search(op[0])
+        replica = int(named[1]) if named else 0
+        if replica < count:
+            each[replica].append(op)
+    return each
+
+
+def chrome(traces: Sequence[Trace], begin: float | None = None) -> dict[str, Any]:
+    """The format of chrome://tracing: a process for each rank, with two tracks.
+
+    Args:
+        traces: of each rank.
+        begin: the moment that is 0; the first step's beginning, if it is not given.
+    """
+    begin = min(trace.ends[0] for trace in traces) if begin is None else begin
+    events: list[dict[str, Any]] = []
+    for trace in traces:
+        events += [
+            {"ph": "M", "pid": trace.rank, "name": "process_name",
+             "args": {"name": f"rank {trace.rank}"}},
+            {"ph": "M", "pid": trace.rank, "tid": 0, "name": "thread_name",
+             "args": {"name": "compute"}},
+        ]  # fmt: skip
+        for start, end, backward in busy(trace.compute):
+            events.append({"ph": "X", "pid": trace.rank, "tid": 0, "cat": "compute",
+                           "name": "backward" if backward else "forward and update",
+                           "ts": 1e6 * (start - begin), "dur": 1e6 * (end - start)})  # fmt: skip
+        for number, (name, start, end) in enumerate(trace.buckets):
+            common = {"pid": trace.rank, "cat": "exchange", "name": untraced(name),
+                      "id": f"{trace.rank}-{number}"}  # fmt: skip
+            events.append({**common, "ph": "b", "ts": 1e6 * (start - begin)})
+            events.append({**common, "ph": "e", "ts": 1e6 * (end - begin)})
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def untraced(bucket: str) -> str:
+    """A bucket's name in the log without that of the graph, which comes before it."""
+    graph, slash, rest = bucket.partition("/")
+    return rest if slash and " " not in graph else bucket
+
+
+def merge(files: Sequence[str | Path], to: str | Path) -> None:
+    """Put the timelines of several processes into one.
+
+    The clocks of hosts differ by as much as NTP leaves; those of one host do not.
+
+    Args:
+        files: what ``Telemetry(timeline=...)`` has written, one file per process.
+        to: the file to write.
+
+    Example:
+        >>> tfscale.telemetry.merge(sorted(Path(".").glob("trace.rank*.json")), "trace.json")
+    """
+    events = [
+        event for file in files for event in json.loads(Path(file).read_text())["traceEvents"]
+    ]
+    records.write(Path(to), {"traceEvents": events, "displayTimeUnit": "ms"})
+
+
+def busy(ops: Sequence[Span], gap: float = 2e-4) -> list[tuple[float, float, bool]]:
+    """Ops on any thread as stretches of one track: from, to, and whether of the backward pass.
+
+    What is nearer than ``gap`` is one stretch: an op's work is often on other threads.
+    """
+    found: list[tuple[float, float, bool]] = []
+    for name, start, end in ops:
+        backward = bool(_BACKWARD.search(name))
+        if found and found[-1][2] == backward and start <= found[-1][1] + gap:
+            found[-1] = (found[-1][0], max(end, found[-1][1]), backward)
+        elif not found or end > found[-1][1]:
+            found.append((max(start, found[-1][1]) if found else start, end, backward))
+    return found
+
+
+def exposed_seconds(traces: Sequence[Trace]) -> float:
+    """How long gradients travel in a step while nothing computes.
+
+    The median over steps, of the rank for which it is shortest: the others wait for that
+    one's computation, not for the exchange.
+    """
+    steps = range(len(traces[0].ends) - 1)
+    return statistics.median(min(_exposed(step_of(t, n)) for t in traces) for n in steps)
+
+
+def _exposed(trace: Trace) -> float:
+    gradients = [span for span in trace.buckets if "gradients" in span[0]]
+    both = busy(sorted([*gradients, *trace.compute], key=lambda span: span[1]), 0)
+    return _length(both) - _length(busy(trace.compute, 0))
+
+
+def _length(stretches: Sequence[tuple[float, float, bool]]) -> float:
+    return sum(end - start for start, end, _ in stretches)
+
+
+def step_of(trace: Trace, number: int) -> Trace:
+    """One of its steps alone; -1 is the last."""
+    first, last = list(zip(trace.ends, trace.ends[1:], strict=False))[number]
+
+    def inside(spans: Sequence[Span]) -> list[Span]:
+        return [span for span in spans if first <= span[1] < last]
+
+    return Trace(trace.rank, (first, last), inside(trace.compute), inside(trace.buckets))

@@ -1,0 +1,110 @@
+"""What a process's ranks have exchanged, and how: read from the strategy and the engine's log."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+from tfscale.ops import Communicator
+from tfscale.ops.log import Execution
+from tfscale.strategy.explain import Row, ran_as, rows
+from tfscale.strategy.gradients import Reducer
+from tfscale.wires import LOSSLESS
+
+_GRADIENTS = re.compile(r"(?P<optimizer>[^/]+) gradients? (?:\d+:|of )")
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """What is known of a name in the log.
+
+    Attributes:
+        optimizer: whose gradients they are; None for all else that ranks tell each other.
+        saved: bytes that each byte on the wire saves, against the wire ``"fp32"``.
+    """
+
+    optimizer: str | None
+    saved: float
+
+
+class Wire:
+    """The ranks of this process.
+
+    Args:
+        reducer: the strategy's.
+    """
+
+    def __init__(self, reducer: Reducer) -> None:
+        self._reducer = reducer
+        self.communicators: list[Communicator] = reducer.exchange.communicators
+        self._calls = [_calls(each) for each in self.communicators]
+        self.rows: list[Row] = []  # as of the last call of changes()
+        self._kinds: dict[str, Kind] = {}
+
+    @property
+    def ranks(self) -> list[int]:
+        """Those of this process."""
+        return [each.rank for each in self.communicators]
+
+    @property
+    def is_lossy(self) -> bool:
+        """Whether any gradient may travel on a lossy wire."""
+        policy = self._reducer.policy.describe()
+        return any(wire != LOSSLESS for wire in (policy["wire"], *dict(policy["rules"]).values()))
+
+    @property
+    def processes(self) -> int:
+        return self.communicators[0].ranks // len(self.communicators)
+
+    def sent(self) -> int:
+        """Bytes that others have taken from these ranks since they exist, all collectives."""
+        return sum(t.sent for each in self.communicators for t in each.totals().values())
+
+    def read(self) -> tuple[list[list[Execution]], float]:
+        """What each rank has run since the last call, by its start; and since when that is all.
+
+        The engine remembers a few thousand collectives: those before them are in its totals,
+        and not known one by one. The moment is 0 where none is missing.
+        """
+        found, since = [], 0.0
+        for place, communicator in enumerate(self.communicators):
+            calls = _calls(communicator)
+            fresh = calls - self._calls[place]
+            executions = communicator.log(fresh) if fresh else []
+            if len(executions) < fresh:
+                since = max(since, min(one.end for one in executions))
+            self._calls[place] = calls
+            found.append(sorted(executions, key=lambda one: one.start))
+        return found, since
+
+    def changes(self) -> list[tuple[Row | None, Row]]:
+        """Buckets that are new or travel by another schedule than at the last call: before, now."""
+        before = {row.bucket: row for row in self.rows}
+        now = rows(self._reducer)
+        if len(now) > len(before):
+            self._kinds.clear()
+        self.rows = now
+        pairs = [(before.get(row.bucket), row) for row in now]
+        return [(old, new) for old, new in pairs if old is None or old.algorithm != new.algorithm]
+
+    def kind(self, key: str) -> Kind:
+        """What a name in the log stands for."""
+        kind = self._kinds.get(key)
+        if kind is None:
+            named = _GRADIENTS.search(key)
+            ratio = next((r.lossless / r.bytes for r in self.rows if ran_as(key, r.bucket)), 1.0)
+            kind = self._kinds[key] = Kind(named["optimizer"] if named else None, ratio - 1)
+        return kind
+
+
+def _calls(communicator: Communicator) -> int:
+    return sum(total.calls for total in communicator.totals().values())
+
+
+def wire_of(strategy: Any) -> Wire | None:
+    """The wire of a strategy; None where tfscale exchanges nothing."""
+    reducer = getattr(strategy, "reducer", None)
+    if not isinstance(reducer, Reducer) or reducer.exchange.ranks == 1:
+        return None
+    return Wire(reducer)
