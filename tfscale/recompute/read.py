@@ -1,7 +1,7 @@
 """Reads TensorFlow's graph of a training step.
 
-TensorFlow's private names stand here and in rewrite.py alone; tests/recompute/test_private.py
-guards them.
+TensorFlow's private names stand here, in rewrite.py, gate.py and batch.py alone;
+tests/recompute/test_private.py guards them.
 """
 
 from __future__ import annotations
