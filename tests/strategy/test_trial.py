@@ -142,31 +142,10 @@ def test_switched_off_it_takes_the_pick():
     assert run(exchange(Trials(chooser(), enabled=False), 2), 2) == [["halving"] * 2] * 2
 
 
-def test_stopped_it_keeps_the_pick_and_measures_nothing():
-    made = chooser()
-    trials = Trials(made)
-    function = exchange(trials)
-    run(function, 3)
-    trials.stop()
-    assert run(function, TURNS) == [["halving"]] * TURNS
-    trials.tell_chooser()
-    assert made.choose(SIZE).why == "cost model"
-
-
-def test_stopped_afterwards_it_keeps_what_was_decided():
-    trials = Trials(chooser())
-    function = exchange(trials, delayed="halving")
-    run(function, TURNS)
-    trials.stop()
-    assert run(function, 2) == [["direct"]] * 2
-
-
-def test_ranks_in_different_turns_are_refused_and_can_go_on_after_a_stop():
+def test_ranks_in_different_turns_are_refused():
     trials = Trials(chooser())
     function = exchange(trials)
     run(function, 2)
     trials._steps[1]._running.assign([1])  # as after a step that failed on one rank alone
     with pytest.raises(tf.errors.InvalidArgumentError, match="ranks do not agree"):
         run(function, 1)
-    trials.stop()
-    assert run(function, 2) == [["halving"]] * 2

@@ -27,16 +27,17 @@ def batch_of_fit(model: keras.Model, example: Any = None) -> Any:
     Returns:
         The structure that ``train_step`` takes, of ``tf.TensorSpec`` without unknown lengths.
     """
-    iterator = _iterator_of_fit()
+    iterator = iterator_of_fit()
     specs = tf.nest.map_structure(_local, iterator._distributed_dataset.element_spec)
     replicas = model.distribute_strategy.num_replicas_in_sync
     if example is not None:
         return _like(specs, example, replicas)
-    size = iterator.data_adapter.batch_size or _batched_by(iterator)
+    size = iterator.data_adapter.batch_size or batched_by(iterator)
     return tf.nest.map_structure(lambda spec: _known(spec, size and -(-size // replicas)), specs)
 
 
-def _iterator_of_fit() -> Any:
+def iterator_of_fit() -> Any:
+    """Of the ``fit`` that called, at whatever depth."""
     from keras.src.trainers.epoch_iterator import EpochIterator  # Keras 2 has none
 
     frame = sys._getframe(1)
@@ -53,7 +54,7 @@ def _local(spec: Any) -> Any:
     return getattr(spec, "_value_specs", [spec])[0]
 
 
-def _batched_by(iterator: Any) -> int | None:
+def batched_by(iterator: Any) -> int | None:
     """The size that the data set was batched with."""
     for dataset in _with_sources(iterator.data_adapter.get_tf_dataset()):
         size = getattr(dataset, "_batch_size", None)

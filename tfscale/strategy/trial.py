@@ -77,15 +77,6 @@ class Trials:
             for wire_bytes, choice in step.results():
                 self._schedules.decide(wire_bytes, choice)
 
-    def stop(self) -> None:
-        """End what is under way, with the model's picks. All ranks must.
-
-        After a step that failed, ranks may be in different turns; a collective that they
-        would then run differently is refused.
-        """
-        for step in self._steps:
-            step.stop()
-
 
 class Step:
     """See ``Trials.step``."""
@@ -195,13 +186,7 @@ class Step:
         return [
             (wire_bytes, _decided(choice, running[place], medians[:, place]))
             for place, (wire_bytes, choice) in enumerate(self._open)
-            if medians[0, place] > 0  # else it was stopped
         ]
-
-    def stop(self) -> None:
-        if self._open and not self._is_over():
-            self._running.assign([0] * len(self._open))
-            self._turn.assign(TURNS)
 
     def _is_over(self) -> bool:
         return bool(self._open) and int(self._turn.numpy()) == TURNS

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tfscale.recompute.batch import UnknownBatch, _batched_by, _iterator_of_fit
+from tfscale.recompute.batch import UnknownBatch, batched_by, iterator_of_fit
 
 Size = int | Callable[[int], int]
 
@@ -50,10 +50,10 @@ def batches_of_fit(params: Mapping[str, Any], given: Size | None) -> Batches:
     """
     count = params.get("steps")
     try:
-        iterator = _iterator_of_fit()
+        iterator = iterator_of_fit()
     except UnknownBatch:  # a loop of the user's own calls the callbacks
         return Batches(given, count, None)
     adapter = iterator.data_adapter
     whole = count is not None and count == adapter.num_batches
     last = adapter.partial_batch_size if whole and adapter.has_partial_batch else None
-    return Batches(given or adapter.batch_size or _batched_by(iterator), count, last)
+    return Batches(given or adapter.batch_size or batched_by(iterator), count, last)
