@@ -10,9 +10,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import mirrored
 
 from tests.callbacks.telemetries import BATCH, STEPS, WIDTH, added, compiled, fit, lines, numbers
-from tests.helpers import mirrored
 from tfscale import ScaleStrategy
 from tfscale.callbacks import BatchGrowth, Recompute, Telemetry
 from tfscale.callbacks import telemetry as module
