@@ -47,15 +47,12 @@ def test_a_model_that_does_not_fit_trains_with_recomputation():
     assert trained <= limit
 
 
-def test_the_peak_is_what_was_predicted_for_two_replicas(capsys):
-    """By the command that docs/recompute.md names; at full size it comes closer, see benchmarks.md.
-
-    In so small a model the workspaces of kernels, which no plan knows, are a tenth of the peak.
-    """
+def test_two_replicas_take_no_more_than_was_predicted(capsys):
+    """By the command that docs/recompute.md names; how much less, at full size: benchmarks.md."""
     assert main(["--models", "conv", "--replicas", "2", "--scale", "0.3"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     plain, ours = (float(peak) for peak in re.findall(r"(\d+) MB \(", printed)[:2])
     (predicted,) = re.findall(r"predicted (\d+) MB", printed)
     assert ours < 0.45 * plain
-    assert abs(float(predicted) / ours - 1) < 0.3
+    assert ours < 1.15 * float(predicted)
     assert len(set(re.findall(r"loss ([\d.]+)", printed))) == 1
