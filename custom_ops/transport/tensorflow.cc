@@ -10,7 +10,6 @@
 
 #include "custom_ops/engine/text.h"
 #include "custom_ops/engine/watchdog.h"
-#include "custom_ops/transport/heap.h"
 #include "tensorflow/core/framework/allocation_description.pb.h"
 #include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/device.h"
@@ -192,7 +191,7 @@ struct Relative : CollectiveExecutor {
 
 // After a group is complete the devices of other hosts are known by name only;
 // moving tensors needs their attributes.
-absl::Status PrepareForOtherHosts(CollectiveExecutor* executor, const CollGroupParams& group) {
+absl::Status IntroduceDevices(CollectiveExecutor* executor, const CollGroupParams& group) {
   std::vector<tensorflow::DeviceAttributes> devices;
   bool all_local = true;
   for (const CollGroupMember& member : group.members) {
@@ -200,7 +199,6 @@ absl::Status PrepareForOtherHosts(CollectiveExecutor* executor, const CollGroupP
     all_local = all_local && member.is_local;
   }
   if (all_local) return absl::OkStatus();
-  KeepFreedMemory();
   return Relative::Manager(executor)->GetDeviceResolver()->UpdateDeviceAttributes(devices);
 }
 
@@ -238,7 +236,7 @@ void FormGroup(tensorflow::OpKernelContext* ctx, int group_key,
     executor->CompleteGroupAsync(device, group.get(), &formation->never_cancelled,
                                  [=](const absl::Status& completed) {
                                    absl::Status status = completed;
-                                   if (status.ok()) status = PrepareForOtherHosts(executor, *group);
+                                   if (status.ok()) status = IntroduceDevices(executor, *group);
                                    if (status.ok()) status = PutInRankOrder(devices, group.get());
                                    formation->End(status, status.ok() ? group : nullptr);
                                    executor->Unref();

@@ -14,6 +14,7 @@ from tensorflow.python.eager import context
 
 from tfscale.ops import library
 from tfscale.ops import log as _log
+from tfscale.ops.heap import keep_freed_memory
 
 DEFAULT_DEADLINE = 120.0
 DEFAULT_SLOW_AFTER = 5.0
@@ -181,6 +182,7 @@ class Group:
         """
         resolver = resolver or tf.distribute.cluster_resolver.TFConfigClusterResolver()
         outlast_tensorflow(resolver, deadline)
+        keep_freed_memory()
         tf.distribute.MultiWorkerMirroredStrategy(resolver)  # starts this worker's server
         me = _task(resolver)
         mine = [name[len(me) :] for name in _full_names(None) if name.startswith(me)]

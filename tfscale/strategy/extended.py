@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfscale.ops import Group
 from tfscale.ops.group import host_of, outlast_tensorflow
+from tfscale.ops.heap import keep_freed_memory
 from tfscale.strategy.exchange import Exchange
 from tfscale.strategy.frames import caller
 from tfscale.strategy.private import (
@@ -89,6 +90,7 @@ class Extended(CollectiveAllReduceExtended):
             cluster_resolver or tf.distribute.cluster_resolver.TFConfigClusterResolver()
         )
         outlast_tensorflow(cluster_resolver, deadline)
+        keep_freed_memory()
         super().__init__(container, cluster_resolver, _options())
         # Groups of the same devices are told apart by their order, and other workers may
         # have other devices: the group that finds that out comes first.
