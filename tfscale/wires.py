@@ -18,7 +18,7 @@ BITS = {
 }
 WIRES = tuple(BITS)
 _WITHOUT_SCALES = ("fp32", "bf16")
-_BLOCK = 256  # numbers that share a scale of four bytes
+BLOCK = 256  # numbers that share a scale of four bytes
 
 # The one wire that carries every type as it is.
 LOSSLESS = "fp32"
@@ -36,5 +36,5 @@ def checked(wire: str) -> str:
 
 def nbytes(wire: str, size: int) -> int:
     """How many bytes a wire format makes of so many float32 numbers."""
-    scales = 0 if wire in _WITHOUT_SCALES else 4 * math.ceil(size / _BLOCK)
+    scales = 0 if wire in _WITHOUT_SCALES else 4 * math.ceil(size / BLOCK)
     return math.ceil(size * BITS[wire] / 8) + scales

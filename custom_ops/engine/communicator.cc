@@ -244,8 +244,8 @@ void Communicator::Listen(const Collective& collective) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (generation != generation_ || listening_ != nullptr) return;
     channel = listening_ = open();
-    pulse_ = std::make_shared<Pulse>(rank_, ranks(), generation, patience_.deadline / kBeats,
-                                     open(), pool_);
+    pulse_ =
+        std::make_shared<Pulse>(others_, generation, patience_.deadline / kBeats, open(), pool_);
   }
   ListenTo(generation, channel);
 }

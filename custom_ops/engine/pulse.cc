@@ -11,23 +11,22 @@ constexpr size_t kBytes = 8;
 
 }  // namespace
 
-Pulse::Pulse(int rank, int ranks, uint32_t generation, Clock::duration interval,
+Pulse::Pulse(std::vector<int> others, uint32_t generation, Clock::duration interval,
              std::shared_ptr<Channel> channel, const std::shared_ptr<BufferPool>& pool)
-    : rank_(rank),
+    : others_(std::move(others)),
       generation_(generation),
       interval_(interval),
       channel_(std::move(channel)),
       pool_(pool),
       beat_(pool->Get(kBytes)),
-      peers_(ranks) {
+      peers_(others_.size() + 1) {
   std::memset(beat_.data, 0, kBytes);
 }
 
 void Pulse::Beat(Clock::time_point now) {
   if (now < next_) return;
   next_ = now + interval_;
-  for (int peer = 0; peer < static_cast<int>(peers_.size()); ++peer) {
-    if (peer == rank_) continue;
+  for (int peer : others_) {
     if (!peers_[peer].offered.exchange(true)) Offer(peer);
     if (!peers_[peer].asked.exchange(true)) Ask(peer);
   }

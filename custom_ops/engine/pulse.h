@@ -24,7 +24,7 @@ namespace tfscale {
 // Of one rank, in one generation.
 class Pulse : public std::enable_shared_from_this<Pulse> {
  public:
-  Pulse(int rank, int ranks, uint32_t generation, Clock::duration interval,
+  Pulse(std::vector<int> others, uint32_t generation, Clock::duration interval,
         std::shared_ptr<Channel> channel, const std::shared_ptr<BufferPool>& pool);
 
   // Called again and again while this rank waits, by one thread.
@@ -43,13 +43,13 @@ class Pulse : public std::enable_shared_from_this<Pulse> {
   void Ask(int from);
   Key KeyOf(uint32_t number) const { return {0, generation_, number, 0, kPulseMessage, 0, 0}; }
 
-  const int rank_;
+  const std::vector<int> others_;
   const uint32_t generation_;
   const Clock::duration interval_;
   const std::shared_ptr<Channel> channel_;
   const std::shared_ptr<BufferPool> pool_;
   const View beat_;
-  std::vector<Peer> peers_;
+  std::vector<Peer> peers_;  // by rank
   Clock::time_point next_ = Clock::time_point::min();
 };
 

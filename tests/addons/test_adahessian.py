@@ -12,8 +12,8 @@ import tensorflow_addons as tfa
 from keras import layers
 
 from tests.addons.models import furthest, scale
-from tests.optimizers.common import SHAPES, assert_close, gradients
-from tests.optimizers.test_adahessian import CASES, Reference
+from tests.optimizers.common import SHAPES, assert_close, flat, gradients, hessian
+from tests.optimizers.test_adahessian import ARGUMENTS, CASES, Reference
 from tfscale.optimizers import AdaHessian
 from tfscale.optimizers.probes import signs
 
@@ -78,7 +78,6 @@ class Problem:
 
     @functools.cached_property
     def hessian(self):
-        """By differences of gradients in float64."""
         model = self.made(self.net, "float64")
         model.set_weights(self.model.get_weights())
 
@@ -86,16 +85,7 @@ class Problem:
         def gradient():
             return [tf.convert_to_tensor(g) for g in self.gradient(model)]
 
-        def rows_of(variable, step=1e-5):
-            start = variable.numpy()
-            for one in np.eye(start.size).reshape(-1, *start.shape) * step:
-                variable.assign(start + one)
-                above = flat(gradient())
-                variable.assign(start - one)
-                yield (above - flat(gradient())) / (2 * step)
-            variable.assign(start)
-
-        return np.array([row for v in model.trainable_variables for row in rows_of(v)])
+        return hessian(gradient, model.trainable_variables)
 
     def expected(self, samples=1):
         """At step 0, with the seed 5."""
@@ -119,10 +109,6 @@ class Problem:
         for step in (0, 1):
             optimizer.iterations.assign(step)
             yield flat(measure())
-
-
-def flat(arrays):
-    return np.concatenate([np.reshape(a, -1) for a in arrays]).astype(np.float64)
 
 
 def assert_same(found, expected):
@@ -465,20 +451,7 @@ def mean(d, variable):
 
 @pytest.mark.parametrize("averaging", [{"a": 4, "b": None}, mean, "inputs", 8])
 def test_every_argument_is_saved(averaging):
-    given = {
-        "learning_rate": 0.5,
-        "beta_1": 0.8,
-        "beta_2": 0.9,
-        "epsilon": 0.125,
-        "weight_decay": 0.25,
-        "hessian_power": 0.5,
-        "samples": 2,
-        "update_each": 3,
-        "averaging": averaging,
-        "seed": 7,
-        "exclude_from_weight_decay": ["gamma"],
-        "clipnorm": 2.0,
-    }
+    given = {**ARGUMENTS, "averaging": averaging}
     saved = json.loads(json.dumps(keras.saving.serialize_keras_object(AdaHessian(**given))))
     again = keras.saving.deserialize_keras_object(saved)
     assert again.averaging == averaging

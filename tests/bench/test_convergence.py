@@ -10,8 +10,9 @@ from statistics import mean
 import numpy as np
 import pytest
 
-from tfscale.bench.convergence import contestants, spread
+from tfscale.bench.convergence import contestants
 from tfscale.bench.digits import judge
+from tfscale.bench.trainings import spread
 
 pytestmark = pytest.mark.timeout(960)
 

@@ -1,34 +1,22 @@
 """What docs/telemetry.md and the docstrings show is what happens."""
 
 import dataclasses
-import os
-import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from helpers import ROOT, printed_by_example
 
 from tests.callbacks.telemetries import compiled, fit, lines
 from tfscale import ScaleStrategy
 from tfscale.callbacks import Telemetry
 from tfscale.strategy.explain import Row
 
-ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "telemetry.md").read_text()
-EXAMPLE = re.compile(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
 @pytest.mark.timeout(600)
 def test_the_example_prints_what_it_says(tmp_path):
-    ((code, expected),) = EXAMPLE.findall(TEXT)
-    ran = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=500,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout == expected
+    printed, expected = printed_by_example(TEXT, tmp_path, 500)
+    assert printed == expected
     written = {path.name for path in tmp_path.iterdir()}
     assert written == {"run.jsonl", "board", "trace.json"}
     kinds = {line["kind"]: line for line in lines(tmp_path / "run.jsonl")}

@@ -191,17 +191,22 @@ TEST_P(Faults, ADeadRankIsNamedByAll) {
   }
 }
 
+// The silent rank comes when all have given up, and hears that.
+std::vector<Status> EndWithout(World* world, int silent, const Task& task, Outcomes* outcomes) {
+  WaitForAllButOne(*outcomes);
+  world->Start(task, silent, outcomes->For(silent));
+  const std::vector<Status> statuses = outcomes->Wait();
+  ExpectAll(statuses, Code::kDeadlineExceeded, "waiting for " + Name(silent) + " [");
+  return statuses;
+}
+
 TEST_P(Faults, ASilentRankIsNamedByAllAndTheGroupGoesOn) {
   World world(ranks(), 0, 1, {milliseconds(1000)});
   const int silent = ranks() - 1;
   for (const Task& task : {Usual(), Signed(Task(plan(), 0, 256))}) {
     Outcomes others(ranks());
     StartAllBut(&world, silent, task, &others);
-    WaitForAllButOne(others);
-    world.Start(task, silent, others.For(silent));  // too late: it hears that all gave up
-    const std::vector<Status> statuses = others.Wait();
-    ExpectAll(statuses, Code::kDeadlineExceeded, "waiting for " + Name(silent) + " [");
-    for (const Status& status : statuses) {
+    for (const Status& status : EndWithout(&world, silent, task, &others)) {
       EXPECT_EQ(Mentions(status.message(), "no sign of life]"), 1) << status.message();
       EXPECT_EQ(Mentions(status.message(), "(worker "), 1) << status.message();
     }
@@ -218,11 +223,7 @@ TEST_P(Faults, ASilentRankIsNamedByThoseThatWaitElsewhereToo) {
   other.name = "other";
   Outcomes outcomes(ranks());
   for (int r = 0; r < silent; ++r) world.Start(r % 2 == 0 ? one : other, r, outcomes.For(r));
-  WaitForAllButOne(outcomes);
-  world.Start(one, silent, outcomes.For(silent));  // too late: it hears that all gave up
-  const std::vector<Status> statuses = outcomes.Wait();
-  ExpectAll(statuses, Code::kDeadlineExceeded, "waiting for " + Name(silent) + " [");
-  for (const Status& status : statuses) {
+  for (const Status& status : EndWithout(&world, silent, one, &outcomes)) {
     EXPECT_EQ(Mentions(status.message(), "(worker "), 1) << status.message();
   }
   ExpectGoesOn(&world, one);
@@ -238,9 +239,7 @@ TEST_P(Faults, ARankThatHasWaitedAndFallsSilentIsNamed) {
   ExpectAll(late.Wait(), Code::kOk, "");
   Outcomes outcomes(ranks());
   StartAllBut(&world, silent, Usual(), &outcomes);
-  WaitForAllButOne(outcomes);
-  world.Start(Usual(), silent, outcomes.For(silent));
-  ExpectAll(outcomes.Wait(), Code::kDeadlineExceeded, "waiting for " + Name(silent) + " [");
+  EndWithout(&world, silent, Usual(), &outcomes);
 }
 
 // ------------------------------------------------------------------- giving up

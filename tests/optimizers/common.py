@@ -50,6 +50,30 @@ def train(optimizer, of, steps):
     return [v.numpy().astype(np.float64) for v in of]
 
 
+def flat(arrays):
+    return np.concatenate([np.reshape(a, -1) for a in arrays]).astype(np.float64)
+
+
+def hessian(gradient, of, step=1e-5):
+    """By differences, for TensorFlow's own second derivatives may be wrong.
+
+    Args:
+        gradient: gives the gradients by all variables, in float64.
+        of: these variables.
+    """
+
+    def rows_of(variable):
+        start = variable.numpy()
+        for one in np.eye(start.size).reshape(-1, *start.shape) * step:
+            variable.assign(start + one)
+            above = flat(gradient())
+            variable.assign(start - one)
+            yield (above - flat(gradient())) / (2 * step)
+        variable.assign(start)
+
+    return np.array([row for variable in of for row in rows_of(variable)])
+
+
 def assert_close(found, expected, relative, what=""):
     """Of each array: no number is off by more than a share of the largest one."""
     for i, (mine, other) in enumerate(zip(found, expected, strict=True)):

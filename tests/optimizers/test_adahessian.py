@@ -229,22 +229,25 @@ def test_a_refusal_says_what_was_expected(arguments, message):
         AdaHessian(**arguments)
 
 
+# All but the averaging, and none as it is by default.
+ARGUMENTS = {
+    "learning_rate": 0.5,
+    "beta_1": 0.8,
+    "beta_2": 0.9,
+    "epsilon": 0.125,
+    "weight_decay": 0.25,
+    "hessian_power": 0.5,
+    "samples": 2,
+    "update_each": 3,
+    "seed": 7,
+    "exclude_from_weight_decay": ["gamma"],
+    "clipnorm": 2.0,
+}
+
+
 @pytest.mark.parametrize("averaging", [{"a": 4, "b": None}, mean_of_all, "inputs", 8])
 def test_every_argument_is_saved(averaging):
-    given = {
-        "learning_rate": 0.5,
-        "beta_1": 0.8,
-        "beta_2": 0.9,
-        "epsilon": 0.125,
-        "weight_decay": 0.25,
-        "hessian_power": 0.5,
-        "samples": 2,
-        "update_each": 3,
-        "averaging": averaging,
-        "seed": 7,
-        "exclude_from_weight_decay": ["gamma"],
-        "clipnorm": 2.0,
-    }
+    given = {**ARGUMENTS, "averaging": averaging}
     saved = json.loads(json.dumps(keras.saving.serialize_keras_object(AdaHessian(**given))))
     again = keras.saving.deserialize_keras_object(saved)
     config = again.get_config()

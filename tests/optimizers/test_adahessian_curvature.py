@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+from tests.optimizers.common import flat, hessian
 from tfscale.optimizers.adahessian import AdaHessian
 from tfscale.optimizers.probes import signs
 
@@ -90,7 +91,6 @@ class Problem:
 
     @functools.cached_property
     def hessian(self):
-        """By differences of gradients, for TensorFlow's own second derivatives may be wrong."""
         model = in_double(self.net)
         model.set_weights(self.model.get_weights())
         variables = [v.value for v in model.trainable_variables]
@@ -101,16 +101,7 @@ class Problem:
                 loss = self.loss(model=model)
             return [tf.convert_to_tensor(g) for g in tape.gradient(loss, variables)]
 
-        def rows_of(variable, step=1e-5):
-            start = variable.numpy()
-            for one in np.eye(start.size).reshape(-1, *start.shape) * step:
-                variable.assign(start + one)
-                above = flat(gradient())
-                variable.assign(start - one)
-                yield (above - flat(gradient())) / (2 * step)
-            variable.assign(start)
-
-        return np.array([row for variable in variables for row in rows_of(variable)])
+        return hessian(gradient, variables)
 
     def probe(self, step=0, sample=0, seed=0):
         zs = [
@@ -139,10 +130,6 @@ class Problem:
             return flat(measure())
 
         return at
-
-
-def flat(arrays):
-    return np.concatenate([np.reshape(a, -1) for a in arrays]).astype(np.float64)
 
 
 def assert_same(found, expected, share=2e-6):

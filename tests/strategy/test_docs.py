@@ -1,27 +1,21 @@
 """What docs/strategy.md shows is what happens."""
 
 import re
-import subprocess
-import sys
 
 import pytest
+from helpers import printed_by_example
 
 from tests.strategy.cases import CASES
 from tests.strategy.groups import ROOT
 
 TEXT = (ROOT / "docs" / "strategy.md").read_text()
-EXAMPLE = re.compile(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
 @pytest.mark.timeout(960)
 def test_the_example_prints_what_it_says():
     """explain() prints its table before."""
-    ((code, expected),) = EXAMPLE.findall(TEXT)
-    ran = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=900
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.endswith(expected), ran.stdout
+    printed, expected = printed_by_example(TEXT, ROOT, 900)
+    assert printed.endswith(expected), printed
 
 
 def beginnings():

@@ -8,26 +8,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import math
 import os
-import shlex
-import statistics
-import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfscale.bench import digits, machine
-from tfscale.bench.command import (
-    check_folders,
-    list_of,
-    make_console,
-    one_of,
-    progress,
-    whole_number,
-)
+from tfscale.bench.command import list_of, one_of, whole_number
+from tfscale.bench.trainings import compare, spread
 from tfscale.compression import FEEDBACK
 from tfscale.wires import LOSSLESS, WIRES
 
@@ -54,30 +42,14 @@ class Run:
 def main(argv: Sequence[str]) -> int:
     """Run the command line; returns the exit status."""
     arguments = make_parser().parse_args(argv)
-    about = machine.describe()
-    console = make_console()
-    start = time.monotonic()
-    try:
-        check_folders(arguments.json)
-        with progress(console) as show:
-            runs = list(train_all(arguments, show))
-    except (ImportError, OSError) as error:
-        print(f"tfscale bench: error: {error}", file=sys.stderr)
-        return 1
-    seconds = time.monotonic() - start
-    console.print(make_table(runs))
-    console.print(
-        f"mean ± standard deviation of {arguments.seeds} seeds; {REPLICAS} replicas, {ALGORITHM}; "
+    words = (
+        f"{REPLICAS} replicas, {ALGORITHM}; "
         f"{arguments.epochs} epochs of {digits.TRAINING} images, {BATCH} at a time; "
-        f"SGD, rate {arguments.rate}, momentum {MOMENTUM}; {seconds:.0f} s\n"
-        f"machine: {about['cpu']}, {about['cores']} cores; TensorFlow {about['tensorflow']}; "
-        f"tfscale {about['tfscale']}\n"
-        f"command: {shlex.join(['tfscale', 'bench', 'convergence', *argv])}",
-        soft_wrap=True,
+        f"SGD, rate {arguments.rate}, momentum {MOMENTUM}"
     )
-    if arguments.json:
-        arguments.json.write_text(json.dumps([dataclasses.asdict(run) for run in runs], indent=1))
-    return 0
+    return compare(
+        "convergence", argv, arguments, train_all, lambda runs: [make_table(runs)], words
+    )
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -109,11 +81,7 @@ def contestants(wires: Sequence[str]) -> Iterator[tuple[str, bool]]:
 
 def train_all(arguments: argparse.Namespace, show: Any) -> Iterator[Run]:
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
-    import tensorflow as tf
-
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    logical = [tf.config.LogicalDeviceConfiguration()] * REPLICAS
-    tf.config.set_logical_device_configuration(cpu, logical)
+    machine.split_cpu(REPLICAS)
     data = digits.load()
     names = list(contestants(arguments.wires))
     for seed in range(arguments.seeds):
@@ -125,7 +93,6 @@ def train_all(arguments: argparse.Namespace, show: Any) -> Iterator[Run]:
 
 def train(wire: str, feedback: bool, seed: int, arguments: argparse.Namespace, data: Any) -> Run:
     import keras
-    import tensorflow as tf
 
     from tfscale import ScaleStrategy
 
@@ -134,9 +101,7 @@ def train(wire: str, feedback: bool, seed: int, arguments: argparse.Namespace, d
     with ScaleStrategy(ALGORITHM, wire, error_feedback=feedback).scope():
         model = make_model(arguments.rate)
     training, test = data
-    # All in what Keras calls one epoch, for each of those costs it a second.
-    batches = tf.data.Dataset.from_tensor_slices(training)
-    batches = batches.shuffle(len(training[0])).batch(BATCH).repeat(arguments.epochs)
+    batches = digits.batches(training, BATCH, arguments.epochs)
     model.fit(batches, shuffle=False, verbose=0)
     _, loss = digits.judge(model, *training)
     accuracy, _ = digits.judge(model, *test)
@@ -180,9 +145,3 @@ def make_table(runs: Sequence[Run]) -> Table:
             spread([run.loss for run in same], ".4f"),
         )
     return table
-
-
-def spread(numbers: Sequence[float], how: str) -> str:
-    """Mean and standard deviation."""
-    deviation = statistics.stdev(numbers) if len(numbers) > 1 else math.nan
-    return f"{statistics.mean(numbers):{how}} ± {deviation:{how.lstrip('+')}}"

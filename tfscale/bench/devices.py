@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -39,11 +38,7 @@ def main(argv: Sequence[str]) -> int:
                 f"{name:>12}, {count:3} at once: median {median:7.3f} ms, "
                 f"largest {largest:8.3f} ms, each {median / count:6.3f} ms"
             )
-    console.print(
-        f"machine: {about['cpu']}, {about['cores']} cores, load average {about['load_average']}; "
-        f"TensorFlow {about['tensorflow']}"
-    )
-    console.print(f"command: {shlex.join(['tfscale', 'bench', 'devices', *argv])}")
+    console.print(machine.signature(about, "devices", argv))
     return 0
 
 
@@ -65,14 +60,9 @@ def make_parser() -> argparse.ArgumentParser:
 
 def _make_group(devices: int) -> Group:
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
-    import tensorflow as tf
-
     from tfscale.ops import Group
 
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(
-        cpu, [tf.config.LogicalDeviceConfiguration()] * devices
-    )
+    machine.split_cpu(devices)
     return Group.local()
 
 

@@ -32,6 +32,14 @@ def perceptron() -> Any:
     return keras.Sequential([keras.Input((8, 8, 1)), layers.Flatten(), *hidden, layers.Dense(10)])
 
 
+def batches(training: tuple[Any, Any], size: int, epochs: int) -> Any:
+    """All epochs in what Keras calls one, for beginning one takes longer than a step."""
+    import tensorflow as tf
+
+    data = tf.data.Dataset.from_tensor_slices(training)
+    return data.shuffle(len(training[0])).batch(size).repeat(epochs)
+
+
 def judge(model: Any, images: Any, truth: Any) -> tuple[float, float]:
     """Accuracy in %, and loss."""
     logits = np.asarray(model(images), np.float64)

@@ -17,6 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfscale.bench import machine
 from tfscale.bench.fit_plan import Contestant
 from tfscale.strategy import ScaleStrategy, auto_strategy
 from tfscale.strategy.memory import Memory
@@ -236,9 +237,7 @@ def _obey(training: Fit, order: dict[str, int]) -> Any:
 
 def _make_devices(count: int) -> None:
     if count > 1:
-        (cpu,) = tf.config.list_physical_devices("CPU")
-        logical = [tf.config.LogicalDeviceConfiguration()] * count
-        tf.config.set_logical_device_configuration(cpu, logical)
+        machine.split_cpu(count)
 
 
 if __name__ == "__main__":

@@ -10,27 +10,16 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import math
 import os
-import shlex
 import statistics
-import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfscale.bench import digits, machine
-from tfscale.bench.command import (
-    check_folders,
-    list_of,
-    make_console,
-    one_of,
-    progress,
-    whole_number,
-)
-from tfscale.bench.convergence import spread
+from tfscale.bench import digits
+from tfscale.bench.command import list_of, one_of, whole_number
+from tfscale.bench.trainings import compare, spread
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -85,33 +74,17 @@ class Run:
 def main(argv: Sequence[str]) -> int:
     """Run the command line; returns the exit status."""
     arguments = make_parser().parse_args(argv)
-    about = machine.describe()
-    console = make_console()
-    start = time.monotonic()
-    try:
-        check_folders(arguments.json)
-        with progress(console) as show:
-            trained = list(train_all(arguments, show))
-    except (ImportError, OSError) as error:
-        print(f"tfscale bench: error: {error}", file=sys.stderr)
-        return 1
-    seconds = time.monotonic() - start
-    for batch in arguments.batches:
-        runs = [run for run in trained if run.batch == batch and not run.trial]
-        console.print(make_table(batch, runs))
-    console.print(
-        f"mean ± standard deviation of {arguments.seeds} seeds; {arguments.epochs} epochs of "
+    words = (
+        f"{arguments.epochs} epochs of "
         f"{TRAINING} images, warm-up {arguments.warmup} of them; points: from the best of the "
-        f"others with the same batch and warm-up; * the end of the grid of rates; {seconds:.0f} s\n"
-        f"machine: {about['cpu']}, {about['cores']} cores; TensorFlow {about['tensorflow']}; "
-        f"tfscale {about['tfscale']}\n"
-        f"command: {shlex.join(['tfscale', 'bench', 'learning', *argv])}",
-        soft_wrap=True,
+        "others with the same batch and warm-up; * the end of the grid of rates"
     )
-    if arguments.json:
-        found = [dataclasses.asdict(run) for run in trained]
-        arguments.json.write_text(json.dumps(found, indent=1))
-    return 0
+
+    def tables(trained: Sequence[Run]) -> Iterator[Table]:
+        for batch in arguments.batches:
+            yield make_table(batch, [r for r in trained if r.batch == batch and not r.trial])
+
+    return compare("learning", argv, arguments, train_all, tables, words)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -198,17 +171,13 @@ class Learner:
         )
 
     def _fit(self, setting: Setting, training: Any) -> None:
-        import tensorflow as tf
-
         from tfscale.callbacks import Warmup
 
         count = len(training[0])
         batch = count if setting.batch == FULL else int(setting.batch)
         steps = math.ceil(count / batch)
         callbacks = [Warmup(steps=self._warmup * steps)] if setting.warmup else []
-        # All in what Keras calls one epoch, for beginning one takes longer than a step.
-        batches = tf.data.Dataset.from_tensor_slices(training).shuffle(count).batch(batch)
-        batches = batches.repeat(self._epochs)
+        batches = digits.batches(training, batch, self._epochs)
         self._model.fit(batches, shuffle=False, verbose=0, callbacks=callbacks)
 
 

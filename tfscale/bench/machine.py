@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,24 @@ def warning(machine: dict[str, Any], most_processes: int) -> str | None:
             "on a machine for each they would be faster"
         )
     return "; ".join(found) or None
+
+
+def signature(machine: dict[str, Any], name: str, argv: Sequence[str]) -> str:
+    """The last lines of ``tfscale bench NAME``: where the numbers come from, and how again."""
+    return (
+        f"machine: {machine['cpu']}, {machine['cores']} cores, load average "
+        f"{machine['load_average']}; TensorFlow {machine['tensorflow']}\n"
+        f"command: {shlex.join(['tfscale', 'bench', name, *argv])}"
+    )
+
+
+def split_cpu(devices: int) -> None:
+    """Make this process's CPU several logical devices; TensorFlow must not have started."""
+    import tensorflow as tf
+
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    logical = [tf.config.LogicalDeviceConfiguration()] * devices
+    tf.config.set_logical_device_configuration(cpu, logical)
 
 
 def _cpu() -> str:

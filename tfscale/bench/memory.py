@@ -13,7 +13,6 @@ import gc
 import itertools
 import json
 import os
-import shlex
 import subprocess
 import sys
 import time
@@ -80,11 +79,7 @@ def main(argv: Sequence[str]) -> int:
             found = measure({**asked, "scale": arguments.scale})
             plain = plain or found
             console.print(_line(asked, found, plain))
-    console.print(
-        f"machine: {about['cpu']}, {about['cores']} cores, load average {about['load_average']}; "
-        f"TensorFlow {about['tensorflow']}"
-    )
-    console.print(f"command: {shlex.join(['tfscale', 'bench', 'memory', *argv])}")
+    console.print(machine.signature(about, "memory", argv))
     return 0
 
 
@@ -185,9 +180,7 @@ def _train(asked: dict[str, Any]) -> None:
 def _strategy(tf: Any, replicas: int) -> Any:
     if replicas == 1:
         return tf.distribute.get_strategy()
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    logical = [tf.config.LogicalDeviceConfiguration()] * replicas
-    tf.config.set_logical_device_configuration(cpu, logical)
+    machine.split_cpu(replicas)
     return tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(replicas)])
 
 

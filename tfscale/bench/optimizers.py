@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import functools
 import os
-import shlex
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -35,12 +34,8 @@ def main(argv: Sequence[str]) -> int:
     for part in arguments.parts:
         title, calls = _PARTS[part](arguments.shrink)
         console.print(make_table(title, _measure(calls, arguments.rounds)))
-    console.print(
-        "ms: median over rounds; times: median of the ratios of each round to the first\n"
-        f"machine: {about['cpu']}, {about['cores']} cores, load average {about['load_average']}; "
-        f"TensorFlow {about['tensorflow']}"
-    )
-    console.print(f"command: {shlex.join(['tfscale', 'bench', 'optimizers', *argv])}")
+    console.print("ms: median over rounds; times: median of the ratios of each round to the first")
+    console.print(machine.signature(about, "optimizers", argv))
     return 0
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import statistics
 import tempfile
 import time
@@ -42,11 +41,9 @@ def main(argv: Sequence[str]) -> int:
             times = zip(*rounds[1:], strict=True)
             console.print(make_table(title, dict(zip(turns, times, strict=True))))
     console.print(
-        "ms: median over rounds of a step; more: median of the ratios of each round to the first\n"
-        f"machine: {about['cpu']}, {about['cores']} cores, load average {about['load_average']}; "
-        f"TensorFlow {about['tensorflow']}"
+        "ms: median over rounds of a step; more: median of the ratios of each round to the first"
     )
-    console.print(f"command: {shlex.join(['tfscale', 'bench', 'telemetry', *argv])}")
+    console.print(machine.signature(about, "telemetry", argv))
     return 0
 
 
@@ -130,5 +127,4 @@ def _make_devices() -> None:
 
     (cpu,) = tf.config.list_physical_devices("CPU")
     if not tf.config.get_logical_device_configuration(cpu):
-        logical = [tf.config.LogicalDeviceConfiguration()] * 2
-        tf.config.set_logical_device_configuration(cpu, logical)
+        machine.split_cpu(2)

@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfscale import ScaleStrategy
-from tfscale.bench import digits
+from tfscale.bench import digits, machine
 from tfscale.bench.measure import leave
 from tfscale.demo.training import DEVICES, PROCESSES
 
@@ -53,9 +53,7 @@ def make_strategy(wire: str) -> tf.distribute.Strategy:
     if wire == "none":
         return tf.distribute.get_strategy()
     # Before TensorFlow starts, that is before the strategy: one CPU is to be several devices.
-    (cpu,) = tf.config.list_physical_devices("CPU")
-    logical = [tf.config.LogicalDeviceConfiguration()] * DEVICES
-    tf.config.set_logical_device_configuration(cpu, logical)
+    machine.split_cpu(DEVICES)
     return ScaleStrategy(wire=wire)
 
 

@@ -12,6 +12,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfscale.strategy.frames import frames
+
 
 class UnknownBatch(ValueError):
     """The shapes of a batch can't be found out."""
@@ -40,12 +42,10 @@ def iterator_of_fit() -> Any:
     """Of the ``fit`` that called, at whatever depth."""
     from keras.src.trainers.epoch_iterator import EpochIterator  # Keras 2 has none
 
-    frame = sys._getframe(1)
-    while frame is not None:
+    for frame in frames(sys._getframe(1)):
         iterator = frame.f_locals.get("epoch_iterator")
         if isinstance(iterator, EpochIterator):
             return iterator
-        frame = frame.f_back  # type: ignore[assignment]
     raise UnknownBatch("Recompute is a callback for model.fit, which is not running")
 
 

@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from tfscale.ops.group import host_of
 from tfscale.strategy.trial import Cell
+from tfscale.wires import BLOCK
 
-_BLOCK = 256  # numbers that share a scale on the wire
 _BLOCKS = 64  # of a sample
 
 
@@ -55,7 +55,7 @@ class Samples:
                 with tf.init_scope():
                     cells = [Cell(tf.float32) for _ in parts]
                     for cell in cells:
-                        cell.assign(tf.zeros([0, _BLOCK]))
+                        cell.assign(tf.zeros([0, BLOCK]))
                 self._cells[bucket] = (wire, cells)
             for cell, part in zip(self._cells[bucket][1], parts, strict=True):
                 cell.assign(part)
@@ -81,11 +81,11 @@ def _sample(x: tf.Tensor) -> tf.Tensor:
     """Whole blocks from all over a vector, the short last one aside if there are others."""
     flat = tf.cast(tf.reshape(x, [-1]), tf.float32)
     size = flat.shape.num_elements()
-    blocks = size // _BLOCK
+    blocks = size // BLOCK
     if blocks == 0:
-        return tf.pad(flat, [[0, _BLOCK - size]])[tf.newaxis]
+        return tf.pad(flat, [[0, BLOCK - size]])[tf.newaxis]
     stride = max(1, blocks // _BLOCKS)
-    rows = tf.reshape(flat[: blocks * _BLOCK], [blocks, _BLOCK])
+    rows = tf.reshape(flat[: blocks * BLOCK], [blocks, BLOCK])
     return tf.gather(rows, range(0, blocks, stride))  # rows[::stride] takes ten times as long
 
 
