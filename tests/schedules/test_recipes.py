@@ -96,12 +96,12 @@ def test_lars_at_32k():
         assert float(rate(epoch * steps)) == pytest.approx(32 * ((90 - epoch) / 76) ** 2)
 
 
-def test_lars_with_the_poly_policy_of_its_paper():
-    """You, Gitman, Ginsburg 2017: Caffe's poly policy counts from the training's beginning."""
-    recipe = schedules.Polynomial(2.9, end=90, begin=0, power=2, warmup=5, unit="epochs")
+def test_caffes_poly_policy():
+    """As in You, Gitman, Ginsburg 2017 (LARS): of power 2, from the training's beginning."""
+    recipe = schedules.Polynomial(1.0, end=90, begin=0, power=2, warmup=5, unit="epochs")
     rate = recipe.in_steps(40)
-    assert float(rate(40 * 45)) == pytest.approx(2.9 / 4)
-    assert float(rate(40 * 5)) == pytest.approx(2.9 * (85 / 90) ** 2)
+    assert float(rate(40 * 45)) == pytest.approx(1 / 4)
+    assert float(rate(40 * 5)) == pytest.approx((85 / 90) ** 2)
 
 
 def test_the_transformer():

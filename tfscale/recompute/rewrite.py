@@ -41,7 +41,7 @@ def rewrite(
     latest_first = sorted(again, key=lambda one: one.before)
     done: list[int] = []  # operations behind which the segment before is no longer needed
     for one in latest_first:
-        needed = {*_gradients_before(step, one), *(i for i in done if i < one.before)}
+        needed = {*_ends_before(step, one.before), *(i for i in done if i < one.before)}
         gate = make_gate(graph, operations, step, needed, one.before)
         _Copies(graph, operations, step, one, gate).make()
         done = _users(step, one)
@@ -56,14 +56,15 @@ def _users(step: Step, one: Again) -> list[int]:
     return sorted({index for index in later if index >= step.end})
 
 
-def _gradients_before(step: Step, one: Again) -> set[int]:
-    """What has made the gradients that are there when the segment's turn comes."""
-    return {
-        step.producer[tensor]
-        for index in range(one.before, len(step.ops))
-        for tensor in step.ops[index].inputs
-        if step.end <= step.producer[tensor] < one.before
-    }
+def _ends_before(step: Step, before: int) -> set[int]:
+    """What has run last when the backward pass has come to an operation, but not beyond.
+
+    The gradients of variables are among it: nothing waits for them, so TensorFlow would put
+    them off, and hold all that they are made of.
+    """
+    later = (tensor for op in step.ops[before:] for tensor in op.inputs)
+    made = {step.producer[tensor] for tensor in (*later, *step.gradients)}
+    return {index for index in made if step.end <= index < before}
 
 
 class _Copies:
