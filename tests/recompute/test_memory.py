@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tfscale.bench.memory import main
+from tfscale.bench.memory import Asked, main, measure
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -47,12 +47,29 @@ def test_a_model_that_does_not_fit_trains_with_recomputation():
     assert trained <= limit
 
 
-def test_two_replicas_take_no_more_than_was_predicted(capsys):
-    """By the command that docs/recompute.md names; how much less, at full size: benchmarks.md."""
-    assert main(["--models", "conv", "--replicas", "2", "--scale", "0.3"]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    plain, ours = (float(peak) for peak in re.findall(r"(\d+) MB \(", printed)[:2])
-    (predicted,) = re.findall(r"predicted (\d+) MB", printed)
-    assert ours < 0.45 * plain
-    assert ours < 1.15 * float(predicted)
-    assert len(set(re.findall(r"loss ([\d.]+)", printed))) == 1
+@pytest.mark.parametrize(
+    ("model", "replicas", "fraction"), [("transformer", 1, 0.4), ("mlp", 2, 0.6)]
+)
+def test_a_step_takes_what_was_predicted(model, replicas, fraction):
+    """At full size: docs/benchmarks.md."""
+    ours = measure(Asked(model, replicas, scale=0.25, fraction=fraction))
+    assert ours.allocated == pytest.approx(ours.predicted, rel=0.15)
+    assert ours.allocated <= ours.budget
+
+
+def test_the_command_shows_all_budgets(capsys):
+    """The one that docs/recompute.md names."""
+    assert main(["--models", "conv", "--replicas", "1", "--scale", "0.1", "--budgets", "2"]) == 0
+    printed = capsys.readouterr().out
+    for how in ("without", "the smallest", "100% up"):
+        (row,) = re.findall(rf"^ *{how} +(.*)$", printed, re.MULTILINE)
+        assert row.count(" MB") == (2 if how == "without" else 4)
+    assert "command: tfscale bench memory --models conv" in printed
+
+
+def test_a_budget_that_is_too_small_is_refused_in_a_line(capsys):
+    assert (
+        main(["--models", "conv", "--replicas", "1", "--scale", "0.1", "--fractions", "0.1"]) == 1
+    )
+    said = capsys.readouterr().err
+    assert re.fullmatch(r"tfscale bench: error: .*Ask for at least .*\n", said)

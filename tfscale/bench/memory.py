@@ -1,8 +1,10 @@
 """``tfscale bench memory``: how much memory a training step takes, with and without Recompute.
 
 Each training runs in a process of its own, whose first step has one sample: it traces and
-warms up. The memory of the next steps is the process's highest resident size beyond that
-(Linux's VmHWM, reset in between). Weights, the batch and TensorFlow itself are there before.
+warms up. What the next steps take beyond that is counted twice: by TensorFlow's allocator,
+which knows what is in use at a time, and as the process's highest resident size (Linux's
+VmHWM), which also knows what TensorFlow holds and does not use. Weights, the batch and
+TensorFlow itself are there before.
 """
 
 from __future__ import annotations
@@ -13,15 +15,22 @@ import gc
 import itertools
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfscale.bench import machine
-from tfscale.bench.command import list_of, make_console, one_of, whole_number
+from tfscale.bench.command import list_of, make_console, one_of, progress, whole_number
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from tfscale.bench.run import Show
 
 STEPS = 3
 
@@ -59,28 +68,103 @@ MODELS: dict[str, Callable[[Any], tuple[Any, int]]] = {
     "conv": _conv,
     "transformer": _transformer,
 }
-# The shares of the plain step's memory that each is asked to keep.
-FRACTIONS = {"mlp": 0.27, "conv": 0.4, "transformer": 0.32}
+# The shares of the plain step's memory that each is asked to keep to.
+FRACTIONS = {"mlp": 0.27, "conv": 0.42, "transformer": 0.32}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A training.
+
+    Args:
+        model: a key of ``MODELS``.
+        replicas: on logical CPUs.
+        scale: share of the batch.
+        fraction: of the plain step's memory; None for training without Recompute.
+        between: instead, a budget between the smallest that can be kept (0) and the plain
+            step's memory (1).
+    """
+
+    model: str
+    replicas: int = 1
+    scale: float = 1.0
+    fraction: float | None = None
+    between: float | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        return self.fraction is None and self.between is None
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a training took, in bytes and seconds, on all replicas together.
+
+    Args:
+        allocated: by TensorFlow.
+        resident: by the operating system.
+        step: the shortest one.
+        loss: of the last step.
+        budget: that was to be kept; None for training without Recompute, as below.
+        predicted: what the plan said.
+        overhead: what is computed again, as a share of a step.
+    """
+
+    allocated: int
+    resident: int
+    step: float
+    loss: float
+    budget: float | None = None
+    predicted: int | None = None
+    overhead: float | None = None
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command line; returns the exit status."""
     if argv and argv[0] == "--training":
-        _train(json.loads(argv[1]))
+        print(json.dumps(asdict(_train(Asked(**json.loads(argv[1]))))))
         return 0
     arguments = make_parser().parse_args(argv)
     about = machine.describe()
     console = make_console()
-    for name, replicas in itertools.product(arguments.models, arguments.replicas):
-        fractions = (None, *(arguments.fractions or (FRACTIONS[name],)))
-        plain = None
-        for fraction in fractions:
-            asked = {"model": name, "fraction": fraction, "replicas": replicas}
-            found = measure({**asked, "scale": arguments.scale})
-            plain = plain or found
-            console.print(_line(asked, found, plain))
+    for model, replicas in itertools.product(arguments.models, arguments.replicas):
+        trainings = list(_trainings(model, replicas, arguments))
+        try:
+            with progress(console) as show:
+                rounds = _measure_all(trainings, arguments.rounds, show)
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            print(f"tfscale bench: error: {error}", file=sys.stderr)
+            return 1
+        console.print(make_table(trainings, rounds))
+    console.print(
+        "most bytes of all rounds, and their share of the plain training's; of: of the budget; "
+        "off: predicted against allocated;\nstep: median of the ratios to the plain one of a round"
+    )
     console.print(machine.signature(about, "memory", argv))
     return 0
+
+
+def _measure_all(trainings: Sequence[Asked], rounds: int, show: Show) -> list[list[Found]]:
+    found: list[list[Found]] = []
+    for number in range(rounds):
+        found.append([])
+        for place, asked in enumerate(trainings):
+            what = f"{asked.model}, {_on(asked.replicas)}: {_how(asked)}"
+            show(what, (number + place / len(trainings)) / rounds)
+            found[-1].append(measure(asked))
+    return found
+
+
+def _trainings(model: str, replicas: int, arguments: argparse.Namespace) -> Iterator[Asked]:
+    asked = Asked(model, replicas, arguments.scale)
+    yield asked
+    count = arguments.budgets
+    if count:
+        shares = [i / (count - 1) for i in range(count)] if count > 1 else [0.0]
+        yield from (Asked(model, replicas, asked.scale, between=share) for share in shares)
+    else:
+        for fraction in arguments.fractions or (FRACTIONS[model],):
+            yield Asked(model, replicas, asked.scale, fraction)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -95,11 +179,16 @@ def make_parser() -> argparse.ArgumentParser:
     add("--fractions", type=list_of(_share), metavar="F,...",
         help="budgets, as shares of the plain step's memory "
         f"(default: {', '.join(f'{k} {v}' for k, v in FRACTIONS.items())})")  # fmt: skip
+    add("--budgets", type=whole_number, default=0, metavar="N",
+        help="instead: so many budgets, from the smallest that can be kept (0%% up) to the plain "
+        "step's memory (100%% up)")  # fmt: skip
     add("--replicas", type=list_of(whole_number), default="1,2", metavar="K,...",
         help="replicas on logical CPUs of one process, each with a whole batch "
         "(default: %(default)s)")  # fmt: skip
     add("--scale", type=_share, default=1.0, metavar="S",
         help="a smaller batch: this share of it (default: %(default)s)")  # fmt: skip
+    add("--rounds", type=whole_number, default=1, metavar="N",
+        help="all trainings take turns so often (default: %(default)s)")  # fmt: skip
     return parser
 
 
@@ -110,96 +199,148 @@ def _share(text: str) -> float:
     return value
 
 
-def measure(asked: dict[str, Any], timeout: float = 1800) -> dict[str, Any]:
-    """Train in a process of its own.
-
-    Args:
-        asked: model, fraction (None: without Recompute), replicas, and scale of the batch.
-        timeout: seconds.
-    """
-    command = [sys.executable, "-m", "tfscale", "bench", "memory", "--training", json.dumps(asked)]
+def measure(asked: Asked, timeout: float = 1800) -> Found:
+    """Train in a process of its own, for no more than so many seconds."""
+    command = [sys.executable, "-m", "tfscale", "bench", "memory", "--training"]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     ran = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=timeout, check=False
-    )
+        [*command, json.dumps(asdict(asked))],
+        env=environment, capture_output=True, text=True, timeout=timeout, check=False,
+    )  # fmt: skip
     if ran.returncode:
-        raise RuntimeError(f"the training ended with {ran.returncode}:\n{ran.stderr[-3000:]}")
-    found: dict[str, Any] = json.loads(ran.stdout.strip().splitlines()[-1])
-    return found
+        raise RuntimeError(ran.stderr.strip().rpartition("\n")[2])
+    return Found(**json.loads(ran.stdout.strip().splitlines()[-1]))
 
 
-def _line(asked: dict[str, Any], found: dict[str, Any], plain: dict[str, Any]) -> str:
-    fraction, replicas = asked["fraction"], asked["replicas"]
-    peak, predicted = found["peak"], found["predicted"]
-    on = "1 replica" if replicas == 1 else f"{replicas} replicas"
-    how = "plain" if fraction is None else f"fraction {fraction:g}"
-    line = f"{asked['model']:>12}, {on:>10}, {how:>13}: "
-    line += f"{peak / 1e6:7.0f} MB ({peak / plain['peak']:4.0%}), step {found['step']:6.2f} s "
-    line += f"({found['step'] / plain['step']:.2f}x), loss {found['loss']:.9g}"
-    if predicted:
-        off = predicted / peak - 1
-        line += f"; predicted {predicted / 1e6:.0f} MB ({off:+.0%}), {found['overhead']:.0%} again"
-    return line
+def make_table(trainings: Sequence[Asked], rounds: Sequence[Sequence[Found]]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    model, replicas = trainings[0].model, trainings[0].replicas
+    title = f"{model}, {_on(replicas)}"
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
+    table.add_column("Recompute")
+    for column in ("budget", "allocated", "", "of", "predicted", "off", "resident", "", "step",
+                   "again", "loss"):  # fmt: skip
+        table.add_column(column, justify="right")
+    plain = [each[0] for each in rounds]
+    for asked, found in zip(trainings, zip(*rounds, strict=True), strict=True):
+        table.add_row(*_row(asked, found, plain))
+    return table
+
+
+def _row(asked: Asked, found: Sequence[Found], plain: Sequence[Found]) -> list[str]:
+    allocated = max(one.allocated for one in found)
+    resident = max(one.resident for one in found)
+    ratio = statistics.median(one.step / its.step for one, its in zip(found, plain, strict=True))
+    losses = {f"{one.loss:.9g}" for one in found}
+    row = {
+        "how": _how(asked),
+        "budget": "",
+        "allocated": _mb(allocated),
+        "share": f"{allocated / max(one.allocated for one in plain):.0%}",
+        "of": "",
+        "predicted": "",
+        "off": "",
+        "resident": _mb(resident),
+        "resident share": f"{resident / max(one.resident for one in plain):.0%}",
+        "step": f"{ratio:.2f}x",
+        "again": "",
+        "loss": " or ".join(sorted(losses)),
+    }
+    one = found[0]
+    if one.budget and one.predicted and one.overhead is not None:
+        row["budget"] = _mb(one.budget)
+        row["of"] = f"{allocated / one.budget:.0%}"
+        row["predicted"] = _mb(one.predicted)
+        row["off"] = f"{one.predicted / allocated - 1:+.0%}"
+        row["again"] = f"{one.overhead:.0%}"
+    return list(row.values())
+
+
+def _mb(size: float) -> str:
+    return f"{size / 1e6:.0f} MB"
+
+
+def _on(replicas: int) -> str:
+    return "1 replica" if replicas == 1 else f"{replicas} replicas"
+
+
+def _how(asked: Asked) -> str:
+    if asked.is_plain:
+        return "without"
+    if asked.fraction is not None:
+        return f"fraction {asked.fraction:g}"
+    return "the smallest" if asked.between == 0 else f"{asked.between:.0%} up"
 
 
 # ---------------------------------------------------------- the training's process
 
 
-def _train(asked: dict[str, Any]) -> None:
+def _train(asked: Asked) -> Found:
     import keras
     import numpy as np
     import tensorflow as tf
 
-    replicas = asked["replicas"]
+    replicas = asked.replicas
     strategy = _strategy(tf, replicas)
     keras.utils.set_random_seed(0)
     with strategy.scope():
-        model, size = MODELS[asked["model"]](keras)
+        model, size = MODELS[asked.model](keras)
         model.compile(keras.optimizers.SGD(1e-3), "mse", jit_compile=False)
-    size = max(replicas, int(size * asked["scale"])) * replicas
+    size = max(replicas, int(size * asked.scale)) * replicas
     rng = np.random.default_rng(0)
     x = rng.standard_normal((size, *model.input_shape[1:]), np.float32)
     y = rng.standard_normal((size, 1), np.float32)
     first = tf.data.Dataset.from_tensors((x[:replicas], y[:replicas]))
     data = first.concatenate(tf.data.Dataset.from_tensors((x, y)).repeat(STEPS))
-    meter = _meter(keras)
-    plan = _train_with(model, data, asked["fraction"], (x, y), meter)
-    print(
-        json.dumps(
-            {
-                "peak": meter.peak,
-                "step": min(meter.times[1:]),
-                "loss": meter.loss,
-                "predicted": plan and plan.peak * replicas,
-                "overhead": plan and plan.overhead,
-            }
-        )
+    recompute = None if asked.is_plain else _recompute(model, data, asked, (x, y))
+    meter = _meter(keras, tf)
+    model.fit(data, verbose=0, callbacks=[meter, *([recompute] if recompute else [])])
+    found = Found(meter.allocated, meter.resident, min(meter.times[1:]), meter.loss)
+    if recompute is None:
+        return found
+    plan = recompute.plan
+    return replace(
+        found,
+        budget=(plan.budget or 0) * replicas,
+        predicted=plan.peak * replicas,
+        overhead=plan.overhead,
     )
+
+
+def _recompute(model: Any, data: Any, asked: Asked, example: Any) -> Any:
+    from tfscale.callbacks import Recompute
+    from tfscale.recompute import BudgetError
+
+    if asked.between is None:
+        return Recompute(fraction=asked.fraction, example=example, verbose=0)
+    try:
+        model.fit(data, verbose=0, callbacks=[Recompute(budget=1, example=example, verbose=0)])
+    except BudgetError as refusal:
+        smallest, plain = refusal.smallest, refusal.plain
+    budget = smallest + asked.between * (plain - smallest)
+    return Recompute(budget=budget, example=example, verbose=0)
 
 
 def _strategy(tf: Any, replicas: int) -> Any:
     if replicas == 1:
         return tf.distribute.get_strategy()
     machine.split_cpu(replicas)
-    return tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(replicas)])
+    from tfscale import ScaleStrategy
+
+    return ScaleStrategy(devices=[f"CPU:{i}" for i in range(replicas)])
 
 
-def _train_with(model: Any, data: Any, fraction: float | None, example: Any, meter: Any) -> Any:
-    from tfscale.callbacks import Recompute
+def _meter(keras: Any, tf: Any) -> Any:
+    def in_use() -> dict[str, int]:
+        return tf.config.experimental.get_memory_info("CPU:0")  # type: ignore[no-any-return]
 
-    callbacks = [meter]
-    if fraction is not None:
-        recompute = Recompute(fraction=fraction, example=example, verbose=0)
-        callbacks.insert(0, recompute)
-    model.fit(data, verbose=0, callbacks=callbacks)
-    return None if fraction is None else recompute.plan
-
-
-def _meter(keras: Any) -> Any:
     class Meter(keras.callbacks.Callback):
         def __init__(self) -> None:
             super().__init__()
-            self.peak, self.loss, self.base = 0, 0.0, 0
+            self.allocated = self.resident = 0
+            self.loss = 0.0
             self.times: list[float] = []
 
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -209,8 +350,11 @@ def _meter(keras: Any) -> Any:
             self.times.append(time.perf_counter() - self.began)
             self.loss = float(logs["loss"])
             if batch == 0:
-                self.base = _settle()
-            self.peak = _highest() - self.base
+                self.settled = _settle()
+                tf.config.experimental.reset_memory_stats("CPU:0")
+                self.held = in_use()["current"]
+            self.resident = _highest() - self.settled
+            self.allocated = in_use()["peak"] - self.held
 
     return Meter()
 

@@ -19,7 +19,22 @@ RESOLUTION = 1 / 200
 
 
 class BudgetError(ValueError):
-    """No plan keeps the step within the budget."""
+    """No plan keeps the step within the budget.
+
+    Args:
+        budget: which can't be kept, in bytes.
+        smallest: that can.
+        plain: within which nothing need be computed again.
+    """
+
+    def __init__(self, budget: float, smallest: float, plain: float) -> None:
+        super().__init__(
+            f"a step takes {show(plain)}, and computing layers again brings that down to "
+            f"{show(smallest)}: not to the budget of {show(budget)}. Ask for at least "
+            f"{show(smallest)} (fraction={_up(smallest / plain)}), or use smaller batches."
+        )
+        self.smallest = smallest
+        self.plain = plain
 
 
 @dataclass(frozen=True)
@@ -75,6 +90,11 @@ class Plan:
         return max(self.timeline)
 
     @property
+    def bound(self) -> int:
+        """What a budget must hold: operations that run at once may take more than the peak."""
+        return self.peak + self.step.largest
+
+    @property
     def plain_peak(self) -> int:
         """The same without computing anything again."""
         return max(self.plain_timeline)
@@ -97,7 +117,7 @@ class Plan:
 def plan_budget(step: Step, budget: float, pile_up: bool = False) -> Plan:
     """The cheapest plan whose step takes no more than a budget (in bytes)."""
     plain = Plan(step, (), budget, pile_up, proven=True)
-    if plain.peak <= budget:
+    if plain.bound <= budget:
         return plain
     chain = measure(step, pile_up)
 
@@ -107,15 +127,11 @@ def plan_budget(step: Step, budget: float, pile_up: bool = False) -> Plan:
             return None
         return Plan(step, found.segments, budget, pile_up, found.exact)
 
-    candidates = _search(planned, plain.peak, lambda plan: plan.peak <= budget)
-    fitting = [plan for plan in candidates if plan.peak <= budget]
+    candidates = _search(planned, plain.peak, lambda plan: plan.bound <= budget)
+    fitting = [plan for plan in candidates if plan.bound <= budget]
     if not fitting:
-        smallest = min((plan.peak for plan in candidates), default=plain.peak)
-        raise BudgetError(
-            f"a step takes {show(plain.peak)}, and computing layers again brings that down to "
-            f"{show(smallest)}: not to the budget of {show(budget)}. Ask for at least "
-            f"{show(smallest)} (fraction={_up(smallest / plain.peak)}), or use smaller batches."
-        )
+        smallest = min((plan.bound for plan in candidates), default=plain.bound)
+        raise BudgetError(budget, smallest, plain.bound)
     return min(fitting, key=lambda plan: (plan.overhead, plan.peak))
 
 
@@ -143,7 +159,7 @@ def _search(
 
 def plan_fraction(step: Step, fraction: float, pile_up: bool = False) -> Plan:
     """The cheapest plan within a share of what a step takes without one."""
-    return plan_budget(step, fraction * Plan(step, (), pile_up=pile_up).peak, pile_up)
+    return plan_budget(step, fraction * Plan(step, (), pile_up=pile_up).bound, pile_up)
 
 
 def plan_layers(step: Step, layers: Sequence[str], pile_up: bool = False) -> Plan:
@@ -218,7 +234,8 @@ def _totals(plan: Plan) -> list[str]:
     ]
     if plan.budget is not None:
         how = "cheapest in the solver's model" if plan.proven else "not proven to be the cheapest"
-        lines.append(f"budget: {show(plan.budget)}; {how}")
+        room = show(plan.step.largest)
+        lines.append(f"budget: {show(plan.budget)}, with room for {room} beside; {how}")
     return lines
 
 

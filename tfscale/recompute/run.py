@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfscale.recompute.early import with_early_products
 from tfscale.recompute.plan import Plan
 from tfscale.recompute.read import read
 from tfscale.recompute.rewrite import rewrite
@@ -30,7 +31,8 @@ def trace(model: keras.Model, batch: Any) -> Step:
     steps: list[Step] = []
 
     def look(forward: Forward, gradients: list[Any]) -> None:
-        steps.append(read(forward, gradients, forward.graph.get_operations()))
+        step = read(forward, gradients, forward.graph.get_operations())
+        steps.append(with_early_products(step))
         raise _Seen
 
     @tf.autograph.experimental.do_not_convert

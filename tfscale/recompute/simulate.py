@@ -81,12 +81,15 @@ def schedule(step: Step, again: Sequence[Again]) -> Iterator[Moment]:
 
 
 def memory(step: Step, again: Sequence[Again] = (), pile_up: bool = False) -> list[int]:
-    """Bytes in use while each operation of the schedule runs.
+    """Bytes in use while each operation of the schedule runs, beside a large result of another.
+
+    For TensorFlow runs at once what does not wait for each other.
 
     Args:
         step: the step.
         again: what its segments compute again.
-        pile_up: gradients stay until the last one is there.
+        pile_up: gradients stay until the last one is there, and one moment more, in which what
+            replicas exchange (or clip, or scale) is there twice.
     """
     return _Memory(step, again, pile_up).run()
 
@@ -99,20 +102,19 @@ class _Memory:
         self._owner = {t: n for n, one in enumerate(again) for t in one.tensors}
         self._last_use = self._find_last_uses(pile_up)
         self._size: dict[Home, int] = {}
-        self._live = 0
+        self._pile_up = pile_up
 
     def run(self) -> list[int]:
-        result = []
+        result, live = [], 0
         ends: list[list[Home]] = [[] for _ in self._moments]
         for home, last in self._last_use.items():
             ends[last].append(home)
         for now, moment in enumerate(self._moments):
-            op = self._step.ops[moment.op]
-            result.append(self._live + self._allocate(now, moment, op))
-            self._live = sum_of = result[-1]
-            for home in ends[now]:
-                sum_of -= self._size.pop(home, 0)
-            self._live = sum_of
+            live += self._allocate(now, moment, self._step.ops[moment.op])
+            result.append(live + self._step.largest)
+            live -= sum(self._size.pop(home, 0) for home in ends[now])
+        if self._pile_up:
+            result.append(2 * sum(self._step.tensors[home].size for home in self._gradients()))
         return result
 
     def _allocate(self, now: int, moment: Moment, op: Op) -> int:
@@ -154,6 +156,8 @@ class _Memory:
             if op.kind not in SHAPES:
                 result.update({self._home(moment, tensor): now for tensor in op.inputs})
         if pile_up:
-            homes = (self._step.tensors[tensor].home for tensor in self._step.gradients)
-            result.update({(home, -1): len(self._moments) - 1 for home in homes})
+            result.update({(home, -1): len(self._moments) - 1 for home in self._gradients()})
         return result
+
+    def _gradients(self) -> set[int]:
+        return {self._step.tensors[tensor].home for tensor in self._step.gradients}

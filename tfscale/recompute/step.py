@@ -140,6 +140,12 @@ class Step:
             for op in range(unit.start, unit.stop)
         }
 
+    @cached_property
+    def largest(self) -> int:
+        """Bytes of the largest result that the forward pass may compute again."""
+        made = (self.tensors[t] for t in self._outputs(range(self.begin, self.end)))
+        return max((known.size for known in made if not known.lasting), default=0)
+
     @property
     def cost(self) -> float:
         """Of the whole step."""
