@@ -1,5 +1,7 @@
 #include "custom_ops/engine/log.h"
 
+#include <algorithm>
+
 namespace tfscale {
 
 void Log::Record(const Execution& execution) {
@@ -12,10 +14,11 @@ void Log::Record(const Execution& execution) {
   last_.push_back({&bucket, execution.start, execution.end, execution.sent});
 }
 
-std::vector<Execution> Log::Executions() const {
+std::vector<Execution> Log::Executions(size_t most) const {
   std::vector<Execution> executions;
   std::lock_guard<std::mutex> lock(mutex_);
-  for (const Entry& entry : last_) {
+  for (size_t i = last_.size() - std::min(most, last_.size()); i < last_.size(); ++i) {
+    const Entry& entry = last_[i];
     executions.push_back({*entry.bucket, entry.start, entry.end, entry.sent});
   }
   return executions;

@@ -30,7 +30,8 @@ class Log {
 
   void Record(const Execution& execution);
 
-  std::vector<Execution> Executions() const;  // the last kKept, in the order in which they ended
+  // The last ones, kKept or fewer, in the order in which they ended.
+  std::vector<Execution> Executions(size_t most = kKept) const;
   std::map<std::string, Total> Totals() const;
 
  private:

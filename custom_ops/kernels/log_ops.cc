@@ -22,13 +22,16 @@ absl::Status ColumnsOfOneLength(InferenceContext* c) {
 
 REGISTER_OP("TfscaleExecutions")
     .Input("communicator: resource")
+    .Input("most: int64")
     .Output("bucket: string")
     .Output("start: int64")
     .Output("end: int64")
     .Output("sent: int64")
     .SetIsStateful()
     .SetShapeFn(ColumnsOfOneLength)
-    .Doc("The last collectives of this rank, times in microseconds of the wall clock.");
+    .Doc(
+        "The last collectives of this rank, `most` or fewer; times in microseconds of the wall "
+        "clock.");
 
 REGISTER_OP("TfscaleTotals")
     .Input("communicator: resource")
@@ -51,7 +54,11 @@ absl::Status PutColumn(OpKernelContext* ctx, int output, const Rows& rows, Value
 }
 
 absl::Status PutExecutions(OpKernelContext* ctx, const Log& log) {
-  const auto rows = log.Executions();
+  const tensorflow::Tensor& most = ctx->input(1);
+  if (!tensorflow::TensorShapeUtils::IsScalar(most.shape()) || most.scalar<int64_t>()() < 0) {
+    return absl::InvalidArgumentError("most is one number, 0 or above: got " + most.DebugString());
+  }
+  const auto rows = log.Executions(most.scalar<int64_t>()());
   TF_RETURN_IF_ERROR(
       PutColumn<tensorflow::tstring>(ctx, 0, rows, [](const auto& row) { return row.bucket; }));
   TF_RETURN_IF_ERROR(PutColumn<int64_t>(ctx, 1, rows, [](const auto& row) { return row.start; }));
@@ -88,6 +95,7 @@ REGISTER_KERNEL_BUILDER(Name("TfscaleExecutions").Device(tensorflow::DEVICE_CPU)
 REGISTER_KERNEL_BUILDER(Name("TfscaleExecutions")
                             .Device(tensorflow::DEVICE_GPU)
                             .HostMemory("communicator")
+                            .HostMemory("most")
                             .HostMemory("bucket")
                             .HostMemory("start")
                             .HostMemory("end")

@@ -72,6 +72,9 @@ TEST(Log, ARingSendsWhatItShouldAndInt8AQuarterOfIt) {
     ASSERT_EQ(executions.size(), 2u);
     EXPECT_EQ(executions[0].sent, 2 * 4 * 50000 * 4 / 5);
     EXPECT_EQ(executions[1].sent, 2 * 4 * rounded.codec().Bytes(51200) / 5);
+    const auto last = world.rank(r).log().Executions(1);
+    ASSERT_EQ(last.size(), 1u);
+    EXPECT_EQ(last[0].sent, executions[1].sent);
   }
 }
 

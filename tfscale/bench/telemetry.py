@@ -1,22 +1,24 @@
 """``tfscale bench telemetry``: how long steps of ``fit`` take with telemetry and without.
 
-All trainings take turns in one process, and one of them is there twice: what the two differ by
-is what this measurement cannot see.
+One model trains in turns with and without, and without twice: what these two differ by is what
+the clock cannot see. So the time inside the callback's methods is measured on its own, too.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfscale.bench import machine
-from tfscale.bench.command import list_of, make_console, one_of, whole_number
+from tfscale.bench.command import list_of, make_console, one_of, progress, whole_number
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -24,7 +26,16 @@ if TYPE_CHECKING:
 PARTS = ("one", "replicas")
 UNTIMED = 3  # steps of each turn: the first traces
 
-Turns = dict[str, Callable[[], float]]
+
+@dataclass(frozen=True)
+class Turn:
+    """Seconds of a step, and the share of them inside telemetry's methods."""
+
+    step: float
+    inside: float
+
+
+Turns = dict[str, Callable[[], Turn]]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -37,11 +48,16 @@ def main(argv: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="tfscale-telemetry-") as folder:
         for part in arguments.parts:
             title, turns = _turns(part, arguments, Path(folder))
-            rounds = [[turn() for turn in turns.values()] for _ in range(1 + arguments.rounds)]
-            times = zip(*rounds[1:], strict=True)
-            console.print(make_table(title, dict(zip(turns, times, strict=True))))
+            rounds: list[list[Turn]] = []
+            with progress(console) as show:
+                for number in range(1 + arguments.rounds):
+                    show(title, number / (1 + arguments.rounds))
+                    rounds.append([turn() for turn in turns.values()])
+            each = zip(*rounds[1:], strict=True)
+            console.print(make_table(title, dict(zip(turns, each, strict=True))))
     console.print(
-        "ms: median over rounds of a step; more: median of the ratios of each round to the first"
+        "ms: median over rounds of a step; more: median of the ratios of each round to the first,\n"
+        "and where that median lies with 95 %; inside: time in the callback's methods"
     )
     console.print(machine.signature(about, "telemetry", argv))
     return 0
@@ -59,8 +75,9 @@ def make_parser() -> argparse.ArgumentParser:
     add("--model", default="conv", metavar="NAME", help="one of tfscale bench fit's: conv, dense, "
         "deep, tiny (default: %(default)s)")  # fmt: skip
     add("--wire", default="int8", metavar="NAME", help="of the replicas (default: %(default)s)")
-    add("--rounds", type=whole_number, default=15, metavar="N")
-    add("--steps", type=whole_number, default=200, metavar="N",
+    add("--rounds", type=whole_number, default=40, metavar="N",
+        help="(default: %(default)s)")  # fmt: skip
+    add("--steps", type=whole_number, default=100, metavar="N",
         help="of each epoch; a turn has two (default: %(default)s)")  # fmt: skip
     return parser
 
@@ -77,10 +94,11 @@ def _turns(part: str, arguments: argparse.Namespace, folder: Path) -> tuple[str,
         strategy = ScaleStrategy("ring", arguments.wire, ["CPU:0", "CPU:1"])
     batch = MODELS[arguments.model]()[-1] * strategy.num_replicas_in_sync
 
-    def training(*callbacks: Any) -> Callable[[], float]:
-        with strategy.scope():
-            model = make_model(arguments.model)
-        data = make_data(model, batch)
+    with strategy.scope():
+        model = make_model(arguments.model)
+    data = make_data(model, batch)
+
+    def training(*callbacks: Any) -> Callable[[], Turn]:
         return lambda: _turn(model, data, arguments.steps, callbacks)
 
     everything = Telemetry(folder / f"{part}.jsonl", folder / part)
@@ -94,32 +112,67 @@ def _turns(part: str, arguments: argparse.Namespace, folder: Path) -> tuple[str,
     return f"fit of {arguments.model!r}, {devices}, batch {batch}", turns
 
 
-def _turn(model: Any, data: Any, steps: int, callbacks: Sequence[Any]) -> float:
-    """Seconds of a step, from its beginning to the next one's; one end of an epoch is in it."""
+def _turn(model: Any, data: Any, steps: int, callbacks: Sequence[Any]) -> Turn:
+    """Of steps, from their beginning to the next one's; one end of an epoch is in it."""
     import keras
 
     begins: list[float] = []
     noted = keras.callbacks.LambdaCallback(
         on_train_batch_begin=lambda batch, logs: begins.append(time.perf_counter())
     )
+    calls: list[tuple[float, float]] = []
+    for callback in callbacks:
+        _clock(callback, calls)
     model.fit(data, steps_per_epoch=steps, epochs=2, verbose=0, callbacks=[noted, *callbacks])
-    return (begins[-1] - begins[UNTIMED]) / (len(begins) - 1 - UNTIMED)
+    first, last = begins[UNTIMED], begins[-1]
+    inside = sum(end - begin for begin, end in calls if first <= begin < last)
+    return Turn((last - first) / (len(begins) - 1 - UNTIMED), inside / (last - first))
 
 
-def make_table(title: str, times: dict[str, Sequence[float]]) -> Table:
+def _clock(callback: Any, calls: list[tuple[float, float]]) -> None:
+    """Notes from when to when each method runs that Keras calls."""
+
+    def clocked(method: Any, *args: Any, **kwargs: Any) -> None:
+        begin = time.perf_counter()
+        method(*args, **kwargs)
+        calls.append((begin, time.perf_counter()))
+
+    for name in vars(type(callback)):
+        if name.startswith("on_"):
+            method = functools.partial(getattr(type(callback), name), callback)
+            setattr(callback, name, functools.partial(clocked, method))
+
+
+def make_table(title: str, turns: dict[str, Sequence[Turn]]) -> Table:
     from rich import box
     from rich.table import Table
 
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
     table.add_column("telemetry")
-    for column in ("ms", "min ms", "more"):
+    for column in ("ms", "min ms", "more", "inside"):
         table.add_column(column, justify="right")
-    first = next(iter(times.values()))
-    for name, each in times.items():
-        ratio = statistics.median(a / b for a, b in zip(each, first, strict=True))
-        median, least = 1e3 * statistics.median(each), 1e3 * min(each)
-        table.add_row(name, f"{median:.3f}", f"{least:.3f}", f"{100 * (ratio - 1):+.2f}%")
+    first = next(iter(turns.values()))
+    for name, each in turns.items():
+        ratios = sorted(turn.step / its.step for turn, its in zip(each, first, strict=True))
+        median, least = (
+            1e3 * statistics.median(t.step for t in each),
+            1e3 * min(t.step for t in each),
+        )
+        inside = statistics.median(turn.inside for turn in each)
+        table.add_row(name, f"{median:.3f}", f"{least:.3f}", _more(ratios), f"{100 * inside:.2f}%")
     return table
+
+
+def _more(ratios: Sequence[float]) -> str:
+    """Their median, and the order statistics between which it lies with 95 %."""
+    count = len(ratios)
+    beside = 0.98 * count**0.5
+    low = ratios[max(0, round(count / 2 - beside))]
+    high = ratios[min(count - 1, round(count / 2 + beside))]
+    return (
+        f"{100 * (statistics.median(ratios) - 1):+.2f}% "
+        f"({100 * (low - 1):+.2f} to {100 * (high - 1):+.2f})"
+    )
 
 
 def _make_devices() -> None:

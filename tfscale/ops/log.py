@@ -37,9 +37,10 @@ class Total:
 
 
 def executions(handle: Any, last: int | None = None) -> list[Execution]:
+    most = tf.int64.max if last is None else last
     return [
         Execution(bucket.decode(), start / 1e6, end / 1e6, sent)
-        for bucket, start, end, sent in _rows(library.load().tfscale_executions(handle), last)
+        for bucket, start, end, sent in _rows(library.load().tfscale_executions(handle, most))
     ]
 
 
@@ -50,7 +51,6 @@ def totals(handle: Any) -> dict[str, Total]:
     }
 
 
-def _rows(columns: Any, last: int | None = None) -> Any:
+def _rows(columns: Any) -> Any:
     arrays = [column.numpy() for column in tf.nest.flatten(columns)]
-    first = 0 if last is None else max(0, len(arrays[0]) - last)
-    return zip(*[array[first:].tolist() for array in arrays], strict=True)
+    return zip(*[array.tolist() for array in arrays], strict=True)
