@@ -43,19 +43,17 @@ def make_gate(
     operations: Sequence[tf.Operation],
     step: Step,
     needed: Iterable[int],
-    before: int,
 ) -> tf.Operation:
     """An operation that runs when the backward pass has come to a segment.
 
-    Nothing waits for arithmetic itself, but for what follows or goes before it: TensorFlow would
-    leave it as it is, and so round differently.
+    Nothing waits for arithmetic itself, but for what goes before it: TensorFlow would leave it
+    as it is, and so round differently.
 
     Args:
         graph: of the step.
         operations: its operations.
         step: the same, as ``read`` gives it.
         needed: what runs first.
-        before: the first operation that needs the segment.
     """
     keys: list[tf.Operation] = []
     waiting, seen = sorted(needed), set[int]()
@@ -71,8 +69,6 @@ def make_gate(
                 keys.append(operations[index])
             elif len(users) > 1:
                 keys.append(behind(operations[index].outputs[0]).op)
-            elif users and max(users) < before:
-                waiting += users
             else:
                 waiting += [step.producer[tensor] for tensor in op.inputs]
         with tf.control_dependencies(keys):

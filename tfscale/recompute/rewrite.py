@@ -39,12 +39,10 @@ def rewrite(
         again: what each segment computes again.
     """
     latest_first = sorted(again, key=lambda one: one.before)
-    done: list[int] = []  # operations behind which the segment before is no longer needed
     for one in latest_first:
-        needed = {*_ends_before(step, one.before), *(i for i in done if i < one.before)}
-        gate = make_gate(graph, operations, step, needed, one.before)
+        ends = _ends_before(step, one.before)
+        gate = make_gate(graph, operations, step, ends)
         _Copies(graph, operations, step, one, gate).make()
-        done = _users(step, one)
     with graph.as_default(), tf.control_dependencies(None), tf.name_scope(""):
         for number in sorted({t for one in again for t in one.tensors}):
             _use_if_left_with_one_user(operations, step, number)
