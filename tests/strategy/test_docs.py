@@ -3,10 +3,9 @@
 import re
 
 import pytest
-from helpers import printed_by_example
+from helpers import ROOT, printed_by_example
 
 from tests.strategy.cases import CASES
-from tests.strategy.groups import ROOT
 
 TEXT = (ROOT / "docs" / "strategy.md").read_text()
 

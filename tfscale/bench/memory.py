@@ -159,11 +159,10 @@ def _trainings(model: str, replicas: int, arguments: argparse.Namespace) -> Iter
     yield asked
     count = arguments.budgets
     if count:
-        shares = [i / (count - 1) for i in range(count)] if count > 1 else [0.0]
-        yield from (Asked(model, replicas, asked.scale, between=share) for share in shares)
+        yield from (replace(asked, between=i / max(1, count - 1)) for i in range(count))
     else:
-        for fraction in arguments.fractions or (FRACTIONS[model],):
-            yield Asked(model, replicas, asked.scale, fraction)
+        fractions = arguments.fractions or (FRACTIONS[model],)
+        yield from (replace(asked, fraction=fraction) for fraction in fractions)
 
 
 def make_parser() -> argparse.ArgumentParser:

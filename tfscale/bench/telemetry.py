@@ -154,10 +154,8 @@ def make_table(title: str, turns: dict[str, Sequence[Turn]]) -> Table:
     first = next(iter(turns.values()))
     for name, each in turns.items():
         ratios = sorted(turn.step / its.step for turn, its in zip(each, first, strict=True))
-        median, least = (
-            1e3 * statistics.median(t.step for t in each),
-            1e3 * min(t.step for t in each),
-        )
+        steps = [1e3 * turn.step for turn in each]
+        median, least = statistics.median(steps), min(steps)
         inside = statistics.median(turn.inside for turn in each)
         table.add_row(name, f"{median:.3f}", f"{least:.3f}", _more(ratios), f"{100 * inside:.2f}%")
     return table

@@ -100,9 +100,9 @@ class _Memory:
         self._again = again
         self._moments = list(schedule(step, again))
         self._owner = {t: n for n, one in enumerate(again) for t in one.tensors}
-        self._last_use = self._find_last_uses(pile_up)
-        self._size: dict[Home, int] = {}
         self._pile_up = pile_up
+        self._last_use = self._find_last_uses()
+        self._size: dict[Home, int] = {}
 
     def run(self) -> list[int]:
         result, live = [], 0
@@ -146,7 +146,7 @@ class _Memory:
         root = self._step.tensors[tensor].home
         return root, owner if root in self._owner else -1
 
-    def _find_last_uses(self, pile_up: bool) -> dict[Home, int]:
+    def _find_last_uses(self) -> dict[Home, int]:
         result: dict[Home, int] = {}
         for now, moment in enumerate(self._moments):
             op = self._step.ops[moment.op]
@@ -155,7 +155,7 @@ class _Memory:
             )
             if op.kind not in SHAPES:
                 result.update({self._home(moment, tensor): now for tensor in op.inputs})
-        if pile_up:
+        if self._pile_up:
             result.update({(home, -1): len(self._moments) - 1 for home in self._gradients()})
         return result
 
