@@ -22,7 +22,7 @@ READY := $(VENV)/.ready-tf-$(TF)
 CPP := $(shell find custom_ops tests/native -name '*.h' -o -name '*.cc' -o -name '*.inc' 2>/dev/null)
 STEP = @printf '\n==> %s\n'
 
-.PHONY: help venv build demo bench bench-native test test-native test-python test-tf test-addons lint format clean
+.PHONY: help venv build demo bench bench-native test test-all test-native test-python test-tf test-addons lint format clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -48,7 +48,11 @@ bench: build ## measure all-reduces on this machine
 bench-native: ## measure the codecs
 	@$(MAKE) -s --no-print-directory -C tests/native CXX=$(CXX) bench
 
-test: test-native test-python ## run all tests
+test: test-native test-python ## run the tests that CI runs
+
+test-all: test-native build ## run all tests, the full grids too (hours)
+	$(STEP) "all Python tests, TensorFlow $(TF)"
+	@$(BIN)/python -m pytest -m "" $(PYTEST_ARGS)
 
 test-native: ## test and fuzz the C++ under sanitizers, without TensorFlow
 	$(STEP) "native tests"
@@ -62,12 +66,12 @@ test-python: build ## run the Python tests (PYTEST_ARGS="-k ring" for some)
 
 test-tf: build ## run what depends on TensorFlow, quickly: make test-tf TF=2.20
 	$(STEP) "tests of ops and strategy, TensorFlow $(TF)"
-	@$(BIN)/python -m pytest -m "not slow" tests/ops tests/integration tests/strategy $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not slow and not full" tests/ops tests/integration tests/strategy $(PYTEST_ARGS)
 
 test-addons: ## test with TensorFlow 2.15, Keras 2 and tensorflow-addons (needs python3.11)
 	@$(MAKE) --no-print-directory $(ADDONS) build
 	$(STEP) "tests of ops, strategy and optimizers, tensorflow-addons"
-	@.venv-addons/bin/python -m pytest -m "not slow" tests/ops tests/addons $(PYTEST_ARGS)
+	@.venv-addons/bin/python -m pytest -m "not slow and not full" tests/ops tests/addons $(PYTEST_ARGS)
 
 lint: $(READY) ## check style and types
 	$(STEP) "lint"
