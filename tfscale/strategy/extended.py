@@ -16,6 +16,7 @@ from tfscale.ops import Group
 from tfscale.ops.group import host_of, outlast_tensorflow
 from tfscale.ops.heap import keep_freed_memory
 from tfscale.strategy.exchange import Exchange
+from tfscale.strategy.feed import Batches, BatchesOfReplicas, untuned
 from tfscale.strategy.frames import caller
 from tfscale.strategy.private import (
     CollectiveAllReduce,
@@ -118,6 +119,33 @@ class Extended(CollectiveAllReduceExtended):
     def _initialize_local_devices(self, cluster_resolver: Any, worker_device: str) -> Any:
         kind, names = local_devices(self._wanted)
         return tuple(f"{worker_device}/{name}" for name in names), kind
+
+    # -- data
+
+    def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
+        dataset = untuned(dataset)
+        if options is not None or self._local_device_type != "CPU":
+            return super()._experimental_distribute_dataset(dataset, options)
+        return Batches(
+            self._input_workers,
+            self._container_strategy(),
+            dataset,
+            num_replicas_in_sync=self._num_replicas_in_sync,
+            input_context=self._make_input_context(),
+        )
+
+    def _distribute_datasets_from_function(self, dataset_fn: Any, options: Any) -> Any:
+        def of_worker(context: Any) -> Any:
+            return untuned(dataset_fn(context))
+
+        if options is not None or self._local_device_type != "CPU":
+            return super()._distribute_datasets_from_function(of_worker, options)
+        return BatchesOfReplicas(
+            self._input_workers,
+            self._container_strategy(),
+            input_contexts=[self._make_input_context()],
+            dataset_fn=of_worker,
+        )
 
     # -- reductions
 

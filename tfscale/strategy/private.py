@@ -14,6 +14,21 @@ from tensorflow.python.distribute.collective_util import (
 )
 from tensorflow.python.distribute.cross_device_ops import CollectiveAllReduce
 from tensorflow.python.distribute.distribute_utils import regroup
+from tensorflow.python.distribute.input_lib import (
+    DistributedDataset,
+    DistributedDatasetsFromFunction,
+    DistributedIterator,
+    DistributedIteratorSpec,
+)
+from tensorflow.python.distribute.input_lib import (
+    _replace_per_replica_spec as split_by_replica,
+)
+from tensorflow.python.distribute.input_lib import (
+    _SingleWorkerDatasetIteratorSpec as WorkerIteratorSpec,
+)
+from tensorflow.python.distribute.input_lib import (
+    _SingleWorkerOwnedDatasetIterator as WorkerIterator,
+)
 from tensorflow.python.distribute.values import (
     DistributedValues,
     DistributedVariable,
@@ -29,6 +44,10 @@ __all__ = [
     "CollectiveAllReduce",
     "CollectiveAllReduceExtended",
     "CommunicationImplementation",
+    "DistributedDataset",
+    "DistributedDatasetsFromFunction",
+    "DistributedIterator",
+    "DistributedIteratorSpec",
     "DistributedValues",
     "DistributedVariable",
     "Mirrored",
@@ -37,9 +56,12 @@ __all__ = [
     "PerReplica",
     "SaveSpec",
     "SaveableObject",
+    "WorkerIterator",
+    "WorkerIteratorSpec",
     "assign_on_device",
     "autograph_artifact",
     "eager_mode",
     "mark_as_unsaveable",
     "regroup",
+    "split_by_replica",
 ]

@@ -1,0 +1,156 @@
+"""How replicas on CPUs get their batches: in turn, from one iterator of the host.
+
+TensorFlow gives each device an iterator of its own behind another one of the host. For GPUs these
+copy the next batch ahead. For CPUs there is nothing to copy, and making them takes most of the time
+in which a small model begins an epoch: six traced functions for each device and epoch.
+
+tf.data tunes a pipeline in a thread that sleeps for up to a minute, and that can miss the word that
+its iterator ends; whoever drops the iterator, as Keras does after an epoch or a validation, then
+waits until it wakes. So what a strategy hands out is not tuned: ``tf.data.AUTOTUNE`` means as many
+calls at once as there are processors. A dataset whose own options ask for tuning gets it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfscale.strategy.private import (
+    DistributedDataset,
+    DistributedDatasetsFromFunction,
+    DistributedIterator,
+    DistributedIteratorSpec,
+    WorkerIterator,
+    WorkerIteratorSpec,
+    split_by_replica,
+)
+
+
+def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """The same dataset without tf.data's tuning, unless its own options ask for it."""
+    if dataset.options().autotune.enabled is not None:
+        return dataset
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)
+
+
+class Batches(DistributedDataset):
+    """A dataset of global batches, of which each local replica gets its part."""
+
+    def __iter__(self) -> DistributedIterator:
+        return _iterator(self, self._cloned_datasets)
+
+
+class BatchesOfReplicas(DistributedDatasetsFromFunction):
+    """A dataset of replicas' batches, which local replicas take in turn."""
+
+    def __iter__(self) -> DistributedIterator:
+        return _iterator(self, self._datasets)
+
+
+def _iterator(distributed: Any, datasets: list[tf.data.Dataset]) -> DistributedIterator:
+    (dataset,) = datasets  # a process has one host
+    (host,) = distributed._input_workers.worker_devices
+    devices = distributed._input_workers.compute_devices_for_worker(0)
+    ahead = dataset.prefetch(len(devices))  # of the next step, while this one is trained
+    iterator = _Iterator(
+        distributed._input_workers,
+        [_Turns(ahead, host, devices, options=distributed._options, canonicalize_devices=True)],
+        distributed._strategy,
+        cardinality=distributed._cardinality,
+        enable_get_next_as_optional=distributed._enable_get_next_as_optional,
+        options=distributed._options,
+    )
+    iterator._element_spec = distributed._element_spec
+    return iterator
+
+
+# To TensorFlow, iterators are composite tensors: a function takes and returns what their specs say.
+
+
+class _Iterator(DistributedIterator):
+    @property
+    def _type_spec(self) -> _IteratorSpec:
+        return _IteratorSpec.from_value(self)
+
+
+class _IteratorSpec(DistributedIteratorSpec):
+    value_type = property(lambda self: _Iterator)
+
+    @property
+    def _component_specs(self) -> list[Any]:
+        ((host, devices),) = self._input_workers._worker_device_pairs
+        spec = tf.nest.map_structure(lambda one: split_by_replica(one, i=0), self._element_spec)
+        return [_TurnsSpec(host, devices, spec, self._options, self._canonicalize_devices)]
+
+    def _from_components(self, components: list[Any]) -> _Iterator:
+        return _Iterator(
+            self._input_workers,
+            strategy=self._strategy,
+            components=components,
+            element_spec=self._element_spec,
+            cardinality=self._cardinality,
+            enable_get_next_as_optional=self._enable_get_next_as_optional,
+            options=self._options,
+        )
+
+    @staticmethod
+    def from_value(value: _Iterator) -> _IteratorSpec:
+        return _IteratorSpec(
+            value._input_workers,
+            value._element_spec,
+            value._strategy,
+            value._options,
+            value._cardinality,
+            value._enable_get_next_as_optional,
+        )
+
+
+class _Turns(WorkerIterator):
+    """The host's iterator, asked once for each replica and step."""
+
+    def _make_iterator(self) -> None:
+        with tf.device(self._worker):
+            self._iterator = iter(self._dataset)
+
+    def get_next_as_list(self, name: str | None = None) -> list[Any]:
+        with tf.device(self._worker):
+            return [self._iterator.get_next() for _ in self._devices]
+
+    def get_next_as_optional_list(self) -> list[Any]:
+        with tf.device(self._worker):
+            return [self._iterator.get_next_as_optional() for _ in self._devices]
+
+    @property
+    def _type_spec(self) -> _TurnsSpec:
+        return _TurnsSpec.from_value(self)
+
+
+class _TurnsSpec(WorkerIteratorSpec):
+    value_type = property(lambda self: _Turns)
+
+    @property
+    def _component_specs(self) -> list[Any]:
+        return [tf.data.IteratorSpec(self._element_spec)]
+
+    def _from_components(self, components: list[Any]) -> _Turns:
+        return _Turns(
+            worker=self._worker,
+            devices=self._devices,
+            components=components,
+            element_spec=self._element_spec,
+            options=self._options,
+            canonicalize_devices=self._canonicalize_devices,
+        )
+
+    @staticmethod
+    def from_value(value: _Turns) -> _TurnsSpec:
+        return _TurnsSpec(
+            value._worker,
+            value._devices,
+            value._element_spec,
+            value._options,
+            value._canonicalize_devices,
+        )
