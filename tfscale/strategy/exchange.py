@@ -12,6 +12,7 @@ from tfscale import wires
 from tfscale.collectives import Schedule
 from tfscale.ops import Communicator, Group, all_gather, all_reduce, broadcast
 from tfscale.ops.collective import DTYPES
+from tfscale.strategy.farewell import came_from_an_exchange
 from tfscale.strategy.private import Mirrored, eager_mode, regroup
 from tfscale.strategy.schedules import Schedules
 
@@ -25,6 +26,10 @@ _CARRIERS = {
     tf.uint32: tf.int64,
     tf.uint64: tf.int64,
 }
+
+# Of what has another size in every step. A schedule for many bytes costs a few of them little; one
+# for few bytes costs many of them several times what they must.
+_LIKELY_BYTES = 1 << 20
 
 # How many times the bytes of a dense sum the joined rows of a sparse one may have.
 JOIN_UP_TO = 4
@@ -68,7 +73,9 @@ class Exchange:
         )
 
     def _schedule(self, wire: str, x: tf.Tensor) -> Schedule:
-        choice = self.schedules.choose(wire_bytes(wire, x.dtype, x.shape.num_elements() or 0))
+        size = x.shape.num_elements()
+        bytes_ = _LIKELY_BYTES if size is None else wire_bytes(wire, x.dtype, size)
+        choice = self.schedules.choose(bytes_)
         return self.schedules.schedule(choice.algorithm)
 
     def sum_all(self, replica: int, tensors: Sequence[Any], label: str) -> list[Any]:
@@ -108,6 +115,11 @@ class Exchange:
         joined_rows = self.ranks * tf.cast(tf.reduce_max(counts), tf.int64)
         values, indices = tf.cond(joined_rows <= JOIN_UP_TO * 2 * height, join, dense)
         return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+    def sum_rows(self, replica: int, slices: tf.IndexedSlices, label: str) -> tf.IndexedSlices:
+        """The sum of sparse tensors that have the same rows on all replicas: see lookups.py."""
+        total = self.sum(replica, slices.values, label)
+        return tf.IndexedSlices(total, slices.indices, slices.dense_shape)
 
     def rows(self, replica: int, x: tf.Tensor, axis: int, label: str = "gather") -> tf.Tensor:
         """All ranks' ``x``, joined along an axis, in which they may differ."""
@@ -152,11 +164,21 @@ class Exchange:
             return [body(replica) for replica in replicas]
 
         def eagerly(replica: int) -> Any:
-            with eager_mode(), tf.device(self.communicators[replica].device):
-                return body(replica)
+            communicator = self.communicators[replica]
+            try:
+                with eager_mode(), tf.device(communicator.device):
+                    return body(replica)
+            except Exception as error:
+                if not came_from_an_exchange(error):  # of one that did, all have heard
+                    communicator.give_up(f"its step failed: {type(error).__name__}: {error}")
+                raise
 
         with concurrent.futures.ThreadPoolExecutor(len(replicas)) as threads:
-            return list(threads.map(eagerly, replicas))
+            done = [threads.submit(eagerly, replica) for replica in replicas]
+        errors = [error for one in done if (error := one.exception()) is not None]
+        for error in sorted(errors, key=came_from_an_exchange):  # its cause before what it caused
+            raise error
+        return [one.result() for one in done]
 
     def together(
         self, body: Callable[[int, list[Any]], list[Any]], tensors: list[Any]
@@ -171,7 +193,7 @@ class Exchange:
             return body(context._replica_id, tensors)
 
         def meet(strategy: tf.distribute.Strategy, *values: Any) -> Any:
-            local = [strategy.experimental_local_results(value) for value in values]
+            local = [_of_each_replica(strategy, value) for value in values]
             each = self.on_each(lambda replica: body(replica, [v[replica] for v in local]))
             return tuple(regroup(parts, wrap_class=Mirrored) for parts in zip(*each))
 
@@ -205,14 +227,23 @@ def _by_dtype(tensors: Sequence[Any]) -> dict[tf.DType, list[int]]:
     return found
 
 
+def _of_each_replica(strategy: tf.distribute.Strategy, value: Any) -> tuple[Any, ...]:
+    """A value of local replicas, one by one; if it is the same object on all, that for each."""
+    found: tuple[Any, ...] = strategy.experimental_local_results(value)
+    return found if len(found) > 1 else found * len(strategy.extended.worker_devices)
+
+
+def can_exchange(dtype: tf.DType) -> bool:
+    """Whether replicas can send each other numbers of this type."""
+    return dtype in DTYPES or dtype in _CARRIERS
+
+
 def _carried(x: tf.Tensor) -> tf.Tensor:
-    if x.dtype in DTYPES:
-        return x
-    if x.dtype not in _CARRIERS:
+    if not can_exchange(x.dtype):
         raise TypeError(
             f"replicas exchange numbers, not {x.dtype.name}; exchange what you can make numbers of"
         )
-    return tf.cast(x, _CARRIERS[x.dtype])
+    return tf.cast(x, _CARRIERS.get(x.dtype, x.dtype))
 
 
 def _height(slices: tf.IndexedSlices) -> Any:

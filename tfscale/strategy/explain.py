@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from tfscale.strategy.exchange import wire_bytes
-from tfscale.strategy.gradients import Reducer, bucket_name
+from tfscale.strategy.gradients import Reducer, bucket_name, sparse_name
+from tfscale.wires import LOSSLESS
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One bucket of gradients.
+    """One bucket of gradients; or one gradient of which some rows travel, losslessly.
+
+    How many rows these are differs from step to step: ``elements`` and bytes are 0.
 
     Args:
         bucket: its name in errors and logs.
@@ -51,6 +54,11 @@ class Row:
     sent: float
     measured: float
 
+    @property
+    def saved(self) -> float:
+        """How many bytes of the wire ``"fp32"`` one on this wire stands for."""
+        return self.lossless / self.bytes if self.bytes else 1.0
+
 
 def rows(reducer: Reducer) -> list[Row]:
     """All buckets of all optimizers that have been traced, in the order of their travel."""
@@ -61,15 +69,13 @@ def rows(reducer: Reducer) -> list[Row]:
 
 
 def _rows(reducer: Reducer, totals: dict[str, Total]) -> Iterator[Row]:
-    for label, plan in reducer.plans.items():
+    for plan in list(reducer.plans.values()):
         for bucket in plan.buckets:
             members = [plan.gradients[i] for i in bucket.members]
             elements = sum(gradient.elements for gradient in members)
             size = wire_bytes(bucket.wire, tf.as_dtype(bucket.dtype), elements)
             choice = reducer.exchange.schedules.choose(size)
-            name = bucket_name(label, bucket)
-            ran = [total for key, total in totals.items() if ran_as(key, name)]
-            calls = sum(total.calls for total in ran)
+            name = bucket_name(plan.label, bucket)
             yield Row(
                 bucket=name,
                 variables=tuple(gradient.path for gradient in members),
@@ -81,10 +87,34 @@ def _rows(reducer: Reducer, totals: dict[str, Total]) -> Iterator[Row]:
                 algorithm=choice.algorithm,
                 why=choice.why,
                 predicted=choice.seconds,
-                calls=calls,
-                sent=sum(total.sent for total in ran) / max(1, calls),
-                measured=sum(total.seconds for total in ran) / max(1, calls),
+                **_measured(totals, name),
             )
+        for gradient in plan.sparse:
+            name = sparse_name(plan.label, gradient)
+            yield Row(
+                bucket=name,
+                variables=(gradient.path,),
+                elements=0,
+                wire=LOSSLESS,
+                feedback=False,
+                bytes=0,
+                lossless=0,
+                algorithm="rows",
+                why="rows of a table",
+                predicted=0.0,
+                **_measured(totals, name),
+            )
+
+
+def _measured(totals: dict[str, Total], name: str) -> dict[str, Any]:
+    """How often what is called so has travelled, and what it sent and took then."""
+    ran = [total for key, total in totals.items() if ran_as(key, name)]
+    calls = sum(total.calls for total in ran)
+    return {
+        "calls": calls,
+        "sent": sum(total.sent for total in ran) / max(1, calls),
+        "measured": sum(total.seconds for total in ran) / max(1, calls),
+    }
 
 
 def ran_as(key: str, name: str) -> bool:
@@ -106,9 +136,9 @@ def table(rows: list[Row]) -> Table:
     for row in rows:
         made.add_row(
             row.bucket,
-            f"{row.elements:,}",
+            f"{row.elements:,}" if row.elements else "-",
             row.wire + (" + feedback" if row.feedback else ""),
-            f"{row.bytes:,}",
+            f"{row.bytes:,}" if row.bytes else "-",
             row.algorithm,
             row.why,
             _ms(row.predicted),

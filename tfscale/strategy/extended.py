@@ -17,7 +17,8 @@ from tfscale.ops.group import host_of, outlast_tensorflow
 from tfscale.ops.heap import keep_freed_memory
 from tfscale.strategy.exchange import Exchange
 from tfscale.strategy.feed import Batches, BatchesOfReplicas, untuned
-from tfscale.strategy.frames import caller
+from tfscale.strategy.frames import caller, goes_back
+from tfscale.strategy.own_losses import summed_backwards
 from tfscale.strategy.private import (
     CollectiveAllReduce,
     CollectiveAllReduceExtended,
@@ -158,13 +159,19 @@ class Extended(CollectiveAllReduceExtended):
         if step.reduced or self._num_replicas_in_sync == 1:
             return value
 
-        def body(replica: int, tensors: list[Any]) -> list[Any]:
-            reduced: list[Any] = self._cross_device_ops._all_reduce(
-                reduce_op, tensors, replica, None
+        def sums(tensors: list[Any]) -> list[Any]:
+            return self.exchange.together(
+                lambda replica, own: self.exchange.sum_all(replica, own, "reduce"), tensors
             )
-            return reduced
 
-        flat = self.exchange.together(body, tf.nest.flatten(value))
+        flat, holders = tf.nest.flatten(value), self._num_replicas_in_sync
+        if step.rows is not None:
+            holders = step.rows.holders
+            flat = summed_backwards(sums, flat) if goes_back() else sums(_counted(flat))
+        else:
+            flat = sums(flat)
+        if reduce_op == tf.distribute.ReduceOp.MEAN:
+            flat = [_divided(x, holders) for x in flat]
         return tf.nest.pack_sequence_as(value, flat)
 
     def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
@@ -175,6 +182,10 @@ class Extended(CollectiveAllReduceExtended):
     # -- variables
 
     def _create_variable(self, next_creator: Any, **keywords: Any) -> Any:
+        if keywords.get("synchronization") == tf.VariableSynchronization.ON_READ:
+            model = keras_seam.compiling()  # compile makes at least one metric, of the loss
+            if model is not None:
+                keras_seam.take_over(self._container_strategy(), model)
         if (keywords.get("name") or "").startswith("iteration"):
             optimizer = caller(keras_seam.OPTIMIZERS)
             if optimizer is not None:
@@ -231,7 +242,12 @@ def _options() -> Options:
     return Options(implementation=CommunicationImplementation.RING)
 
 
-def _divided(x: Any, by: int) -> Any:
+def _counted(tensors: list[Any]) -> list[Any]:
+    """What a replica without rows adds to a sum is nothing."""
+    return [step.rows.counted(x) for x in tensors]
+
+
+def _divided(x: Any, by: Any) -> Any:
     if isinstance(x, tf.IndexedSlices):
-        return tf.IndexedSlices(x.values / by, x.indices, x.dense_shape)
-    return x / by
+        return tf.IndexedSlices(_divided(x.values, by), x.indices, x.dense_shape)
+    return x / tf.cast(by, x.dtype)

@@ -34,7 +34,7 @@ def when_the_program_fails(groups: Sequence[Group]) -> None:
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         before(kind, error, trace)
-        if not _came_from_an_exchange(error):
+        if not came_from_an_exchange(error):
             say(groups, f"its program failed: {kind.__name__}: {error}")
 
     sys.excepthook = hook
@@ -51,5 +51,6 @@ def say(groups: Sequence[Group], reason: str) -> None:
         list(threads.map(one, groups))
 
 
-def _came_from_an_exchange(error: BaseException) -> bool:
+def came_from_an_exchange(error: BaseException) -> bool:
+    """Whether all ranks have heard of an error, since an exchange has raised it."""
     return isinstance(error, tf.errors.OpError) and bool(re.search(r"rank \d+ \(", str(error)))

@@ -21,6 +21,15 @@ def called_by(name: str, levels: int = 9) -> bool:
     return any(frame.f_code.co_name == name for frame in near)
 
 
+def goes_back() -> bool:
+    """Whether TensorFlow is making gradients, and asks for those of a sum over replicas."""
+    return any(called_by(name, levels=12) for name in _MAKE_GRADIENTS)
+
+
+# In TensorFlow: under a tape, and by ``tf.gradients``.
+_MAKE_GRADIENTS = ("imperative_grad", "_GradientsHelper")
+
+
 def frames(innermost: FrameType | None) -> Iterator[FrameType]:
     """All calls that are going on, from the innermost."""
     while innermost is not None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import logging
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +14,7 @@ import tensorflow as tf
 from tfscale.collectives import Schedule
 from tfscale.compression import WirePolicy
 from tfscale.keras_objects import path_of
+from tfscale.strategy import lookups
 from tfscale.strategy.buckets import Bucket, Gradient, plan
 from tfscale.strategy.exchange import Exchange, joined, separated, wire_bytes
 from tfscale.strategy.memory import Memory
@@ -26,6 +29,10 @@ _IDLE = (
     "expression that is searched in paths such as %s."
 )
 
+_SPARSE = (
+    "The gradient of %s comes as rows of a table, and travels as such, in fp32: the wire %r that is "
+    "asked for is for gradients that come whole."
+)
 
 # Sees, while a step is traced, what goes out on a lossy wire: the bucket's name and wire, the first
 # replica's gradients, and what they have lost if that is remembered.
@@ -55,19 +62,25 @@ class Reducer:
         self.policy = policy
         self.feedback = tuple(feedback)
         self.trials = trials
-        self.plans: dict[str, Plan] = {}
+        # Of optimizers, in the order in which they were traced.
+        self.plans: weakref.WeakKeyDictionary[Any, Plan] = weakref.WeakKeyDictionary()
         self.watch: Watch | None = None
         self._bucket_bytes = bucket_bytes
         plan((), policy, bucket_bytes)  # a wrong size is refused now, not in the first step
-        self._idle: set[str] = set()
+        self._told: set[str] = set()
+        self._names: collections.Counter[str] = collections.Counter()
 
     def check_rules(self, variables: Sequence[Any]) -> None:
         """Warn once of rules that match none of these: they may be misspelt."""
         paths = [describe(v).path for v in variables]
         for pattern in self.policy.idle(paths):
-            if pattern not in self._idle:
-                self._idle.add(pattern)
-                logging.getLogger("tfscale").warning(_IDLE, pattern, ", ".join(paths[:5]))
+            self._tell(_IDLE, pattern, ", ".join(paths[:5]))
+
+    def _tell(self, message: str, subject: str, *others: str) -> None:
+        """A warning, once for each subject."""
+        if subject not in self._told:
+            self._told.add(subject)
+            logging.getLogger("tfscale").warning(message, subject, *others)
 
     def remembers(self, variable: Any) -> bool:
         """Whether a variable's gradients travel on a wire with error feedback."""
@@ -82,7 +95,13 @@ class Reducer:
         return wire in STOCHASTIC and wire not in self.feedback
 
     def prepare(self, memory: Memory, optimizer: Any, variables: list[Any]) -> None:
-        """Make room for what wires will lose; called on a replica, before ``reduce``."""
+        """Make room for what wires will lose; called on a replica, before ``reduce``.
+
+        Args:
+            memory: where.
+            optimizer: whose variables they are.
+            variables: those whose gradients travel whole, and not as rows.
+        """
         shapes = {place_of(optimizer, v): v.shape for v in variables if self.remembers(v)}
         rounding = any(self.rounds_at_random(v) for v in variables)
         if not memory.has(shapes, rounding):
@@ -116,7 +135,8 @@ class Reducer:
         described += [_curvature_of(one) for one in described[: len(curvature)]]
         given = [i for i, x in enumerate(both) if x is not None]
         load = _Load(
-            getattr(optimizer, "name", type(optimizer).__name__),
+            optimizer,
+            self._label(optimizer),
             [described[i] for i in given],
             [place_of(optimizer, variables[i % len(variables)]) for i in given],
             memory,
@@ -131,12 +151,24 @@ class Reducer:
             reduced[i] = total
         return reduced
 
+    def _label(self, optimizer: Any) -> str:
+        """The optimizer's name, with a number behind it if another had that name before."""
+        if optimizer not in self.plans:
+            name = getattr(optimizer, "name", type(optimizer).__name__)
+            self._names[name] += 1
+            times = self._names[name]
+            self.plans[optimizer] = Plan(name if times == 1 else f"{name} ({times})", (), (), ())
+        return self.plans[optimizer].label
+
     def _exchanged(self, replica: int, tensors: list[Any], load: _Load) -> list[Any]:
         sums = list(tensors)
         dense = [i for i, x in enumerate(tensors) if not isinstance(x, tf.IndexedSlices)]
         described = tuple(load.gradients[i] for i in dense)
         buckets = plan(described, self.policy, self._bucket_bytes) if dense else ()
-        self.plans[load.label] = Plan(buckets, described)
+        sparse = [i for i in range(len(tensors)) if i not in dense]
+        self.plans[load.optimizer] = Plan(
+            load.label, buckets, described, tuple(load.gradients[i] for i in sparse)
+        )
         with self.trials.step(self.exchange.communicators[replica]) as trial:
             for bucket in buckets:
                 elements = sum(described[i].elements for i in bucket.members)
@@ -144,17 +176,27 @@ class Reducer:
                 members = [dense[i] for i in bucket.members]
                 for i, total in zip(members, travel(tensors, members), strict=True):
                     sums[i] = total
-        for i, x in enumerate(tensors):
-            if isinstance(x, tf.IndexedSlices):
-                name = f"{load.label} gradient of {load.gradients[i].path}"
-                sums[i] = self.exchange.sum_slices(replica, x, name)
+        for i in sparse:
+            sums[i] = self._sum_sparse(replica, tensors[i], load.label, load.gradients[i])
         return sums
+
+    def _sum_sparse(
+        self, replica: int, slices: tf.IndexedSlices, label: str, gradient: Gradient
+    ) -> tf.IndexedSlices:
+        wire = self.policy.wire_of(gradient.path, gradient.shape, gradient.dtype)
+        if wire != LOSSLESS and not gradient.exact:
+            self._tell(_SPARSE, gradient.path, wire)
+        name = sparse_name(label, gradient)
+        if lookups.are_of_all_samples(slices.indices):
+            return self.exchange.sum_rows(replica, slices, name)
+        return self.exchange.sum_slices(replica, slices, name)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Load:
     """The gradients of one step of one optimizer, without their numbers."""
 
+    optimizer: Any
     label: str
     gradients: list[Gradient]
     places: list[str]
@@ -163,10 +205,19 @@ class _Load:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How an optimizer's dense gradients travel."""
+    """How an optimizer's gradients travel.
 
+    Args:
+        label: what the optimizer is called here.
+        buckets: of the dense ones.
+        gradients: these, as buckets number them.
+        sparse: those of which some rows travel, each by itself.
+    """
+
+    label: str
     buckets: tuple[Bucket, ...]
     gradients: tuple[Gradient, ...]
+    sparse: tuple[Gradient, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,9 +264,23 @@ class _Travel:
         return self.trial.run(by, inputs, wire_bytes(wire, flat.dtype, self.elements))
 
 
+def whole(gradients: list[Any], variables: list[Any], sparse_too: bool = False) -> list[Any]:
+    """The variables whose gradients are dense, or are sparse and will be added up to dense ones."""
+    return [
+        v
+        for g, v in zip(gradients, variables, strict=True)
+        if g is not None and (sparse_too or not isinstance(g, tf.IndexedSlices))
+    ]
+
+
 def bucket_name(label: str, bucket: Bucket) -> str:
     """What the engine and its log call a bucket, but for where it was traced."""
     return f"{label} {bucket.name}"
+
+
+def sparse_name(label: str, gradient: Gradient) -> str:
+    """The same for a gradient of which some rows travel."""
+    return f"{label} gradient of {gradient.path}"
 
 
 def describe(variable: Any) -> Gradient:

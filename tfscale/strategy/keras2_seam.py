@@ -17,6 +17,7 @@ import keras
 import tensorflow as tf
 
 from tfscale.strategy.frames import caller
+from tfscale.strategy.gradients import whole
 from tfscale.strategy.memory import Memory
 
 # Those of tensorflow-addons are of the second kind, or of the first, as one asks for them.
@@ -31,6 +32,14 @@ def fit_that_begins() -> None:
     """No ``fit`` is looked into."""
 
 
+def prepare_to_build(strategy: Any) -> None:
+    """Keras 2 builds models as their steps are traced."""
+
+
+def compiling() -> None:
+    """No ``compile`` is looked into."""
+
+
 def generator_for(dataset: Any) -> None:
     """No dataset is read only for its shapes."""
 
@@ -43,6 +52,11 @@ def wants_only_shapes() -> bool:
 def predicts() -> bool:
     """Whether Keras hands out a batch that it has not distributed."""
     return False
+
+
+def remember(strategy: Any, optimizer: Any) -> None:
+    """A file may be loaded into an optimizer before its first step: it needs its memory."""
+    Memory.of(optimizer, strategy)
 
 
 def watch_seeds(strategy: Any) -> None:
@@ -74,7 +88,7 @@ def _sums(strategy: Any, optimizer: Any, grads_and_vars: Any) -> list[tuple[Any,
         with tf.init_scope():
             optimizer.build(variables)
     memory = Memory.of(optimizer, strategy)
-    strategy.reducer.prepare(memory, optimizer, variables)
+    strategy.reducer.prepare(memory, optimizer, whole(gradients, variables))
     measured = _curvature(optimizer, gradients, variables)
     apart = bool(measured) and optimizer.update_each > 1
     travels = [] if apart else measured

@@ -9,11 +9,11 @@ optimizers stay what they are. Three things are set right:
   that clipping, decay and loss scaling see what they see on one device. Gradients that
   accumulate are summed once, at the end of their window.
 - Losses are weighted by what a replica really holds of the global batch: of its
-  samples, its unmasked steps or its sample weights. See share.py.
+  samples, its unmasked steps or its sample weights. See keras_losses.py.
 - Statistics of layers are averaged; batch normalization normalizes by the global batch.
 
-Keras's private names stand in this file alone; ``tests/strategy/test_private.py``
-guards them.
+Keras's private names stand in this file and in keras_losses.py alone;
+``tests/strategy/test_private.py`` guards them.
 """
 
 from __future__ import annotations
@@ -30,24 +30,25 @@ from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDat
 from keras.src.trainers.epoch_iterator import EpochIterator
 
 from tfscale.keras_objects import innermost
-from tfscale.strategy import inexact
+from tfscale.strategy import inexact, keras_losses, origin, own_losses
 from tfscale.strategy.frames import called_by, caller, frames
-from tfscale.strategy.gradients import Reducer
+from tfscale.strategy.gradients import Reducer, whole
 from tfscale.strategy.memory import Memory
+from tfscale.strategy.rows import shared_out
+from tfscale.strategy.shadow import shadowed
 from tfscale.strategy.share import Share
 from tfscale.strategy.step import during, step
 
 OPTIMIZERS = keras.optimizers.Optimizer
 
 TRAINING = "train_step"
-EVALUATION = "test_step"
+STEPS = (TRAINING, "test_step")
 
 
 def model_of(fn: Callable[..., Any]) -> Any:
     """The model whose step this is, or None."""
     owner = getattr(fn, "__self__", None)
-    names = (TRAINING, EVALUATION)
-    return owner if isinstance(owner, keras.Model) and fn.__name__ in names else None
+    return owner if isinstance(owner, keras.Model) and fn.__name__ in STEPS else None
 
 
 def fit_that_begins() -> tuple[keras.Model, list[Any]] | None:
@@ -80,12 +81,64 @@ def holds_layers(layer: Any) -> bool:
 
 def wants_only_shapes() -> bool:
     """Whether Keras reads a batch of data for no more than its shapes."""
-    return called_by("_maybe_symbolic_build")
+    return called_by(_BUILDS)
 
 
 def predicts() -> bool:
     """Whether Keras wants predictions, which it joins."""
     return called_by("one_step_on_data_distributed")
+
+
+def prepare_to_build(strategy: Any) -> None:
+    """Let Keras try to build a model before its first step, and go on where it cannot.
+
+    With a strategy, Keras calls a model on symbols to build it. One that has no ``call``, or whose
+    steps call it otherwise, can't be built so; as without a strategy, its layers are then built
+    while its step is traced.
+    """
+    if called_by(_BUILDS):
+        model = caller(keras.Model)
+        refuse_foreign(strategy, model)
+        vars(model)[_BUILD] = functools.partial(_build_if_possible, model)
+
+
+_BUILDS = "_maybe_symbolic_build"
+_BUILD = "_symbolic_build"
+
+
+def _build_if_possible(model: keras.Model, **batch: Any) -> None:
+    del vars(model)[_BUILD]
+    try:
+        getattr(model, _BUILD)(**batch)
+    except Exception:
+        if all(getattr(type(model), own) is getattr(keras.Model, own) for own in STEPS):
+            raise
+
+
+def compiling() -> keras.Model | None:
+    """The model that is being compiled, or None."""
+    for frame in frames(sys._getframe(1)):
+        model = frame.f_locals.get("self")
+        if frame.f_code.co_name == "compile" and isinstance(model, keras.Model):
+            return model
+    return None
+
+
+def take_over(strategy: Any, model: keras.Model) -> None:
+    """A model is being compiled in the scope; it may have been made before, if it is not built."""
+    refuse_foreign(strategy, model)
+    if model._distribute_strategy is None:
+        model._distribute_strategy = strategy
+
+
+def refuse_foreign(strategy: Any, model: keras.Model) -> None:
+    """Refuse a model of which a part was made outside of the strategy's scope."""
+    origin.refuse(strategy, f"the model {model.name!r}", model.variables)
+    for optimizer in optimizers_of(model):
+        origin.refuse(strategy, f"the optimizer {optimizer.name!r}", optimizer.variables)
+    if strategy.extended._num_workers > 1:  # each would count by itself
+        for metric in model.metrics:
+            origin.refuse(strategy, f"the metric {metric.name!r}", metric.variables)
 
 
 def generator_for(dataset: Any) -> Any:
@@ -98,6 +151,17 @@ def generator_for(dataset: Any) -> Any:
     if iterator is None or not isinstance(iterator.data_adapter, GeneratorDataAdapter):
         return None
     return dataset._input_dataset.take(1)  # what is behind it reads ahead
+
+
+def remember(strategy: Any, optimizer: Any) -> None:
+    """Once an optimizer is built, a file may be loaded into it: it needs its memory then."""
+    vars(optimizer)["build"] = functools.partial(_build_with_memory, strategy, optimizer)
+
+
+def _build_with_memory(strategy: Any, optimizer: Any, variables: Any) -> None:
+    del vars(optimizer)["build"]
+    optimizer.build(variables)
+    Memory.of(optimizer, strategy)
 
 
 def watch_seeds(strategy: Any) -> None:
@@ -136,37 +200,50 @@ def hooked(strategy: Any, optimizers: Iterable[Any]) -> Iterator[None]:
 @contextlib.contextmanager
 def exact(strategy: Any, model: keras.Model, training: bool) -> Iterator[None]:
     """While it lasts, a step of the model is a part of the step of the global batch."""
-    if training:
-        inexact.warn(strategy, layers_of(model))
+    layers = layers_of(model)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_weighted_losses(strategy, model))
+        stack.enter_context(keras_losses.weighted(model, layers))
         if training:
+            refuse_foreign(strategy, model)
+            inexact.warn(strategy, layers)
             strategy.reducer.check_rules(model.trainable_variables)
             stack.enter_context(hooked(strategy, {*optimizers_of(model), *strategy.optimizers}))
         if training and strategy.synchronizes_batch_norm:
-            stack.enter_context(_synchronized_batch_norm(model))
+            for layer in layers:
+                if isinstance(layer, keras.layers.BatchNormalization):
+                    moments = functools.partial(_moments, layer)
+                    stack.enter_context(shadowed(layer, "_moments", moments))
         yield
 
 
-def step_of_replica(strategy: Any, fn: Callable[..., Any]) -> Any:
+def step_of_replica(strategy: Any, model: keras.Model, fn: Callable[..., Any]) -> Any:
     """A model's step, which knows what part of the global batch it is."""
+    replicas = strategy.extended._num_replicas_in_sync
+    own = getattr(type(model), fn.__name__) is not getattr(keras.Model, fn.__name__)
 
     @tf.autograph.experimental.do_not_convert
     def part(data: Any) -> Any:
-        local = _batch_size(data)
-        total = tf.distribute.get_replica_context().all_reduce("SUM", local)
-        share = Share(strategy.extended._num_replicas_in_sync, local, total)
-        with during(count=share, statistics=[]):
+        rows, data = shared_out(data, replicas)
+        share = Share(replicas, rows.local, rows.total)
+        known = {"reads": 0, "seen": {}, "noted": 0, "scaled": set()}
+        with during(model=model, own=own, rows=rows, count=share, statistics=[], **known):
             result = fn(data)
             _average_statistics(step.statistics or [], share)
-        return result
+            return own_losses.logged(result) if own else result
 
     return part
 
 
-def _batch_size(data: Any) -> tf.Tensor:
-    tensors = (x for x in tf.nest.flatten(data) if getattr(x, "shape", None) is not None)
-    return tf.shape(next(tensors), out_type=tf.int64)[0]
+def prediction_of_replica(strategy: Any, fn: Callable[..., Any]) -> Any:
+    """What a model says of its part of a batch."""
+    replicas = strategy.extended._num_replicas_in_sync
+
+    @tf.autograph.experimental.do_not_convert
+    def part(data: Any) -> Any:
+        rows, data = shared_out(data, replicas)
+        return tf.nest.map_structure(rows.kept, fn(data))
+
+    return part
 
 
 # ---------------------------------------------------------------- optimizers
@@ -176,19 +253,21 @@ def _apply(strategy: Any, optimizer: Any, grads: Any, trainable_variables: Any =
     original = functools.partial(type(optimizer).apply, optimizer)
     if step.reduced or not _on_a_replica():
         return original(grads, trainable_variables)
-    grads = list(grads)
+    grads = own_losses.scaled_gradients(list(grads)) if step.own else list(grads)
     variables = list(trainable_variables or optimizer._trainable_variables)
+    origin.refuse(strategy, f"what {optimizer.name!r} is to update", variables)
     _refuse_overwritten(variables)
     reducer: Reducer = strategy.reducer
     memory = Memory.of(optimizer, strategy)
     if not optimizer.built:
         with tf.init_scope():
             optimizer.build(variables)
-    reducer.prepare(memory, optimizer, variables)
     reduce = functools.partial(reducer.reduce, optimizer=optimizer, memory=memory)
     inner = innermost(optimizer)
+    windows = bool(inner.gradient_accumulation_steps)  # what is accumulated is whole
+    reducer.prepare(memory, optimizer, whole(grads, variables, windows))
     curvature = inner.curvature(grads, variables) if hasattr(inner, "curvature") else []
-    if inner.gradient_accumulation_steps:
+    if windows:
         curvature = _summed_if_due(inner, curvature)
         if optimizer is not inner:
             grads = _finite_on_all_or_none(grads)
@@ -263,6 +342,8 @@ def _finite_on_all_or_none(grads: list[Any]) -> list[Any]:
         for g in grads
         if g is not None
     ]
+    if not finite:
+        return grads
     overflow = tf.cast(tf.logical_not(tf.reduce_all(finite)), tf.float32)
     overflows = tf.distribute.get_replica_context().all_reduce("SUM", overflow)
     poison = tf.where(overflows > 0, float("nan"), 0.0)
@@ -276,101 +357,36 @@ def _finite_on_all_or_none(grads: list[Any]) -> list[Any]:
     return [*grads[:first], poisoned, *grads[first + 1 :]]
 
 
-# -------------------------------------------------------------------- losses
-
-
-@contextlib.contextmanager
-def _weighted_losses(strategy: Any, model: keras.Model) -> Iterator[None]:
-    losses = getattr(model, "_compile_loss", None)
-    if losses is None or not losses.built:
-        yield
-        return
-    attributes, tracker = vars(losses), vars(model._loss_tracker)
-    original = attributes["_flat_losses"]
-    attributes["_flat_losses"] = [one._replace(loss=_Weighted(one.loss)) for one in original]
-    # Keras logs each output's loss as a mean over replicas that counts all alike.
-    attributes["call"] = functools.partial(_with_plain_count, type(losses).call, losses)
-    tracker["update_state"] = functools.partial(_log_loss, model._loss_tracker)
-    try:
-        yield
-    finally:
-        attributes["_flat_losses"] = original
-        del attributes["call"], tracker["update_state"]
-
-
-def _log_loss(tracker: Any, loss: Any, sample_weight: Any = None) -> Any:
-    """Keras multiplies what it logs by the number of replicas: right for a mean alone.
-
-    The losses of single samples (``reduction="none"``) were not divided by it before.
-    """
-    share = step.count
-    if isinstance(share, Share) and loss.shape.rank:
-        loss = loss * share.part(loss.dtype)
-    return type(tracker).update_state(tracker, loss, sample_weight=sample_weight)
-
-
-def _with_plain_count(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    with during(count=None, outer_count=step.count):
-        return call(*args, **kwargs)
-
-
-class _Weighted:
-    """A loss that is scaled by the replica's part of what the loss divides by."""
-
-    def __init__(self, loss: Any) -> None:
-        self._loss = loss
-
-    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        share = self._share(y_pred, sample_weight)
-        with during(count=share, counted=False):
-            loss = self._loss(y_true, y_pred, sample_weight)
-            scaled = step.counted
-        if scaled or not isinstance(share, Share) or self._adds_up():
-            return loss
-        inexact.warn_of_a_number(self._loss)
-        return loss * share.part(loss.dtype)
-
-    def _adds_up(self) -> bool:
-        return getattr(self._loss, "reduction", None) in ("sum", "none", None)
-
-    def _share(self, y_pred: Any, sample_weight: Any) -> Any:
-        held = self._held(getattr(y_pred, "_keras_mask", None), sample_weight)
-        if held is None or step.outer_count is None:
-            return step.outer_count
-        total = tf.distribute.get_replica_context().all_reduce("SUM", held)
-        return Share(int(step.outer_count), held, total)
-
-    def _held(self, mask: Any, sample_weight: Any) -> Any:
-        """What this replica holds of the divisor, if that is not its samples."""
-        weighted = getattr(self._loss, "reduction", None) == "mean_with_sample_weight"
-        if not weighted or sample_weight is None:
-            return None if mask is None else tf.reduce_sum(tf.cast(mask, tf.float32))
-        weights = tf.cast(sample_weight, tf.float32)
-        if mask is not None:
-            mask = tf.cast(mask, tf.float32)
-            if weights.shape.rank == mask.shape.rank + 1:
-                weights = tf.squeeze(weights, -1)
-            weights = weights * mask
-        return tf.reduce_sum(weights)
-
-
 # ---------------------------------------------------------------- statistics
 
 
-@contextlib.contextmanager
-def _synchronized_batch_norm(model: keras.Model) -> Iterator[None]:
-    layers = [
-        layer
-        for layer in layers_of(model)
-        if isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized
-    ]
-    for layer in layers:
-        vars(layer)["synchronized"] = True
-    try:
-        yield
-    finally:
-        for layer in layers:
-            vars(layer)["synchronized"] = False
+def _moments(layer: Any, inputs: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
+    """Mean and variance of the global batch, as batch normalization takes them of its own inputs.
+
+    In two passes, for the mean of squares less the square of the mean is wrong by as much as the
+    mean is larger than the deviation. It takes two exchanges where Keras takes three.
+    """
+    context, axes = tf.distribute.get_replica_context(), layer._reduction_axes
+    if mask is None:
+        held, count = (
+            inputs,
+            tf.cast(tf.reduce_prod(tf.gather(tf.shape(inputs), axes)), inputs.dtype),
+        )
+    else:
+        mask = tf.broadcast_to(mask[..., tf.newaxis], tf.shape(inputs))
+        held, count = _where(mask, inputs), tf.reduce_sum(tf.cast(mask, inputs.dtype), axes)
+    total, count = context.all_reduce("SUM", [tf.reduce_sum(held, axes), count])
+    if mask is not None:
+        count += keras.backend.epsilon()  # as Keras does
+    mean = tf.math.divide_no_nan(total, count)
+    channels = [-1 if i not in axes else 1 for i in range(inputs.shape.rank)]
+    squares = _where(mask, tf.square(inputs - tf.reshape(mean, channels)))
+    variance = context.all_reduce("SUM", tf.reduce_sum(squares, axes))
+    return mean, tf.math.divide_no_nan(variance, count)
+
+
+def _where(mask: tf.Tensor | None, values: tf.Tensor) -> tf.Tensor:
+    return values if mask is None else tf.where(tf.cast(mask, tf.bool), values, 0)
 
 
 def _average_statistics(variables: list[Any], share: Share) -> None:
@@ -380,7 +396,7 @@ def _average_statistics(variables: list[Any], share: Share) -> None:
         return
     own = [v._get_on_device_or_primary() for v in distinct]
     parts = [
-        tf.math.multiply_no_nan(tf.cast(v.read_value(), tf.float64), share.part(tf.float64))
+        tf.math.multiply_no_nan(tf.cast(v.read_value(), tf.float64), share.weight(tf.float64))
         for v in own
     ]
     means = tf.distribute.get_replica_context().all_reduce("SUM", parts)

@@ -35,6 +35,7 @@ from tensorflow.python.distribute.values import (
     Mirrored,
     MirroredVariable,
     PerReplica,
+    SyncOnReadVariable,
 )
 from tensorflow.python.distribute.values_util import assign_on_device, mark_as_unsaveable
 from tensorflow.python.eager.context import eager_mode
@@ -56,6 +57,7 @@ __all__ = [
     "PerReplica",
     "SaveSpec",
     "SaveableObject",
+    "SyncOnReadVariable",
     "WorkerIterator",
     "WorkerIteratorSpec",
     "assign_on_device",

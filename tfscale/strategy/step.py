@@ -9,12 +9,22 @@ from typing import Any
 
 
 class _Step(threading.local):
+    # The model whose step this is, None in a loop of the user's own.
+    model: Any = None
+    # Whether its class has a step or a loss of its own, so that losses may be of any kind.
+    own = False
+    # What this replica holds of the global batch: see rows.py.
+    rows: Any = None
     # What ``num_replicas_in_sync`` answers, if not the plain number: see share.py.
     count: Any = None
-    # Whether it has been asked for.
-    counted = False
-    # The same as count, around a loss that has a share of its own.
-    outer_count: Any = None
+    # How often something has been scaled by it; in a graph, what is known of which operations
+    # depend on that.
+    reads = 0
+    seen: dict[Any, int] | None = None
+    # In an eager step: ``reads`` at the last loss that a layer added, and the ids of such losses
+    # that have been scaled.
+    noted = 0
+    scaled: Any = ()
     # Gradients have been reduced: what follows is the same on all replicas, so
     # nothing is reduced again and variables are assigned where they are.
     reduced = False

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tfscale.collectives.choose import Chooser
 from tfscale.compression import FEEDBACK, WirePolicy
 from tfscale.ops import xla
 from tfscale.ops.group import DEFAULT_SLOW_AFTER
-from tfscale.strategy import farewell, join
+from tfscale.strategy import farewell, join, origin
 from tfscale.strategy.backup import Backups
 from tfscale.strategy.explain import Row, rows, table
 from tfscale.strategy.extended import Extended
 from tfscale.strategy.gradients import Reducer
-from tfscale.strategy.memory import Memory
+from tfscale.strategy.own_losses import checked
 from tfscale.strategy.private import (
     DistributedValues,
     PerReplica,
@@ -62,6 +62,10 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         batch_norm: ``"synchronized"``, statistics of the global batch, as on one device;
             or ``"local"``, each replica's own, which costs no communication in the forward
             pass. Moving statistics are the same on all replicas either way.
+        own_losses: what a loss is that a ``train_step`` or ``compute_loss`` of your own makes
+            without Keras's loss objects: ``"mean"`` over the samples that it sees, ``"sum"``, or
+            ``"scaled"``, divided by the size of the global batch. By default it is taken for a
+            mean, with a warning.
         schedule_file: what ``"auto"`` chooses, as ``strategy.dump`` has written it and you
             may have edited it; nothing is measured then.
         deadline: how many seconds an exchange may go without any progress.
@@ -86,6 +90,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         error_feedback: bool | None = None,
         bucket_bytes: int | None = None,
         batch_norm: str = "synchronized",
+        own_losses: str | None = None,
         schedule_file: str | Path | None = None,
         deadline: float = DEADLINE,
         slow_after: float = DEFAULT_SLOW_AFTER,
@@ -94,6 +99,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             raise ValueError(f'batch_norm is "synchronized" or "local", got {batch_norm!r}')
         policy = WirePolicy.of(wire)
         self.synchronizes_batch_norm = batch_norm == "synchronized"
+        self.own_losses = checked(own_losses)
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         patience = (deadline, slow_after)
         tf.distribute.Strategy.__init__(self, Extended(self, devices, cluster_resolver, *patience))
@@ -107,6 +113,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 "error_feedback": error_feedback,
                 "bucket_bytes": bucket_bytes,
                 "batch_norm": batch_norm,
+                "own_losses": own_losses,
                 "schedule_file": schedule_file and Path(schedule_file).read_text(),
             },
         )
@@ -135,8 +142,13 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     @property
     def num_replicas_in_sync(self) -> Any:
         """The number of replicas; inside a step one that knows the replica's share."""
-        step.counted = True
         return super().num_replicas_in_sync if step.count is None else step.count
+
+    def scope(self) -> Any:
+        """A context: what is made in it belongs to this strategy."""
+        origin.refuse_other_scope(self)
+        keras_seam.prepare_to_build(self)
+        return super().scope()
 
     @autograph_artifact
     def run(
@@ -149,11 +161,20 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         model = keras_seam.model_of(fn)
         if keras_seam.predicts():
             args = tf.nest.map_structure(self._part_of_each, args)
+            return super().run(keras_seam.prediction_of_replica(self, fn), args, kwargs, options)
         if model is None:
-            with keras_seam.hooked(self, self.optimizers):
+            with keras_seam.hooked(self, self.optimizers), self._telling_what_is_foreign():
                 return super().run(fn, args, kwargs, options)
         with keras_seam.exact(self, model, fn.__name__ == keras_seam.TRAINING):
-            return super().run(keras_seam.step_of_replica(self, fn), args, kwargs, options)
+            return super().run(keras_seam.step_of_replica(self, model, fn), args, kwargs, options)
+
+    @contextlib.contextmanager
+    def _telling_what_is_foreign(self) -> Iterator[None]:
+        try:
+            yield
+        except (RuntimeError, ValueError) as error:
+            origin.refuse_by(self, error, keras_seam.OPTIMIZERS)
+            raise
 
     def _part_of_each(self, value: Any) -> Any:
         """Of a batch that nobody has distributed, a part for each local replica."""
@@ -183,6 +204,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
         """Give every replica its part of each batch of a dataset."""
+        origin.refuse_other_scope(self)
         keras_seam.watch_seeds(self)  # before a callback restores them
         if self.extended._num_replicas_in_sync == 1:
             return dataset
@@ -221,13 +243,13 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         self.reducer.trials.tell_chooser()
         schedules.dump(path)
 
+    def __repr__(self) -> str:
+        return f"<ScaleStrategy of {self.extended._num_replicas_in_sync} replicas>"
+
     def born(self, optimizer: Any) -> None:
         """An optimizer has been made in this strategy's scope."""
         self.optimizers.add(optimizer)
-        # A file may be loaded into it before its first step. Of a bare Optimizer Keras learns
-        # what all optimizers have, and saves nothing of that.
-        if type(optimizer) is not keras.optimizers.Optimizer:
-            Memory.of(optimizer, self)
+        keras_seam.remember(self, optimizer)
 
 
 class _ReadOnce:

@@ -61,9 +61,8 @@ class Trials:
     def step(self, communicator: Communicator) -> Step:
         """One rank's buckets of one step, of which each runs once; a context for its tracing."""
         self.tell_chooser()
-        step = Step(self._schedules, communicator, self._enabled and not tf.executing_eagerly())
-        self._steps.append(step)
-        return step
+        enabled = self._enabled and not tf.executing_eagerly()
+        return Step(self._schedules, communicator, self._steps if enabled else None)
 
     def tell_chooser(self) -> None:
         """Give the chooser what trials have found until now.
@@ -73,25 +72,23 @@ class Trials:
         """
         if not isinstance(self._schedules, Chooser):
             return
-        for step in self._steps:
+        for step in [step for step in self._steps if step.is_over()]:
             for wire_bytes, choice in step.results():
                 self._schedules.decide(wire_bytes, choice)
+            self._steps.remove(step)
 
 
 class Step:
     """See ``Trials.step``."""
 
-    def __init__(self, schedules: Schedules, communicator: Communicator, enabled: bool) -> None:
+    def __init__(
+        self, schedules: Schedules, communicator: Communicator, under_way: list[Step] | None
+    ) -> None:
         self._schedules = schedules
         self._communicator = communicator
-        self._enabled = enabled
+        self._under_way = under_way  # where a step with a bucket on trial says so; None: no trials
         self._open: list[tuple[int, Choice]] = []  # the buckets on trial
         self._seconds: list[tf.Tensor] = []  # what each of them took
-        with tf.init_scope(), tf.device(host_of(communicator.device)):
-            self._turn = Cell(tf.int32)
-            self._running = Cell(tf.int32)  # for each bucket, 0: the pick, 1: the runner-up
-            self._times = Cell(tf.float64)  # by turn and bucket
-            self._medians = Cell(tf.float64)  # by pick or runner-up, and bucket
 
     def run(self, reduce: Callable[[Schedule], Any], inputs: Any, wire_bytes: int) -> Any:
         """What ``reduce`` makes of the chosen schedule.
@@ -103,9 +100,10 @@ class Step:
             wire_bytes: the bucket's size on its wire.
         """
         choice = self._schedules.choose(wire_bytes)
-        if not (self._enabled and _is_open(choice)):
+        if self._under_way is None or not _is_open(choice):
             return reduce(self._schedules.schedule(choice.algorithm))
         if not self._open:
+            self._make_cells()
             with tf.device(host_of(self._communicator.device)):
                 self._now_running = self._running.read()
         place = len(self._open)
@@ -145,10 +143,19 @@ class Step:
         trace: TracebackType | None,
     ) -> None:
         if error is None and self._open:
+            assert self._under_way is not None
+            self._under_way.append(self)
             with tf.device(host_of(self._communicator.device)):
                 self._begin()
                 turn = self._turn.read()
                 tf.cond(turn < TURNS, lambda: self._advance(turn), tf.no_op)
+
+    def _make_cells(self) -> None:
+        with tf.init_scope(), tf.device(host_of(self._communicator.device)):
+            self._turn = Cell(tf.int32)
+            self._running = Cell(tf.int32)  # for each bucket, 0: the pick, 1: the runner-up
+            self._times = Cell(tf.float64)  # by turn and bucket
+            self._medians = Cell(tf.float64)  # by pick or runner-up, and bucket
 
     def _begin(self) -> None:
         buckets = len(self._open)
@@ -178,18 +185,17 @@ class Step:
         self._running.assign(tf.cast(medians[1] < medians[0], tf.int32))
         return tf.no_op()
 
+    def is_over(self) -> bool:
+        """Whether all turns have been taken."""
+        return int(self._turn.numpy()) == TURNS
+
     def results(self) -> list[tuple[int, Choice]]:
-        """What was decided for which sizes; nothing while the trial is under way."""
-        if not self._is_over():
-            return []
+        """What was decided for which sizes, once it is over."""
         running, medians = self._running.numpy(), self._medians.numpy()
         return [
             (wire_bytes, _decided(choice, running[place], medians[:, place]))
             for place, (wire_bytes, choice) in enumerate(self._open)
         ]
-
-    def _is_over(self) -> bool:
-        return bool(self._open) and int(self._turn.numpy()) == TURNS
 
 
 def _is_open(choice: Choice) -> bool:

@@ -1,7 +1,7 @@
 """What a layer's state means when every replica holds a copy of it.
 
-Weights are the same on all replicas because their updates are. Three kinds of
-variables are not: seeds, statistics, and sums of gradients that wait for a step.
+Weights are the same on all replicas because their updates are. Four kinds of variables
+are not: seeds, statistics, what metrics count, and sums of gradients that wait for a step.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from tfscale.strategy.private import (
     PerReplica,
     SaveableObject,
     SaveSpec,
+    SyncOnReadVariable,
     assign_on_device,
     regroup,
 )
@@ -52,6 +53,26 @@ class Statistic(Weight):
         if noted is not None and self.dtype.is_floating and not step.reduced:
             noted.append(self)
         return super()._update_replica(update_fn, value, **kwargs)
+
+
+class Tally(SyncOnReadVariable):
+    """A metric's state: each replica counts by itself, and one without rows counts nothing."""
+
+    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        if step.rows is not None:
+            now = self._get_on_device_or_primary().read_value()
+            value = tf.where(step.rows.absent, now, tf.convert_to_tensor(value, self.dtype))
+        return super().assign(value, *args, **kwargs)
+
+    def assign_add(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        return super().assign_add(self._counted(value), *args, **kwargs)
+
+    def assign_sub(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        return super().assign_sub(self._counted(value), *args, **kwargs)
+
+    def _counted(self, value: Any) -> Any:
+        value = tf.convert_to_tensor(value, self.dtype)
+        return value if step.rows is None else step.rows.counted(value)
 
 
 class _Saved(SaveableObject):
@@ -158,11 +179,13 @@ _BY_NAME: dict[str, type[Weight]] = {
 
 
 def adopt(variable: Any, keywords: dict[str, Any]) -> Any:
-    """Give a mirrored variable its kind.
+    """Give a replicated variable its kind.
 
-    TensorFlow makes its mirrored variables from a fixed table of classes; ours add
-    methods to one of them, and no state.
+    TensorFlow makes its variables from a fixed table of classes; ours add methods to two
+    of them, and no state.
     """
+    if type(variable) is SyncOnReadVariable:
+        variable.__class__ = Tally
     if type(variable) is not MirroredVariable:
         return variable
     variable.__class__ = kind_of(keywords)

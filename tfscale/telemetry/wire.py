@@ -93,7 +93,7 @@ class Wire:
         kind = self._kinds.get(key)
         if kind is None:
             named = _GRADIENTS.search(key)
-            ratio = next((r.lossless / r.bytes for r in self.rows if ran_as(key, r.bucket)), 1.0)
+            ratio = next((r.saved for r in self.rows if ran_as(key, r.bucket)), 1.0)
             kind = self._kinds[key] = Kind(named["optimizer"] if named else None, ratio - 1)
         return kind
 

@@ -1,0 +1,141 @@
+"""Losses of Keras on one of several replicas, and the metrics that are told of them.
+
+Keras divides a mean loss by the number of replicas, wherever a loss object is called. Inside a step
+that number is a ``Share``, and so the loss is weighted by what the replica holds of the batch.
+While a step is traced, what Keras does besides is set right here:
+
+- A compiled loss that is masked, or that divides by its weights, is weighted by these.
+- What ``add_loss`` gets is scaled once: not again, where a loss object has made it.
+- A ``compute_loss`` of the user's own is scaled as own_losses.py says.
+- A metric that averages one number for a batch weighs it by the replica's share, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.trainers.trainer import Trainer
+
+from tfscale.strategy import inexact, own_losses
+from tfscale.strategy.shadow import shadowed
+from tfscale.strategy.share import Share, is_scaled
+from tfscale.strategy.step import during, step
+
+
+@contextlib.contextmanager
+def weighted(model: keras.Model, layers: list[Any]) -> Iterator[None]:
+    """While it lasts, losses and their metrics are parts of those of the whole batch."""
+    with contextlib.ExitStack() as stack:
+        losses = getattr(model, "_compile_loss", None)
+        if losses is not None and losses.built:
+            flat = [one._replace(loss=_Weighted(one.loss)) for one in losses._flat_losses]
+            stack.enter_context(shadowed(losses, "_flat_losses", flat))
+        for metric in {id(one): one for one in [*model.metrics, model._loss_tracker]}.values():
+            if getattr(type(metric), "update_state", None) is keras.metrics.Mean.update_state:
+                update = functools.partial(_update_mean, metric)
+                stack.enter_context(shadowed(metric, "update_state", update))
+        stack.enter_context(
+            shadowed(model, "compute_loss", functools.partial(_compute_loss, model))
+        )
+        added = functools.partial(_aggregate_additional_loss, model)
+        stack.enter_context(shadowed(model, "_aggregate_additional_loss", added))
+        if model.run_eagerly:
+            for layer in layers:
+                add = functools.partial(_add_loss, layer)
+                stack.enter_context(shadowed(layer, "add_loss", add))
+        yield
+
+
+def _in_step() -> bool:
+    return isinstance(step.count, Share)
+
+
+def _compute_loss(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
+    since = step.reads
+    loss = type(model).compute_loss(model, *args, **kwargs)
+    if loss is None or not _in_step():
+        return loss
+    of_keras = type(model).compute_loss is keras.Model.compute_loss
+    return own_losses.scaled_loss(loss, since, sums=of_keras or loss.shape.rank > 0)
+
+
+def _aggregate_additional_loss(model: keras.Model, loss: Any) -> Any:
+    eager = tf.executing_eagerly()
+    scaled = id(loss) in step.scaled if eager else _in_step() and is_scaled(loss)
+    kind = Trainer if scaled else type(model)  # a Trainer adds up; TensorFlow's also scales
+    return kind._aggregate_additional_loss(model, loss)
+
+
+def _add_loss(layer: Any, loss: Any) -> Any:
+    """Eagerly nothing can be traced back: a loss for which the share was just read is scaled."""
+    if step.reads > step.noted:
+        step.scaled.update(id(one) for one in tf.nest.flatten(loss))
+    step.noted = step.reads
+    return type(layer).add_loss(layer, loss)
+
+
+def _update_mean(metric: Any, values: Any, sample_weight: Any = None) -> Any:
+    """One number for a batch is a mean over its samples, also where that mean was scaled.
+
+    Of the losses of single samples (``reduction="none"``) none was divided by the number of
+    replicas, by which Keras multiplies what it logs.
+    """
+    if _in_step() and tf.is_tensor(values) and values.dtype.is_floating:
+        share = step.count.weight(values.dtype)
+        # Eagerly it cannot be seen that Keras has scaled back what it weighs by samples.
+        scaled_back = tf.executing_eagerly() and sample_weight is not None
+        if values.shape.rank == 0:
+            if not scaled_back and is_scaled(values):
+                values = tf.math.divide_no_nan(values, share)
+            if sample_weight is None:
+                sample_weight = share
+        elif metric is step.model._loss_tracker:
+            values = values * share
+    return type(metric).update_state(metric, values, sample_weight=sample_weight)
+
+
+class _Weighted:
+    """A loss that is scaled by the replica's part of what the loss divides by."""
+
+    def __init__(self, loss: Any) -> None:
+        self._loss = loss
+
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        if not _in_step():
+            return self._loss(y_true, y_pred, sample_weight)
+        share, since = self._share(y_pred, sample_weight), step.reads
+        with during(count=share):
+            loss = self._loss(y_true, y_pred, sample_weight)
+        if is_scaled(loss, since):
+            return loss
+        if getattr(self._loss, "reduction", None) in ("sum", "none", None):
+            return loss * share.present(loss.dtype)
+        inexact.warn_of_a_number(self._loss)
+        return loss * share.part(loss.dtype)
+
+    def _share(self, y_pred: Any, sample_weight: Any) -> Share:
+        share: Share = step.count
+        held = self._held(getattr(y_pred, "_keras_mask", None), sample_weight)
+        if held is None:
+            return share
+        held = step.rows.counted(held)
+        total = tf.distribute.get_replica_context().all_reduce("SUM", held)
+        return Share(int(share), held, total)
+
+    def _held(self, mask: Any, sample_weight: Any) -> Any:
+        """What this replica holds of the divisor, if that is not its samples."""
+        weighted = getattr(self._loss, "reduction", None) == "mean_with_sample_weight"
+        if not weighted or sample_weight is None:
+            return None if mask is None else tf.reduce_sum(tf.cast(mask, tf.float32))
+        weights = tf.cast(sample_weight, tf.float32)
+        if mask is not None:
+            mask = tf.cast(mask, tf.float32)
+            if weights.shape.rank == mask.shape.rank + 1:
+                weights = tf.squeeze(weights, -1)
+            weights = weights * mask
+        return tf.reduce_sum(weights)

@@ -1,0 +1,33 @@
+"""Lookups of a table's rows, and whether they are the same for all samples.
+
+One device looks up a transformer's positions once for a whole batch; k replicas do so k times,
+once each. Optimizers that square a sparse gradient row by row see the difference, unless replicas
+add up these rows instead of joining them. Rows that are looked up by the data are joined: one
+device, too, has one for each sample.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from tfscale.strategy import dataflow
+
+
+def are_of_all_samples(indices: tf.Tensor) -> bool:
+    """Whether these do not depend on the data of a step: on every replica they are the same.
+
+    In a graph it can be seen, where their number is known; eagerly they are taken for the data's.
+    """
+    if tf.executing_eagerly() or indices.shape.num_elements() is None:
+        return False
+    (depends,) = dataflow.gathered([indices], _comes_with_data)
+    return not depends
+
+
+def _comes_with_data(op: tf.Operation) -> int:
+    """A batch, whatever is drawn at random, and whatever else differs from step to step."""
+    if op.type == "Placeholder":
+        return int(not dataflow.is_captured(op))
+    if "Random" in op.type:
+        return 1
+    return int(op.op_def.is_stateful and op.type not in ("ReadVariableOp", "VarHandleOp"))

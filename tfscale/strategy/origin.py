@@ -1,0 +1,83 @@
+"""What was made where: a strategy trains what was made in its scope, and says so of all else."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from tfscale.keras_objects import native, path_of
+from tfscale.strategy.private import DistributedVariable
+
+_SHOWN = 3
+
+_MOVE = """Make it in the scope, too:
+
+    with strategy.scope():
+        model = ...
+        model.compile(...)"""
+
+
+def refuse(strategy: tf.distribute.Strategy, what: str, variables: Iterable[Any]) -> None:
+    """Refuse what holds variables that were made elsewhere.
+
+    Args:
+        strategy: in whose scope they belong.
+        what: holds them, such as "the model 'sequential'".
+        variables: all that it holds.
+    """
+    found = [v for v in variables if _home(v) is not strategy]
+    if not found or strategy.extended._num_replicas_in_sync == 1:
+        return
+    raise ValueError(
+        f"{what} has variables that were made {_where(found[0])}: {_names(found)}. A ScaleStrategy "
+        f"keeps a copy of each variable on each replica, and makes it when the variable is made. "
+        f"{_MOVE}"
+    )
+
+
+def refuse_by(strategy: tf.distribute.Strategy, error: BaseException, kind: Any) -> None:
+    """Say what was made elsewhere, if that is why TensorFlow's error came.
+
+    Args:
+        strategy: where the error came.
+        error: with the calls that led to it.
+        kind: of what may hold foreign variables, in Keras: optimizers.
+    """
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    for one in [frame.f_locals.get("self") for frame in frames]:
+        if isinstance(one, kind):
+            refuse(strategy, f"the optimizer {one.name!r}", one.variables)
+
+
+def refuse_other_scope(strategy: tf.distribute.Strategy) -> None:
+    """Refuse to enter a strategy's scope from within that of another."""
+    if not tf.distribute.has_strategy() or tf.distribute.get_strategy() is strategy:
+        return
+    raise RuntimeError(
+        f"this is in the scope of a {_name(tf.distribute.get_strategy())}, and the model or the "
+        f"dataset belongs to a {_name(strategy)}. A program may have several strategies, but be in "
+        "the scope of one at a time: leave the first one's `with` block before."
+    )
+
+
+def _home(variable: Any) -> Any:
+    value = native(variable)
+    return value.distribute_strategy if isinstance(value, DistributedVariable) else None
+
+
+def _where(variable: Any) -> str:
+    home = _home(variable)
+    return "outside of its scope" if home is None else f"in the scope of another {_name(home)}"
+
+
+def _name(strategy: Any) -> str:
+    return type(strategy).__name__
+
+
+def _names(variables: list[Any]) -> str:
+    paths = [path_of(v) for v in variables]
+    more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
+    return ", ".join(paths[:_SHOWN]) + more

@@ -1,0 +1,128 @@
+"""What a replica holds of the global batch, and a row to work on for one that holds nothing.
+
+A batch of one row leaves all replicas but one with nothing. Few layers expect that: kernels of
+convolutions and recurrent cells refuse arrays of no rows, or give results of the wrong shape. So a
+replica without rows runs its step on a copy of a row that another replica holds, and that row
+counts nowhere: its share is 0, it adds nothing to any sum over replicas, and it changes no metric.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from tfscale.strategy.exchange import can_exchange
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Of a global batch, as one replica sees it.
+
+    Args:
+        local: how many this replica holds.
+        total: how many all hold.
+        holders: how many replicas hold any.
+    """
+
+    local: tf.Tensor
+    total: tf.Tensor
+    holders: tf.Tensor
+
+    @property
+    def absent(self) -> tf.Tensor:
+        """Whether this replica holds none."""
+        return tf.equal(self.local, 0)
+
+    def counted(self, value: Any) -> Any:
+        """The value, or zeros from a replica that holds no rows."""
+        if isinstance(value, tf.IndexedSlices):
+            return tf.IndexedSlices(self.counted(value.values), value.indices, value.dense_shape)
+        return tf.where(self.absent, tf.zeros_like(value), value)
+
+    def kept(self, output: Any) -> Any:
+        """What a model gives for a batch, without the row that is not this replica's."""
+        if isinstance(output, tf.SparseTensor):
+            rows = tf.where(self.absent, tf.zeros([], tf.int64), output.dense_shape[0])
+            size = tf.concat([rows[tf.newaxis], output.dense_shape[1:]], 0)
+            return tf.sparse.slice(output, tf.zeros_like(size), size)
+        return output[: tf.where(self.absent, tf.zeros([], tf.int64), _rows(output))]
+
+
+def shared_out(data: Any, replicas: int) -> tuple[Rows, Any]:
+    """What this replica holds of a global batch, and its part, in which there is at least one row.
+
+    Args:
+        data: a structure of tensors, whose first dimension is the batch.
+        replicas: how many there are.
+    """
+    tensors = [x for x in tf.nest.flatten(data) if _is_batch(x)]
+    local = _rows(tensors[0])
+    total, holders = tf.unstack(_sum([tf.stack([local, tf.cast(local > 0, tf.int64)])])[0])
+    rows = Rows(local, total, holders)
+    some_hold_none = tf.logical_and(holders > 0, holders < replicas)
+    lent = tf.cond(some_hold_none, lambda: _lent(tensors, rows, replicas), lambda: tensors)
+    given = iter([_of_known_shape(value, x) for value, x in zip(lent, tensors, strict=True)])
+    return rows, tf.nest.map_structure(lambda x: next(given) if _is_batch(x) else x, data)
+
+
+def _is_batch(x: Any) -> bool:
+    return getattr(x, "shape", None) is not None
+
+
+def _rows(x: Any) -> tf.Tensor:
+    if isinstance(x, tf.SparseTensor):
+        return x.dense_shape[0]
+    if isinstance(x, tf.RaggedTensor):
+        return x.nrows(tf.int64)
+    return tf.shape(x, out_type=tf.int64)[0]
+
+
+def _sum(tensors: list[Any]) -> list[Any]:
+    found: list[Any] = tf.distribute.get_replica_context().all_reduce("SUM", tensors)
+    return found
+
+
+def _lent(tensors: list[Any], rows: Rows, replicas: int) -> list[Any]:
+    """The same tensors; where this replica has no rows, with one that another holds."""
+    me = tf.distribute.get_replica_context().replica_id_in_sync_group
+    (held,) = _sum([tf.one_hot(me, replicas, rows.local, tf.zeros([], tf.int64), dtype=tf.int64)])
+    first = tf.argmax(tf.cast(held > 0, tf.int32), output_type=tf.int32)
+    gives = tf.equal(first, me)
+
+    # A replica without a batch does not know how long its rows would be.
+    dense = [x for x in tensors if isinstance(x, tf.Tensor)]
+    shapes = _sum([tf.where(gives, tf.shape(x), tf.zeros_like(tf.shape(x))) for x in dense])
+    blank = [tf.zeros(tf.concat([[1], s[1:]], 0), x.dtype) for x, s in zip(dense, shapes)]
+    numbers = [i for i, x in enumerate(dense) if can_exchange(x.dtype)]
+    firsts = [tf.cond(gives, lambda i=i: dense[i][:1], lambda i=i: blank[i]) for i in numbers]
+    for i, first in zip(numbers, _sum(firsts), strict=True):
+        blank[i] = first
+
+    lent = iter(blank)
+    return [
+        tf.cond(rows.absent, lambda row=row: row, lambda x=x: x)
+        for x, row in [
+            (x, next(lent) if isinstance(x, tf.Tensor) else _empty_row(x)) for x in tensors
+        ]
+    ]
+
+
+def _empty_row(x: Any) -> Any:
+    """Of what is not exchanged: a row of nothing."""
+    if isinstance(x, tf.SparseTensor):
+        size = tf.concat([tf.ones([1], tf.int64), x.dense_shape[1:]], 0)
+        return tf.SparseTensor(x.indices[:0], x.values[:0], size)
+    one, none = tf.zeros([2], x.row_splits.dtype), tf.zeros([1], x.row_splits.dtype)
+    splits = [one, *([none] * (x.ragged_rank - 1))]
+    return tf.RaggedTensor.from_nested_row_splits(x.flat_values[:0], splits, validate=False)
+
+
+def _of_known_shape(value: Any, like: Any) -> Any:
+    """What is known of a tensor's shape while a step is traced, known of it still."""
+    if isinstance(value, tf.Tensor) and not tf.executing_eagerly() and like.shape.rank:
+        first, *others = like.shape
+        # Where the first is 0, TensorFlow has put 0 for all that it did not know.
+        value.set_shape([first or None, *(size or None for size in others)])
+    return value
