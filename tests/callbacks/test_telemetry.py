@@ -517,3 +517,9 @@ def test_summary_and_picture(int8):
 def test_bad_arguments_are_refused(arguments, told):
     with pytest.raises(ValueError, match=told):
         Telemetry(**arguments)
+
+
+@pytest.mark.parametrize("asked", ["summary", "draw"])
+def test_before_fit_there_is_nothing_to_tell(asked):
+    with pytest.raises(ValueError, match=r"nothing to tell yet: .* callbacks=\[telemetry\]"):
+        getattr(Telemetry(), asked)()

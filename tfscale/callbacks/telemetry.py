@@ -216,6 +216,7 @@ class Telemetry(keras.callbacks.Callback):
 
     def summary(self) -> str:
         """A table of the last ``fit``, for people."""
+        self._check_has_seen_a_fit()
         rows = self._wire.rows if self._wire is not None else []
         by = "estimated" if self._baseline is None else f"against {self._baseline:g} samples/s"
         numbers = self._numbers(self._whole, self._usual)
@@ -223,7 +224,15 @@ class Telemetry(keras.callbacks.Callback):
 
     def draw(self) -> Figure:
         """Rates, times and bytes of the last ``fit``; needs matplotlib."""
+        self._check_has_seen_a_fit()
         return report.draw(self._points)
+
+    def _check_has_seen_a_fit(self) -> None:
+        if not self._begun:
+            raise ValueError(
+                "there is nothing to tell yet: Telemetry learns what it tells from a training, "
+                "model.fit(..., callbacks=[telemetry])"
+            )
 
     # ---------------------------------------------------------------- reading
 
