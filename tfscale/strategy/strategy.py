@@ -18,7 +18,7 @@ from tfscale.ops.group import DEFAULT_SLOW_AFTER
 from tfscale.sizes import number_of_bytes
 from tfscale.strategy import farewell, join, origin
 from tfscale.strategy.backup import Backups
-from tfscale.strategy.explain import Row, rows, table
+from tfscale.strategy.explain import Explanation, rows
 from tfscale.strategy.extended import Extended
 from tfscale.strategy.gradients import Reducer
 from tfscale.strategy.own_losses import checked
@@ -237,19 +237,15 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             return distributed
         return _ReadOnce(distributed, super().experimental_distribute_dataset(one_batch, options))
 
-    def explain(self) -> list[Row]:
-        """Print what travels how: buckets, wires, schedules, bytes and times.
+    def explain(self) -> Explanation:
+        """What travels how: buckets, wires, schedules, bytes and times.
 
-        There is something to say once a step has been traced.
+        There is something to tell once a step has been traced.
 
         Returns:
-            The rows of the table, for programs.
+            A list of rows; ``print`` makes a table of it, and so does a notebook.
         """
-        from rich.console import Console
-
-        found = rows(self.reducer)
-        Console().print(table(found))
-        return found
+        return Explanation(rows(self.reducer), self.extended._num_replicas_in_sync)
 
     def dump(self, path: str | Path) -> None:
         """Write what ``"auto"`` has measured and chosen, to edit and give to ``schedule_file``."""
