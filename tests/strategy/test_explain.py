@@ -74,7 +74,7 @@ def test_rows_say_what_travels(rows):
 
 
 def test_bytes_are_those_on_the_wire(rows):
-    size = {row.wire: row.bytes / row.elements for row in rows}
+    size = {row.wire: row.bytes / row.elements for row in rows if row.elements}
     assert size["fp32"] == 4
     assert size["bf16"] == 2
     assert 1 <= size["int8"] < 1.2  # and a scale for each block
@@ -83,7 +83,7 @@ def test_bytes_are_those_on_the_wire(rows):
 
 def test_what_was_measured_comes_from_the_engine(rows):
     """A ring of two sends a whole buffer in halves, which may be padded to blocks."""
-    for row in rows:
+    for row in [row for row in rows if row.elements]:
         assert row.calls >= STEPS
         assert row.measured > 0
         assert row.bytes <= row.sent <= row.bytes + 64
@@ -104,10 +104,12 @@ def test_before_the_first_step_there_is_nothing_to_tell():
 def test_eager_steps_are_counted():
     strategy = on(2)
     model = trained(strategy, run_eagerly=True)
-    (row,) = strategy.explain()
-    assert sorted(row.variables) == dense_paths(model)
-    assert row.calls == STEPS
-    assert row.measured > 0
+    rows = strategy.explain()
+    found = sorted(path for row in rows for path in row.variables)
+    assert found == sorted(v.path for v in model.trainable_variables)
+    for row in rows:
+        assert row.calls >= STEPS
+        assert row.measured > 0
 
 
 def test_a_rule_that_matches_nothing_is_told_once(caplog):
@@ -143,7 +145,7 @@ def test_what_auto_chose_is_written_edited_and_read(tmp_path):
     second.write_text(json.dumps(again))
     strategy = on(4, "auto", schedule_file=second, bucket_bytes=4 * WIDTH * WIDTH)
     trained(strategy)
-    found = {row.bytes >= 4 * WIDTH * WIDTH: row for row in strategy.explain()}
+    found = {row.bytes >= 4 * WIDTH * WIDTH: row for row in strategy.explain() if row.elements}
     assert (found[True].algorithm, found[True].why) == ("tree", f"pinned by {second}")
     assert found[False].why == COST_MODEL
     assert found[False].predicted > 0

@@ -13,8 +13,8 @@ from tests.strategy.turns import take
 
 
 def numbered(variables):
-    """By name, and by number, for names may be the same."""
-    return {f"{i} {v.name.split('/')[-1]}": v for i, v in enumerate(variables)}
+    """By path, and by number, for paths may be the same."""
+    return {f"{i} {v.path}": v for i, v in enumerate(variables)}
 
 
 def state(model):
@@ -31,8 +31,8 @@ def numbers(seen):
     return {name: np.asarray(value, np.float64).tolist() for name, value in seen.items()}
 
 
-def train(strategy, name):
-    case = BY_NAME[name]
+def record(strategy, case):
+    """What one case, a way to build a model and to train it, comes to."""
     keras.utils.set_random_seed(1)
     with strategy.scope():
         model = case.build()
@@ -46,4 +46,4 @@ def train(strategy, name):
 
 
 if __name__ == "__main__":
-    take(train)
+    take(lambda strategy, name: record(strategy, BY_NAME[name]))
