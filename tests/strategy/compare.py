@@ -53,7 +53,7 @@ def wrongs(case, expected, found):
             yield f"worker {worker} of {len(found)}: {line}"
 
 
-def agree(case, expected, found):
-    """Asserts that nothing is wrong."""
+def check(case, expected, found):
+    """Assert that nothing is."""
     wrong = list(wrongs(case, expected, found))
     assert not wrong, "\n".join(wrong)

@@ -9,7 +9,7 @@ import functools
 import pytest
 
 from tests.strategy.cases import BY_NAME, LAYOUTS, names
-from tests.strategy.compare import agree, differences, unequal
+from tests.strategy.compare import check, differences, unequal
 from tests.strategy.groups import SECONDS, chosen, judge, take
 from tests.strategy.models import EPOCHS
 
@@ -40,7 +40,7 @@ def test_replicas_train_as_one_device(trained, layout, case, record_property):
     found = trained("scale", layout)[case]
     record_property("seconds", [record.get("seconds") for record in found])
     judge(
-        functools.partial(agree, BY_NAME[case], expected),
+        functools.partial(check, BY_NAME[case], expected),
         found,
         lambda: train("scale", layout, [case])[case],
     )
