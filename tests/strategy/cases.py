@@ -35,6 +35,10 @@ class Case:
     why: str = ""
     layouts: tuple[str, ...] = LAYOUTS
 
+    def may(self, name: str) -> float:
+        """By how much a variable or a number may be off."""
+        return self.tolerance
+
 
 Shard = tf.data.experimental.AutoShardPolicy
 momentum = partial(SGD, momentum=0.9)

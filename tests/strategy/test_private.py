@@ -275,6 +275,9 @@ def test_a_new_optimizer_calls_the_strategy_from_its_constructor(strategy):
     """The first of its variables is the "iteration"; its maker is found on the stack."""
     with strategy.scope():
         optimizer = ADAM()
+        variable = keras.Variable([0.0])
+        assert not hasattr(optimizer, ATTRIBUTE)
+        optimizer.build([variable])
     assert hasattr(optimizer, ATTRIBUTE)
 
 

@@ -22,7 +22,7 @@ from tfscale.telemetry.wire import Wire, wire_of
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-VERSION = 1  # of the JSON lines
+VERSION = 2  # of the JSON lines
 
 _TOO_SHORT = (
     "no timeline was written: it begins %d steps after the beginning of fit, which made %d. "
@@ -120,7 +120,7 @@ class Telemetry(keras.callbacks.Callback):
         self._whole, self._usual = Mean(), Mean()
         self._epoch_whole, self._epoch_usual = Mean(), Mean()
         self._shown: dict[str, float] = {}
-        self._points: list[dict[str, float]] = []
+        self._points: list[tuple[dict[str, float], bool]] = []  # and whether means count them
         self._lines: JsonLines | None = None
         self._board: TensorBoard | None = None
         self._recording: Recording | None = None
@@ -216,6 +216,7 @@ class Telemetry(keras.callbacks.Callback):
 
     def summary(self) -> str:
         """A table of the last ``fit``, for people."""
+        self._check_has_seen_a_fit()
         rows = self._wire.rows if self._wire is not None else []
         by = "estimated" if self._baseline is None else f"against {self._baseline:g} samples/s"
         numbers = self._numbers(self._whole, self._usual)
@@ -223,7 +224,17 @@ class Telemetry(keras.callbacks.Callback):
 
     def draw(self) -> Figure:
         """Rates, times and bytes of the last ``fit``; needs matplotlib."""
-        return report.draw(self._points)
+        self._check_has_seen_a_fit()
+        usual = [point for point, usual in self._points if usual]
+        others = [point for point, usual in self._points if not usual]
+        return report.draw(usual or others, others if usual else [])
+
+    def _check_has_seen_a_fit(self) -> None:
+        if not self._begun:
+            raise ValueError(
+                "there is nothing to tell yet: Telemetry learns what it tells from a training, "
+                "model.fit(..., callbacks=[telemetry])"
+            )
 
     # ---------------------------------------------------------------- reading
 
@@ -257,7 +268,7 @@ class Telemetry(keras.callbacks.Callback):
         ):  # fmt: skip
             mean.merge(more)
         if turns:
-            self._tell(self._numbers(whole, usual))
+            self._tell(self._numbers(whole, usual), usual.steps > 0)
         if self._lines is not None:
             self._lines.flush()
         self._spent += time.perf_counter() - begin
@@ -279,8 +290,8 @@ class Telemetry(keras.callbacks.Callback):
                 self._losses[loss.bucket] = loss
                 self._write("error", step=self._step, **dataclasses.asdict(loss))
 
-    def _tell(self, numbers: dict[str, float]) -> None:
-        self._points.append({"step": self._step, **numbers})
+    def _tell(self, numbers: dict[str, float], usual: bool) -> None:
+        self._points.append(({"step": self._step, **numbers}, usual))
         self._shown = _for_the_bar(numbers)
         if self._board is not None:
             errors = {f"error/{name}": loss.error for name, loss in self._losses.items()}

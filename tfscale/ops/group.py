@@ -133,8 +133,8 @@ class Group:
         deadline: float = DEFAULT_DEADLINE,
         slow_after: float = DEFAULT_SLOW_AFTER,
     ) -> None:
-        if deadline <= 0:
-            raise ValueError(f"a deadline is a number of seconds above 0, got {deadline}")
+        if not isinstance(deadline, (int, float)) or deadline <= 0:
+            raise ValueError(f"a deadline is a number of seconds above 0, got {deadline!r}")
         if slow_after < 0:
             raise ValueError(
                 f"slow_after is a number of seconds, 0 for no warnings, got {slow_after}"

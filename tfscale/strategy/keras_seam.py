@@ -135,7 +135,11 @@ def refuse_foreign(strategy: Any, model: keras.Model) -> None:
     origin.refuse(strategy, f"the model {model.name!r}", model.variables)
     for optimizer in optimizers_of(model):
         origin.refuse(strategy, f"the optimizer {optimizer.name!r}", optimizer.variables)
-    if strategy.extended._num_workers > 1:  # each would count by itself
+
+
+def _refuse_foreign_metrics(strategy: Any, model: keras.Model) -> None:
+    """Only where there are several workers, of which each would count by itself."""
+    if strategy.extended._num_workers > 1:
         for metric in model.metrics:
             origin.refuse(strategy, f"the metric {metric.name!r}", metric.variables)
 
@@ -204,6 +208,7 @@ def exact(strategy: Any, model: keras.Model, training: bool) -> Iterator[None]:
         stack.enter_context(keras_losses.weighted(model, layers))
         if training:
             refuse_foreign(strategy, model)
+            _refuse_foreign_metrics(strategy, model)
             inexact.warn(strategy, layers)
             strategy.reducer.check_rules(model.trainable_variables)
             stack.enter_context(hooked(strategy, {*optimizers_of(model), *strategy.optimizers}))
@@ -224,11 +229,13 @@ def step_of_replica(strategy: Any, model: keras.Model, fn: Callable[..., Any]) -
     def part(data: Any) -> Any:
         rows, data = shared_out(data, replicas)
         share = Share(replicas, rows.local, rows.total)
-        known = {"reads": 0, "seen": {}, "noted": 0, "scaled": set()}
+        known = {"reads": 0, "seen": {}, "noted": 0, "scaled": set(), "results": {}}
         with during(model=model, own=own, rows=rows, count=share, statistics=[], **known):
             result = fn(data)
             _average_statistics(step.statistics or [], share)
-            return own_losses.logged(result) if own else result
+            if not own:
+                return result
+            return own_losses.logged(keras_losses.with_results_of_all(result))
 
     return part
 
