@@ -230,11 +230,13 @@ def step_of_replica(strategy: Any, model: keras.Model, fn: Callable[..., Any]) -
     def part(data: Any) -> Any:
         rows, data = shared_out(data, replicas)
         share = Share(replicas, rows.local, rows.total)
-        known = {"reads": 0, "seen": {}, "noted": 0, "scaled": set()}
+        known = {"reads": 0, "seen": {}, "noted": 0, "scaled": set(), "results": {}}
         with during(model=model, own=own, rows=rows, count=share, statistics=[], **known):
             result = fn(data)
             _average_statistics(step.statistics or [], share)
-            return own_losses.logged(result) if own else result
+            if not own:
+                return result
+            return own_losses.logged(keras_losses.with_results_of_all(result))
 
     return part
 
