@@ -4,16 +4,14 @@ import contextlib
 import os
 import re
 import signal
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 import psutil
 import pytest
+import warm
 from helpers import PATIENCE
-
-from tfscale.launch import LocalWorkers
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -30,8 +28,8 @@ def start(script, count, **environment):
     variables |= {name: str(value) for name, value in environment.items()}
     with (
         tempfile.TemporaryDirectory() as meeting,
-        LocalWorkers(
-            [sys.executable, str(WORKERS / script)],
+        warm.Workers(
+            [str(WORKERS / script)],
             count,
             environment={**variables, "MEETING": meeting},
             environments=[{"RANK": str(rank)} for rank in range(count)],

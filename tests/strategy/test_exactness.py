@@ -9,8 +9,8 @@ import functools
 import pytest
 
 from tests.strategy.cases import BY_NAME, LAYOUTS, names
-from tests.strategy.compare import differences, unequal, wrongs
-from tests.strategy.groups import SECONDS, chosen, take
+from tests.strategy.compare import check, differences, unequal
+from tests.strategy.groups import SECONDS, chosen, judge, take
 from tests.strategy.models import EPOCHS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * SECONDS + 60)]
@@ -39,8 +39,11 @@ def test_replicas_train_as_one_device(trained, layout, case, record_property):
     assert "error" not in expected, f"one device: {expected['error']}"
     found = trained("scale", layout)[case]
     record_property("seconds", [record.get("seconds") for record in found])
-    wrong = list(wrongs(BY_NAME[case], expected, found))
-    assert not wrong, "\n".join(wrong)
+    judge(
+        functools.partial(check, BY_NAME[case], expected),
+        found,
+        lambda: train("scale", layout, [case])[case],
+    )
 
 
 # Known to differ from one device in TensorFlow's own strategy: the check can fail.

@@ -115,7 +115,7 @@ def with_results_of_all(logs: Any) -> Any:
     found, step.results = step.results, None
     if not found or not isinstance(logs, dict) or set(logs) == set(step.model.get_metrics_result()):
         return logs
-    with during(together=True):
+    with during(together=True, rows=None):  # what a replica without rows has counted, counts
         return {
             name: found[id(value)][0].result() if id(value) in found else value
             for name, value in logs.items()

@@ -12,7 +12,7 @@ optimizers stay what they are. Three things are set right:
   samples, its unmasked steps or its sample weights. See keras_losses.py.
 - Statistics of layers are averaged; batch normalization normalizes by the global batch.
 
-Keras's private names stand in this file and in keras_losses.py alone;
+Keras's private names stand in this file, in keras_losses.py and in ``tfscale/backup.py`` alone;
 ``tests/strategy/test_private.py`` guards them.
 """
 
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -52,17 +53,15 @@ def model_of(fn: Callable[..., Any]) -> Any:
 
 
 def fit_that_begins() -> tuple[keras.Model, list[Any]] | None:
-    """The model and the callbacks of the ``fit`` for which a dataset is distributed, or None."""
-    for frame in frames(sys._getframe(1)):
-        model = frame.f_locals.get("self")
-        if isinstance(model, keras.Model) and frame.f_code.co_name in _ON_DATASETS:
-            begins = frame.f_code.co_name == "fit"
-            callbacks = frame.f_locals.get("callbacks")
-            return (model, _listed(callbacks)) if begins else None
+    """The model and the callbacks of the ``fit`` that enters the strategy's scope, or None.
+
+    Each does once, to build its model, before it calls its callbacks.
+    """
+    near = list(itertools.islice(frames(sys._getframe(1)), 4))
+    for builds, fit in itertools.pairwise(near):
+        if (builds.f_code.co_name, fit.f_code.co_name) == (_BUILDS, "fit"):
+            return fit.f_locals["self"], _listed(fit.f_locals["callbacks"])
     return None
-
-
-_ON_DATASETS = ("fit", "evaluate", "predict")
 
 
 def _listed(callbacks: Any) -> list[Any]:

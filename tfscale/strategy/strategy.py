@@ -16,8 +16,7 @@ from tfscale.compression import FEEDBACK, WirePolicy
 from tfscale.ops import xla
 from tfscale.ops.group import DEFAULT_SLOW_AFTER
 from tfscale.sizes import number_of_bytes
-from tfscale.strategy import farewell, join, origin
-from tfscale.strategy.backup import Backups
+from tfscale.strategy import backup, farewell, join, origin
 from tfscale.strategy.explain import Explanation, rows
 from tfscale.strategy.extended import Extended
 from tfscale.strategy.gradients import Reducer
@@ -139,7 +138,6 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         if extended.hosts is not None:
             extended.group.join()
             farewell.when_the_program_fails([extended.group, extended.hosts])
-        self._backups = Backups(extended.hosts)
         schedules = of_replicas(algorithm, extended.group, policy.wire, schedule_file)
         extended.connect(schedules, of_hosts(schedules, extended.hosts))
         trials = Trials(schedules, enabled=isinstance(schedules, Chooser))
@@ -167,6 +165,10 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         """A context: what is made in it belongs to this strategy."""
         origin.refuse_other_scope(self)
         keras_seam.prepare_to_build(self)
+        beginning = keras_seam.fit_that_begins()
+        if beginning is not None:
+            join.same_model(self.extended.hosts, beginning[0])
+            backup.arrange(self.extended.hosts, beginning[1])
         return super().scope()
 
     @autograph_artifact
@@ -227,10 +229,6 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         keras_seam.watch_seeds(self)  # before a callback restores them
         if self.extended._num_replicas_in_sync == 1:
             return dataset
-        beginning = keras_seam.fit_that_begins()
-        if beginning is not None:
-            join.same_model(self.extended.hosts, beginning[0])
-            self._backups.arrange(beginning[1])
         distributed = super().experimental_distribute_dataset(dataset, options)
         one_batch = keras_seam.generator_for(dataset)
         if one_batch is None:
