@@ -135,8 +135,9 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 "schedule_file": schedule_file and Path(schedule_file).read_text(),
             },
         )
+        if extended.group is not None:
+            extended.group.join()  # who has come together hears it when one of them fails
         if extended.hosts is not None:
-            extended.group.join()
             farewell.when_the_program_fails([extended.group, extended.hosts])
         schedules = of_replicas(algorithm, extended.group, policy.wire, schedule_file)
         extended.connect(schedules, of_hosts(schedules, extended.hosts))
