@@ -13,8 +13,8 @@ from tests.strategy.models import BATCH
 from tfscale import ScaleStrategy
 from tfscale.collectives import Link
 from tfscale.collectives.choose import COST_MODEL, Chooser
-from tfscale.strategy.memory import ATTRIBUTE
 from tfscale.strategy.explain import Explanation, Row
+from tfscale.strategy.memory import ATTRIBUTE
 
 WORDS, WIDTH, STEPS = 40, 64, 3
 
@@ -224,6 +224,6 @@ def test_a_wire_that_rows_do_not_take_is_told_once(caplog):
 
 def test_nothing_is_kept_of_what_rows_would_lose():
     """No residuals of a whole table that nobody reads, in memory or in a checkpoint."""
-    model = trained(on(2, wire={"embeddings|second": "int4"}))
+    model = trained(on(2, wire={"embeddings|second/kernel": "int4"}))
     (kept,) = getattr(model.optimizer, ATTRIBUTE)._kinds()["residual"].values()
     assert kept.shape[-2:] == [WIDTH, WIDTH]
