@@ -528,5 +528,5 @@ def test_bad_arguments_are_refused(arguments, told):
 
 @pytest.mark.parametrize("asked", ["summary", "draw"])
 def test_before_fit_there_is_nothing_to_tell(asked):
-    with pytest.raises(ValueError, match=r"nothing to tell yet: .* callbacks=\[telemetry\]"):
+    with pytest.raises(ValueError, match=r"nothing to show yet: .* callbacks=\[telemetry\]"):
         getattr(Telemetry(), asked)()
