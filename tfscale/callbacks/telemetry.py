@@ -384,8 +384,8 @@ class Telemetry(keras.callbacks.Callback):
             said.append(
                 "One device trains, so no gradients are sent."
                 if self._devices == 1
-                else f"Bytes and times of communication are not known: {strategy} uses TensorFlow's "
-                "collectives, and tfscale measures those of ScaleStrategy."
+                else f"Bytes and times of communication are not known: {strategy} uses "
+                "TensorFlow's collectives, and tfscale measures those of ScaleStrategy."
             )
         if self._batches.size is None:
             said.append(
