@@ -33,4 +33,4 @@ def _size(value: object) -> float:
     if words is None:
         return 0
     number, letter, binary = words.groups("")
-    return float(number) * (1024 if binary else 1000) ** _POWERS[letter.upper()]
+    return float(number) * float((1024 if binary else 1000) ** _POWERS[letter.upper()])
