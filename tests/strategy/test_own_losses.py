@@ -237,3 +237,31 @@ def test_a_model_without_call_trains():
         return model
 
     check_twins(build, fit, own_losses="mean")
+
+
+def test_one_tensor_for_all_replicas_eagerly():
+    """As ``strategy.run`` gets it from outside of all replicas."""
+    strategy = two()
+    gradient = tf.constant([1.0, 2.0])
+    with strategy.scope():
+        variable = keras.Variable([0.0, 0.0])
+        optimizer = keras.optimizers.SGD(1.0)
+    strategy.run(lambda: optimizer.apply([gradient], [variable]))
+    np.testing.assert_array_equal(variable, [-2.0, -4.0])
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_step_without_any_gradient_is_refused_by_keras_in_its_own_words(scaled):
+    strategy = two()
+    with strategy.scope():
+        variable = keras.Variable([0.0])
+        optimizer = keras.optimizers.SGD(1.0, gradient_accumulation_steps=2)
+        if scaled:
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+
+    @tf.function
+    def step():
+        strategy.run(lambda: optimizer.apply([None], [variable]))
+
+    with pytest.raises(ValueError, match="No gradients provided for any variable"):
+        step()

@@ -57,8 +57,8 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         wire: in which format gradients travel: a name (``"fp32"``, ``"bf16"``, ``"fp16"``,
             ``"fp8"``, ``"int8"``, ``"int4"``, ``"ternary"``, ``"sign"``), a mapping from
             patterns of variables' paths to names, or a ``WirePolicy``.
-        devices: of this process, such as ``["GPU:0", "GPU:1"]``; by default all GPUs, or
-            all logical CPUs if there is none.
+        devices: names of those of this process to use, such as ``["GPU:0", "GPU:1"]``; by
+            default all GPUs, or all logical CPUs if there is none.
         cluster_resolver: says who the workers are; ``TF_CONFIG`` by default. All workers
             have the same devices.
         error_feedback: whether gradients get back in later steps what low precision has
@@ -75,7 +75,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         schedule_file: what ``"auto"`` chooses, as ``strategy.dump`` has written it and you
             may have edited it; nothing is measured then.
         deadline: how many seconds an exchange may go without any progress.
-        slow_after: after how many of them a warning names the workers that are late;
+        slow_after: after how many seconds a warning names the workers that are late;
             0 for no warnings.
 
     Example:
@@ -135,8 +135,9 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 "schedule_file": schedule_file and Path(schedule_file).read_text(),
             },
         )
+        if extended.group is not None:
+            extended.group.join()  # who has come together hears it when one of them fails
         if extended.hosts is not None:
-            extended.group.join()
             farewell.when_the_program_fails([extended.group, extended.hosts])
         schedules = of_replicas(algorithm, extended.group, policy.wire, schedule_file)
         extended.connect(schedules, of_hosts(schedules, extended.hosts))
