@@ -12,6 +12,8 @@ from keras import layers
 from tfscale import ScaleStrategy
 from tfscale.optimizers.adahessian import AdaHessian
 
+pytestmark = pytest.mark.slow
+
 ROWS, BATCH = 64, 16
 # Far from where rounding is amplified by a curvature near zero.
 AdaHessian = functools.partial(AdaHessian, learning_rate=0.05, epsilon=0.1)
