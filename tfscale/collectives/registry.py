@@ -26,7 +26,9 @@ ALGORITHMS: dict[str, Callable[[int], Schedule]] = {
 
 
 def resolve(algorithm: str | Callable[[int], Schedule] | Schedule, ranks: int) -> Schedule:
-    """Make a schedule for ``ranks`` of whatever a user may say; what is not one of ours is proven.
+    """Make a schedule for ``ranks`` of what a user passes as ``algorithm``.
+
+    A schedule that is not one of tfscale's own is verified first.
 
     Args:
         algorithm: a name from ``ALGORITHMS``; a function from a number of ranks to

@@ -176,8 +176,8 @@ class Exchange:
         with concurrent.futures.ThreadPoolExecutor(len(replicas)) as threads:
             done = [threads.submit(eagerly, replica) for replica in replicas]
         errors = [error for one in done if (error := one.exception()) is not None]
-        for error in sorted(errors, key=came_from_an_exchange):  # its cause before what it caused
-            raise error
+        if errors:
+            raise min(errors, key=came_from_an_exchange)  # the cause, rather than what it caused
         return [one.result() for one in done]
 
     def together(

@@ -41,6 +41,8 @@ def same_start(hosts: Group | None, settings: Mapping[str, Any]) -> None:
         hosts: one rank for each worker; None if there is only one.
         settings: what this worker was told, by name.
     """
+    if hosts is None:
+        return
     versions = {
         "version of tfscale": __version__,
         "version of TensorFlow": tf.version.VERSION,
@@ -51,6 +53,8 @@ def same_start(hosts: Group | None, settings: Mapping[str, Any]) -> None:
 
 def same_model(hosts: Group | None, model: keras.Model) -> None:
     """Refuse a worker that trains another model, or trains it otherwise."""
+    if hosts is None:
+        return
     _agree(hosts, "model", _describe(model), _SAME_MODEL)
 
 
@@ -113,9 +117,7 @@ def _short(text: str) -> str:
     return f"{text[:_SHOWN]}... (digest {digest})"
 
 
-def _agree(hosts: Group | None, what: str, own: Description, remedy: str) -> None:
-    if hosts is None:
-        return
+def _agree(hosts: Group, what: str, own: Description, remedy: str) -> None:
     descriptions = _exchanged(hosts, what, own)
     first = descriptions[0]
     for peer, other in zip(hosts.peers[1:], descriptions[1:], strict=True):
