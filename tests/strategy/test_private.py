@@ -94,7 +94,7 @@ def test_health_checks_can_be_turned_off():
 
 
 def test_tensorflows_own_service_may_be_told_how_long_to_wait():
-    """Before it starts; a strategy asks whether that was done. See ``outlast_tensorflow``."""
+    """Before it starts; a strategy asks whether that was done. See ``starting``."""
     arguments = ["service_type", "service_leader", "heartbeat_timeout_in_ms", "coordinated_jobs"]
     assert set(arguments) <= set(parameters(context.Context.configure_coordination_service))
     starts = inspect.getsource(private.CollectiveAllReduceExtended._initialize_multi_worker)

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale.ops.group import tasks_of
+from tfscale.ops.group import resolver_of, tasks_of
 from tfscale.strategy.extended import local_devices
 from tfscale.strategy.strategy import ScaleStrategy
 
@@ -29,9 +29,7 @@ def auto_strategy(**arguments: Any) -> tf.distribute.Strategy:
     """
     if _has_tpu():
         return _said("TPUStrategy", "this machine has a TPU", _tpu_strategy(), arguments)
-    resolver = arguments.get("cluster_resolver")
-    resolver = resolver or tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    workers = _workers(resolver)
+    workers = _workers(resolver_of(arguments.get("cluster_resolver")))
     devices = local_devices(arguments.get("devices"))[1]
     if workers > 1 or len(devices) > 1:
         why = f"there are {workers} workers" if workers > 1 else f"there are {len(devices)} devices"

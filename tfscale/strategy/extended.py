@@ -15,8 +15,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfscale.ops import Group
-from tfscale.ops.group import host_of, outlast_tensorflow
+from tfscale.ops.group import host_of, resolver_of, starting
 from tfscale.ops.heap import keep_freed_memory
+from tfscale.strategy import signals
 from tfscale.strategy.exchange import Exchange
 from tfscale.strategy.feed import Batches, BatchesOfReplicas, untuned
 from tfscale.strategy.frames import caller, goes_back
@@ -107,16 +108,16 @@ class Extended(CollectiveAllReduceExtended):
         cluster_resolver: Any,
         deadline: float,
         slow_after: float,
+        join_timeout: float,
     ) -> None:
         self._patience = (deadline, slow_after)
-        self._wanted = devices
-        cluster_resolver = (
-            cluster_resolver or tf.distribute.cluster_resolver.TFConfigClusterResolver()
-        )
-        outlast_tensorflow(cluster_resolver, deadline)
+        self._wanted = tuple(devices) if devices else None
+        cluster_resolver = resolver_of(cluster_resolver)
         keep_freed_memory()
-        with _without_tensorflows_words():
+        with starting(cluster_resolver, deadline, join_timeout), _without_tensorflows_words():
             super().__init__(container, cluster_resolver, _options())
+        if self._task_type is not None:  # TensorFlow has started a server, which takes SIGTERM
+            signals.listen()
         # Groups of the same devices are told apart by their order, and other workers may
         # have other devices: the group that finds that out comes first.
         self.hosts = self._make_group([host_of(self._devices[0])])

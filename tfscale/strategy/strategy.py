@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfscale.collectives.choose import Chooser
 from tfscale.compression import FEEDBACK, WirePolicy
 from tfscale.ops import xla
-from tfscale.ops.group import DEFAULT_SLOW_AFTER
+from tfscale.ops.group import DEFAULT_JOIN_TIMEOUT, DEFAULT_SLOW_AFTER
 from tfscale.sizes import number_of_bytes
 from tfscale.strategy import backup, farewell, join, origin
 from tfscale.strategy.explain import Explanation, rows
@@ -57,8 +57,8 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         wire: in which format gradients travel: a name (``"fp32"``, ``"bf16"``, ``"fp16"``,
             ``"fp8"``, ``"int8"``, ``"int4"``, ``"ternary"``, ``"sign"``), a mapping from
             patterns of variables' paths to names, or a ``WirePolicy``.
-        devices: of this process, such as ``["GPU:0", "GPU:1"]``; by default all GPUs, or
-            all logical CPUs if there is none.
+        devices: names of those of this process to use, such as ``["GPU:0", "GPU:1"]``; by
+            default all GPUs, or all logical CPUs if there is none.
         cluster_resolver: says who the workers are; ``TF_CONFIG`` by default. All workers
             have the same devices.
         error_feedback: whether gradients get back in later steps what low precision has
@@ -75,8 +75,10 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         schedule_file: what ``"auto"`` chooses, as ``strategy.dump`` has written it and you
             may have edited it; nothing is measured then.
         deadline: how many seconds an exchange may go without any progress.
-        slow_after: after how many of them a warning names the workers that are late;
+        slow_after: after how many seconds a warning names the workers that are late;
             0 for no warnings.
+        join_timeout: how many seconds workers wait for each other at the start; after 10 of them,
+            and each 30, they say for whom.
 
     Example:
         >>> strategy = tfscale.ScaleStrategy(wire="bf16")
@@ -100,6 +102,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         schedule_file: str | Path | None = None,
         deadline: float = DEADLINE,
         slow_after: float = DEFAULT_SLOW_AFTER,
+        join_timeout: float = DEFAULT_JOIN_TIMEOUT,
     ) -> None:
         if batch_norm not in ("synchronized", "local"):
             raise ValueError(f'batch_norm is "synchronized" or "local", got {batch_norm!r}')
@@ -116,12 +119,14 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         self.synchronizes_batch_norm = batch_norm == "synchronized"
         self.own_losses = checked(own_losses)
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
-        patience = (deadline, slow_after)
+        patience = (deadline, slow_after, join_timeout)
         tf.distribute.Strategy.__init__(self, Extended(self, devices, cluster_resolver, *patience))
         extended = self.extended
         _say_who_trains(extended)
         if extended._num_replicas_in_sync == 1 and policy != WirePolicy():
             logging.getLogger("tfscale").warning(_NOTHING_TRAVELS, wire)
+        if extended.hosts is not None:
+            extended.hosts.join()
         join.same_start(
             extended.hosts,
             {
@@ -135,8 +140,9 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 "schedule_file": schedule_file and Path(schedule_file).read_text(),
             },
         )
+        if extended.group is not None:
+            extended.group.join()  # who has come together hears it when one of them fails
         if extended.hosts is not None:
-            extended.group.join()
             farewell.when_the_program_fails([extended.group, extended.hosts])
         schedules = of_replicas(algorithm, extended.group, policy.wire, schedule_file)
         extended.connect(schedules, of_hosts(schedules, extended.hosts))
