@@ -8,6 +8,8 @@ TF_PACKAGE ?= $(if $(filter x86_64,$(shell uname -m)),tensorflow-cpu,tensorflow)
 JOBS ?= 2
 FUZZ_SECONDS ?= 10
 PYTEST_ARGS ?=
+N ?= 30
+SEED ?= 1
 EXTRAS ?= plot,dev
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; do \
   $$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null \
@@ -22,7 +24,7 @@ READY := $(VENV)/.ready-tf-$(TF)
 CPP := $(shell find custom_ops tests/native -name '*.h' -o -name '*.cc' -o -name '*.inc' 2>/dev/null)
 STEP = @printf '\n==> %s\n'
 
-.PHONY: help venv build demo bench bench-native gallery test test-all test-native test-python test-tf test-addons lint format clean
+.PHONY: help venv build demo bench bench-native gallery test test-all test-native test-python test-tf test-faults test-addons lint format clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -71,6 +73,10 @@ test-python: build ## run the Python tests (PYTEST_ARGS="-k ring" for some)
 test-tf: build ## run what depends on TensorFlow, quickly: make test-tf TF=2.20
 	$(STEP) "tests of ops and strategy, TensorFlow $(TF)"
 	@$(BIN)/python -m pytest -m "not slow and not full" tests/ops tests/integration tests/strategy $(PYTEST_ARGS)
+
+test-faults: build ## let N trainings meet faults drawn by SEED, and start them again
+	$(STEP) "$(N) faults, seed $(SEED)"
+	@$(BIN)/python -m tests.faults.campaign --n $(N) --seed $(SEED)
 
 test-addons: ## test with TensorFlow 2.15, Keras 2 and tensorflow-addons (needs python3.11)
 	@$(MAKE) --no-print-directory $(ADDONS) build

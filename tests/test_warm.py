@@ -5,7 +5,8 @@ import os
 import signal
 
 import pytest
-import warm
+
+from tests import warm
 
 PATIENCE = 100  # seconds, longer than anything here takes
 

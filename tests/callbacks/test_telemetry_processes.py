@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-import warm
 
+from tests import warm
 from tests.callbacks.telemetries import BATCH, STEPS, added, lines
 from tfscale.telemetry import merge
 

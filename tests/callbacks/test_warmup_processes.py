@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import warm
 
+from tests import warm
 from tests.callbacks.warmups import compiled, momentum
 from tests.callbacks.workers.warmup import train
 

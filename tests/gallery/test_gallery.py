@@ -33,7 +33,7 @@ def pairs():
             yield pytest.param(layout, name, marks=[] if quick else pytest.mark.full)
 
 
-@pytest.mark.parametrize(("layout", "case"), pairs())
+@pytest.mark.parametrize(("layout", "case"), list(pairs()))
 def test_a_program_trains_as_on_one_device(trained, layout, case):
     (expected,) = trained("none", "1x1")[case]
     assert "error" not in expected, f"one device: {expected['error']}"

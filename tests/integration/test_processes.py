@@ -10,8 +10,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-import warm
 from helpers import PATIENCE
+
+from tests import warm
 
 pytestmark = pytest.mark.timeout(400)
 

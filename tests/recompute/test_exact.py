@@ -34,6 +34,7 @@ KINDS = {
     ),
     "stacked convolutions": lambda: models.convolutions(residual=False),
     "residual convolutions": lambda: models.convolutions(residual=True),
+    "excited": models.excited,
     "pooling": lambda: images(
         lambda: layers.MaxPooling2D(2, 1, padding="same"),
         lambda: layers.AveragePooling2D(2, 1, padding="same"),

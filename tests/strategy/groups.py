@@ -20,8 +20,7 @@ import time
 import warnings
 from pathlib import Path
 
-import warm
-
+from tests import warm
 from tfscale.launch import WorkerFailed
 
 WORKERS = Path(__file__).parent / "workers"

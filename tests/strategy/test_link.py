@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import warm
 from helpers import group
 
+from tests import warm
 from tfscale.collectives import Cluster, Link
 from tfscale.ops import Group, build, library
 from tfscale.strategy import link
