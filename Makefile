@@ -22,7 +22,7 @@ READY := $(VENV)/.ready-tf-$(TF)
 CPP := $(shell find custom_ops tests/native -name '*.h' -o -name '*.cc' -o -name '*.inc' 2>/dev/null)
 STEP = @printf '\n==> %s\n'
 
-.PHONY: help venv build demo bench bench-native test test-all test-native test-python test-tf test-addons lint format clean
+.PHONY: help venv build demo bench bench-native gallery test test-all test-native test-python test-tf test-addons lint format clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -47,6 +47,10 @@ bench: build ## measure all-reduces on this machine
 
 bench-native: ## measure the codecs
 	@$(MAKE) -s --no-print-directory -C tests/native CXX=$(CXX) bench
+
+gallery: build ## train programs of the kinds that keras.io shows, on replicas and on one device
+	$(STEP) "gallery"
+	@$(BIN)/python -m tests.gallery $(PROGRAMS)
 
 test: test-native test-python ## run the tests that CI runs
 

@@ -271,6 +271,8 @@ PROGRAMS = {
     "GAN": Program(gan, fit(images, noise)),
     "Wasserstein GAN": Program(wasserstein_gan, fit(lambda: (images(), noise(), between()))),
     "diffusion": Program(
-        diffusion, fit(lambda: (images(), random(ROWS, SIDE, SIDE, 1, seed=5), between()))
+        diffusion,
+        fit(lambda: (images(), random(ROWS, SIDE, SIDE, 1, seed=5), between())),
+        own_losses="sum",
     ),
 }

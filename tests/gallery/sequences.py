@@ -7,6 +7,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 from tests.gallery.parts import (
+    KEYS,
     ROWS,
     Program,
     classes,
@@ -175,16 +176,11 @@ def masked_language_model():
     return model
 
 
-ROUNDING = (
-    "an attention's key has a bias whose gradient is nothing but rounding, and Adam divides it by "
-    "its own size"
-)
-
 PROGRAMS = {
     "text transformer": Program(
-        text_transformer, fit_and_judge(texts, lambda: classes(KINDS)), 1e-2, ROUNDING
+        text_transformer, fit_and_judge(texts, lambda: classes(KINDS)), **KEYS
     ),
-    "small GPT": Program(small_gpt, fit(texts, texts), 1e-2, ROUNDING),
+    "small GPT": Program(small_gpt, fit(texts, texts), **KEYS),
     "bidirectional LSTM": Program(bidirectional, fit_and_judge(texts, lambda: classes(2))),
     "translation": Program(
         translation, fit_and_judge(lambda: [random(ROWS, 4, 5), one_hot(1)], lambda: one_hot(2))

@@ -7,6 +7,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 from tests.gallery.parts import (
+    KEYS,
     ROWS,
     Program,
     classes,
@@ -294,7 +295,7 @@ PROGRAMS = {
     "U-Net": Program(u_net, fit(images, lambda: integers(KINDS, ROWS, SIDE, SIDE))),
     "super-resolution": Program(super_resolution, fit_and_judge(images, lambda: images(16))),
     "vision transformer": Program(
-        vision_transformer, fit_and_judge(images, lambda: classes(KINDS))
+        vision_transformer, fit_and_judge(images, lambda: classes(KINDS)), **KEYS
     ),
     "transfer learning": Program(transfer_learning, freeze_and_unfreeze),
     "point net": Program(

@@ -356,7 +356,7 @@ def test_help_does_not_import_tensorflow():
 def copy_of_checkout(tmp_path_factory):
     """What packaging needs, apart, so that it leaves nothing in the checkout."""
     copy = tmp_path_factory.mktemp("checkout")
-    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+    for name in ("setup.cfg", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(CHECKOUT / name, copy)
     for name in ("tfscale", "custom_ops"):
         ignore = shutil.ignore_patterns("__pycache__", "*.so", "*.o")
@@ -391,6 +391,14 @@ def test_wheel_carries_the_sources_and_brings_no_tensorflow(copy_of_checkout):
         if line.startswith("Requires-Dist") and "extra ==" not in line
     ]
     assert sorted(required) == ["numpy", "rich"]
+
+
+def test_a_build_leaves_nothing_beside_what_it_made(copy_of_checkout):
+    """What lies in build/ gets into the next wheel, modules that are deleted since too."""
+    packaging(copy_of_checkout, "build_wheel")
+    left = {path.name for path in copy_of_checkout.iterdir()}
+    expected = {"setup.cfg", "setup.py", "pyproject.toml", "README.md", "LICENSE"}
+    assert left == {*expected, "tfscale", "custom_ops", "made"}
 
 
 def test_sdist_carries_the_sources(copy_of_checkout):

@@ -30,6 +30,17 @@ def images(*kinds, depth=3):
     return keras.Model(inputs, layers.Dense(1)(layers.GlobalAveragePooling2D()(x)))
 
 
+def convolutions(residual, depth=3):
+    """Each with a bias; between some of them, sums."""
+    inputs = keras.Input((8, 8, 4))
+    x = inputs
+    for _ in range(depth):
+        h = layers.Conv2D(4, 3, padding="same", activation="relu")(x)
+        h = layers.Conv2D(4, 3, padding="same")(h)
+        x = keras.ops.relu(x + h) if residual else h
+    return keras.Model(inputs, layers.Dense(1)(layers.GlobalAveragePooling2D()(x)))
+
+
 def perceptron():
     """Products of matrices, to which a bias is added, and activations that are fused with both."""
     inputs = keras.Input((12,))

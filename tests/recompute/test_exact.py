@@ -32,6 +32,8 @@ KINDS = {
         layers.BatchNormalization,
         lambda: layers.SeparableConv2D(4, 3, padding="same", activation="leaky_relu"),
     ),
+    "stacked convolutions": lambda: models.convolutions(residual=False),
+    "residual convolutions": lambda: models.convolutions(residual=True),
     "pooling": lambda: images(
         lambda: layers.MaxPooling2D(2, 1, padding="same"),
         lambda: layers.AveragePooling2D(2, 1, padding="same"),

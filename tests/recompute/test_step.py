@@ -3,6 +3,7 @@
 import pytest
 
 from tfscale.recompute.early import with_early_products
+from tfscale.recompute.late import positions
 from tfscale.recompute.plan import BudgetError, Plan, plan_budget, plan_layers, plan_sqrt
 from tfscale.recompute.simulate import memory
 from tfscale.recompute.step import Again, Op, Step, Tensor, Unit
@@ -81,6 +82,22 @@ def test_a_product_with_a_constant_is_computed_as_early_as_it_can_be():
 @pytest.mark.parametrize("how", [{"constant": False}, {"elsewhere": False}])
 def test_no_other_product_is(how):
     assert with_early_products(attention(**how)) == attention(**how)
+
+
+def test_the_gradient_of_a_bias_is_done_with_that_of_its_filter():
+    ops = [
+        Op("Placeholder", (), (0,)),
+        Op("Conv2D", (0,), (1,)),
+        Op("ReluGrad", (1,), (2,)),
+        Op("BiasAddGrad", (2,), (3,)),
+        Op("Mul", (3,), (4,)),
+        Op("Conv2DBackpropInput", (2,), (5,)),
+        Op("Conv2DBackpropFilter", (0, 2), (6,)),
+        Op("BiasAddGrad", (5,), (7,)),
+    ]
+    units = [Unit("conv", frozenset({"conv"}), 1, 2, range(0, 1))]
+    step = Step(ops, units, [Tensor(SIZE, number) for number in range(8)], (4, 6, 7))
+    assert positions(step) == [0, 1, 2, 6, 6, 5, 6, 7]
 
 
 def test_every_budget_is_kept_and_less_is_refused():

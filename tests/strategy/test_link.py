@@ -5,15 +5,14 @@ import logging
 import math
 import os
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers import group
 
+from tests import warm
 from tfscale.collectives import Cluster, Link
-from tfscale.launch import LocalWorkers
 from tfscale.ops import Group, build, library
 from tfscale.strategy import link
 
@@ -147,8 +146,7 @@ def test_two_processes_measure_the_same_bits_and_agree_on_the_cache(tmp_path, de
         "MEETING": str(tmp_path),
     }
     caches = [{"TFSCALE_CACHE": str(tmp_path / name)} for name in "ab"]
-    command = [sys.executable, str(WORKER)]
-    with LocalWorkers(command, 2, environment=environment, environments=caches) as workers:
+    with warm.Workers([str(WORKER)], 2, environment=environment, environments=caches) as workers:
         one, other = (of_worker(output) for output in workers.wait(300))
     print("MEASURED", one)
     measured, again, *_ = one  # then one entry is lost, then one differs

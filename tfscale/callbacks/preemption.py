@@ -1,4 +1,4 @@
-"""Leave when the machine is about to be taken away, with everything saved."""
+"""Save and end the program when the machine is about to be taken away."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Preempted(SystemExit):
 
 
 class Preemption(keras.callbacks.BackupAndRestore):
-    """Keras's ``BackupAndRestore`` that also saves, and leaves, when a worker gets SIGTERM.
+    """Keras's ``BackupAndRestore`` that also saves, and ends the program, on SIGTERM.
 
     All workers finish the same step, save, and raise ``Preempted`` from ``fit``, which
     ends the program with ``exit_code``. Started again, the training goes on from there.

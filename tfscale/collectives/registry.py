@@ -24,7 +24,7 @@ ALGORITHMS: dict[str, Callable[[int], Schedule]] = {
 
 
 def resolve(algorithm: str | Callable[[int], Schedule] | Schedule, ranks: int) -> Schedule:
-    """Make a schedule for ``ranks`` of whatever a user may say.
+    """Make a schedule for ``ranks`` of what a user passes as ``algorithm``.
 
     Args:
         algorithm: a name from ``ALGORITHMS``; a function from a number of ranks to

@@ -14,7 +14,7 @@ to take on which chunks. There are four kinds of step:
     Receive the owner's bytes and keep what they decode to.
 
 Steps that touch a common chunk run in the order of the program; all others are
-free to overlap. Nothing else in the project knows what a ring or a tree is.
+free to overlap.
 
 A message is known by its sender, its receiver, its range of chunks and whether
 it carries a partial sum or final bytes, so ``send`` and the step that receives
@@ -101,16 +101,16 @@ class Schedule:
     """What every rank does, made lazily: ``program(rank)`` builds one rank's steps.
 
     Args:
-        name: says which algorithm this is and with what parameters; two ranks
-            that run schedules of different names refuse each other.
+        name: which algorithm this is, with which parameters. An all-reduce between ranks
+            that run schedules of different names raises an error.
         ranks: how many ranks take part.
         chunks: how many chunks the buffer is cut into.
         build: a pure function from a rank to its steps.
         cost: the closed form of its cost, if it is known (see ``cost.py``).
         goal: what holds at the end; ``verify`` proves it.
-        symmetric: rank r's program is rank 0's, turned: r is added to every
-            peer (modulo ranks), and r * chunks/ranks to every chunk (modulo
-            chunks). Then one rank's simulation stands for all. ``verify``
+        symmetric: rank r's program is that of rank 0, with r added to every peer
+            (modulo ranks), and r * chunks/ranks to every chunk (modulo chunks). Then it is
+            enough to simulate one rank. ``verify``
             checks the claim.
     """
 
@@ -157,7 +157,7 @@ class Schedule:
         return draw(self, link, nbytes)
 
     def fingerprint(self) -> str:
-        """A short string; ranks whose strings differ must not talk to each other.
+        """A short string; ranks whose strings differ must not reduce together.
 
         Up to 64 ranks it covers every step of every rank; beyond, the name, the
         ranks and the chunks.

@@ -16,10 +16,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import logging
 import os
 import platform
 import shutil
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -411,4 +411,4 @@ def _forget_what_is_old(cache: Path) -> None:
 
 
 def _say(message: str) -> None:
-    print(f"tfscale: {message}", file=sys.stderr, flush=True)
+    logging.getLogger("tfscale").info(message)

@@ -1,4 +1,4 @@
-"""Who takes part: devices become ranks of a group."""
+"""Groups of devices that reduce together, each of them a rank."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from tensorflow.python.eager import context
 
 from tfscale.launch import config
 from tfscale.launch.meeting import JoinError, Worker, meet, narrated, unreachable
+from tfscale.launch.watch import watched
 from tfscale.ops import library
 from tfscale.ops import log as _log
 from tfscale.ops.heap import keep_freed_memory
@@ -104,15 +105,15 @@ class Communicator:
     def give_up(self, reason: str, linger: float = 5.0) -> None:
         """Tell all ranks that this process's step has failed where no collective was running.
 
-        Whoever waits in a collective, or starts the next one of that step, fails at
+        Ranks that wait in a collective, or start the next one of that step, fail at
         once with this rank's name and the reason; then the group can go on. Without it,
         the others would wait until their deadline. Call it once for each failure, and
-        not for an error that a collective raised: that one all ranks have heard of.
+        not for an error that a collective raised: all ranks know of that one.
         (Where no collective has run yet, ``Group.give_up`` lets all local ranks join first.)
 
         Args:
             reason: for the others to read; they see about 900 characters of it.
-            linger: how many seconds to stay, at the longest, until all have heard it.
+            linger: how many seconds to wait at most until all ranks have read it.
         """
         with tf.init_scope(), tf.device(self.device):
             library.load().tfscale_give_up(self.handle, reason, tf.constant(linger, tf.float64))
@@ -141,8 +142,8 @@ class Group:
         deadline: float = DEFAULT_DEADLINE,
         slow_after: float = DEFAULT_SLOW_AFTER,
     ) -> None:
-        if deadline <= 0:
-            raise ValueError(f"a deadline is a number of seconds above 0, got {deadline}")
+        if not isinstance(deadline, (int, float)) or deadline <= 0:
+            raise ValueError(f"a deadline is a number of seconds above 0, got {deadline!r}")
         if slow_after < 0:
             raise ValueError(
                 f"slow_after is a number of seconds, 0 for no warnings, got {slow_after}"
@@ -361,7 +362,8 @@ def starting(resolver: Any, deadline: float, join_timeout: float) -> Iterator[No
     left = max(1.0, ends - time.monotonic())
     _outlast_tensorflow(resolver, tasks, deadline, left)
     try:
-        yield
+        with watched(workers, me, left):
+            yield
     except tf.errors.OpError as error:
         raise JoinError(
             f"{workers[me]} has met all other workers, and then TensorFlow's servers did not "

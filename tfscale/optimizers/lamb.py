@@ -33,16 +33,16 @@ class LAMB(Optimizer):
     :math:`\|u\|` is zero, and for variables that ``exclude_from_adaptation`` finds.
     :math:`\lambda` is 0 for those that ``exclude_from_weight_decay`` finds.
 
-    The two lists know nothing of each other. Both find biases and the scales and offsets of
-    normalization layers (``tfscale.optimizers.BIAS_AND_NORM``) if nothing else is said.
+    Each of the two lists is used by itself. By default both find biases and the scales and
+    offsets of normalization layers (``tfscale.optimizers.BIAS_AND_NORM``).
 
     A clip by the norm of all gradients, which the authors use for BERT, is Keras's own
     ``global_clipnorm=1.0``. Under ``tfscale.ScaleStrategy`` it clips the sum of all replicas.
 
     Args:
         learning_rate: :math:`\eta`, a float, a schedule, or a function without arguments.
-        beta_1: how much of :math:`m` stays.
-        beta_2: how much of :math:`v` stays.
+        beta_1: :math:`\beta_1`.
+        beta_2: :math:`\beta_2`.
         epsilon: is added to the root, after the bias correction.
         weight_decay: :math:`\lambda`; None turns it off.
         bias_correction: False leaves the factors :math:`1 - \beta^t` out.

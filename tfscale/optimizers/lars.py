@@ -35,8 +35,8 @@ class LARS(Optimizer):
     ``exclude_from_weight_decay`` finds.
 
     That is the paper's form: the learning rate is inside the momentum, so a change of it
-    meets new gradients only. ``form="popular"`` is that of most SGDs, in which it meets all
-    that has been gathered: :math:`m \leftarrow \mu m + \ell (g + \lambda w)` and
+    applies to new gradients only. ``form="popular"`` is that of most SGDs, in which it applies
+    to the whole momentum: :math:`m \leftarrow \mu m + \ell (g + \lambda w)` and
     :math:`w \leftarrow w - \eta m`. While :math:`\eta` stays the same, so does the result.
 
     Nesterov's momentum moves by :math:`\mu m` (the new :math:`m`) and one more gradient term,
@@ -57,8 +57,7 @@ class LARS(Optimizer):
         exclude_from_weight_decay: regular expressions, searched in variables' paths; ``()``
             is for no variable at all. By default biases, and the scales and offsets of
             normalization layers (``tfscale.optimizers.BIAS_AND_NORM``).
-        exclude_from_adaptation: the same, for the local rate. The two lists know nothing of
-            each other.
+        exclude_from_adaptation: the same, for the local rate. Each list is used by itself.
         fused: None uses a native op where there is one (CPU, outside XLA), True raises
             where there is none, False never uses it.
         base: what every Keras optimizer takes: ``name``, ``clipnorm``, ``clipvalue``,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
+from tfscale.recompute.late import positions
 from tfscale.recompute.step import Step
 
 # TensorFlow rewrites these, but not where other operations wait for them.
@@ -42,21 +43,22 @@ def make_gate(
     graph: tf.Graph,
     operations: Sequence[tf.Operation],
     step: Step,
-    needed: Iterable[int],
+    before: int,
 ) -> tf.Operation:
     """An operation that runs when the backward pass has come to a segment.
 
     Nothing waits for arithmetic itself, but for what goes before it: TensorFlow would leave it
-    as it is, and so round differently.
+    as it is, and so round differently. Nor for what is done with something behind the gate.
 
     Args:
         graph: of the step.
         operations: its operations.
         step: the same, as ``read`` gives it.
-        needed: what runs first.
+        before: the first operation that needs the segment.
     """
+    done = positions(step)
     keys: list[tf.Operation] = []
-    waiting, seen = sorted(needed), set[int]()
+    waiting, seen = sorted(_ends_before(step, before)), set[int]()
     with graph.as_default(), tf.control_dependencies(None), tf.name_scope(""):
         while waiting:
             index = waiting.pop()
@@ -65,7 +67,9 @@ def make_gate(
             seen.add(index)
             op = step.ops[index]
             users = {user for tensor in op.outputs for user in step.consumers[tensor]}
-            if op.kind not in _ARITHMETIC:
+            if done[index] >= before:
+                waiting += [step.producer[tensor] for tensor in op.inputs]
+            elif op.kind not in _ARITHMETIC:
                 keys.append(operations[index])
             elif len(users) > 1:
                 keys.append(behind(operations[index].outputs[0]).op)
@@ -73,6 +77,17 @@ def make_gate(
                 waiting += [step.producer[tensor] for tensor in op.inputs]
         with tf.control_dependencies(keys):
             return tf.no_op("again/gate")
+
+
+def _ends_before(step: Step, before: int) -> set[int]:
+    """What has run last when the backward pass has come to an operation, but not beyond.
+
+    The gradients of variables are among it: nothing waits for them, so TensorFlow would put
+    them off, and hold all that they are made of.
+    """
+    later = (tensor for op in step.ops[before:] for tensor in op.inputs)
+    made = {step.producer[tensor] for tensor in (*later, *step.gradients)}
+    return {index for index in made if step.end <= index < before}
 
 
 def behind(tensor: Any) -> Any:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from tfscale import figures
 from tfscale.recompute.measure import measure
 from tfscale.recompute.simulate import memory, schedule
 from tfscale.recompute.solve import solve
@@ -240,9 +241,7 @@ def _totals(plan: Plan) -> list[str]:
 
 
 def _draw(plan: Plan) -> Any:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 4), layout="constrained")
+    figure = figures.figure(9, 4)
     axes = figure.add_subplot()
     plain = [size / 1e6 for size in plan.plain_timeline]
     axes.plot(plain, color="0.6", label=f"plain: {show(plan.plain_peak)}")

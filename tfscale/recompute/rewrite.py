@@ -40,8 +40,7 @@ def rewrite(
     """
     latest_first = sorted(again, key=lambda one: one.before)
     for one in latest_first:
-        ends = _ends_before(step, one.before)
-        gate = make_gate(graph, operations, step, ends)
+        gate = make_gate(graph, operations, step, one.before)
         _Copies(graph, operations, step, one, gate).make()
     with graph.as_default(), tf.control_dependencies(None), tf.name_scope(""):
         for number in sorted({t for one in again for t in one.tensors}):
@@ -52,17 +51,6 @@ def _users(step: Step, one: Again) -> list[int]:
     """Operations of the backward pass that take what a segment computes again."""
     later = (index for tensor in one.tensors for index in step.consumers[tensor])
     return sorted({index for index in later if index >= step.end})
-
-
-def _ends_before(step: Step, before: int) -> set[int]:
-    """What has run last when the backward pass has come to an operation, but not beyond.
-
-    The gradients of variables are among it: nothing waits for them, so TensorFlow would put
-    them off, and hold all that they are made of.
-    """
-    later = (tensor for op in step.ops[before:] for tensor in op.inputs)
-    made = {step.producer[tensor] for tensor in (*later, *step.gradients)}
-    return {index for index in made if step.end <= index < before}
 
 
 class _Copies:

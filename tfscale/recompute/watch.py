@@ -146,7 +146,8 @@ def _is_current(graph: tf.Graph) -> bool:
 
 def _device_of_replica() -> str | None:
     """Where this replica's operations are, if there are several replicas in this process."""
-    context = tf.distribute.get_replica_context()
-    if context is None or context.num_replicas_in_sync == 1:
+    if not tf.distribute.has_strategy():
         return None
-    return str(tf.nest.flatten(context.devices)[0])
+    if len(tf.distribute.get_strategy().extended.worker_devices) == 1:
+        return None
+    return str(tf.no_op("again/here").device)

@@ -129,7 +129,7 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
         return type(self)(**{**config, **rates, "base_batch": None})
 
     def plot(self, until: float | None = None) -> Figure:
-        """Draw the rate over time; needs matplotlib (``pip install tfscale[plot]``).
+        """Draw the rate over time; needs matplotlib (``pip install matplotlib``).
 
         Args:
             until: where to stop, in the schedule's unit; by default where nothing new comes.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any
 
@@ -38,8 +39,10 @@ def auto_strategy(**arguments: Any) -> tf.distribute.Strategy:
 
 
 def _said(name: str, why: str, strategy: Any, unused: dict[str, Any]) -> Any:
-    ignored = f" Not used here: {', '.join(sorted(unused))}." if unused else ""
-    print(f"tfscale: {name}, for {why}.{ignored}")
+    logging.getLogger("tfscale").info("%s, because %s", name, why)
+    if unused:
+        without = ", ".join(sorted(unused))
+        logging.getLogger("tfscale").warning("%s does not use the arguments %s", name, without)
     return strategy
 
 

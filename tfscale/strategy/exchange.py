@@ -176,8 +176,8 @@ class Exchange:
         with concurrent.futures.ThreadPoolExecutor(len(replicas)) as threads:
             done = [threads.submit(eagerly, replica) for replica in replicas]
         errors = [error for one in done if (error := one.exception()) is not None]
-        for error in sorted(errors, key=known_to_all):  # its cause before what it caused
-            raise error
+        if errors:
+            raise min(errors, key=known_to_all)  # the cause, rather than what it caused
         return [one.result() for one in done]
 
     def together(

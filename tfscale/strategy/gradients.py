@@ -30,8 +30,8 @@ _IDLE = (
 )
 
 _SPARSE = (
-    "The gradient of %s comes as rows of a table, and travels as such, in fp32: the wire %r that is "
-    "asked for is for gradients that come whole."
+    "The gradient of %s comes as rows of a table, and travels as such, in fp32: the wire %r that "
+    "is asked for is for gradients that come whole."
 )
 
 # Sees, while a step is traced, what goes out on a lossy wire: the bucket's name and wire, the first

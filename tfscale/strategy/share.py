@@ -133,5 +133,5 @@ def is_scaled(value: Any, since: int = 0) -> bool:
 
 
 def _bit(op: tf.Operation) -> int:
-    name = op.name.rpartition("/")[2]
+    name: str = op.name.rpartition("/")[2]
     return 1 * name.startswith(_SCALES) | 2 * name.startswith(_RESTORES)

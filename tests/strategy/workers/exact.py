@@ -12,13 +12,15 @@ from tests.strategy.models import optimizers_of
 from tests.strategy.turns import take
 
 
-def numbered(variables):
-    """By name, and by number, for names may be the same."""
+def weights_of(model):
+    """By path, and by number, for paths may be the same."""
+    return {f"{i} {v.path}": v for i, v in enumerate(model.weights)}
+
+
+def state_of(model):
+    """By name: the path says whether the optimizer was built within a step."""
+    variables = [v for optimizer in optimizers_of(model) for v in optimizer.variables]
     return {f"{i} {v.name.split('/')[-1]}": v for i, v in enumerate(variables)}
-
-
-def state(model):
-    return [v for optimizer in optimizers_of(model) for v in optimizer.variables]
 
 
 def digests(strategy, variable):
@@ -31,13 +33,13 @@ def numbers(seen):
     return {name: np.asarray(value, np.float64).tolist() for name, value in seen.items()}
 
 
-def train(strategy, name):
-    case = BY_NAME[name]
+def record(strategy, case):
+    """What one case, a way to build a model and to train it, comes to."""
     keras.utils.set_random_seed(1)
     with strategy.scope():
         model = case.build()
     seen = case.train(model)
-    weights, kept = numbered(model.weights), numbered(state(model))
+    weights, kept = weights_of(model), state_of(model)
     return {
         "weights": numbers({name: v.numpy() for name, v in weights.items()}),
         "seen": numbers(seen | {name: v.numpy() for name, v in kept.items()}),
@@ -46,4 +48,4 @@ def train(strategy, name):
 
 
 if __name__ == "__main__":
-    take(train)
+    take(lambda strategy, name: record(strategy, BY_NAME[name]))

@@ -65,7 +65,9 @@ def main():
     how = {"batch_size": BATCH, "epochs": EPOCHS, "shuffle": False, "verbose": 0}
     best = os.path.join(os.path.dirname(os.environ["FOLDER"]), "best", "{epoch}.keras")
     kept = keras.callbacks.ModelCheckpoint(best)
-    model.fit(x, x.sum(1, keepdims=True), callbacks=[Watch(), backup, kept], **how)
+    held = (x[:BATCH], x[:BATCH, :1])
+    callbacks = [Watch(), backup, kept]
+    model.fit(x, x.sum(1, keepdims=True), callbacks=callbacks, validation_data=held, **how)
     print("\nDONE", flush=True)
 
 

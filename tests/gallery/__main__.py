@@ -1,0 +1,59 @@
+"""Runs all programs in all layouts, and prints one table: ``make gallery``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.gallery.programs import LAYOUTS, PROGRAMS
+from tests.strategy.compare import spreads, wrongs
+from tests.strategy.groups import take
+
+WORKER = Path(__file__).with_name("worker.py")
+
+
+def worst(expected, found):
+    """The largest difference of any worker, and how long the slowest took."""
+    off = [one for record in found for _, _, one in spreads(expected, record)]
+    seconds = max(record["seconds"] for record in found)
+    return f"{max(off):.0e}  {seconds:3.0f} s"
+
+
+def main():
+    names = sys.argv[1:] or list(PROGRAMS)
+    console = Console()
+    table = Table("program", "alone", *LAYOUTS)
+    with console.status("one device"):
+        alone = take(WORKER, "none", "1x1", names)
+    outcomes, trouble = {}, []
+    for layout in LAYOUTS:
+        with console.status(layout):
+            outcomes[layout] = take(WORKER, "scale", layout, names)
+    for name in names:
+        program, (expected,) = PROGRAMS[name], alone[name]
+        cells = []
+        for layout in LAYOUTS:
+            found = outcomes[layout][name]
+            wrong = [expected["error"]] if "error" in expected else []
+            wrong += [] if wrong else wrongs(program, expected, found)
+            trouble += [f"{name}, {layout}: {line}" for line in wrong]
+            cells.append("[red]differs[/]" if wrong else worst(expected, found))
+        table.add_row(name, f"{expected.get('seconds', 0):.0f} s", *cells)
+    console.print(
+        "The largest difference of any weight, optimizer variable or logged number "
+        "(of those above 1 as a share) from one device, and the time with compilation."
+    )
+    console.print(table)
+    for name in names:
+        if PROGRAMS[name].why:
+            console.print(f"{name} may differ: {PROGRAMS[name].why}.")
+    for line in trouble:
+        console.print(line, style="red", highlight=False, markup=False)
+    return bool(trouble)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

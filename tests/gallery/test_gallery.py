@@ -1,0 +1,42 @@
+"""Programs of the kinds that keras.io shows train on replicas as on one device."""
+
+import functools
+from pathlib import Path
+
+import pytest
+
+from tests.gallery.programs import LAYOUTS, PROGRAMS, QUICK, QUICK_LAYOUTS
+from tests.strategy.compare import check
+from tests.strategy.groups import SECONDS, chosen, judge, take
+
+WORKER = Path(__file__).with_name("worker.py")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * SECONDS + 60)]
+
+
+@pytest.fixture(scope="module")
+def trained(request):
+    """Trains what the selected tests need, when the first of them asks."""
+
+    @functools.cache
+    def outcome(strategy, layout):
+        layouts = LAYOUTS if strategy == "none" else [layout]
+        return take(WORKER, strategy, layout, chosen(request, PROGRAMS, layouts))
+
+    return outcome
+
+
+def pairs():
+    for layout in LAYOUTS:
+        for name in PROGRAMS:
+            quick = layout in QUICK_LAYOUTS and name in QUICK
+            yield pytest.param(layout, name, marks=[] if quick else pytest.mark.full)
+
+
+@pytest.mark.parametrize(("layout", "case"), list(pairs()))
+def test_a_program_trains_as_on_one_device(trained, layout, case):
+    (expected,) = trained("none", "1x1")[case]
+    assert "error" not in expected, f"one device: {expected['error']}"
+    found = trained("scale", layout)[case]
+    once_more = functools.partial(take, WORKER, "scale", layout, [case])
+    judge(functools.partial(check, PROGRAMS[case], expected), found, lambda: once_more()[case])
