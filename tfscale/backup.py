@@ -68,6 +68,10 @@ class WholeBackup(keras.callbacks.BackupAndRestore):
             raise ValueError(_NOT_BUILT.format(callback=type(self).__name__, model=self.model.name))
         self._load_model()
 
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Called by Keras, which would count the epochs of a backup from 0 in each ``fit``."""
+        self._current_epoch = epoch
+
     def on_train_end(self, logs: Any = None) -> None:
         """Called by Keras, whose model would begin its next ``fit`` at the restored epoch, too."""
         self.model._initial_epoch = None
@@ -81,7 +85,6 @@ class WholeBackup(keras.callbacks.BackupAndRestore):
         if self.model.optimizer is not None and not self.model.optimizer.built:
             self.model.optimizer.build(self.model.trainable_variables)
         self.model.load_weights(InMemory(self._weights_path, content))
-        # Of the saves to come, too: Keras counts those of a first epoch from 0 again.
         self.model._initial_epoch = self._current_epoch = moment["epoch"]
 
     def _save_model(self) -> None:

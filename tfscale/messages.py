@@ -8,9 +8,9 @@ nothing.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
-from typing import Any
 
 
 class _Stderr(logging.Handler):
@@ -20,13 +20,8 @@ class _Stderr(logging.Handler):
         if logging.getLogger().handlers:
             return
         word = f"{record.levelname.lower()}: " if record.levelno > logging.INFO else ""
-        try:
+        with contextlib.suppress(OSError, ValueError):  # stderr is closed: the program goes on
             print(f"tfscale: {word}{record.getMessage()}", file=sys.stderr, flush=True)
-        except (OSError, ValueError):  # nobody reads stderr any more: the program goes on
-            self.handleError(record)
-
-    def handleError(self, record: logging.LogRecord) -> Any:
-        """To say that nothing can be said would fail as well."""
 
 
 def set_up() -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from tfscale.files import replacing
 
 
 class RecordError(ValueError):
@@ -99,11 +99,5 @@ def write(path: Path, fields: Mapping[str, Any]) -> None:
     """Write a file for ``Record.read``: all of it or nothing, whoever else writes it."""
     text = json.dumps(fields, indent=2, allow_nan=False) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, fresh = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-        os.replace(fresh, path)
-    except BaseException:
-        Path(fresh).unlink(missing_ok=True)
-        raise
+    with replacing(path) as fresh:
+        fresh.write_text(text)

@@ -16,7 +16,9 @@ SECONDS = 500  # many times what a page takes
 
 
 @pytest.mark.timeout(SECONDS + 60)
-@pytest.mark.parametrize("page", [p for p in PAGES if BLOCK.search(p.read_text())], ids=str)
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if BLOCK.search(p.read_text())], ids=lambda page: page.name
+)
 def test_python_blocks_run(page, tmp_path):
     """In a fresh interpreter and an empty folder: what a block needs is on the page."""
     pytest.importorskip("matplotlib")

@@ -41,6 +41,22 @@ def convolutions(residual, depth=3):
     return keras.Model(inputs, layers.Dense(1)(layers.GlobalAveragePooling2D()(x)))
 
 
+def excited(depth=3):
+    """Blocks whose channels are weighted, as in EfficientNet."""
+    inputs = keras.Input((8, 8, 4))
+    x = inputs
+    for _ in range(depth):
+        h = layers.BatchNormalization()(layers.Conv2D(8, 1, use_bias=False)(x))
+        h = layers.Activation("silu")(h)
+        h = layers.DepthwiseConv2D(3, padding="same", use_bias=False)(h)
+        h = layers.Activation("silu")(layers.BatchNormalization()(h))
+        weights = layers.GlobalAveragePooling2D(keepdims=True)(h)
+        weights = layers.Conv2D(2, 1, activation="silu")(weights)
+        h = h * layers.Conv2D(8, 1, activation="sigmoid")(weights)
+        x = x + layers.BatchNormalization()(layers.Conv2D(4, 1, use_bias=False)(h))
+    return keras.Model(inputs, layers.Dense(1)(layers.GlobalAveragePooling2D()(x)))
+
+
 def perceptron():
     """Products of matrices, to which a bias is added, and activations that are fused with both."""
     inputs = keras.Input((12,))

@@ -128,7 +128,7 @@ def test_one_replica_has_nothing_to_explain():
 
 def test_before_the_first_step_there_is_nothing_to_tell():
     assert on(2).explain() == []
-    assert "Nothing is known yet" in str(on(2).explain())
+    assert "Nothing to show yet" in str(on(2).explain())
 
 
 def test_eager_steps_are_counted():

@@ -67,6 +67,13 @@ def read_share(model, y, predicted):
     return mean(model, y, predicted) / tf.distribute.get_strategy().num_replicas_in_sync
 
 
+def mixed(model, y, predicted):
+    """As docs/strategy.md shows it: what is a mean is divided, what is a sum is not."""
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    error = y - predicted
+    return tf.reduce_mean(tf.square(error)) / replicas + 0.01 * tf.reduce_sum(tf.abs(error))
+
+
 def maker(compute, **how):
     def build():
         model = Own(compute, **how)
@@ -106,8 +113,10 @@ def test_what_is_said_of_a_loss_makes_it_equal(compute, said, batch_norm, warnin
     assert warnings() == []
 
 
-@pytest.mark.parametrize("compute", [of_keras, compiled, read_share])
-@pytest.mark.parametrize("said", [None, "mean", "sum", "scaled"])
+@pytest.mark.parametrize("compute", [of_keras, compiled, read_share, mixed])
+@pytest.mark.parametrize(
+    "said", ["sum", *(pytest.param(x, marks=pytest.mark.full) for x in (None, "mean", "scaled"))]
+)
 def test_what_has_read_the_share_is_scaled_once_whatever_is_said(compute, said, warnings):
     check_twins(maker(compute), trained, own_losses=said)
     assert warnings() == []
@@ -230,13 +239,14 @@ class Parts(keras.Model):
         return {"loss": loss}
 
 
-def test_a_model_without_call_trains():
+def test_a_model_without_call_trains(recwarn):
     def build():
         model = Parts()
         model.compile(keras.optimizers.SGD(0.05))
         return model
 
     check_twins(build, fit, own_losses="mean")
+    assert not [w for w in recwarn if "build" in str(w.message)]  # nothing is wrong with it
 
 
 def test_one_tensor_for_all_replicas_eagerly():

@@ -234,7 +234,7 @@ class Telemetry(keras.callbacks.Callback):
     def _check_has_seen_a_fit(self) -> None:
         if not self._begun:
             raise ValueError(
-                "there is nothing to tell yet: Telemetry learns what it tells from a training, "
+                "there is nothing to show yet: Telemetry measures a training, "
                 "model.fit(..., callbacks=[telemetry])"
             )
 
@@ -382,14 +382,14 @@ class Telemetry(keras.callbacks.Callback):
         if self._wire is None:
             strategy = type(self.model.distribute_strategy).__name__
             said.append(
-                "There is no wire: one device has nobody to exchange gradients with."
+                "One device trains, so no gradients are sent."
                 if self._devices == 1
-                else f"Nothing is known of the wire: the collectives of {strategy} are "
-                "TensorFlow's own. ScaleStrategy's are counted."
+                else f"Bytes and times of communication are not known: {strategy} uses "
+                "TensorFlow's collectives, and tfscale measures those of ScaleStrategy."
             )
         if self._batches.size is None:
             said.append(
-                "Nobody knows how many samples a batch has: give Telemetry batch=..., the global "
+                "How many samples a batch has is not known: give Telemetry batch=..., the global "
                 "batch, for samples per second."
             )
         return " ".join(said)

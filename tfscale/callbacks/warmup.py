@@ -167,7 +167,7 @@ class Warmup(keras.callbacks.Callback):
         if updates > 0:
             raise ValueError(
                 f"the optimizer has made {updates} updates, so its learning rate, {rate:.6g}, may "
-                "be one of a warm-up, and not where that leads. Say it: "
+                "be from the middle of a warm-up. Say which rate it shall reach: "
                 f"Warmup(tfscale.schedules.Constant(RATE, warmup={length}, unit={unit!r}))"
             )
         return schedules.Constant(rate, warmup=length, start=self._start, unit=unit)

@@ -28,8 +28,8 @@ def _load(path: str) -> Any:
     except (tf.errors.OpError, OSError) as error:
         raise toolchain.BuildError(
             f"TensorFlow {tf.version.VERSION} refuses {path}: {error}\n"
-            "By its own account it was built for this TensorFlow. Remove it and try again; if that "
-            "does not help, report this message."
+            "Its tag says that it was built for this TensorFlow. Remove the file and try again; if "
+            "that does not help, report this message."
         ) from error
     _let_overlap()
     return loaded

@@ -155,11 +155,11 @@ def _plain(
     """The same as ``tfscale.ops.optimizers.lamb``."""
     n = SimpleNamespace(**numbers)
     g, w = ops.cast(gradient, m.dtype), ops.cast(variable, m.dtype)
-    mean = n.beta_1 * m + (1 - n.beta_1) * g
-    square = n.beta_2 * v + (1 - n.beta_2) * ops.square(g)
-    m.assign(mean)
-    v.assign(square)
-    update = n.correction_1 * mean / (ops.sqrt(n.correction_2 * square) + n.epsilon)
+    m.assign_add((1 - n.beta_1) * (g - m))
+    v.assign_add((1 - n.beta_2) * (ops.square(g) - v))
+    # The root's correction is taken out of the fraction: one tensor less to go through.
+    root = ops.sqrt(n.correction_2)
+    update = (n.correction_1 / root) * m / (ops.sqrt(v) + n.epsilon / root)
     update = rules.decayed(update, w, n.weight_decay)
     ratio = _trust_ratio(w, update, n.lower, n.upper) if adapt else 1.0
     rules.descend(variable, w, n.learning_rate * ratio * update)

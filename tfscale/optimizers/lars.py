@@ -6,7 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import keras
+import tensorflow as tf
 
+from tfscale.keras_objects import native
 from tfscale.names import unknown
 from tfscale.optimizers import fused as fused_ops
 from tfscale.optimizers import rules
@@ -170,10 +172,27 @@ def _plain(
         local = ops.minimum(local / n.learning_rate, 1.0)
     inside, outside = (n.learning_rate, 1.0) if rate_inside else (1.0, n.learning_rate)
     push = inside * local * rules.decayed(g, w, n.weight_decay)
+    if rules.of_one_type(variable, m):
+        _move_by_one_op(variable, m, push, n.momentum, outside, nesterov)
+        return
     moved = n.momentum * m + push
     m.assign(moved)
     step = n.momentum * moved + push if nesterov else moved
     rules.descend(variable, w, outside * step)
+
+
+def _move_by_one_op(
+    variable: Any, m: Any, push: Any, momentum: float, rate: Any, nesterov: bool
+) -> None:
+    """The momentum and the move of it, once through memory."""
+    tf.raw_ops.ResourceApplyMomentum(
+        var=variable.handle,
+        accum=native(m).handle,
+        lr=tf.cast(rate, m.dtype),
+        grad=push,
+        momentum=tf.constant(momentum, m.dtype),
+        use_nesterov=nesterov,
+    )
 
 
 def _local_rate(w: Any, g: Any, n: SimpleNamespace) -> Any:

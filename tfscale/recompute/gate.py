@@ -8,7 +8,6 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
-from tfscale.recompute.late import positions
 from tfscale.recompute.step import Step
 
 # TensorFlow rewrites these, but not where other operations wait for them.
@@ -43,6 +42,7 @@ def make_gate(
     graph: tf.Graph,
     operations: Sequence[tf.Operation],
     step: Step,
+    done: Sequence[int],
     before: int,
 ) -> tf.Operation:
     """An operation that runs when the backward pass has come to a segment.
@@ -54,9 +54,9 @@ def make_gate(
         graph: of the step.
         operations: its operations.
         step: the same, as ``read`` gives it.
+        done: no earlier than which operation each is done.
         before: the first operation that needs the segment.
     """
-    done = positions(step)
     keys: list[tf.Operation] = []
     waiting, seen = sorted(_ends_before(step, before)), set[int]()
     with graph.as_default(), tf.control_dependencies(None), tf.name_scope(""):

@@ -21,6 +21,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfscale.recompute.gate import behind, make_gate, use
+from tfscale.recompute.late import positions
 from tfscale.recompute.step import SHAPES, Again, Step
 
 # Which input of an operation is the shape of its result.
@@ -39,8 +40,9 @@ def rewrite(
         again: what each segment computes again.
     """
     latest_first = sorted(again, key=lambda one: one.before)
+    done = positions(step)
     for one in latest_first:
-        gate = make_gate(graph, operations, step, one.before)
+        gate = make_gate(graph, operations, step, done, one.before)
         _Copies(graph, operations, step, one, gate).make()
     with graph.as_default(), tf.control_dependencies(None), tf.name_scope(""):
         for number in sorted({t for one in again for t in one.tensors}):
@@ -70,14 +72,15 @@ class _Copies:
         self._copied = frozenset(again.ops)
         self._copies: dict[int, Any] = {}  # tensors, by number
         self._late: dict[int, Any] = {}  # tensors from outside, not before the gate
+        self._apart: dict[int, Any] = {}  # copies, for what is not to be joined with other copies
 
     def make(self) -> None:
         with self._graph.as_default(), tf.control_dependencies(None), tf.name_scope(""):
             for index in self._again.ops:
                 self._copy(index)
             self._use_like_originals()
-        for index in _users(self._step, self._again):
-            self._redirect(index)
+            for index in _users(self._step, self._again):
+                self._redirect(index)
 
     def _copy(self, index: int) -> None:
         original = self._operations[index]
@@ -161,7 +164,19 @@ class _Copies:
             return
         for position, number in enumerate(self._step.ops[index].inputs):
             if number in self._copies:
-                operation._update_input(position, self._copies[number])
+                operation._update_input(position, self._given(number, operation))
+
+    def _given(self, number: int, user: tf.Operation) -> Any:
+        """What an operation of the backward pass takes.
+
+        Gradients may repeat a part of the forward pass, told to wait for what comes before: so
+        TensorFlow keeps both. A copy waits for that too; but it is not one with the repetition.
+        """
+        if not user.control_inputs:
+            return self._copies[number]
+        if number not in self._apart:
+            self._apart[number] = behind(self._copies[number])
+        return self._apart[number]
 
 
 def _use_if_left_with_one_user(operations: Sequence[tf.Operation], step: Step, number: int) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
 
 Numbers = npt.NDArray[np.float64]
 
-# More choices than these at one place are thinned out: the result is then no proven optimum.
-MOST = 4000
+# So many ways, shared out among all borders, are kept at most; others are thinned out, and the
+# result is no proven optimum then. The time that it takes grows with this times the units.
+MOST = 50_000
 
 
 @dataclass(frozen=True)
@@ -48,16 +48,6 @@ class Solution:
     exact: bool
 
 
-@dataclass(frozen=True)
-class _Front:
-    """Ways to get to a border: none is worse than another in both memory and cost."""
-
-    memory: Numbers
-    cost: Numbers
-    origin: npt.NDArray[np.int64]  # the border where the last piece began; -1: it was kept
-    index: npt.NDArray[np.int64]  # which way led there
-
-
 def solve(chain: Chain, budget: float) -> Solution | None:
     """The cheapest segments whose step needs no more than a budget; None if there are none.
 
@@ -68,35 +58,90 @@ def solve(chain: Chain, budget: float) -> Solution | None:
     other beats in both. This is dynamic programming over Pareto fronts, and exact.
     """
     count = len(chain.saved)
-    nothing = np.zeros(1)
-    fronts = [_Front(nothing, nothing, np.array([-1]), np.array([-1]))]
+    most = MOST // count
+    ways = _START
     exact = True
     for border in range(1, count + 1):
-        front, thinned = _prune(_ways_to(chain, fronts, border, budget))
-        fronts.append(front)
-        exact = exact and not thinned
-    if not len(fronts[count].cost):
+        front = _prune(_kept(chain, ways, border, budget), _again(chain, ways, border, budget))
+        exact = exact and len(front.cost) <= most
+        ways = ways.joined(front.thinned(most))
+    ends = np.flatnonzero(ways.border == count)
+    if not len(ends):
         return None
-    best = int(np.argmin(fronts[count].cost))
-    return Solution(_trace_back(fronts, best), float(fronts[count].cost[best]), exact)
+    best = int(ends[np.argmin(ways.cost[ends])])
+    return Solution(_trace_back(ways, best), float(ways.cost[best]), exact)
 
 
-def _ways_to(chain: Chain, fronts: list[_Front], border: int, budget: float) -> list[_Front]:
+@dataclass(frozen=True)
+class _Ways:
+    """Ways to borders, in the order of these: no way to a border is worse in both than another.
+
+    Args:
+        memory: what is left in it.
+        cost: of what is computed again.
+        border: where it has come to.
+        before: the number of the way that it goes on from.
+        again: whether what it has added is computed again.
+    """
+
+    memory: Numbers
+    cost: Numbers
+    border: npt.NDArray[np.int64]
+    before: npt.NDArray[np.int64]
+    again: npt.NDArray[np.bool_]
+
+    def chosen(self, which: npt.NDArray[np.int64]) -> _Ways:
+        return _Ways(*(getattr(self, one.name)[which] for one in fields(self)))
+
+    def joined(self, other: _Ways) -> _Ways:
+        both = ((getattr(self, one.name), getattr(other, one.name)) for one in fields(self))
+        return _Ways(*map(np.concatenate, both))
+
+    def thinned(self, most: int) -> _Ways:
+        """About so many of these ways to one border, evenly spread over memory."""
+        if len(self.cost) <= most:
+            return self
+        levels = np.linspace(self.memory[0], self.memory[-1], most)
+        return self.chosen(np.unique(np.searchsorted(self.memory, levels, side="right") - 1))
+
+
+_START = _Ways(np.zeros(1), np.zeros(1), np.array([0]), np.array([-1]), np.array([False]))
+
+
+def _kept(chain: Chain, ways: _Ways, border: int, budget: float) -> _Ways:
+    """Ways that keep the unit before the border."""
     unit = border - 1
-    before = fronts[unit]
     need = max(chain.saved[unit] + chain.backward[unit], chain.forward[unit])
-    ways = [_extended(before, -1, budget - need, chain.saved[unit], 0.0)]
-    inner = _inner(chain, border)
-    cost = np.cumsum(np.r_[0.0, chain.cost])
-    for start in range(unit, -1, -1):
-        entering = chain.entering[start, border]
-        limit = budget - inner[start] - entering
-        if limit < 0:
-            break
-        price = cost[unit] - cost[start] + chain.last_cost[unit]
-        stays = chain.leaving[start, border] + entering
-        ways.append(_extended(fronts[start], start, limit, stays, price))
-    return ways
+    first = int(np.searchsorted(ways.border, unit))
+    fits = first + np.flatnonzero(ways.memory[first:] <= budget - need)
+    return _Ways(
+        ways.memory[fits] + chain.saved[unit],
+        ways.cost[fits],
+        np.full(len(fits), border),
+        fits,
+        np.full(len(fits), False),
+    )
+
+
+def _again(chain: Chain, ways: _Ways, border: int, budget: float) -> _Ways:
+    """Ways whose last segment ends at the border."""
+    entering = chain.entering[:border, border]
+    limit = budget - _inner(chain, border) - entering
+    stays = chain.leaving[:border, border] + entering
+    cost = np.cumsum(np.r_[0.0, chain.cost[: border - 1]])
+    price = cost[-1] - cost + chain.last_cost[border - 1]
+    first = int(np.searchsorted(ways.border, np.argmax(limit >= 0)))
+    start = ways.border[first:]
+    fits = np.flatnonzero(ways.memory[first:] <= limit[start])
+    start = start[fits]
+    fits += first
+    return _Ways(
+        ways.memory[fits] + stays[start],
+        ways.cost[fits] + price[start],
+        np.full(len(fits), border),
+        fits,
+        np.full(len(fits), True),
+    )
 
 
 def _inner(chain: Chain, border: int) -> Numbers:
@@ -109,38 +154,21 @@ def _inner(chain: Chain, border: int) -> Numbers:
     return inner
 
 
-def _extended(front: _Front, origin: int, limit: float, stays: float, cost: float) -> _Front:
-    fits = np.flatnonzero(front.memory <= limit)
-    return _Front(
-        front.memory[fits] + stays, front.cost[fits] + cost, np.full(len(fits), origin), fits
-    )
-
-
-def _prune(ways: list[_Front]) -> tuple[_Front, bool]:
-    def joined(name: str) -> Any:
-        return np.concatenate([getattr(way, name) for way in ways])
-
-    memory, cost = joined("memory"), joined("cost")
-    order = np.lexsort((cost, memory))
+def _prune(kept: _Ways, again: _Ways) -> _Ways:
+    """Those that no other beats in both memory and cost."""
+    memory = np.r_[kept.memory, again.memory]
+    cost = np.r_[kept.cost, again.cost]
+    order = np.argsort(memory)
     cheapest = np.minimum.accumulate(np.r_[np.inf, cost[order]])
     order = order[cost[order] < cheapest[:-1]]
-    thinned = len(order) > MOST
-    if thinned:
-        order = order[np.linspace(0, len(order) - 1, MOST).astype(int)]
-    return _Front(memory[order], cost[order], joined("origin")[order], joined("index")[order]), (
-        thinned
-    )
+    last_of_equals = np.diff(memory[order], append=np.inf) > 0
+    return kept.joined(again).chosen(order[last_of_equals])
 
 
-def _trace_back(fronts: list[_Front], index: int) -> tuple[range, ...]:
+def _trace_back(ways: _Ways, last: int) -> tuple[range, ...]:
     segments = []
-    border = len(fronts) - 1
-    while border:
-        front = fronts[border]
-        origin = int(front.origin[index])
-        start = border - 1 if origin < 0 else origin
-        if origin >= 0:
-            segments.append(range(start, border))
-        index = int(front.index[index])
-        border = start
+    while (before := int(ways.before[last])) >= 0:
+        if ways.again[last]:
+            segments.append(range(int(ways.border[before]), int(ways.border[last])))
+        last = before
     return tuple(reversed(segments))

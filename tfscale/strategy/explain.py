@@ -140,7 +140,7 @@ class Explanation(list[Row]):
         if self._replicas == 1:
             return "Nothing travels: there is one replica."
         if not self:
-            return "Nothing is known yet: explain() tells of the steps that have been traced."
+            return "Nothing to show yet: explain() describes the steps that have been traced."
         title = "Gradients, in the order in which they travel"
         return f"{title}\n{entries(_COLUMNS, [(_words(row), _cells(row)) for row in self])}"
 

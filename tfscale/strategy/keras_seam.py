@@ -135,6 +135,8 @@ _BUILD = "_symbolic_build"
 
 def _build_if_possible(model: keras.Model, **batch: Any) -> None:
     del vars(model)[_BUILD]
+    if type(model).call is keras.Model.call:
+        return
     try:
         getattr(model, _BUILD)(**batch)
     except Exception:
