@@ -174,8 +174,10 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         keras_seam.prepare_to_build(self)
         beginning = keras_seam.fit_that_begins()
         if beginning is not None:
-            join.same_model(self.extended.hosts, beginning[0])
-            backup.arrange(self.extended.hosts, beginning[1])
+            model, callbacks, length = beginning
+            join.same_model(self.extended.hosts, model)
+            join.same_length(self.extended.hosts, length)
+            backup.arrange(self.extended.hosts, callbacks)
         return super().scope()
 
     @autograph_artifact
