@@ -144,6 +144,30 @@ def test_data_of_unknown_shape_needs_an_example():
     assert recompute.plan.plain_peak == known.plan.plain_peak
 
 
+def test_sizes_that_depend_on_the_data_are_refused_where_a_budget_is_to_be_kept():
+    model = compiled(lambda: models.chain(models.Picks, depth=1))
+    with pytest.raises(ValueError, match=r"'.*picks.*' and \d+ more .* example=\(x, y\)"):
+        fit(model, Recompute(fraction=0.9))
+    fit(model, Recompute(layers=["picks"], verbose=0))
+
+
+def test_what_a_loop_keeps_for_its_gradient_is_counted():
+    plans = []
+    for length in (6, 12):
+        keras.utils.clear_session(free_memory=False)
+        inputs = keras.Input((length, 8))
+        x = keras.layers.LSTM(8, return_sequences=True)(inputs)
+        model = keras.Model(inputs, keras.layers.GlobalAveragePooling1D()(x))
+        model.compile("sgd", "mse")
+        callback = Recompute(fraction=1.0, verbose=0)
+        model.fit(np.ones((8, length, 8)), np.ones((8, 8)), 8, verbose=0, callbacks=[callback])
+        plans.append(callback.plan)
+    state = 8 * 8 * 4
+    more = plans[1].plain_peak - plans[0].plain_peak
+    assert more > 6 * 10 * state  # four gates, what they are made of, and two states
+    assert not plans[0].step.unknown
+
+
 def test_a_step_without_apply_gradients_is_refused():
     class Own(keras.Model):
         def train_step(self, batch):
