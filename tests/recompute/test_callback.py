@@ -1,5 +1,7 @@
 """The callback in ``fit``: what it promises, refuses and leaves behind."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -85,6 +87,8 @@ def test_layers_of_a_subclassed_model():
 def test_the_summary_is_printed_before_training(capsys):
     fit(compiled(), Recompute(segments="sqrt"))
     printed = capsys.readouterr().out
+    assert printed.startswith("Recompute: tracing a training step of functional")
+    assert re.search(r"Recompute: planning \d+ units, \d+ operations\n", printed)
     assert "a step takes up to" in printed
     assert "again, segment 1" in printed
 
