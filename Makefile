@@ -8,6 +8,8 @@ TF_PACKAGE ?= $(if $(filter x86_64,$(shell uname -m)),tensorflow-cpu,tensorflow)
 JOBS ?= 2
 FUZZ_SECONDS ?= 10
 PYTEST_ARGS ?=
+N ?= 30
+SEED ?= 1
 EXTRAS ?= plot,dev
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; do \
   $$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null \
@@ -16,13 +18,24 @@ ifeq ($(origin CXX),default)
 CXX := $(firstword $(notdir $(shell command -v g++ clang++)) g++)
 endif
 
+# The parts of the Python tests, each a run of pytest: these folders, longest first, and all else.
+FOLDERS := strategy recompute gallery docs faults optimizers callbacks bench ops integration
+PYTHON_PARTS := $(FOLDERS:%=python-%) python-rest
+WHERE = tests/$*
+WHERE_rest := $(filter-out $(FOLDERS:%=tests/%) tests/native tests/addons tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/))) $(wildcard tests/test_*.py)
+
+# Where .ci/timed notes what each part took; a make that this one calls notes it in the same file.
+ifndef TIMES
+export TIMES := $(shell mktemp -u)
+endif
+
 ADDONS := TF=2.15 VENV=.venv-addons PYTHON=python3.11 EXTRAS=plot,dev,addons
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready-tf-$(TF)
 CPP := $(shell find custom_ops tests/native -name '*.h' -o -name '*.cc' -o -name '*.inc' 2>/dev/null)
 STEP = @printf '\n==> %s\n'
 
-.PHONY: help venv build demo bench bench-native gallery test test-all test-native test-python test-tf test-addons lint format clean
+.PHONY: help venv build demo bench bench-native gallery ci ci-tf test test-all test-native test-python $(PYTHON_PARTS) test-tf test-faults test-addons lint format clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -35,7 +48,7 @@ venv: $(READY) ## make the virtual environment, with TensorFlow $(TF)
 
 build: $(READY) ## build the native library (it is cached per user)
 	$(STEP) "native library"
-	@$(BIN)/tfscale build
+	@.ci/timed "library for TensorFlow $(TF)" $(BIN)/tfscale build
 
 demo: build ## see what it does, on this machine
 	$(STEP) "demo"
@@ -52,7 +65,11 @@ gallery: build ## train programs of the kinds that keras.io shows, on replicas a
 	$(STEP) "gallery"
 	@$(BIN)/python -m tests.gallery $(PROGRAMS)
 
-test: test-native test-python ## run the tests that CI runs
+ci: test-native test-python ci-tf lint test-addons ## check all that CI checks (make -j2 ci: two parts at a time)
+	@.ci/timed
+
+test: test-native test-python ## run the tests that CI runs, and tell what each part took
+	@.ci/timed
 
 test-all: test-native build ## run all tests, the full grids too (hours)
 	$(STEP) "all Python tests, TensorFlow $(TF)"
@@ -61,28 +78,39 @@ test-all: test-native build ## run all tests, the full grids too (hours)
 test-native: ## test and fuzz the C++ under sanitizers, without TensorFlow
 	$(STEP) "native tests"
 	@command -v $(CXX) >/dev/null || { echo "no C++ compiler: sudo apt-get install g++" >&2; exit 1; }
-	@$(MAKE) -s --no-print-directory -C tests/native -j$(JOBS) --output-sync=target \
+	@.ci/timed native $(MAKE) -s --no-print-directory -C tests/native \
+	  $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(JOBS)) --output-sync=target \
 	  CXX=$(CXX) FUZZ_SECONDS=$(FUZZ_SECONDS) check
 
-test-python: build ## run the Python tests (PYTEST_ARGS="-k ring" for some)
-	$(STEP) "Python tests, TensorFlow $(TF)"
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+test-python: $(PYTHON_PARTS) ## run the Python tests (PYTEST_ARGS="-k ring" for some)
+
+# Pytest's 5 means that no test was selected, which PYTEST_ARGS may ask for.
+$(PYTHON_PARTS): python-%: build
+	$(STEP) "Python tests: $*, TensorFlow $(TF)"
+	@.ci/timed $* sh -c '$(BIN)/python -m pytest $(or $(WHERE_$*),$(WHERE)) "$$@" \
+	  $(if $(PYTEST_ARGS),|| test $$? = 5)' pytest $(PYTEST_ARGS)
 
 test-tf: build ## run what depends on TensorFlow, quickly: make test-tf TF=2.20
-	$(STEP) "tests of ops and strategy, TensorFlow $(TF)"
-	@$(BIN)/python -m pytest -m "not slow and not full" tests/ops tests/integration tests/strategy $(PYTEST_ARGS)
+	$(STEP) "quick tests, TensorFlow $(TF)"
+	@.ci/timed "TensorFlow $(TF)" $(BIN)/python -m pytest -m "not slow and not full" \
+	  tests/ops tests/integration tests/strategy tests/recompute tests/optimizers tests/callbacks $(PYTEST_ARGS)
+
+ci-tf: # the other TensorFlow, built by the other compiler
+	@$(MAKE) --no-print-directory test-tf TF=2.20 CXX=clang++
+
+test-faults: build ## let N trainings meet faults drawn by SEED, and start them again
+	$(STEP) "$(N) faults, seed $(SEED)"
+	@$(BIN)/python -m tests.faults.campaign --n $(N) --seed $(SEED)
 
 test-addons: ## test with TensorFlow 2.15, Keras 2 and tensorflow-addons (needs python3.11)
 	@$(MAKE) --no-print-directory $(ADDONS) build
 	$(STEP) "tests of ops, strategy and optimizers, tensorflow-addons"
-	@.venv-addons/bin/python -m pytest -m "not slow and not full" tests/ops tests/addons $(PYTEST_ARGS)
+	@.ci/timed addons .venv-addons/bin/python -m pytest -m "not slow and not full" tests/ops tests/addons $(PYTEST_ARGS)
 
 lint: $(READY) ## check style and types
 	$(STEP) "lint"
-	@$(BIN)/ruff check .
-	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy
-	@$(BIN)/clang-format --dry-run -Werror $(CPP)
+	@.ci/timed lint sh -ec '$(BIN)/ruff check .; $(BIN)/ruff format --check .; $(BIN)/mypy; \
+	  $(BIN)/clang-format --dry-run -Werror $(CPP)'
 
 format: $(READY) ## format all files
 	@$(BIN)/ruff check --fix --quiet . || true
@@ -110,5 +138,5 @@ $(BIN)/pip:
 
 $(READY): setup.cfg pyproject.toml | $(BIN)/pip
 	$(STEP) "packages for $(VENV): $(TF_PACKAGE) $(TF) and the tools (the first time takes minutes)"
-	@$(BIN)/python -m pip install -e '.[$(EXTRAS)]' '$(TF_PACKAGE)==$(TF).*'
+	@.ci/timed "packages for $(VENV)" $(BIN)/python -m pip install -e '.[$(EXTRAS)]' '$(TF_PACKAGE)==$(TF).*'
 	@touch $@

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import functools
-import os
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -130,19 +127,5 @@ def assert_disagreement(message: str, odd: int) -> None:
 
 
 ROOT = Path(__file__).parents[1]
-_EXAMPLE = re.compile(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```", re.DOTALL | re.MULTILINE)
-
-
-def printed_by_example(text: str, folder: Path, seconds: float) -> tuple[str, str]:
-    """What the one example of a page prints in a process of its own, and what the page says."""
-    ((code, expected),) = _EXAMPLE.findall(text)
-    ran = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=seconds,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout, expected
-
 
 __all__ = ["ALGORITHMS", "WIRES"]

@@ -1,11 +1,14 @@
 """The demo as a user runs it, only shorter."""
 
+import configparser
 import re
 import subprocess
 import sys
 
 import pytest
+from helpers import ROOT
 
+from tfscale.demo import _FOR_THE_PICTURE, _NEEDED, main
 from tfscale.demo.training import _notes
 
 pytestmark = pytest.mark.timeout(960)
@@ -40,6 +43,24 @@ def test_a_picture_that_cannot_be_written_is_refused_before_all_else(tmp_path):
     done = demo("--out", str(tmp_path / "nowhere" / "demo.png"))
     assert done.returncode == 1
     assert "cannot write" in done.stderr and "epoch" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "package"), [("sklearn", "scikit-learn"), ("tensorflow", "tensorflow-cpu")]
+)
+def test_what_it_needs_is_asked_for_before_tensorflow_starts(module, package, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, module, None)
+    assert main([]) == 1
+    said = capsys.readouterr()
+    assert not said.out
+    assert said.err == f"tfscale demo: error: not installed: {package}. pip install {package}\n"
+
+
+def test_the_extra_brings_all_that_the_demo_needs():
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    extra = setup["options.extras_require"]["demo"].split()
+    assert {*extra, "tensorflow-cpu"} == {*_NEEDED.values(), *_FOR_THE_PICTURE.values()}
 
 
 def test_notes_are_found_among_what_tensorflow_says():

@@ -8,20 +8,46 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from tfscale import messages
 from tfscale.version import __version__
 
 if TYPE_CHECKING:
-    from tfscale import callbacks, optimizers, schedules
+    from tfscale import (
+        callbacks,
+        collectives,
+        compression,
+        ops,
+        optimizers,
+        schedules,
+        telemetry,
+    )
     from tfscale.strategy import ScaleStrategy, auto_strategy
 
-__all__ = ["ScaleStrategy", "__version__", "auto_strategy", "callbacks", "optimizers", "schedules"]
+__all__ = [
+    "ScaleStrategy",
+    "__version__",
+    "auto_strategy",
+    "callbacks",
+    "collectives",
+    "compression",
+    "ops",
+    "optimizers",
+    "schedules",
+    "telemetry",
+]
 
-_MODULES = ("callbacks", "optimizers", "schedules")
+_OF_STRATEGY = ("ScaleStrategy", "auto_strategy")
+
+messages.set_up()
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name in _MODULES:
-        return importlib.import_module(f"tfscale.{name}")
-    return getattr(importlib.import_module("tfscale.strategy"), name)
+    if name in _OF_STRATEGY:
+        return getattr(importlib.import_module("tfscale.strategy"), name)
+    return importlib.import_module(f"tfscale.{name}")
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

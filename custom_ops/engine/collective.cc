@@ -511,7 +511,7 @@ void Collective::Record() const {
   communicator_->log().Record({request_.bucket, began_at_, began_at_ + took.count(), sent_});
 }
 
-void Collective::Report(const Status& why) { done_(why); }
+void Collective::Report(const Status& why) { done_(why.KnownToAll()); }
 
 // ---------------------------------------------------------------------------
 // Waiting

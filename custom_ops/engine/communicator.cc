@@ -75,7 +75,9 @@ std::string Communicator::Describe(int rank) const {
 }
 
 Status Communicator::Admit(const Request& request) const {
-  if (request.step != 0 && failed_steps_.count(request.step) != 0) return last_failure_;
+  if (request.step != 0 && failed_steps_.count(request.step) != 0) {
+    return last_failure_.KnownToAll();
+  }
   if (running_.count(request.name) != 0) {
     return Status(Code::kInvalidArgument,
                   "bucket '" + request.name + "' is already running on " + Describe(rank_) +

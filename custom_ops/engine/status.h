@@ -25,9 +25,18 @@ class Status {
   Code code() const { return code_; }
   const std::string& message() const { return message_; }
 
+  // Whether all ranks hear of this failure, so that nobody has to be told.
+  bool known_to_all() const { return known_to_all_; }
+  Status KnownToAll() const {
+    Status same = *this;
+    same.known_to_all_ = true;
+    return same;
+  }
+
  private:
   Code code_ = Code::kOk;
   std::string message_;
+  bool known_to_all_ = false;
 };
 
 }  // namespace tfscale

@@ -9,6 +9,7 @@
 
 #include "custom_ops/engine/text.h"
 #include "custom_ops/kernels/communicator.h"
+#include "custom_ops/kernels/inputs.h"
 #include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -41,7 +42,14 @@ constexpr int64_t kMaxPart = int64_t{16} << 20;
 // ---------------------------------------------------------------------------
 // Ops
 
+// Inputs are the communicator, x, the seed and perhaps the residual.
+absl::Status CheckOneValues(InferenceContext* c) {
+  TF_RETURN_IF_ERROR(AreScalars(c, 0, 1));
+  return AreScalars(c, 2, 3);
+}
+
 absl::Status SameShape(InferenceContext* c) {
+  TF_RETURN_IF_ERROR(CheckOneValues(c));
   c->set_output(0, c->input(1));
   for (int i = 3; i < c->num_inputs(); ++i) c->set_output(i - 2, c->input(1));
   return absl::OkStatus();
@@ -49,6 +57,7 @@ absl::Status SameShape(InferenceContext* c) {
 
 // The first dimension is divided or multiplied by the number of ranks.
 absl::Status ResizedShape(InferenceContext* c, bool grows) {
+  TF_RETURN_IF_ERROR(CheckOneValues(c));
   int ranks;
   TF_RETURN_IF_ERROR(c->GetAttr("ranks", &ranks));
   ShapeHandle x, y;
@@ -202,10 +211,10 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
   }
 
   void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
-    CommunicatorResource* found = nullptr;
-    OP_REQUIRES_OK_ASYNC(ctx, LookupResource(ctx, HandleFromInput(ctx, 0), &found), done);
-    tensorflow::core::RefCountPtr<CommunicatorResource> resource(found);
+    tensorflow::core::RefCountPtr<CommunicatorResource> resource;
+    OP_REQUIRES_OK_ASYNC(ctx, FindResource(ctx, 0, "communicator", &resource), done);
     auto job = std::make_shared<Job>();
+    OP_REQUIRES_OK_ASYNC(ctx, ReadOne(ctx, 2, "seed", &job->seed), done);
     OP_REQUIRES_OK_ASYNC(ctx, CheckCommunicator(*resource), done);
     OP_REQUIRES_OK_ASYNC(ctx, Prepare(ctx, job.get()), done);
     if (program_->ranks == 1) return done();
@@ -227,6 +236,7 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
     std::shared_ptr<Communicator> communicator;
     Tensor x, y, scratch;  // scratch: in the type of the sum, when neither x nor y can hold it
     Tensor residual, new_residual;
+    int64_t seed = 0;
     uint8_t* from = nullptr;  // the buffers that the engine sees
     uint8_t* to = nullptr;
     Status farewell;  // what other ranks are told if this step is cancelled
@@ -430,7 +440,7 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
     request.codec = codec_;
     request.element = ElementOf(summed_as_);
     request.rounding.stochastic = stochastic_;
-    request.rounding.seed = static_cast<uint64_t>(ctx->input(2).scalar<int64_t>()());
+    request.rounding.seed = static_cast<uint64_t>(job->seed);
     request.mean = reduction_ == "mean";
     request.x = job->from;
     request.y = job->to;
@@ -459,13 +469,8 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
                     " left it because its step ended early; its own log says why"));
     tensorflow::CancellationManager* manager = ctx->cancellation_manager();
     const tensorflow::CancellationToken token = manager->get_cancellation_token();
-    tensorflow::CollectiveExecutor* executor = ctx->collective_executor();
-    const bool registered = manager->RegisterCallback(token, [job, executor] {
-      executor->Ref();
-      executor->RunClosure([job, executor] {
-        Cancel(job);
-        executor->Unref();
-      });
+    const bool registered = manager->RegisterCallback(token, [job, executor = ExecutorOf(ctx)] {
+      executor->RunClosure([job, executor] { Cancel(job); });
     });
     Request request = MakeRequest(ctx, job, std::move(group));
     const auto finish = [this, ctx, job, manager, token, done](const Status& status) {
@@ -483,6 +488,13 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
       cancelled = job->cancelled || !registered;
     }
     if (cancelled && running != nullptr) running->Fail(job->farewell);
+  }
+
+  // Held from now on: when a step is cancelled, its own reference may be gone.
+  static std::shared_ptr<tensorflow::CollectiveExecutor> ExecutorOf(OpKernelContext* ctx) {
+    tensorflow::CollectiveExecutor* executor = ctx->collective_executor();
+    executor->Ref();
+    return {executor, [](tensorflow::CollectiveExecutor* held) { held->Unref(); }};
   }
 
   static void Cancel(const JobPtr& job) {

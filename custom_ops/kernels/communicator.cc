@@ -50,8 +50,9 @@ void CommunicatorResource::Formed(const absl::Status& status, Group group) {
   }
   absl::Status outcome = status;
   if (!status.ok()) {
-    outcome = absl::Status(status.code(), Text(engine_->Describe(config_.rank),
-                                               " could not join its group: ", status.message()));
+    outcome = KnownToAll(absl::Status(
+        status.code(),
+        Text(engine_->Describe(config_.rank), " could not join its group: ", status.message())));
   }
   for (auto& ready : waiting) ready(outcome, group);
 }

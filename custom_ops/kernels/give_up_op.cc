@@ -1,21 +1,30 @@
 // A farewell on demand: a step that failed where no collective was running.
+#include <chrono>
+#include <functional>
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "custom_ops/kernels/communicator.h"
-#include "tensorflow/core/framework/common_shape_fns.h"
+#include "custom_ops/kernels/inputs.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
 
 namespace tfscale {
 namespace {
 
 using tensorflow::OpKernelContext;
 
+absl::Status OneValues(tensorflow::shape_inference::InferenceContext* c) {
+  return AreScalars(c, 0, c->num_inputs());
+}
+
 REGISTER_OP("TfscaleJoin")
     .Input("communicator: resource")
     .SetIsStateful()
     .SetIsDistributedCommunication()
-    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .SetShapeFn(OneValues)
     .Doc("Waits until all ranks of the group have come together.");
 
 REGISTER_OP("TfscaleGiveUp")
@@ -24,7 +33,7 @@ REGISTER_OP("TfscaleGiveUp")
     .Input("linger: double")
     .SetIsStateful()
     .SetIsDistributedCommunication()
-    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .SetShapeFn(OneValues)
     .Doc(R"doc(
 Tells all ranks that this one's step has failed: they give up theirs for `reason`.
 
@@ -36,22 +45,27 @@ class JoinOp : public tensorflow::AsyncOpKernel {
   using AsyncOpKernel::AsyncOpKernel;
 
   void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
-    CommunicatorResource* found = nullptr;
-    OP_REQUIRES_OK_ASYNC(ctx, LookupResource(ctx, tensorflow::HandleFromInput(ctx, 0), &found),
-                         done);
-    tensorflow::core::RefCountPtr<CommunicatorResource> resource(found);
+    tensorflow::core::RefCountPtr<CommunicatorResource> resource;
+    OP_REQUIRES_OK_ASYNC(ctx, FindResource(ctx, 0, "communicator", &resource), done);
+    Action then;
+    OP_REQUIRES_OK_ASYNC(ctx, Read(ctx, &then), done);
     const auto engine = resource->engine();
     if (engine->ranks() == 1) return done();
     resource->WhenFormed(ctx, [=](const absl::Status& status, Group group) {
       OP_REQUIRES_OK_ASYNC(ctx, status, done);
-      Joined(ctx, engine, std::move(group), done);
+      then(engine, std::move(group), done);
     });
   }
 
+ protected:
+  // What is done once all have come together.
+  using Action = std::function<void(const std::shared_ptr<Communicator>&, Group, DoneCallback)>;
+
  private:
-  virtual void Joined(OpKernelContext*, const std::shared_ptr<Communicator>&, Group,
-                      const DoneCallback& done) {
-    done();
+  // Makes an action of the inputs; it runs while the op does.
+  virtual absl::Status Read(OpKernelContext*, Action* then) const {
+    *then = [](const auto&, Group, const DoneCallback& done) { done(); };
+    return absl::OkStatus();
   }
 };
 
@@ -60,14 +74,26 @@ class GiveUpOp : public JoinOp {
   using JoinOp::JoinOp;
 
  private:
-  void Joined(OpKernelContext* ctx, const std::shared_ptr<Communicator>& engine, Group group,
-              const DoneCallback& done) override {
-    const std::string reason(ctx->input(1).scalar<tensorflow::tstring>()());
-    const auto linger = std::chrono::duration<double>(ctx->input(2).scalar<double>()());
-    engine->GiveUp(reason, ChannelsOf(ctx, std::move(group), engine->rank()),
-                   std::chrono::duration_cast<std::chrono::milliseconds>(linger),
-                   [engine, done] { done(); });  // the engine lives until then
+  absl::Status Read(OpKernelContext* ctx, Action* then) const override {
+    tensorflow::tstring reason;
+    double linger;
+    TF_RETURN_IF_ERROR(ReadOne(ctx, 1, "reason", &reason));
+    TF_RETURN_IF_ERROR(ReadOne(ctx, 2, "linger", &linger));
+    if (!(0 <= linger && linger <= kLongest)) {
+      return absl::InvalidArgumentError(Text(
+          "TfscaleGiveUp: linger is a number of seconds from 0 to ", kLongest, ", got ", linger));
+    }
+    const auto time = std::chrono::duration_cast<std::chrono::milliseconds>(
+        std::chrono::duration<double>(linger));
+    *then = [ctx, reason = std::string(reason), time](const auto& engine, Group group,
+                                                      const DoneCallback& done) {
+      engine->GiveUp(reason, ChannelsOf(ctx, std::move(group), engine->rank()), time,
+                     [engine, done] { done(); });  // the engine lives until then
+    };
+    return absl::OkStatus();
   }
+
+  static constexpr double kLongest = 86400;  // of a duration not every number can be made
 };
 
 REGISTER_KERNEL_BUILDER(Name("TfscaleJoin").Device(tensorflow::DEVICE_CPU), JoinOp);

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "custom_ops/kernels/communicator.h"
+#include "custom_ops/kernels/inputs.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -15,6 +16,7 @@ using tensorflow::OpKernelContext;
 using tensorflow::shape_inference::InferenceContext;
 
 absl::Status ColumnsOfOneLength(InferenceContext* c) {
+  TF_RETURN_IF_ERROR(AreScalars(c, 0, c->num_inputs()));
   const auto column = c->Vector(c->UnknownDim());
   for (int i = 0; i < c->num_outputs(); ++i) c->set_output(i, column);
   return absl::OkStatus();
@@ -54,11 +56,13 @@ absl::Status PutColumn(OpKernelContext* ctx, int output, const Rows& rows, Value
 }
 
 absl::Status PutExecutions(OpKernelContext* ctx, const Log& log) {
-  const tensorflow::Tensor& most = ctx->input(1);
-  if (!tensorflow::TensorShapeUtils::IsScalar(most.shape()) || most.scalar<int64_t>()() < 0) {
-    return absl::InvalidArgumentError("most is one number, 0 or above: got " + most.DebugString());
+  int64_t most;
+  TF_RETURN_IF_ERROR(ReadOne(ctx, 1, "most", &most));
+  if (most < 0) {
+    return absl::InvalidArgumentError(
+        Text("TfscaleExecutions: most is a number that is 0 or above, got ", most));
   }
-  const auto rows = log.Executions(most.scalar<int64_t>()());
+  const auto rows = log.Executions(most);
   TF_RETURN_IF_ERROR(
       PutColumn<tensorflow::tstring>(ctx, 0, rows, [](const auto& row) { return row.bucket; }));
   TF_RETURN_IF_ERROR(PutColumn<int64_t>(ctx, 1, rows, [](const auto& row) { return row.start; }));
@@ -83,9 +87,8 @@ class LogOp : public OpKernel {
   using OpKernel::OpKernel;
 
   void Compute(OpKernelContext* ctx) override {
-    CommunicatorResource* found = nullptr;
-    OP_REQUIRES_OK(ctx, LookupResource(ctx, tensorflow::HandleFromInput(ctx, 0), &found));
-    tensorflow::core::RefCountPtr<CommunicatorResource> resource(found);
+    tensorflow::core::RefCountPtr<CommunicatorResource> resource;
+    OP_REQUIRES_OK(ctx, FindResource(ctx, 0, "communicator", &resource));
     OP_REQUIRES_OK(ctx, Put(ctx, resource->engine()->log()));
   }
 };

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "custom_ops/engine/text.h"
+#include "custom_ops/kernels/inputs.h"
 #include "custom_ops/optimizers/update.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -44,6 +45,7 @@ constexpr int64_t kNumbers = sizeof(Numbers) / sizeof(float);
 template <typename Numbers>
 absl::Status OneShape(InferenceContext* c) {
   const int variables = c->num_inputs() - 2;
+  TF_RETURN_IF_ERROR(AreScalars(c, 0, variables));
   ShapeHandle shape = c->input(variables);
   for (int i = 0; i < variables; ++i) {
     const auto* handle = c->input_handle_shapes_and_types(i);
@@ -166,7 +168,7 @@ class Variables {
 
  private:
   absl::Status Find(int i) {
-    const absl::Status status = LookupResource(ctx_, HandleFromInput(ctx_, i), &found_[i]);
+    const absl::Status status = FindResource(ctx_, i, roles_[i], &found_[i]);
     return absl::IsNotFound(status) ? Uninitialised(i) : status;
   }
 

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/cord.h"
 #include "custom_ops/engine/text.h"
 #include "custom_ops/engine/watchdog.h"
 #include "tensorflow/core/framework/allocation_description.pb.h"
@@ -250,7 +251,15 @@ std::function<std::shared_ptr<Channel>()> ChannelsOf(tensorflow::OpKernelContext
   return [place] { return std::make_shared<TensorFlowChannel>(place); };
 }
 
+absl::Status KnownToAll(absl::Status status) {
+  status.SetPayload("tfscale/known-to-all", absl::Cord("1"));
+  return status;
+}
+
 absl::Status ToAbsl(const Status& status) {
+  if (status.known_to_all()) {
+    return KnownToAll(ToAbsl(Status(status.code(), status.message())));
+  }
   switch (status.code()) {
     case Code::kOk:
       return absl::OkStatus();

@@ -363,6 +363,23 @@ def test_a_curvature_that_overflowed_is_not_used():
     np.testing.assert_allclose(w, before - 0.05 * m / [2, 4], rtol=1e-5)
 
 
+@pytest.mark.parametrize("scale_it", [False, True])
+@pytest.mark.parametrize(("bad", "moves"), [(0.0, 0.05 / 0.5), (np.inf, 0.0)])
+def test_a_curvature_of_0_is_used_scaled_or_not(scale_it, bad, moves):
+    inner, w = Steady(epsilon=0.5), tf.Variable([1.0, 2.0], name="kernel")
+    optimizer = LossScaleOptimizer(inner, dynamic=False, initial_scale=8.0) if scale_it else inner
+    with inner.given([tf.constant([bad, bad])]):
+        optimizer.apply_gradients([(tf.constant([8.0, 8.0]) / (1 if scale_it else 8), w)])
+    np.testing.assert_allclose(w, [1 - moves, 2 - moves], rtol=1e-5)
+
+
+def test_a_scaler_that_is_not_known_is_an_error():
+    optimizer, w = Steady(), tf.Variable([1.0, 2.0], name="kernel")
+    optimizer._is_wrapped_by_loss_scale_optimizer = True
+    with pytest.raises(RuntimeError, match="by how much its loss is scaled"):
+        optimizer.apply_gradients([(tf.constant([1.0, 1.0]), w)])
+
+
 # -------------------------------------------------------------------------- replicas
 
 

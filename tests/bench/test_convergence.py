@@ -52,7 +52,7 @@ def runs(tmp_path_factory):
     return of
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_sign_needs_error_feedback(runs):
     exact, good, bad = runs("fp32"), runs("sign", True), runs("sign")
     assert mean(exact["accuracy"]) > 96.5
@@ -61,7 +61,7 @@ def test_sign_needs_error_feedback(runs):
     assert min(bad["loss"]) > 2 * max(exact["loss"])
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_int8_learns_as_fp32(runs):
     exact, int8 = runs("fp32"), runs("int8")
     for one, other in zip(exact["accuracy"], int8["accuracy"], strict=True):

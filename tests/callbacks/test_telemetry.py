@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import re
 
 import keras
 import numpy as np
@@ -53,14 +54,14 @@ def test_one_device_has_a_rate_and_no_wire(tmp_path):
     telemetry = Telemetry(tmp_path / "run.jsonl")
     history = fit(compiled(), [telemetry], epochs=2).history
     assert len(history["samples_per_second"]) == 2
-    assert not {"sent_mb", "exposed_ms", "efficiency"} & history.keys()
+    assert not {"sent_mb", "exposed_ms", "efficiency_estimated"} & history.keys()
     steps = lines(tmp_path / "run.jsonl", "step")
     assert [line["step"] for line in steps] == list(range(2 * STEPS))
     assert {line["samples"] for line in steps} == {BATCH}
     assert {line["sent"] for line in steps} == {None}
     (start,) = lines(tmp_path / "run.jsonl", "start")
-    assert "nobody to exchange gradients with" in start["words"]
-    assert "nobody to exchange gradients with" in telemetry.summary()
+    assert "no gradients are sent" in start["words"]
+    assert "no gradients are sent" in telemetry.summary()
 
 
 def test_mirrored_strategy_has_a_rate_and_no_known_wire():
@@ -69,8 +70,8 @@ def test_mirrored_strategy_has_a_rate_and_no_known_wire():
         model = compiled()
     history = fit(model, [telemetry]).history
     rate = history["samples_per_second"][0]
-    assert history["efficiency"][0] == pytest.approx(rate / (2 * 1e-3))
-    assert "collectives of MirroredStrategy are" in telemetry.summary()
+    assert history["efficiency_measured"][0] == pytest.approx(rate / (2 * 1e-3))
+    assert "not known: MirroredStrategy uses" in " ".join(telemetry.summary().split())
 
 
 def test_steps_are_one_after_the_other(tmp_path):
@@ -236,7 +237,7 @@ def test_without_a_baseline_efficiency_is_what_is_not_exposed(tmp_path, int8):
     usual = lines(tmp_path / "run.jsonl", "step")[1:]
     (epoch,) = lines(tmp_path / "run.jsonl", "epoch")
     exposed = added(usual, "exposed") / added(usual, "seconds")
-    assert epoch["efficiency"] == pytest.approx(1 - exposed)
+    assert epoch["efficiency_estimated"] == pytest.approx(1 - exposed)
     assert epoch["samples_per_second"] == pytest.approx(
         added(usual, "samples") / added(usual, "seconds")
     )
@@ -409,7 +410,7 @@ def test_progress_bar_and_history(int8, capsys):
     names = {"samples_per_second", "communication_ms", "exposed_ms", "sent_mb", "saved_mb"}
     for name in names:
         assert f"{name}: " in printed
-    assert {*names, "efficiency", "loss"} == history.keys()
+    assert {*names, "efficiency_estimated", "loss"} == history.keys()
     model = trained(int8, Telemetry(progress=False))
     assert model.history.history.keys() == {"loss"}
 
@@ -504,6 +505,12 @@ def test_summary_and_picture(int8):
         "ms per step",
         "MB per step",
     ]
+    assert figure._repr_png_().startswith(b"\x89PNG")
+    (whole,) = re.findall(r"to step 1: ([\d,]+) ms", figure.axes[-1].get_xlabel())
+    traced = float(whole.replace(",", ""))
+    assert figure.axes[1].get_ylim()[1] < traced / 3
+    for line in (line for panel in figure.axes for line in panel.lines):
+        assert 1 not in line.get_xdata()
 
 
 @pytest.mark.parametrize(
@@ -517,3 +524,9 @@ def test_summary_and_picture(int8):
 def test_bad_arguments_are_refused(arguments, told):
     with pytest.raises(ValueError, match=told):
         Telemetry(**arguments)
+
+
+@pytest.mark.parametrize("asked", ["summary", "draw"])
+def test_before_fit_there_is_nothing_to_tell(asked):
+    with pytest.raises(ValueError, match=r"nothing to show yet: .* callbacks=\[telemetry\]"):
+        getattr(Telemetry(), asked)()

@@ -75,6 +75,8 @@ def test_means_are_of_what_is_known():
     assert found["samples_per_second"] == 4
     assert found["exposed_ms"] == 3_000
     assert found["sent_mb"] == pytest.approx(150e-6)
-    assert found["efficiency"] == pytest.approx(1 - 3 / 10)
-    assert mean.numbers(devices=2, baseline=2.5)["efficiency"] == pytest.approx(4 / (2 * 2.5))
+    assert found["efficiency_estimated"] == pytest.approx(1 - 3 / 10)
+    assert mean.numbers(devices=2, baseline=2.5)["efficiency_measured"] == pytest.approx(
+        4 / (2 * 2.5)
+    )
     assert Mean().numbers(2, None) == {}

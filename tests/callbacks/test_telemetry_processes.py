@@ -3,13 +3,12 @@
 import json
 import os
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.callbacks.telemetries import BATCH, STEPS, added, lines
-from tfscale.launch import LocalWorkers
 from tfscale.telemetry import merge
 
 WORKER = Path(__file__).parent / "workers" / "telemetry.py"
@@ -20,8 +19,8 @@ SECONDS = 600  # on the busiest machine
 @pytest.mark.timeout(SECONDS + 60)
 def test_two_processes(tmp_path):
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, str(WORKER), str(tmp_path)]
-    with LocalWorkers(command, 2, environment={"PYTHONPATH": path}) as group:
+    command = [str(WORKER), str(tmp_path)]
+    with warm.Workers(command, 2, environment={"PYTHONPATH": path}) as group:
         printed = group.wait(SECONDS)
     steps = []
     for rank, output in enumerate(printed):

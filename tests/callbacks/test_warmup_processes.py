@@ -3,15 +3,14 @@
 import json
 import os
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests import warm
 from tests.callbacks.warmups import compiled, momentum
 from tests.callbacks.workers.warmup import train
-from tfscale.launch import LocalWorkers
 
 WORKER = Path(__file__).parent / "workers" / "warmup.py"
 ROOT = Path(__file__).parents[2]
@@ -21,7 +20,7 @@ SECONDS = 600  # on the busiest machine
 @pytest.mark.timeout(SECONDS + 60)
 def test_two_processes_train_as_one_device():
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    with LocalWorkers([sys.executable, str(WORKER)], 2, environment={"PYTHONPATH": path}) as group:
+    with warm.Workers([str(WORKER)], 2, environment={"PYTHONPATH": path}) as group:
         printed = group.wait(SECONDS)
     alone = train(compiled(momentum()), batch_per_replica=8)
     for output in printed:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import doctest
 import importlib
-import io
 import pathlib
 import pkgutil
 import re
@@ -15,25 +13,7 @@ import pytest
 import tfscale.collectives
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
-BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```)?", re.DOTALL | re.MULTILINE)
 MODULES = [module.name for module in pkgutil.iter_modules(tfscale.collectives.__path__)]
-
-
-@pytest.mark.parametrize("name", ["algorithms.md", "custom-schedules.md", "wires.md"])
-def test_code_in_documents_prints_what_they_say(name: str, tmp_path, monkeypatch) -> None:
-    pytest.importorskip("matplotlib")
-    monkeypatch.chdir(tmp_path)
-    namespace: dict = {}
-    blocks = BLOCK.findall((DOCS / name).read_text())
-    assert blocks
-    for code, expected in blocks:
-        if "tfscale.ops" in code:  # needs TensorFlow
-            compile(code, name, "exec")
-            continue
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            exec(compile(code, name, "exec"), namespace)
-        assert printed.getvalue() == expected
 
 
 @pytest.mark.parametrize("name", ["algorithms.md", "custom-schedules.md"])

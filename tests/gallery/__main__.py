@@ -24,6 +24,8 @@ def worst(expected, found):
 
 def main():
     names = sys.argv[1:] or list(PROGRAMS)
+    if unknown := sorted({*names} - {*PROGRAMS}):
+        sys.exit(f"no program is called {', '.join(unknown)}; there are: {', '.join(PROGRAMS)}")
     console = Console()
     table = Table("program", "alone", *LAYOUTS)
     with console.status("one device"):

@@ -4,7 +4,6 @@ import contextlib
 import os
 import re
 import signal
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -13,7 +12,7 @@ import psutil
 import pytest
 from helpers import PATIENCE
 
-from tfscale.launch import LocalWorkers
+from tests import warm
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -30,8 +29,8 @@ def start(script, count, **environment):
     variables |= {name: str(value) for name, value in environment.items()}
     with (
         tempfile.TemporaryDirectory() as meeting,
-        LocalWorkers(
-            [sys.executable, str(WORKERS / script)],
+        warm.Workers(
+            [str(WORKERS / script)],
             count,
             environment={**variables, "MEETING": meeting},
             environments=[{"RANK": str(rank)} for rank in range(count)],

@@ -18,93 +18,66 @@ from helpers import (
     run,
 )
 
-from tfscale.collectives import Schedule, add, finalise, keep, ring, send
-from tfscale.ops import all_reduce
+from tests.covering import grid
+from tfscale.collectives import Schedule, ScheduleError, add, finalise, keep, ring, send
+from tfscale.ops import all_gather, all_reduce, reduce_scatter
 
 SIZES = (0, 1, 5, 255, 1000, 20011)
 PIECES = 1024  # bytes: so that 20011 numbers travel in many parts
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-class TestEveryAlgorithm:
-    @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 8])
-    def test_fp32_sums_and_averages_exactly_at_every_size(self, algorithm, ranks):
-        xs = integers(ranks, max(SIZES))
+@grid("algorithm, ranks, size", ALGORITHMS, (1, 2, 3, 4, 5, 8), SIZES)
+def test_fp32_sums_and_averages_exactly(algorithm, ranks, size):
+    xs = integers(ranks, size)
 
-        def body(communicator, x):
-            settings = {"schedule": algorithm, "piece_bytes": PIECES}
-            sums = [all_reduce(x[:n], communicator, **settings) for n in SIZES]
-            means = [all_reduce(x[:n], communicator, reduction="mean", **settings) for n in SIZES]
-            whole = all_reduce(x, communicator, schedule=algorithm)  # in one part
-            return sums, means, whole
+    def body(communicator, x):
+        settings = {"schedule": algorithm, "piece_bytes": PIECES}
+        total = all_reduce(x, communicator, **settings)
+        mean = all_reduce(x, communicator, reduction="mean", **settings)
+        whole = all_reduce(x, communicator, schedule=algorithm)  # in one part
+        return total, mean, whole
 
-        for sums, means, whole in run(body, xs):
-            for n, y, mean in zip(SIZES, sums, means, strict=True):
-                np.testing.assert_array_equal(y, sum(xs)[:n])
-                np.testing.assert_array_equal(mean, sum(xs)[:n] / np.float32(ranks))
-            np.testing.assert_array_equal(whole, sum(xs))
-
-    @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
-    def test_every_wire_gives_all_ranks_the_same_bits_close_to_the_sum(self, algorithm, ranks):
-        sizes = (1, 255, 20011)
-        xs = normal(ranks, max(sizes))
-
-        def body(communicator, x):
-            settings = {"schedule": algorithm, "piece_bytes": PIECES}
-            return [
-                [all_reduce(x[:n], communicator, wire=wire, **settings) for n in sizes]
-                for wire in WIRES
-            ]
-
-        results = run(body, xs)
-        exact = sum(x.astype(np.float64) for x in xs)
-        # Each rank encodes once, at most the sum of the largest numbers (ternary, at random,
-        # errs by twice as much).
-        largest = sum(np.max(np.abs(x)) for x in xs)
-        for w, wire in enumerate(WIRES):
-            for s, n in enumerate(sizes):
-                assert_same_bits([result[w][s] for result in results])
-                share = ERROR[wire] * (2 if wire == "ternary" else 1)
-                limit = (share * ranks + 1e-6) * largest
-                np.testing.assert_allclose(results[0][w][s], exact[:n], rtol=0, atol=limit)
+    for total, mean, whole in run(body, xs):
+        np.testing.assert_array_equal(total, sum(xs))
+        np.testing.assert_array_equal(mean, sum(xs) / np.float32(ranks))
+        np.testing.assert_array_equal(whole, sum(xs))
 
 
-@pytest.mark.parametrize("reduction", ["sum", "mean"])
-@pytest.mark.parametrize("ranks", [2, 3, 8])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_nothing_is_lost_over_many_steps_with_any_wire(algorithm, ranks, reduction):
+@grid("algorithm, ranks, wire, size", ALGORITHMS, (2, 3, 4, 8), WIRES, (1, 255, 20011))
+def test_every_wire_gives_all_ranks_the_same_bits_close_to_the_sum(algorithm, ranks, wire, size):
+    xs = normal(ranks, size)
+    settings = {"schedule": algorithm, "wire": wire, "piece_bytes": PIECES}
+    results = run(lambda c, x: all_reduce(x, c, **settings), xs)
+    assert_same_bits(results)
+    exact = sum(x.astype(np.float64) for x in xs)
+    # Each rank encodes once, at most the sum of the largest numbers (ternary, at random,
+    # errs by twice as much).
+    share = ERROR[wire] * (2 if wire == "ternary" else 1)
+    limit = (share * ranks + 1e-6) * sum(np.max(np.abs(x)) for x in xs)
+    np.testing.assert_allclose(results[0], exact, rtol=0, atol=limit)
+
+
+@grid("algorithm, ranks, wire, reduction", ALGORITHMS, (2, 3, 8), LOSSY, ("sum", "mean"))
+def test_nothing_is_lost_over_many_steps(algorithm, ranks, wire, reduction):
     steps, n = 20, 3000
-    divisor = ranks if reduction == "mean" else 1
+    settings = {"schedule": algorithm, "wire": wire, "reduction": reduction}
 
     @group(ranks).function
-    def step(communicator, x, residuals):
-        return [
-            all_reduce(
-                x,
-                communicator,
-                schedule=algorithm,
-                wire=wire,
-                reduction=reduction,
-                residual=residual,
-                seed=3,
-                piece_bytes=PIECES,
-            )
-            for wire, residual in zip(LOSSY, residuals, strict=True)
-        ]
+    def step(communicator, x, residual):
+        return all_reduce(
+            x, communicator, residual=residual, seed=3, piece_bytes=PIECES, **settings
+        )
 
-    residuals = [[np.zeros(n, np.float32)] * len(LOSSY) for _ in range(ranks)]
+    old = [np.zeros(n, np.float32)] * ranks
     for number in range(steps):
         xs = normal(ranks, n, seed=number)
-        results = numpy(step(xs, residuals))
-        for w, wire in enumerate(LOSSY):
-            outputs = [result[w][0] for result in results]
-            new = [result[w][1] for result in results]
-            old = [residual[w] for residual in residuals]
-            assert_same_bits(outputs)
-            assert_conserved(xs, old, outputs, new, divisor, case=(wire, number))
-            if number == 0:
-                assert any(np.any(kept) for kept in new), f"{wire} lost nothing: is it used?"
-        residuals = [[kept for _, kept in result] for result in results]
+        outputs, new = zip(*numpy(step(xs, old)), strict=True)
+        assert_same_bits(outputs)
+        divisor = ranks if reduction == "mean" else 1
+        assert_conserved(xs, old, outputs, new, divisor, case=number)
+        if number == 0:
+            assert any(np.any(kept) for kept in new), "nothing was lost: is the wire used?"
+        old = new
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -317,3 +290,26 @@ class TestOneRank:
         y, kept = all_reduce(x, communicator, wire=wire, residual=residual, reduction="mean")
         assert self.address(y) == self.address(x)
         assert self.address(kept) == self.address(residual)
+
+
+def two_pairs(ranks):
+    """Each pair of ranks sums by itself: nobody has the sum of all."""
+
+    def build(rank):
+        partner = rank ^ 1
+        if rank % 2:
+            return [send(partner, 0), keep(partner, 0)]
+        return [add(partner, 0), finalise(0), send(partner, 0)]
+
+    return Schedule("two pairs", ranks, 1, build)
+
+
+@pytest.mark.parametrize("op", [all_reduce, reduce_scatter, all_gather])
+@pytest.mark.parametrize(
+    "schedule",
+    [two_pairs, lambda ranks: Schedule("nothing", ranks, 1, lambda rank: [finalise(0)])],
+    ids=["two pairs", "nothing"],
+)
+def test_a_schedule_that_would_give_wrong_sums_is_refused(op, schedule):
+    with pytest.raises(ScheduleError, match="for 4 ranks would not give the right all-reduce"):
+        op(tf.ones([8]), group(4).communicators[0], schedule=schedule)

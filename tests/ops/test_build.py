@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tfscale import cli
-from tfscale.ops import build, toolchain
+from tfscale.ops import build, toolchain, trust
 from tfscale.ops.toolchain import BuildError, TensorFlow
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -178,6 +178,141 @@ def test_both_compilers(sources, tmp_path, monkeypatch, compiler):
     monkeypatch.setenv("CXX", compiler)
     library, _ = find_or_build(sources, tmp_path / "cache")
     assert ctypes.CDLL(str(library)).twice() == 84
+
+
+# ------------------------------------------------------------------ what is loaded
+
+
+def objects_of(cache):
+    return sorted((cache / "objects").glob("*.o"))
+
+
+def truncate(path):
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size // 2)
+
+
+def flip(path):
+    """One bit, far from the tag."""
+    content = bytearray(path.read_bytes())
+    content[100] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGES = {
+    "truncated": truncate,
+    "flipped": flip,
+    "empty": lambda path: path.write_bytes(b""),
+    "without checksum": lambda path: trust.checksum_file(path).unlink(),
+    "with another's checksum": lambda path: trust.checksum_file(path).write_text("0" * 64),
+    "written by others": lambda path: path.chmod(0o666),
+    "its checksum written by others": lambda path: trust.checksum_file(path).chmod(0o666),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_library_that_may_not_be_what_was_built_is_built_again(sources, tmp_path, damage):
+    library, _ = find_or_build(sources, tmp_path / "cache")
+    DAMAGES[damage](library)
+    again, said = find_or_build(sources, tmp_path / "cache")
+    assert again == library and said
+    assert ctypes.CDLL(str(again)).twice() == 84
+    assert find_or_build(sources, tmp_path / "cache") == (again, [])
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_so_is_an_object(sources, tmp_path, compiler_calls, damage):
+    cache = tmp_path / "cache"
+    library, _ = find_or_build(sources, cache)
+    library.unlink()
+    first, _ = objects_of(cache)
+    DAMAGES[damage](first)
+    find_or_build(sources, cache)
+    assert compiler_calls() == 3 + 2  # the object and the link
+    assert ctypes.CDLL(str(library)).twice() == 84
+
+
+def test_an_object_under_the_name_of_another_is_compiled_again(sources, tmp_path, compiler_calls):
+    cache = tmp_path / "cache"
+    library, _ = find_or_build(sources, cache)
+    library.unlink()
+    one, other = objects_of(cache)
+    for place in (lambda path: path, trust.checksum_file):
+        shutil.copyfile(place(one), place(other))
+    find_or_build(sources, cache)
+    assert compiler_calls() == 3 + 2
+    assert ctypes.CDLL(str(library)).twice() == 84
+
+
+def test_nobody_else_may_write_what_is_built_whatever_the_umask(sources, tmp_path):
+    before = os.umask(0)
+    try:
+        library, _ = find_or_build(sources, tmp_path / "cache")
+        assert find_or_build(sources, tmp_path / "cache") == (library, [])
+    finally:
+        os.umask(before)
+    cache = tmp_path / "cache"
+    for path in (cache, library.parent, library, cache / "objects", *objects_of(cache)):
+        assert not path.stat().st_mode & 0o022, path
+
+
+def test_a_folder_that_others_may_write_is_closed(sources, tmp_path):
+    library, _ = find_or_build(sources, tmp_path / "cache")
+    library.parent.chmod(0o777)
+    _, said = find_or_build(sources, tmp_path / "cache")
+    assert not library.parent.stat().st_mode & 0o022
+    assert said == []  # what is in it nobody else has written
+
+
+def test_a_cache_that_others_may_write_is_refused(sources, tmp_path, monkeypatch):
+    cache = tmp_path / "cache"
+    find_or_build(sources, cache)
+    monkeypatch.setenv("TFSCALE_CACHE", str(cache))
+    cache.chmod(0o777)
+    with pytest.raises(
+        BuildError, match="may be written by others .*\n.*TFSCALE_CACHE.*chmod go-w"
+    ):
+        find_or_build(sources, cache)
+    cache.chmod(0o1777)  # nobody can exchange what belongs to another, as in /tmp
+    find_or_build(sources, cache)
+    assert cache.stat().st_mode & 0o1777 == 0o1777
+
+
+@pytest.mark.parametrize("what", ["cache", "folder", "library"])
+def test_what_belongs_to_somebody_else_is_not_loaded(sources, tmp_path, monkeypatch, what):
+    library, _ = find_or_build(sources, tmp_path / "cache")
+    path = {"cache": tmp_path / "cache", "folder": library.parent, "library": library}[what]
+    others = path.stat().st_uid + 1234
+    real = Path.lstat
+
+    def lstat(self):
+        found = list(real(self))
+        if self == path:
+            found[stat.ST_UID] = others
+        return os.stat_result(found)
+
+    monkeypatch.setattr(Path, "lstat", lstat)
+    if what == "library":
+        _, said = find_or_build(sources, tmp_path / "cache")
+        assert any("built" in line for line in said)
+    else:
+        with pytest.raises(BuildError, match=f"belongs to user {others}"):
+            find_or_build(sources, tmp_path / "cache")
+
+
+def test_a_library_built_ahead_is_refused_if_it_is_not_what_was_built(
+    sources, tmp_path, monkeypatch
+):
+    library, _ = find_or_build(sources, tmp_path / "cache")
+    ahead = tmp_path / "ahead" / library.name
+    ahead.parent.mkdir()
+    for place in (lambda path: path, trust.checksum_file):
+        shutil.copyfile(place(library), place(ahead))
+    use(monkeypatch, ahead)
+    assert find_or_build(sources, tmp_path / "another") == (ahead, [])
+    truncate(ahead)
+    with pytest.raises(BuildError, match="is damaged: .*\n.*tfscale build --out"):
+        find_or_build(sources, tmp_path / "another")
 
 
 # ----------------------------------------------------------------------- errors
@@ -356,7 +491,7 @@ def test_help_does_not_import_tensorflow():
 def copy_of_checkout(tmp_path_factory):
     """What packaging needs, apart, so that it leaves nothing in the checkout."""
     copy = tmp_path_factory.mktemp("checkout")
-    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+    for name in ("setup.cfg", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(CHECKOUT / name, copy)
     for name in ("tfscale", "custom_ops"):
         ignore = shutil.ignore_patterns("__pycache__", "*.so", "*.o")
@@ -391,6 +526,14 @@ def test_wheel_carries_the_sources_and_brings_no_tensorflow(copy_of_checkout):
         if line.startswith("Requires-Dist") and "extra ==" not in line
     ]
     assert sorted(required) == ["numpy", "rich"]
+
+
+def test_a_build_leaves_nothing_beside_what_it_made(copy_of_checkout):
+    """What lies in build/ gets into the next wheel, modules that are deleted since too."""
+    packaging(copy_of_checkout, "build_wheel")
+    left = {path.name for path in copy_of_checkout.iterdir()}
+    expected = {"setup.cfg", "setup.py", "pyproject.toml", "README.md", "LICENSE"}
+    assert left == {*expected, "tfscale", "custom_ops", "made"}
 
 
 def test_sdist_carries_the_sources(copy_of_checkout):

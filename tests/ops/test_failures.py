@@ -11,6 +11,7 @@ from helpers import PATIENCE, assert_disagreement, group, integers, slowly
 
 from tfscale.collectives import ring
 from tfscale.ops import Group, all_gather, all_reduce, broadcast, reduce_scatter
+from tfscale.ops.library import known_to_all
 
 
 def assert_goes_on(group):
@@ -65,11 +66,28 @@ def test_ranks_that_disagree_are_refused_by_name(what, ranks):
     body_with_list = group(ranks).function(lambda c, x: tf.nest.flatten(body(c, x)))
     with pytest.raises(tf.errors.InvalidArgumentError, match="ranks do not agree") as error:
         body_with_list([tf.range(12.0)] * ranks)
+    assert known_to_all(error.value)
     message = str(error.value)
     assert_disagreement(message, odd=ranks - 1)
     for word in words:
         assert word in message
     assert_goes_on(group(ranks))
+
+
+def test_errors_of_one_rank_alone_are_told_from_those_of_which_all_hear():
+    communicator = group(2).communicators[0]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="residual must have the shape") as own:
+        all_reduce(tf.ones([2, 2]), communicator, residual=tf.ones(3), wire="int8", name="own")
+    assert not known_to_all(own.value)
+    assert not known_to_all(tf.errors.CancelledError(None, None, "rank 0 (CPU:0) gave up"))
+    marked = tf.errors.CancelledError(None, None, "", {b"tfscale/known-to-all": b"1"})
+    try:
+        try:
+            raise marked
+        except tf.errors.OpError:  # as Keras does, where a layer's call fails
+            raise RuntimeError("while calling a layer") from None
+    except RuntimeError as error:
+        assert known_to_all(error)
 
 
 def test_a_rank_that_does_not_come_is_named_and_life_goes_on():

@@ -12,6 +12,8 @@ from tests.optimizers.common import flat, hessian
 from tfscale.optimizers.adahessian import AdaHessian
 from tfscale.optimizers.probes import signs
 
+pytestmark = pytest.mark.slow
+
 # ------------------------------------------------------------------ against the Hessian
 
 

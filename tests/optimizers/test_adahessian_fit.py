@@ -12,6 +12,8 @@ from keras import layers
 from tfscale import ScaleStrategy
 from tfscale.optimizers.adahessian import AdaHessian
 
+pytestmark = pytest.mark.slow
+
 ROWS, BATCH = 64, 16
 # Far from where rounding is amplified by a curvature near zero.
 AdaHessian = functools.partial(AdaHessian, learning_rate=0.05, epsilon=0.1)
@@ -159,6 +161,65 @@ def test_a_curvature_that_overflowed_is_not_used():
     scaled_step(scaler, w, [np.nan, 1.0])
     m = scaler.inner_optimizer._momentums[0].numpy() / (1 - 0.9**4)
     np.testing.assert_allclose(w, before - 0.05 * m / [2, 4], rtol=1e-5)
+
+
+WRAPS = {
+    "bare": lambda optimizer: optimizer,
+    "scaled": lambda optimizer: keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=1.0),
+}
+
+
+def after_steps(wrap, curvatures, **arguments):
+    """What both numbers of a variable are after steps with these D and gradients of 1."""
+    inner = AdaHessian(learning_rate=0.1, epsilon=0.5, **arguments)
+    optimizer, w = WRAPS[wrap](inner), keras.Variable([1.0, 2.0], name="kernel")
+    optimizer.build([w])
+    for d in curvatures:
+        with inner.given([tf.constant(d)]):
+            optimizer.apply([tf.constant([1.0, 1.0])], [w])
+    return w.numpy()
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+@pytest.mark.parametrize("power", [1.0, 0.8])
+def test_where_the_curvature_is_0_steps_are_those_of_the_momentum_by_epsilon(wrap, power):
+    """Scaled or not."""
+    found = after_steps(wrap, [[0.0, 0.0]], hessian_power=power)
+    np.testing.assert_allclose(found, [1 - 0.1 / 0.5, 2 - 0.1 / 0.5], rtol=1e-6)
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+@pytest.mark.parametrize("bad", [np.inf, np.nan, 1e30])
+def test_what_has_had_no_curvature_does_not_move_and_then_begins_anew(wrap, bad):
+    """1e30 is finite, and its square is not."""
+    np.testing.assert_array_equal(after_steps(wrap, [[bad, 1.0]] * 3), [1, 2])
+    found = after_steps(wrap, [[bad, 1.0]] * 3 + [[0.0, 4.0]])
+    np.testing.assert_allclose(found, [1 - 0.1 / 0.5, 2 - 0.1 / (4 + 0.5)], rtol=1e-5)
+
+
+def test_a_scaler_is_known_however_it_came_to_be():
+    class Own(keras.optimizers.LossScaleOptimizer):
+        def __init__(self, inner):
+            super().__init__(inner, initial_scale=64.0)
+
+    inner = AdaHessian()
+    own = Own(inner)
+    assert inner._loss_scale() == 64.0
+    config = keras.optimizers.LossScaleOptimizer(AdaHessian(), initial_scale=32.0).get_config()
+    again = keras.optimizers.LossScaleOptimizer.from_config(config)
+    assert again.inner_optimizer._loss_scale() == 32.0
+    del own
+
+
+def test_a_scaler_that_is_not_known_is_an_error():
+    """Something else does to it what Keras's scaler does: D would be that of the scaled loss."""
+    optimizer, w = AdaHessian(), keras.Variable([1.0, 2.0], name="kernel")
+    optimizer.loss_scale_factor = None
+    with pytest.raises(RuntimeError, match="by how much its loss is scaled.*factor to 1.0"):
+        optimizer.apply([tf.constant([1.0, 1.0])], [w])
+    optimizer.loss_scale_factor = 1.0
+    with optimizer.given([tf.constant([1.0, 1.0])]):
+        optimizer.apply([tf.constant([1.0, 1.0])], [w])
 
 
 # ------------------------------------------------------------ accumulation, checkpoints

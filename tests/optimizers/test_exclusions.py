@@ -1,7 +1,5 @@
 """Lists of exclusions: what they find, that they are kept, and what is said of them."""
 
-import warnings
-
 import keras
 import numpy as np
 import pytest
@@ -72,21 +70,20 @@ def test_keras_way_to_exclude_replaces_the_list_and_is_saved():
 
 
 @pytest.mark.parametrize("kind", [LAMB, LARS])
-def test_a_pattern_that_finds_nothing_is_told_once(kind):
+def test_a_pattern_that_finds_nothing_is_told_once(kind, caplog):
     optimizer = kind(exclude_from_adaptation=["layer_norm", "bias"])
-    with pytest.warns(UserWarning) as told:
-        moved(optimizer)
-    (one,) = told
-    assert str(one.message) == (
+    moved(optimizer)
+    (one,) = caplog.records
+    assert one.levelname == "WARNING"
+    assert one.getMessage() == (
         "exclude_from_adaptation: 'layer_norm' is found in no variable's path; "
         "paths are a/kernel, a/bias, b/kernel"
     )
 
 
-def test_the_default_lists_may_find_nothing():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        moved(LAMB(), ("kernel",))
+def test_the_default_lists_may_find_nothing(caplog):
+    moved(LAMB(), ("kernel",))
+    assert not caplog.records
 
 
 def test_another_backend_is_refused(monkeypatch):

@@ -33,7 +33,7 @@ def fit(model, callback, **settings):
         ({}, "exactly one of budget, fraction, layers and segments, got none"),
         ({"fraction": 0.5, "budget": 1}, "got budget, fraction"),
         ({"fraction": 1.5}, "above 0 and at most 1, got 1.5"),
-        ({"budget": "much"}, "number of bytes above 0 .*, got 'much'"),
+        ({"budget": "much"}, "budget is a number of bytes, .*'25MB'.*; got 'much'"),
         ({"budget": -1}, "got -1"),
         ({"layers": "dense"}, "list of names of layers, got 'dense'"),
         ({"segments": 4}, 'segments is "sqrt", got 4'),

@@ -69,7 +69,13 @@ def same_training(kind):
     return assert_same_training(KINDS[kind])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+# One of each kind of graph; the others are slow.
+QUICK = ("dense", "dropout", "stacked convolutions", "lstm", "batch norm", "shared")
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=[] if k in QUICK else pytest.mark.slow) for k in KINDS]
+)
 def test_same_bits(kind):
     same_training(kind)
 
@@ -92,6 +98,7 @@ def test_a_loop_is_computed_again():
     assert any("While" in plan.step.ops[op].kind for one in plan.again for op in one.ops)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 def test_mixed_precision(policy):
     keras.config.set_dtype_policy(policy)
@@ -111,11 +118,13 @@ SETTINGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
 def test_ways_to_train(name):
     assert_same_training(models.residual, **SETTINGS[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dense", "dropout", "pooling", "residual", "transformer"])
 def test_batches_that_differ_in_size(kind):
     """Their size is not known where the graph is optimized."""

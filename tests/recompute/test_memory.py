@@ -10,7 +10,10 @@ import pytest
 
 from tfscale.bench.memory import Asked, main, measure
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
+]
 
 OUT_OF_MEMORY = ("OOM", "ResourceExhausted", "bad_alloc", "MemoryError", "pthread_create")
 
@@ -48,7 +51,8 @@ def test_a_model_that_does_not_fit_trains_with_recomputation():
 
 
 @pytest.mark.parametrize(
-    ("model", "replicas", "fraction"), [("transformer", 1, 0.4), ("mlp", 2, 0.6)]
+    ("model", "replicas", "fraction"),
+    [("transformer", 1, 0.4), pytest.param("mlp", 2, 0.6, marks=pytest.mark.full)],
 )
 def test_a_step_takes_what_was_predicted(model, replicas, fraction):
     """At full size: docs/benchmarks.md."""

@@ -2,12 +2,11 @@
 
 import os
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
-from tfscale.launch import LocalWorkers
+from tests import warm
 
 WORKER = Path(__file__).parent / "workers" / "train.py"
 ROOT = Path(__file__).parents[2]
@@ -25,8 +24,8 @@ SECONDS = 600  # on the busiest machine
 )
 def test_all_workers_train_the_same(workers, devices):
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, str(WORKER), str(devices)]
-    with LocalWorkers(command, workers, environment={"PYTHONPATH": path}) as group:
+    command = [str(WORKER), str(devices)]
+    with warm.Workers(command, workers, environment={"PYTHONPATH": path}) as group:
         printed = group.wait(SECONDS)
     told = [re.findall(r"^SAME (.*)$", output, re.MULTILINE) for output in printed]
     assert all(one == told[0] for one in told), told

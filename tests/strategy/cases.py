@@ -69,8 +69,7 @@ BRAIN = (
     "when the rows of a batch change places"
 )
 
-CASES = [
-    # Optimizers
+OPTIMIZERS = [
     Case("sgd_even", plain, fit(even)),
     Case("sgd", plain, fit()),
     Case("adam", classifier(ADAM), fit()),
@@ -91,18 +90,24 @@ CASES = [
         classifier(partial(curved, samples=2)),
         m.fit_and_tell_curvature,
     ),
-    # Batches and replicas
+]
+
+BATCHES = [  # batches and replicas
     Case("batch_of_15", plain, fit(batch_size=15)),
     Case("batch_of_1", plain, fit(partial(m.numbers, STEPS), batch_size=1)),
     Case("short_first_batch", plain, fit(m.short_first)),
     Case("last_batch_of_1", plain, fit(one_left)),
     Case("last_batch_of_1_adam", classifier(ADAM), fit(one_left)),
-    # Clipping
+]
+
+CLIPPING = [
     Case("clipnorm", classifier(partial(momentum, clipnorm=0.05)), fit()),
     Case("global_clipnorm", classifier(partial(momentum, global_clipnorm=0.05)), fit()),
     Case("clipvalue", classifier(partial(momentum, clipvalue=0.01)), fit()),
     Case("clipnorm_adam", classifier(partial(ADAM, clipnorm=0.05)), fit()),
-    # Accumulation and averages
+]
+
+AVERAGES = [  # accumulation and averages
     Case("accumulate_2", classifier(partial(momentum, gradient_accumulation_steps=2)), fit()),
     Case("accumulate_4", classifier(partial(ADAM, gradient_accumulation_steps=4)), fit()),
     Case(
@@ -116,7 +121,9 @@ CASES = [
         classifier(partial(SGD, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=3)),
         fit(),
     ),
-    # Losses
+]
+
+LOSSES = [
     Case("masked", reader(momentum, m.masked_time_distributed), fit(m.sentences)),
     Case("masked_lstm", reader(momentum, m.masked_lstm), fit(m.sentences)),
     Case(
@@ -149,10 +156,14 @@ CASES = [
     Case("activity", classifier(momentum, partial(m.dense, activity_regularizer="l2")), fit()),
     Case("add_loss", classifier(momentum, lambda x: m.Penalty()(m.dense(x))), fit()),
     Case("several_outputs", m.several_outputs, fit(m.two_targets)),
-    # Steps of one's own
+]
+
+OWN_STEPS = [
     Case("own_step", m.own_step, fit()),
     Case("two_optimizers", m.adversaries, fit(m.noise_and_real)),
-    # Layers with state, sparse gradients, constraints
+]
+
+LAYERS = [  # layers with state, sparse gradients, constraints
     Case("batch_norm", classifier(momentum, m.batch_norm), fit()),
     Case("batch_norm_adam", classifier(ADAM, m.batch_norm), fit()),
     Case("embedding", reader(momentum, m.embedded), fit(m.topics)),
@@ -172,7 +183,9 @@ CASES = [
         classifier(momentum, partial(m.dense, kernel_constraint=keras.constraints.MaxNorm(0.5))),
         fit(),
     ),
-    # Precision
+]
+
+PRECISION = [
     Case("float16", m.under("mixed_float16", plain), fit(), 1e-3, HALVES),
     Case(
         "float16_overflow",
@@ -182,14 +195,18 @@ CASES = [
         HALVES,
     ),
     Case("bfloat16", m.under("mixed_bfloat16", plain), fit(), 1e-2, BRAIN),
-    # Learning rates
+]
+
+RATES = [
     Case(
         "schedule",
         classifier(lambda: momentum(learning_rate=optimizers.schedules.CosineDecay(0.1, 20))),
         fit(),
     ),
     Case("callback", plain, fit(callbacks=[m.EachBatchSlower()])),
-    # How Keras runs a step
+]
+
+RUNNING = [
     Case("steps_per_execution", classifier(momentum, steps_per_execution=4), fit()),
     Case("run_eagerly", classifier(momentum, run_eagerly=True), fit()),
     Case("run_eagerly_clipped", classifier(partial(ADAM, clipnorm=0.05), run_eagerly=True), fit()),
@@ -200,7 +217,9 @@ CASES = [
     Case("on_batches", plain, m.on_batches),
     # Workers of one device each cannot tell a batch for all of them from their part of one.
     Case("predict_on_batch", plain, m.fit_and_predict_on_batch, layouts=("1x2", "1x4", "2x2")),
-    # Data
+]
+
+DATA = [
     Case("dataset", plain, fit(m.dataset)),
     Case("repeated", plain, fit(lambda: m.dataset().repeat(), steps_per_epoch=STEPS)),
     Case("generator", plain, fit(m.generator, steps_per_epoch=STEPS)),
@@ -210,8 +229,30 @@ CASES = [
     Case("shard_file", plain, m.fit_files, layouts=WORKERS),
 ]
 
+PARTS = (
+    OPTIMIZERS,
+    BATCHES,
+    CLIPPING,
+    AVERAGES,
+    LOSSES,
+    OWN_STEPS,
+    LAYERS,
+    PRECISION,
+    RATES,
+    RUNNING,
+    DATA,
+)
+CASES = [case for part in PARTS for case in part]
 BY_NAME = {case.name: case for case in CASES}
 
 
-def names(layout):
-    return [case.name for case in CASES if layout in case.layouts]
+def rows():
+    """Layout and name, for all layouts of all cases."""
+    return [(layout, case.name) for layout in LAYOUTS for case in CASES if layout in case.layouts]
+
+
+def aspects(row):
+    """What a sample of the rows must have: each case, and each part of the table in each layout."""
+    layout, name = row
+    (part,) = [i for i, part in enumerate(PARTS) if BY_NAME[name] in part]
+    return [name, (part, layout)]

@@ -51,3 +51,9 @@ def wrongs(case, expected, found):
     for worker, record in enumerate(found):
         for line in differences(case, expected, record):
             yield f"worker {worker} of {len(found)}: {line}"
+
+
+def check(case, expected, found):
+    """Assert that nothing is."""
+    wrong = list(wrongs(case, expected, found))
+    assert not wrong, "\n".join(wrong)

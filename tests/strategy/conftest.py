@@ -4,31 +4,29 @@ import functools
 
 import pytest
 
-from tests.strategy.groups import chosen, take
+from tests.strategy.groups import chosen, judge, take
+
+
+def check(records):
+    for worker, record in enumerate(records):
+        if "skipped" in record:
+            pytest.skip(record["skipped"])
+        assert "error" not in record, f"worker {worker}: {record['error']}"
 
 
 @pytest.fixture(scope="session")
-def made(request):
-    """The records of a layout's checks; its workers start when the first test asks."""
+def passes(request):
+    """Asserts that a check passed on all workers of a layout, which start at the first check."""
+    from tests.strategy import features, randomness
+
+    checks = features.CHECKS | randomness.CHECKS
+    make = functools.partial(take, "check.py", "scale")
 
     @functools.cache
-    def outcome(layout):
-        from tests.strategy import features, randomness
-
-        checks = features.CHECKS | randomness.CHECKS
-        return take("check.py", "scale", layout, chosen(request, checks, [layout]))
-
-    return outcome
-
-
-@pytest.fixture
-def passes(made):
-    """Asserts that a check passed on all workers of a layout."""
+    def made(layout):
+        return make(layout, chosen(request, checks, [layout]))
 
     def ask(layout, case):
-        for worker, record in enumerate(made(layout)[case]):
-            if "skipped" in record:
-                pytest.skip(record["skipped"])
-            assert "error" not in record, f"worker {worker}: {record['error']}"
+        judge(check, made(layout)[case], lambda: make(layout, [case])[case])
 
     return ask

@@ -1,4 +1,13 @@
-"""Groups of workers that take cases in turn: what came out, by case and worker."""
+"""Groups of workers that take cases in turn: what came out, by case and worker.
+
+A test module of any folder gives its cases to a group: a script that calls ``turns.take`` with
+what one case does, and here
+
+    records = take("exact.py", "scale", "2x1", ["adam", "sgd"])  # {case: [of worker 0, of 1]}
+    judge(check, records["adam"], lambda: take("exact.py", "scale", "2x1", ["adam"])["adam"])
+
+The processes are warm, and live until their group has taken all its cases.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +15,13 @@ import contextlib
 import json
 import os
 import re
-import sys
 import tempfile
 import time
+import warnings
 from pathlib import Path
 
-from tfscale.launch import LocalWorkers, WorkerFailed
+from tests import warm
+from tfscale.launch import WorkerFailed
 
 WORKERS = Path(__file__).parent / "workers"
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,10 +36,9 @@ def start(script, layout, **environment):
     own = {"PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "2", "LAYOUT": layout}
     if workers == 1:
         own["TF_CONFIG"] = "{}"
-    command = [sys.executable, str(WORKERS / script)]
     with tempfile.TemporaryDirectory() as meeting:
-        own["MEETING"] = meeting
-        with LocalWorkers(command, workers, environment={**own, **environment}) as group:
+        own |= {"MEETING": meeting, **environment}
+        with warm.Workers([str(WORKERS / script)], workers, environment=own) as group:
             yield group
 
 
@@ -53,10 +62,29 @@ def records(output):
     return {record["case"]: record for record in found}
 
 
+def judge(check, found, again):
+    """``check`` what a case has left in a group that took others before it.
+
+    If that fails, the case is run ``again`` by processes that have taken no other; that decides.
+    A warning tells of a case which failed after others alone: pytest lists it at the end.
+    """
+    try:
+        check(found)
+    except AssertionError as failure:
+        check(again())
+        warnings.warn(f"passed in fresh processes only; before that: {failure}", stacklevel=2)
+
+
 def take(script, strategy, layout, cases):
     """Records of all workers for each case.
 
     A case that ends its group (it hung, or a worker failed) costs the others only a new start.
+
+    Args:
+        script: a file of this folder's ``workers``, or a path; it calls ``turns.take``.
+        strategy: "scale", "stock" or "none", as ``turns`` has them.
+        layout: workers x devices of each, as in "2x1".
+        cases: names that the script knows.
     """
     done, left, end = {}, list(cases), time.monotonic() + SECONDS
     while left:

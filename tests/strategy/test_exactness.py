@@ -1,5 +1,8 @@
 """k replicas = one device: every case of the table, in every layout.
 
+``make test`` trains each case in one layout or two, and each part of the table in every layout;
+``make test-all`` trains all cases in all layouts.
+
 One group of workers per layout trains all cases that were selected (`-k "1x2 and clip"` trains
 just those), one process without a strategy makes the references, and each test compares.
 """
@@ -8,9 +11,10 @@ import functools
 
 import pytest
 
-from tests.strategy.cases import BY_NAME, LAYOUTS, names
-from tests.strategy.compare import differences, unequal, wrongs
-from tests.strategy.groups import SECONDS, chosen, take
+from tests.covering import params
+from tests.strategy.cases import BY_NAME, LAYOUTS, aspects, rows
+from tests.strategy.compare import check, differences, unequal
+from tests.strategy.groups import SECONDS, chosen, judge, take
 from tests.strategy.models import EPOCHS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * SECONDS + 60)]
@@ -31,16 +35,17 @@ def trained(request):
     return outcome
 
 
-@pytest.mark.parametrize(
-    ("layout", "case"), [(layout, case) for layout in LAYOUTS for case in names(layout)]
-)
+@pytest.mark.parametrize(("layout", "case"), params(rows(), aspects))
 def test_replicas_train_as_one_device(trained, layout, case, record_property):
     (expected,) = trained("none", "1x1")[case]
     assert "error" not in expected, f"one device: {expected['error']}"
     found = trained("scale", layout)[case]
     record_property("seconds", [record.get("seconds") for record in found])
-    wrong = list(wrongs(BY_NAME[case], expected, found))
-    assert not wrong, "\n".join(wrong)
+    judge(
+        functools.partial(check, BY_NAME[case], expected),
+        found,
+        lambda: train("scale", layout, [case])[case],
+    )
 
 
 # Known to differ from one device in TensorFlow's own strategy: the check can fail.

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import group
+from helpers import PATIENCE, group
 
+from tfscale.ops import Group
 from tfscale.strategy.exchange import JOIN_UP_TO, Exchange, joined, separated
 from tfscale.strategy.schedules import Fixed
 
@@ -167,3 +168,20 @@ def test_joined_and_separated_undo_each_other(exchange, how):
     assert joined(tensors).shape == [4]
     for found, tensor in zip(separated(joined(tensors), tensors), tensors):
         np.testing.assert_array_equal(found, tensor)
+
+
+def test_the_cause_of_what_failed_on_one_replica_is_raised(how):
+    """At once: eagerly the others are in an exchange by then, and hear that it won't come."""
+    if how == "graph":
+        pytest.skip("a graph runs on all replicas or on none")
+    own = Group.local([f"CPU:{i}" for i in range(RANKS)], deadline=PATIENCE)
+    own.join()
+    exchange = Exchange(own, Fixed("ring", RANKS))
+
+    def body(replica):
+        if replica == 1:
+            raise LookupError("of my own")
+        return exchange.sum_all(replica, [tf.ones([2])], "never")
+
+    with pytest.raises(LookupError, match="of my own"):
+        on_each(exchange, how, body)

@@ -6,12 +6,15 @@ import logging
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers
 
 from tests.strategy.models import BATCH
 from tfscale import ScaleStrategy
 from tfscale.collectives import Link
 from tfscale.collectives.choose import COST_MODEL, Chooser
+from tfscale.strategy.explain import Explanation, Row
+from tfscale.strategy.memory import ATTRIBUTE
 
 WORDS, WIDTH, STEPS = 40, 64, 3
 
@@ -29,9 +32,13 @@ def trained(strategy, **how):
         outputs = layers.Dense(WIDTH, name="second")(hidden)
         model = keras.Model(inputs, layers.Dense(1, name="head")(outputs))
         model.compile(keras.optimizers.SGD(0.01), "mse", **how)
-    x = np.random.default_rng(1).integers(0, WORDS, [STEPS * BATCH, 5])
-    model.fit(x, x.sum(1), batch_size=BATCH, verbose=0)
+    model.fit(*data(), batch_size=BATCH, verbose=0)
     return model
+
+
+def data():
+    x = np.random.default_rng(1).integers(0, WORDS, [STEPS * BATCH, 5])
+    return x, x.sum(1)
 
 
 MIXED = {"second/kernel": "int4", "bias": "bf16", "*": "int8"}
@@ -90,15 +97,38 @@ def test_what_was_measured_comes_from_the_engine(rows):
         assert (row.algorithm, row.why, row.predicted) == ("ring", "asked for", 0)
 
 
-def test_the_table_is_for_people(mixed, capsys):
-    mixed[0].explain()
-    printed = capsys.readouterr().out
-    for word in ("bucket", "wire", "int4 +", "ring", "asked"):
-        assert word in printed
+def test_the_table_is_for_people_who_ask_for_it(mixed, capsys):
+    explained = mixed[0].explain()
+    assert not capsys.readouterr().out
+    print(explained)
+    printed = capsys.readouterr().out.splitlines()
+    assert max(map(len, printed)) <= 80
+    assert printed[0] == "Gradients, in the order in which they travel"
+    assert printed[1].split() == ["numbers", "bytes", "wire", "ms", "by", "model", "ms", "taken"]
+    words = "\n".join(printed[2::2])
+    for row in explained:
+        assert f"{row.bucket}, by {row.algorithm} ({row.why})" in words
+    assert any(f"{WIDTH * WIDTH:,}" in line and "int4 + feedback" in line for line in printed[3::2])
+    assert repr(explained) == str(explained)  # so does a notebook
+
+
+def test_long_names_are_not_broken():
+    """But begin a new line, at a space."""
+    path = "/a/folder/with/a/name/so/long/that/it/alone/is/longer/than/a/line/of/eighty/characters"
+    row = Row("adam gradients 0: encoder/kernel", (), 10**10, "int4", True, 5 * 10**9, 4 * 10**10,
+              "hierarchical(8x8, ring)", f"pinned by {path}", 1.0, 1, 1.0, 1.0)  # fmt: skip
+    lines = str(Explanation([row], 2)).splitlines()
+    assert f"  {path})" in lines
+    assert max(len(line) for line in lines if path not in line) <= 80
+
+
+def test_one_replica_has_nothing_to_explain():
+    assert str(on(1).explain()) == "Nothing travels: there is one replica."
 
 
 def test_before_the_first_step_there_is_nothing_to_tell():
     assert on(2).explain() == []
+    assert "Nothing to show yet" in str(on(2).explain())
 
 
 def test_eager_steps_are_counted():
@@ -155,3 +185,45 @@ def test_what_auto_chose_is_written_edited_and_read(tmp_path):
 def test_what_was_asked_for_is_not_written(tmp_path):
     with pytest.raises(ValueError, match="there is nothing to write"):
         on(2).dump(tmp_path / "chosen.json")
+
+
+def test_two_optimizers_of_one_name_are_told_apart():
+    strategy = on(2)
+    with strategy.scope():
+        first, second = (
+            keras.Variable(tf.ones([3]), name="a"),
+            keras.Variable(tf.ones([5]), name="b"),
+        )
+        optimizers = [keras.optimizers.SGD(0.1, name="same") for _ in range(2)]
+
+    @tf.function
+    def step():
+        def each():
+            optimizers[0].apply([tf.ones([3])], [first])
+            optimizers[1].apply([tf.ones([5])], [second])
+
+        strategy.run(each)
+
+    step()
+    assert sorted((row.variables, row.elements, row.calls) for row in strategy.explain()) == [
+        (("a",), 3, 1),
+        (("b",), 5, 1),
+    ]
+
+
+def test_a_wire_that_rows_do_not_take_is_told_once(caplog):
+    strategy = on(2, wire={"embeddings": "int4", "*": "bf16"})
+    with caplog.at_level(logging.WARNING, "tfscale"):
+        model = trained(strategy)
+        model.fit(*data(), batch_size=BATCH, verbose=0)
+    told = [r.getMessage() for r in caplog.records if "rows of a table" in r.getMessage()]
+    assert len(told) == 1
+    assert "words/embeddings" in told[0]
+    assert "'int4'" in told[0]
+
+
+def test_nothing_is_kept_of_what_rows_would_lose():
+    """No residuals of a whole table that nobody reads, in memory or in a checkpoint."""
+    model = trained(on(2, wire={"embeddings|second/kernel": "int4"}))
+    (kept,) = getattr(model.optimizer, ATTRIBUTE)._kinds()["residual"].values()
+    assert kept.shape[-2:] == [WIDTH, WIDTH]

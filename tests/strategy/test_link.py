@@ -5,20 +5,27 @@ import logging
 import math
 import os
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers import group
 
+from tests import warm
 from tfscale.collectives import Cluster, Link
-from tfscale.launch import LocalWorkers
 from tfscale.ops import Group, build, library
 from tfscale.strategy import link
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = Path(__file__).parent / "workers" / "link.py"
+CLUSTER_OF_5 = json.dumps(
+    {
+        "groups": [2, 3],
+        "inner": {"alpha": 0, "beta": 0},
+        "outer": {"alpha": 0, "beta": 0},
+        "gamma": 0,
+    }
+)
 ALPHA, BETA, GAMMA = 3e-4, 2e-9, 5e-10
 
 
@@ -108,6 +115,9 @@ class TestCache:
             (lambda text: text[:20], "this is not JSON"),
             (lambda text: text.replace("alpha", "alhpa"), "alhpa: expected no such key"),
             (lambda text: text.replace("gamma", "gama"), "gamma: expected a number"),
+            (lambda text: "[" * 100_000, "of a few levels"),
+            (lambda text: text.replace("{", "\0"), "zero bytes"),
+            (lambda text: CLUSTER_OF_5, "groups: expected sizes that add up to 2 ranks"),
         ],
     )
     def test_a_broken_entry_is_replaced_and_told_once(self, cache, caplog, edit, why):
@@ -147,8 +157,7 @@ def test_two_processes_measure_the_same_bits_and_agree_on_the_cache(tmp_path, de
         "MEETING": str(tmp_path),
     }
     caches = [{"TFSCALE_CACHE": str(tmp_path / name)} for name in "ab"]
-    command = [sys.executable, str(WORKER)]
-    with LocalWorkers(command, 2, environment=environment, environments=caches) as workers:
+    with warm.Workers([str(WORKER)], 2, environment=environment, environments=caches) as workers:
         one, other = (of_worker(output) for output in workers.wait(300))
     print("MEASURED", one)
     measured, again, *_ = one  # then one entry is lost, then one differs

@@ -6,6 +6,7 @@ Each test stands for one of them; where a new version breaks it, its name says w
 from __future__ import annotations
 
 import inspect
+import zipfile
 
 import helpers
 import keras
@@ -19,6 +20,7 @@ from tensorflow.python.eager import context
 
 from tests.strategy.models import ADAM, classifier, numbers
 from tfscale import ScaleStrategy
+from tfscale.backup import InMemory
 from tfscale.keras_objects import innermost
 from tfscale.ops import xla
 from tfscale.strategy import keras_seam, private
@@ -92,7 +94,7 @@ def test_health_checks_can_be_turned_off():
 
 
 def test_tensorflows_own_service_may_be_told_how_long_to_wait():
-    """Before it starts; a strategy asks whether that was done. See ``outlast_tensorflow``."""
+    """Before it starts; a strategy asks whether that was done. See ``starting``."""
     arguments = ["service_type", "service_leader", "heartbeat_timeout_in_ms", "coordinated_jobs"]
     assert set(arguments) <= set(parameters(context.Context.configure_coordination_service))
     starts = inspect.getsource(private.CollectiveAllReduceExtended._initialize_multi_worker)
@@ -368,6 +370,55 @@ def test_keras_averages_a_first_batch_for_its_shapes(model, monkeypatch):
     x, y = numbers(5)
     model.fit(x, y, batch_size=3, verbose=0)
     assert "_maybe_symbolic_build" in callers
+
+
+def test_a_fit_begins_once_however_often_it_validates(model, monkeypatch):
+    """It builds its model once; ``evaluate`` does so for itself."""
+    begun, ours = [], keras_seam.fit_that_begins
+
+    def noted():
+        # One call is between this and the scope, as without this function.
+        found = ours()
+        begun.extend([found] if found else [])
+        return found
+
+    monkeypatch.setattr(keras_seam, "fit_that_begins", noted)
+    held, callback = numbers(4), keras.callbacks.Callback()
+    how = {"epochs": 2, "validation_data": held, "verbose": 0}
+    model.fit(*numbers(4), callbacks=[callback], **how)
+    length = {"number of epochs": 2, "initial_epoch": 0, "batch_size": None}
+    length |= {"number of steps in an epoch": 1, "validation_data": "some"}
+    length |= {"validation_freq": 1, "number of steps in a validation": 1}
+    assert begun == [(model, [callback], length)]
+    model.fit(*numbers(4), **how)
+    model.evaluate(*held, verbose=0)
+    assert begun[1:] == [(model, [], length)]
+
+
+def test_backups_have_their_names(model):
+    """``WholeBackup`` overrides two of them and reads and sets the others."""
+    callback = keras.callbacks.BackupAndRestore("folder")
+    assert parameters(callback._save_model) == parameters(callback._load_model) == []
+    names = ["_weights_path", "_prev_weights_path", "_training_metadata_path"]
+    assert {*names, "_current_epoch", "_last_batch_seen"} <= set(vars(callback))
+    for name in ("_save_model", "_should_save_model"):
+        found = parameters(getattr(keras.callbacks.ModelCheckpoint, name))
+        assert found[:4] == ["self", "epoch", "batch", "logs"]
+    assert model._initial_epoch is None
+    assert "self._initial_epoch or initial_epoch" in inspect.getsource(type(model).fit)
+
+
+def test_weights_go_to_a_file_in_memory_and_come_from_there(model):
+    before = [v.numpy() for v in model.variables]
+    file = InMemory("some.weights.h5")
+    model.save_weights(file)
+    model.set_weights([0 * w for w in model.get_weights()])
+    model.load_weights(InMemory("some.weights.h5", file.getvalue() + b"and more"))
+    for one, other in zip(before, model.variables, strict=True):
+        np.testing.assert_array_equal(one, other.numpy())
+    file = InMemory("some.keras")
+    model.save(file)
+    assert zipfile.is_zipfile(file)
 
 
 def test_what_reads_data_and_predicts_has_its_names(model):

@@ -15,11 +15,11 @@ STEPS = 4  # in an epoch
 def run(tmp_path):
     """Runs a job on one folder; (exit codes, outputs)."""
 
-    def job(workers, callback, **settings):
+    def job(workers, callback, devices=1, **settings):
         environment = {name: str(value) for name, value in settings.items()}
         folder = str(tmp_path / "backup")
         with start(
-            "restart.py", f"{workers}x1", CALLBACK=callback, FOLDER=folder, **environment
+            "restart.py", f"{workers}x{devices}", CALLBACK=callback, FOLDER=folder, **environment
         ) as group:
             outputs, _ = finish(group, SECONDS)
             for process in group.processes:
@@ -63,9 +63,9 @@ def test_a_job_goes_on_from_its_backup_with_any_number_of_workers(run, tmp_path)
 
 def test_a_signal_makes_all_workers_save_and_leave_at_the_same_step(run):
     """Worker 1 gets it after 7 steps; they look every second step."""
-    codes, told = run(2, "tfscale", PREEMPT=7)
+    codes, told = run(2, "tfscale", devices=2, PREEMPT=7)
     assert codes == [3, 3], told
-    codes, outputs = run(2, "tfscale")
+    codes, outputs = run(2, "tfscale", devices=2)
     assert codes == [0, 0], outputs
     for output in outputs:
         assert beginnings(output)[0][:2] == (1, 8)  # the epoch begins again, its steps are kept

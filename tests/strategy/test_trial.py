@@ -149,3 +149,15 @@ def test_ranks_in_different_turns_are_refused():
     trials._steps[1]._running.assign([1])  # as after a step that failed on one rank alone
     with pytest.raises(tf.errors.InvalidArgumentError, match="ranks do not agree"):
         run(function, 1)
+
+
+def test_eager_steps_and_trials_that_are_over_leave_nothing():
+    trials = Trials(chooser())
+    communicator = group(RANKS).communicators[0]
+    for _ in range(3):
+        with trials.step(communicator) as step:
+            step.run(lambda schedule: schedule.name, tf.zeros([4]), SIZE)
+    assert trials._steps == []
+    run(exchange(trials), TURNS + 1)
+    trials.tell_chooser()
+    assert trials._steps == []

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tfscale import figures
 from tfscale.bench import link, machine
 from tfscale.bench.plan import STOCK, Contestant
 from tfscale.bench.run import Outcome, Request, Show, run
@@ -40,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
             link.bytes_per_second(request.link)
             link.check()
         if arguments.plot:
-            check_matplotlib()
+            figures.check_matplotlib()
         check_folders(arguments.json, arguments.plot)
         about = machine.describe()
         with ended_by_signals(), progress(console) as show:
@@ -257,13 +258,6 @@ def check_folders(*files: Path | None) -> None:
     for file in files:
         if file is not None and not os.access(file.absolute().parent, os.W_OK):
             raise OSError(f"cannot write {file}: no such folder, or not yours to write in")
-
-
-def check_matplotlib() -> None:
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise ImportError("--plot needs matplotlib: pip install tfscale[plot]") from None
 
 
 def _plot(request: Request, outcome: Outcome, about: dict[str, Any], path: Path) -> None:

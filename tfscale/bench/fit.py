@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from tfscale import figures
 from tfscale.bench import command, fit_trace, link, machine
 from tfscale.bench.fit_crew import Crew
 from tfscale.bench.fit_plan import PARTS, REPLICAS, WIRES, Contestant, contestants
@@ -33,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
             link.bytes_per_second(arguments.link)
             link.check()
         if arguments.plot or arguments.trace:
-            command.check_matplotlib()
+            figures.check_matplotlib()
         command.check_folders(arguments.json, arguments.plot, arguments.trace)
         about = machine.describe()
         with command.ended_by_signals(), command.progress(console) as show:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tfscale import figures
 from tfscale.bench.fit_table import Record
 from tfscale.bench.plot import FAINT, INK
 
@@ -16,13 +17,10 @@ _FIRST, _OTHERS = "#a9aeb6", "#3b6fb6"
 
 def draw(records: Sequence[Record]) -> Figure:
     """Bars of steps per second; grey is what the others are compared with."""
-    from matplotlib.figure import Figure
-
     groups: dict[tuple[str, int, int], list[Record]] = {}
     for record in records:
         groups.setdefault((record.part, record.processes, record.devices), []).append(record)
-    figure = Figure(figsize=(8.0, 0.6 + sum(0.8 + 0.3 * len(g) for g in groups.values())),
-                    layout="constrained")  # fmt: skip
+    figure = figures.figure(8.0, 0.6 + sum(0.8 + 0.3 * len(g) for g in groups.values()))
     sizes = [1 + len(group) for group in groups.values()]
     panels = figure.subplots(len(groups), 1, squeeze=False, height_ratios=sizes)[:, 0]
     for panel, ((part, processes, devices), group) in zip(panels, groups.items(), strict=True):

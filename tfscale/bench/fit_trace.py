@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from tfscale import figures
 from tfscale.bench.plot import FAINT, INK
 from tfscale.telemetry.timeline import (
     Profile,
@@ -46,11 +47,9 @@ def take(training: Fit, untimed: int, steps: int) -> dict[str, Any]:
 
 def draw(traces: Sequence[Trace]) -> Figure:
     """The last step: each rank's compute in one row, each exchange in a row below."""
-    from matplotlib.figure import Figure
-
     buckets = max(len(step_of(trace, -1).buckets) for trace in traces)
     height = 0.9 + len(traces) * (0.9 + 0.13 * buckets)
-    figure = Figure(figsize=(9.0, height), layout="constrained")
+    figure = figures.figure(9.0, height)
     panels = figure.subplots(len(traces), 1, sharex=True, squeeze=False)[:, 0]
     begin = min(trace.ends[-2] for trace in traces)
     for panel, trace in zip(panels, [step_of(each, -1) for each in traces], strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from tfscale import figures
 from tfscale.bench.table import Record
 
 if TYPE_CHECKING:
@@ -20,10 +21,8 @@ _MARKERS = ["o", "s", "D", "P", "*", "h", "d", "p"]
 
 def draw(records: Sequence[Record], title: str) -> Figure:
     """Colour tells the algorithm, line and marker the wire; the bound is a grey edge."""
-    from matplotlib.figure import Figure
-
     counts = list(dict.fromkeys(record.processes for record in records))
-    figure = Figure(figsize=(1.9 + 4.6 * len(counts), 5.0), layout="constrained")
+    figure = figures.figure(1.9 + 4.6 * len(counts), 5.0)
     panels = figure.subplots(1, len(counts), sharey=True, squeeze=False)[0]
     for panel, processes in zip(panels, counts, strict=True):
         shown = [record for record in records if record.processes == processes]

@@ -1,5 +1,6 @@
 """Callbacks for Keras's ``fit``."""
 
+from tfscale import tensorflow_needed as _  # noqa: F401
 from tfscale.callbacks.batch_growth import BatchGrowth
 from tfscale.callbacks.preemption import Preempted, Preemption
 from tfscale.callbacks.recompute import Recompute

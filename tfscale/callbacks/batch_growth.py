@@ -16,18 +16,18 @@ from tfscale.callbacks import progress
 class BatchGrowth(keras.callbacks.Callback):
     r"""Raises the global batch during the training, where others would lower the rate.
 
-    The noise in SGD's steps goes with :math:`\eta N / B`, for learning rate :math:`\eta`,
-    :math:`N` samples and batch :math:`B`. So a batch that grows by a factor does to it what
-    a rate that falls by the factor does, with fewer updates, and fewer exchanges between
-    replicas.
+    The noise in SGD's steps is in proportion to :math:`\eta N / B`, for learning rate
+    :math:`\eta`, :math:`N` samples and batch :math:`B`. So a batch that is larger by a factor
+    reduces it as much as a rate that is smaller by that factor, with fewer updates, and fewer
+    exchanges between replicas.
 
-    ``batches`` makes the data for ``fit``. Which batch a step has follows from the step alone, as
-    the optimizer has counted it, so a training that is resumed goes on with the right one.
+    ``batches`` makes the data for ``fit``. The number of the step, as the optimizer counts it,
+    decides the batch size, so a training that is resumed goes on with the right one.
 
     - **Epochs.** The data has no end: ``fit`` needs ``steps_per_epoch``. So all its epochs
       have the same number of steps, and more and more samples. ``by_epochs`` and ``steps``
       translate from passes over the data, in which papers count.
-    - **The learning rate** is not touched: that is the idea. Scale it for the first batch.
+    - **The learning rate** stays as it is. Scale it for the first batch.
     - **Replicas** get equal parts: each size must be a multiple of their number.
     - Batches are always full: one that begins at the end of a pass goes on in the next pass. A
       new size begins a new pass.

@@ -1,27 +1,31 @@
-"""Leave when the machine is about to be taken away, with everything saved."""
+"""Save and end the program when the machine is about to be taken away."""
 
 from __future__ import annotations
 
-import signal
-import threading
 from typing import Any
 
 import keras
 import tensorflow as tf
+
+from tfscale.backup import WholeBackup
+from tfscale.callbacks.sigterm import Sigterm
+from tfscale.keras_objects import KERAS_2
 
 
 class Preempted(SystemExit):
     """Ends ``fit`` and, if nobody catches it, the program."""
 
 
-class Preemption(keras.callbacks.BackupAndRestore):
-    """Keras's ``BackupAndRestore`` that also saves, and leaves, when a worker gets SIGTERM.
+class Preemption(WholeBackup):
+    """Keras's ``BackupAndRestore`` that also saves, and ends the program, on SIGTERM.
 
     All workers finish the same step, save, and raise ``Preempted`` from ``fit``, which
     ends the program with ``exit_code``. Started again, the training goes on from there.
+    A signal that comes when the last step is done counts, too: started again, ``fit`` then
+    restores the trained model and returns.
 
-    That workers agree costs one exchange of a number every ``check_every`` steps; with
-    one worker there is none.
+    That workers agree costs one exchange of a number every ``check_every`` steps and at the
+    end of each epoch; with one worker there is none.
 
     Args:
         backup_dir: as for ``BackupAndRestore``.
@@ -36,6 +40,8 @@ class Preemption(keras.callbacks.BackupAndRestore):
         >>> model.fit(x, y, callbacks=[tfscale.callbacks.Preemption("/shared/backup")])
     """
 
+    _sigterm: Sigterm  # while it trains
+
     def __init__(
         self,
         backup_dir: str,
@@ -44,23 +50,22 @@ class Preemption(keras.callbacks.BackupAndRestore):
         exit_code: int = 0,
         **settings: Any,
     ) -> None:
+        if KERAS_2:
+            raise ValueError(
+                f"Preemption needs Keras 3, and this is Keras {keras.__version__}, whose own "
+                "BackupAndRestore(..., save_before_preemption=True) saves before it leaves"
+            )
         if check_every < 1:
             raise ValueError(f"check_every is a number of steps above 0, got {check_every}")
         super().__init__(backup_dir, save_freq, **settings)
         self._check_every = check_every
         self._exit_code = exit_code
-        self._told = threading.Event()
         self._steps = 0
-        self._before: Any = signal.SIG_DFL
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Called by Keras."""
         super().on_train_begin(logs)
-        self._before = signal.signal(signal.SIGTERM, lambda *_: self._told.set())
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Called by Keras, which after a restart counts saved epochs from 0 again."""
-        self._current_epoch = epoch
+        self._sigterm = Sigterm()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Called by Keras."""
@@ -68,22 +73,37 @@ class Preemption(keras.callbacks.BackupAndRestore):
         self._steps += 1
         if self._steps % self._check_every == 0 and self._anybody_told():
             self._save_model()
-            self._stop_listening()
-            raise Preempted(self._exit_code)
+            self._leave()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Called by Keras, after validation."""
+        super().on_epoch_end(epoch, logs)
+        if self._anybody_told():
+            if self.save_freq != "epoch":
+                self._save_model()
+            self._leave()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Called by Keras."""
-        self._stop_listening()
+        """Called by Keras. From now on a signal does what it did before ``fit``."""
+        self._sigterm.stop()
+        if self._anybody_told():
+            self._current_epoch = self.params["epochs"]  # an early end is an end
+            self._save_model()
+            self._leave()
         super().on_train_end(logs)
 
-    def _stop_listening(self) -> None:
-        signal.signal(signal.SIGTERM, self._before)
+    def _leave(self) -> None:
+        self._sigterm.stop()
+        raise Preempted(self._exit_code)
 
     def _anybody_told(self) -> bool:
-        told = self._told.is_set()
+        told = self._sigterm.heard
         strategy = self.model.distribute_strategy
-        several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-        if not several or strategy.num_replicas_in_sync == 1:
+        if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
             return told
-        own = strategy.experimental_distribute_values_from_function(lambda _: float(told))
+        if strategy.num_replicas_in_sync == len(strategy.extended.worker_devices):
+            return told  # all replicas are of this worker
+        own = strategy.experimental_distribute_values_from_function(
+            lambda _: tf.constant(float(told))
+        )
         return float(strategy.reduce("SUM", own, axis=None)) > 0

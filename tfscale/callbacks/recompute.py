@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,8 +19,7 @@ from tfscale.recompute import (
     trace,
 )
 from tfscale.recompute.batch import batch_of_fit
-
-_UNITS = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+from tfscale.sizes import number_of_bytes
 
 
 class Recompute(keras.callbacks.Callback):
@@ -44,7 +42,7 @@ class Recompute(keras.callbacks.Callback):
     state). Replicas that share a device add up.
 
     Args:
-        budget: bytes that a step may take: a number, or words like "2GB" or "800 MB".
+        budget: bytes that a step may take: a number, "2GB" (of 1000 MB) or "800MiB".
         fraction: the same, as a share of what it takes without this callback.
         layers: names of layers to compute again; neighbours are computed together.
         segments: "sqrt": about sqrt(n) segments of equal size, the last of which is kept.
@@ -170,19 +168,8 @@ def _gradients_pile_up(model: keras.Model) -> bool:
 
 
 def _budget(value: float | str) -> Callable[[Any, bool], Plan]:
-    size = _bytes(value)
+    size = number_of_bytes(value, "budget")
     return lambda step, pile_up: plan_budget(step, size, pile_up)
-
-
-def _bytes(value: float | str) -> float:
-    match = re.fullmatch(r"\s*([\d.]+)\s*([KMGT]?)I?B?\s*", str(value), re.IGNORECASE)
-    try:
-        size = float(match[1]) * _UNITS[match[2].upper()] if match else 0.0
-    except ValueError:
-        size = 0.0
-    if size <= 0:
-        raise ValueError(f"budget is a number of bytes above 0 (2e9, '2GB'), got {value!r}")
-    return size
 
 
 def _fraction(value: float) -> Callable[[Any, bool], Plan]:

@@ -1,4 +1,4 @@
-"""What a training does with its time and its wire, told while it runs."""
+"""How long steps take and how many bytes they send, shown while a training runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tfscale.telemetry.wire import Wire, wire_of
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-VERSION = 1  # of the JSON lines
+VERSION = 2  # of the JSON lines
 
 _TOO_SHORT = (
     "no timeline was written: it begins %d steps after the beginning of fit, which made %d. "
@@ -34,38 +34,40 @@ SHORTEST = 0.01  # seconds: to tell of each step alone costs some hundredths of 
 
 
 class Telemetry(keras.callbacks.Callback):
-    r"""Says for each step what it took, what travelled, and what that cost.
+    r"""Measures for each step how long it took, how many bytes it sent, and how long that took.
 
-    In the progress bar, in ``History``, in TensorBoard, in a file of JSON lines and as a
-    timeline. ``docs/telemetry.md`` says what each number means, and what it does not know.
+    It shows these numbers in the progress bar, in ``History``, in TensorBoard, in a file of JSON
+    lines and as a timeline. ``docs/telemetry.md`` says what each number means, and its limits.
 
-    A step writes nothing down for it: the engine keeps a log anyway, and this callback reads it
-    between steps, whenever all its readings so far took less than half a percent of the time, and
-    at the end of each epoch. Steps of less than 10 ms are told of together. Only where a wire is
-    lossy each bucket gets a few small operations, which copy a sample of its gradients: the step
-    is traced with them, and again without them by the next ``fit``.
+    The engine keeps a log of what it sends in any case. This callback reads it between steps,
+    whenever all its readings so far took less than half a percent of the time, and at the end of
+    each epoch. Steps of less than 10 ms share a line. Only where a wire is lossy each bucket gets
+    a few small operations, which copy a sample of its gradients: the step is traced with them,
+    and again without them by the next ``fit``.
 
-    Exposed time is that between the moment in which a rank hands over the last of its gradients
-    and that in which it has all sums: nothing of the backward pass is left to hide it. Without
-    ``baseline``, the scaling efficiency is 1 - exposed / step, an estimate from above; with it,
+    Exposed time begins when a rank hands over the last of its gradients, at the end of its
+    backward pass, and ends when it has all sums. The scaling efficiency with ``baseline``,
+    ``efficiency_measured``, is
 
     .. math:: \frac{\text{samples per second}}{\text{devices} \cdot \text{baseline}}
 
-    Several workers write a file each, with their rank in its name; what a worker shows is what
-    its own ranks did.
+    Without it, ``efficiency_estimated`` is 1 - exposed / step, an estimate from above.
+
+    Each of several workers writes files of its own, with its first rank in their names, and
+    shows the times and bytes of its own ranks.
 
     Args:
         jsonl: a file for JSON lines: one for each step, and others.
         tensorboard: a folder for TensorBoard.
         timeline: a file for Perfetto (https://ui.perfetto.dev), of the steps in ``profile``.
         progress: whether the progress bar and ``History`` get numbers.
-        batch: samples of the global batch, where ``fit`` cannot know (a generator); or a
-            function that says so of a step's number, as ``BatchGrowth.size`` does.
+        batch: how many samples the global batch has, where ``fit`` cannot know (a generator);
+            or a function from a step's number to that, such as ``BatchGrowth.size``.
         baseline: samples per second of one device.
-        profile: the steps of the timeline, from one and up to another, counted from the
-            beginning of ``fit``. TensorFlow's profiler makes them slower, and no mean
-            counts them.
-        errors: whether to find out what lossy wires lose.
+        profile: the first step of the timeline and the one after its last, counted from the
+            beginning of ``fit``. TensorFlow's profiler makes these steps slower; means leave
+            them out.
+        errors: whether to measure what lossy wires lose.
 
     Example:
         >>> telemetry = tfscale.callbacks.Telemetry(jsonl="run.jsonl")
@@ -120,7 +122,7 @@ class Telemetry(keras.callbacks.Callback):
         self._whole, self._usual = Mean(), Mean()
         self._epoch_whole, self._epoch_usual = Mean(), Mean()
         self._shown: dict[str, float] = {}
-        self._points: list[dict[str, float]] = []
+        self._points: list[tuple[dict[str, float], bool]] = []  # and whether means count them
         self._lines: JsonLines | None = None
         self._board: TensorBoard | None = None
         self._recording: Recording | None = None
@@ -216,6 +218,7 @@ class Telemetry(keras.callbacks.Callback):
 
     def summary(self) -> str:
         """A table of the last ``fit``, for people."""
+        self._check_has_seen_a_fit()
         rows = self._wire.rows if self._wire is not None else []
         by = "estimated" if self._baseline is None else f"against {self._baseline:g} samples/s"
         numbers = self._numbers(self._whole, self._usual)
@@ -223,7 +226,17 @@ class Telemetry(keras.callbacks.Callback):
 
     def draw(self) -> Figure:
         """Rates, times and bytes of the last ``fit``; needs matplotlib."""
-        return report.draw(self._points)
+        self._check_has_seen_a_fit()
+        usual = [point for point, usual in self._points if usual]
+        others = [point for point, usual in self._points if not usual]
+        return report.draw(usual or others, others if usual else [])
+
+    def _check_has_seen_a_fit(self) -> None:
+        if not self._begun:
+            raise ValueError(
+                "there is nothing to show yet: Telemetry measures a training, "
+                "model.fit(..., callbacks=[telemetry])"
+            )
 
     # ---------------------------------------------------------------- reading
 
@@ -257,7 +270,7 @@ class Telemetry(keras.callbacks.Callback):
         ):  # fmt: skip
             mean.merge(more)
         if turns:
-            self._tell(self._numbers(whole, usual))
+            self._tell(self._numbers(whole, usual), usual.steps > 0)
         if self._lines is not None:
             self._lines.flush()
         self._spent += time.perf_counter() - begin
@@ -279,8 +292,8 @@ class Telemetry(keras.callbacks.Callback):
                 self._losses[loss.bucket] = loss
                 self._write("error", step=self._step, **dataclasses.asdict(loss))
 
-    def _tell(self, numbers: dict[str, float]) -> None:
-        self._points.append({"step": self._step, **numbers})
+    def _tell(self, numbers: dict[str, float], usual: bool) -> None:
+        self._points.append(({"step": self._step, **numbers}, usual))
         self._shown = _for_the_bar(numbers)
         if self._board is not None:
             errors = {f"error/{name}": loss.error for name, loss in self._losses.items()}
@@ -369,14 +382,14 @@ class Telemetry(keras.callbacks.Callback):
         if self._wire is None:
             strategy = type(self.model.distribute_strategy).__name__
             said.append(
-                "There is no wire: one device has nobody to exchange gradients with."
+                "One device trains, so no gradients are sent."
                 if self._devices == 1
-                else f"Nothing is known of the wire: the collectives of {strategy} are "
-                "TensorFlow's own. ScaleStrategy's are counted."
+                else f"Bytes and times of communication are not known: {strategy} uses "
+                "TensorFlow's collectives, and tfscale measures those of ScaleStrategy."
             )
         if self._batches.size is None:
             said.append(
-                "Nobody knows how many samples a batch has: give Telemetry batch=..., the global "
+                "How many samples a batch has is not known: give Telemetry batch=..., the global "
                 "batch, for samples per second."
             )
         return " ".join(said)

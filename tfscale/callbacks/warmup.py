@@ -18,8 +18,8 @@ LOGGED = "learning_rate"
 class Warmup(keras.callbacks.Callback):
     """Sets the learning rate before each step of ``fit``, as a schedule says.
 
-    The same schedule given to the optimizer trains alike, to the bit. The callback
-    knows more: how many steps an epoch has, the number of replicas, and gradient
+    If you give the same schedule to the optimizer, the training gives the same bits. The
+    callback knows more: how many steps an epoch has, the number of replicas, and gradient
     accumulation; it can correct momentum; and it logs the rate (``learning_rate`` in the
     progress bar, the history and TensorBoard; the latter if it comes after it in the list).
 
@@ -29,13 +29,14 @@ class Warmup(keras.callbacks.Callback):
       built yet, ``load_weights`` loads nothing; Keras warns of it.)
     - **Gradient accumulation.** A step is a batch; all batches of a window have the
       rate that the window's update gets. ``batch`` is multiplied by the window.
-    - **steps_per_execution.** All steps of an execution have the rate of its first one: Keras
-      tells callbacks of no other. For each its own, give the schedule to the optimizer.
+    - **steps_per_execution.** All steps of an execution have the rate of its first one, because
+      Keras calls callbacks only then. If each step is to have its own, give the schedule to the
+      optimizer.
     - **Epochs of unknown length** (a generator) are refused if the schedule counts
       epochs: give ``fit`` ``steps_per_epoch``, or a schedule in steps. In a second ``fit``
-      with the same optimizer an epoch still is what it was in the first.
-    - **One master.** If something else (``ReduceLROnPlateau``) sets the rate, too, the next
-      step raises. An optimizer that has a schedule of its own is refused.
+      with the same optimizer an epoch has as many steps as in the first.
+    - **Nothing else may set the rate.** If ``ReduceLROnPlateau`` or your code does, the next
+      step raises an error. An optimizer that has a schedule of its own is refused.
 
     Args:
         schedule: of ``tfscale.schedules``, open or closed, or any schedule of Keras.
@@ -166,7 +167,7 @@ class Warmup(keras.callbacks.Callback):
         if updates > 0:
             raise ValueError(
                 f"the optimizer has made {updates} updates, so its learning rate, {rate:.6g}, may "
-                "be one of a warm-up, and not where that leads. Say it: "
+                "be from the middle of a warm-up. Say which rate it shall reach: "
                 f"Warmup(tfscale.schedules.Constant(RATE, warmup={length}, unit={unit!r}))"
             )
         return schedules.Constant(rate, warmup=length, start=self._start, unit=unit)

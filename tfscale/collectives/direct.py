@@ -1,4 +1,4 @@
-"""Direct: everybody talks to everybody, once to sum and once to share."""
+"""Direct: every rank sends to every other, once to sum and once to share."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def direct(ranks: int) -> Schedule:
     only twice on its way (once by the giver, once by the owner), so this is the
     schedule that loses least on a narrow wire.
 
-    Rank r turns to r+1 first, then to r+2, and so on: at any moment all ranks
-    send to different peers, and nobody queues at one door.
+    Rank r sends to r+1 first, then to r+2, and so on: at any moment all ranks
+    send to different peers, so no message waits for another at its receiver.
 
     Cost: 2 rounds; each rank sends 2(P-1)/P of the buffer, in 2(P-1) messages;
     time 2(P-1) (alpha + beta N/P) + gamma N/P, if adding is faster than

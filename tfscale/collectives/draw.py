@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from tfscale import figures
 from tfscale.collectives.cost import Link, Machine
 from tfscale.collectives.schedule import Schedule
 from tfscale.collectives.simulate import Message, Simulation, simulate
@@ -32,17 +33,10 @@ def draw(schedule: Schedule, machine: Machine | None = None, nbytes: float = 1.0
             long as an empty message.
         nbytes: the size of the buffer.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            "drawing needs matplotlib, which is not installed: pip install tfscale[plot]"
-        ) from error
-
     link = machine or _DEFAULT
     seen = simulate(schedule, nbytes, link, messages=True)
     height = 1.5 + 0.36 * schedule.ranks
-    figure = Figure(figsize=(8.0, height), layout="constrained")
+    figure = figures.figure(8.0, height)
     axes = figure.add_subplot()
     colour = _palette(schedule.chunks)
     end = seen.seconds or 1.0

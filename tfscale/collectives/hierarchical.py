@@ -1,4 +1,4 @@
-"""Hierarchical: talk much within a group, and little between groups."""
+"""Hierarchical: send much within a group, and little between groups."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def hierarchical(groups: int | Sequence[int], outer: Callable[[int], Schedule] =
 
     1. everyone sends each slot to its own group's server, which adds them up;
     2. the servers of a slot, one of each group, run the outer algorithm on it;
-       all slots at once, so that every server uses its own way out;
+       all slots at once, so that every server uses its own link to other groups;
     3. each server sends its slot to everyone in its group.
 
     Within the group we send directly: groups are small, it takes one round where

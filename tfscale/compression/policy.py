@@ -28,7 +28,7 @@ class WirePolicy:
     float64 and integers; ``wire`` for the rest.
 
     Args:
-        wire: the name of the wire of all that nothing else is said about.
+        wire: the name of the wire of all other gradients.
         rules: wires by regular expressions, which are searched in a variable's path, such
             as ``"dense_1/kernel"``. The first that matches counts, before all else.
         small: tensors with fewer elements are small.
@@ -61,7 +61,7 @@ class WirePolicy:
 
     @classmethod
     def of(cls, wire: str | Mapping[str, str] | WirePolicy) -> WirePolicy:
-        """Make a policy of whatever a user may say.
+        """Make a policy of what a user passes as ``wire``.
 
         Args:
             wire: a wire's name; a policy; or a mapping of rules, in which the key ``"*"``
@@ -113,7 +113,7 @@ class WirePolicy:
         )
 
     def describe(self) -> dict[str, Any]:
-        """All that the policy says, in types that JSON knows."""
+        """All settings of the policy, in types that JSON knows."""
         return {
             "wire": self.wire,
             "rules": [[pattern.pattern, wire] for pattern, wire in self._rules],

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import functools
+import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,13 +20,22 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
     from rich.table import Table
 
+# Modules, and the packages that bring them.
+_NEEDED = {"tensorflow": "tensorflow-cpu", "sklearn": "scikit-learn"}
+_FOR_THE_PICTURE = {"matplotlib": "matplotlib"}
+
 CONTESTANTS = (Contestant(None), Contestant("fp32"), Contestant("int8"))
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command line; returns the exit status."""
     arguments = _parser().parse_args(argv)
+    if absent := _absent(_NEEDED):
+        print(f"tfscale demo: error: {_how_to_get(absent)}", file=sys.stderr)
+        return 1
     console = make_console()
+    if absent := _absent(_FOR_THE_PICTURE):
+        console.print(f"There will be no picture: {_how_to_get(absent)}", soft_wrap=True)
     console.print(
         f"A small convolutional network learns handwritten digits for {arguments.epochs} epochs:\n"
         f"on one device, then on {PROCESSES} processes x {DEVICES} devices of this machine."
@@ -42,6 +52,15 @@ def main(argv: Sequence[str]) -> int:
     console.print(verdict(same), soft_wrap=True)
     _picture(console, trainings, arguments.out)
     return 0 if same else 1
+
+
+def _absent(modules: Mapping[str, str]) -> list[str]:
+    """Packages that are not installed; nothing is imported, for TensorFlow takes seconds."""
+    return [modules[name] for name in modules if importlib.util.find_spec(name) is None]
+
+
+def _how_to_get(packages: Sequence[str]) -> str:
+    return f"not installed: {', '.join(packages)}. pip install {' '.join(packages)}"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -118,12 +137,9 @@ def verdict(same: bool) -> str:
 
 
 def _picture(console: Console, trainings: Sequence[Training], path: Path) -> None:
-    try:
-        from tfscale.demo.picture import draw
-
-        figure = draw(trainings)
-    except ImportError:
-        console.print("No picture: it needs matplotlib (pip install tfscale\\[plot]).")
+    if _absent(_FOR_THE_PICTURE):
         return
-    figure.savefig(path, dpi=110)
+    from tfscale.demo.picture import draw
+
+    draw(trainings).savefig(path, dpi=110)
     console.print(f"Picture: {path.absolute()}", soft_wrap=True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from matplotlib.figure import Figure
-
+from tfscale import figures
 from tfscale.bench.table import short
 from tfscale.demo.training import Training
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _INK = "#30343b"
 # One device lies below the others, which should hide it.
@@ -21,7 +23,7 @@ _STYLES = [
 
 def draw(trainings: Sequence[Training]) -> Figure:
     """Loss and accuracy by epoch, and bytes sent."""
-    figure = Figure(figsize=(13.0, 3.8), layout="constrained")
+    figure = figures.figure(13.0, 3.8)
     left, middle, right = figure.subplots(1, 3)
     _curves(left, trainings, "loss", "loss (training images)")
     left.set_yscale("log")

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import IO
 
 WATCH_SECONDS = 0.2
 
@@ -61,23 +62,29 @@ class LocalWorkers:
         try:
             for index in range(count):
                 prefix = prefixes[index] if prefixes else []
+                variables = {
+                    **_environment(addresses, index),
+                    **(environment or {}),
+                    **(environments[index] if environments else {}),
+                }
                 with open(self._log(index), "wb") as log:
-                    process = subprocess.Popen(
-                        [*prefix, *command],
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=subprocess.STDOUT,
-                        env={
-                            **_environment(addresses, index),
-                            **(environment or {}),
-                            **(environments[index] if environments else {}),
-                        },
-                        start_new_session=True,
-                    )
+                    process = self._start(index, [*prefix, *command], variables, log)
                 self.processes.append(process)
         except BaseException:
             self._end()
             raise
+
+    def _start(
+        self, index: int, command: Sequence[str], environment: Mapping[str, str], log: IO[bytes]
+    ) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
 
     def _log(self, index: int) -> Path:
         return Path(self._logs.name) / f"worker-{index}.log"

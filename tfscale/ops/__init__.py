@@ -46,5 +46,10 @@ def __getattr__(name: str) -> Any:
     """Import TensorFlow only when an op is asked for: `tfscale build` does without."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    importlib.import_module("tfscale.tensorflow_needed")
     module = _MODULES.get(name, "collective")
     return getattr(importlib.import_module(f"tfscale.ops.{module}"), name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

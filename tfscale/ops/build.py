@@ -8,7 +8,9 @@ fits one TensorFlow only. It is looked for in this order:
 3. the cache, which is filled by compiling the C++ sources that tfscale carries.
 
 A library says in a tag, readable without loading it, what it was built for. One
-that does not fit is refused by name and never loaded.
+that does not fit is refused by name and never loaded. What is in the cache counts only if
+nobody else can have written it and its checksum is beside it (``trust.py``); anything else is
+built anew.
 """
 
 from __future__ import annotations
@@ -16,10 +18,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import logging
 import os
 import platform
 import shutil
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +29,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
+from tfscale.files import replacing
+from tfscale.ops import trust
 from tfscale.ops.toolchain import (
     LIBRARY,
     PACKAGE,
@@ -104,6 +108,11 @@ def check_fits(library: Path, tag: dict[str, str]) -> None:
             "TFSCALE_LIBRARY must name a file made by `tfscale build --out DIR`; unset it to let "
             "tfscale build its own."
         )
+    if trust.is_damaged(library):
+        raise BuildError(
+            f"{library} is damaged: its content does not have the checksum in "
+            f"{trust.checksum_file(library)}.\n" + _advice(library)
+        )
     found = read_tag(library)
     if found is None:
         raise BuildError(
@@ -141,7 +150,9 @@ def cache_folder() -> Path:
     return Path(os.path.expanduser("~")).absolute() / ".cache" / "tfscale"
 
 
-def _make_folder(folder: Path) -> None:
+def _make_folder(folder: Path, *, ours: bool = True) -> None:
+    """Makes a folder of the cache that others cannot write; ``ours``: tfscale has named it."""
+    ours = ours or not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
@@ -153,6 +164,15 @@ def _make_folder(folder: Path) -> None:
             "`tfscale build --out DIR`\nbeforehand elsewhere and set TFSCALE_LIBRARY to "
             f"DIR/{LIBRARY}."
         ) from error
+    if ours:
+        with contextlib.suppress(OSError):
+            trust.keep_others_out(folder)
+    if reason := trust.doubt(folder.resolve()):
+        raise BuildError(
+            f"{folder}, of tfscale's cache, {reason}: what is in it could be anybody's, and would "
+            f"run as you.\nSet TFSCALE_CACHE to a folder of your own, or take the right to write "
+            f"from others: chmod go-w {folder}"
+        )
 
 
 def _folder_of(cache: Path, tag: dict[str, str], tf: TensorFlow) -> Path:
@@ -230,9 +250,9 @@ def build(out: Path | None = None, *, say: Callable[[str], None] | None = None) 
     try:
         out.mkdir(parents=True, exist_ok=True)
         copy = out.absolute() / LIBRARY
-        fresh = copy.with_suffix(f".{os.getpid()}")
-        shutil.copyfile(library, fresh)
-        fresh.replace(copy)
+        for source in (library, trust.checksum_file(library)):
+            with replacing(out.absolute() / source.name) as fresh:
+                shutil.copyfile(source, fresh)
     except OSError as error:
         raise BuildError(
             f"cannot write {out / LIBRARY}: {error}\nGive --out a folder that can be written."
@@ -242,8 +262,9 @@ def build(out: Path | None = None, *, say: Callable[[str], None] | None = None) 
 
 def cached_library(tf: TensorFlow) -> Path | None:
     """The library in the cache, if it has been built."""
-    library = _folder_of(cache_folder(), make_tag(tf, find_sources()), tf) / LIBRARY
-    return library if library.exists() else None
+    tag = make_tag(tf, find_sources())
+    library = _folder_of(cache_folder(), tag, tf) / LIBRARY
+    return library if _fits(library, tag) else None
 
 
 def _from_cache(
@@ -254,6 +275,7 @@ def _from_cache(
     if _fits(library, tag):
         return library
     compiler = find_compiler()
+    _make_folder(cache, ours="TFSCALE_CACHE" not in os.environ)
     _make_folder(folder)
     with _locked(folder, say):
         if not _fits(library, tag):
@@ -262,7 +284,9 @@ def _from_cache(
 
 
 def _fits(library: Path, tag: dict[str, str]) -> bool:
-    return library.is_file() and read_tag(library) == tag
+    parent = library.parent.parent
+    own = parent.is_dir() and not trust.doubt(parent.resolve())
+    return own and trust.is_sound(library) and read_tag(library) == tag
 
 
 @dataclass(frozen=True)
@@ -333,7 +357,7 @@ class _Build:
             key = repr((self.compiler.version, flags, identity, headers, sources.hash(unit)))
             item = self._objects / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.o"
             objects.append(item)
-            if item.exists():
+            if trust.is_sound(item):
                 item.touch()
             else:
                 missing[unit] = item
@@ -372,6 +396,7 @@ class _Build:
             self.folder / f"{name}.log",
         )
         fresh.replace(item)
+        trust.seal(item)
 
     def _link(self, objects: list[Path]) -> None:
         (self._work / "tag.cc").write_text(_tag_unit(self.tag))
@@ -380,6 +405,7 @@ class _Build:
         command += [*map(str, objects), "tag.cc", *self.tf.link_flags]
         run_compiler(command, "link the native library", self._work, self.folder / "link.log")
         fresh.replace(self.folder / LIBRARY)
+        trust.seal(self.folder / LIBRARY)
 
 
 def _includes_tensorflow(unit: str) -> bool:
@@ -408,7 +434,8 @@ def _forget_what_is_old(cache: Path) -> None:
     unwanted += [p for p in cache.glob("objects/*.o") if p.stat().st_mtime < oldest]
     for path in unwanted:
         path.unlink(missing_ok=True)
+        trust.checksum_file(path).unlink(missing_ok=True)
 
 
 def _say(message: str) -> None:
-    print(f"tfscale: {message}", file=sys.stderr, flush=True)
+    logging.getLogger("tfscale").info(message)

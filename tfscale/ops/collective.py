@@ -2,7 +2,7 @@
 
 All take a communicator, run on its device, may overlap with each other and with
 compute, and have gradients. Every rank must call them with the same arguments
-(other than ``x``); ranks that disagree are refused by name.
+(other than ``x``); if they disagree, all raise an error that names them.
 """
 
 from __future__ import annotations
@@ -44,20 +44,21 @@ def all_reduce(
 ) -> Any:
     r"""Sum (or average) ``x`` over all ranks; all ranks get the same bits.
 
-    With a residual :math:`e_r` on each rank :math:`r`, what low precision loses
-    is only late, whatever the schedule and the wire:
+    With a residual :math:`e_r` on each rank :math:`r`, what low precision rounds away in one
+    call is added in the next one, whatever the schedule and the wire:
 
     .. math:: \sum_r (x_r + e_r) = y + \sum_r e'_r
 
     Args:
         x: a tensor of one of ``DTYPES``, of the same shape on all ranks. Halves
             are summed as float32.
-        communicator: this rank's membership, from a ``Group``.
-        schedule: an algorithm's name, a function from ranks to a ``Schedule``, or one.
-        wire: the format that travels; ``"fp32"`` carries every type as it is, the
+        communicator: of this rank, from a ``Group``.
+        schedule: an algorithm's name, a function from ranks to a ``Schedule``, or a
+            ``Schedule``.
+        wire: the format in which numbers are sent; ``"fp32"`` sends every type as it is, the
             others are for floats.
         reduction: ``"sum"`` or ``"mean"``.
-        residual: what earlier calls lost, float32 of x's shape (zeros at first).
+        residual: what the last call returned as such, float32 of x's shape (zeros at first).
         stochastic: round at random, without bias; by default only for ``"ternary"`` without
             a residual. (At random it loses more than it keeps: residuals would grow forever.)
         seed: of that rounding, an integer; pass another one each step.
@@ -96,7 +97,7 @@ def reduce_scatter(
 
     Rank r of P gets rows ``[r n / P, (r + 1) n / P)`` of the n rows of x; n must be a
     multiple of P. The schedule must give chunk r to rank r: ring, direct, or halving
-    with a power of two of ranks. Its own share a rank keeps unrounded.
+    with a power of two of ranks. A rank does not round its own share.
 
     Args and returns: see ``all_reduce``.
     """
@@ -146,7 +147,7 @@ def broadcast(
     """Give the root's ``x`` to all ranks.
 
     Args:
-        root: whose numbers count; the others' ``x`` gives the shape and type alone.
+        root: the rank whose numbers are sent; of the others' ``x`` only shape and type count.
         others: see ``all_reduce``.
     """
     x = _checked(x)

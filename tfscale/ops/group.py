@@ -1,23 +1,32 @@
-"""Who takes part: devices become ranks of a group."""
+"""Groups of devices that reduce together, each of them a rank."""
 
 from __future__ import annotations
 
 import collections
+import concurrent.futures
+import contextlib
+import os
+import time
 import weakref
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.distribute.multi_worker_util import coordination_leader
 from tensorflow.python.eager import context
 
+from tfscale.launch import config
+from tfscale.launch.meeting import JoinError, Worker, meet, narrated, unreachable
+from tfscale.launch.watch import watched
 from tfscale.ops import library
 from tfscale.ops import log as _log
 from tfscale.ops.heap import keep_freed_memory
 
 DEFAULT_DEADLINE = 120.0
 DEFAULT_SLOW_AFTER = 5.0
+DEFAULT_JOIN_TIMEOUT = 300.0
+_ANSWER, _ASKED_AT_ONCE = 5, 16  # seconds to ask whether a worker lives; and how many at a time
 _LAST_WORDS = 30.0  # seconds: more than ranks take after a deadline to tell each other
 
 # How many groups of the same devices this process has made.
@@ -96,15 +105,15 @@ class Communicator:
     def give_up(self, reason: str, linger: float = 5.0) -> None:
         """Tell all ranks that this process's step has failed where no collective was running.
 
-        Whoever waits in a collective, or starts the next one of that step, fails at
+        Ranks that wait in a collective, or start the next one of that step, fail at
         once with this rank's name and the reason; then the group can go on. Without it,
         the others would wait until their deadline. Call it once for each failure, and
-        not for an error that a collective raised: that one all ranks have heard of.
+        not for an error that a collective raised: all ranks know of that one.
         (Where no collective has run yet, ``Group.give_up`` lets all local ranks join first.)
 
         Args:
             reason: for the others to read; they see about 900 characters of it.
-            linger: how many seconds to stay, at the longest, until all have heard it.
+            linger: how many seconds to wait at most until all ranks have read it.
         """
         with tf.init_scope(), tf.device(self.device):
             library.load().tfscale_give_up(self.handle, reason, tf.constant(linger, tf.float64))
@@ -133,8 +142,8 @@ class Group:
         deadline: float = DEFAULT_DEADLINE,
         slow_after: float = DEFAULT_SLOW_AFTER,
     ) -> None:
-        if deadline <= 0:
-            raise ValueError(f"a deadline is a number of seconds above 0, got {deadline}")
+        if not isinstance(deadline, (int, float)) or deadline <= 0:
+            raise ValueError(f"a deadline is a number of seconds above 0, got {deadline!r}")
         if slow_after < 0:
             raise ValueError(
                 f"slow_after is a number of seconds, 0 for no warnings, got {slow_after}"
@@ -171,6 +180,7 @@ class Group:
         resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
         deadline: float = DEFAULT_DEADLINE,
         slow_after: float = DEFAULT_SLOW_AFTER,
+        join_timeout: float = DEFAULT_JOIN_TIMEOUT,
     ) -> Group:
         """The devices of all workers; every worker must have as many as this one.
 
@@ -179,11 +189,12 @@ class Group:
             deadline: how many seconds a collective may go without any progress.
             slow_after: after how many of them a warning names the ranks that are late;
                 0 for no warnings.
+            join_timeout: how many seconds workers wait for each other at the start.
         """
-        resolver = resolver or tf.distribute.cluster_resolver.TFConfigClusterResolver()
-        outlast_tensorflow(resolver, deadline)
+        resolver = resolver_of(resolver)
         keep_freed_memory()
-        tf.distribute.MultiWorkerMirroredStrategy(resolver)  # starts this worker's server
+        with starting(resolver, deadline, join_timeout):
+            tf.distribute.MultiWorkerMirroredStrategy(resolver)  # starts this worker's server
         me = _task(resolver)
         mine = [name[len(me) :] for name in _full_names(None) if name.startswith(me)]
         return cls.of_workers(resolver, mine, deadline, slow_after)
@@ -214,7 +225,7 @@ class Group:
                     local_ranks.append(len(all_devices))
                 all_devices.append(task + device)
                 several = f", {_short(device)}" if len(devices) > 1 else ""
-                peers.append(_who(task, host) + several)
+                peers.append(str(Worker(_name(task), host)) + several)
         return cls(all_devices, peers, local_ranks, deadline, slow_after)
 
     @property
@@ -235,8 +246,35 @@ class Group:
                 with tf.device(communicator.device):
                     library.load().tfscale_join(communicator.handle)
 
-        with tf.init_scope():
-            join.get_concrete_function()()  # TensorFlow would warn of traces in a row
+        who = self.peers[self.communicators[0].rank]
+        with tf.init_scope(), narrated(f"{who} waits until all {self.ranks} ranks have joined"):
+            try:
+                join.get_concrete_function()()  # TensorFlow would warn of traces in a row
+            except tf.errors.DeadlineExceededError as error:
+                raise tf.errors.DeadlineExceededError(
+                    None, None, f"{error.message}. {self._silent()}", error.experimental_payloads
+                ) from error
+
+    def _silent(self) -> str:
+        """Which workers do not even answer."""
+        task_of = {device.split("/device:")[0]: device for device in self.communicators[0].devices}
+        own = self.communicators[0].device.split("/device:")[0]
+        ranks = [self.communicators[0].devices.index(d) for t, d in task_of.items() if t != own]
+        with concurrent.futures.ThreadPoolExecutor(_ASKED_AT_ONCE) as threads:
+            silent = list(threads.map(self._is_silent, ranks))
+        named = [f"rank {rank} ({self.peers[rank]})" for rank, is_ in zip(ranks, silent) if is_]
+        if not named:
+            return "All workers answer: one of them has not come so far, its log may say why"
+        return f"No answer from {', '.join(named)}: stopped, ended, or cut off"
+
+    def _is_silent(self, rank: int) -> bool:
+        try:
+            context.context().check_collective_ops_peer_health(
+                self.communicators[0].devices[rank].split("/device:")[0], _ANSWER * 1000
+            )
+        except tf.errors.OpError:
+            return True
+        return False
 
     def function(self, body: Callable[..., Any]) -> Callable[..., list[Any]]:
         """Compile ``body(communicator, *values)`` to run on all local devices at once.
@@ -294,24 +332,67 @@ def _new_group_key(devices: Sequence[str]) -> int:
     return 0x40000000 | zlib.crc32(text.encode()) >> 2
 
 
-def outlast_tensorflow(resolver: Any, deadline: float) -> None:
-    """Before a worker's server starts: TensorFlow shall not give up sooner than we do.
+def resolver_of(given: Any) -> Any:
+    """The one that says who the workers are: as given, or by ``TF_CONFIG``."""
+    by_variable = tf.distribute.cluster_resolver.TFConfigClusterResolver
+    resolver = given or by_variable()
+    if isinstance(resolver, by_variable):
+        config.check(os.environ.get("TF_CONFIG", "{}"))
+    return resolver
+
+
+@contextlib.contextmanager
+def starting(resolver: Any, deadline: float, join_timeout: float) -> Iterator[None]:
+    """Around what starts this worker's server: all workers are there, and nobody waits in silence.
+
+    A process starts its server once.
+    """
+    if resolver.task_type not in ("chief", "worker") or _has_started():
+        yield
+        return
+    tasks, own = tasks_of(resolver), _task(resolver)
+    workers = [Worker(_name(task), host) for task, host in tasks]
+    if own not in dict(tasks):
+        known = ", ".join(map(str, workers))
+        raise ValueError(f"this worker is {_name(own)}, but the workers are {known}")
+    me = [task for task, _ in tasks].index(own)
+    ends = time.monotonic() + join_timeout
+    share_port = os.environ.get("TF_GRPC_REUSE_PORT", "").lower() in ("1", "true")
+    meet(workers, me, join_timeout, share_port=share_port)
+    left = max(1.0, ends - time.monotonic())
+    _outlast_tensorflow(resolver, tasks, deadline, left)
+    try:
+        with watched(workers, me, left):
+            yield
+    except tf.errors.OpError as error:
+        raise JoinError(
+            f"{workers[me]} has met all other workers, and then TensorFlow's servers did not "
+            f"come together: {error.message} ({unreachable(workers)})."
+        ) from error
+
+
+def _has_started() -> bool:
+    return context.context().coordination_service is not None
+
+
+def _outlast_tensorflow(
+    resolver: Any, tasks: Sequence[tuple[str, str]], deadline: float, join_timeout: float
+) -> None:
+    """Before a worker's server starts: TensorFlow shall not give up sooner than we do, nor later.
 
     Its own service, where it has not heard of a worker for ten seconds, ends the
     collectives of all others, which then blame anybody. A worker reports twice in that
-    time; so one that stops is missed after half of it at the earliest.
+    time; so one that stops is missed after half of it at the earliest. At the start it waits for
+    an hour.
     """
-    here = context.context()
-    jobs = resolver.cluster_spec().as_dict()
-    if here.coordination_service is not None or resolver.task_type not in ("chief", "worker"):
-        return
     coordinated = tf.compat.v1.ConfigProto().experimental.coordination_config.coordinated_job_list
-    for job in ("chief", "worker"):
-        if job in jobs:
-            coordinated.add(name=job, num_tasks=len(jobs[job]))
-    here.configure_coordination_service(
+    jobs = collections.Counter(_job(task) for task, _ in tasks)
+    for job, number in jobs.items():
+        coordinated.add(name=job, num_tasks=number)
+    context.context().configure_coordination_service(
         service_type="standalone",
         service_leader=coordination_leader(resolver.cluster_spec()),
+        cluster_register_timeout_in_ms=round(1000 * join_timeout),
         heartbeat_timeout_in_ms=round(2000 * (deadline + _LAST_WORDS)),
         coordinated_jobs=list(coordinated),
     )
@@ -336,9 +417,12 @@ def _task(resolver: Any) -> str:
     return f"/job:{resolver.task_type}/replica:0/task:{resolver.task_id}/"
 
 
-def _who(task: str, host: str) -> str:
-    _, job, _, number, _ = task.split("/")
-    return f"{job.split(':')[1]} {number.split(':')[1]} at {host}"
+def _job(task: str) -> str:
+    return task.split("/")[1].split(":")[1]
+
+
+def _name(task: str) -> str:
+    return f"{_job(task)} {task.split('/')[3].split(':')[1]}"
 
 
 def _short(device: str) -> str:

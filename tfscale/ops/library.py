@@ -28,11 +28,28 @@ def _load(path: str) -> Any:
     except (tf.errors.OpError, OSError) as error:
         raise toolchain.BuildError(
             f"TensorFlow {tf.version.VERSION} refuses {path}: {error}\n"
-            "By its own account it was built for this TensorFlow. Remove it and try again; if that "
-            "does not help, report this message."
+            "Its tag says that it was built for this TensorFlow. Remove the file and try again; if "
+            "that does not help, report this message."
         ) from error
     _let_overlap()
     return loaded
+
+
+def known_to_all(error: BaseException) -> bool:
+    """Whether the other ranks hear of an error without being told, or cannot be told.
+
+    Our ops mark such errors. Keras raises others in the stead of some, which lead back to them.
+    """
+    chain: BaseException | None = error
+    while chain is not None:
+        marks = getattr(chain, "experimental_payloads", None)
+        if isinstance(marks, dict) and _KNOWN_TO_ALL in marks:
+            return True
+        chain = chain.__cause__ or chain.__context__
+    return False
+
+
+_KNOWN_TO_ALL = b"tfscale/known-to-all"  # as in custom_ops/transport/tensorflow.cc
 
 
 def _let_overlap() -> None:

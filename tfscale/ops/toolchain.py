@@ -49,17 +49,23 @@ def find_tensorflow() -> TensorFlow:
     try:
         import tensorflow as tf
     except ImportError as error:
-        raise BuildError(
-            f"TensorFlow cannot be imported by {sys.executable}: {error}\n"
-            "tfscale uses the TensorFlow that you choose and installs none by itself. Choose:\n"
-            "  pip install 'tfscale[tensorflow]'   (with GPU support)\n"
-            "  pip install 'tfscale[cpu]'          (for CPUs only)"
-        ) from error
+        raise BuildError(no_tensorflow(error)) from error
     return TensorFlow(
         version=str(tf.version.VERSION),
         git_version=str(tf.version.GIT_VERSION),
         compile_flags=tuple(tf.sysconfig.get_compile_flags()),
         link_flags=tuple(tf.sysconfig.get_link_flags()),
+    )
+
+
+def no_tensorflow(error: ImportError) -> str:
+    """What to do where TensorFlow cannot be imported."""
+    return (
+        f"TensorFlow cannot be imported by {sys.executable}: {error}\n"
+        "tfscale uses the TensorFlow that you choose and installs none by itself. Choose:\n"
+        "  pip install 'tensorflow[and-cuda]'   (for GPUs)\n"
+        "  pip install tensorflow-cpu           (for CPUs only, x86-64)\n"
+        "  pip install tensorflow               (for CPUs only, others)"
     )
 
 
@@ -94,7 +100,7 @@ def find_sources(root: Path | None = None) -> Sources:
     places = " or ".join(str(c / "custom_ops") for c in candidates)
     raise BuildError(
         f"no C++ sources in {places}: this installation of tfscale is incomplete.\n"
-        "Install it again: pip install --force-reinstall --no-deps tfscale"
+        "Install it again, from its checkout: pip install --force-reinstall --no-deps ."
     )
 
 

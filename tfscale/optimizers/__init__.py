@@ -5,6 +5,7 @@ Example:
     >>> optimizer = tfscale.optimizers.LAMB(learning_rate=0.002, weight_decay=0.01)
 """
 
+from tfscale import tensorflow_needed as _  # noqa: F401
 from tfscale.optimizers.adahessian import AdaHessian
 from tfscale.optimizers.lamb import LAMB
 from tfscale.optimizers.lars import LARS

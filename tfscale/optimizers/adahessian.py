@@ -67,9 +67,10 @@ class AdaHessian(Optimizer):
     and so is its expectation. Replicas that accumulate gradients average :math:`D` over the same
     window with the same :math:`z`, and by the same line get that of the whole window.
 
-    **Loss scaling.** :math:`D` is linear in the loss and is scaled back as the gradient is. A
-    :math:`D` that overflowed in float16 is not used: :math:`v` stays, and what has none yet does
-    not move.
+    **Loss scaling.** :math:`D` is linear in the loss and is scaled back as the gradient is.
+
+    **Overflow.** Of a variable a :math:`D` is not used if its square is not finite everywhere, as
+    may happen in float16: the corrected :math:`v` stays, and what has had none yet does not move.
 
     Args:
         learning_rate: :math:`\eta`, a float, a schedule, or a function without arguments.
@@ -139,7 +140,7 @@ class AdaHessian(Optimizer):
         self.averaging = checked(averaging)
         self.seed = _seed(seed)
         self._now = Now()
-        self._scaler: Any = _nobody
+        self._scaler: Any = _nobody  # gives what scales the loss, or None
 
     def build(self, variables: list[Any]) -> None:
         """Called by Keras, once the variables are known."""
@@ -280,6 +281,13 @@ class AdaHessian(Optimizer):
             return face.scale_of(scaler)
         return self.loss_scale_factor
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if "_scaler" in vars(self) and face.is_told_to_wrappee(name, value):
+            owner = sys._getframe(1).f_locals.get("self")
+            known = isinstance(owner, face.LossScaleOptimizer)
+            self._scaler = weakref.ref(owner) if known else _unknown
+
     # ---------------------------------------------------------------- update
 
     @tf.autograph.experimental.do_not_convert
@@ -351,6 +359,7 @@ class AdaHessian(Optimizer):
         rate = ops.cast(learning_rate, m.dtype)
         self._update_square(v, averaged(d, self._averages[place], variable))
         correct = rules.bias_correction(self.beta_1, ops.cast(self.iterations + 1, m.dtype))
+        correct = tf.where(_is_none_yet(v), tf.zeros_like(correct), correct)
         decay = self.decay_of(place)
         if self._is_plain_root(variable, m):
             if decay:
@@ -361,14 +370,12 @@ class AdaHessian(Optimizer):
         mean = m + (1 - self.beta_1) * (g - m)
         m.assign(mean)
         update = correct * mean / (self._root(v) + self.epsilon)
-        if self._scaler() is not None:
-            update = ops.where(v > 0, update, ops.zeros_like(update))
         rules.descend(variable, w, rate * rules.decayed(update, w, decay))
 
     def _is_plain_root(self, variable: Any, m: Any) -> bool:
         """Whether the update is Adam's, apart from what v is made of."""
-        alike = tf.as_dtype(variable.dtype) == tf.as_dtype(m.dtype)
-        return alike and self.hessian_power == 1 and self._scaler() is None
+        alike = rules.of_one_type(variable, m)
+        return alike and self.hessian_power == 1
 
     def _descend_by_one_op(self, variable: Any, m: Any, v: Any, g: tf.Tensor, rate: Any) -> None:
         """Once through memory: Adam's op, to which beta_2 = 1 says to leave v alone.
@@ -391,12 +398,27 @@ class AdaHessian(Optimizer):
 
     def _update_square(self, v: Any, d: tf.Tensor) -> None:
         """In steps that have a D."""
+        square = tf.broadcast_to(ops.square(d), v.shape)
+        correct = functools.partial(rules.bias_correction, self._kept)
+        now = self._changes(v.dtype)
+
+        def begin() -> None:
+            v.assign(square / correct(now))
+
+        def go_on() -> None:
+            v.assign(v + (1 - self._kept) * (square - v))
+
+        def use() -> None:
+            tf.cond(_is_none_yet(v), begin, go_on)
+
+        def leave() -> None:
+            """So that the root, as it is corrected in this step, is the one of the last step."""
+            same = v * (correct(ops.maximum(now - 1, 1)) / correct(now))
+            none = tf.logical_or(now <= 1, _is_none_yet(v))
+            v.assign(tf.where(none, tf.as_dtype(v.dtype).max, same))
 
         def update() -> None:
-            new = v + (1 - self._kept) * (ops.square(d) - v)
-            if self._scaler() is not None:
-                new = ops.where(ops.all(ops.isfinite(d)), new, self._corrected_alike(v))
-            v.assign(new)
+            tf.cond(tf.reduce_all(tf.math.is_finite(square)), use, leave)
 
         self._if_due(update, lambda: None)
 
@@ -409,13 +431,6 @@ class AdaHessian(Optimizer):
         """How often v has changed, this step included."""
         return ops.cast(self.iterations // self.update_each + 1, dtype)
 
-    def _corrected_alike(self, v: Any) -> Any:
-        """The v whose root, as it is corrected in this step, is the one of the last step."""
-        now = self._changes(v.dtype)
-        before = ops.maximum(now - 1, 1)
-        correct = functools.partial(rules.bias_correction, self._kept)
-        return v * (correct(before) / correct(now))
-
     def _root(self, v: Any) -> Any:
         """What stands for the size of the curvature."""
         hat = rules.bias_correction(self._kept, self._changes(v.dtype)) * v
@@ -426,16 +441,14 @@ class AdaHessian(Optimizer):
     def _maybe_initialize_trackable(self) -> None:
         """Called by TensorFlow when an attribute of another object becomes this optimizer.
 
-        A model is followed, in case its steps will run eagerly; of an optimizer that scales the
-        loss it must be known by how much. Keras tells an optimizer of neither. One that scales
-        the loss hands this call on under Keras 2, so a model may be behind it.
+        A model is followed, in case its steps will run eagerly, and Keras does not tell it to an
+        optimizer. One that scales the loss hands this call on under Keras 2, so a model may be
+        behind it.
         """
         super()._maybe_initialize_trackable()
         for levels in (1, 2):
             owner = sys._getframe(levels).f_locals.get("self")
-            if isinstance(owner, face.LossScaleOptimizer):
-                self._scaler = weakref.ref(owner)
-            elif isinstance(owner, keras.Model):
+            if isinstance(owner, keras.Model):
                 follow(owner)
 
     def get_config(self) -> dict[str, Any]:
@@ -481,9 +494,30 @@ _SUMMED = (
 )
 
 
+_UNKNOWN_SCALER = (
+    "AdaHessian must know by how much its loss is scaled, and something other than Keras's "
+    "LossScaleOptimizer set %s. Wrap it as keras's LossScaleOptimizer(AdaHessian(...)), or, if "
+    "nothing scales the loss, %s."
+)
+
+
+def _is_none_yet(v: Any) -> tf.Tensor:
+    """Whether a variable has had a D, and none that could be used: v is the largest number.
+
+    It is finite, for TensorFlow's op of Adam makes NaN of Inf.
+    """
+    first = tf.reshape(v, [-1])[:1]
+    return tf.reduce_any(tf.equal(first, first.dtype.max))
+
+
 def _nobody() -> None:
     """Stands for a reference to an optimizer that scales the loss, where there is none."""
     return None
+
+
+def _unknown() -> None:
+    """Stands for it where there is one, and nobody knows which: D would be of the scaled loss."""
+    raise RuntimeError(_UNKNOWN_SCALER % face.HOW_A_WRAPPEE_IS_TOLD)
 
 
 def _power_of_2_near_root(scale: Any) -> Any:

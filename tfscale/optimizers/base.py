@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -134,11 +134,10 @@ def warn_of_idle(argument: str, patterns: Iterable[str], variables: Iterable[Any
     """Called by ``build``: patterns that are found nowhere may be misspelt."""
     known = [path_of(variable) for variable in variables]
     for pattern in paths.idle(patterns, known):
-        warnings.warn(
-            f"{argument}: {pattern!r} is found in no variable's path; paths are "
-            f"{', '.join(known[:4])}{', ...' if len(known) > 4 else ''}",
-            stacklevel=4,
-        )
+        logging.getLogger("tfscale").warning(
+            "%s: %r is found in no variable's path; paths are %s%s",
+            argument, pattern, ", ".join(known[:4]), ", ..." if len(known) > 4 else "",
+        )  # fmt: skip
 
 
 def _exact(variable: Any) -> str:

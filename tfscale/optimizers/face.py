@@ -10,10 +10,12 @@ from tfscale.keras_objects import KERAS_2
 
 if KERAS_2:
     from tfscale.optimizers.keras2 import (
+        HOW_A_WRAPPEE_IS_TOLD,
         LossScaleOptimizer,
         Optimizer,
         building,
         gradients_are_sums,
+        is_told_to_wrappee,
         ops,
         scale_of,
     )
@@ -26,17 +28,25 @@ else:
         """What an optimizer multiplies the loss by."""
         return scaler.dynamic_scale if scaler.built else scaler.initial_scale
 
+    HOW_A_WRAPPEE_IS_TOLD = ("its loss_scale_factor to None", "set loss_scale_factor to 1.0")
+
+    def is_told_to_wrappee(name: str, value: Any) -> bool:
+        """Whether LossScaleOptimizer sets this attribute of the optimizer that it wraps."""
+        return name == "loss_scale_factor" and value is None
+
     def gradients_are_sums() -> bool:
         """Whether they are those of all replicas when they are applied: they are summed then."""
         return False
 
 
 __all__ = [
+    "HOW_A_WRAPPEE_IS_TOLD",
     "LossScaleOptimizer",
     "Optimizer",
     "backend",
     "building",
     "gradients_are_sums",
+    "is_told_to_wrappee",
     "ops",
     "scale_of",
 ]

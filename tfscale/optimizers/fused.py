@@ -7,7 +7,7 @@ for variables on a CPU and outside XLA; both ways compute the same.
 from __future__ import annotations
 
 import functools
-import warnings
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -73,9 +73,8 @@ def _trouble_with_library() -> str:
 
 @functools.cache
 def _tell_once(trouble: str) -> None:
-    warnings.warn(
+    logging.getLogger("tfscale").warning(
         "optimizers take the plain path, which computes the same and is slower, because there is "
-        f"no native library: {trouble}\n"
-        "fused=False says that this is meant.",
-        stacklevel=2,
+        "no native library: %s\nfused=False says that this is meant.",
+        trouble,
     )

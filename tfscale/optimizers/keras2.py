@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
-import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -14,11 +12,9 @@ import tensorflow as tf
 
 # Those that the rules use, by their names in Keras 3.
 ops = SimpleNamespace(
-    all=tf.reduce_all,
     cast=tf.cast,
     clip=tf.clip_by_value,
     expm1=tf.math.expm1,
-    isfinite=tf.math.is_finite,
     log2=tf.experimental.numpy.log2,
     maximum=tf.maximum,
     minimum=tf.minimum,
@@ -27,7 +23,6 @@ ops = SimpleNamespace(
     round=tf.round,
     sqrt=tf.sqrt,
     square=tf.square,
-    sum=tf.reduce_sum,
     where=tf.where,
     zeros_like=tf.zeros_like,
 )
@@ -38,6 +33,14 @@ LossScaleOptimizer = keras.mixed_precision.LossScaleOptimizer
 def scale_of(scaler: Any) -> Any:
     """What an optimizer multiplies the loss by."""
     return scaler.loss_scale
+
+
+HOW_A_WRAPPEE_IS_TOLD = ("_is_wrapped_by_loss_scale_optimizer", "leave that attribute alone")
+
+
+def is_told_to_wrappee(name: str, value: Any) -> bool:
+    """Whether LossScaleOptimizer sets this attribute of the optimizer that it wraps."""
+    return name == "_is_wrapped_by_loss_scale_optimizer" and bool(value)
 
 
 def gradients_are_sums() -> bool:
@@ -63,12 +66,6 @@ class Optimizer(keras.optimizers.Optimizer):
         base = {"name": type(self).__name__, **base, "jit_compile": False}
         super().__init__(weight_decay=weight_decay, **base)
         self._learning_rate = self._build_learning_rate(learning_rate)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-        # All that Keras tells an optimizer whose loss is scaled from now on.
-        if name == "_is_wrapped_by_loss_scale_optimizer":
-            self._scaler = weakref.ref(sys._getframe(1).f_locals["self"])
 
     @property
     def built(self) -> bool:

@@ -6,7 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import keras
+import tensorflow as tf
 
+from tfscale.keras_objects import native
 from tfscale.names import unknown
 from tfscale.optimizers import fused as fused_ops
 from tfscale.optimizers import rules
@@ -35,8 +37,8 @@ class LARS(Optimizer):
     ``exclude_from_weight_decay`` finds.
 
     That is the paper's form: the learning rate is inside the momentum, so a change of it
-    meets new gradients only. ``form="popular"`` is that of most SGDs, in which it meets all
-    that has been gathered: :math:`m \leftarrow \mu m + \ell (g + \lambda w)` and
+    applies to new gradients only. ``form="popular"`` is that of most SGDs, in which it applies
+    to the whole momentum: :math:`m \leftarrow \mu m + \ell (g + \lambda w)` and
     :math:`w \leftarrow w - \eta m`. While :math:`\eta` stays the same, so does the result.
 
     Nesterov's momentum moves by :math:`\mu m` (the new :math:`m`) and one more gradient term,
@@ -57,8 +59,7 @@ class LARS(Optimizer):
         exclude_from_weight_decay: regular expressions, searched in variables' paths; ``()``
             is for no variable at all. By default biases, and the scales and offsets of
             normalization layers (``tfscale.optimizers.BIAS_AND_NORM``).
-        exclude_from_adaptation: the same, for the local rate. The two lists know nothing of
-            each other.
+        exclude_from_adaptation: the same, for the local rate. Each list is used by itself.
         fused: None uses a native op where there is one (CPU, outside XLA), True raises
             where there is none, False never uses it.
         base: what every Keras optimizer takes: ``name``, ``clipnorm``, ``clipvalue``,
@@ -171,10 +172,27 @@ def _plain(
         local = ops.minimum(local / n.learning_rate, 1.0)
     inside, outside = (n.learning_rate, 1.0) if rate_inside else (1.0, n.learning_rate)
     push = inside * local * rules.decayed(g, w, n.weight_decay)
+    if rules.of_one_type(variable, m):
+        _move_by_one_op(variable, m, push, n.momentum, outside, nesterov)
+        return
     moved = n.momentum * m + push
     m.assign(moved)
     step = n.momentum * moved + push if nesterov else moved
     rules.descend(variable, w, outside * step)
+
+
+def _move_by_one_op(
+    variable: Any, m: Any, push: Any, momentum: float, rate: Any, nesterov: bool
+) -> None:
+    """The momentum and the move of it, once through memory."""
+    tf.raw_ops.ResourceApplyMomentum(
+        var=variable.handle,
+        accum=native(m).handle,
+        lr=tf.cast(rate, m.dtype),
+        grad=push,
+        momentum=tf.constant(momentum, m.dtype),
+        use_nesterov=nesterov,
+    )
 
 
 def _local_rate(w: Any, g: Any, n: SimpleNamespace) -> Any:

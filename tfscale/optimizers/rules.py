@@ -5,12 +5,19 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import tensorflow as tf
+
 from tfscale.optimizers.face import ops
 
 
 def norm(x: Any) -> Any:
-    r"""The Euclidean norm of all numbers of a tensor, :math:`\sqrt{\sum_i x_i^2}`."""
-    return ops.sqrt(ops.sum(ops.square(x)))
+    r"""The Euclidean norm of all numbers of a tensor, :math:`\sqrt{\sum_i x_i^2}`.
+
+    Squares are of float64, as in the fused ops: in float32 those of 1e20 are Inf, and those of
+    1e-23 are 0.
+    """
+    squares = 2 * tf.nn.l2_loss(tf.cast(x, tf.float64))  # which halves them
+    return tf.cast(tf.sqrt(squares), x.dtype)
 
 
 def where_positive(ratio: Any, *norms: Any) -> Any:
@@ -45,6 +52,14 @@ def decayed(x: Any, w: Any, decay: float) -> Any:
     return x + decay * w if decay else x
 
 
+def of_one_type(x: Any, y: Any) -> bool:
+    """Whether two tensors or variables, TensorFlow's or Keras's, have the same type."""
+    return bool(tf.as_dtype(x.dtype) == tf.as_dtype(y.dtype))
+
+
 def descend(variable: Any, w: Any, step: Any) -> None:
     """Move a variable, whose value in the step's type is ``w``; it is rounded once."""
-    variable.assign(ops.cast(w - step, variable.dtype))
+    if of_one_type(variable, w):
+        variable.assign_sub(step)  # in place
+    else:
+        variable.assign(ops.cast(w - step, variable.dtype))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from tfscale import figures
 from tfscale.recompute.measure import measure
 from tfscale.recompute.simulate import memory, schedule
 from tfscale.recompute.solve import solve
@@ -263,9 +264,7 @@ def _totals(plan: Plan) -> list[str]:
 
 
 def _draw(plan: Plan) -> Any:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 4), layout="constrained")
+    figure = figures.figure(9, 4)
     axes = figure.add_subplot()
     for how, timeline, most, color in (
         ("plain", plan.plain_timeline, plan.plain_bound, "0.6"),

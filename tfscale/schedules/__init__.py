@@ -9,6 +9,7 @@ Example:
     3.2
 """
 
+from tfscale import tensorflow_needed as _  # noqa: F401
 from tfscale.schedules.curves import Constant, Cosine, Drops, InverseSquareRoot, Polynomial
 from tfscale.schedules.scaling import linear_scaling, square_root_scaling
 from tfscale.schedules.schedule import Schedule

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tfscale import figures
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -17,16 +19,9 @@ _POINTS = 2001
 
 def draw(schedule: Schedule, until: float | None) -> Figure:
     """The rate from 0 to a time; the end of the warm-up is dotted."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            "drawing needs matplotlib, which is not installed: pip install tfscale[plot]"
-        ) from error
-
     end = schedule.horizon if until is None else until
     times = np.linspace(0.0, end, _POINTS)
-    figure = Figure(figsize=(6.4, 3.2), layout="constrained")
+    figure = figures.figure(6.4, 3.2)
     axes: Any = figure.add_subplot()
     axes.plot(times, schedule.at_time(times).numpy(), color=_LINE, linewidth=1.8)
     if 0 < schedule.warmup < end:

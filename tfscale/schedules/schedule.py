@@ -75,13 +75,13 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
         """The rate of a step, or of a tensor of steps, as float32."""
         if self.base_batch is not None:
             raise ValueError(
-                f"{self!r} is for batches of {self.base_batch}, and nobody said how large yours "
-                "are. Give the optimizer schedule.for_batch(batch), or give "
+                f"{self!r} is for batches of {self.base_batch}, and the size of yours is not "
+                "known. Give the optimizer schedule.for_batch(batch), or give "
                 "tfscale.callbacks.Warmup(schedule, batch=...)"
             )
         if self.unit == EPOCHS:
             raise ValueError(
-                f"{self!r} counts epochs, and nobody said how many steps they have. Give the "
+                f"{self!r} counts epochs, and how many steps an epoch has is not known. Give the "
                 "optimizer schedule.in_steps(steps_per_epoch), or use "
                 "tfscale.callbacks.Warmup(schedule), which knows it from fit"
             )
@@ -129,7 +129,7 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
         return type(self)(**{**config, **rates, "base_batch": None})
 
     def plot(self, until: float | None = None) -> Figure:
-        """Draw the rate over time; needs matplotlib (``pip install tfscale[plot]``).
+        """Draw the rate over time; needs matplotlib (``pip install matplotlib``).
 
         Args:
             until: where to stop, in the schedule's unit; by default where nothing new comes.

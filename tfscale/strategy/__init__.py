@@ -1,5 +1,6 @@
 """The strategy: ``with ScaleStrategy().scope(): model.fit()``."""
 
+from tfscale import tensorflow_needed as _  # noqa: F401
 from tfscale.strategy.auto import auto_strategy
 from tfscale.strategy.strategy import ScaleStrategy
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any
 
 import tensorflow as tf
 
-from tfscale.ops.group import tasks_of
+from tfscale.ops.group import resolver_of, tasks_of
 from tfscale.strategy.extended import local_devices
 from tfscale.strategy.strategy import ScaleStrategy
 
@@ -28,9 +29,7 @@ def auto_strategy(**arguments: Any) -> tf.distribute.Strategy:
     """
     if _has_tpu():
         return _said("TPUStrategy", "this machine has a TPU", _tpu_strategy(), arguments)
-    resolver = arguments.get("cluster_resolver")
-    resolver = resolver or tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    workers = _workers(resolver)
+    workers = _workers(resolver_of(arguments.get("cluster_resolver")))
     devices = local_devices(arguments.get("devices"))[1]
     if workers > 1 or len(devices) > 1:
         why = f"there are {workers} workers" if workers > 1 else f"there are {len(devices)} devices"
@@ -40,8 +39,10 @@ def auto_strategy(**arguments: Any) -> tf.distribute.Strategy:
 
 
 def _said(name: str, why: str, strategy: Any, unused: dict[str, Any]) -> Any:
-    ignored = f" Not used here: {', '.join(sorted(unused))}." if unused else ""
-    print(f"tfscale: {name}, for {why}.{ignored}")
+    logging.getLogger("tfscale").info("%s, because %s", name, why)
+    if unused:
+        without = ", ".join(sorted(unused))
+        logging.getLogger("tfscale").warning("%s does not use the arguments %s", name, without)
     return strategy
 
 

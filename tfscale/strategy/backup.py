@@ -1,12 +1,9 @@
-"""Files that Keras's callbacks would write from every worker: one worker's count.
+"""What Keras's callbacks save and restore, where one worker's files count.
 
-Keras saves on all workers, into the same file where they share a disk. All must save,
-since what they save together (what low precision has lost, for one) they also gather
-together; but the first worker alone may write what the user asked for. The others write
-into folders of their own, which vanish with them.
-
-Who trains on must not read files that another is about to write, or that differ: so
-before a training the first worker sends its backup to the others, and all restore that.
+All workers must take part in a save, since some of it (what low precision has lost, for one) they
+gather together; but the first alone writes what the user asked for. And who trains on must not read
+files that another is about to write, or that differ: the first worker sends its backup to the
+others, and all restore that.
 """
 
 from __future__ import annotations
@@ -21,110 +18,111 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfscale.backup import Backup, InMemory, WholeBackup
 from tfscale.ops import Group, broadcast
 
-_PIECE = 16 << 20  # numbers of 4 bytes in a message
-_LIST = 4096  # bytes that the list of files may have
+_PIECE = 64 << 20  # bytes of a message
+_HEAD = 4096  # bytes of the message that says what comes
 
 
-class Backups:
-    """Puts right where callbacks read and write.
+def arrange(hosts: Group | None, callbacks: Iterable[Any]) -> None:
+    """Before ``fit`` calls them: all workers have the same callbacks.
 
     Args:
         hosts: one rank for each worker; None if there is only one.
+        callbacks: of ``fit``.
     """
+    for callback in callbacks:
+        if isinstance(callback, keras.callbacks.BackupAndRestore):
+            _become(callback, _FirstWorkersBackup)
+            callback.tfscale_hosts = hosts
+            callback.delete_checkpoint &= _is_first(hosts)
+        elif isinstance(callback, keras.callbacks.ModelCheckpoint) and not _is_first(hosts):
+            _become(callback, _NoCheckpoint)
 
-    def __init__(self, hosts: Group | None) -> None:
-        self._hosts = hosts
-        self._folders: dict[str, tempfile.TemporaryDirectory[str]] = {}
 
-    def arrange(self, callbacks: Iterable[Any]) -> None:
-        """Before ``fit`` calls them; all workers have the same callbacks."""
-        if self._hosts is None:
+def _become(callback: Any, kind: type) -> None:
+    """Put a class between a callback's own and that of Keras: what the user's class adds stays."""
+    own = type(callback)
+    if not issubclass(own, kind):
+        bases = (own, kind) if own not in kind.__mro__ else (kind,)
+        callback.__class__ = type(own.__name__, bases, {"__module__": own.__module__})
+
+
+def _is_first(hosts: Group | None) -> bool:
+    return hosts is None or hosts.communicators[0].rank == 0
+
+
+class _FirstWorkersBackup(WholeBackup):
+    """The first worker's backup, on all of them."""
+
+    tfscale_hosts: Group | None
+
+    def _keep(self, content: memoryview, moment: dict[str, int]) -> None:
+        if _is_first(self.tfscale_hosts):
+            super()._keep(content, moment)
+
+    def _found(self) -> Backup | None:
+        hosts = self.tfscale_hosts
+        if hosts is None:
+            return super()._found()
+        return _sent(hosts, super()._found()) if _is_first(hosts) else _received(hosts)
+
+
+class _NoCheckpoint(keras.callbacks.ModelCheckpoint):
+    """Takes part in a save as the first worker makes it, and keeps nothing."""
+
+    def _save_model(self, epoch: int, batch: int | None, logs: Any) -> None:
+        if not self._should_save_model(epoch, batch, logs, self.filepath):
             return
-        for callback in callbacks:
-            if isinstance(callback, keras.callbacks.BackupAndRestore):
-                self._arrange_backup(callback)
-            elif isinstance(callback, keras.callbacks.ModelCheckpoint) and not self._first:
-                kind = ".weights.h5" if callback.save_weights_only else ".keras"
-                callback.filepath = f"{self._own(str(callback.filepath))}/checkpoint{kind}"
-
-    @property
-    def _first(self) -> bool:
-        assert self._hosts is not None
-        return self._hosts.communicators[0].rank == 0
-
-    def _arrange_backup(self, callback: keras.callbacks.BackupAndRestore) -> None:
-        if not self._first:
-            keras.callbacks.BackupAndRestore.__init__(
-                callback,
-                self._own(str(callback.backup_dir)),
-                callback.save_freq,
-                callback.double_checkpoint,
-                callback.delete_checkpoint,
-            )
-        self._give(callback.backup_dir)
-
-    def _own(self, folder: str) -> str:
-        """This worker's folder in place of what all were given."""
-        for own in self._folders.values():
-            if folder.startswith(own.name):
-                return own.name
-        if folder not in self._folders:
-            self._folders[folder] = tempfile.TemporaryDirectory(prefix="tfscale-backup-")
-        return self._folders[folder].name
-
-    def _give(self, folder: str) -> None:
-        """Make the files in a folder those of the first worker."""
-        for name, size in _checked(self._given(_list(folder) if self._first else b"", _LIST)):
-            path = os.path.join(folder, name)
-            if self._first:
-                with tf.io.gfile.GFile(path, "rb") as file:
-                    self._send(file, size)
-            else:
-                tf.io.gfile.makedirs(folder)
-                with tf.io.gfile.GFile(path, "wb") as file:
-                    self._receive(file, size)
-
-    def _send(self, file: Any, size: int) -> None:
-        for start in range(0, size, 4 * _PIECE):
-            length = min(4 * _PIECE, size - start)
-            self._given(file.read(length), length)
-
-    def _receive(self, file: Any, size: int) -> None:
-        for start in range(0, size, 4 * _PIECE):
-            file.write(self._given(b"", min(4 * _PIECE, size - start)))
-
-    def _given(self, data: bytes, length: int) -> bytes:
-        """The first worker's ``length`` bytes."""
-        assert self._hosts is not None
-        (me,) = self._hosts.communicators
-        own = np.frombuffer(data.ljust(-(-length // 4) * 4, b"\0"), np.int32)
-        with tf.device(me.device):
-            given = broadcast(own, me, name="a backup")
-        return bytes(given.numpy().tobytes()[:length])
+        if self.save_weights_only:
+            self.model.save_weights(InMemory(".weights.h5"))
+        elif self.filepath.endswith(".keras"):
+            self.model.save(InMemory(".keras"))
+        else:
+            with tempfile.TemporaryDirectory(prefix="tfscale-") as folder:
+                self.model.save(os.path.join(folder, "checkpoint.h5"))
 
 
-def _list(folder: str) -> bytes:
-    names = tf.io.gfile.listdir(folder) if tf.io.gfile.isdir(folder) else []
-    files = {
-        name: tf.io.gfile.stat(os.path.join(folder, name)).length
-        for name in names
-        if not tf.io.gfile.isdir(os.path.join(folder, name))
-    }
-    data = json.dumps(files).encode()
-    if len(data) > _LIST:
-        raise ValueError(f"{folder} holds {len(files)} files; a backup needs a folder of its own")
-    return data
+def _sent(hosts: Group, backup: Backup | None) -> Backup | None:
+    """Called by the first worker."""
+    content, moment = backup or (b"", None)
+    head = {"bytes": len(content), "moment": moment}
+    _from_first(hosts, json.dumps(head).encode(), _HEAD)
+    for start in range(0, len(content), _PIECE):
+        piece = content[start : start + _PIECE]
+        _from_first(hosts, piece, len(piece))
+    return backup
 
 
-def _checked(data: bytes) -> list[tuple[str, int]]:
-    """Names and sizes, if they are; a name is of a file in the folder and nowhere else."""
-    files = json.loads(data.rstrip(b"\0"))
-    if not isinstance(files, dict):
-        raise ValueError(f"the first worker's backup is no list of files, but {files!r}")
-    for name, size in files.items():
-        inside = os.path.basename(name) == name and name not in ("", ".", "..")
-        if not inside or type(size) is not int or size < 0:
-            raise ValueError(f"the first worker's backup holds {name!r} of size {size!r}")
-    return list(files.items())
+def _received(hosts: Group) -> Backup | None:
+    """Called by the others."""
+    head = _from_first(hosts, b"", _HEAD)
+    size, moment = _checked(head)
+    if moment is None:
+        return None
+    starts = range(0, size, _PIECE)
+    content = b"".join(_from_first(hosts, b"", min(_PIECE, size - at)) for at in starts)
+    return content, moment
+
+
+def _from_first(hosts: Group, data: bytes, length: int) -> bytes:
+    """The first worker's ``length`` bytes."""
+    (me,) = hosts.communicators
+    own = np.frombuffer(data.ljust(-(-length // 4) * 4, b"\0"), np.int32)
+    with tf.device(me.device):
+        given = broadcast(own, me, name="a backup")
+    return bytes(given.numpy().tobytes()[:length])
+
+
+def _checked(data: bytes) -> tuple[int, dict[str, int] | None]:
+    """The size of the first worker's backup and its moment; the worker may run any program."""
+    head = json.loads(data.rstrip(b"\0"))
+    try:
+        size, moment = head["bytes"], head["moment"]
+        counts = [size] if moment is None else [size, moment["epoch"]]
+    except (KeyError, TypeError):
+        counts = [None]
+    if not all(type(count) is int and count >= 0 for count in counts):
+        raise ValueError(f"the first worker sent no backup, but {str(head)[:60]!r}")
+    return size, moment

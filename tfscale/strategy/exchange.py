@@ -12,7 +12,7 @@ from tfscale import wires
 from tfscale.collectives import Schedule
 from tfscale.ops import Communicator, Group, all_gather, all_reduce, broadcast
 from tfscale.ops.collective import DTYPES
-from tfscale.strategy.farewell import came_from_an_exchange
+from tfscale.ops.library import known_to_all
 from tfscale.strategy.private import Mirrored, eager_mode, regroup
 from tfscale.strategy.schedules import Schedules
 
@@ -169,15 +169,15 @@ class Exchange:
                 with eager_mode(), tf.device(communicator.device):
                     return body(replica)
             except Exception as error:
-                if not came_from_an_exchange(error):  # of one that did, all have heard
+                if not known_to_all(error):  # of one that did, all have heard
                     communicator.give_up(f"its step failed: {type(error).__name__}: {error}")
                 raise
 
         with concurrent.futures.ThreadPoolExecutor(len(replicas)) as threads:
             done = [threads.submit(eagerly, replica) for replica in replicas]
         errors = [error for one in done if (error := one.exception()) is not None]
-        for error in sorted(errors, key=came_from_an_exchange):  # its cause before what it caused
-            raise error
+        if errors:
+            raise min(errors, key=known_to_all)  # the cause, rather than what it caused
         return [one.result() for one in done]
 
     def together(

@@ -1,20 +1,19 @@
-"""What travels how: the table behind ``strategy.explain()``."""
+"""What travels how: what ``strategy.explain()`` returns."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from tfscale.strategy.exchange import wire_bytes
 from tfscale.strategy.gradients import Reducer, bucket_name, sparse_name
+from tfscale.text import entries
 from tfscale.wires import LOSSLESS
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from tfscale.ops.log import Total
 
 
@@ -58,6 +57,11 @@ class Row:
     def saved(self) -> float:
         """How many bytes of the wire ``"fp32"`` one on this wire stands for."""
         return self.lossless / self.bytes if self.bytes else 1.0
+
+    @property
+    def words(self) -> str:
+        """Which bucket travels by which schedule, and why."""
+        return f"{self.bucket}, by {self.algorithm} ({self.why})"
 
 
 def rows(reducer: Reducer) -> list[Row]:
@@ -125,26 +129,40 @@ def ran_as(key: str, name: str) -> bool:
     return key == name or f"/{name}_" in key
 
 
-def table(rows: list[Row]) -> Table:
-    """For people."""
-    from rich.table import Table
+class Explanation(list[Row]):
+    """The rows, for programs; ``print`` makes a table of them, for people.
 
-    made = Table(title="gradients, in the order in which they travel")
-    for heading in ("bucket", "numbers", "wire", "bytes", "schedule", "why", "ms: model", "took"):
-        left = heading in ("bucket", "why")
-        made.add_column(heading, justify="left" if left else "right", overflow="fold")
-    for row in rows:
-        made.add_row(
-            row.bucket,
-            f"{row.elements:,}" if row.elements else "-",
-            row.wire + (" + feedback" if row.feedback else ""),
-            f"{row.bytes:,}" if row.bytes else "-",
-            row.algorithm,
-            row.why,
-            _ms(row.predicted),
-            _ms(row.measured),
-        )
-    return made
+    Args:
+        rows: what travels.
+        replicas: between how many.
+    """
+
+    def __init__(self, rows: Iterable[Row], replicas: int) -> None:
+        super().__init__(rows)
+        self._replicas = replicas
+
+    def __repr__(self) -> str:
+        if self._replicas == 1:
+            return "Nothing travels: there is one replica."
+        if not self:
+            return "Nothing to show yet: explain() describes the steps that have been traced."
+        title = "Gradients, in the order in which they travel"
+        return f"{title}\n{entries(_COLUMNS, [(row.words, _cells(row)) for row in self])}"
+
+    __str__ = __repr__
+
+
+_COLUMNS = ("numbers", "bytes", "wire", "ms by model", "ms taken")
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        f"{row.elements:,}" if row.elements else "-",
+        f"{row.bytes:,}" if row.bytes else "-",
+        row.wire + (" + feedback" if row.feedback else ""),
+        _ms(row.predicted),
+        _ms(row.measured),
+    )
 
 
 def _ms(seconds: float) -> str:

@@ -7,14 +7,17 @@ family before it reduces logs or joins predictions across workers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfscale.ops import Group
-from tfscale.ops.group import host_of, outlast_tensorflow
+from tfscale.ops.group import host_of, resolver_of, starting
 from tfscale.ops.heap import keep_freed_memory
+from tfscale.strategy import signals
 from tfscale.strategy.exchange import Exchange
 from tfscale.strategy.feed import Batches, BatchesOfReplicas, untuned
 from tfscale.strategy.frames import caller, goes_back
@@ -68,6 +71,26 @@ class _EngineOps(CollectiveAllReduce):
         return [regroup(parts, wrap_class=Mirrored) for parts in zip(*each, strict=True)]
 
 
+_TENSORFLOWS = ("collective_all_reduce_strategy", "mirrored_strategy")
+
+
+@contextlib.contextmanager
+def _without_tensorflows_words() -> Iterator[None]:
+    """TensorFlow's classes say meanwhile that they are in use, and how their collectives are set
+    up; here these are replaced.
+    """
+
+    def of_others(record: logging.LogRecord) -> bool:
+        return record.module not in _TENSORFLOWS
+
+    log = tf.get_logger()
+    log.addFilter(of_others)
+    try:
+        yield
+    finally:
+        log.removeFilter(of_others)
+
+
 class Extended(CollectiveAllReduceExtended):
     """See the module.
 
@@ -85,15 +108,16 @@ class Extended(CollectiveAllReduceExtended):
         cluster_resolver: Any,
         deadline: float,
         slow_after: float,
+        join_timeout: float,
     ) -> None:
         self._patience = (deadline, slow_after)
-        self._wanted = tuple(devices) if devices else None
-        cluster_resolver = (
-            cluster_resolver or tf.distribute.cluster_resolver.TFConfigClusterResolver()
-        )
-        outlast_tensorflow(cluster_resolver, deadline)
+        self._wanted = devices
+        cluster_resolver = resolver_of(cluster_resolver)
         keep_freed_memory()
-        super().__init__(container, cluster_resolver, _options())
+        with starting(cluster_resolver, deadline, join_timeout), _without_tensorflows_words():
+            super().__init__(container, cluster_resolver, _options())
+        if self._task_type is not None:  # TensorFlow has started a server, which takes SIGTERM
+            signals.listen()
         # Groups of the same devices are told apart by their order, and other workers may
         # have other devices: the group that finds that out comes first.
         self.hosts = self._make_group([host_of(self._devices[0])])
@@ -222,10 +246,15 @@ def local_devices(wanted: Sequence[str] | None) -> tuple[str, list[str]]:
     if wanted is None:
         kind = "GPU" if "GPU" in here.values() else "CPU"
         return kind, [name for name in here if here[name] == kind]
+    known = ", ".join(name.removeprefix("device:") for name in here)
+    if isinstance(wanted, str) or not _are_names(wanted):
+        raise ValueError(
+            f"devices is a list of names, one for each replica, such as {known.split(', ')}; "
+            f"got {wanted!r}. This process has {known}."
+        )
     names = ["device:" + w.upper().rsplit("DEVICE:", 1)[-1].lstrip("/") for w in wanted]
     for given, name in zip(wanted, names, strict=True):
         if name not in here:
-            known = ", ".join(name.removeprefix("device:") for name in here)
             raise ValueError(
                 f"no device is called {given!r}; this process has {known}. "
                 "tf.config.set_logical_device_configuration makes several of one CPU."
@@ -236,6 +265,14 @@ def local_devices(wanted: Sequence[str] | None) -> tuple[str, list[str]]:
     if len(set(names)) < len(names):
         raise ValueError(f"each replica needs a device of its own, got {list(wanted)}")
     return kinds[0], names
+
+
+def _are_names(wanted: Any) -> bool:
+    try:
+        given = list(wanted)
+    except TypeError:
+        return False
+    return bool(given) and all(isinstance(name, str) for name in given)
 
 
 def _options() -> Options:

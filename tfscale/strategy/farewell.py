@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import re
 import sys
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -17,10 +16,13 @@ from typing import Any
 import tensorflow as tf
 
 from tfscale.ops import Group
+from tfscale.ops.library import known_to_all
 
 LINGER = 3.0  # seconds to stay, at the longest, until all have heard
 
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
+
+_groups: list[Group] = []  # of all strategies of this process
 
 
 def when_the_program_fails(groups: Sequence[Group]) -> None:
@@ -28,29 +30,26 @@ def when_the_program_fails(groups: Sequence[Group]) -> None:
 
     The program's own ``sys.excepthook`` still prints it.
     """
-    if not groups:
-        return
-    before: Hook = sys.excepthook
+    if not _groups:
+        sys.excepthook = _told_by(sys.excepthook)
+    _groups.extend(groups)
 
+
+def _told_by(before: Hook) -> Hook:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         before(kind, error, trace)
-        if not came_from_an_exchange(error):
-            say(groups, f"its program failed: {kind.__name__}: {error}")
+        if not known_to_all(error):
+            say(f"its program failed: {kind.__name__}: {error}")
 
-    sys.excepthook = hook
+    return hook
 
 
-def say(groups: Sequence[Group], reason: str) -> None:
+def say(reason: str) -> None:
     """Give up in all groups at once: the others wait in one of them, nobody knows which."""
 
     def one(group: Group) -> None:
         with contextlib.suppress(tf.errors.OpError):  # they are gone: there is nobody to tell
             group.give_up(reason, LINGER)
 
-    with concurrent.futures.ThreadPoolExecutor(len(groups)) as threads:
-        list(threads.map(one, groups))
-
-
-def came_from_an_exchange(error: BaseException) -> bool:
-    """Whether all ranks have heard of an error, since an exchange has raised it."""
-    return isinstance(error, tf.errors.OpError) and bool(re.search(r"rank \d+ \(", str(error)))
+    with concurrent.futures.ThreadPoolExecutor(max(1, len(_groups))) as threads:
+        list(threads.map(one, _groups))

@@ -36,6 +36,7 @@ def weighted(model: keras.Model, layers: list[Any]) -> Iterator[None]:
             flat = [one._replace(loss=_Weighted(one.loss)) for one in losses._flat_losses]
             stack.enter_context(shadowed(losses, "_flat_losses", flat))
         for metric in {id(one): one for one in [*model.metrics, model._loss_tracker]}.values():
+            stack.enter_context(shadowed(metric, "result", functools.partial(_result, metric)))
             if getattr(type(metric), "update_state", None) is keras.metrics.Mean.update_state:
                 update = functools.partial(_update_mean, metric)
                 stack.enter_context(shadowed(metric, "update_state", update))
@@ -97,6 +98,28 @@ def _update_mean(metric: Any, values: Any, sample_weight: Any = None) -> Any:
         elif metric is step.model._loss_tracker:
             values = values * share
     return type(metric).update_state(metric, values, sample_weight=sample_weight)
+
+
+def _result(metric: Any) -> Any:
+    result = type(metric).result(metric)
+    if step.results is not None:
+        step.results[id(result)] = (metric, result)
+    return result
+
+
+def with_results_of_all(logs: Any) -> Any:
+    """What a step returns, in which the results of metrics are those of all replicas.
+
+    Keras itself asks a model's metrics after the step, if these are what the step tells of.
+    """
+    found, step.results = step.results, None
+    if not found or not isinstance(logs, dict) or set(logs) == set(step.model.get_metrics_result()):
+        return logs
+    with during(together=True, rows=None):  # what a replica without rows has counted, counts
+        return {
+            name: found[id(value)][0].result() if id(value) in found else value
+            for name, value in logs.items()
+        }
 
 
 class _Weighted:

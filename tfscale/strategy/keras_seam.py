@@ -12,7 +12,7 @@ optimizers stay what they are. Three things are set right:
   samples, its unmasked steps or its sample weights. See keras_losses.py.
 - Statistics of layers are averaged; batch normalization normalizes by the global batch.
 
-Keras's private names stand in this file and in keras_losses.py alone;
+Keras's private names stand in this file, in keras_losses.py and in ``tfscale/backup.py`` alone;
 ``tests/strategy/test_private.py`` guards them.
 """
 
@@ -20,8 +20,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
+import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -51,18 +53,43 @@ def model_of(fn: Callable[..., Any]) -> Any:
     return owner if isinstance(owner, keras.Model) and fn.__name__ in STEPS else None
 
 
-def fit_that_begins() -> tuple[keras.Model, list[Any]] | None:
-    """The model and the callbacks of the ``fit`` for which a dataset is distributed, or None."""
-    for frame in frames(sys._getframe(1)):
-        model = frame.f_locals.get("self")
-        if isinstance(model, keras.Model) and frame.f_code.co_name in _ON_DATASETS:
-            begins = frame.f_code.co_name == "fit"
-            callbacks = frame.f_locals.get("callbacks")
-            return (model, _listed(callbacks)) if begins else None
+def fit_that_begins() -> tuple[keras.Model, list[Any], dict[str, Any]] | None:
+    """The ``fit`` that enters the strategy's scope: its model, callbacks and length; or None.
+
+    Each does once, to build its model, before it calls its callbacks.
+    """
+    near = list(itertools.islice(frames(sys._getframe(1)), 4))
+    for builds, fit in itertools.pairwise(near):
+        if (builds.f_code.co_name, fit.f_code.co_name) == (_BUILDS, "fit"):
+            told = fit.f_locals
+            return told["self"], _listed(told["callbacks"]), _length(told)
     return None
 
 
-_ON_DATASETS = ("fit", "evaluate", "predict")
+def _length(fit: Mapping[str, Any]) -> dict[str, Any]:
+    """What workers must have in common to come to the same end; None for what nobody knows yet."""
+    iterator, validates = fit["epoch_iterator"], fit["validation_data"] is not None
+    found = {"number of epochs": fit["epochs"]}
+    found |= {name: fit[name] for name in ("initial_epoch", "batch_size")}
+    found["number of steps in an epoch"] = iterator.steps_per_epoch or iterator._num_batches
+    found["validation_data"] = "none" if not validates else "some"
+    if validates:
+        found["validation_freq"] = fit["validation_freq"]
+        size = fit["validation_batch_size"] or fit["batch_size"] or 32
+        found["number of steps in a validation"] = fit["validation_steps"] or _batches(
+            fit["val_x"], size
+        )
+    return found
+
+
+def _batches(x: Any, size: int) -> int | None:
+    """How many batches there are, if that can be told without reading any."""
+    if isinstance(x, tf.data.Dataset):
+        return known if (known := int(x.cardinality())) >= 0 else None
+    if hasattr(x, "num_batches"):  # keras.utils.PyDataset
+        return x.num_batches  # type: ignore[no-any-return]
+    shape = getattr(tf.nest.flatten(x)[0], "shape", None)
+    return math.ceil(shape[0] / size) if shape and shape[0] is not None else None
 
 
 def _listed(callbacks: Any) -> list[Any]:
@@ -108,6 +135,8 @@ _BUILD = "_symbolic_build"
 
 def _build_if_possible(model: keras.Model, **batch: Any) -> None:
     del vars(model)[_BUILD]
+    if type(model).call is keras.Model.call:
+        return
     try:
         getattr(model, _BUILD)(**batch)
     except Exception:
@@ -230,11 +259,13 @@ def step_of_replica(strategy: Any, model: keras.Model, fn: Callable[..., Any]) -
     def part(data: Any) -> Any:
         rows, data = shared_out(data, replicas)
         share = Share(replicas, rows.local, rows.total)
-        known = {"reads": 0, "seen": {}, "noted": 0, "scaled": set()}
+        known = {"reads": 0, "seen": {}, "noted": 0, "scaled": set(), "results": {}}
         with during(model=model, own=own, rows=rows, count=share, statistics=[], **known):
             result = fn(data)
             _average_statistics(step.statistics or [], share)
-            return own_losses.logged(result) if own else result
+            if not own:
+                return result
+            return own_losses.logged(keras_losses.with_results_of_all(result))
 
     return part
 

@@ -52,10 +52,13 @@ def scaled_loss(loss: Any, since: int, sums: bool = False) -> Any:
 
 
 def scaled_gradients(gradients: list[Any]) -> list[Any]:
-    """The gradients of such losses; None stays None."""
+    """The gradients of such losses; None stays None.
+
+    A scaled loss may have sums in it that are not: of these, a replica without rows adds nothing.
+    """
     given = [g for g in gradients if g is not None]
-    scaled = are_scaled(given)
-    done = iter([g if is_ else _weighted(g) for g, is_ in zip(given, scaled, strict=True)])
+    scaled = zip(given, are_scaled(given), strict=True)
+    done = iter([step.rows.counted(g) if is_ else _weighted(g) for g, is_ in scaled])
     return [None if g is None else next(done) for g in gradients]
 
 

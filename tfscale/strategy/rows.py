@@ -80,6 +80,8 @@ def _rows(x: Any) -> tf.Tensor:
 
 
 def _sum(tensors: list[Any]) -> list[Any]:
+    if not tensors:
+        return []
     found: list[Any] = tf.distribute.get_replica_context().all_reduce("SUM", tensors)
     return found
 

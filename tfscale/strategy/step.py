@@ -25,6 +25,10 @@ class _Step(threading.local):
     # that have been scaled.
     noted = 0
     scaled: Any = ()
+    # In a step of the user's own: the results of metrics, by the ids of these. Whether a metric's
+    # state is read as that of all replicas.
+    results: dict[int, Any] | None = None
+    together = False
     # Gradients have been reduced: what follows is the same on all replicas, so
     # nothing is reduced again and variables are assigned where they are.
     reduced = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,13 +11,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfscale import records
 from tfscale.collectives.choose import Chooser
 from tfscale.compression import FEEDBACK, WirePolicy
 from tfscale.ops import xla
-from tfscale.ops.group import DEFAULT_SLOW_AFTER
-from tfscale.strategy import farewell, join, origin
-from tfscale.strategy.backup import Backups
-from tfscale.strategy.explain import Row, rows, table
+from tfscale.ops.group import DEFAULT_JOIN_TIMEOUT, DEFAULT_SLOW_AFTER
+from tfscale.sizes import number_of_bytes
+from tfscale.strategy import backup, farewell, join, origin
+from tfscale.strategy.explain import Explanation, rows
 from tfscale.strategy.extended import Extended
 from tfscale.strategy.gradients import Reducer
 from tfscale.strategy.own_losses import checked
@@ -33,6 +35,11 @@ from tfscale.strategy.trial import Trials
 from tfscale.wires import LOSSLESS, WIRES
 
 DEADLINE = 120.0
+
+_NOTHING_TRAVELS = (
+    "wire=%r has no effect: there is one replica, so no gradients travel. Several GPUs, logical "
+    "CPUs or workers make several replicas"
+)
 
 
 class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
@@ -51,14 +58,14 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         wire: in which format gradients travel: a name (``"fp32"``, ``"bf16"``, ``"fp16"``,
             ``"fp8"``, ``"int8"``, ``"int4"``, ``"ternary"``, ``"sign"``), a mapping from
             patterns of variables' paths to names, or a ``WirePolicy``.
-        devices: of this process, such as ``["GPU:0", "GPU:1"]``; by default all GPUs, or
-            all logical CPUs if there is none.
+        devices: names of those of this process to use, such as ``["GPU:0", "GPU:1"]``; by
+            default all GPUs, or all logical CPUs if there is none.
         cluster_resolver: says who the workers are; ``TF_CONFIG`` by default. All workers
             have the same devices.
         error_feedback: whether gradients get back in later steps what low precision has
             lost; by default on wires of less than 8 bits.
-        bucket_bytes: how many bytes of gradients share an all-reduce; by default what suits
-            the measured links.
+        bucket_bytes: how many bytes of gradients share an all-reduce, a number or such as
+            ``"25MB"``; by default what suits the measured links.
         batch_norm: ``"synchronized"``, statistics of the global batch, as on one device;
             or ``"local"``, each replica's own, which costs no communication in the forward
             pass. Moving statistics are the same on all replicas either way.
@@ -69,8 +76,10 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         schedule_file: what ``"auto"`` chooses, as ``strategy.dump`` has written it and you
             may have edited it; nothing is measured then.
         deadline: how many seconds an exchange may go without any progress.
-        slow_after: after how many of them a warning names the workers that are late;
+        slow_after: after how many seconds a warning names the workers that are late;
             0 for no warnings.
+        join_timeout: how many seconds workers wait for each other at the start; after 10 of them,
+            and each 30, they say for whom.
 
     Example:
         >>> strategy = tfscale.ScaleStrategy(wire="bf16")
@@ -88,22 +97,37 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         cluster_resolver: Any = None,
         *,
         error_feedback: bool | None = None,
-        bucket_bytes: int | None = None,
+        bucket_bytes: int | str | None = None,
         batch_norm: str = "synchronized",
         own_losses: str | None = None,
         schedule_file: str | Path | None = None,
         deadline: float = DEADLINE,
         slow_after: float = DEFAULT_SLOW_AFTER,
+        join_timeout: float = DEFAULT_JOIN_TIMEOUT,
     ) -> None:
         if batch_norm not in ("synchronized", "local"):
             raise ValueError(f'batch_norm is "synchronized" or "local", got {batch_norm!r}')
         policy = WirePolicy.of(wire)
+        if error_feedback not in (None, True, False):
+            raise ValueError(f"error_feedback is True, False or None, got {error_feedback!r}")
+        if cluster_resolver is not None and not hasattr(cluster_resolver, "cluster_spec"):
+            raise ValueError(
+                "cluster_resolver is one of tf.distribute.cluster_resolver, such as "
+                f"SlurmClusterResolver(), or None for TF_CONFIG; got {cluster_resolver!r}"
+            )
+        if bucket_bytes is not None:
+            bucket_bytes = number_of_bytes(bucket_bytes, "bucket_bytes")
         self.synchronizes_batch_norm = batch_norm == "synchronized"
         self.own_losses = checked(own_losses)
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
-        patience = (deadline, slow_after)
+        patience = (deadline, slow_after, join_timeout)
         tf.distribute.Strategy.__init__(self, Extended(self, devices, cluster_resolver, *patience))
         extended = self.extended
+        _say_who_trains(extended)
+        if extended._num_replicas_in_sync == 1 and policy != WirePolicy():
+            logging.getLogger("tfscale").warning(_NOTHING_TRAVELS, wire)
+        if extended.hosts is not None:
+            extended.hosts.join()
         join.same_start(
             extended.hosts,
             {
@@ -114,13 +138,13 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 "bucket_bytes": bucket_bytes,
                 "batch_norm": batch_norm,
                 "own_losses": own_losses,
-                "schedule_file": schedule_file and Path(schedule_file).read_text(),
+                "schedule_file": schedule_file and records.read_text(Path(schedule_file)),
             },
         )
+        if extended.group is not None:
+            extended.group.join()  # who has come together hears it when one of them fails
         if extended.hosts is not None:
-            extended.group.join()
             farewell.when_the_program_fails([extended.group, extended.hosts])
-        self._backups = Backups(extended.hosts)
         schedules = of_replicas(algorithm, extended.group, policy.wire, schedule_file)
         extended.connect(schedules, of_hosts(schedules, extended.hosts))
         trials = Trials(schedules, enabled=isinstance(schedules, Chooser))
@@ -148,6 +172,12 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         """A context: what is made in it belongs to this strategy."""
         origin.refuse_other_scope(self)
         keras_seam.prepare_to_build(self)
+        beginning = keras_seam.fit_that_begins()
+        if beginning is not None:
+            model, callbacks, length = beginning
+            join.same_model(self.extended.hosts, model)
+            join.same_length(self.extended.hosts, length)
+            backup.arrange(self.extended.hosts, callbacks)
         return super().scope()
 
     @autograph_artifact
@@ -208,29 +238,21 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         keras_seam.watch_seeds(self)  # before a callback restores them
         if self.extended._num_replicas_in_sync == 1:
             return dataset
-        beginning = keras_seam.fit_that_begins()
-        if beginning is not None:
-            join.same_model(self.extended.hosts, beginning[0])
-            self._backups.arrange(beginning[1])
         distributed = super().experimental_distribute_dataset(dataset, options)
         one_batch = keras_seam.generator_for(dataset)
         if one_batch is None:
             return distributed
         return _ReadOnce(distributed, super().experimental_distribute_dataset(one_batch, options))
 
-    def explain(self) -> list[Row]:
-        """Print what travels how: buckets, wires, schedules, bytes and times.
+    def explain(self) -> Explanation:
+        """What travels how: buckets, wires, schedules, bytes and times.
 
-        There is something to say once a step has been traced.
+        There is something to tell once a step has been traced.
 
         Returns:
-            The rows of the table, for programs.
+            A list of rows; ``print`` makes a table of it, and so does a notebook.
         """
-        from rich.console import Console
-
-        found = rows(self.reducer)
-        Console().print(table(found))
-        return found
+        return Explanation(rows(self.reducer), self.extended._num_replicas_in_sync)
 
     def dump(self, path: str | Path) -> None:
         """Write what ``"auto"`` has measured and chosen, to edit and give to ``schedule_file``."""
@@ -272,6 +294,14 @@ def _refuse_xla(strategy: Any) -> None:
         "for one device, and can neither read the variables of another nor exchange gradients. "
         'Use jit_compile="auto" (or False): model.compile(..., jit_compile="auto").'
     )
+
+
+def _say_who_trains(extended: Any) -> None:
+    replicas, workers = extended._num_replicas_in_sync, extended._num_workers
+    here = ", ".join(name.rsplit("device:", 1)[-1] for name in extended._devices)
+    where = here if workers == 1 else f"{workers} workers, each on its {here}"
+    word = "replica trains" if replicas == 1 else "replicas train"
+    logging.getLogger("tfscale").info("ScaleStrategy: %d %s, on %s", replicas, word, where)
 
 
 def _feedback(wanted: bool | None) -> tuple[str, ...]:

@@ -56,7 +56,10 @@ class Statistic(Weight):
 
 
 class Tally(SyncOnReadVariable):
-    """A metric's state: each replica counts by itself, and one without rows counts nothing."""
+    """A metric's state: each replica counts by itself, and one without rows counts nothing.
+
+    A replica reads what it has counted; where ``step.together``, what all have.
+    """
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         if step.rows is not None:
@@ -69,6 +72,12 @@ class Tally(SyncOnReadVariable):
 
     def assign_sub(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         return super().assign_sub(self._counted(value), *args, **kwargs)
+
+    def _dense_var_to_tensor(self, *args: Any, **kwargs: Any) -> Any:
+        local = super()._dense_var_to_tensor(*args, **kwargs)
+        if not step.together or self.aggregation != tf.VariableAggregation.SUM:
+            return local
+        return tf.distribute.get_replica_context().all_reduce("SUM", local)
 
     def _counted(self, value: Any) -> Any:
         value = tf.convert_to_tensor(value, self.dtype)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from tfscale import figures
 from tfscale.telemetry.errors import Loss
-from tfscale.telemetry.steps import Mean
+from tfscale.telemetry.steps import EFFICIENCIES, Mean
+from tfscale.text import WIDTH, entries, wrapped
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,34 +52,25 @@ def summary(
     table.add_column(justify="right")
     table.add_row("steps", f"{whole.steps:,}")
     for name, value in numbers.items():
-        said = f"scaling efficiency, {efficiency}" if name == "efficiency" else _WORDS[name]
-        table.add_row(said, f"{value:.1%}" if name == "efficiency" else f"{value:,.4g}")
+        shown = f"{value:.1%}" if name in EFFICIENCIES else f"{value:,.4g}"
+        table.add_row(_WORDS.get(name) or f"scaling efficiency, {efficiency}", shown)
     for name in ("sent", "saved"):
         if name in whole.counted:
             table.add_row(f"{name} in all, MB", f"{whole.counted[name] / 1e6:,.4g}")
     text = io.StringIO()
-    console = Console(file=text, width=100)
-    console.print(table)
-    buckets = _buckets(rows, losses)
-    if buckets.row_count:
-        console.print(buckets)
+    Console(file=text, width=WIDTH).print(table)
+    buckets = [_bucket(row, losses.get(row.bucket)) for row in rows]
+    if buckets:
+        print(entries(("bytes", "wire", "of fp32", "error"), buckets), file=text)
     if words:
-        console.print(words, markup=False, highlight=False)
+        print(wrapped(words), file=text)
     return text.getvalue()
 
 
-def _buckets(rows: Iterable[Row], losses: Mapping[str, Loss]) -> Any:
-    from rich.table import Table
-
-    table = Table(title="buckets")
-    for heading in ("bucket", "wire", "schedule", "why", "bytes", "of fp32", "error"):
-        table.add_column(heading, overflow="fold")
-    for row in rows:
-        loss = losses.get(row.bucket)
-        error = "-" if loss is None else f"{'' if loss.measured else '<= '}{loss.error:.2g}"
-        share = f"{row.bytes / row.lossless:.0%}"
-        table.add_row(row.bucket, row.wire, row.algorithm, row.why, f"{row.bytes:,}", share, error)
-    return table
+def _bucket(row: Row, loss: Loss | None) -> tuple[str, tuple[str, ...]]:
+    error = "-" if loss is None else f"{'' if loss.measured else '<= '}{loss.error:.2g}"
+    share = f"{row.bytes / row.lossless:.0%}" if row.lossless else "-"
+    return row.words, (f"{row.bytes:,}", row.wire, share, error)
 
 
 _INK, _FAINT = "#30343b", "#e3e6ea"
@@ -88,18 +81,17 @@ _PANELS = (
 )
 
 
-def draw(points: Sequence[Mapping[str, float]]) -> Figure:
-    """Rates, times and bytes against steps."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            "drawing needs matplotlib, which is not installed: pip install tfscale[plot]"
-        ) from error
+def draw(points: Sequence[Mapping[str, float]], unusual: Sequence[Mapping[str, float]]) -> Figure:
+    """Rates, times and bytes against steps.
 
+    Args:
+        points: by step.
+        unusual: steps in which a graph was traced or a profiler ran. They take many times as
+            long as the others, so they are told in words, and the scale is that of the others.
+    """
     shown = [(title, [n for n in names if any(n in p for p in points)]) for title, names in _PANELS]
     shown = [(title, names) for title, names in shown if names]
-    figure = Figure(figsize=(7.0, 0.6 + 2.0 * max(1, len(shown))), layout="constrained")
+    figure = figures.figure(7.0, 0.6 + 2.0 * max(1, len(shown)))
     panels = figure.subplots(max(1, len(shown)), 1, sharex=True, squeeze=False)[:, 0]
     for panel, (title, names) in zip(panels, shown, strict=False):
         for name in names:
@@ -112,5 +104,15 @@ def draw(points: Sequence[Mapping[str, float]]) -> Figure:
         panel.legend(frameon=False, fontsize=8)
         for side in panel.spines.values():
             side.set_visible(False)
-    panels[-1].set_xlabel("step", fontsize=8, color=_INK)
+    panels[-1].xaxis.get_major_locator().set_params(integer=True)
+    panels[-1].set_xlabel(_below(unusual), fontsize=8, color=_INK)
     return figure
+
+
+def _below(unusual: Sequence[Mapping[str, float]]) -> str:
+    left_out = [
+        f"up to step {p['step']:,}: {p['step_ms']:,.0f} ms" for p in unusual if "step_ms" in p
+    ]
+    if not left_out:
+        return "step"
+    return f"step\nnot drawn, because a graph was traced or a profiler ran: {'; '.join(left_out)}"

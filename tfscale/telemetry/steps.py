@@ -89,6 +89,10 @@ def _exposed(executions: Iterable[Execution], kind: Callable[[str], Kind]) -> fl
     )
 
 
+# Two numbers of other meaning: against one device, and by what nothing hides.
+EFFICIENCIES = MEASURED, ESTIMATED = "efficiency_measured", "efficiency_estimated"
+
+
 @dataclasses.dataclass
 class Mean:
     """Sums over turns, and what they are per step and per second."""
@@ -137,9 +141,9 @@ class Mean:
             "saved_mb": _times(1e-6, self.per_step("saved")),
         }
         if baseline is not None and rate is not None:
-            found["efficiency"] = rate / (devices * baseline)
+            found[MEASURED] = rate / (devices * baseline)
         elif baseline is None and exposed is not None:
-            found["efficiency"] = 1 - exposed
+            found[ESTIMATED] = 1 - exposed
         return {name: value for name, value in found.items() if value is not None}
 
 

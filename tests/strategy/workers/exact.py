@@ -12,13 +12,15 @@ from tests.strategy.models import optimizers_of
 from tests.strategy.turns import take
 
 
-def numbered(variables):
+def weights_of(model):
     """By path, and by number, for paths may be the same."""
-    return {f"{i} {v.path}": v for i, v in enumerate(variables)}
+    return {f"{i} {v.path}": v for i, v in enumerate(model.weights)}
 
 
-def state(model):
-    return [v for optimizer in optimizers_of(model) for v in optimizer.variables]
+def state_of(model):
+    """By name: the path says whether the optimizer was built within a step."""
+    variables = [v for optimizer in optimizers_of(model) for v in optimizer.variables]
+    return {f"{i} {v.name.split('/')[-1]}": v for i, v in enumerate(variables)}
 
 
 def digests(strategy, variable):
@@ -37,7 +39,7 @@ def record(strategy, case):
     with strategy.scope():
         model = case.build()
     seen = case.train(model)
-    weights, kept = numbered(model.weights), numbered(state(model))
+    weights, kept = weights_of(model), state_of(model)
     return {
         "weights": numbers({name: v.numpy() for name, v in weights.items()}),
         "seen": numbers(seen | {name: v.numpy() for name, v in kept.items()}),

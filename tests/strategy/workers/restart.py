@@ -13,6 +13,7 @@ import signal
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import tfscale
 from tfscale.bench.measure import leave, meet
@@ -54,6 +55,9 @@ def digest(model):
 
 
 def main():
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    devices = [tf.config.LogicalDeviceConfiguration()] * int(os.environ["LAYOUT"].split("x")[1])
+    tf.config.set_logical_device_configuration(cpu, devices)
     keras.utils.set_random_seed(1)
     strategy = tfscale.ScaleStrategy("ring", wire=os.environ.get("WIRE", "fp32"), deadline=120)
     with strategy.scope():
@@ -65,7 +69,9 @@ def main():
     how = {"batch_size": BATCH, "epochs": EPOCHS, "shuffle": False, "verbose": 0}
     best = os.path.join(os.path.dirname(os.environ["FOLDER"]), "best", "{epoch}.keras")
     kept = keras.callbacks.ModelCheckpoint(best)
-    model.fit(x, x.sum(1, keepdims=True), callbacks=[Watch(), backup, kept], **how)
+    held = (x[:BATCH], x[:BATCH, :1])
+    callbacks = [Watch(), backup, kept]
+    model.fit(x, x.sum(1, keepdims=True), callbacks=callbacks, validation_data=held, **how)
     print("\nDONE", flush=True)
 
 

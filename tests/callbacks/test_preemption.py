@@ -1,0 +1,146 @@
+"""Trainings that get SIGTERM, and are started again."""
+
+import os
+import signal
+import threading
+
+import keras
+import numpy as np
+import pytest
+
+import tfscale
+from tfscale.callbacks import Preempted, Preemption
+
+EPOCHS, STEPS = 3, 4
+
+
+class Signal(keras.callbacks.Callback):
+    """Sends SIGTERM to this process, at a step or when the last epoch has ended."""
+
+    def __init__(self, step=None):
+        super().__init__()
+        self.left = step
+
+    def send(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.left is not None:
+            self.left -= 1
+            if self.left == 0:
+                self.send()
+
+    def on_epoch_end(self, epoch, logs=None):
+        if self.left is None and epoch == EPOCHS - 1:
+            self.send()
+
+
+def train(scope, folder, *others, **settings):
+    """The epochs that were trained and the state at the end; None if it was preempted."""
+    keras.utils.set_random_seed(1)
+    with scope.scope() if scope else threading.Lock():
+        model = keras.Sequential([keras.Input([4]), keras.layers.Dense(3), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.Adam(0.01), "mse")
+    x = np.random.default_rng(0).standard_normal((8 * STEPS, 4), np.float32)
+    callbacks = [*others, Preemption(str(folder), **settings)]
+    how = {"batch_size": 8, "epochs": EPOCHS, "shuffle": False, "verbose": 0}
+    try:
+        history = model.fit(x, x.sum(1, keepdims=True), callbacks=callbacks, **how)
+    except Preempted:
+        return None
+    return history.epoch, [v.numpy() for v in [*model.weights, *model.optimizer.variables]]
+
+
+def assert_same(some, others):
+    for one, other in zip(some, others, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    return train(None, tmp_path_factory.mktemp("whole"))[1]
+
+
+@pytest.fixture
+def spared():
+    """What SIGTERM does outside of ``fit``."""
+    heard = []
+    before = signal.signal(signal.SIGTERM, lambda *_: heard.append(True))
+    yield heard
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_two_devices_of_one_host(tmp_path, spared):
+    strategy = tfscale.ScaleStrategy("ring", devices=["CPU:0", "CPU:1"])
+    whole = train(strategy, tmp_path / "whole")
+    assert train(strategy, tmp_path / "backup", Signal(step=STEPS), check_every=2) is None
+    epochs, found = train(strategy, tmp_path / "backup")
+    # The epoch begins again, for the last save was before its end.
+    assert epochs == [0, 1, 2] and len(found) == len(whole[1])
+    iterations = found[4]
+    assert iterations == (EPOCHS + 1) * STEPS
+    assert not spared
+
+
+def test_a_thread_that_is_not_the_main_one(tmp_path, uninterrupted, spared):
+    ended = []
+
+    def body():
+        ended.append(train(None, tmp_path, Signal(step=STEPS), check_every=10**6))
+        ended.append(train(None, tmp_path))
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    assert ended[0] is None
+    epochs, found = ended[1]
+    assert epochs == [1, 2]
+    assert_same(found, uninterrupted)
+    assert not spared
+
+
+def test_a_signal_after_the_last_step_is_not_lost(tmp_path, uninterrupted, spared):
+    """It comes at the end of the last epoch, after the callback has looked."""
+
+    class Late(Signal):
+        def on_epoch_end(self, epoch, logs=None):
+            pass
+
+        def on_train_end(self, logs=None):
+            self.send()
+
+    assert train(None, tmp_path, Late(), check_every=10**6) is None
+    epochs, found = train(None, tmp_path)
+    assert epochs == [] and not spared
+    assert_same(found, uninterrupted)
+
+
+@pytest.mark.parametrize("save_freq", ["epoch", 10**6])
+def test_the_end_of_an_epoch_is_looked_at(tmp_path, uninterrupted, save_freq, spared):
+    assert train(None, tmp_path, Signal(), check_every=10**6, save_freq=save_freq) is None
+    epochs, found = train(None, tmp_path)
+    assert epochs == [] and not spared
+    assert_same(found, uninterrupted)
+
+
+def test_a_training_that_was_stopped_early_stays_stopped(tmp_path, spared):
+    class Stop(Signal):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = True
+
+        def on_train_end(self, logs=None):
+            self.send()
+
+    assert train(None, tmp_path, Stop(), check_every=10**6) is None
+    assert train(None, tmp_path)[0] == []
+
+
+def test_after_fit_the_signal_does_what_it_did_before(tmp_path, spared):
+    train(None, tmp_path)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert spared == [True]
+
+
+def test_an_interval_is_a_number_of_steps():
+    with pytest.raises(ValueError, match="check_every is a number of steps above 0, got 0"):
+        Preemption("folder", check_every=0)

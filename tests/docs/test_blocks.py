@@ -1,0 +1,75 @@
+"""What README and docs show runs as it stands, and prints what they say."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from helpers import ROOT
+
+from tests.docs.page import BLOCK
+from tfscale import bench, cli
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SECONDS = 500  # many times what a page takes
+
+
+@pytest.mark.timeout(SECONDS + 60)
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if BLOCK.search(p.read_text())], ids=lambda page: page.name
+)
+def test_python_blocks_run(page, tmp_path):
+    """In a fresh interpreter and an empty folder: what a block needs is on the page."""
+    pytest.importorskip("matplotlib")
+    ran = subprocess.run(
+        [sys.executable, ROOT / "tests" / "docs" / "page.py", page],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=SECONDS,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_every_python_block_is_found():
+    for page in PAGES:
+        text = page.read_text()
+        assert len(BLOCK.findall(text)) == text.count("```python"), page
+
+
+# ---------------------------------------------------------------------- commands
+
+
+def code_that_is_not_python(text):
+    """Other blocks, and words within a sentence."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    return [code for kind, code in blocks if kind not in ("python", "text")] + re.findall(
+        r"`([^`]+)`", prose
+    )
+
+
+def commands(name):
+    """Words after a command's name, at the beginning of a line or of words set as code."""
+    pattern = re.compile(rf"^(?:\w+=\S+ |sudo |RUN |&& )*{name} +([^#&|]*)", re.MULTILINE)
+    return [
+        (page.name, words)
+        for page in PAGES
+        for code in code_that_is_not_python(page.read_text())
+        for words in pattern.findall(code)
+    ]
+
+
+def test_targets_of_make_exist():
+    there = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = [(page, words.split()[0]) for page, words in commands("make") if "-C" not in words]
+    assert len(named) > 10
+    assert not [(page, target) for page, target in named if target not in there]
+
+
+def test_commands_of_tfscale_exist():
+    named = [(page, words.split()) for page, words in commands("tfscale")]
+    assert len(named) > 20
+    for page, (command, *rest) in named:
+        assert command in {"build", "doctor", *cli._MODULES}, (page, command)
+        if command == "bench" and rest and not rest[0].startswith("-"):
+            assert rest[0] in ("allreduce", *bench._WITH_OPTIONS_OF_THEIR_OWN), (page, rest)

@@ -1,0 +1,142 @@
+"""A worker of a training with backups and validation, in which one of all meets a FAULT.
+
+FAULT is a JSON object, or empty: see campaign.py. Prints FAULT when it comes, AT with the epoch
+that the training begins with, STATE with the steps so far and a digest of the state, SAVED with the
+epochs of backups, ENDS when the last epoch has ended, END with a digest of the trained state, ERROR
+with what ended the training, and PREEMPTED with a digest of what was saved then. With WHOLE, trains
+once more, without backups, and prints the digest of that.
+"""
+
+import hashlib
+import json
+import os
+import signal
+import threading
+
+import keras
+import numpy as np
+
+import tfscale
+from tfscale.bench.measure import leave
+
+CONFIG = json.loads(os.environ["TF_CONFIG"])
+ME, WORKERS = CONFIG["task"]["index"], len(CONFIG["cluster"]["worker"])
+FAULT = json.loads(os.environ["FAULT"] or "{}")
+EPOCHS, STEPS, BATCH = 3, 3, 12
+DEADLINE = 60
+SIGNALS = {"kill": signal.SIGKILL, "pause": signal.SIGSTOP, "term": signal.SIGTERM}
+
+
+def meets(moment):
+    return FAULT.get("moment") == moment and FAULT["victim"] == ME
+
+
+def happen():
+    print("\nFAULT", flush=True)
+    kind = FAULT["kind"]
+    if kind == "raise":
+        raise KeyError("no such row")
+    if kind in SIGNALS:
+        os.kill(os.getpid(), SIGNALS[kind])
+
+
+def happen_soon():
+    """While what comes next is under way; an exception comes now."""
+    if FAULT["kind"] == "raise":
+        happen()
+    else:
+        threading.Timer(FAULT["delay"], happen).start()
+
+
+class Watch(keras.callbacks.Callback):
+    """Comes before the backup."""
+
+    def __init__(self):
+        super().__init__()
+        self.epoch = EPOCHS
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if self.epoch == EPOCHS:
+            print(f"\nAT {epoch}", flush=True)
+            steps = self.model.optimizer.iterations.numpy()
+            print(f"\nSTATE {steps} {digest(self.model)}", flush=True)
+        self.epoch = epoch
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if meets("step") and (self.epoch, batch) == (FAULT["epoch"], FAULT["step"]):
+            happen_soon()
+
+    def on_test_batch_end(self, batch, logs=None):
+        if meets("validation") and (self.epoch, batch) == (FAULT["epoch"], 0):
+            happen_soon()
+
+    def on_epoch_end(self, epoch, logs=None):
+        if meets("save") and epoch == FAULT["epoch"]:
+            happen_soon()
+
+    def on_train_end(self, logs=None):
+        print("\nENDS", flush=True)
+        if meets("end"):
+            happen_soon()
+
+
+class Saved(keras.callbacks.Callback):
+    """Comes after the backup."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        print(f"\nSAVED {epoch + 1}", flush=True)
+
+
+def backup():
+    settings = {"double_checkpoint": bool(FAULT.get("double"))}
+    folder = os.environ["FOLDER"]
+    if os.environ["PREEMPTION"]:
+        return tfscale.callbacks.Preemption(folder, check_every=2, **settings)
+    return keras.callbacks.BackupAndRestore(folder, **settings)
+
+
+def digest(model):
+    state = {str(i): v.numpy() for i, v in enumerate([*model.weights, *model.optimizer.variables])}
+    model.optimizer.tfscale_memory.save_own_variables(state)
+    values = [np.asarray(state[key]).tobytes() for key in sorted(state)]
+    return hashlib.sha256(b"".join(values)).hexdigest()[:16]
+
+
+def train(strategy, *callbacks):
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        layers = [keras.Input([8]), keras.layers.Dense(64), keras.layers.Dropout(0.2)]
+        model = keras.Sequential([*layers, keras.layers.Dense(1)])
+        model.compile(keras.optimizers.Adam(0.01), "mse")
+    x = np.random.default_rng(0).standard_normal((BATCH * STEPS, 8), np.float32)
+    y = x.sum(1, keepdims=True)
+    how = {"batch_size": BATCH, "epochs": EPOCHS, "shuffle": False, "verbose": 0}
+    try:
+        model.fit(x, y, validation_data=(x, y), callbacks=list(callbacks), **how)
+    except tfscale.callbacks.Preempted:
+        print(f"\nPREEMPTED {digest(model)}", flush=True)
+        raise
+    return digest(model)
+
+
+def main():
+    print(f"\nHERE {CONFIG['cluster']['worker'][ME]}", flush=True)
+    strategy = tfscale.ScaleStrategy(
+        os.environ["SCHEDULE"], wire=os.environ["WIRE"], deadline=DEADLINE
+    )
+    if meets("start"):
+        happen_soon()
+    print(f"\nEND {train(strategy, Watch(), backup(), Saved())}", flush=True)
+    if os.environ["WHOLE"]:
+        print(f"\nWHOLE {train(strategy)}", flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except tfscale.callbacks.Preempted:
+        pass
+    except BaseException as error:
+        print(f"\nERROR {type(error).__name__} {' '.join(str(error).split())}", flush=True)
+        raise
+    leave(os.environ["MEETING"], "worker", ME, WORKERS)

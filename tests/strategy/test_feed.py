@@ -1,0 +1,97 @@
+"""How replicas get their batches: in turn, from an iterator that tf.data does not tune."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.strategy.twins import two
+from tfscale.strategy.feed import untuned
+
+ROWS, BATCH = 11, 4
+
+
+@pytest.fixture(scope="module")
+def strategy():
+    return two()
+
+
+def numbers():
+    return tf.data.Dataset.range(ROWS).batch(BATCH)
+
+
+def halves(strategy, batch):
+    return [part.numpy().tolist() for part in strategy.experimental_local_results(batch)]
+
+
+IN_TURN = [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8, 9], [10]]]
+
+
+def test_replicas_get_a_batch_in_order(strategy):
+    distributed = strategy.experimental_distribute_dataset(numbers())
+    for _ in range(2):  # each iterator begins anew
+        assert [halves(strategy, batch) for batch in distributed] == IN_TURN
+
+
+def test_a_replica_that_gets_nothing_gets_no_rows(strategy):
+    dataset = tf.data.Dataset.range(5).batch(4)
+    distributed = strategy.experimental_distribute_dataset(dataset)
+    assert [halves(strategy, batch) for batch in distributed] == [[[0, 1], [2, 3]], [[4], []]]
+
+
+def test_functions_take_iterators_and_datasets(strategy):
+    distributed = strategy.experimental_distribute_dataset(numbers().take(2))
+
+    def total(batch):
+        return strategy.reduce("SUM", strategy.run(tf.reduce_sum, [batch]), axis=None)
+
+    @tf.function
+    def of_two(iterator):
+        return total(next(iterator)), total(next(iterator))
+
+    @tf.function
+    def of_all(dataset):
+        found = tf.zeros([], tf.int64)
+        for batch in dataset:
+            found += total(batch)
+        return found
+
+    assert [int(x) for x in of_two(iter(distributed))] == [6, 22]
+    assert of_all(distributed) == 28
+
+
+def test_an_iterator_ends(strategy):
+    iterator = iter(strategy.experimental_distribute_dataset(numbers()))
+    assert [halves(strategy, next(iterator)) for _ in IN_TURN] == IN_TURN
+    assert not iterator.get_next_as_optional().has_value()
+    with pytest.raises(StopIteration):
+        next(iterator)
+
+
+def test_a_dataset_for_each_replica_is_taken_in_turns(strategy):
+    distributed = strategy.distribute_datasets_from_function(
+        lambda context: tf.data.Dataset.range(4).batch(context.get_per_replica_batch_size(2))
+    )
+    assert [halves(strategy, batch) for batch in distributed] == [[[0], [1]], [[2], [3]]]
+
+
+def test_tuning_is_off_unless_it_is_asked_for():
+    assert untuned(numbers()).options().autotune.enabled is False
+    options = tf.data.Options()
+    options.autotune.enabled = True
+    assert untuned(numbers().with_options(options)).options().autotune.enabled is True
+
+
+def test_other_options_of_a_dataset_stay():
+    options = tf.data.Options()
+    options.deterministic = False
+    options.threading.private_threadpool_size = 3
+    left = untuned(numbers().with_options(options)).options()
+    assert left.deterministic is False
+    assert left.threading.private_threadpool_size == 3
+
+
+def test_what_autotune_would_choose_still_runs(strategy):
+    dataset = numbers().map(lambda x: x + 1, tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+    batches = list(strategy.experimental_distribute_dataset(dataset))
+    found = [x for batch in batches for part in halves(strategy, batch) for x in part]
+    np.testing.assert_array_equal(found, np.arange(ROWS) + 1)

@@ -1,0 +1,41 @@
+"""Samples of grids leave out combinations, and no pair of values."""
+
+import itertools
+
+from tests.covering import cover, grid, pairs, singles
+
+AXES = [("ring", "tree", "direct"), (1, 2, 3, 4), ("fp32", "int8"), (0, 1, 255)]
+PRODUCT = list(itertools.product(*AXES))
+
+
+def test_each_value_meets_each_value_of_every_other_axis():
+    sample = cover(PRODUCT, pairs)
+    for (i, one), (j, other) in itertools.combinations(enumerate(AXES), 2):
+        met = {(row[i], row[j]) for row in sample}
+        assert met == set(itertools.product(one, other))
+    assert len(sample) < len(PRODUCT) / 3
+
+
+def test_each_value_alone_takes_as_many_rows_as_the_longest_axis():
+    assert len(cover(PRODUCT, singles)) == 4
+
+
+def test_a_seed_draws_the_same_rows_in_their_order():
+    sample = cover(PRODUCT, pairs, seed=7)
+    assert sample == cover(PRODUCT, pairs, seed=7) != cover(PRODUCT, pairs, seed=8)
+    assert sample == [row for row in PRODUCT if row in sample]
+
+
+def test_values_that_are_equal_are_told_apart():
+    """1, 1.0 and True are."""
+    assert len(cover(itertools.product([1, 1.0, True], ["x"]), pairs)) == 3
+
+
+def test_what_is_left_out_is_marked():
+    mark = grid("algorithm, ranks, wire, size", *AXES).mark
+    names, rows = mark.args
+    assert names == ["algorithm", "ranks", "wire", "size"]
+    assert [row.values for row in rows] == PRODUCT
+    kept = [row.values for row in rows if not row.marks]
+    assert kept == cover(PRODUCT, pairs)
+    assert {each.name for row in rows for each in row.marks} == {"full"}

@@ -1,0 +1,152 @@
+"""Keras's ``BackupAndRestore``, whose backups are whole or not there.
+
+Keras writes weights over the last ones, and then the epoch into a file of its own: who is killed
+in between leaves new weights with an old epoch, and trains some steps twice. Here one file has
+all: weights, optimizer, what hangs on it, and the epoch. Keras reads its weights, too.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+from typing import Any
+
+import h5py
+import keras
+import tensorflow as tf
+
+from tfscale import sealed
+
+_log = logging.getLogger("tfscale")
+
+_UNSEALED = (
+    "%s was written by Keras alone. Its weights are restored with the epoch that stands in %s; "
+    "whether they belong together cannot be known."
+)
+
+_SECOND = (
+    "%s cannot be restored: %s. It is called %s now, and the backup before it is restored, "
+    "of epoch %d."
+)
+
+_NONE_WHOLE = (
+    "No backup in {folder} can be restored: {reasons}. Copy one that is whole there, or remove the "
+    "folder to train from the beginning."
+)
+
+_NOT_BUILT = (
+    "{callback} restores a model that is built, and {model!r} is not: call it on a batch, or give "
+    "it an Input, before fit."
+)
+
+# All bytes of a file that Keras can load weights from, and the epoch and the batch of the save.
+Backup = tuple[bytes, dict[str, int]]
+
+
+class InMemory(io.BytesIO):
+    """A file in memory, whose name tells Keras its format.
+
+    HDF5 ends the program when a disk is full, some time after the error; so it gets no disk.
+    """
+
+    def __init__(self, name: str, content: bytes = b"") -> None:
+        super().__init__(content)
+        self._name = name
+
+    def __str__(self) -> str:
+        return self._name
+
+
+class WholeBackup(keras.callbacks.BackupAndRestore):
+    """See the module. Arguments, and files but for their content, are Keras's."""
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Called by Keras."""
+        if not self.model.built:
+            raise ValueError(_NOT_BUILT.format(callback=type(self).__name__, model=self.model.name))
+        self._load_model()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Called by Keras, which would count the epochs of a backup from 0 in each ``fit``."""
+        self._current_epoch = epoch
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Called by Keras, whose model would begin its next ``fit`` at the restored epoch, too."""
+        self.model._initial_epoch = None
+        super().on_train_end(logs)
+
+    def _load_model(self) -> None:
+        backup = self._found()
+        if backup is None:
+            return
+        content, moment = backup
+        if self.model.optimizer is not None and not self.model.optimizer.built:
+            self.model.optimizer.build(self.model.trainable_variables)
+        self.model.load_weights(InMemory(self._weights_path, content))
+        self.model._initial_epoch = self._current_epoch = moment["epoch"]
+
+    def _save_model(self) -> None:
+        content = InMemory(self._weights_path)
+        self.model.save_weights(content)
+        moment = {"epoch": self._current_epoch, "batch": self._last_batch_seen}
+        self._keep(content.getbuffer(), moment)
+
+    def _keep(self, content: memoryview, moment: dict[str, int]) -> None:
+        try:
+            tf.io.gfile.makedirs(self.backup_dir)
+            previous = self._prev_weights_path if self.double_checkpoint else None
+            sealed.write(self._weights_path, content, moment, previous)
+            self._tell_keras(moment)
+        except (OSError, tf.errors.OpError) as error:
+            raise OSError(
+                getattr(error, "errno", None),
+                f"no backup of {len(content)} bytes could be written to {self._weights_path}, and "
+                f"what was there before is as it was: {error}",
+            ) from error
+
+    def _tell_keras(self, moment: dict[str, int]) -> None:
+        """Write the file that Keras reads where a training goes on without this class."""
+        with tf.io.gfile.GFile(self._training_metadata_path, "w") as file:
+            file.write(json.dumps(moment))
+
+    def _found(self) -> Backup | None:
+        """The last backup that is whole, or None if there is none at all."""
+        sealed.remove_partial(self._weights_path)
+        last, before = self._weights_path, self._prev_weights_path
+        reasons = {}
+        for path in filter(tf.io.gfile.exists, (last, before)):
+            try:
+                backup = self._read(path)
+            except (OSError, ValueError, tf.errors.OpError) as error:
+                reasons[path] = error
+                continue
+            if reasons:
+                aside = f"{last}.damaged"  # the next save makes the last one the one before
+                tf.io.gfile.rename(last, aside, overwrite=True)
+                _log.warning(_SECOND, last, reasons[last], aside, backup[1]["epoch"])
+            return backup
+        if reasons:
+            said = "; ".join(f"{path}: {error}" for path, error in reasons.items())
+            raise ValueError(_NONE_WHOLE.format(folder=self.backup_dir, reasons=said))
+        return None
+
+    def _read(self, path: str) -> Backup:
+        content, moment = sealed.read(path)
+        if moment is None:
+            moment = self._read_keras(path, content)
+        return content, moment
+
+    def _read_keras(self, path: str, content: bytes) -> dict[str, int]:
+        """The moment of a backup that Keras has written."""
+        with h5py.File(io.BytesIO(content), "r"):
+            pass  # it has its end
+        beside = self._training_metadata_path
+        beside += ".bkp" if path == self._prev_weights_path else ""
+        if not tf.io.gfile.exists(beside):
+            raise ValueError(f"it has no seal, and {os.path.basename(beside)} is not there")
+        with tf.io.gfile.GFile(beside, "r") as file:
+            moment = {"epoch": int(json.loads(file.read())["epoch"])}
+        _log.warning(_UNSEALED, path, beside)
+        return moment

@@ -1,0 +1,79 @@
+"""``TF_CONFIG``, checked before anybody waits for workers that it does not name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+_SHOWN = 500  # characters of a TF_CONFIG
+_LIKE = (
+    '{"cluster": {"worker": ["host-a:2222", "host-b:2222"]}, '
+    '"task": {"type": "worker", "index": 0}}'
+)
+
+
+def check(text: str) -> None:
+    """Refuse a ``TF_CONFIG`` that does not say who the workers are and which of them this is.
+
+    One without a cluster is for a worker that trains alone, and may hold anything.
+    """
+    problem = _problem(text)
+    if problem:
+        shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text)} characters)"
+        raise ValueError(f"TF_CONFIG {problem}. It is {shown!r}; it should be like {_LIKE!r}.")
+
+
+def _problem(text: str) -> str:
+    try:
+        config = json.loads(text)
+    except ValueError as error:
+        return f"is no JSON ({error})"
+    if not isinstance(config, dict):
+        return "is no JSON object"
+    if not config.get("cluster"):
+        return ""
+    return _problem_of_cluster(config["cluster"]) or _problem_of_task(
+        config.get("task"), config["cluster"]
+    )
+
+
+def _problem_of_cluster(cluster: Any) -> str:
+    if not isinstance(cluster, dict):
+        return "has a cluster that is no object of lists of addresses"
+    seen = set()
+    for job, addresses in cluster.items():
+        listed = addresses.values() if isinstance(addresses, dict) else addresses
+        if not isinstance(addresses, (list, dict)):
+            return f"has a cluster whose {job!r} is no list of addresses"
+        for address in listed:
+            if not isinstance(address, str) or not is_address(address):
+                return f"has the address {address!r}, which is not 'host:port'"
+            if address in seen:
+                return f"has the address {address!r} twice: each worker needs one of its own"
+            seen.add(address)
+    return ""
+
+
+def is_address(text: str) -> bool:
+    """Whether it is ``host:port``."""
+    host, colon, port = text.rpartition(":")
+    return bool(host and colon) and port.isdecimal() and 0 < int(port) < 65536
+
+
+def _problem_of_task(task: Any, cluster: dict[str, Any]) -> str:
+    if not isinstance(task, dict) or "type" not in task or "index" not in task:
+        return "has a cluster, but no task with a type and an index: which worker is this?"
+    kind = str(task["type"])
+    if kind == "evaluator":
+        return ""  # need not be in the list
+    if kind not in cluster:
+        return f"has the task {kind!r}, and its cluster only {', '.join(map(repr, cluster))}"
+    try:
+        index = int(task["index"])
+    except (TypeError, ValueError):
+        return f"has the index {task['index']!r}, which is no number"
+    known = cluster[kind]
+    there = str(index) in known if isinstance(known, dict) else 0 <= index < len(known)
+    if not there:
+        return f"has the index {index}, and its list of {kind}s has {len(known)}, counted from 0"
+    return ""

@@ -1,0 +1,551 @@
+"""Workers meet before TensorFlow starts its servers, which wait for each other in silence.
+
+Each worker listens at its own address, as its server will, and calls all others. Each tells the
+other who it is and whom it takes for the workers. Who has called all others, and has been called
+by all, is ready and says so; when all are ready, all close their sockets and go on together.
+Who waits says for whom, and who gives up tells all that it can reach.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import errno
+import ipaddress
+import json
+import logging
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+_log = logging.getLogger("tfscale")
+
+PROTOCOL = 1  # changes whenever two versions could no longer talk to each other
+FIRST_WORD, EACH = 10.0, 30.0  # seconds after which a worker that waits says so, and says it again
+_CONNECT = 5.0  # seconds
+_ANSWER = 5.0
+_PAUSES = (0.2, 5.0)  # seconds between two calls: the first, and the longest
+_GRACE = 1.0  # seconds in which a worker that was started again may take its own place
+_LAST_WORDS = 1.0
+_LINE = 4 << 20  # bytes of a message at most: the addresses of 100,000 workers
+_NAMED = 8  # workers in a message at most
+
+_CHECK = (
+    "Check that it was started and still runs, that its TF_CONFIG is set there, with the same list "
+    "of workers and with its own index, and that its address can be reached from here: host name, "
+    "port, firewall"
+)
+_SILENT = (
+    "something answers there, but not as a worker that is starting: "
+    "another program has this port, or a training that already runs"
+)
+
+
+class JoinError(RuntimeError):
+    """Workers have not come together; the message says who is missing, or what is wrong."""
+
+
+class Worker(NamedTuple):
+    """One of the workers, as all know it."""
+
+    name: str
+    address: str
+
+    def __str__(self) -> str:
+        return f"{self.name} at {self.address}"
+
+
+def meet(
+    workers: Sequence[Worker],
+    me: int,
+    timeout: float,
+    *,
+    share_port: bool = False,
+    say: Callable[[str], None] = _log.warning,
+) -> None:
+    """Return when all workers have come here; ``JoinError`` if they don't.
+
+    Args:
+        workers: all, in the same order everywhere.
+        me: which of them this is.
+        timeout: how many seconds to wait for them.
+        share_port: whether a socket that does not listen may hold this worker's port.
+        say: takes a line about who is missing, now and then.
+    """
+    meeting = _Meeting(workers, me, timeout, share_port, say)
+    outcome: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(asyncio.run(meeting.run()))
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    # In a thread of its own: a notebook's has an event loop already, and this one hears Ctrl-C.
+    thread = threading.Thread(target=run, name="tfscale-meeting", daemon=True)
+    thread.start()
+    try:
+        outcome.result()
+    finally:
+        meeting.abandon()
+        thread.join(_ANSWER)
+
+
+@contextlib.contextmanager
+def narrated(story: str, say: Callable[[str], None] = _log.warning) -> Iterator[None]:
+    """Around a wait that somebody else's code makes: says now and then what for."""
+    over = threading.Event()
+
+    def tell() -> None:
+        seconds = FIRST_WORD
+        while not over.wait(FIRST_WORD if seconds == FIRST_WORD else EACH):
+            say(f"{story}; {seconds:.0f} s by now")
+            seconds += EACH
+
+    threading.Thread(target=tell, name="tfscale-narrator", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def unreachable(workers: Sequence[Worker]) -> str:
+    """Which of them cannot be called, in words."""
+    troubles = []
+    for worker in workers:
+        try:
+            socket.create_connection(_split(worker.address), timeout=1.0).close()
+        except OSError as error:
+            troubles.append(f"{worker}: {_words(error)}")
+    return "; ".join(troubles) or "all of their ports answer"
+
+
+class _Hello(NamedTuple):
+    """What a process says of itself."""
+
+    place: int  # in the list of workers
+    process: str  # for people to read
+    start: str  # its own, different for each process
+    workers: list[Worker]
+
+
+@dataclass(eq=False)
+class _Link:
+    """A connection to a process that has said who it is."""
+
+    hello: _Hello
+    called: bool  # by this worker; or else by that process
+    writer: asyncio.StreamWriter
+
+
+@dataclass
+class _Peer:
+    """What is known of one of the workers."""
+
+    worker: Worker
+    links: list[_Link] = field(default_factory=list)
+    trouble: str = "not called yet"  # or why it could not be called
+    ready: bool = False
+    news: asyncio.Event = field(default_factory=asyncio.Event)  # it may answer now
+
+    def linked(self, called: bool) -> bool:
+        return any(link.called == called for link in self.links)
+
+    @property
+    def met(self) -> bool:
+        return self.linked(True) and self.linked(False)
+
+    def state(self) -> str:
+        if self.met:
+            return f"{self.worker} (is there, and waits for others)"
+        if self.linked(True):
+            return f"{self.worker} (it answers, but its own call has not come through)"
+        if self.linked(False):
+            return f"{self.worker} (it has called, but cannot be called: {self.trouble})"
+        return f"{self.worker} ({self.trouble})"
+
+
+class _NoWorker(Exception):
+    """Whoever sent this is no worker that is starting."""
+
+
+class _Meeting:
+    def __init__(
+        self,
+        workers: Sequence[Worker],
+        me: int,
+        timeout: float,
+        share_port: bool,
+        say: Callable[[str], None],
+    ) -> None:
+        self._hello = _Hello(
+            me,
+            f"process {os.getpid()} on {socket.gethostname()}",
+            secrets.token_hex(8),
+            list(workers),
+        )
+        self._me = me
+        self._timeout = timeout
+        self._share_port = share_port
+        self._say = say
+        self._own_trouble = ""
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._everyone = [_Peer(worker) for worker in self._hello.workers]
+        self._others = [p for i, p in enumerate(self._everyone) if i != self._me]
+        self._end: asyncio.Future[None] = self._loop.create_future()
+        self._server: asyncio.AbstractServer | None = None
+        tasks = [asyncio.create_task(one) for one in (self._listen(), self._tell())]
+        tasks += [asyncio.create_task(self._call(peer)) for peer in self._others]
+        self._look()
+        try:
+            await self._end
+        except JoinError as error:
+            self._to_all({"gave up": str(error)})
+            await asyncio.sleep(0)
+            raise
+        finally:
+            for task in tasks:
+                task.cancel()
+            await self._close()
+
+    def abandon(self) -> None:
+        """From another thread: nobody waits for the outcome any more."""
+
+        def cancel() -> None:
+            self._end.cancel()
+
+        with contextlib.suppress(RuntimeError):  # it has ended
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(cancel)
+
+    async def _close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        writers = [link.writer for peer in self._everyone for link in peer.links]
+        for writer in writers:
+            writer.close()
+        if writers:
+            await asyncio.wait(
+                [asyncio.create_task(_closed(writer)) for writer in writers], timeout=_LAST_WORDS
+            )
+
+    # -- who is there
+
+    def _look(self) -> None:
+        """Something has changed: perhaps all are there."""
+        if self._end.done():
+            return
+        if self._server is not None and all(peer.met for peer in self._others):
+            self._ready()
+        if self._is_ready and all(peer.ready for peer in self._others):
+            self._end.set_result(None)
+
+    _is_ready = False
+
+    def _ready(self) -> None:
+        if not self._is_ready:
+            self._is_ready = True
+            self._to_all({"ready": True})
+
+    def _to_all(self, message: dict[str, Any]) -> None:
+        for peer in self._everyone:
+            for link in peer.links:
+                _write(link.writer, message)
+
+    def _fail(self, message: str) -> None:
+        if not self._end.done():
+            self._end.set_exception(JoinError(message))
+
+    # -- connections
+
+    async def _listen(self) -> None:
+        own = self._everyone[self._me]
+        host, port = _split(own.worker.address)
+        while self._server is None:
+            try:
+                if self._share_port:
+                    await _refuse_listener(host, port)
+                self._server = await _server(self._called, host, port, self._share_port)
+            except OSError as error:
+                self._own_trouble = f"its port cannot be opened: {_words(error)}"
+                await self._call_once(own)
+                await asyncio.sleep(_PAUSES[0])
+        self._own_trouble = ""
+        self._look()
+        if _is_number(host) and _listens_everywhere(self._server):
+            self._own_trouble = f"{host} is no address of this machine"
+        await self._call(own)  # somebody else may be there
+
+    async def _called(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(_NoWorker, OSError, asyncio.TimeoutError):
+            await self._converse(reader, writer, None)
+        writer.close()
+
+    async def _call(self, peer: _Peer) -> None:
+        """Again and again, until it is there; and again if it goes."""
+        pause, longest = _PAUSES
+        while True:
+            peer.news.clear()
+            await self._call_once(peer)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await _within(pause, peer.news.wait())
+            pause = min(2 * pause, longest)
+
+    async def _call_once(self, peer: _Peer) -> None:
+        writer = None
+        try:
+            host, port = _split(peer.worker.address)
+            opening = asyncio.open_connection(host, port, limit=_LINE)
+            reader, writer = await _within(_CONNECT, opening)
+            await self._converse(reader, writer, peer)
+            peer.trouble = "it was there, and has ended or was cut off"
+        except asyncio.TimeoutError:
+            peer.trouble = (
+                f"no answer within {_CONNECT:.0f} s"
+                if writer is None
+                else "it takes calls, and says nothing"
+            )
+        except _NoWorker as problem:
+            peer.trouble = str(problem)
+        except OSError as error:
+            peer.trouble = _words(error)
+        finally:
+            if writer is not None:
+                writer.close()
+
+    async def _converse(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, whom: _Peer | None
+    ) -> None:
+        """Until the connection ends. ``whom`` this worker has called; None if it was called."""
+        _write(writer, {"tfscale": PROTOCOL, **self._hello._asdict()})
+        hello = _read_hello(await _within(_ANSWER, _line(reader)))
+        if hello.start == self._hello.start:  # the address leads back to this process, as it should
+            self._own_trouble = ""
+            return
+        problem = self._problem(hello, whom)
+        if problem:
+            _write(writer, {"gave up": problem})
+            return self._fail(problem)
+        peer = self._everyone[hello.place]
+        link = _Link(hello, whom is not None, writer)
+        peer.links.append(link)
+        peer.news.set()
+        if self._is_ready:
+            _write(writer, {"ready": True})
+        asyncio.get_running_loop().call_later(_GRACE, self._refuse_two_of, peer)
+        try:
+            self._look()
+            while data := await _line(reader):
+                self._heed(peer, data)
+        finally:
+            if not self._end.done():
+                peer.links.remove(link)
+
+    def _heed(self, peer: _Peer, data: bytes) -> None:
+        message = _parsed(data)
+        if message.get("ready") is True:
+            peer.ready = True
+            self._look()
+        elif isinstance(message.get("gave up"), str):
+            self._fail(f"{peer.worker} has given up: {_printable(message['gave up'])}")
+
+    # -- what is wrong
+
+    def _problem(self, hello: _Hello, whom: _Peer | None) -> str:
+        """Why this process is not the worker that it should be."""
+        if hello.workers != self._hello.workers:
+            return self._other_list(hello)
+        if hello.place == self._me:
+            return self._two(self._hello, hello)
+        its = self._everyone[hello.place]
+        if whom is None or whom is its:
+            return ""
+        return (
+            f"at the address of {whom.worker} runs {its.worker.name} ({hello.process}). "
+            "Give each worker the index of its own address in TF_CONFIG."
+        )
+
+    def _other_list(self, hello: _Hello) -> str:
+        theirs, own = hello.workers, self._hello.workers
+        if len(theirs) != len(own):
+            what = f"it has {len(theirs)} workers, here there are {len(own)}"
+        else:
+            at = next(i for i, pair in enumerate(zip(theirs, own)) if pair[0] != pair[1])
+            what = f"it has {theirs[at]}, where this one has {own[at]}"
+        return (
+            f"{theirs[hello.place]} ({hello.process}) has another list of workers than "
+            f"{own[self._me]} ({self._hello.process}): {what}. "
+            "Give all workers the same cluster in TF_CONFIG, in the same order."
+        )
+
+    def _two(self, one: _Hello, other: _Hello) -> str:
+        return (
+            f"two processes were started as {self._everyone[one.place].worker}: "
+            f"{one.process}, and {other.process}. "
+            "Start each worker once, each with its own index in TF_CONFIG."
+        )
+
+    def _refuse_two_of(self, peer: _Peer) -> None:
+        found = {link.hello.start: link.hello for link in peer.links}
+        if len(found) > 1 and not self._end.done():
+            one, other, *_ = found.values()
+            self._fail(self._two(one, other))
+
+    # -- what is told
+
+    async def _tell(self) -> None:
+        """Who is missing, now and then, and as an error in the end."""
+        began = asyncio.get_running_loop().time()
+        at = FIRST_WORD
+        while at < self._timeout:
+            await asyncio.sleep(began + at - asyncio.get_running_loop().time())
+            self._say(self._story(at))
+            at += EACH
+        await asyncio.sleep(began + self._timeout - asyncio.get_running_loop().time())
+        self._fail(f"{self._story(self._timeout)}. {_CHECK} (join_timeout={self._timeout:g}).")
+
+    def _story(self, seconds: float) -> str:
+        missing = [peer for peer in self._others if not peer.met]
+        missing = missing or [peer for peer in self._others if not peer.ready]
+        named = [peer.state() for peer in missing[:_NAMED]]
+        if len(missing) > _NAMED:
+            named.append(f"{len(missing) - _NAMED} more")
+        own = self._everyone[self._me]
+        trouble = f" [{self._own_trouble}; {own.trouble}]" if self._own_trouble else ""
+        return (
+            f"{own.worker}{trouble} has waited {seconds:.0f} s for "
+            f"{', '.join(named) or 'its own port'}"
+        )
+
+
+async def _server(
+    called: Callable[..., Any], host: str, port: int, share_port: bool
+) -> asyncio.AbstractServer:
+    """At this address, or everywhere, as TensorFlow's own server.
+
+    Everywhere, too, for a name: a machine may know its own name by another address than others do.
+    """
+    places = [host, None, "0.0.0.0"] if _is_number(host) else [None, "0.0.0.0"]
+    for place in places:
+        try:
+            return await asyncio.start_server(
+                called, place, port, limit=_LINE, backlog=4096, reuse_port=share_port or None
+            )
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE or place is places[-1]:
+                raise
+    raise AssertionError("there is a last place")
+
+
+def _is_number(host: str) -> bool:
+    """Whether it is an address, not a name that stands for some."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    return True
+
+
+def _listens_everywhere(server: Any) -> bool:
+    return "0.0.0.0" in {each.getsockname()[0] for each in server.sockets}
+
+
+async def _refuse_listener(host: str, port: int) -> None:
+    """A port that may be shared can still be taken."""
+    try:
+        _, writer = await _within(_GRACE, asyncio.open_connection(host, port))
+    except (OSError, asyncio.TimeoutError):
+        return
+    writer.close()
+    raise OSError(errno.EADDRINUSE, "in use")
+
+
+async def _within(seconds: float, doing: Any) -> Any:
+    """Python's own ``wait_for`` forgets to be cancelled where both happen at once, before 3.12."""
+    task = asyncio.ensure_future(doing)
+    try:
+        done, _ = await asyncio.wait({task}, timeout=seconds)
+    finally:
+        task.cancel()
+    if not done:
+        raise asyncio.TimeoutError
+    return task.result()
+
+
+async def _closed(writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+
+
+async def _line(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.readline()
+    except ValueError:  # longer than a message may be
+        raise _NoWorker(_SILENT) from None
+
+
+def _write(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
+    if not writer.is_closing():
+        writer.write(json.dumps(message).encode() + b"\n")
+
+
+def _parsed(data: bytes) -> dict[str, Any]:
+    """A message; anybody may have sent anything."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise _NoWorker(_SILENT)
+    return found
+
+
+def _read_hello(data: bytes) -> _Hello:
+    found = _parsed(data)
+    protocol = found.get("tfscale")
+    if protocol is not None and protocol != PROTOCOL:
+        raise _NoWorker("another version of tfscale starts there; install the same everywhere")
+    place, process, start = (found.get(name) for name in ("place", "process", "start"))
+    workers = _read_workers(found.get("workers"))
+    if protocol is None or not isinstance(process, str) or not isinstance(start, str):
+        raise _NoWorker(_SILENT)
+    if type(place) is not int or not 0 <= place < len(workers):
+        raise _NoWorker(_SILENT)
+    return _Hello(place, _printable(process), start, workers)
+
+
+def _read_workers(found: Any) -> list[Worker]:
+    if not isinstance(found, list):
+        raise _NoWorker(_SILENT)
+    for one in found:
+        if not isinstance(one, list) or [type(x) for x in one] != [str, str]:
+            raise _NoWorker(_SILENT)
+    return [Worker(_printable(name), _printable(address)) for name, address in found]
+
+
+def _printable(text: str) -> str:
+    """What a peer sends is printed to a terminal."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _words(error: OSError) -> str:
+    if isinstance(error, socket.gaierror):
+        return "its host name is not known here"
+    if error.errno == errno.ECONNREFUSED or "refused" in str(error):  # of several, one text
+        return "nothing listens there"
+    if error.errno == errno.EADDRINUSE:
+        return "another program has it"
+    return os.strerror(error.errno) if error.errno else str(error)

@@ -1,0 +1,120 @@
+"""Files that are whole or not there: written beside, read again, and renamed.
+
+Behind the content stand a few words about it and a digest of both, so that who reads the file
+knows that it is what was written, and that the words belong to this content and to no other.
+Formats that know their own length, as HDF5 does, are read as if nothing stood behind them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+_MARK = b"sealed by tfscale, format 1\n"
+_LENGTH = 8  # bytes of the number that says how long the words are
+_DIGEST = hashlib.sha256().digest_size
+_PARTIAL = ".partial-"
+_PIECE = 1 << 20  # bytes that are copied at once: few, so that they stay in the cache
+
+_files = tf.io.gfile
+
+
+class Damaged(ValueError):
+    """A file is sealed, and is not what was sealed."""
+
+
+def write(
+    path: str, content: memoryview, words: Mapping[str, Any], previous: str | None = None
+) -> None:
+    """Put a file in place, whole.
+
+    Args:
+        path: of the file.
+        content: of the file.
+        words: about it, as JSON.
+        previous: a path for the file that was there before; None if it may go.
+    """
+    end = json.dumps(words).encode()
+    end += len(end).to_bytes(_LENGTH, "big")
+    digest = hashlib.sha256(content)
+    digest.update(end)
+    beside = f"{path}{_PARTIAL}{uuid.uuid4().hex[:8]}"
+    try:
+        parts = [content, memoryview(end + digest.digest() + _MARK)]
+        _write(beside, parts)
+        _check(beside, parts)
+        if previous is not None and _files.exists(path):
+            _files.rename(path, previous, overwrite=True)
+        _files.rename(beside, path, overwrite=True)
+        _settle(os.path.dirname(path))
+    except BaseException:
+        with contextlib.suppress(OSError, tf.errors.OpError):
+            _files.remove(beside)
+        raise
+
+
+def read(path: str) -> tuple[bytes, dict[str, Any] | None]:
+    """All bytes of a file, and what it says about its content; None if it is not sealed."""
+    with _opened(path, "rb") as file:
+        data: bytes = file.read()
+    if not data.endswith(_MARK):
+        return data, None
+    sealed = memoryview(data)[: -len(_MARK) - _DIGEST]
+    if hashlib.sha256(sealed).digest() != data[len(sealed) : len(sealed) + _DIGEST]:
+        raise Damaged(f"{path} is not what was written: its digest is another")
+    length = int.from_bytes(sealed[-_LENGTH:], "big")
+    words = json.loads(bytes(sealed[-_LENGTH - length : -_LENGTH]))
+    return data, words
+
+
+def remove_partial(path: str) -> None:
+    """Remove what a program that was killed has left beside a file."""
+    for left in _files.glob(f"{path}{_PARTIAL}*"):
+        _files.remove(left)
+
+
+def _opened(path: str, mode: str) -> Any:
+    return _files.GFile(path, mode) if _is_remote(path) else open(path, mode)
+
+
+def _is_remote(path: str) -> bool:
+    return "://" in path
+
+
+def _write(path: str, parts: list[memoryview]) -> None:
+    with _opened(path, "wb") as file:
+        for piece in _pieces(parts):
+            file.write(piece)
+        if not _is_remote(path):
+            file.flush()
+            os.fsync(file.fileno())  # or a machine that loses power keeps the name alone
+
+
+def _check(path: str, parts: list[memoryview]) -> None:
+    with _opened(path, "rb") as file:
+        if not all(file.read(len(piece)) == piece for piece in _pieces(parts)) or file.read(1):
+            raise OSError(f"{path} reads otherwise than it was written")
+
+
+def _pieces(parts: list[memoryview]) -> Iterator[bytes]:
+    for part in parts:
+        for start in range(0, len(part), _PIECE):
+            yield bytes(part[start : start + _PIECE])
+
+
+def _settle(folder: str) -> None:
+    """Let a folder's names outlast a loss of power."""
+    if _is_remote(folder):
+        return
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)

@@ -1,0 +1,37 @@
+"""Numbers of bytes, as people write them."""
+
+from __future__ import annotations
+
+import math
+import re
+
+_POWERS: dict[str, int] = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+_WORDS = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*(?:([KMGT])(I?))?(?:B|bytes)?\s*", re.IGNORECASE)
+
+
+def number_of_bytes(value: float | str, name: str) -> int:
+    """Bytes in ``25_000_000``, ``"25MB"`` (of 1000 KB) or ``"25MiB"`` (of 1024 KiB).
+
+    Args:
+        value: what the user gave.
+        name: of the argument, for the error.
+    """
+    size = _size(value)
+    if not 1 <= size < math.inf:
+        raise ValueError(
+            f"{name} is a number of bytes, 1 or more, such as 25_000_000, '25MB' or '24MiB'; "
+            f"got {value!r}"
+        )
+    return int(size)
+
+
+def _size(value: object) -> float:
+    """0 for what is no size."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return value
+    words = _WORDS.fullmatch(value) if isinstance(value, str) else None
+    if words is None:
+        return 0
+    number, letter, binary = words.groups("")
+    unit = 1024.0 if binary else 1000.0
+    return float(number) * unit ** _POWERS[letter.upper()]

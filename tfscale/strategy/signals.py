@@ -1,0 +1,113 @@
+"""SIGTERM and Ctrl-C end a worker within seconds, and the others hear why.
+
+TensorFlow catches SIGTERM where there are several workers, and does nothing. Python runs handlers
+in its main thread, which may wait in an exchange for whoever is late; so a thread listens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Any, NoReturn
+
+from tfscale.strategy import farewell
+
+_TO_RAISE = 1.0  # seconds for the main thread to raise KeyboardInterrupt by itself
+_TO_END = 5.0  # and for the process to end, once all have been told
+
+_interrupt_raised, _too_late = threading.Event(), threading.Event()
+_pipe: tuple[int, int] | None = None
+
+
+def listen() -> None:
+    """Once this worker's server runs: signals do again what they did before it started.
+
+    Handlers of the program's own stay.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        _c_signal(signal.SIGTERM, signal.SIG_DFL)  # all that another thread can do
+        return
+    own = signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, _wait_for_the_end if own == signal.SIG_DFL else own)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _raise_interrupt)
+    _start_thread()
+
+
+def _start_thread() -> None:
+    global _pipe
+    if _pipe is not None:
+        return
+    _pipe = os.pipe()
+    for end in _pipe:
+        os.set_blocking(end, end == _pipe[0])
+    before = signal.set_wakeup_fd(_pipe[1], warn_on_full_buffer=False)
+    threading.Thread(
+        target=_hear, args=(_pipe[0], before), name="tfscale-signals", daemon=True
+    ).start()
+    os.register_at_fork(after_in_child=_forget)
+
+
+def _forget() -> None:
+    """A process that this one forks is no worker, and shall not speak for it."""
+    signal.set_wakeup_fd(-1)
+    for number, own in ((signal.SIGTERM, _wait_for_the_end), (signal.SIGINT, _raise_interrupt)):
+        if signal.getsignal(number) is own:
+            default = signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler
+            signal.signal(number, default)
+
+
+def _hear(pipe: int, others: int) -> None:
+    while number := os.read(pipe, 1):
+        if others != -1:  # whoever listened before
+            with contextlib.suppress(OSError):
+                os.write(others, number)
+        if number[0] == signal.SIGTERM and signal.getsignal(signal.SIGTERM) is _wait_for_the_end:
+            farewell.say("it got SIGTERM")
+            _die_of(signal.SIGTERM)
+        if number[0] == signal.SIGINT and signal.getsignal(signal.SIGINT) is _raise_interrupt:
+            _interrupt()
+
+
+def _interrupt() -> None:
+    """The main thread may wait for other workers, or for data, and hear nothing."""
+    if not _interrupt_raised.wait(_TO_RAISE):
+        _too_late.set()
+        farewell.say("it was interrupted (Ctrl-C)")
+        _die_of(signal.SIGINT)
+    _interrupt_raised.clear()
+
+
+def _raise_interrupt(number: int, frame: Any) -> None:
+    if _too_late.is_set():
+        _wait_for_the_end(number, frame)
+    _interrupt_raised.set()
+    raise KeyboardInterrupt
+
+
+def _wait_for_the_end(number: int, frame: Any) -> None:
+    """The main thread need not see its exchange fail: the program ends."""
+    time.sleep(farewell.LINGER + _TO_END)
+
+
+def _die_of(number: signal.Signals) -> NoReturn:
+    """As a program without any handler."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    _c_signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    time.sleep(_TO_END)  # it ends meanwhile
+    os._exit(128 + number)
+
+
+def _c_signal(number: signal.Signals, handler: signal.Handlers) -> None:
+    """Python's own function works in the main thread only."""
+    set_handler = ctypes.CDLL(None).signal
+    set_handler.argtypes, set_handler.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
+    set_handler(number, handler)
