@@ -126,6 +126,7 @@ class Plan:
 
 def plan_budget(step: Step, budget: float, pile_up: bool = False) -> Plan:
     """The cheapest plan whose step takes no more than a budget (in bytes)."""
+    _refuse_unknown_sizes(step)
     plain = Plan(step, (), budget, pile_up, proven=True)
     if plain.bound <= budget:
         return plain
@@ -143,6 +144,17 @@ def plan_budget(step: Step, budget: float, pile_up: bool = False) -> Plan:
         smallest = min((plan.bound for plan in candidates), default=plain.bound)
         raise BudgetError(budget, smallest, plain.bound)
     return min(fitting, key=lambda plan: (plan.overhead, plan.peak))
+
+
+def _refuse_unknown_sizes(step: Step) -> None:
+    if step.unknown:
+        more = f" and {len(step.unknown) - 1} more" if len(step.unknown) > 1 else ""
+        raise ValueError(
+            f"no budget can be promised: how large the results of {step.unknown[0]!r}{more} are "
+            "depends on the data. If that is so because lengths of a batch vary, show the largest "
+            "one: Recompute(..., example=(x, y)). Otherwise say what is to be computed again, "
+            'without a budget: Recompute(layers=[...]) or Recompute(segments="sqrt").'
+        )
 
 
 def _search(
