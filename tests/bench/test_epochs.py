@@ -1,6 +1,6 @@
 """``tfscale bench epochs``, in a process of its own: it makes its devices."""
 
-import warm
+from tests import warm
 
 
 def test_it_compares_strategies():
