@@ -97,7 +97,7 @@ def test_one_that_is_late_is_named_and_then_met_at_once(begin, free):
     addresses = free(3)
     first = [begin(addresses, i) for i in (0, 1)]
     for i, one in enumerate(first):
-        line = one.until(r"tfscale: (.*) has waited \S+ s for (.*)\n")
+        line = one.until(r"(worker .*) has waited \S+ s for (.*)\n")
         assert line[1] == f"worker {i} at {addresses[i]}"
         assert line[2] == f"worker 2 at {addresses[2]} (nothing listens there)"
     time.sleep(1.5)  # by now they call rarely: the one that comes calls them

@@ -143,6 +143,13 @@ class Noise(layers.Layer):
         return x + 0.1 * tf.random.normal(tf.shape(x)) * x
 
 
+class Picks(layers.Layer):
+    """Takes as many numbers as are positive."""
+
+    def call(self, x):
+        return x * tf.reduce_mean(tf.gather_nd(x, tf.where(x > 0)))
+
+
 class Block(layers.Layer):
     """A layer of layers."""
 

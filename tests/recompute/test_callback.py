@@ -1,5 +1,7 @@
 """The callback in ``fit``: what it promises, refuses and leaves behind."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -65,7 +67,7 @@ def test_a_budget_is_kept_or_refused_with_the_smallest_that_can_be():
     callback = Recompute(fraction=float(smallest), verbose=0)
     fit(compiled(), callback)
     assert callback.plan.again
-    assert callback.plan.peak <= float(smallest) * callback.plan.plain_peak
+    assert callback.plan.bound <= float(smallest) * callback.plan.plain_bound
 
 
 def test_an_unknown_layer_is_refused():
@@ -85,7 +87,9 @@ def test_layers_of_a_subclassed_model():
 def test_the_summary_is_printed_before_training(capsys):
     fit(compiled(), Recompute(segments="sqrt"))
     printed = capsys.readouterr().out
-    assert "predicted peak" in printed
+    assert printed.startswith("Recompute: tracing a training step of functional")
+    assert re.search(r"Recompute: planning \d+ units, \d+ operations\n", printed)
+    assert "a step takes up to" in printed
     assert "again, segment 1" in printed
 
 
@@ -142,6 +146,30 @@ def test_data_of_unknown_shape_needs_an_example():
     known = Recompute(segments="sqrt", verbose=0)
     model.fit(tf.data.Dataset.from_tensor_slices((x, y)).batch(8), verbose=0, callbacks=[known])
     assert recompute.plan.plain_peak == known.plan.plain_peak
+
+
+def test_sizes_that_depend_on_the_data_are_refused_where_a_budget_is_to_be_kept():
+    model = compiled(lambda: models.chain(models.Picks, depth=1))
+    with pytest.raises(ValueError, match=r"'.*picks.*' and \d+ more .* example=\(x, y\)"):
+        fit(model, Recompute(fraction=0.9))
+    fit(model, Recompute(layers=["picks"], verbose=0))
+
+
+def test_what_a_loop_keeps_for_its_gradient_is_counted():
+    plans = []
+    for length in (6, 12):
+        keras.utils.clear_session(free_memory=False)
+        inputs = keras.Input((length, 8))
+        x = keras.layers.LSTM(8, return_sequences=True)(inputs)
+        model = keras.Model(inputs, keras.layers.GlobalAveragePooling1D()(x))
+        model.compile("sgd", "mse")
+        callback = Recompute(fraction=1.0, verbose=0)
+        model.fit(np.ones((8, length, 8)), np.ones((8, 8)), 8, verbose=0, callbacks=[callback])
+        plans.append(callback.plan)
+    state = 8 * 8 * 4
+    more = plans[1].plain_peak - plans[0].plain_peak
+    assert more > 6 * 10 * state  # four gates, what they are made of, and two states
+    assert not plans[0].step.unknown
 
 
 def test_a_step_without_apply_gradients_is_refused():

@@ -386,10 +386,13 @@ def test_a_fit_begins_once_however_often_it_validates(model, monkeypatch):
     held, callback = numbers(4), keras.callbacks.Callback()
     how = {"epochs": 2, "validation_data": held, "verbose": 0}
     model.fit(*numbers(4), callbacks=[callback], **how)
-    assert begun == [(model, [callback])]
+    length = {"number of epochs": 2, "initial_epoch": 0, "batch_size": None}
+    length |= {"number of steps in an epoch": 1, "validation_data": "some"}
+    length |= {"validation_freq": 1, "number of steps in a validation": 1}
+    assert begun == [(model, [callback], length)]
     model.fit(*numbers(4), **how)
     model.evaluate(*held, verbose=0)
-    assert begun[1:] == [(model, [])]
+    assert begun[1:] == [(model, [], length)]
 
 
 def test_backups_have_their_names(model):

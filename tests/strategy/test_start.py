@@ -1,15 +1,14 @@
 """Workers that are started wrongly, as trainings: nobody waits in silence, all hear why."""
 
+import json
 import re
 import signal
-import subprocess
-import sys
 import time
 
-import psutil
 import pytest
 from helpers import PATIENCE
 
+from tests import warm
 from tests.strategy.groups import WORKERS, start
 
 pytestmark = pytest.mark.timeout(400)
@@ -30,11 +29,22 @@ def wait_for(group, index, what):
 
 
 def test_a_worker_that_does_not_come_is_named():
-    with begin("", join_timeout=3) as group:
-        group.processes[1].kill()
+    with begin("never come", join_timeout=3) as group:
         error = wait_for(group, 0, r"^ERROR JoinError (.*)")[1]
     assert re.search(r"worker 0 at \S+ has waited 3 s for worker 1 at 127\.0\.0\.1:\d+ \(", error)
     assert "its TF_CONFIG is set there" in error
+
+
+def test_a_worker_that_ends_between_the_meeting_and_tensorflow_is_named():
+    """TensorFlow waits then, without an end, and does not let Python run."""
+    with begin("leave after the meeting", join_timeout=30) as group:
+        assert group.processes[0].wait(SECONDS) == -signal.SIGKILL
+        said = group.output(0)
+    assert re.search(
+        r"tfscale: worker 0 at \S+ has met all others and waited \d+ s for TensorFlow's servers "
+        r"there \(worker 1 at 127\.0\.0\.1:\d+: nothing listens there\). This process ends now",
+        said,
+    ), said[-3000:]
 
 
 def test_a_worker_that_stops_before_it_joins_is_named():
@@ -47,11 +57,10 @@ def test_a_duplicate_that_comes_later_ends_and_the_training_goes_on(tmp_path):
     go = tmp_path / "go"
     with begin("", go=go) as group:
         wait_for(group, 1, "^STEP")
-        own = psutil.Process(group.processes[1].pid).environ()
-        duplicate = subprocess.run(
-            [sys.executable, str(WORKERS / "start.py")], timeout=SECONDS, text=True,
-            env={**own, "JOIN_TIMEOUT": "3"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+        own = json.loads(wait_for(group, 1, "^ENVIRONMENT (.*)")[1])
+        duplicate = warm.run(
+            [str(WORKERS / "start.py")], environment={**own, "JOIN_TIMEOUT": "3"}, seconds=SECONDS
+        )
         go.touch()
         for index in (0, 1):
             wait_for(group, index, "^DONE with 2 replicas")

@@ -98,13 +98,18 @@ class Recompute(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Called by Keras."""
         _check(self.model)
+        self._tell(f"Recompute: tracing a training step of {self.model.name}")
         step = trace(self.model, batch_of_fit(self.model, self._example))
+        self._tell(f"Recompute: planning {len(step.units)} units, {len(step.ops)} operations")
         self._plan = plan = self._choose(step, _gradients_pile_up(self.model))
-        if self._verbose:
-            print(plan.summary())
+        self._tell(plan.summary())
         self._before = self.model.train_function
         self.model.make_train_function(force=True)
         self.model.train_function = _Training(self.model, plan, self._before)
+
+    def _tell(self, what: str) -> None:
+        if self._verbose:
+            print(what, flush=True)
 
     def on_train_end(self, logs: Any = None) -> None:
         """Called by Keras."""

@@ -104,7 +104,7 @@ def narrated(story: str, say: Callable[[str], None] = _log.warning) -> Iterator[
     def tell() -> None:
         seconds = FIRST_WORD
         while not over.wait(FIRST_WORD if seconds == FIRST_WORD else EACH):
-            say(f"tfscale: {story}; {seconds:.0f} s by now")
+            say(f"{story}; {seconds:.0f} s by now")
             seconds += EACH
 
     threading.Thread(target=tell, name="tfscale-narrator", daemon=True).start()
@@ -407,7 +407,7 @@ class _Meeting:
         at = FIRST_WORD
         while at < self._timeout:
             await asyncio.sleep(began + at - asyncio.get_running_loop().time())
-            self._say(f"tfscale: {self._story(at)}")
+            self._say(self._story(at))
             at += EACH
         await asyncio.sleep(began + self._timeout - asyncio.get_running_loop().time())
         self._fail(f"{self._story(self._timeout)}. {_CHECK} (join_timeout={self._timeout:g}).")

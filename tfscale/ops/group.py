@@ -18,6 +18,7 @@ from tensorflow.python.eager import context
 
 from tfscale.launch import config
 from tfscale.launch.meeting import JoinError, Worker, meet, narrated, unreachable
+from tfscale.launch.watch import watched
 from tfscale.ops import library
 from tfscale.ops import log as _log
 from tfscale.ops.heap import keep_freed_memory
@@ -361,7 +362,8 @@ def starting(resolver: Any, deadline: float, join_timeout: float) -> Iterator[No
     left = max(1.0, ends - time.monotonic())
     _outlast_tensorflow(resolver, tasks, deadline, left)
     try:
-        yield
+        with watched(workers, me, left):
+            yield
     except tf.errors.OpError as error:
         raise JoinError(
             f"{workers[me]} has met all other workers, and then TensorFlow's servers did not "

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 from tensorflow.python.ops.handle_data_util import get_resource_handle_data
@@ -38,6 +39,12 @@ ALIASES = frozenset(
 GIVEN = frozenset({"Const", "NoOp", "Placeholder", "ReadVariableOp", "VarHandleOp"})
 # TensorFlow counts them as stateful, but they only read.
 READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape"})
+# Their results are as long as the rank of a tensor.
+_FEW_NUMBERS = frozenset({"BroadcastGradientArgs"})
+# Which input of what makes a list is its length: it has room for so many, and holds none yet.
+_LENGTH_OF_LIST = {"EmptyTensorList": 1, "TensorListReserve": 1}
+_HOLD_NOTHING = (READS - {"ResourceGather"}) | _LENGTH_OF_LIST.keys()
+_PASS_LISTS_ON = frozenset({"Identity", "StatelessWhile", "While", "ZerosLike"})
 # Moving a byte takes about as long as so many multiplications.
 COST_OF_A_BYTE = 10
 
@@ -75,7 +82,13 @@ class _Reader:
         )
         live = _live(ops, wanted)
         ops = [op if index in live else replace(op, inputs=()) for index, op in enumerate(ops)]
-        step = Step(ops, units, self._tensors, wanted, constant)
+        begin = units[0].start
+        unknown = tuple(
+            operation.name
+            for index, operation in enumerate(self._operations)
+            if index in live and index >= begin and not has_known_sizes(operation)
+        )
+        step = Step(ops, units, self._tensors, wanted, constant, unknown)
         return replace(step, units=_merged(step))
 
     def _op(self, operation: tf.Operation) -> Op:
@@ -87,7 +100,8 @@ class _Reader:
             number = len(self._tensors)
             alias = operation.type in ALIASES
             home = self._tensors[numbers[position]].home if alias else number
-            size = 0 if operation.type in READS - {"ResourceGather"} else size_of(tensor)
+            empty = operation.type in _HOLD_NOTHING
+            size = 0 if empty else size_of(tensor)
             rank = tensor.shape.rank
             small = rank is not None and rank < 2 and tensor.dtype != tf.variant
             self._tensors.append(Tensor(size, home, lasting or small))
@@ -266,6 +280,22 @@ def size_of(tensor: Any) -> int:
     return (count or 0) * int(tensor.dtype.size)
 
 
+def has_known_sizes(operation: tf.Operation) -> bool:
+    """Whether the bytes of all its results are known."""
+    if operation.type in _FEW_NUMBERS:
+        return True
+    return all(_has_known_size(tensor) for tensor in operation.outputs)
+
+
+def _has_known_size(tensor: Any) -> bool:
+    if tensor.dtype == tf.resource:
+        return True
+    if tensor.dtype == tf.variant:
+        is_list = bool(get_resource_handle_data(tensor).shape_and_type)
+        return not is_list or _list_size(tensor) > 0
+    return bool(tensor.shape.is_fully_defined())
+
+
 def _list_size(tensor: Any) -> int:
     """A list of tensors, as loops make it: its elements' size times their number."""
     data = get_resource_handle_data(tensor).shape_and_type
@@ -277,15 +307,21 @@ def _list_size(tensor: Any) -> int:
 
 
 def _list_length(tensor: Any) -> int:
-    """From where the list was made."""
+    """From where the list was made; 0 if that is not known."""
     operation = tensor.op
-    while operation.type in ("While", "StatelessWhile", "Identity"):
+    while operation.type in _PASS_LISTS_ON:
         tensor = operation.inputs[tensor.value_index]
         operation = tensor.op
-    position = {"EmptyTensorList": 1, "TensorListReserve": 1}.get(operation.type)
-    if position is None:
-        return int(operation.type == "TensorListFromTensor" and (operation.inputs[0].shape[0] or 0))
-    return int(tf.get_static_value(operation.inputs[position]) or 0)
+    if operation.type == "TensorListFromTensor":
+        return int(operation.inputs[0].shape[0] or 0)
+    position = _LENGTH_OF_LIST.get(operation.type)
+    return 0 if position is None else _known_length(operation.inputs[position])
+
+
+def _known_length(tensor: Any) -> int:
+    """The length of a list. A loop gives the maximum of a constant: its number of steps."""
+    value = tf.get_static_value(tensor.op.inputs[0] if tensor.op.type == "Max" else tensor)
+    return 0 if value is None else max(0, int(np.max(value)))
 
 
 def cost_of(operation: tf.Operation, inputs: list[Any]) -> float:

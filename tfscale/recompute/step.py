@@ -84,6 +84,7 @@ class Step:
         tensors: all tensors, by number.
         gradients: the tensors that the optimizer gets.
         constant: the tensors that depend on nothing but constants.
+        unknown: names of operations whose results are of a size that is not known: 0 stands for it.
     """
 
     ops: Sequence[Op]
@@ -91,6 +92,7 @@ class Step:
     tensors: Sequence[Tensor]
     gradients: Sequence[int] = field(default=())
     constant: frozenset[int] = frozenset()
+    unknown: tuple[str, ...] = ()
 
     @property
     def begin(self) -> int:

@@ -111,7 +111,7 @@ class Extended(CollectiveAllReduceExtended):
         join_timeout: float,
     ) -> None:
         self._patience = (deadline, slow_after)
-        self._wanted = tuple(devices) if devices else None
+        self._wanted = devices
         cluster_resolver = resolver_of(cluster_resolver)
         keep_freed_memory()
         with starting(cluster_resolver, deadline, join_timeout), _without_tensorflows_words():

@@ -31,6 +31,12 @@ _SAME_MODEL = (
     "it does so afterwards, or they all give names to layers and optimizers."
 )
 
+_SAME_LENGTH = (
+    "Call fit with the same arguments on all workers, and with as many batches; a dataset with "
+    "another number of them on each worker needs steps_per_epoch (and validation_steps)."
+)
+_UNKNOWN = ""  # agrees with anything
+
 Description = Mapping[str, str]
 
 
@@ -56,6 +62,18 @@ def same_model(hosts: Group | None, model: keras.Model) -> None:
     if hosts is None:
         return
     _agree(hosts, "model", _describe(model), _SAME_MODEL)
+
+
+def same_length(hosts: Group | None, length: Mapping[str, Any]) -> None:
+    """Refuse a worker whose ``fit`` has another number of epochs or steps, or validates alone.
+
+    Otherwise it would leave, and the others would wait for it.
+    """
+    if hosts is None:
+        return
+    known = {name: value for name, value in length.items() if value is not None}
+    own = {**dict.fromkeys(length, _UNKNOWN), **_words(known)}
+    _agree(hosts, "length of fit", own, _SAME_LENGTH)
 
 
 def _describe(model: keras.Model) -> Description:
@@ -122,11 +140,15 @@ def _agree(hosts: Group, what: str, own: Description, remedy: str) -> None:
     first = descriptions[0]
     for peer, other in zip(hosts.peers[1:], descriptions[1:], strict=True):
         for name in [*first, *(name for name in other if name not in first)]:
-            if first.get(name) != other.get(name):
+            if _differ(first.get(name), other.get(name)):
                 raise ValueError(
                     f"{peer} has another {name} than {hosts.peers[0]}: "
                     f"{other.get(name)}, not {first.get(name)}. {remedy}"
                 )
+
+
+def _differ(one: str | None, other: str | None) -> bool:
+    return one != other and _UNKNOWN not in (one, other)
 
 
 def _exchanged(hosts: Group, what: str, own: Description) -> list[Description]:

@@ -21,8 +21,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -52,16 +53,43 @@ def model_of(fn: Callable[..., Any]) -> Any:
     return owner if isinstance(owner, keras.Model) and fn.__name__ in STEPS else None
 
 
-def fit_that_begins() -> tuple[keras.Model, list[Any]] | None:
-    """The model and the callbacks of the ``fit`` that enters the strategy's scope, or None.
+def fit_that_begins() -> tuple[keras.Model, list[Any], dict[str, Any]] | None:
+    """The ``fit`` that enters the strategy's scope: its model, callbacks and length; or None.
 
     Each does once, to build its model, before it calls its callbacks.
     """
     near = list(itertools.islice(frames(sys._getframe(1)), 4))
     for builds, fit in itertools.pairwise(near):
         if (builds.f_code.co_name, fit.f_code.co_name) == (_BUILDS, "fit"):
-            return fit.f_locals["self"], _listed(fit.f_locals["callbacks"])
+            told = fit.f_locals
+            return told["self"], _listed(told["callbacks"]), _length(told)
     return None
+
+
+def _length(fit: Mapping[str, Any]) -> dict[str, Any]:
+    """What workers must have in common to come to the same end; None for what nobody knows yet."""
+    iterator, validates = fit["epoch_iterator"], fit["validation_data"] is not None
+    found = {"number of epochs": fit["epochs"]}
+    found |= {name: fit[name] for name in ("initial_epoch", "batch_size")}
+    found["number of steps in an epoch"] = iterator.steps_per_epoch or iterator._num_batches
+    found["validation_data"] = "none" if not validates else "some"
+    if validates:
+        found["validation_freq"] = fit["validation_freq"]
+        size = fit["validation_batch_size"] or fit["batch_size"] or 32
+        found["number of steps in a validation"] = fit["validation_steps"] or _batches(
+            fit["val_x"], size
+        )
+    return found
+
+
+def _batches(x: Any, size: int) -> int | None:
+    """How many batches there are, if that can be told without reading any."""
+    if isinstance(x, tf.data.Dataset):
+        return known if (known := int(x.cardinality())) >= 0 else None
+    if hasattr(x, "num_batches"):  # keras.utils.PyDataset
+        return x.num_batches  # type: ignore[no-any-return]
+    shape = getattr(tf.nest.flatten(x)[0], "shape", None)
+    return math.ceil(shape[0] / size) if shape and shape[0] is not None else None
 
 
 def _listed(callbacks: Any) -> list[Any]:

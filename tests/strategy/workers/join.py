@@ -38,8 +38,12 @@ def start_of_another_version():
     start()
 
 
-def train_with(width=8, activation="relu", momentum=0.0, layers=1, others=0):
-    x = np.ones([16, 4], np.float32)
+def train_with(
+    width=8, activation="relu", momentum=0.0, layers=1, others=0, rows=16, validation=0, **length
+):
+    x = np.ones([rows, 4], np.float32)
+    if validation:
+        length["validation_data"] = (x[:1].repeat(validation, 0), x[:1, :1].repeat(validation, 0))
     keras.utils.clear_session()  # names are counted anew
     for _ in range(others):
         keras.layers.Dense(1)
@@ -47,7 +51,25 @@ def train_with(width=8, activation="relu", momentum=0.0, layers=1, others=0):
         dense = [keras.layers.Dense(width, activation) for _ in range(layers)]
         model = keras.Sequential([keras.Input([4]), *dense, keras.layers.Dense(1)])
         model.compile(keras.optimizers.SGD(0.1, momentum), "mse")
-    model.fit(x, x[:, :1], verbose=0)
+    model.fit(x, x[:, :1], verbose=0, **{"batch_size": 8, **length})
+
+
+def train_with_generator():
+    """Of which nobody knows how long it is, until it ends: it is read by ``fit`` alone."""
+
+    def batches():
+        for _ in range(2):
+            READ.append(1)
+            yield np.ones([8, 4], np.float32), np.ones([8, 1], np.float32)
+
+    with STRATEGY.scope():
+        model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    model.fit(batches(), steps_per_epoch=2, verbose=0)
+    assert len(READ) == 2
+
+
+READ = []
 
 
 def train_as(**odd):
@@ -64,6 +86,14 @@ CASES = {
     "width": train_as(width=9),
     "more layers": train_as(layers=2),
     "names": train_as(others=1),
+    "rows": train_as(rows=33),
+    "batch": train_as(batch_size=4),
+    "epochs": train_as(epochs=2),
+    "steps": train_as(steps_per_epoch=1),
+    "validation": train_as(validation=8),
+    "longer validation": lambda: train_with(validation=24 if ME else 8),
+    "rows of one step": lambda: train_with(rows=15 if ME else 16),
+    "generator": lambda: train_with_generator(),
     "nothing": train_as(),
 }
 

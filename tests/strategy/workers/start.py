@@ -1,6 +1,6 @@
 """A worker that starts, in a wrong WAY if it is worker 1, and takes steps with the others.
 
-Prints JOINED, STEP after the third step, DONE when a file called GO is there, and ERROR.
+Prints its ENVIRONMENT, STEP after the third step, DONE when a file called GO is there, and ERROR.
 """
 
 import json
@@ -15,6 +15,12 @@ from tfscale.ops import group
 
 ME = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 WAY, WRONG = os.environ["WAY"], ME == 1
+meet = group.meet
+
+
+def leave_after_the_meeting(*arguments, **settings):
+    meet(*arguments, **settings)
+    os._exit(7)
 
 
 def stop_before_joining(self):
@@ -22,6 +28,10 @@ def stop_before_joining(self):
 
 
 def start():
+    if WRONG and WAY == "never come":
+        os._exit(0)
+    if WRONG and WAY == "leave after the meeting":
+        group.meet = leave_after_the_meeting
     if WRONG and WAY == "stop before joining":
         group.Group.join = stop_before_joining
     seconds = {"deadline": float(os.environ["DEADLINE"])}
@@ -30,8 +40,8 @@ def start():
 
 
 def main():
+    print("ENVIRONMENT", json.dumps(dict(os.environ)), flush=True)
     strategy = start()
-    print("JOINED", flush=True)
     steps = 0
     while not strategy.reduce("SUM", float(os.path.exists(os.environ["GO"])), axis=None):
         steps += 1

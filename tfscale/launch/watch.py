@@ -1,0 +1,65 @@
+"""Watches over a wait in which Python itself stands still, from a process beside it.
+
+While TensorFlow's servers come together no thread of Python runs, and nothing ends the wait. A
+worker that is lost just then would leave the others in it for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tfscale.launch import meeting
+
+
+@contextlib.contextmanager
+def watched(workers: Sequence[meeting.Worker], me: int, seconds: float) -> Iterator[None]:
+    """Say now and then that this worker waits, and end its process after so many seconds."""
+    folder = str(Path(__file__).parents[2])
+    path = os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])])
+    program = f"from tfscale.launch import watch; watch.watch({os.getpid()})"
+    told = [workers, me, seconds, meeting.FIRST_WORD, meeting.EACH]
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # it is a help, not a need
+            process = subprocess.Popen(
+                [sys.executable, "-c", program],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": path},
+                bufsize=0,
+            )
+            assert process.stdin is not None
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            stack.callback(process.stdin.close)
+            process.stdin.write(json.dumps(told).encode() + b"\n")
+        yield
+
+
+def watch(process: int) -> None:
+    """In the process beside: until its input ends, as it does when the wait or its worker ends."""
+    listed, me, seconds, word, each = json.loads(sys.stdin.readline())
+    workers = [meeting.Worker(*worker) for worker in listed]
+    who = f"{workers[me]} has met all others and waited %.0f s for TensorFlow's servers there (%s)"
+    began = time.monotonic()
+    while not select.select([sys.stdin], [], [], max(0, min(word, seconds) + began - _now()))[0]:
+        others = [worker for i, worker in enumerate(workers) if i != me]
+        story = f"tfscale: {who % (_now() - began, meeting.unreachable(others))}"
+        if _now() - began >= seconds:
+            print(f"{story}. This process ends now (join_timeout)", file=sys.stderr, flush=True)
+            os.kill(process, signal.SIGKILL)  # it heeds nothing else
+            return
+        print(story, file=sys.stderr, flush=True)
+        word += each
+
+
+def _now() -> float:
+    return time.monotonic()
