@@ -30,6 +30,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from tests import warm
 from tfscale.collectives import ALGORITHMS
 from tfscale.launch import LocalWorkers, WorkerFailed
 from tfscale.wires import WIRES
@@ -182,8 +183,7 @@ def _train(fault: Fault, folder: str, meets: bool) -> Told:
         "FAULT": json.dumps(dataclasses.asdict(fault)) if meets else "",
         "WHOLE": "yes" if survives or not meets else "",
     }
-    command = [sys.executable, str(WORKER)]
-    with LocalWorkers(command, fault.workers, environment=environment) as group:
+    with warm.Workers([str(WORKER)], fault.workers, environment=environment) as group:
         stranger = _Stranger(fault, group, meets)
         end = time.monotonic() + SECONDS
         hung = False
