@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from pathlib import Path
 
 import pytest
 import tensorflow as tf
@@ -80,6 +81,18 @@ def test_what_cannot_be_written_leaves_what_was_there(path, tmp_path):
     with pytest.raises(tf.errors.NotFoundError):
         sealed.write(path, memoryview(b"other"), {}, previous=str(tmp_path / "none" / "file"))
     assert sealed.read(path)[1] == WORDS
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_what_reads_otherwise_than_it_was_written_does_not_count(path, monkeypatch, tmp_path):
+    write(path)
+    for wrong in (b"", b"othe", b"other and more"):
+        monkeypatch.setattr(
+            sealed, "_write", lambda path, parts, wrong=wrong: Path(path).write_bytes(wrong)
+        )
+        with pytest.raises(OSError, match="reads otherwise"):
+            write(path, b"other")
+    assert sealed.read(path)[0].startswith(b"content")
     assert os.listdir(tmp_path) == ["file"]
 
 

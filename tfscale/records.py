@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
+import stat
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tfscale.files import replacing
+
+LARGEST = 1 << 20  # bytes; a file of ours has a few thousand
 
 
 class RecordError(ValueError):
@@ -29,14 +32,19 @@ class Record:
     @classmethod
     def read(cls, path: Path) -> Record:
         """Open a file; raises ``OSError`` or ``RecordError``."""
+        text = read_text(path)
         try:
-            return cls(json.loads(path.read_text()), path)
+            return cls(json.loads(text), path)
         except json.JSONDecodeError as error:
             raise RecordError(
                 f"{path}, line {error.lineno}, column {error.colno}: this is not JSON: {error.msg}"
             ) from error
-        except UnicodeDecodeError as error:
-            raise RecordError(f"{path}: this is not text: {error}") from error
+        except RecursionError as error:
+            raise RecordError(f"{path}: expected JSON of a few levels, got hundreds") from error
+        except RecordError:
+            raise
+        except ValueError as error:  # such as a number of thousands of digits
+            raise RecordError(f"{path}: this JSON cannot be read: {error}") from error
 
     def __contains__(self, key: str) -> bool:
         return key in self._fields
@@ -57,7 +65,7 @@ class Record:
         value = self._fields.get(key)
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise self.wrong(key, "a number")
-        if not math.isfinite(value) or value < 0:
+        if not 0 <= value <= sys.float_info.max:  # NaN is not, either
             raise self.wrong(key, "a finite number, 0 or more")
         return float(value)
 
@@ -93,6 +101,29 @@ class Record:
             Record(each, self.path, f"{self._where}{key}[{index}].")
             for index, each in enumerate(value)
         ]
+
+
+def read_text(path: Path) -> str:
+    """All of a small text in UTF-8; raises ``OSError`` or ``RecordError``."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise RecordError(f"{path}: expected a file, and this is something else")
+    if status.st_size > LARGEST:
+        raise RecordError(
+            f"{path}: expected a text of at most {LARGEST:,} bytes, got {status.st_size:,}"
+        )
+    content = path.read_bytes()
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise RecordError(
+            f"{path}: expected a text in UTF-8, and this is binary or in another encoding: {error}"
+        ) from error
+    if "\0" in text:
+        raise RecordError(
+            f"{path}: expected a text in UTF-8, and this has zero bytes: it is binary or in UTF-16"
+        )
+    return text
 
 
 def write(path: Path, fields: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -21,7 +21,7 @@ _MARK = b"sealed by tfscale, format 1\n"
 _LENGTH = 8  # bytes of the number that says how long the words are
 _DIGEST = hashlib.sha256().digest_size
 _PARTIAL = ".partial-"
-_PIECE = 64 << 20  # bytes that a remote file is given at once
+_PIECE = 1 << 20  # bytes that are copied at once: few, so that they stay in the cache
 
 _files = tf.io.gfile
 
@@ -47,8 +47,9 @@ def write(
     digest.update(end)
     beside = f"{path}{_PARTIAL}{uuid.uuid4().hex[:8]}"
     try:
-        _write(beside, [content, memoryview(end + digest.digest() + _MARK)])
-        read(beside)
+        parts = [content, memoryview(end + digest.digest() + _MARK)]
+        _write(beside, parts)
+        _check(beside, parts)
         if previous is not None and _files.exists(path):
             _files.rename(path, previous, overwrite=True)
         _files.rename(beside, path, overwrite=True)
@@ -89,13 +90,23 @@ def _is_remote(path: str) -> bool:
 
 def _write(path: str, parts: list[memoryview]) -> None:
     with _opened(path, "wb") as file:
-        for part in parts:
-            for start in range(0, len(part), _PIECE):
-                piece = part[start : start + _PIECE]
-                file.write(bytes(piece) if _is_remote(path) else piece)
+        for piece in _pieces(parts):
+            file.write(piece)
         if not _is_remote(path):
             file.flush()
             os.fsync(file.fileno())  # or a machine that loses power keeps the name alone
+
+
+def _check(path: str, parts: list[memoryview]) -> None:
+    with _opened(path, "rb") as file:
+        if not all(file.read(len(piece)) == piece for piece in _pieces(parts)) or file.read(1):
+            raise OSError(f"{path} reads otherwise than it was written")
+
+
+def _pieces(parts: list[memoryview]) -> Iterator[bytes]:
+    for part in parts:
+        for start in range(0, len(part), _PIECE):
+            yield bytes(part[start : start + _PIECE])
 
 
 def _settle(folder: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+_POWERS: dict[str, int] = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _WORDS = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*(?:([KMGT])(I?))?(?:B|bytes)?\s*", re.IGNORECASE)
 
 
@@ -33,4 +33,5 @@ def _size(value: object) -> float:
     if words is None:
         return 0
     number, letter, binary = words.groups("")
-    return float(number) * float((1024 if binary else 1000) ** _POWERS[letter.upper()])
+    unit = 1024.0 if binary else 1000.0
+    return float(number) * unit ** _POWERS[letter.upper()]

@@ -90,7 +90,9 @@ def test_resolve() -> None:
     assert resolve("tree", 6).name == "tree"
     assert resolve(halving, 6).ranks == 6
     mine = ring(3)
-    assert resolve(mine, 3) is mine
+    proven = resolve(mine, 3)
+    assert proven.fingerprint() == mine.fingerprint()
+    assert resolve(proven, 3) is proven
     with pytest.raises(ValueError, match="ring, tree, halving.*Did you mean 'ring'"):
         resolve("rnig", 3)
     with pytest.raises(ValueError, match="no algorithm is called 'zzz'"):

@@ -5,7 +5,8 @@ good or bad:
 
 - ended: the others ended with an error that names the worker; started again, the training ended
   as one that nothing has interrupted, to the bit.
-- preempted: all saved and left; the same.
+- preempted: all saved and left; started again, the training began with what was saved. (If that
+  was in the middle of an epoch, Keras begins it again, and the end is another.)
 - survived: the training ended so at once.
 - hung, misnamed, wrong: somebody never ended, or named another, or the trained state is another.
 
@@ -151,12 +152,19 @@ def judge_restart(met: Told, again: Told) -> str:
     ends, whole = again.all_of("END"), again.all_of("WHOLE")
     if again.hung or len(whole) < len(again.outputs):
         return f"started again, it did not end\n{said}"
-    if {*ends, *met.all_of("END")} != set(whole[:1]) or len(set(whole)) != 1:
+    begun = [state.split() for state in again.all_of("STATE")]
+    left = set(met.all_of("PREEMPTED"))
+    if left and begun and {digest for _, digest in begun} != left:
+        return f"it began with {begun}, and {left} was saved"
+    same = {*ends, *whole, *met.all_of("END")}
+    if any(int(steps) % STEPS for steps, _ in begun):
+        same = set(ends)
+    if len(same) != 1:
         return f"started again, it ended with {ends}, uninterrupted with {whole}"
     saved, ended = met.of("SAVED", 0), met.all_of("ENDS")
-    begins = [int(epoch) for epoch in again.all_of("AT")]
-    if saved and begins and not ended and min(begins) < int(saved[-1]):
-        return f"it began with epoch {begins}, though {saved[-1]} were saved"
+    epochs = [int(epoch) for epoch in again.all_of("AT")]
+    if saved and epochs and not ended and min(epochs) < int(saved[-1]):
+        return f"it began with epoch {epochs}, though {saved[-1]} were saved"
     return ""
 
 

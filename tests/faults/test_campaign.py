@@ -100,3 +100,21 @@ MET = Told(["AT 0\nSAVED 1\nFAULT\n", f"AT 0\nSAVED 1\n{GONE}\n"])
 def test_a_restart_loses_nothing_and_ends_as_if_nothing_had_been(again, hung, wrong):
     said = judge_restart(MET, Told([again, again], hung))
     assert wrong in said and bool(said) == bool(wrong)
+
+
+LEFT = Told(["AT 0\nFAULT\nPREEMPTED 56ef\n", "AT 0\nPREEMPTED 56ef\n"])
+
+
+@pytest.mark.parametrize(
+    ("state", "end", "wrong"),
+    [
+        ("3 56ef", "12ab", ""),
+        ("3 56ef", "34cd", "it ended with"),
+        ("2 56ef", "34cd", ""),  # in the middle of an epoch, which begins again
+        ("2 78ab", "34cd", "was saved"),
+    ],
+)
+def test_a_restart_begins_with_what_was_saved(state, end, wrong):
+    again = f"AT 0\nSTATE {state}\nEND {end}\nWHOLE 12ab\n"
+    said = judge_restart(LEFT, Told([again, again]))
+    assert wrong in said and bool(said) == bool(wrong)

@@ -19,8 +19,8 @@ from helpers import (
 )
 
 from tests.covering import grid
-from tfscale.collectives import Schedule, add, finalise, keep, ring, send
-from tfscale.ops import all_reduce
+from tfscale.collectives import Schedule, ScheduleError, add, finalise, keep, ring, send
+from tfscale.ops import all_gather, all_reduce, reduce_scatter
 
 SIZES = (0, 1, 5, 255, 1000, 20011)
 PIECES = 1024  # bytes: so that 20011 numbers travel in many parts
@@ -290,3 +290,26 @@ class TestOneRank:
         y, kept = all_reduce(x, communicator, wire=wire, residual=residual, reduction="mean")
         assert self.address(y) == self.address(x)
         assert self.address(kept) == self.address(residual)
+
+
+def two_pairs(ranks):
+    """Each pair of ranks sums by itself: nobody has the sum of all."""
+
+    def build(rank):
+        partner = rank ^ 1
+        if rank % 2:
+            return [send(partner, 0), keep(partner, 0)]
+        return [add(partner, 0), finalise(0), send(partner, 0)]
+
+    return Schedule("two pairs", ranks, 1, build)
+
+
+@pytest.mark.parametrize("op", [all_reduce, reduce_scatter, all_gather])
+@pytest.mark.parametrize(
+    "schedule",
+    [two_pairs, lambda ranks: Schedule("nothing", ranks, 1, lambda rank: [finalise(0)])],
+    ids=["two pairs", "nothing"],
+)
+def test_a_schedule_that_would_give_wrong_sums_is_refused(op, schedule):
+    with pytest.raises(ScheduleError, match="for 4 ranks would not give the right all-reduce"):
+        op(tf.ones([8]), group(4).communicators[0], schedule=schedule)

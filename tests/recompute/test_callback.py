@@ -65,7 +65,7 @@ def test_a_budget_is_kept_or_refused_with_the_smallest_that_can_be():
     callback = Recompute(fraction=float(smallest), verbose=0)
     fit(compiled(), callback)
     assert callback.plan.again
-    assert callback.plan.peak <= float(smallest) * callback.plan.plain_peak
+    assert callback.plan.bound <= float(smallest) * callback.plan.plain_bound
 
 
 def test_an_unknown_layer_is_refused():
@@ -85,7 +85,7 @@ def test_layers_of_a_subclassed_model():
 def test_the_summary_is_printed_before_training(capsys):
     fit(compiled(), Recompute(segments="sqrt"))
     printed = capsys.readouterr().out
-    assert "predicted peak" in printed
+    assert "a step takes up to" in printed
     assert "again, segment 1" in printed
 
 

@@ -1,10 +1,13 @@
 """What is computed again, and how much memory that takes, on steps made by hand."""
 
+import pickle
+import re
+
 import pytest
 
 from tfscale.recompute.early import with_early_products
 from tfscale.recompute.late import positions
-from tfscale.recompute.plan import BudgetError, Plan, plan_budget, plan_layers, plan_sqrt
+from tfscale.recompute.plan import BudgetError, Plan, plan_budget, plan_layers, plan_sqrt, show
 from tfscale.recompute.simulate import memory
 from tfscale.recompute.step import Again, Op, Step, Tensor, Unit
 
@@ -134,12 +137,46 @@ def test_summary_says_what_will_be_done():
     assert "l0" in text
     assert "again, segment 1" in text
     assert "kept" in text
-    assert "predicted peak: 8.0 MB of 10.0 MB (80%)" in text
+    assert "a step takes up to 9.0 MB of 11.0 MB (82%), beside variables" in text
     assert "predicted overhead: 22%" in text
 
 
-def test_draw():
+@pytest.mark.parametrize(
+    ("budget", "planned", "said"),
+    [
+        (16 * SIZE, "planned: up to 16.0 MB", "budget: 16.0 MB"),
+        (2000 * SIZE, "planned: up to 21.0 MB", "budget: 2.00 GB, more than plain takes"),
+    ],
+)
+def test_draw(budget, planned, said):
     pytest.importorskip("matplotlib")
-    figure = plan_budget(chain(8), 13 * SIZE).draw()
-    labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
-    assert labels == ["plain: 20.0 MB", "planned: 12.0 MB", "budget"]
+    plan = plan_budget(chain(8), budget)
+    (axes,) = plan.draw().axes
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels == ["plain: up to 21.0 MB", planned, said]
+    plain, ours = (max(line.get_ydata()) for line in axes.get_lines()[:2])
+    assert [plain, ours] == [21.0, plan.bound / 1e6]
+    assert axes.get_ylim()[1] < 1.2 * plain
+    assert f"budget: {plan.budget / 1e6:.1f} MB;" in plan.summary() or budget > 21 * SIZE
+
+
+def test_the_refusal_and_the_plan_say_the_same_of_a_plain_step():
+    step = chain(16)
+    with pytest.raises(BudgetError) as refusal:
+        plan_budget(step, 2 * SIZE)
+    plan = plan_budget(step, refusal.value.smallest)
+    (taken,) = re.findall(r"a step takes up to ([\d.]+ MB)", str(refusal.value))
+    assert f"of {taken} (" in plan.summary()
+
+
+def test_a_refusal_can_be_pickled():
+    refusal = BudgetError(1e6, 3e6, 5e3)
+    again = pickle.loads(pickle.dumps(refusal))
+    assert str(again) == str(refusal)
+    assert vars(again) == vars(refusal)
+
+
+def test_sizes_are_shown_in_units_that_fit():
+    assert [show(size) for size in (5, 13144, 2.5e6, 3e9)] == [
+        *("5 bytes", "13.1 kB", "2.5 MB", "3.00 GB")
+    ]

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import tfscale
 from tfscale import ScaleStrategy
+from tfscale.collectives import Schedule, ScheduleError, finalise
 from tfscale.strategy import auto
 from tfscale.strategy.extended import local_devices
 
@@ -145,3 +146,22 @@ def test_a_schedule_file_must_be_for_as_many_ranks(tmp_path):
     Chooser(Link(1e-4, 1e-9), 1e-10, 4).dump(tmp_path / "four.json")
     with pytest.raises(ValueError, match="ranks.* 2, for so many take part here"):
         ScaleStrategy(devices=TWO, schedule_file=tmp_path / "four.json")
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        lambda ranks: Schedule("nothing", ranks, 1, lambda rank: [finalise(0)]),
+        Schedule("nothing", 2, 1, lambda rank: [finalise(0)]),
+    ],
+)
+def test_a_schedule_that_would_give_wrong_sums_is_refused(algorithm):
+    with pytest.raises(ScheduleError, match="'nothing' for 2 ranks would not give the right"):
+        ScaleStrategy(algorithm, devices=TWO)
+
+
+@pytest.mark.parametrize("content", [b"[" * 100_000, bytes(range(256)), "{}".encode("utf-16")])
+def test_a_schedule_file_that_is_no_text_of_json_is_one_error(tmp_path, content):
+    (tmp_path / "mine.json").write_bytes(content)
+    with pytest.raises(ValueError, match="mine.json: expected"):
+        ScaleStrategy(devices=TWO, schedule_file=tmp_path / "mine.json")

@@ -18,6 +18,14 @@ from tfscale.strategy import link
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = Path(__file__).parent / "workers" / "link.py"
+CLUSTER_OF_5 = json.dumps(
+    {
+        "groups": [2, 3],
+        "inner": {"alpha": 0, "beta": 0},
+        "outer": {"alpha": 0, "beta": 0},
+        "gamma": 0,
+    }
+)
 ALPHA, BETA, GAMMA = 3e-4, 2e-9, 5e-10
 
 
@@ -107,6 +115,9 @@ class TestCache:
             (lambda text: text[:20], "this is not JSON"),
             (lambda text: text.replace("alpha", "alhpa"), "alhpa: expected no such key"),
             (lambda text: text.replace("gamma", "gama"), "gamma: expected a number"),
+            (lambda text: "[" * 100_000, "of a few levels"),
+            (lambda text: text.replace("{", "\0"), "zero bytes"),
+            (lambda text: CLUSTER_OF_5, "groups: expected sizes that add up to 2 ranks"),
         ],
     )
     def test_a_broken_entry_is_replaced_and_told_once(self, cache, caplog, edit, why):

@@ -16,6 +16,7 @@ from typing import Any
 from tfscale import records
 from tfscale.collectives.cost import Cluster, Link, Machine
 from tfscale.collectives.hierarchical import hierarchical
+from tfscale.collectives.proof import trusted
 from tfscale.collectives.registry import ALGORITHMS, resolve
 from tfscale.collectives.schedule import Schedule
 from tfscale.records import Record
@@ -124,9 +125,7 @@ class Chooser:
         file.only("ranks", *_MACHINE_KEYS, "gamma", "table", "measured")
         if file.integer("ranks") != ranks:
             raise file.wrong("ranks", f"{ranks}, for so many take part here")
-        machine = read_machine(file)
-        if isinstance(machine, Cluster) and sum(machine.sizes) != ranks:
-            raise file.wrong("groups", f"sizes that add up to {ranks} ranks")
+        machine = read_machine(file, ranks)
         chooser = cls(machine, file.number("gamma"), ranks)
         chooser._pin(file)
         return chooser
@@ -190,9 +189,10 @@ def _candidates(machine: Machine, ranks: int) -> dict[str, Schedule]:
         return {"ring": resolve("ring", ranks)}  # the others send the same messages
     found = {name: resolve(name, ranks) for name in _FLAT}
     if isinstance(machine, Cluster) and len(machine.sizes) > 1:
-        found["hierarchical"] = hierarchical(machine.sizes)
+        found["hierarchical"] = trusted(hierarchical(machine.sizes))
         for name in _FLAT[1:] if len(machine.sizes) > 2 else ():
-            found[f"hierarchical/{name}"] = hierarchical(machine.sizes, ALGORITHMS[name])
+            between = hierarchical(machine.sizes, ALGORITHMS[name])
+            found[f"hierarchical/{name}"] = trusted(between)
     return found
 
 
@@ -212,13 +212,15 @@ def machine_fields(machine: Machine) -> dict[str, Any]:
     return {"groups": list(machine.sizes), **named}
 
 
-def read_machine(file: Record) -> Machine:
-    """The machine that a file tells of."""
+def read_machine(file: Record, ranks: int) -> Machine:
+    """The machine of so many ranks that a file tells of."""
     if "groups" not in file:
         return _read_link(file.record("link"))
     sizes = file.integers("groups")
     if not sizes or min(sizes) < 1:
         raise file.wrong("groups", "a size of 1 or more for each group")
+    if sum(sizes) != ranks:
+        raise file.wrong("groups", f"sizes that add up to {ranks} ranks")
     return Cluster(sizes, _read_link(file.record("inner")), _read_link(file.record("outer")))
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from tfscale.collectives.central import central
 from tfscale.collectives.direct import direct
 from tfscale.collectives.halving import halving
 from tfscale.collectives.hierarchical import hierarchical
+from tfscale.collectives.proof import proven, trusted
 from tfscale.collectives.ring import ring
 from tfscale.collectives.schedule import Schedule
 from tfscale.collectives.tree import tree
@@ -26,31 +28,41 @@ ALGORITHMS: dict[str, Callable[[int], Schedule]] = {
 def resolve(algorithm: str | Callable[[int], Schedule] | Schedule, ranks: int) -> Schedule:
     """Make a schedule for ``ranks`` of what a user passes as ``algorithm``.
 
+    A schedule that is not one of tfscale's own is verified first.
+
     Args:
         algorithm: a name from ``ALGORITHMS``; a function from a number of ranks to
             a schedule; or a schedule.
         ranks: how many ranks take part.
 
+    Raises:
+        ScheduleError: a user's schedule is wrong, or takes too long to build.
+
     Example:
         >>> resolve("halving", 8).chunks
         8
     """
-    if isinstance(algorithm, Schedule):
-        schedule = algorithm
-    elif isinstance(algorithm, str):
-        schedule = _named(algorithm)(ranks)
-    elif callable(algorithm):
-        schedule = algorithm(ranks)
-    else:
+    if isinstance(algorithm, str):
+        return trusted(_named(algorithm)(ranks))
+    if not isinstance(algorithm, Schedule) and not callable(algorithm):
         raise TypeError(
             "an algorithm is a name, a function from ranks to a Schedule, or a Schedule; "
             f"got {algorithm!r}"
         )
+    return proven(functools.partial(_made, algorithm, ranks), algorithm)
+
+
+def _made(algorithm: Callable[[int], Schedule] | Schedule, ranks: int) -> Schedule:
+    schedule = algorithm if isinstance(algorithm, Schedule) else algorithm(ranks)
     if not isinstance(schedule, Schedule):
         raise TypeError(f"{algorithm!r} must return a Schedule, it returned {schedule!r}")
     if schedule.ranks != ranks:
         raise ValueError(f"{schedule.name} is for {schedule.ranks} ranks, and here are {ranks}")
-    return schedule
+    if schedule.goal != "all_reduce":
+        raise ValueError(
+            f"{schedule.name} is a schedule of {schedule.goal}; expected one of all_reduce"
+        )
+    return trusted(schedule) if algorithm in ALGORITHMS.values() else schedule
 
 
 def _named(name: str) -> Callable[[int], Schedule]:

@@ -26,6 +26,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import hashlib
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -95,14 +96,28 @@ def keep(peer: int, chunks: int | range) -> Step:
 
 Program = Sequence[Step]
 
+# A ring of a thousand ranks has programs of 4,000 steps.
+MOST_STEPS = 1_000_000
+LONGEST_NAME = 200
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and 0 < len(name) <= LONGEST_NAME and name.isprintable():
+        return
+    raise ValueError(
+        f"the name of a schedule is 1 to {LONGEST_NAME} printable characters, which ranks compare "
+        f"and messages show; got {name!r:.100}"
+    )
+
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
     """What every rank does, made lazily: ``program(rank)`` builds one rank's steps.
 
     Args:
-        name: which algorithm this is, with which parameters. An all-reduce between ranks
-            that run schedules of different names raises an error.
+        name: which algorithm this is, with which parameters, in at most 200 printable
+            characters. An all-reduce between ranks that run schedules of different names
+            raises an error.
         ranks: how many ranks take part.
         chunks: how many chunks the buffer is cut into.
         build: a pure function from a rank to its steps.
@@ -123,6 +138,7 @@ class Schedule:
     symmetric: bool = False
 
     def __post_init__(self) -> None:
+        _check_name(self.name)
         if self.ranks < 1 or self.chunks < 1:
             raise ValueError(
                 f"{self.name}: needs at least one rank and one chunk, "
@@ -133,7 +149,19 @@ class Schedule:
         """The steps of one rank, without looking at any other."""
         if not 0 <= rank < self.ranks:
             raise ValueError(f"rank {rank} is not one of the {self.ranks} ranks of {self.name}")
-        return tuple(self.build(rank))
+        steps = tuple(itertools.islice(self.build(rank), MOST_STEPS + 1))
+        if len(steps) > MOST_STEPS:
+            raise ScheduleError(
+                f"{self.name}: the program of rank {rank} has more than {MOST_STEPS:,} steps; "
+                "expected a few for each chunk. Is there a loop without end in its build?"
+            )
+        for index, step in enumerate(steps):
+            if not isinstance(step, Step):
+                raise ScheduleError(
+                    f"{self.name}: rank {rank}, step {index}: expected what send, add, finalise "
+                    f"or keep return, got {step!r:.60}"
+                )
+        return steps
 
     def verify(self) -> Count:
         """Prove the schedule right, or raise ``ScheduleError`` saying what is wrong.
@@ -167,6 +195,6 @@ class Schedule:
             return text
         digest = hashlib.sha256()
         for rank in range(self.ranks):
-            flat = [int(number) for step in self.build(rank) for number in step]
+            flat = [int(number) for step in self.program(rank) for number in step]
             digest.update(f"{rank}:{flat};".encode())
         return f"{text}/{digest.hexdigest()[:16]}"

@@ -157,16 +157,18 @@ def _plain(
     g, w = ops.cast(gradient, m.dtype), ops.cast(variable, m.dtype)
     m.assign_add((1 - n.beta_1) * (g - m))
     v.assign_add((1 - n.beta_2) * (ops.square(g) - v))
-    # The root's correction is taken out of the fraction: one tensor less to go through.
+    # The corrections are taken out of the update as one number: less to go through in memory.
     root = ops.sqrt(n.correction_2)
-    update = (n.correction_1 / root) * m / (ops.sqrt(v) + n.epsilon / root)
-    update = rules.decayed(update, w, n.weight_decay)
-    ratio = _trust_ratio(w, update, n.lower, n.upper) if adapt else 1.0
-    rules.descend(variable, w, n.learning_rate * ratio * update)
+    scale = n.correction_1 / root
+    part = m / (ops.sqrt(v) + n.epsilon / root)
+    if n.weight_decay:
+        part = part + (n.weight_decay / scale) * w
+    ratio = _trust_ratio(w, scale * rules.norm(part), n.lower, n.upper) if adapt else 1.0
+    rules.descend(variable, w, (n.learning_rate * ratio * scale) * part)
 
 
-def _trust_ratio(w: Any, update: Any, lower: float, upper: float) -> Any:
-    size, change = rules.norm(w), rules.norm(update)
+def _trust_ratio(w: Any, change: Any, lower: float, upper: float) -> Any:
+    size = rules.norm(w)
     return rules.where_positive(ops.clip(size, lower, upper) / change, size, change)
 
 

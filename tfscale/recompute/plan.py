@@ -30,12 +30,16 @@ class BudgetError(ValueError):
 
     def __init__(self, budget: float, smallest: float, plain: float) -> None:
         super().__init__(
-            f"a step takes {show(plain)}, and computing layers again brings that down to "
+            f"a step takes up to {show(plain)}, and computing layers again brings that down to "
             f"{show(smallest)}: not to the budget of {show(budget)}. Ask for at least "
             f"{show(smallest)} (fraction={_up(smallest / plain)}), or use smaller batches."
         )
+        self.budget = budget
         self.smallest = smallest
         self.plain = plain
+
+    def __reduce__(self) -> tuple[type[BudgetError], tuple[float, float, float]]:
+        return type(self), (self.budget, self.smallest, self.plain)
 
 
 @dataclass(frozen=True)
@@ -87,17 +91,22 @@ class Plan:
 
     @property
     def peak(self) -> int:
-        """The most bytes that a step takes, beside variables."""
+        """The most bytes that a step is expected to take, beside variables."""
         return max(self.timeline)
 
     @property
     def bound(self) -> int:
-        """What a budget must hold: operations that run at once may take more than the peak."""
+        """What a step may take, and a budget must hold: more operations may run at once."""
         return self.peak + self.step.largest
 
     @property
-    def plain_peak(self) -> int:
+    def plain_bound(self) -> int:
         """The same without computing anything again."""
+        return self.plain_peak + self.step.largest
+
+    @property
+    def plain_peak(self) -> int:
+        """The peak without computing anything again."""
         return max(self.plain_timeline)
 
     @property
@@ -200,7 +209,10 @@ def plan_sqrt(step: Step, pile_up: bool = False) -> Plan:
 
 def show(size: float) -> str:
     """Bytes for people."""
-    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
+    for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if size >= factor:
+            return f"{size / factor:.{2 if unit == 'GB' else 1}f} {unit}"
+    return f"{size:.0f} bytes"
 
 
 def _up(share: float) -> str:
@@ -228,32 +240,35 @@ def _table(plan: Plan) -> list[str]:
 
 def _totals(plan: Plan) -> list[str]:
     lines = [
-        f"predicted peak: {show(plan.peak)} of {show(plan.plain_peak)} "
-        f"({plan.peak / plan.plain_peak:.0%}), beside variables",
+        f"a step takes up to {show(plan.bound)} of {show(plan.plain_bound)} "
+        f"({plan.bound / plan.plain_bound:.0%}), beside variables",
         f"predicted overhead: {plan.overhead:.0%} of a step's operations, "
         f"in {len(plan.again)} segments",
     ]
     if plan.budget is not None:
         how = "cheapest in the solver's model" if plan.proven else "not proven to be the cheapest"
-        room = show(plan.step.largest)
-        lines.append(f"budget: {show(plan.budget)}, with room for {room} beside; {how}")
+        lines.append(f"budget: {show(plan.budget)}; {how}")
     return lines
 
 
 def _draw(plan: Plan) -> Any:
     figure = figures.figure(9, 4)
     axes = figure.add_subplot()
-    plain = [size / 1e6 for size in plan.plain_timeline]
-    axes.plot(plain, color="0.6", label=f"plain: {show(plan.plain_peak)}")
-    axes.plot(
-        [size / 1e6 for size in plan.timeline], color="C0", label=f"planned: {show(plan.peak)}"
-    )
+    for how, timeline, most, color in (
+        ("plain", plan.plain_timeline, plan.plain_bound, "0.6"),
+        ("planned", plan.timeline, plan.bound, "C0"),
+    ):
+        upto = [(size + plan.step.largest) / 1e6 for size in timeline]
+        axes.plot(upto, color=color, label=f"{how}: up to {show(most)}")
     moments = list(schedule(plan.step, plan.again))
     recomputing = [moment.segment >= 0 for moment in moments]
     for run in _runs(recomputing):
         axes.axvspan(run.start, run.stop, color="C1", alpha=0.3, linewidth=0)
-    if plan.budget is not None:
-        axes.axhline(plan.budget / 1e6, color="C3", linestyle=":", label="budget")
+    if plan.budget is not None and plan.budget < plan.plain_bound:
+        label = f"budget: {show(plan.budget)}"
+        axes.axhline(plan.budget / 1e6, color="C3", linestyle=":", label=label)
+    elif plan.budget is not None:  # far above, perhaps: a line there would flatten the rest
+        axes.plot([], linestyle="", label=f"budget: {show(plan.budget)}, more than plain takes")
     axes.set_xlabel("operations of one step (shaded: computed again)")
     axes.set_ylabel("MB beside variables")
     axes.legend(loc="upper right")

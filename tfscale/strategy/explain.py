@@ -58,6 +58,11 @@ class Row:
         """How many bytes of the wire ``"fp32"`` one on this wire stands for."""
         return self.lossless / self.bytes if self.bytes else 1.0
 
+    @property
+    def words(self) -> str:
+        """Which bucket travels by which schedule, and why."""
+        return f"{self.bucket}, by {self.algorithm} ({self.why})"
+
 
 def rows(reducer: Reducer) -> list[Row]:
     """All buckets of all optimizers that have been traced, in the order of their travel."""
@@ -142,16 +147,12 @@ class Explanation(list[Row]):
         if not self:
             return "Nothing to show yet: explain() describes the steps that have been traced."
         title = "Gradients, in the order in which they travel"
-        return f"{title}\n{entries(_COLUMNS, [(_words(row), _cells(row)) for row in self])}"
+        return f"{title}\n{entries(_COLUMNS, [(row.words, _cells(row)) for row in self])}"
 
     __str__ = __repr__
 
 
 _COLUMNS = ("numbers", "bytes", "wire", "ms by model", "ms taken")
-
-
-def _words(row: Row) -> str:
-    return f"{row.bucket}, by {row.algorithm} ({row.why})"
 
 
 def _cells(row: Row) -> tuple[str, ...]:

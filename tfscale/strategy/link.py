@@ -76,7 +76,7 @@ def cached(group: Group, seconds: float = 1.0, wire: str = "fp32") -> LinkMeasur
     The cache counts only if all ranks hold the same entry.
     """
     file = cache_folder() / "links" / f"{_key(group, wire)}.json"
-    entry = _read(file)
+    entry = _read(file, group.ranks)
     if _all_agree(group, entry):
         assert entry is not None  # all agree that there is one
         return entry
@@ -245,10 +245,10 @@ def _key(group: Group, wire: str) -> str:
     return hashlib.sha256(repr(whole).encode()).hexdigest()[:16]
 
 
-def _read(file: Path) -> LinkMeasurement | None:
+def _read(file: Path, ranks: int) -> LinkMeasurement | None:
     try:
         entry = records.Record.read(file)
-        return LinkMeasurement(read_machine(entry), entry.number("gamma"), str(file))
+        return LinkMeasurement(read_machine(entry, ranks), entry.number("gamma"), str(file))
     except FileNotFoundError:
         return None
     except (OSError, records.RecordError) as error:

@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfscale import records
 from tfscale.collectives.choose import Chooser
 from tfscale.compression import FEEDBACK, WirePolicy
 from tfscale.ops import xla
@@ -137,7 +138,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 "bucket_bytes": bucket_bytes,
                 "batch_norm": batch_norm,
                 "own_losses": own_losses,
-                "schedule_file": schedule_file and Path(schedule_file).read_text(),
+                "schedule_file": schedule_file and records.read_text(Path(schedule_file)),
             },
         )
         if extended.group is not None:

@@ -70,8 +70,7 @@ def summary(
 def _bucket(row: Row, loss: Loss | None) -> tuple[str, tuple[str, ...]]:
     error = "-" if loss is None else f"{'' if loss.measured else '<= '}{loss.error:.2g}"
     share = f"{row.bytes / row.lossless:.0%}" if row.lossless else "-"
-    words = f"{row.bucket}, by {row.algorithm} ({row.why})"
-    return words, (f"{row.bytes:,}", row.wire, share, error)
+    return row.words, (f"{row.bytes:,}", row.wire, share, error)
 
 
 _INK, _FAINT = "#30343b", "#e3e6ea"

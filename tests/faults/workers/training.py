@@ -1,9 +1,10 @@
 """A worker of a training with backups and validation, in which one of all meets a FAULT.
 
 FAULT is a JSON object, or empty: see campaign.py. Prints FAULT when it comes, AT with the epoch
-that the training begins with, SAVED with the epochs of backups, ENDS when the last epoch has ended,
-END with a digest of the trained state, ERROR with what ended the training, and PREEMPTED. With
-WHOLE, trains once more, without backups, and prints the digest of that.
+that the training begins with, STATE with the steps so far and a digest of the state, SAVED with the
+epochs of backups, ENDS when the last epoch has ended, END with a digest of the trained state, ERROR
+with what ended the training, and PREEMPTED with a digest of what was saved then. With WHOLE, trains
+once more, without backups, and prints the digest of that.
 """
 
 import hashlib
@@ -57,6 +58,8 @@ class Watch(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
         if self.epoch == EPOCHS:
             print(f"\nAT {epoch}", flush=True)
+            steps = self.model.optimizer.iterations.numpy()
+            print(f"\nSTATE {steps} {digest(self.model)}", flush=True)
         self.epoch = epoch
 
     def on_train_batch_begin(self, batch, logs=None):
@@ -108,7 +111,11 @@ def train(strategy, *callbacks):
     x = np.random.default_rng(0).standard_normal((BATCH * STEPS, 8), np.float32)
     y = x.sum(1, keepdims=True)
     how = {"batch_size": BATCH, "epochs": EPOCHS, "shuffle": False, "verbose": 0}
-    model.fit(x, y, validation_data=(x, y), callbacks=list(callbacks), **how)
+    try:
+        model.fit(x, y, validation_data=(x, y), callbacks=list(callbacks), **how)
+    except tfscale.callbacks.Preempted:
+        print(f"\nPREEMPTED {digest(model)}", flush=True)
+        raise
     return digest(model)
 
 
@@ -128,7 +135,7 @@ if __name__ == "__main__":
     try:
         main()
     except tfscale.callbacks.Preempted:
-        print("\nPREEMPTED", flush=True)
+        pass
     except BaseException as error:
         print(f"\nERROR {type(error).__name__} {' '.join(str(error).split())}", flush=True)
         raise

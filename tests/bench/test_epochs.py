@@ -1,0 +1,11 @@
+"""``tfscale bench epochs``, in a process of its own: it makes its devices."""
+
+import warm
+
+
+def test_it_compares_strategies():
+    code = "from tfscale.bench import epochs; epochs.main(['--devices', '2', '--rounds', '1'])"
+    ran = warm.run(["-c", code])
+    assert ran.returncode == 0, ran.stdout
+    for name in ("one device", "MirroredStrategy", "ScaleStrategy"):
+        assert name in ran.stdout

@@ -1,0 +1,81 @@
+"""What users write is proven before it runs: a wrong schedule gives wrong sums silently."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from tfscale.collectives.schedule import Program, Schedule, ScheduleError
+
+# For what makes the schedule, and for the programs of all ranks. Those of 256 take a second;
+# a loop without end takes for ever.
+BUILD_SECONDS = 60.0
+
+_proven: weakref.WeakSet[Schedule] = weakref.WeakSet()
+
+
+def trusted(schedule: Schedule) -> Schedule:
+    """One of ours, which the tests prove."""
+    _proven.add(schedule)
+    return schedule
+
+
+def proven(make: Callable[[], Schedule], what: object) -> Schedule:
+    """A user's schedule, if it is right; with the programs that were proven, and no others.
+
+    Args:
+        make: makes the schedule, perhaps by calling what a user wrote.
+        what: the user wrote, for messages.
+
+    Raises:
+        ScheduleError: it is wrong, or takes too long.
+    """
+
+    def build() -> tuple[Schedule, list[Program]]:
+        schedule = make()
+        if schedule in _proven:
+            return schedule, []
+        return schedule, [schedule.program(rank) for rank in range(schedule.ranks)]
+
+    schedule: Schedule
+    schedule, programs = _within(BUILD_SECONDS, build, what)
+    if not programs:
+        return schedule
+    fixed = dataclasses.replace(schedule, build=lambda rank: programs[rank])
+    try:
+        fixed.verify()
+    except ScheduleError as error:
+        raise ScheduleError(
+            f"the schedule {schedule.name!r} for {schedule.ranks} ranks would not give the right "
+            f"{schedule.goal.replace('_', '-')}: {error}. Mend what makes it; its verify() says "
+            "whether it is right."
+        ) from error
+    return trusted(fixed)
+
+
+def _within(seconds: float, call: Callable[[], Any], what: object) -> Any:
+    """What a call returns or raises, if it does so in time. (It cannot be stopped otherwise.)"""
+    outcome: list[Any] = []
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            outcome.append(call())
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=run, name="tfscale-schedule", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if failure:
+        raise failure[0]
+    if not outcome:
+        raise ScheduleError(
+            f"{what!r:.200} has not made the programs of all ranks within {seconds:g} s: expected "
+            "a function that yields the few steps of each rank and returns. Is there a loop "
+            "without end in it?"
+        )
+    return outcome[0]
