@@ -3,10 +3,12 @@
 import os
 import signal
 import threading
+import time
 
 import keras
 import numpy as np
 import pytest
+from helpers import PATIENCE
 
 import tfscale
 from tfscale.callbacks import Preempted, Preemption
@@ -33,6 +35,17 @@ class Signal(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         if self.left is None and epoch == EPOCHS - 1:
             self.send()
+
+
+class Fails(keras.callbacks.Callback):
+    def __init__(self, told):
+        super().__init__()
+        self.told = told
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.told:
+            os.kill(os.getpid(), signal.SIGTERM)
+        raise KeyError("no such row")
 
 
 def train(scope, folder, *others, **settings):
@@ -144,3 +157,16 @@ def test_after_fit_the_signal_does_what_it_did_before(tmp_path, spared):
 def test_an_interval_is_a_number_of_steps():
     with pytest.raises(ValueError, match="check_every is a number of steps above 0, got 0"):
         Preemption("folder", check_every=0)
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_after_a_fit_that_raised_the_signal_is_for_whoever_took_it_before(tmp_path, spared, told):
+    """It comes after the error, or was not heeded before."""
+    with pytest.raises(KeyError):
+        train(None, tmp_path, Fails(told))
+    if not told:
+        os.kill(os.getpid(), signal.SIGTERM)
+    end = time.monotonic() + PATIENCE
+    while not spared and time.monotonic() < end:
+        time.sleep(0.01)
+    assert spared == [True]

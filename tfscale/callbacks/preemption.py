@@ -65,7 +65,7 @@ class Preemption(WholeBackup):
     def on_train_begin(self, logs: Any = None) -> None:
         """Called by Keras."""
         super().on_train_begin(logs)
-        self._sigterm = Sigterm()
+        self._sigterm = Sigterm(self)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Called by Keras."""
