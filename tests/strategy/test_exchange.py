@@ -1,5 +1,7 @@
 """What replicas give each other, in graphs and eagerly: three logical devices of one process."""
 
+import time
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -170,18 +172,30 @@ def test_joined_and_separated_undo_each_other(exchange, how):
         np.testing.assert_array_equal(found, tensor)
 
 
-def test_the_cause_of_what_failed_on_one_replica_is_raised(how):
-    """At once: eagerly the others are in an exchange by then, and hear that it won't come."""
+@pytest.mark.parametrize("late", [0, 0.5])
+def test_the_cause_of_what_failed_on_one_replica_is_raised(how, late):
+    """At once, whether the others are in an exchange by then or come to it later."""
     if how == "graph":
         pytest.skip("a graph runs on all replicas or on none")
     own = Group.local([f"CPU:{i}" for i in range(RANKS)], deadline=PATIENCE)
-    own.join()
     exchange = Exchange(own, Fixed("ring", RANKS))
+    seen = []
 
     def body(replica):
         if replica == 1:
             raise LookupError("of my own")
-        return exchange.sum_all(replica, [tf.ones([2])], "never")
+        time.sleep(late)
+        try:
+            return exchange.sum_all(replica, [tf.ones([2])], "never")
+        except tf.errors.OpError as error:
+            seen.append(error)
+            raise
 
     with pytest.raises(LookupError, match="of my own"):
         on_each(exchange, how, body)
+    assert len(seen) == RANKS - 1
+    for error in seen:  # and no deadline has passed
+        assert isinstance(error, tf.errors.CancelledError)
+        assert "LookupError: of my own" in error.message
+    sums = on_each(exchange, how, lambda replica: exchange.sum_all(replica, [tf.ones([2])], "ok"))
+    np.testing.assert_array_equal(sums, np.full([RANKS, 1, 2], RANKS))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,6 +31,8 @@ _CARRIERS = {
 # Of what has another size in every step. A schedule for many bytes costs a few of them little; one
 # for few bytes costs many of them several times what they must.
 _LIKELY_BYTES = 1 << 20
+
+_AGAIN = 0.05  # seconds
 
 # How many times the bytes of a dense sum the joined rows of a sparse one may have.
 JOIN_UP_TO = 4
@@ -163,15 +166,20 @@ class Exchange:
         if not tf.executing_eagerly() or len(replicas) == 1:
             return [body(replica) for replica in replicas]
 
+        running = set(replicas)
+
         def eagerly(replica: int) -> Any:
             communicator = self.communicators[replica]
             try:
                 with eager_mode(), tf.device(communicator.device):
                     return body(replica)
             except Exception as error:
-                if not known_to_all(error):  # of one that did, all have heard
-                    communicator.give_up(f"its step failed: {type(error).__name__}: {error}")
+                running.discard(replica)
+                if not known_to_all(error):
+                    _give_up(communicator, error, running)
                 raise
+            finally:
+                running.discard(replica)
 
         with concurrent.futures.ThreadPoolExecutor(len(replicas)) as threads:
             done = [threads.submit(eagerly, replica) for replica in replicas]
@@ -225,6 +233,19 @@ def _by_dtype(tensors: Sequence[Any]) -> dict[tf.DType, list[int]]:
         if not isinstance(x, tf.IndexedSlices):
             found.setdefault(x.dtype, []).append(i)
     return found
+
+
+def _give_up(communicator: Communicator, error: Exception, running: set[int]) -> None:
+    """End the exchanges of all other ranks.
+
+    A replica of this process that has not begun its exchange yet does not hear of it: the engine
+    takes ranks of one process to fail together. So it is said again while one of them runs.
+    """
+    while True:
+        communicator.give_up(f"its step failed: {type(error).__name__}: {error}")
+        if not running:
+            return
+        time.sleep(_AGAIN)
 
 
 def _of_each_replica(strategy: tf.distribute.Strategy, value: Any) -> tuple[Any, ...]:
