@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from tests.gallery.programs import LAYOUTS, PROGRAMS
+from tests.gallery.programs import LAYOUTS, PROGRAMS, WORKER
 from tests.strategy.compare import spreads, wrongs
 from tests.strategy.groups import take
-
-WORKER = Path(__file__).with_name("worker.py")
 
 
 def worst(expected, found):

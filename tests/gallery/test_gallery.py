@@ -1,15 +1,12 @@
 """Programs of the kinds that keras.io shows train on replicas as on one device."""
 
 import functools
-from pathlib import Path
 
 import pytest
 
-from tests.gallery.programs import LAYOUTS, PROGRAMS, QUICK, QUICK_LAYOUTS
+from tests.gallery.programs import LAYOUTS, PROGRAMS, QUICK, QUICK_LAYOUTS, WORKER
 from tests.strategy.compare import check
 from tests.strategy.groups import SECONDS, chosen, judge, take
-
-WORKER = Path(__file__).with_name("worker.py")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * SECONDS + 60)]
 

@@ -239,12 +239,6 @@ def adversaries():
     return model
 
 
-def optimizers_of(model):
-    if isinstance(model, Adversaries):
-        return [model.forger_optimizer, model.critic_optimizer]
-    return [model.optimizer]
-
-
 # ---- training
 
 

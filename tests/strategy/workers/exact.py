@@ -8,8 +8,8 @@ import keras
 import numpy as np
 
 from tests.strategy.cases import BY_NAME
-from tests.strategy.models import optimizers_of
 from tests.strategy.turns import take
+from tfscale.strategy.keras_seam import optimizers_of
 
 
 def weights_of(model):
@@ -18,8 +18,12 @@ def weights_of(model):
 
 
 def state_of(model):
-    """By name: the path says whether the optimizer was built within a step."""
-    variables = [v for optimizer in optimizers_of(model) for v in optimizer.variables]
+    """By name: the path says whether the optimizer was built within a step.
+
+    A model that was compiled without one has an optimizer of Keras's choice, which takes no step.
+    """
+    used = [one for one in optimizers_of(model) if one.iterations.numpy() > 0]
+    variables = [v for optimizer in used for v in optimizer.variables]
     return {f"{i} {v.name.split('/')[-1]}": v for i, v in enumerate(variables)}
 
 
