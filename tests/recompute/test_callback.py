@@ -93,6 +93,13 @@ def test_the_summary_is_printed_before_training(capsys):
     assert "again, segment 1" in printed
 
 
+def test_a_long_search_tells_how_far_it_is(capsys, monkeypatch):
+    monkeypatch.setattr("tfscale.callbacks.recompute.SECONDS_BETWEEN_LINES", -1)
+    fit(compiled(), Recompute(fraction=0.9))
+    told = re.findall(r"Recompute: planning, (\d) of 8 plans made\n", capsys.readouterr().out)
+    assert told == [str(done) for done in range(8)]
+
+
 def test_nothing_stays_behind(tmp_path):
     model = compiled()
     x, y = data(model)

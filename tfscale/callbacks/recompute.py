@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +20,11 @@ from tfscale.recompute import (
     trace,
 )
 from tfscale.recompute.batch import batch_of_fit
+from tfscale.recompute.plan import Tell
+from tfscale.recompute.step import Step
 from tfscale.sizes import number_of_bytes
+
+SECONDS_BETWEEN_LINES = 2  # that tell how far a search is
 
 
 class Recompute(keras.callbacks.Callback):
@@ -82,7 +87,7 @@ class Recompute(keras.callbacks.Callback):
                 f"got {', '.join(given) or 'none'}: Recompute(fraction=0.4)"
             )
         ((name, value),) = given.items()
-        self._choose: Callable[[Any, bool], Plan] = _CHOICES[name](value)
+        self._choose = _CHOICES[name](value)
         self._example = example
         self._verbose = verbose
         self._plan: Plan | None = None
@@ -101,7 +106,7 @@ class Recompute(keras.callbacks.Callback):
         self._tell(f"Recompute: tracing a training step of {self.model.name}")
         step = trace(self.model, batch_of_fit(self.model, self._example))
         self._tell(f"Recompute: planning {len(step.units)} units, {len(step.ops)} operations")
-        self._plan = plan = self._choose(step, _gradients_pile_up(self.model))
+        self._plan = plan = self._choose(step, _gradients_pile_up(self.model), self._tell_how_far())
         self._tell(plan.summary())
         self._before = self.model.train_function
         self.model.make_train_function(force=True)
@@ -110,6 +115,18 @@ class Recompute(keras.callbacks.Callback):
     def _tell(self, what: str) -> None:
         if self._verbose:
             print(what, flush=True)
+
+    def _tell_how_far(self) -> Tell:
+        """For a search that takes long: a line each few seconds."""
+        last = time.monotonic()
+
+        def tell(done: int, of: int) -> None:
+            nonlocal last
+            if time.monotonic() - last > SECONDS_BETWEEN_LINES:
+                self._tell(f"Recompute: planning, {done} of {of} plans made")
+                last = time.monotonic()
+
+        return tell
 
     def on_train_end(self, logs: Any = None) -> None:
         """Called by Keras."""
@@ -166,31 +183,33 @@ def _gradients_pile_up(model: keras.Model) -> bool:
 
 # ------------------------------------------------------------------ arguments
 
+_Choose = Callable[[Step, bool, Tell], Plan]
 
-def _budget(value: float | str) -> Callable[[Any, bool], Plan]:
+
+def _budget(value: float | str) -> _Choose:
     size = number_of_bytes(value, "budget")
-    return lambda step, pile_up: plan_budget(step, size, pile_up)
+    return lambda step, pile_up, tell: plan_budget(step, size, pile_up, tell)
 
 
-def _fraction(value: float) -> Callable[[Any, bool], Plan]:
+def _fraction(value: float) -> _Choose:
     if not 0 < value <= 1:
         raise ValueError(f"fraction is above 0 and at most 1, got {value!r}")
-    return lambda step, pile_up: plan_fraction(step, value, pile_up)
+    return lambda step, pile_up, tell: plan_fraction(step, value, pile_up, tell)
 
 
-def _layers(value: Sequence[str]) -> Callable[[Any, bool], Plan]:
+def _layers(value: Sequence[str]) -> _Choose:
     if isinstance(value, str) or not value or not all(isinstance(name, str) for name in value):
         raise ValueError(f"layers is a list of names of layers, got {value!r}")
-    return lambda step, pile_up: plan_layers(step, list(value), pile_up)
+    return lambda step, pile_up, _: plan_layers(step, list(value), pile_up)
 
 
-def _segments(value: str) -> Callable[[Any, bool], Plan]:
+def _segments(value: str) -> _Choose:
     if value != "sqrt":
         raise ValueError(f'segments is "sqrt", got {value!r}')
-    return plan_sqrt
+    return lambda step, pile_up, _: plan_sqrt(step, pile_up)
 
 
-_CHOICES: dict[str, Callable[[Any], Callable[[Any, bool], Plan]]] = {
+_CHOICES: dict[str, Callable[[Any], _Choose]] = {
     "budget": _budget,
     "fraction": _fraction,
     "layers": _layers,

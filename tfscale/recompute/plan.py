@@ -15,8 +15,10 @@ from tfscale.recompute.simulate import memory, schedule
 from tfscale.recompute.solve import solve
 from tfscale.recompute.step import Again, Step
 
-# The search for the memory that the solver may plan with ends at this share of the step's.
-RESOLUTION = 1 / 200
+# The search for the memory that the solver may plan with halves what is left so often: to 1/256.
+ROUNDS = 8
+
+Tell = Callable[[int, int], None]  # gets how many of how many plans have been made
 
 
 class BudgetError(ValueError):
@@ -124,7 +126,11 @@ class Plan:
         return _draw(self)
 
 
-def plan_budget(step: Step, budget: float, pile_up: bool = False) -> Plan:
+def _quietly(done: int, of: int) -> None:
+    pass
+
+
+def plan_budget(step: Step, budget: float, pile_up: bool = False, tell: Tell = _quietly) -> Plan:
     """The cheapest plan whose step takes no more than a budget (in bytes)."""
     _refuse_unknown_sizes(step)
     plain = Plan(step, (), budget, pile_up, proven=True)
@@ -138,7 +144,7 @@ def plan_budget(step: Step, budget: float, pile_up: bool = False) -> Plan:
             return None
         return Plan(step, found.segments, budget, pile_up, found.exact)
 
-    candidates = _search(planned, plain.peak, lambda plan: plan.bound <= budget)
+    candidates = _search(planned, plain.peak, lambda plan: plan.bound <= budget, tell)
     fitting = [plan for plan in candidates if plan.bound <= budget]
     if not fitting:
         smallest = min((plan.bound for plan in candidates), default=plain.bound)
@@ -158,7 +164,10 @@ def _refuse_unknown_sizes(step: Step) -> None:
 
 
 def _search(
-    planned: Callable[[float], Plan | None], plain: float, fits: Callable[[Plan], bool]
+    planned: Callable[[float], Plan | None],
+    plain: float,
+    fits: Callable[[Plan], bool],
+    tell: Tell,
 ) -> list[Plan]:
     """Plans around the largest limit whose plan fits.
 
@@ -167,7 +176,8 @@ def _search(
     """
     found = []
     low, high = 0.0, float(plain)
-    while high - low > plain * RESOLUTION:
+    for done in range(ROUNDS):
+        tell(done, ROUNDS)
         middle = (low + high) / 2
         plan = planned(middle)
         if plan is not None:
@@ -179,9 +189,11 @@ def _search(
     return found
 
 
-def plan_fraction(step: Step, fraction: float, pile_up: bool = False) -> Plan:
+def plan_fraction(
+    step: Step, fraction: float, pile_up: bool = False, tell: Tell = _quietly
+) -> Plan:
     """The cheapest plan within a share of what a step takes without one."""
-    return plan_budget(step, fraction * Plan(step, (), pile_up=pile_up).bound, pile_up)
+    return plan_budget(step, fraction * Plan(step, (), pile_up=pile_up).bound, pile_up, tell)
 
 
 def plan_layers(step: Step, layers: Sequence[str], pile_up: bool = False) -> Plan:
