@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.recompute import budgets
 from tfscale.bench.memory import Asked, main, measure
 
 pytestmark = [
@@ -59,6 +60,14 @@ def test_a_step_takes_what_was_predicted(model, replicas, fraction):
     ours = measure(Asked(model, replicas, scale=0.25, fraction=fraction))
     assert ours.allocated == pytest.approx(ours.predicted, rel=0.15)
     assert ours.allocated <= ours.budget
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("net", budgets.NETS)
+def test_every_budget_is_kept(net):
+    for budget, taken, _ in budgets.in_a_process(net):
+        assert taken <= budget
 
 
 def test_the_command_shows_all_budgets(capsys):

@@ -18,6 +18,10 @@ from tfscale.recompute.step import Again, Step
 # The search for the memory that the solver may plan with halves what is left so often: to 1/256.
 ROUNDS = 8
 
+# TensorFlow's allocator splits no free piece of memory that is less than twice as large as what is
+# asked for. So much of what is in use, weights too, is wasted so at most, as far as was seen.
+WASTED = 0.1
+
 Tell = Callable[[int, int], None]  # gets how many of how many plans have been made
 
 
@@ -98,13 +102,24 @@ class Plan:
 
     @property
     def bound(self) -> int:
-        """What a step may take, and a budget must hold: more operations may run at once."""
-        return self.peak + self.step.largest
+        """What a step may take, and a budget must hold."""
+        return self.up_to(self.peak)
 
     @property
     def plain_bound(self) -> int:
         """The same without computing anything again."""
-        return self.plain_peak + self.step.largest
+        return self.up_to(self.plain_peak)
+
+    def up_to(self, expected: int) -> int:
+        """What may be in use where so many bytes are expected.
+
+        One more operation may run at once, the update of a weight may take a copy of it, and the
+        allocator wastes a part of all that it gives, for weights, too.
+        """
+        weights = [self.step.tensors[tensor].size for tensor in self.step.gradients]
+        largest = max(weights, default=0)
+        size = expected + max(self.step.largest, largest) + largest
+        return size + math.ceil(WASTED * (size + sum(weights)))
 
     @property
     def plain_peak(self) -> int:
@@ -282,7 +297,7 @@ def _draw(plan: Plan) -> Any:
         ("plain", plan.plain_timeline, plan.plain_bound, "0.6"),
         ("planned", plan.timeline, plan.bound, "C0"),
     ):
-        upto = [(size + plan.step.largest) / 1e6 for size in timeline]
+        upto = [plan.up_to(size) / 1e6 for size in timeline]
         axes.plot(upto, color=color, label=f"{how}: up to {show(most)}")
     moments = list(schedule(plan.step, plan.again))
     recomputing = [moment.segment >= 0 for moment in moments]
