@@ -90,9 +90,9 @@ $(PYTHON_PARTS): python-%: build
 	@.ci/timed $* sh -c '$(BIN)/python -m pytest $(or $(WHERE_$*),$(WHERE)) "$$@" \
 	  $(if $(PYTEST_ARGS),|| test $$? = 5)' pytest $(PYTEST_ARGS)
 
-test-tf: build ## run what depends on TensorFlow, quickly: make test-tf TF=2.20
+test-tf: build ## run a third of what depends on TensorFlow: make test-tf TF=2.20
 	$(STEP) "quick tests, TensorFlow $(TF)"
-	@.ci/timed "TensorFlow $(TF)" $(BIN)/python -m pytest -m "not slow and not full" \
+	@.ci/timed "TensorFlow $(TF)" $(BIN)/python -m pytest -m "not slow and not full" --one-in 3 \
 	  tests/ops tests/integration tests/strategy tests/recompute tests/optimizers tests/callbacks $(PYTEST_ARGS)
 
 ci-tf: # the other TensorFlow, built by the other compiler

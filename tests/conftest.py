@@ -1,6 +1,8 @@
 """What holds for all tests: the same examples each time, and TensorFlow with several devices."""
 
+import collections
 import os
+import random
 import sys
 
 import hypothesis
@@ -18,6 +20,30 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("steady")
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--one-in",
+        type=int,
+        metavar="N",
+        help="of the cases of each test, run one in N (at least one), drawn by their names",
+    )
+
+
+@pytest.hookimpl(trylast=True)  # of those that marks have left
+def pytest_collection_modifyitems(config, items):
+    one_in = config.getoption("--one-in")
+    if not one_in:
+        return
+    cases = collections.defaultdict(list)
+    for item in items:
+        cases[item.nodeid.partition("[")[0]].append(item)
+    taken = set()
+    for test, its in cases.items():
+        taken.update(random.Random(test).sample(its, -(-len(its) // one_in)))
+    config.hook.pytest_deselected(items=[item for item in items if item not in taken])
+    items[:] = [item for item in items if item in taken]
 
 
 @pytest.fixture(scope="session", autouse=True)
