@@ -215,7 +215,9 @@ def epochs_are_shared_out(strategy):
     for epoch in range(2):
         for number, (x, y) in enumerate(data):
             for name, value in (("x", x), ("y", y)):
-                rows = np.concatenate([v.numpy() for v in strategy.experimental_local_results(value)])
+                rows = np.concatenate(
+                    [v.numpy() for v in strategy.experimental_local_results(value)]
+                )
                 total = strategy.reduce("SUM", value, axis=0)
                 seen[f"{name} of {number} in epoch {epoch}"] = total
                 assert len(rows) <= 4
@@ -463,5 +465,8 @@ SCENES = scenes(
         for name, kind in METRICS.items()
         for how, graph in BOTH.items()
     },
-    **{scene.__name__: partial(in_a_folder, scene) for scene in (checkpoints, files_of_models, files_of_weights)},
+    **{
+        scene.__name__: partial(in_a_folder, scene)
+        for scene in (checkpoints, files_of_models, files_of_weights)
+    },
 )

@@ -107,7 +107,9 @@ SETTINGS = {
 
 def with_settings(make, **settings):
     """Settings come behind those of the table."""
-    return make.func(*(() if "learning_rate" in settings else make.args), **make.keywords | settings)
+    return make.func(
+        *(() if "learning_rate" in settings else make.args), **make.keywords | settings
+    )
 
 
 def averages(momentum, frequency, accumulate, make=EVERY["momentum"]):
@@ -327,9 +329,7 @@ SCENES = scenes(
         for name, make in {
             "Adam": EVERY["Adam"],
             "clipped": partial(with_settings, EVERY["momentum"], global_clipnorm=0.8),
-            "accumulated": partial(
-                with_settings, EVERY["momentum"], gradient_accumulation_steps=2
-            ),
+            "accumulated": partial(with_settings, EVERY["momentum"], gradient_accumulation_steps=2),
             "averaged": averages(0.8, 2, None),
         }.items()
         for what in (rows_of_gradients, with_an_overflow)

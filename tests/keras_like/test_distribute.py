@@ -7,7 +7,11 @@ from tests.keras_like.scenes import rows
 
 pytestmark = pytest.mark.timeout(1800)
 
-QUICK = ("variables_are_assigned_on_replicas sum graph", "replicas_reduce graph", "layers_keep_state")
+QUICK = (
+    "variables_are_assigned_on_replicas sum graph",
+    "replicas_reduce graph",
+    "layers_keep_state",
+)
 
 
 @pytest.mark.parametrize(("layout", "case"), rows(SCENES, QUICK))

@@ -268,7 +268,7 @@ def step_of_replica(strategy: Any, model: keras.Model, fn: Callable[..., Any]) -
             _average_statistics(step.statistics or [], share)
             if not own:
                 return result
-            return own_losses.logged(keras_losses.with_results_of_all(result))
+            return own_losses.logged(*keras_losses.with_results_of_all(result))
 
     return part
 
