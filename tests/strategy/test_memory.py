@@ -46,7 +46,7 @@ def train(model, epochs=1, batch_size=BATCH, **settings):
 
 def residuals(model):
     """By place: one row for each replica."""
-    kept = model.optimizer.tfscale_memory._kinds()["residual"]
+    kept = model.optimizer._tfscale_memory._kinds()["residual"]
     return {place: variable.numpy() for place, variable in kept.items()}
 
 
@@ -189,10 +189,10 @@ def test_another_number_of_replicas_shares_it_out(other, saved, tmp_path):
 def test_another_batch_size_traces_anew_and_keeps_it(two, other, saved):
     """Seven rows are another graph."""
     other.load_weights(saved.weights_file)
-    kept = other.optimizer.tfscale_memory._residuals["0"]
+    kept = other.optimizer._tfscale_memory._residuals["0"]
     train(other, batch_size=7)
     train(other)
-    assert other.optimizer.tfscale_memory._residuals["0"] is kept
+    assert other.optimizer._tfscale_memory._residuals["0"] is kept
     assert np.abs(kept.numpy() - saved.residuals["0"]).max() > 0
 
 
@@ -209,7 +209,7 @@ def test_buckets_of_another_size_restore_it(saved):
 def test_without_it_the_training_is_another(other, saved):
     """A residual is a part of the next gradient; the seeds are still restored."""
     other.load_weights(saved.weights_file)
-    for variable in other.optimizer.tfscale_memory._residuals.values():
+    for variable in other.optimizer._tfscale_memory._residuals.values():
         variable.assign(tf.zeros_like(variable.numpy()))
     train(other)
     assert bits(other) != saved.bits_later
@@ -218,7 +218,7 @@ def test_without_it_the_training_is_another(other, saved):
 def saved_of_memory(model, path):
     model.save_weights(path)
     with h5py.File(path) as file:
-        group = file["optimizer"].get("tfscale_memory/vars", {})
+        group = file["optimizer"].get("_tfscale_memory/vars", {})
         return sorted(group)
 
 

@@ -121,6 +121,18 @@ def test_ragged_batches_have_rows_too():
     assert tf.RaggedTensor in seen
 
 
+def test_sparse_batches_keep_what_is_known_of_their_shape():
+    """A model that is built by its first prediction has to know how long rows are."""
+    rows = tf.sparse.from_dense(np.round(numbers(6, 4)))
+    data = tf.data.Dataset.from_tensor_slices(rows).batch(2)
+
+    def build():
+        return keras.Sequential([layers.Dense(3, kernel_initializer="ones")])
+
+    found = check_twins(build, lambda model: {"predicted": model.predict(data, verbose=0)})
+    assert found["predicted"].shape == (6, 3)
+
+
 def test_predictions_in_a_dict_lose_the_lent_row():
     def build():
         x = keras.Input([LENGTH, 3])

@@ -203,6 +203,14 @@ class Extended(CollectiveAllReduceExtended):
             return tf.nest.map_structure(lambda v: self._reduce_to(reduce_op, v, v, options), value)
         return super()._reduce_to(reduce_op, value, destinations, options)
 
+    def _gather_to_implementation(
+        self, value: Any, destinations: Any, axis: int, options: Any
+    ) -> Any:
+        if isinstance(value, DistributedValues):
+            return super()._gather_to_implementation(value, destinations, axis, options)
+        # Of one local replica; while it is traced it is on no device, which TensorFlow refuses.
+        return self.exchange.rows(0, tf.convert_to_tensor(value), axis)
+
     # -- variables
 
     def _create_variable(self, next_creator: Any, **keywords: Any) -> Any:

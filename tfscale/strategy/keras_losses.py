@@ -103,23 +103,31 @@ def _update_mean(metric: Any, values: Any, sample_weight: Any = None) -> Any:
 def _result(metric: Any) -> Any:
     result = type(metric).result(metric)
     if step.results is not None:
-        step.results[id(result)] = (metric, result)
+        named = result if isinstance(result, dict) else {None: result}  # of compiled metrics
+        step.results |= {id(value): (metric, name, value) for name, value in named.items()}
     return result
 
 
-def with_results_of_all(logs: Any) -> Any:
+def with_results_of_all(logs: Any) -> tuple[Any, set[int]]:
     """What a step returns, in which the results of metrics are those of all replicas.
 
     Keras itself asks a model's metrics after the step, if these are what the step tells of.
+
+    Returns:
+        The same, and the ids of what in it are results of metrics.
     """
-    found, step.results = step.results, None
-    if not found or not isinstance(logs, dict) or set(logs) == set(step.model.get_metrics_result()):
-        return logs
+    found, step.results = step.results or {}, None
+    if not isinstance(logs, dict) or set(logs) == set(step.model.get_metrics_result()):
+        return logs, set(found)
+    told = {name: found[id(value)] for name, value in logs.items() if id(value) in found}
+    metrics = {id(metric): metric for metric, _, _ in told.values()}
     with during(together=True, rows=None):  # what a replica without rows has counted, counts
-        return {
-            name: found[id(value)][0].result() if id(value) in found else value
-            for name, value in logs.items()
-        }
+        totals = {key: metric.result() for key, metric in metrics.items()}
+    of_all = {
+        name: totals[id(metric)] if part is None else totals[id(metric)][part]
+        for name, (metric, part, _) in told.items()
+    }
+    return logs | of_all, {id(value) for value in of_all.values()}
 
 
 class _Weighted:

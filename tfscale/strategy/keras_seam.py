@@ -12,6 +12,8 @@ optimizers stay what they are. Three things are set right:
   samples, its unmasked steps or its sample weights. See keras_losses.py.
 - Statistics of layers are averaged; batch normalization normalizes by the global batch.
 
+A model is whatever fits: a ``keras.Model``, or a layer that its user has mixed with a ``Trainer``.
+
 Keras's private names stand in this file, in keras_losses.py and in ``tfscale/backup.py`` alone;
 ``tests/strategy/test_private.py`` guards them.
 """
@@ -30,6 +32,7 @@ import keras
 import tensorflow as tf
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 from keras.src.trainers.epoch_iterator import EpochIterator
+from keras.src.trainers.trainer import Trainer
 
 from tfscale.keras_objects import innermost
 from tfscale.strategy import inexact, keras_losses, origin, own_losses
@@ -50,7 +53,7 @@ STEPS = (TRAINING, "test_step")
 def model_of(fn: Callable[..., Any]) -> Any:
     """The model whose step this is, or None."""
     owner = getattr(fn, "__self__", None)
-    return owner if isinstance(owner, keras.Model) and fn.__name__ in STEPS else None
+    return owner if isinstance(owner, Trainer) and fn.__name__ in STEPS else None
 
 
 def fit_that_begins() -> tuple[keras.Model, list[Any], dict[str, Any]] | None:
@@ -124,7 +127,7 @@ def prepare_to_build(strategy: Any) -> None:
     while its step is traced.
     """
     if called_by(_BUILDS):
-        model = caller(keras.Model)
+        model = caller(Trainer)
         refuse_foreign(strategy, model)
         vars(model)[_BUILD] = functools.partial(_build_if_possible, model)
 
@@ -148,7 +151,7 @@ def compiling() -> keras.Model | None:
     """The model that is being compiled, or None."""
     for frame in frames(sys._getframe(1)):
         model = frame.f_locals.get("self")
-        if frame.f_code.co_name == "compile" and isinstance(model, keras.Model):
+        if frame.f_code.co_name == "compile" and isinstance(model, Trainer):
             return model
     return None
 
@@ -199,7 +202,7 @@ def _build_with_memory(strategy: Any, optimizer: Any, variables: Any) -> None:
 
 def watch_seeds(strategy: Any) -> None:
     """The seeds of a model that is about to train are saved with its optimizer."""
-    model = caller(keras.Model)
+    model = caller(Trainer)
     for optimizer in optimizers_of(model) if model is not None else ():
         Memory.of(optimizer, strategy).watch(model)
 
@@ -265,7 +268,7 @@ def step_of_replica(strategy: Any, model: keras.Model, fn: Callable[..., Any]) -
             _average_statistics(step.statistics or [], share)
             if not own:
                 return result
-            return own_losses.logged(keras_losses.with_results_of_all(result))
+            return own_losses.logged(*keras_losses.with_results_of_all(result))
 
     return part
 

@@ -23,7 +23,7 @@ except ModuleNotFoundError:  # Keras 2 saves what TensorFlow tracks
 
 from tfscale.strategy.variables import LAYER_SEED, RESIDUAL, ROUNDING_SEED
 
-ATTRIBUTE = "tfscale_memory"
+ATTRIBUTE = "_tfscale_memory"
 
 # Not a dict, for those TensorFlow takes for variables to save.
 _NOTHING: Mapping[str, Any] = MappingProxyType({})

@@ -62,14 +62,21 @@ def scaled_gradients(gradients: list[Any]) -> list[Any]:
     return [None if g is None else next(done) for g in gradients]
 
 
-def logged(result: Any) -> Any:
-    """What a step returns, where its numbers are means over all samples of the batch."""
+def logged(result: Any, of_metrics: set[int]) -> Any:
+    """What a step returns, where its numbers are means over all samples of the batch.
+
+    Args:
+        result: of the step.
+        of_metrics: ids of those in it that are results of metrics: these are no parts of a sum.
+    """
     values = tf.nest.flatten(result)
     numbers = [i for i, value in enumerate(values) if _is_number(value)]
     if not numbers:
         return result
     parts = [
-        values[i] if scaled else values[i] * _share().weight(values[i].dtype)
+        values[i]
+        if scaled and id(values[i]) not in of_metrics
+        else values[i] * _share().weight(values[i].dtype)
         for i, scaled in zip(numbers, are_scaled([values[i] for i in numbers]), strict=True)
     ]
     for i, total in zip(numbers, _sum(parts), strict=True):

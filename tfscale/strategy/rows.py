@@ -123,7 +123,9 @@ def _empty_row(x: Any) -> Any:
 
 def _of_known_shape(value: Any, like: Any) -> Any:
     """What is known of a tensor's shape while a step is traced, known of it still."""
-    if isinstance(value, tf.Tensor) and not tf.executing_eagerly() and like.shape.rank:
+    if not isinstance(value, (tf.Tensor, tf.SparseTensor)) or tf.executing_eagerly():
+        return value
+    if like.shape.rank:
         first, *others = like.shape
         # Where the first is 0, TensorFlow has put 0 for all that it did not know.
         value.set_shape([first or None, *(size or None for size in others)])

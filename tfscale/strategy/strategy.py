@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfscale import records
@@ -209,6 +210,8 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     def _part_of_each(self, value: Any) -> Any:
         """Of a batch that nobody has distributed, a part for each local replica."""
         local = len(self.extended.worker_devices)
+        if isinstance(value, np.ndarray):  # eagerly, and by ``predict_on_batch``
+            value = tf.convert_to_tensor(value)
         if local == 1 or not tf.is_tensor(value) or isinstance(value, DistributedValues):
             return value
         ranks, me = self.extended._num_replicas_in_sync, self.extended._id_in_cluster

@@ -97,7 +97,7 @@ def backup():
 
 def digest(model):
     state = {str(i): v.numpy() for i, v in enumerate([*model.weights, *model.optimizer.variables])}
-    model.optimizer.tfscale_memory.save_own_variables(state)
+    model.optimizer._tfscale_memory.save_own_variables(state)
     values = [np.asarray(state[key]).tobytes() for key in sorted(state)]
     return hashlib.sha256(b"".join(values)).hexdigest()[:16]
 
