@@ -122,11 +122,11 @@ def test_every_budget_is_kept_and_less_is_refused():
 
 
 def test_what_a_step_may_take_has_room_for_weights():
-    """One more result, one weight that an update copies, and 15 % of all that is wasted."""
+    """One more result, a weight that an update copies to twice its room, and 15 % wasted."""
     step = dataclasses.replace(chain(3), gradients=(0, 7))
     heavy = [Tensor(5 * SIZE if number == 7 else SIZE, number) for number in range(11)]
     step = dataclasses.replace(step, tensors=heavy)
-    assert Plan(step, ()).up_to(30 * SIZE) == (30 + 5 + 5) * SIZE + (40 + 6) * SIZE * 15 // 100
+    assert Plan(step, ()).up_to(30 * SIZE) == (30 + 5 + 2 * 5) * SIZE + (45 + 6) * SIZE * 15 // 100
 
 
 def test_layers_by_name():
@@ -146,7 +146,7 @@ def test_summary_says_what_will_be_done():
     assert "l0" in text
     assert "again, segment 1" in text
     assert "kept" in text
-    assert "a step takes up to 11.7 MB of 13.9 MB (84%), beside variables" in text
+    assert "a step takes up to 12.8 MB of 15.1 MB (85%), beside variables" in text
     assert "predicted overhead: 22%" in text
 
 
@@ -154,7 +154,7 @@ def test_summary_says_what_will_be_done():
     ("budget", "planned", "said"),
     [
         (18 * SIZE, "planned: up to 17.4 MB", "budget: 18.0 MB"),
-        (2000 * SIZE, "planned: up to 25.4 MB", "budget: 2.00 GB, more than plain takes"),
+        (2000 * SIZE, "planned: up to 26.6 MB", "budget: 2.00 GB, more than plain takes"),
     ],
 )
 def test_draw(budget, planned, said):
@@ -162,11 +162,11 @@ def test_draw(budget, planned, said):
     plan = plan_budget(chain(8), budget)
     (axes,) = plan.draw().axes
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert labels == ["plain: up to 25.4 MB", planned, said]
+    assert labels == ["plain: up to 26.6 MB", planned, said]
     plain, ours = (max(line.get_ydata()) for line in axes.get_lines()[:2])
-    assert [plain, ours] == pytest.approx([25.45, plan.bound / 1e6])
+    assert [plain, ours] == pytest.approx([26.6, plan.bound / 1e6])
     assert axes.get_ylim()[1] < 1.2 * plain
-    assert f"budget: {plan.budget / 1e6:.1f} MB;" in plan.summary() or budget > 26 * SIZE
+    assert f"budget: {plan.budget / 1e6:.1f} MB;" in plan.summary() or budget > 27 * SIZE
 
 
 def test_the_refusal_and_the_plan_say_the_same_of_a_plain_step():

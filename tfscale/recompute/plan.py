@@ -113,12 +113,12 @@ class Plan:
     def up_to(self, expected: int) -> int:
         """What may be in use where so many bytes are expected.
 
-        One more operation may run at once, the update of a weight may take a copy of it, and the
-        allocator wastes a part of all that it gives, for weights, too.
+        One more operation may run at once; the update of a weight may copy it, into a piece of
+        memory that is up to twice as large; the allocator wastes a part of all else, too.
         """
         weights = [self.step.tensors[tensor].size for tensor in self.step.gradients]
         largest = max(weights, default=0)
-        size = expected + max(self.step.largest, largest) + largest
+        size = expected + max(self.step.largest, largest) + 2 * largest
         return size + math.ceil(WASTED * (size + sum(weights)))
 
     @property
