@@ -52,6 +52,11 @@ SIGNATURES = [
     (Extended, "_use_merge_call", ["self"]),
     (Extended, "_replica_ctx_all_reduce", ["self", "reduce_op", "value", "options"]),
     (Extended, "_reduce_to", ["self", "reduce_op", "value", "destinations", "options"]),
+    (
+        Extended,
+        "_gather_to_implementation",
+        ["self", "value", "destinations", "axis", "options"],
+    ),
     (Extended, "_create_variable", ["self", "next_creator", "kwargs"]),
     (Extended, "_initialize_local_devices", ["self", "cluster_resolver", "worker_device"]),
     (
