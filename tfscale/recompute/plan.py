@@ -19,7 +19,7 @@ from tfscale.recompute.step import Again, Step
 ROUNDS = 8
 
 # TensorFlow's allocator splits no free piece of memory that is less than twice as large as what is
-# asked for, so that some of what is in use, weights too, is wasted: less than so much was seen to be.
+# asked for, and wastes the rest: less than this share of all that is in use, as far as was seen.
 WASTED = 0.15
 
 Tell = Callable[[int, int], None]  # gets how many of how many plans have been made
