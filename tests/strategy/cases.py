@@ -221,9 +221,12 @@ RUNNING = [
 
 DATA = [
     Case("dataset", plain, fit(m.dataset)),
+    Case("dataset_shuffled", plain, fit(m.shuffled)),
     Case("repeated", plain, fit(lambda: m.dataset().repeat(), steps_per_epoch=STEPS)),
     Case("generator", plain, fit(m.generator, steps_per_epoch=STEPS)),
     Case("py_dataset", plain, fit(m.Batches)),
+    Case("py_dataset_shuffled", plain, fit(m.Batches, shuffle=True)),
+    Case("py_dataset_of_threads", plain, fit(partial(m.Batches, workers=2))),
     Case("shard_data", plain, fit(partial(m.dataset, policy=Shard.DATA)), layouts=WORKERS),
     Case("shard_off", plain, fit(m.own_shards, steps_per_epoch=STEPS), layouts=WORKERS),
     Case("shard_file", plain, m.fit_files, layouts=WORKERS),

@@ -265,6 +265,11 @@ def dataset(rows=ROWS, policy=None):
     return batches.with_options(options)
 
 
+def shuffled():
+    """Each epoch in an order of its own."""
+    return row_by_row().shuffle(ROWS, seed=1).batch(BATCH)
+
+
 def own_shards():
     """Under OFF a worker goes through all that it is given, so its user gives it a share.
 
