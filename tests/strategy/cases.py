@@ -160,6 +160,7 @@ LOSSES = [
 
 OWN_STEPS = [
     Case("own_step", m.own_step, fit()),
+    Case("own_step_one_hot", m.one_hot_step, fit()),
     Case("two_optimizers", m.adversaries, fit(m.noise_and_real)),
 ]
 

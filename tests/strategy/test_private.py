@@ -309,6 +309,12 @@ def test_compiled_losses_are_a_list_of_tuples_with_a_loss(model):
     assert len(seen[0]) == 3  # y_true, y_pred, sample_weight
 
 
+def test_compiled_metrics_have_a_name_and_may_be_left_for_later(model):
+    assert "_compile_metrics" in vars(model)
+    vars(model)["_compile_metrics"] = None
+    model._symbolic_build(data_batch=(tf.zeros([2, 6]), tf.zeros([2], tf.int32)))
+
+
 def test_losses_say_how_they_reduce():
     loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
     assert loss.reduction == "mean_with_sample_weight"
