@@ -105,6 +105,10 @@ def masked(inputs):
     return layers.Embedding(WORDS, 4, mask_zero=True)(inputs)
 
 
+def words(inputs):
+    return layers.Embedding(WORDS, 4)(inputs)
+
+
 def masked_time_distributed(inputs):
     return layers.TimeDistributed(layers.Dense(5, activation="tanh"))(masked(inputs))
 
@@ -196,6 +200,37 @@ def one_hot_step():
     model = OneHot(inputs, layers.Dense(CLASSES)(dense(inputs)))
     loss = losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.1)
     model.compile(SGD(momentum=0.9), loss, metrics=["accuracy"])
+    return model
+
+
+class MaskedStep(keras.Model):
+    """A step whose loss object divides by what masks have left."""
+
+    def __init__(self, loss):
+        super().__init__()
+        self.words, self.head = layers.Embedding(WORDS, 4, mask_zero=True), layers.Dense(CLASSES)
+        self.distance, self.told = loss, keras.metrics.Mean(name="loss")
+
+    @property
+    def metrics(self):
+        return [self.told]
+
+    def call(self, x):
+        return self.head(self.words(x))
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.distance(y, self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+        self.told.update_state(loss)
+        return {"loss": self.told.result()}
+
+
+def masked_step():
+    model = MaskedStep(cross_entropy(ignore_class=1))
+    model.compile(SGD(momentum=0.9))
     return model
 
 
