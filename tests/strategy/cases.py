@@ -51,6 +51,10 @@ def loss(reduction):
     return partial(m.cross_entropy, reduction=reduction)
 
 
+def ignoring():
+    return m.cross_entropy(ignore_class=1)
+
+
 def even():
     return m.numbers(STEPS * BATCH)
 
@@ -136,6 +140,12 @@ LOSSES = [
         reader(partial(SGD, learning_rate=0.001), m.masked_time_distributed, loss=loss("sum")),
         fit(m.sentences),
     ),
+    Case("masked_class", reader(momentum, m.words, loss=ignoring), fit(m.sentences)),
+    Case(
+        "masked_class_and_words",
+        reader(momentum, m.masked, loss=ignoring),
+        fit(m.sentences, sample_weight=m.weights(ROWS, m.LENGTH)),
+    ),
     Case("sample_weight", plain, fit(sample_weight=m.weights())),
     Case("class_weight", plain, fit(class_weight={0: 0.5, 1: 1.0, 2: 3.0})),
     Case(
@@ -160,6 +170,8 @@ LOSSES = [
 
 OWN_STEPS = [
     Case("own_step", m.own_step, fit()),
+    Case("own_step_masked", m.masked_step, fit(m.sentences)),
+    Case("own_step_one_hot", m.one_hot_step, fit()),
     Case("two_optimizers", m.adversaries, fit(m.noise_and_real)),
 ]
 
@@ -221,9 +233,12 @@ RUNNING = [
 
 DATA = [
     Case("dataset", plain, fit(m.dataset)),
+    Case("dataset_shuffled", plain, fit(m.shuffled)),
     Case("repeated", plain, fit(lambda: m.dataset().repeat(), steps_per_epoch=STEPS)),
     Case("generator", plain, fit(m.generator, steps_per_epoch=STEPS)),
     Case("py_dataset", plain, fit(m.Batches)),
+    Case("py_dataset_shuffled", plain, fit(m.Batches, shuffle=True)),
+    Case("py_dataset_of_threads", plain, fit(partial(m.Batches, workers=2))),
     Case("shard_data", plain, fit(partial(m.dataset, policy=Shard.DATA)), layouts=WORKERS),
     Case("shard_off", plain, fit(m.own_shards, steps_per_epoch=STEPS), layouts=WORKERS),
     Case("shard_file", plain, m.fit_files, layouts=WORKERS),

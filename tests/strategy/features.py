@@ -208,6 +208,14 @@ def gather_and_reduce(strategy, folder):
     assert strategy.reduce("MEAN", sums, axis=None) == expected.sum() / replicas
 
 
+def numbers_of_python(strategy, folder):
+    """As callbacks read a learning rate, and loops a count."""
+    model = fresh(strategy)
+    fit(model, epochs=1)
+    assert float(model.optimizer.learning_rate) == np.float32(0.01)
+    assert int(model.optimizer.iterations) == 10
+
+
 def jit_is_refused(strategy, folder):
     model = fresh(strategy, jit_compile=True)
     with pytest.raises(Exception, match='Use jit_compile="auto"'):
@@ -228,6 +236,7 @@ CHECKS = {
         predict_keeps_the_order,
         own_loop,
         gather_and_reduce,
+        numbers_of_python,
         jit_is_refused,
     )
 }

@@ -105,6 +105,10 @@ def masked(inputs):
     return layers.Embedding(WORDS, 4, mask_zero=True)(inputs)
 
 
+def words(inputs):
+    return layers.Embedding(WORDS, 4)(inputs)
+
+
 def masked_time_distributed(inputs):
     return layers.TimeDistributed(layers.Dense(5, activation="tanh"))(masked(inputs))
 
@@ -181,6 +185,53 @@ class OwnStep(keras.Model):
         self.optimizer.apply(gradients, self.trainable_variables)
         self.hits.update_state(y, predicted)
         return {"hits": self.hits.result()}
+
+
+class OneHot(keras.Model):
+    """A step that gives its compiled loss and metrics other targets than the data has."""
+
+    def train_step(self, data):
+        x, y = data
+        return super().train_step((x, keras.ops.one_hot(y, CLASSES)))
+
+
+def one_hot_step():
+    inputs = keras.Input([FEATURES])
+    model = OneHot(inputs, layers.Dense(CLASSES)(dense(inputs)))
+    loss = losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.1)
+    model.compile(SGD(momentum=0.9), loss, metrics=["accuracy"])
+    return model
+
+
+class MaskedStep(keras.Model):
+    """A step whose loss object divides by what masks have left."""
+
+    def __init__(self, loss):
+        super().__init__()
+        self.words, self.head = layers.Embedding(WORDS, 4, mask_zero=True), layers.Dense(CLASSES)
+        self.distance, self.told = loss, keras.metrics.Mean(name="loss")
+
+    @property
+    def metrics(self):
+        return [self.told]
+
+    def call(self, x):
+        return self.head(self.words(x))
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.distance(y, self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+        self.told.update_state(loss)
+        return {"loss": self.told.result()}
+
+
+def masked_step():
+    model = MaskedStep(cross_entropy(ignore_class=1))
+    model.compile(SGD(momentum=0.9))
+    return model
 
 
 def own_step():
@@ -263,6 +314,11 @@ def dataset(rows=ROWS, policy=None):
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = policy
     return batches.with_options(options)
+
+
+def shuffled():
+    """Each epoch in an order of its own."""
+    return row_by_row().shuffle(ROWS, seed=1).batch(BATCH)
 
 
 def own_shards():

@@ -314,6 +314,21 @@ def test_compiled_losses_are_a_list_of_tuples_with_a_loss(model):
     assert len(seen[0]) == 3  # y_true, y_pred, sample_weight
 
 
+def test_a_loss_calls_an_attribute_and_reads_the_mask_of_what_that_returns():
+    loss = keras.losses.SparseCategoricalCrossentropy(ignore_class=1)
+    of_samples, seen = loss.call, []
+    loss.call = lambda *args: seen.append(of_samples(*args)) or seen[-1]
+    found = loss(tf.constant([0, 1]), tf.fill([2, 2], 0.5))
+    np.testing.assert_array_equal(seen[0]._keras_mask, [True, False])
+    np.testing.assert_allclose(found, np.log(2), rtol=1e-6)
+
+
+def test_compiled_metrics_have_a_name_and_may_be_left_for_later(model):
+    assert "_compile_metrics" in vars(model)
+    vars(model)["_compile_metrics"] = None
+    model._symbolic_build(data_batch=(tf.zeros([2, 6]), tf.zeros([2], tf.int32)))
+
+
 def test_losses_say_how_they_reduce():
     loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
     assert loss.reduction == "mean_with_sample_weight"

@@ -40,8 +40,18 @@ def compiling() -> None:
     """No ``compile`` is looked into."""
 
 
-def generator_for(dataset: Any) -> None:
+def reads_shapes() -> bool:
     """No dataset is read only for its shapes."""
+    return False
+
+
+def generator_for(dataset: Any) -> None:
+    """So no generator is either."""
+
+
+def for_shapes(distributed: Any) -> Any:
+    """Nor anything else."""
+    return distributed
 
 
 def wants_only_shapes() -> bool:

@@ -4,7 +4,8 @@ Keras divides a mean loss by the number of replicas, wherever a loss object is c
 that number is a ``Share``, and so the loss is weighted by what the replica holds of the batch.
 While a step is traced, what Keras does besides is set right here:
 
-- A compiled loss that is masked, or that divides by its weights, is weighted by these.
+- A loss object that is masked, or that divides by its weights, is weighted by these: a compiled
+  one, and one that the model or a layer holds as an attribute.
 - What ``add_loss`` gets is scaled once: not again, where a loss object has made it.
 - A ``compute_loss`` of the user's own is scaled as own_losses.py says.
 - A metric that averages one number for a batch weighs it by the replica's share, too.
@@ -35,6 +36,10 @@ def weighted(model: keras.Model, layers: list[Any]) -> Iterator[None]:
         if losses is not None and losses.built:
             flat = [one._replace(loss=_Weighted(one.loss)) for one in losses._flat_losses]
             stack.enter_context(shadowed(losses, "_flat_losses", flat))
+        for owner in [model, *layers]:
+            for name, loss in [*vars(owner).items()]:
+                if isinstance(loss, keras.losses.Loss) and loss is not losses:
+                    stack.enter_context(shadowed(owner, name, _Shared(loss)))
         for metric in {id(one): one for one in [*model.metrics, model._loss_tracker]}.values():
             stack.enter_context(shadowed(metric, "result", functools.partial(_result, metric)))
             if getattr(type(metric), "update_state", None) is keras.metrics.Mean.update_state:
@@ -130,28 +135,43 @@ def with_results_of_all(logs: Any) -> tuple[Any, set[int]]:
     return logs | of_all, {id(value) for value in of_all.values()}
 
 
-class _Weighted:
-    """A loss that is scaled by the replica's part of what the loss divides by."""
+class _Shared:
+    """A loss object that knows what it divides by: by samples, what a mask leaves, or weights."""
 
     def __init__(self, loss: Any) -> None:
         self._loss = loss
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loss, name)
+
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         if not _in_step():
             return self._loss(y_true, y_pred, sample_weight)
-        share, since = self._share(y_pred, sample_weight), step.reads
-        with during(count=share):
-            loss = self._loss(y_true, y_pred, sample_weight)
-        if is_scaled(loss, since):
-            return loss
-        if getattr(self._loss, "reduction", None) in ("sum", "none", None):
-            return loss * share.present(loss.dtype)
-        inexact.warn_of_a_number(self._loss)
-        return loss * share.part(loss.dtype)
+        return self._with_share(y_true, y_pred, sample_weight)[0]
 
-    def _share(self, y_pred: Any, sample_weight: Any) -> Share:
+    def _with_share(self, y_true: Any, y_pred: Any, sample_weight: Any) -> tuple[Any, Share]:
+        """The loss, scaled by this replica's share if it is a mean of several; and that share."""
+        masks = [getattr(y_pred, "_keras_mask", None)]
+
+        def call(*of_samples: Any) -> Any:
+            losses = type(self._loss).call(self._loss, *of_samples)
+            masks.append(getattr(losses, "_keras_mask", None))  # a class to ignore gives one
+            step.count = self._share(masks, sample_weight)
+            return losses
+
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(during(count=step.count))
+            if hasattr(type(self._loss), "call"):
+                stack.enter_context(shadowed(self._loss, "call", call))
+            else:
+                step.count = self._share(masks, sample_weight)
+            return self._loss(y_true, y_pred, sample_weight), step.count
+
+    def _share(self, masks: list[Any], sample_weight: Any) -> Share:
         share: Share = step.count
-        held = self._held(getattr(y_pred, "_keras_mask", None), sample_weight)
+        given = [tf.cast(mask, tf.bool) for mask in masks if mask is not None]
+        mask = functools.reduce(tf.logical_and, given) if given else None
+        held = self._held(mask, sample_weight)
         if held is None:
             return share
         held = step.rows.counted(held)
@@ -170,3 +190,19 @@ class _Weighted:
                 weights = tf.squeeze(weights, -1)
             weights = weights * mask
         return tf.reduce_sum(weights)
+
+
+class _Weighted(_Shared):
+    """A loss that is compiled: it is scaled in any case."""
+
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        if not _in_step():
+            return self._loss(y_true, y_pred, sample_weight)
+        since = step.reads
+        loss, share = self._with_share(y_true, y_pred, sample_weight)
+        if is_scaled(loss, since):
+            return loss
+        if getattr(self._loss, "reduction", None) in ("sum", "none", None):
+            return loss * share.present(loss.dtype)
+        inexact.warn_of_a_number(self._loss)
+        return loss * share.part(loss.dtype)

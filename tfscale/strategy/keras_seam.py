@@ -39,6 +39,7 @@ from tfscale.strategy import inexact, keras_losses, origin, own_losses
 from tfscale.strategy.frames import called_by, caller, frames
 from tfscale.strategy.gradients import Reducer, whole
 from tfscale.strategy.memory import Memory
+from tfscale.strategy.private import split_by_replica
 from tfscale.strategy.rows import shared_out
 from tfscale.strategy.shadow import shadowed
 from tfscale.strategy.share import Share
@@ -140,10 +141,14 @@ def _build_if_possible(model: keras.Model, **batch: Any) -> None:
     del vars(model)[_BUILD]
     if type(model).call is keras.Model.call:
         return
+    own = any(getattr(type(model), own) is not getattr(keras.Model, own) for own in STEPS)
+    # Which metric "accuracy" is depends on what the step makes of the targets.
+    metrics = shadowed(model, "_compile_metrics", None) if own else contextlib.nullcontext()
     try:
-        getattr(model, _BUILD)(**batch)
+        with metrics:
+            getattr(model, _BUILD)(**batch)
     except Exception:
-        if all(getattr(type(model), own) is getattr(keras.Model, own) for own in STEPS):
+        if not own:
             raise
 
 
@@ -177,16 +182,32 @@ def _refuse_foreign_metrics(strategy: Any, model: keras.Model) -> None:
             origin.refuse(strategy, f"the metric {metric.name!r}", metric.variables)
 
 
+def reads_shapes() -> bool:
+    """Whether Keras distributes a dataset of which it will read a batch for its shapes."""
+    return caller(EpochIterator) is not None
+
+
 def generator_for(dataset: Any) -> Any:
     """The dataset of one batch that may be read before the others, if only once; or None.
 
     Keras reads a batch for its shapes and then begins anew. It keeps what it has seen of
     a generator for that, but not what is read ahead.
     """
-    iterator = caller(EpochIterator)
-    if iterator is None or not isinstance(iterator.data_adapter, GeneratorDataAdapter):
+    if not isinstance(caller(EpochIterator).data_adapter, GeneratorDataAdapter):
         return None
     return dataset._input_dataset.take(1)  # what is behind it reads ahead
+
+
+def for_shapes(distributed: Any) -> Any:
+    """What Keras may read for the shapes of a replica's batches: where they are known, these alone.
+
+    One device reads no batch for that. Reading one would be seen: a shuffle gives another order
+    each time, and threads that read ahead for a PyDataset would take from what comes next.
+    """
+    batch = tf.nest.map_structure(lambda one: split_by_replica(one, i=0), distributed.element_spec)
+    specs = tf.nest.flatten(batch)
+    eager = caller(keras.Model).run_eagerly  # there one device sees numbers, never an unknown size
+    return distributed if eager or any(spec.shape.rank is None for spec in specs) else [batch]
 
 
 def remember(strategy: Any, optimizer: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -242,10 +243,13 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         if self.extended._num_replicas_in_sync == 1:
             return dataset
         distributed = super().experimental_distribute_dataset(dataset, options)
+        if not keras_seam.reads_shapes():
+            return distributed
         one_batch = keras_seam.generator_for(dataset)
         if one_batch is None:
-            return distributed
-        return _ReadOnce(distributed, super().experimental_distribute_dataset(one_batch, options))
+            return _ReadOnce(distributed, functools.partial(keras_seam.for_shapes, distributed))
+        distribute = super().experimental_distribute_dataset
+        return _ReadOnce(distributed, functools.partial(distribute, one_batch, options))
 
     def explain(self) -> Explanation:
         """What travels how: buckets, wires, schedules, bytes and times.
@@ -278,14 +282,14 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
 
 class _ReadOnce:
-    """A distributed dataset whose batches are not read for their shapes."""
+    """A distributed dataset, in place of which something else is read for its batches' shapes."""
 
-    def __init__(self, dataset: Any, one_batch: Any) -> None:
+    def __init__(self, dataset: Any, for_shapes: Callable[[], Any]) -> None:
         self._dataset = dataset
-        self._one_batch = one_batch
+        self._for_shapes = for_shapes
 
     def __iter__(self) -> Any:
-        return iter(self._one_batch if keras_seam.wants_only_shapes() else self._dataset)
+        return iter(self._for_shapes() if keras_seam.wants_only_shapes() else self._dataset)
 
 
 def _refuse_xla(strategy: Any) -> None:

@@ -32,7 +32,17 @@ ROUNDING_SEED = "tfscale_rounding_seed"
 _FOLD = 0x9E3779B1
 
 
-class Weight(MirroredVariable):
+class _Number:
+    """What Python asks of a variable that holds one number, as of a learning rate."""
+
+    def __float__(self) -> float:
+        return float(self.numpy())  # type: ignore[attr-defined]
+
+    def __int__(self) -> int:
+        return int(self.numpy())  # type: ignore[attr-defined]
+
+
+class Weight(_Number, MirroredVariable):
     """A variable whose updates are the same on all replicas once gradients are."""
 
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
@@ -55,7 +65,7 @@ class Statistic(Weight):
         return super()._update_replica(update_fn, value, **kwargs)
 
 
-class Tally(SyncOnReadVariable):
+class Tally(_Number, SyncOnReadVariable):
     """A metric's state: each replica counts by itself, and one without rows counts nothing.
 
     A replica reads what it has counted; where ``step.together``, what all have.
