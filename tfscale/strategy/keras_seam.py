@@ -206,7 +206,7 @@ def for_shapes(distributed: Any) -> Any:
     """
     batch = tf.nest.map_structure(lambda one: split_by_replica(one, i=0), distributed.element_spec)
     specs = tf.nest.flatten(batch)
-    eager = caller(keras.Model).run_eagerly  # there one device sees numbers, never an unknown size
+    eager = caller(Trainer).run_eagerly  # there one device sees numbers, never an unknown size
     return distributed if eager or any(spec.shape.rank is None for spec in specs) else [batch]
 
 
