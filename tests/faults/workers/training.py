@@ -24,6 +24,7 @@ ME, WORKERS = CONFIG["task"]["index"], len(CONFIG["cluster"]["worker"])
 FAULT = json.loads(os.environ["FAULT"] or "{}")
 EPOCHS, STEPS, BATCH = 3, 3, 12
 DEADLINE = 60
+COMING = []  # a fault that was announced
 SIGNALS = {"kill": signal.SIGKILL, "pause": signal.SIGSTOP, "term": signal.SIGTERM}
 
 
@@ -45,7 +46,8 @@ def happen_soon():
     if FAULT["kind"] == "raise":
         happen()
     else:
-        threading.Timer(FAULT["delay"], happen).start()
+        COMING.append(threading.Timer(FAULT["delay"], happen))
+        COMING[-1].start()
 
 
 class Watch(keras.callbacks.Callback):
@@ -139,4 +141,6 @@ if __name__ == "__main__":
     except BaseException as error:
         print(f"\nERROR {type(error).__name__} {' '.join(str(error).split())}", flush=True)
         raise
+    for fault in COMING:
+        fault.join()
     leave(os.environ["MEETING"], "worker", ME, WORKERS)
