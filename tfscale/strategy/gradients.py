@@ -1,4 +1,4 @@
-"""Gradients on their way: in buckets, each on its wire, with what was lost before."""
+"""Sums gradients over replicas: in buckets, each on its wire, with error feedback."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _IDLE = (
 )
 
 _SPARSE = (
-    "The gradient of %s comes as rows of a table, and travels as such, in fp32: the wire %r that "
-    "is asked for is for gradients that come whole."
+    "The gradient of %s is sparse (rows of a table) and is sent as fp32: the wire %r, which you "
+    "chose for it, is for dense gradients only."
 )
 
 # Sees, while a step is traced, what goes out on a lossy wire: the bucket's name and wire, the first
@@ -46,8 +46,8 @@ class Reducer:
         exchange: the replicas.
         policy: which gradient travels on which wire.
         bucket_bytes: how many bytes of gradients share a collective.
-        feedback: the wires that give back later what they lost.
-        trials: of the schedules that are near each other.
+        feedback: the wires with error feedback.
+        trials: compares, on live steps, schedules whose predicted times are close.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Reducer:
         self._names: collections.Counter[str] = collections.Counter()
 
     def check_rules(self, variables: Sequence[Any]) -> None:
-        """Warn once of rules that match none of these: they may be misspelt."""
+        """Warn once of rules that match none of these variables: they may be misspelt."""
         paths = [describe(v).path for v in variables]
         for pattern in self.policy.idle(paths):
             self._tell(_IDLE, pattern, ", ".join(paths[:5]))
@@ -95,7 +95,7 @@ class Reducer:
         return wire in STOCHASTIC and wire not in self.feedback
 
     def prepare(self, memory: Memory, optimizer: Any, variables: list[Any]) -> None:
-        """Make room for what wires will lose; called on a replica, before ``reduce``.
+        """Make the residuals of wires with error feedback; called on a replica, before ``reduce``.
 
         Args:
             memory: where.

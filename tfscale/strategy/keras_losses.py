@@ -2,11 +2,11 @@
 
 Keras divides a mean loss by the number of replicas, wherever a loss object is called. Inside a step
 that number is a ``Share``, and so the loss is weighted by what the replica holds of the batch.
-While a step is traced, what Keras does besides is set right here:
+While a step is traced, this module also changes the following:
 
-- A compiled loss that is masked, or that divides by its weights, is weighted by these.
-- What ``add_loss`` gets is scaled once: not again, where a loss object has made it.
-- A ``compute_loss`` of the user's own is scaled as own_losses.py says.
+- A compiled loss with a mask, or one that divides by its weights, is weighted by these.
+- A loss passed to ``add_loss`` is scaled once: not again if a loss object has scaled it.
+- A user's own ``compute_loss`` is scaled as own_losses.py says.
 - A metric that averages one number for a batch weighs it by the replica's share, too.
 """
 
@@ -29,7 +29,7 @@ from tfscale.strategy.step import during, step
 
 @contextlib.contextmanager
 def weighted(model: keras.Model, layers: list[Any]) -> Iterator[None]:
-    """While it lasts, losses and their metrics are parts of those of the whole batch."""
+    """Within this context losses and their metrics are parts of the whole batch's."""
     with contextlib.ExitStack() as stack:
         losses = getattr(model, "_compile_loss", None)
         if losses is not None and losses.built:

@@ -1,7 +1,7 @@
-"""SIGTERM and Ctrl-C end a worker within seconds, and the others hear why.
+"""SIGTERM and Ctrl-C end a worker within seconds, and the others are told why.
 
-TensorFlow catches SIGTERM where there are several workers, and does nothing. Python runs handlers
-in its main thread, which may wait in an exchange for whoever is late; so a thread listens.
+With several workers TensorFlow catches SIGTERM, and does nothing. Python runs handlers in its main
+thread, which may be waiting in an exchange for a late worker; so another thread waits for signals.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _start_thread() -> None:
 
 
 def _forget() -> None:
-    """A process that this one forks is no worker, and shall not speak for it."""
+    """A process that this one forks is no worker, and must not send messages in its name."""
     signal.set_wakeup_fd(-1)
     for number, own in ((signal.SIGTERM, _wait_for_the_end), (signal.SIGINT, _raise_interrupt)):
         if signal.getsignal(number) is own:
