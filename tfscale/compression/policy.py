@@ -1,4 +1,4 @@
-"""Which gradient travels on which wire."""
+"""Which gradient is sent on which wire."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FEEDBACK = ("int4", "ternary", "sign")
 
 
 class WirePolicy:
-    """Which wire each gradient travels on.
+    """The wire on which each gradient is sent.
 
     The wire of the first rule that matches. Without one, the lossless ``"fp32"`` for tensors
     that are small, have fewer than two dimensions, or are sensitive, and for float64 and

@@ -143,10 +143,10 @@ class Explanation(list[Row]):
 
     def __repr__(self) -> str:
         if self._replicas == 1:
-            return "Nothing travels: there is one replica."
+            return "Nothing is sent: there is one replica."
         if not self:
             return "Nothing to show yet: explain() describes the steps that have been traced."
-        title = "Gradients, in the order in which they travel"
+        title = "Gradients, in the order in which they are sent"
         return f"{title}\n{entries(_COLUMNS, [(row.words, _cells(row)) for row in self])}"
 
     __str__ = __repr__

@@ -220,7 +220,7 @@ def busy(ops: Sequence[Span], gap: float = 2e-4) -> list[tuple[float, float, boo
 
 
 def exposed_seconds(traces: Sequence[Trace]) -> float:
-    """How long gradients travel in a step while nothing computes.
+    """How long gradients are exchanged in a step while nothing computes.
 
     The median over steps, of the rank for which it is shortest: the others wait for that
     one's computation, not for the exchange.
