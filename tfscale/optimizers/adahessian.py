@@ -378,9 +378,9 @@ class AdaHessian(Optimizer):
         return alike and self.hessian_power == 1
 
     def _descend_by_one_op(self, variable: Any, m: Any, v: Any, g: tf.Tensor, rate: Any) -> None:
-        """Once through memory: Adam's op, to which beta_2 = 1 says to leave v alone.
+        """Update in one pass over memory: by Adam's op, which with beta_2 = 1 does not change v.
 
-        It knows of no correction of v, but the root's can be taken out of the fraction.
+        That op does not correct v; dividing rate and epsilon by the correction's root does.
         """
         root = ops.sqrt(rules.bias_correction(self._kept, self._changes(m.dtype)))
         tf.raw_ops.ResourceApplyAdam(
@@ -502,7 +502,7 @@ _UNKNOWN_SCALER = (
 
 
 def _is_none_yet(v: Any) -> tf.Tensor:
-    """Whether no D of a variable could be used so far: then v is the largest finite number.
+    """Whether a variable has had only unusable D so far: then v is the largest finite number.
 
     It is not Inf, since TensorFlow's op of Adam makes NaN of Inf.
     """
@@ -511,12 +511,12 @@ def _is_none_yet(v: Any) -> tf.Tensor:
 
 
 def _nobody() -> None:
-    """Stands for a reference to an optimizer that scales the loss, where there is none."""
+    """Used in place of a reference to an optimizer that scales the loss, if there is none."""
     return None
 
 
 def _unknown() -> None:
-    """Stands for it where there is one, and nobody knows which: D would be of the scaled loss."""
+    """Used in its place if there is one, but not known which: D would be of the scaled loss."""
     raise RuntimeError(_UNKNOWN_SCALER % face.HOW_A_WRAPPEE_IS_TOLD)
 
 

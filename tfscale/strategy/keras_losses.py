@@ -73,7 +73,7 @@ def _aggregate_additional_loss(model: keras.Model, loss: Any) -> Any:
 
 
 def _add_loss(layer: Any, loss: Any) -> Any:
-    """Eagerly nothing can be traced back: a loss for which the share was just read is scaled."""
+    """Eager steps have no graph: there, a loss counts as scaled if the share was just read."""
     if step.reads > step.noted:
         step.scaled.update(id(one) for one in tf.nest.flatten(loss))
     step.noted = step.reads
@@ -81,10 +81,11 @@ def _add_loss(layer: Any, loss: Any) -> Any:
 
 
 def _update_mean(metric: Any, values: Any, sample_weight: Any = None) -> Any:
-    """One number for a batch is a mean over its samples, also where that mean was scaled.
+    """Weight a metric's numbers by the replica's share, if there is one number for a batch.
 
-    Of the losses of single samples (``reduction="none"``) none was divided by the number of
-    replicas, by which Keras multiplies what it logs.
+    Such a number is a mean over the batch's samples; if it was scaled, that is undone first. With
+    ``reduction="none"`` Keras does not divide losses by the number of replicas, but multiplies by
+    it what it logs: the loss tracker gets them divided.
     """
     if _in_step() and tf.is_tensor(values) and values.dtype.is_floating:
         share = step.count.weight(values.dtype)
@@ -110,7 +111,7 @@ def _result(metric: Any) -> Any:
 def with_results_of_all(logs: Any) -> Any:
     """What a step returns, in which the results of metrics are those of all replicas.
 
-    Keras itself asks a model's metrics after the step, if these are what the step tells of.
+    If a step returns just the model's metrics, nothing is changed: Keras reads them afterwards.
     """
     found, step.results = step.results, None
     if not found or not isinstance(logs, dict) or set(logs) == set(step.model.get_metrics_result()):

@@ -122,7 +122,7 @@ def _empty_row(x: Any) -> Any:
 
 
 def _of_known_shape(value: Any, like: Any) -> Any:
-    """What is known of a tensor's shape while a step is traced, known of it still."""
+    """Give a tensor the static shape that is known of the tensor that it was made from."""
     if isinstance(value, tf.Tensor) and not tf.executing_eagerly() and like.shape.rank:
         first, *others = like.shape
         # Where the first is 0, TensorFlow has put 0 for all that it did not know.

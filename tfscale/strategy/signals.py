@@ -25,9 +25,9 @@ _pipe: tuple[int, int] | None = None
 
 
 def listen() -> None:
-    """Once this worker's server runs: signals do again what they did before it started.
+    """Called once this worker's server runs: make signals do again what they did before.
 
-    Handlers of the program's own stay.
+    The program's own handlers stay.
     """
     if threading.current_thread() is not threading.main_thread():
         _c_signal(signal.SIGTERM, signal.SIG_DFL)  # all that another thread can do
