@@ -1,8 +1,8 @@
-"""Keras's ``BackupAndRestore``, whose backups are whole or not there.
+"""Keras's ``BackupAndRestore``, but a program that is killed never leaves half a backup.
 
-Keras writes weights over the last ones, and then the epoch into a file of its own: who is killed
-in between leaves new weights with an old epoch, and trains some steps twice. Here one file has
-all: weights, optimizer, what hangs on it, and the epoch. Keras reads its weights, too.
+Keras writes new weights over the last ones, and then the epoch into a second file: a program that
+is killed in between leaves new weights with an old epoch, and trains some steps twice. Here one
+file has everything: weights, optimizer, residuals and seeds, and the epoch. Keras can read it.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from tfscale import sealed
 _log = logging.getLogger("tfscale")
 
 _UNSEALED = (
-    "%s was written by Keras alone. Its weights are restored with the epoch that stands in %s; "
-    "whether they belong together cannot be known."
+    "%s was written by Keras alone. Its weights are restored, with the epoch that is in %s; "
+    "tfscale cannot check whether the two belong together."
 )
 
 _SECOND = (
-    "%s cannot be restored: %s. It is called %s now, and the backup before it is restored, "
-    "of epoch %d."
+    "%s cannot be restored: %s. It was renamed to %s, and the backup before it, of epoch %d, is "
+    "restored."
 )
 
 _NONE_WHOLE = (
-    "No backup in {folder} can be restored: {reasons}. Copy one that is whole there, or remove the "
+    "No backup in {folder} can be restored: {reasons}. Copy an undamaged one there, or remove the "
     "folder to train from the beginning."
 )
 
 _NOT_BUILT = (
-    "{callback} restores a model that is built, and {model!r} is not: call it on a batch, or give "
-    "it an Input, before fit."
+    "{callback} can only restore a model that is built, and {model!r} is not: before fit, call the "
+    "model on a batch or give it an Input."
 )
 
 # All bytes of a file that Keras can load weights from, and the epoch and the batch of the save.
@@ -48,7 +48,7 @@ Backup = tuple[bytes, dict[str, int]]
 class InMemory(io.BytesIO):
     """A file in memory, whose name tells Keras its format.
 
-    HDF5 ends the program when a disk is full, some time after the error; so it gets no disk.
+    HDF5 ends the program some time after it finds a disk full, so it writes to memory only.
     """
 
     def __init__(self, name: str, content: bytes = b"") -> None:
@@ -60,7 +60,7 @@ class InMemory(io.BytesIO):
 
 
 class WholeBackup(keras.callbacks.BackupAndRestore):
-    """See the module. Arguments, and files but for their content, are Keras's."""
+    """See the module. Arguments and names of files are Keras's."""
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Called by Keras."""
@@ -69,11 +69,11 @@ class WholeBackup(keras.callbacks.BackupAndRestore):
         self._load_model()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Called by Keras, which would count the epochs of a backup from 0 in each ``fit``."""
+        """Called by Keras, whose own class would count epochs from 0 again in each ``fit``."""
         self._current_epoch = epoch
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Called by Keras, whose model would begin its next ``fit`` at the restored epoch, too."""
+        """Called by Keras, whose own class would also begin the next ``fit`` at that epoch."""
         self.model._initial_epoch = None
         super().on_train_end(logs)
 
@@ -102,8 +102,8 @@ class WholeBackup(keras.callbacks.BackupAndRestore):
         except (OSError, tf.errors.OpError) as error:
             raise OSError(
                 getattr(error, "errno", None),
-                f"no backup of {len(content)} bytes could be written to {self._weights_path}, and "
-                f"what was there before is as it was: {error}",
+                f"a backup of {len(content)} bytes could not be written to {self._weights_path}; "
+                f"the last backup there is unchanged: {error}",
             ) from error
 
     def _tell_keras(self, moment: dict[str, int]) -> None:
@@ -139,13 +139,13 @@ class WholeBackup(keras.callbacks.BackupAndRestore):
         return content, moment
 
     def _read_keras(self, path: str, content: bytes) -> dict[str, int]:
-        """The moment of a backup that Keras has written."""
+        """The epoch of a backup that Keras alone has written."""
         with h5py.File(io.BytesIO(content), "r"):
             pass  # it has its end
         beside = self._training_metadata_path
         beside += ".bkp" if path == self._prev_weights_path else ""
         if not tf.io.gfile.exists(beside):
-            raise ValueError(f"it has no seal, and {os.path.basename(beside)} is not there")
+            raise ValueError(f"it is not from tfscale, and {os.path.basename(beside)} is missing")
         with tf.io.gfile.GFile(beside, "r") as file:
             moment = {"epoch": int(json.loads(file.read())["epoch"])}
         _log.warning(_UNSEALED, path, beside)

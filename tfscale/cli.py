@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # Commands with a module of their own: its main(argv) reads the rest of the command line.
 _MODULES = {
-    "demo": "train on one device and on four replicas of this machine, and draw how",
+    "demo": "train on one device and on four replicas of this machine, and draw the results",
     "bench": "measure all-reduces and optimizers, and how models learn with each",
 }
 
@@ -162,4 +162,4 @@ def _library() -> str:
     if cached := build.cached_library(tf):
         return f"{cached}, fits"
     toolchain.find_compiler()
-    return "not built yet: the first use or `tfscale build` will"
+    return "not built yet: the first use or `tfscale build` builds it"

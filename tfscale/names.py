@@ -1,4 +1,4 @@
-"""Names that users give, and what they hear when nobody knows one."""
+"""Names that users give, and the error for one that is not known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON that people may edit: what is wrong with it is said by line or by key."""
+"""JSON that people may edit: errors name the line or the key that is wrong."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Files that are whole or not there: written beside, read again, and renamed.
+"""Writes files wholly or not at all: under another name, read again to check, then renamed.
 
-Behind the content stand a few words about it and a digest of both, so that who reads the file
-knows that it is what was written, and that the words belong to this content and to no other.
-Formats that know their own length, as HDF5 does, are read as if nothing stood behind them.
+After the content come a few words about it and a checksum of both. So a reader knows that the
+file is what was written, and that the words belong to this content and to no other. Readers of
+formats that know their own length, such as HDF5, ignore what comes after the content.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _files = tf.io.gfile
 
 
 class Damaged(ValueError):
-    """A file is sealed, and is not what was sealed."""
+    """A file has a checksum that does not match its content."""
 
 
 def write(
@@ -61,14 +61,14 @@ def write(
 
 
 def read(path: str) -> tuple[bytes, dict[str, Any] | None]:
-    """All bytes of a file, and what it says about its content; None if it is not sealed."""
+    """All bytes of a file, and the words about them; None if it was not written by ``write``."""
     with _opened(path, "rb") as file:
         data: bytes = file.read()
     if not data.endswith(_MARK):
         return data, None
     sealed = memoryview(data)[: -len(_MARK) - _DIGEST]
     if hashlib.sha256(sealed).digest() != data[len(sealed) : len(sealed) + _DIGEST]:
-        raise Damaged(f"{path} is not what was written: its digest is another")
+        raise Damaged(f"{path} is damaged: its content does not match its checksum")
     length = int.from_bytes(sealed[-_LENGTH:], "big")
     words = json.loads(bytes(sealed[-_LENGTH - length : -_LENGTH]))
     return data, words
@@ -110,7 +110,7 @@ def _pieces(parts: list[memoryview]) -> Iterator[bytes]:
 
 
 def _settle(folder: str) -> None:
-    """Let a folder's names outlast a loss of power."""
+    """Make the names in a folder survive a loss of power."""
     if _is_remote(folder):
         return
     opened = os.open(folder, os.O_RDONLY)

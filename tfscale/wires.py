@@ -1,4 +1,4 @@
-"""The wires by name: the formats in which numbers travel (docs/wires.md)."""
+"""The wires by name: the formats in which numbers are sent (docs/wires.md)."""
 
 from __future__ import annotations
 

@@ -467,7 +467,7 @@ def test_a_fit_that_ends_within_the_timeline(tmp_path, int8):
 def test_a_fit_that_ends_before_the_timeline(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, "tfscale"):
         fit(compiled(), [Telemetry(timeline=tmp_path / "trace.json")])
-    assert "begins 10 steps after the beginning of fit, which made 5" in caplog.text
+    assert "begin after 10 steps of fit, but fit made only 5" in caplog.text
     assert not (tmp_path / "trace.json").exists()
 
 

@@ -123,7 +123,7 @@ def test_a_full_disk_ends_a_training_with_an_error_and_leaves_the_last_backup(
     for refused, again in zip(records[::2], records[1::2], strict=True):
         assert refused == {"ended": 1}
         assert_goes_on(again, uninterrupted, first=1)
-    assert said.count("what was there before is as it was: [Errno 27]") == len(sizes)
+    assert said.count("the last backup there is unchanged: [Errno 27]") == len(sizes)
 
 
 @pytest.mark.full

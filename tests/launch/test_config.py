@@ -21,7 +21,7 @@ def told(text):
         ("", "is no JSON"),
         ("{'cluster': 1}", "is no JSON"),
         ("[]", "is no JSON object"),
-        ('{"cluster": ["a:1"]}', "has a cluster that is no object of lists"),
+        ('{"cluster": ["a:1"]}', "has a cluster that is not an object of lists"),
         ('{"cluster": {"worker": "a:1"}}', "has a cluster whose 'worker' is no list of addresses"),
     ],
 )

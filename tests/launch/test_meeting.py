@@ -134,7 +134,7 @@ def test_an_address_of_another_machine(begin, free):
     addresses = [here, "192.0.2.1:1234"]
     both = [begin(addresses, i, 3) for i in (0, 1)]
     outputs = [one.end() for one in both]
-    assert "worker 1 at 192.0.2.1:1234 (it has called, but cannot be called: " in outputs[0]
+    assert "worker 1 at 192.0.2.1:1234 (it has connected, but cannot be reached: " in outputs[0]
     assert "[192.0.2.1 is no address of this machine; " in outputs[1]
 
 
@@ -154,9 +154,9 @@ def test_a_port_that_another_program_has(begin, free, answer):
         threading.Thread(target=serve, daemon=True).start()
         outputs = [one.end() for one in [begin(addresses, i, 4) for i in (0, 1)]]
     own = r"worker 1 at \S+ \[its port cannot be opened: another program has it; (.*?)\]"
-    what = "something answers" if answer else "it takes calls, and says nothing"
+    what = "something answers" if answer else "it accepts connections, but sends nothing"
     assert any(what in why for why in re.findall(own, outputs[1]))
-    assert re.search(rf"for worker 1 at \S+ \(it has called, but cannot.*{what}", outputs[0])
+    assert re.search(rf"for worker 1 at \S+ \(it has connected, but cannot.*{what}", outputs[0])
 
 
 def test_a_port_that_becomes_free(begin, free):
@@ -222,7 +222,7 @@ def test_one_that_is_killed_while_others_wait_may_come_again(begin, free):
     first, second = (begin(addresses, i) for i in (0, 1))
     second.until("has waited")
     second.process.send_signal(signal.SIGKILL)
-    first.until(r"worker 1 at \S+ \((it was there, and has ended|nothing listens there)")
+    first.until(r"worker 1 at \S+ \((it was there, but has ended|nothing listens there)")
     others = [begin(addresses, i) for i in (1, 2)]
     assert all("MET" in one.end() for one in [first, *others])
 
@@ -233,7 +233,7 @@ def test_one_that_stops_is_named(begin, free):
     stopped.until("has waited")
     stopped.process.send_signal(signal.SIGSTOP)
     output = begin(addresses, 1, 3).end()
-    assert f"for worker 0 at {addresses[0]} (it takes calls, and says nothing)" in output
+    assert f"for worker 0 at {addresses[0]} (it accepts connections, but sends nothing)" in output
 
 
 def test_whatever_strangers_send_does_no_harm(begin, free):

@@ -355,7 +355,7 @@ def test_a_failed_build_shows_the_first_error_and_the_whole_log(sources, tmp_pat
         find_or_build(sources, tmp_path / "cache")
     message = str(error.value)
     assert "answer.cc:1:" in message
-    log = Path(message.split("All that it said: ")[1].splitlines()[0])
+    log = Path(message.split("Its whole output: ")[1].splitlines()[0])
     assert log.read_text().startswith("$ g++ ")
     assert not list((tmp_path / "cache").glob("*/work"))
 

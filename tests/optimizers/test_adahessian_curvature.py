@@ -246,7 +246,7 @@ def test_a_gradient_without_derivative_is_refused_by_name(hidden, shape, eager, 
     keras.backend.clear_session()
     with pytest.raises(NotImplementedError, match=names) as refused:
         fit(hidden(), shape, eager)
-    assert "Exchange the layer that this names" in str(refused.value)
+    assert "Replace the layer that this names" in str(refused.value)
 
 
 def test_where_it_is_zero_it_is_zero():

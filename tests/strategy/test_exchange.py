@@ -64,7 +64,7 @@ def test_the_sum_of_bools_says_whether_any_is_true(exchange, how):
 
 
 def test_what_is_no_number_is_refused(exchange, how):
-    with pytest.raises(TypeError, match="replicas exchange numbers, not string"):
+    with pytest.raises(TypeError, match="replicas can exchange only numbers, not string"):
         on_each(exchange, how, lambda replica: exchange.sum_all(replica, [tf.constant("a")], "x"))
 
 

@@ -103,7 +103,7 @@ def test_the_table_is_for_people_who_ask_for_it(mixed, capsys):
     print(explained)
     printed = capsys.readouterr().out.splitlines()
     assert max(map(len, printed)) <= 80
-    assert printed[0] == "Gradients, in the order in which they travel"
+    assert printed[0] == "Gradients, in the order in which they are sent"
     assert printed[1].split() == ["numbers", "bytes", "wire", "ms", "by", "model", "ms", "taken"]
     words = "\n".join(printed[2::2])
     for row in explained:
@@ -123,7 +123,7 @@ def test_long_names_are_not_broken():
 
 
 def test_one_replica_has_nothing_to_explain():
-    assert str(on(1).explain()) == "Nothing travels: there is one replica."
+    assert str(on(1).explain()) == "Nothing is sent: there is one replica."
 
 
 def test_before_the_first_step_there_is_nothing_to_tell():

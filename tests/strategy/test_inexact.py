@@ -49,4 +49,4 @@ def test_a_loss_that_gives_one_number(caplog):
     strategy = ScaleStrategy("ring", devices=DEVICES)
     (sentence,) = told(caplog, strategy, [keras.layers.Dense(1)], own)
     assert "the loss 'own' gives one number" in sentence
-    assert "Let it give one number for each sample." in sentence
+    assert "let it return one number for each sample." in sentence

@@ -32,7 +32,7 @@ def test_a_worker_that_does_not_come_is_named():
     with begin("never come", join_timeout=3) as group:
         error = wait_for(group, 0, r"^ERROR JoinError (.*)")[1]
     assert re.search(r"worker 0 at \S+ has waited 3 s for worker 1 at 127\.0\.0\.1:\d+ \(", error)
-    assert "its TF_CONFIG is set there" in error
+    assert "its TF_CONFIG has the same list" in error
 
 
 def test_a_worker_that_ends_between_the_meeting_and_tensorflow_is_named():
@@ -41,8 +41,8 @@ def test_a_worker_that_ends_between_the_meeting_and_tensorflow_is_named():
         assert group.processes[0].wait(SECONDS) == -signal.SIGKILL
         said = group.output(0)
     assert re.search(
-        r"tfscale: worker 0 at \S+ has met all others and waited \d+ s for TensorFlow's servers "
-        r"there \(worker 1 at 127\.0\.0\.1:\d+: nothing listens there\). This process ends now",
+        r"tfscale: worker 0 at \S+ has met all others and waited \d+ s for their servers "
+        r"\(worker 1 at 127\.0\.0\.1:\d+: nothing listens there\). This process ends now",
         said,
     ), said[-3000:]
 

@@ -17,23 +17,22 @@ class BatchGrowth(keras.callbacks.Callback):
     r"""Raises the global batch during the training, where others would lower the rate.
 
     The noise in SGD's steps is in proportion to :math:`\eta N / B`, for learning rate
-    :math:`\eta`, :math:`N` samples and batch :math:`B`. So a batch that is larger by a factor
-    reduces it as much as a rate that is smaller by that factor, with fewer updates, and fewer
-    exchanges between replicas.
+    :math:`\eta`, :math:`N` samples and batch :math:`B`. So a batch twice as large reduces the
+    noise as much as half the rate, with fewer updates, and fewer exchanges between replicas.
 
     ``batches`` makes the data for ``fit``. The number of the step, as the optimizer counts it,
     decides the batch size, so a training that is resumed goes on with the right one.
 
-    - **Epochs.** The data has no end: ``fit`` needs ``steps_per_epoch``. So all its epochs
-      have the same number of steps, and more and more samples. ``by_epochs`` and ``steps``
-      translate from passes over the data, in which papers count.
-    - **The learning rate** stays as it is. Scale it for the first batch.
+    - **Epochs.** The data has no end, so ``fit`` needs ``steps_per_epoch``. All its epochs have
+      the same number of steps, and later epochs have more samples. Papers count passes over the
+      data: ``by_epochs`` and ``steps`` convert these into steps.
+    - **The learning rate** stays as it is. Scale it for the first batch size.
     - **Replicas** get equal parts: each size must be a multiple of their number.
     - Batches are always full: one that begins at the end of a pass goes on in the next pass. A
       new size begins a new pass.
 
     Args:
-        sizes: the global batch by the step, from 0, that it begins with.
+        sizes: from the step at which a global batch size begins, from 0, to that size.
 
     Example:
         >>> import keras, tensorflow as tf, tfscale
@@ -57,7 +56,7 @@ class BatchGrowth(keras.callbacks.Callback):
         self.sizes = dict(sorted(sizes.items()))
         if 0 not in self.sizes or min(self.sizes) < 0 or min(self.sizes.values()) < 1:
             raise ValueError(
-                "sizes gives the batch by the step that it begins with, the first of them 0, "
+                "sizes maps the step at which a batch size begins to that size, from step 0 on, "
                 f"as in {{0: 256, 5000: 1024}}; got {dict(sizes)}"
             )
         self._first = 0
@@ -65,11 +64,11 @@ class BatchGrowth(keras.callbacks.Callback):
 
     @classmethod
     def by_epochs(cls, sizes: Mapping[float, int], samples: int) -> BatchGrowth:
-        """Growth that is given by passes over the data, as in papers.
+        """Growth by passes over the data, as in papers.
 
         Args:
-            sizes: the global batch by the number of passes, from 0, after which it begins.
-            samples: how many one pass has.
+            sizes: from the number of passes after which a batch size begins, from 0, to that size.
+            samples: how many samples one pass has.
         """
         stages = sorted(sizes.items())
         found, step = dict(stages[:1]), 0
@@ -83,7 +82,7 @@ class BatchGrowth(keras.callbacks.Callback):
         return self.sizes[max(first for first in self.sizes if first <= step)]
 
     def steps(self, samples: int) -> int:
-        """How many steps it takes to see so many samples, those of all passes together."""
+        """How many steps it takes to train on so many samples, added up over all passes."""
         done = 0
         for first, end, size in self._stages():
             needed = -(-samples // size)
@@ -102,7 +101,7 @@ class BatchGrowth(keras.callbacks.Callback):
         """The data for ``fit``: the samples, pass after pass, in batches that grow.
 
         Args:
-            samples: one pass, not in batches. What shuffles it shuffles each pass anew.
+            samples: one pass, not in batches. A ``shuffle`` in it shuffles each pass anew.
         """
 
         def first_step() -> Any:
@@ -128,12 +127,12 @@ class BatchGrowth(keras.callbacks.Callback):
                 near = max(1, round(size / replicas)) * replicas
                 raise ValueError(
                     f"a batch of {size} can't be shared equally by {replicas} replicas. "
-                    f"Take a multiple of {replicas}, as {near}"
+                    f"Take a multiple of {replicas}, such as {near}"
                 )
         if self.params["steps"] is None:
             raise ValueError(
-                "data that grows has no end, and fit doesn't know where its epochs do. Give fit "
-                "steps_per_epoch=..."
+                "the data of BatchGrowth has no end, so fit doesn't know where an epoch ends. "
+                "Give fit steps_per_epoch=..."
             )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:

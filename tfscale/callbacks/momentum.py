@@ -37,8 +37,8 @@ def buffers_with_rate(optimizer: Any) -> list[Any]:
         return []
     raise ValueError(
         f"momentum_correction=True: it is not known whether {kind.__name__} has the learning rate "
-        "in its momentum. It is known of the optimizers of Keras and tfscale, but not of what "
-        "is derived from them; with others leave momentum_correction out"
+        "in its momentum. tfscale knows the optimizers of Keras and its own, but not classes "
+        "derived from them. Leave momentum_correction out for such classes"
     )
 
 

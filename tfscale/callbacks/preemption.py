@@ -17,24 +17,24 @@ class Preempted(SystemExit):
 
 
 class Preemption(WholeBackup):
-    """Keras's ``BackupAndRestore`` that also saves, and ends the program, on SIGTERM.
+    """Keras's ``BackupAndRestore``, which on SIGTERM also saves and ends the program.
 
     All workers finish the same step, save, and raise ``Preempted`` from ``fit``, which
-    ends the program with ``exit_code``. Started again, the training goes on from there.
-    A signal that comes when the last step is done counts, too: started again, ``fit`` then
-    restores the trained model and returns.
+    ends the program with ``exit_code``. If you start it again, the training goes on from there.
+    If the signal comes after the last step, workers save and end too; started again, ``fit``
+    restores the trained model and returns at once.
 
-    That workers agree costs one exchange of a number every ``check_every`` steps and at the
-    end of each epoch; with one worker there is none.
+    Every ``check_every`` steps and at the end of each epoch, workers exchange one number to
+    learn whether one of them got the signal; a single worker exchanges nothing.
 
     Args:
         backup_dir: as for ``BackupAndRestore``.
-        save_freq: as for ``BackupAndRestore``: how often to save without being told to.
-        check_every: how many steps a signal may wait. Choose it so that they, and saving,
-            take less than the time between the signal and the end (often 30 seconds).
-        exit_code: of the program. Schedulers that start a job again only if it failed
-            want another than 0.
-        settings: what else ``BackupAndRestore`` takes.
+        save_freq: as for ``BackupAndRestore``: how often to save without a signal.
+        check_every: how many steps a signal may wait. Choose it so that these steps and a save
+            take less time than you get between the signal and the end (often 30 seconds).
+        exit_code: that of the program. If your scheduler starts a job again only after a
+            failure, choose another number than 0.
+        settings: further arguments of ``BackupAndRestore``.
 
     Example:
         >>> model.fit(x, y, callbacks=[tfscale.callbacks.Preemption("/shared/backup")])
@@ -52,8 +52,8 @@ class Preemption(WholeBackup):
     ) -> None:
         if KERAS_2:
             raise ValueError(
-                f"Preemption needs Keras 3, and this is Keras {keras.__version__}, whose own "
-                "BackupAndRestore(..., save_before_preemption=True) saves before it leaves"
+                f"Preemption needs Keras 3, and this is Keras {keras.__version__}: use its own "
+                "BackupAndRestore(..., save_before_preemption=True)"
             )
         if check_every < 1:
             raise ValueError(f"check_every is a number of steps above 0, got {check_every}")
@@ -84,7 +84,7 @@ class Preemption(WholeBackup):
             self._leave()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Called by Keras. From now on a signal does what it did before ``fit``."""
+        """Called by Keras. From now on SIGTERM does what it did before ``fit``."""
         self._sigterm.stop()
         if self._anybody_told():
             self._current_epoch = self.params["epochs"]  # an early end is an end

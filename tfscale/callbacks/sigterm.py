@@ -1,4 +1,4 @@
-"""Hears SIGTERM, in whatever thread a training runs."""
+"""Notices SIGTERM, in whatever thread a training runs."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _EACH = 1.0  # seconds, after a signal, to look whether ``fit`` has raised rathe
 
 
 class Sigterm:
-    """Takes SIGTERM in place of whoever took it before, from when this is made until ``stop``.
+    """Takes SIGTERM from its former handler, from when this is made until ``stop``.
 
-    Python's own handlers can be set in the main thread alone, and wait there until it gives way.
-    ``faulthandler`` has neither limit: it writes a traceback when the signal comes, here into a
-    pipe, which is not empty from then on.
+    Python's own handlers can only be set in the main thread, and run only when it runs Python
+    code. ``faulthandler`` has neither limit: when the signal comes it writes a traceback, here
+    into a pipe, which is not empty from then on.
 
-    Keras does not tell callbacks of a ``fit`` that raises. A signal that comes after one is passed
-    on to whoever took it before.
+    Keras does not tell callbacks that ``fit`` has raised. If a signal comes after that, this
+    passes it on to its former handler.
 
     Args:
-        callback: for whose ``fit`` this is.
+        callback: the callback whose ``fit`` this is for.
     """
 
     def __init__(self, callback: Any) -> None:
@@ -52,10 +52,10 @@ class Sigterm:
             return self._heard
 
     def stop(self) -> bool:
-        """Leave the signal to whoever took it before; what has come so far is known.
+        """Give the signal back to its former handler; ``heard`` keeps what has come so far.
 
         Returns:
-            Whether this took it until now.
+            Whether this took the signal until now.
         """
         with self._lock:
             if not self._listens:
@@ -88,7 +88,7 @@ class Sigterm:
                 os.kill(os.getpid(), signal.SIGTERM)
 
     def _fit_is_over(self) -> bool:
-        """Asked a few times: a function that returns meanwhile hides those that have called it."""
+        """Looks several times: a function that returns during a look hides its callers."""
         for _ in range(_TIMES):
             if self._fit_runs():
                 return False

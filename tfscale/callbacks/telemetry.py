@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 VERSION = 2  # of the JSON lines
 
 _TOO_SHORT = (
-    "no timeline was written: it begins %d steps after the beginning of fit, which made %d. "
-    "Telemetry(profile=(first, end)) says when"
+    "no timeline was written: it was to begin after %d steps of fit, but fit made only %d. "
+    "Choose its steps with Telemetry(profile=(first, end))"
 )
 
 SHARE = 0.005  # of the time is what reading and telling may take
@@ -34,16 +34,16 @@ SHORTEST = 0.01  # seconds: to tell of each step alone costs some hundredths of 
 
 
 class Telemetry(keras.callbacks.Callback):
-    r"""Measures for each step how long it took, how many bytes it sent, and how long that took.
+    r"""Measures how long each step takes, how many bytes it sends, and how long sending takes.
 
     It shows these numbers in the progress bar, in ``History``, in TensorBoard, in a file of JSON
     lines and as a timeline. ``docs/telemetry.md`` says what each number means, and its limits.
 
-    The engine keeps a log of what it sends in any case. This callback reads it between steps,
-    whenever all its readings so far took less than half a percent of the time, and at the end of
-    each epoch. Steps of less than 10 ms share a line. Only where a wire is lossy each bucket gets
-    a few small operations, which copy a sample of its gradients: the step is traced with them,
-    and again without them by the next ``fit``.
+    The engine keeps a log of what it sends in any case. This callback reads the log at the end of
+    each epoch, and between steps if all its reading so far took less than half a percent of the
+    time. Steps of less than 10 ms share a line. Each bucket on a lossy wire gets a few small
+    operations, which copy a sample of its gradients: the step is traced with them, and again
+    without them in the next ``fit``.
 
     Exposed time begins when a rank hands over the last of its gradients, at the end of its
     backward pass, and ends when it has all sums. The scaling efficiency with ``baseline``,
@@ -51,18 +51,18 @@ class Telemetry(keras.callbacks.Callback):
 
     .. math:: \frac{\text{samples per second}}{\text{devices} \cdot \text{baseline}}
 
-    Without it, ``efficiency_estimated`` is 1 - exposed / step, an estimate from above.
+    Without it, ``efficiency_estimated`` is 1 - exposed / step, an upper estimate.
 
-    Each of several workers writes files of its own, with its first rank in their names, and
-    shows the times and bytes of its own ranks.
+    If there are several workers, each writes its own files, with its first rank in their names,
+    and shows the times and bytes of its own ranks.
 
     Args:
-        jsonl: a file for JSON lines: one for each step, and others.
+        jsonl: a file for JSON lines: one for each step, and a few more.
         tensorboard: a folder for TensorBoard.
         timeline: a file for Perfetto (https://ui.perfetto.dev), of the steps in ``profile``.
-        progress: whether the progress bar and ``History`` get numbers.
-        batch: how many samples the global batch has, where ``fit`` cannot know (a generator);
-            or a function from a step's number to that, such as ``BatchGrowth.size``.
+        progress: whether the progress bar and ``History`` show the numbers.
+        batch: how many samples the global batch has, if ``fit`` cannot know (a generator); or a
+            function from a step's number to that, such as ``BatchGrowth.size``.
         baseline: samples per second of one device.
         profile: the first step of the timeline and the one after its last, counted from the
             beginning of ``fit``. TensorFlow's profiler makes these steps slower; means leave

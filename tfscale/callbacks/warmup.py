@@ -18,19 +18,19 @@ LOGGED = "learning_rate"
 class Warmup(keras.callbacks.Callback):
     """Sets the learning rate before each step of ``fit``, as a schedule says.
 
-    If you give the same schedule to the optimizer, the training gives the same bits. The
-    callback knows more: how many steps an epoch has, the number of replicas, and gradient
-    accumulation; it can correct momentum; and it logs the rate (``learning_rate`` in the
-    progress bar, the history and TensorBoard; the latter if it comes after it in the list).
+    If you give the same schedule to the optimizer, the training gives the same bits. But the
+    callback knows the number of steps of an epoch, the number of replicas, and gradient
+    accumulation; it can correct momentum; and it logs the rate as ``learning_rate``: in the
+    progress bar, in the history, and in TensorBoard if that callback comes later in the list.
 
-    - **Resuming.** The step is that of ``optimizer.iterations``, which is saved with the
-      model; nothing else is counted. So a training that is taken up from a checkpoint, whole
-      or weights only, has the rates that it would have had. (Into an optimizer that is not
-      built yet, ``load_weights`` loads nothing; Keras warns of it.)
+    - **Resuming.** The step is counted by ``optimizer.iterations``, which is saved with the
+      model, and by nothing else. So a training that goes on from a checkpoint, whole or
+      weights only, has the rates that it would have had without the interruption. (Into an
+      optimizer that is not built yet, ``load_weights`` loads nothing; Keras warns of it.)
     - **Gradient accumulation.** A step is a batch; all batches of a window have the
       rate that the window's update gets. ``batch`` is multiplied by the window.
-    - **steps_per_execution.** All steps of an execution have the rate of its first one, because
-      Keras calls callbacks only then. If each step is to have its own, give the schedule to the
+    - **steps_per_execution.** All steps of an execution have the rate of its first step, because
+      Keras calls callbacks only then. If each step needs its own rate, give the schedule to the
       optimizer.
     - **Epochs of unknown length** (a generator) are refused if the schedule counts
       epochs: give ``fit`` ``steps_per_epoch``, or a schedule in steps. In a second ``fit``
@@ -39,9 +39,10 @@ class Warmup(keras.callbacks.Callback):
       step raises an error. An optimizer that has a schedule of its own is refused.
 
     Args:
-        schedule: of ``tfscale.schedules``, open or closed, or any schedule of Keras.
+        schedule: one of ``tfscale.schedules``, also with its epoch length or batch size left
+            open, or any schedule of Keras.
         epochs: in place of a schedule: so many epochs of warm-up, to the rate that the
-            optimizer was compiled with, which then stays.
+            optimizer was compiled with; afterwards that rate stays.
         steps: the same, in steps.
         start: with ``epochs`` or ``steps``: the rate to begin with.
         batch: the global batch that ``fit`` is given, for a schedule with ``base_batch``.
@@ -49,8 +50,8 @@ class Warmup(keras.callbacks.Callback):
             of the model's strategy.
         momentum_correction: multiply momentum by the new rate over the old whenever the
             rate changes, for optimizers that need it (Keras's SGD and RMSprop, LARS in
-            its paper's form); others are left alone. ResNet-50 in an hour needs it. From and to
-            a rate of 0 there is nothing to correct.
+            its paper's form); others are not changed. ResNet-50 in an hour needs it. A change
+            from or to a rate of 0 is not corrected.
 
     Example:
         >>> import numpy as np, keras, tfscale
@@ -167,7 +168,7 @@ class Warmup(keras.callbacks.Callback):
         if updates > 0:
             raise ValueError(
                 f"the optimizer has made {updates} updates, so its learning rate, {rate:.6g}, may "
-                "be from the middle of a warm-up. Say which rate it shall reach: "
+                "be from the middle of a warm-up. Say which rate the warm-up reaches: "
                 f"Warmup(tfscale.schedules.Constant(RATE, warmup={length}, unit={unit!r}))"
             )
         return schedules.Constant(rate, warmup=length, start=self._start, unit=unit)
@@ -193,7 +194,7 @@ class Warmup(keras.callbacks.Callback):
         else:
             raise ValueError(
                 f"{schedule!r} is for batches of {schedule.base_batch}, and fit doesn't tell "
-                "callbacks how large its are. Give Warmup batch=..., the global batch, or "
+                "callbacks its batch size. Give Warmup batch=..., the global batch, or "
                 "batch_per_replica=..."
             )
         return batch * progress.window(self.model.optimizer)
@@ -218,6 +219,6 @@ def _check_settable(optimizer: Any) -> None:
     if not isinstance(optimizer._learning_rate, keras.Variable):
         raise ValueError(
             "Warmup sets optimizer.learning_rate, and the optimizer has "
-            f"{optimizer._learning_rate!r} there, which decides for itself. Compile with a number "
+            f"{optimizer._learning_rate!r} there, which sets it itself. Compile with a number "
             "as learning_rate, or leave Warmup out"
         )

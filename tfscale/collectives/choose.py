@@ -30,10 +30,10 @@ _LARGEST = 1 << 40
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """What a bucket travels by.
+    """The schedule that is chosen for a bucket.
 
     Args:
-        algorithm: its name; ``Chooser.schedule`` makes the schedule.
+        algorithm: the schedule's name; ``Chooser.schedule`` makes the schedule.
         seconds: how long one all-reduce takes, predicted or measured.
         runner_up: the second best, where there was a choice.
         runner_up_seconds: its time.
@@ -85,7 +85,7 @@ class Chooser:
         return self._candidates.get(algorithm) or resolve(algorithm, self.ranks)
 
     def decide(self, wire_bytes: int, choice: Choice) -> None:
-        """From now on this is the choice for buckets of exactly so many bytes.
+        """Use this choice from now on for buckets of exactly so many bytes.
 
         All ranks must be told the same before they choose again.
         """
@@ -105,8 +105,8 @@ class Chooser:
     def dump(self, path: str | Path) -> None:
         """Write what was measured and what is chosen, for people to read and edit.
 
-        ``table`` says what to use from a number of bytes on, with the prediction for
-        that number; ``measured`` what live steps decided for single numbers.
+        ``table`` says which algorithm to use from a number of bytes on, with the predicted
+        time for that number; ``measured`` what live steps decided for single numbers.
         """
         table = [{"from_bytes": start, **_as_row(choice)} for start, choice in self.ranges()]
         single = [{"bytes": n, **_as_row(choice)} for n, choice in sorted(self._single.items())]
@@ -115,7 +115,7 @@ class Chooser:
 
     @classmethod
     def load(cls, path: str | Path, ranks: int) -> Chooser:
-        """A chooser that does as a file says; the algorithm ``"auto"`` leaves it to the model.
+        """A chooser that follows a file; where the file says ``"auto"``, the cost model chooses.
 
         Args:
             path: of a file that ``dump`` wrote, perhaps edited.

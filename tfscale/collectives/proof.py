@@ -1,4 +1,4 @@
-"""What users write is proven before it runs: a wrong schedule gives wrong sums silently."""
+"""Verifies users' schedules before they run: a wrong schedule would silently give wrong sums."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def trusted(schedule: Schedule) -> Schedule:
 
 
 def proven(make: Callable[[], Schedule], what: object) -> Schedule:
-    """A user's schedule, if it is right; with the programs that were proven, and no others.
+    """A user's schedule, if it is right; it runs the very programs that were verified.
 
     Args:
         make: makes the schedule, perhaps by calling what a user wrote.
@@ -50,14 +50,14 @@ def proven(make: Callable[[], Schedule], what: object) -> Schedule:
     except ScheduleError as error:
         raise ScheduleError(
             f"the schedule {schedule.name!r} for {schedule.ranks} ranks would not give the right "
-            f"{schedule.goal.replace('_', '-')}: {error}. Mend what makes it; its verify() says "
-            "whether it is right."
+            f"{schedule.goal.replace('_', '-')}: {error}. Correct the function that makes it; "
+            "its verify() says whether it is right."
         ) from error
     return trusted(fixed)
 
 
 def _within(seconds: float, call: Callable[[], Any], what: object) -> Any:
-    """What a call returns or raises, if it does so in time. (It cannot be stopped otherwise.)"""
+    """What a call returns or raises, if it does so in time. (The call itself goes on.)"""
     outcome: list[Any] = []
     failure: list[BaseException] = []
 

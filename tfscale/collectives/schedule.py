@@ -112,7 +112,7 @@ def _check_name(name: object) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """What every rank does, made lazily: ``program(rank)`` builds one rank's steps.
+    """The steps of every rank, made on demand: ``program(rank)`` builds one rank's steps.
 
     Args:
         name: which algorithm this is, with which parameters, in at most 200 printable

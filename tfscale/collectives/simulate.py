@@ -110,9 +110,9 @@ class _Run:
     A task is one step of one rank on one part. Its number orders the tasks of one
     moment: by part, then by place in the program, then by rank.
 
-    Only the ranks below ``period`` are simulated. A message to rank p goes to the
-    one of them that stands for p, as if it came from the rank that stands to it as
-    the sender stands to p.
+    Only the ranks below ``period`` are simulated, each in place of others. A message
+    to rank p goes to the simulated rank in place of p, and its sender is renumbered
+    by the same distance.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Which gradient travels on which wire."""
+"""Which gradient is sent on which wire."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ FEEDBACK = ("int4", "ternary", "sign")
 
 
 class WirePolicy:
-    """Which wire each gradient travels on.
+    """The wire on which each gradient is sent.
 
-    In this order: the wire of the first rule that matches; the lossless ``"fp32"`` for
-    tensors that are small, have less than two dimensions, or are sensitive, and for
-    float64 and integers; ``wire`` for the rest.
+    The wire of the first rule that matches. Without one, the lossless ``"fp32"`` for tensors
+    that are small, have fewer than two dimensions, or are sensitive, and for float64 and
+    integers; ``wire`` for all others.
 
     Args:
         wire: the name of the wire of all other gradients.
         rules: wires by regular expressions, which are searched in a variable's path, such
-            as ``"dense_1/kernel"``. The first that matches counts, before all else.
-        small: tensors with fewer elements are small.
-        sensitive: a regular expression; where it is found in a variable's path, the
-            variable is sensitive.
+            as ``"dense_1/kernel"``. The first that matches counts.
+        small: tensors with fewer elements than this are small.
+        sensitive: a regular expression; if it is found in a variable's path, the variable
+            is sensitive.
 
     Example:
         >>> policy = WirePolicy("int8", rules={"^head/": "bf16"})
@@ -61,7 +61,7 @@ class WirePolicy:
 
     @classmethod
     def of(cls, wire: str | Mapping[str, str] | WirePolicy) -> WirePolicy:
-        """Make a policy of what a user passes as ``wire``.
+        """Make a policy from what a user passes as ``wire``.
 
         Args:
             wire: a wire's name; a policy; or a mapping of rules, in which the key ``"*"``
@@ -99,7 +99,7 @@ class WirePolicy:
         return wires.LOSSLESS if self._keeps_exact(path, shape, dtype) else self.wire
 
     def idle(self, paths: Sequence[str]) -> list[str]:
-        """The rules that are found in none of these paths."""
+        """The rules that match none of these paths."""
         patterns = [pattern for pattern, _ in self._rules]
         return [p.pattern for p in patterns if not any(p.search(path) for path in paths)]
 

@@ -15,7 +15,7 @@ _LIKE = (
 def check(text: str) -> None:
     """Refuse a ``TF_CONFIG`` that does not say who the workers are and which of them this is.
 
-    One without a cluster is for a worker that trains alone, and may hold anything.
+    Without a cluster, the worker trains alone, and ``TF_CONFIG`` may hold anything.
     """
     problem = _problem(text)
     if problem:
@@ -39,12 +39,12 @@ def _problem(text: str) -> str:
 
 def _problem_of_cluster(cluster: Any) -> str:
     if not isinstance(cluster, dict):
-        return "has a cluster that is no object of lists of addresses"
+        return "has a cluster that is not an object of lists of addresses"
     seen = set()
     for job, addresses in cluster.items():
         listed = addresses.values() if isinstance(addresses, dict) else addresses
         if not isinstance(addresses, (list, dict)):
-            return f"has a cluster whose {job!r} is no list of addresses"
+            return f"has a cluster whose {job!r} is not a list of addresses"
         for address in listed:
             if not isinstance(address, str) or not is_address(address):
                 return f"has the address {address!r}, which is not 'host:port'"

@@ -1,6 +1,6 @@
 """Several worker processes on one machine, with a cluster between them.
 
-No process outlives the `with` block, and no wait is without an end.
+All processes end with the `with` block, and every wait has a time limit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class LocalWorkers:
     """Start one command in several processes, each with its own ``TF_CONFIG``.
 
     Args:
-        command: the same for all; each finds its place in ``TF_CONFIG``.
+        command: the same for all processes; ``TF_CONFIG`` tells each which worker it is.
         count: how many.
         hosts: an address for each; all on the loopback by default.
         prefixes: words to put before each worker's command (``ip netns exec ...``).
@@ -106,7 +106,7 @@ class LocalWorkers:
         """Wait for workers to end well; the outputs of all workers, or ``WorkerFailed``.
 
         Args:
-            seconds: after that long, whoever still runs has failed.
+            seconds: a worker that still runs after so many seconds has failed.
             only: which workers to wait for; all by default.
             watch: called a few times a second meanwhile.
         """
@@ -170,7 +170,7 @@ def _environment(addresses: Sequence[str], index: int) -> dict[str, str]:
 
 
 def _held_ports(count: int) -> list[socket.socket]:
-    """Free ports that nobody else is given, though their workers take seconds to open them.
+    """Free ports, held so that nobody else gets them before their workers open them.
 
     A worker of the same user may share one with the socket that holds it; TensorFlow's
     server does if TF_GRPC_REUSE_PORT says so.

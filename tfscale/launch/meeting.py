@@ -1,9 +1,10 @@
-"""Workers meet before TensorFlow starts its servers, which wait for each other in silence.
+"""Workers meet before TensorFlow starts its servers, which wait for each other without a message.
 
-Each worker listens at its own address, as its server will, and calls all others. Each tells the
-other who it is and whom it takes for the workers. Who has called all others, and has been called
-by all, is ready and says so; when all are ready, all close their sockets and go on together.
-Who waits says for whom, and who gives up tells all that it can reach.
+Each worker listens at its own address, as its server will later, and connects to all others. On
+each connection both send who they are and their list of workers. A worker that has connected to
+all others, and to which all others have connected, tells them that it is ready. When all are
+ready, all close their sockets and go on. A worker that waits logs for whom; a worker that gives up
+tells all that it can reach.
 """
 
 from __future__ import annotations
@@ -36,22 +37,21 @@ _LINE = 4 << 20  # bytes of a message at most: the addresses of 100,000 workers
 _NAMED = 8  # workers in a message at most
 
 _CHECK = (
-    "Check that it was started and still runs, that its TF_CONFIG is set there, with the same list "
-    "of workers and with its own index, and that its address can be reached from here: host name, "
-    "port, firewall"
+    "Check that it was started and still runs, that its TF_CONFIG has the same list of workers and "
+    "its own index, and that its address can be reached from here: host name, port, firewall"
 )
 _SILENT = (
-    "something answers there, but not as a worker that is starting: "
-    "another program has this port, or a training that already runs"
+    "something answers there that is not a starting worker: "
+    "another program uses this port, or a training that already runs"
 )
 
 
 class JoinError(RuntimeError):
-    """Workers have not come together; the message says who is missing, or what is wrong."""
+    """Workers have not all met; the message says who is missing, or what is wrong."""
 
 
 class Worker(NamedTuple):
-    """One of the workers, as all know it."""
+    """A worker: its name and address, the same for all workers."""
 
     name: str
     address: str
@@ -75,7 +75,7 @@ def meet(
         me: which of them this is.
         timeout: how many seconds to wait for them.
         share_port: whether a socket that does not listen may hold this worker's port.
-        say: takes a line about who is missing, now and then.
+        say: called now and then with a line about who is missing.
     """
     meeting = _Meeting(workers, me, timeout, share_port, say)
     outcome: concurrent.futures.Future[None] = concurrent.futures.Future()
@@ -98,7 +98,7 @@ def meet(
 
 @contextlib.contextmanager
 def narrated(story: str, say: Callable[[str], None] = _log.warning) -> Iterator[None]:
-    """Around a wait that somebody else's code makes: says now and then what for."""
+    """Within this context, log now and then what other code is waiting for."""
     over = threading.Event()
 
     def tell() -> None:
@@ -115,7 +115,7 @@ def narrated(story: str, say: Callable[[str], None] = _log.warning) -> Iterator[
 
 
 def unreachable(workers: Sequence[Worker]) -> str:
-    """Which of them cannot be called, in words."""
+    """A text that says which workers cannot be reached, and why."""
     troubles = []
     for worker in workers:
         try:
@@ -164,9 +164,9 @@ class _Peer:
         if self.met:
             return f"{self.worker} (is there, and waits for others)"
         if self.linked(True):
-            return f"{self.worker} (it answers, but its own call has not come through)"
+            return f"{self.worker} (it answers, but has not connected to this worker)"
         if self.linked(False):
-            return f"{self.worker} (it has called, but cannot be called: {self.trouble})"
+            return f"{self.worker} (it has connected, but cannot be reached: {self.trouble})"
         return f"{self.worker} ({self.trouble})"
 
 
@@ -217,7 +217,7 @@ class _Meeting:
             await self._close()
 
     def abandon(self) -> None:
-        """From another thread: nobody waits for the outcome any more."""
+        """Called from another thread when nobody waits for the outcome any more."""
 
         def cancel() -> None:
             self._end.cancel()
@@ -306,12 +306,12 @@ class _Meeting:
             opening = asyncio.open_connection(host, port, limit=_LINE)
             reader, writer = await _within(_CONNECT, opening)
             await self._converse(reader, writer, peer)
-            peer.trouble = "it was there, and has ended or was cut off"
+            peer.trouble = "it was there, but has ended or was cut off"
         except asyncio.TimeoutError:
             peer.trouble = (
                 f"no answer within {_CONNECT:.0f} s"
                 if writer is None
-                else "it takes calls, and says nothing"
+                else "it accepts connections, but sends nothing"
             )
         except _NoWorker as problem:
             peer.trouble = str(problem)
@@ -360,7 +360,7 @@ class _Meeting:
     # -- what is wrong
 
     def _problem(self, hello: _Hello, whom: _Peer | None) -> str:
-        """Why this process is not the worker that it should be."""
+        """Why the process on this connection is not the worker that it should be."""
         if hello.workers != self._hello.workers:
             return self._other_list(hello)
         if hello.place == self._me:
@@ -402,7 +402,7 @@ class _Meeting:
     # -- what is told
 
     async def _tell(self) -> None:
-        """Who is missing, now and then, and as an error in the end."""
+        """Log now and then who is missing, and fail with that at the end."""
         began = asyncio.get_running_loop().time()
         at = FIRST_WORD
         while at < self._timeout:
@@ -446,7 +446,7 @@ async def _server(
 
 
 def _is_number(host: str) -> bool:
-    """Whether it is an address, not a name that stands for some."""
+    """Whether it is an IP address, and not a host name."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -512,7 +512,7 @@ def _read_hello(data: bytes) -> _Hello:
     found = _parsed(data)
     protocol = found.get("tfscale")
     if protocol is not None and protocol != PROTOCOL:
-        raise _NoWorker("another version of tfscale starts there; install the same everywhere")
+        raise _NoWorker("another version of tfscale runs there; install the same everywhere")
     place, process, start = (found.get(name) for name in ("place", "process", "start"))
     workers = _read_workers(found.get("workers"))
     if protocol is None or not isinstance(process, str) or not isinstance(start, str):

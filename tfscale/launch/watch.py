@@ -1,7 +1,7 @@
-"""Watches over a wait in which Python itself stands still, from a process beside it.
+"""Watches, from a second process, a wait in which no Python code of this process runs.
 
-While TensorFlow's servers come together no thread of Python runs, and nothing ends the wait. A
-worker that is lost just then would leave the others in it for ever.
+While TensorFlow's servers connect to each other no Python thread runs, and nothing ends the wait.
+If a worker ended just then, the others would wait for ever.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def watched(workers: Sequence[meeting.Worker], me: int, seconds: float) -> Itera
 
 
 def watch(process: int) -> None:
-    """In the process beside: until its input ends, as it does when the wait or its worker ends."""
+    """Runs in the second process until its input ends: when the wait or the worker ends."""
     listed, me, seconds, word, each = json.loads(sys.stdin.readline())
     workers = [meeting.Worker(*worker) for worker in listed]
-    who = f"{workers[me]} has met all others and waited %.0f s for TensorFlow's servers there (%s)"
+    who = f"{workers[me]} has met all others and waited %.0f s for their servers (%s)"
     began = time.monotonic()
     while not select.select([sys.stdin], [], [], max(0, min(word, seconds) + began - _now()))[0]:
         others = [worker for i, worker in enumerate(workers) if i != me]

@@ -169,9 +169,9 @@ def _make_folder(folder: Path, *, ours: bool = True) -> None:
             trust.keep_others_out(folder)
     if reason := trust.doubt(folder.resolve()):
         raise BuildError(
-            f"{folder}, of tfscale's cache, {reason}: what is in it could be anybody's, and would "
-            f"run as you.\nSet TFSCALE_CACHE to a folder of your own, or take the right to write "
-            f"from others: chmod go-w {folder}"
+            f"{folder}, of tfscale's cache, {reason}: another user could have written its files, "
+            f"which would run as you.\nSet TFSCALE_CACHE to a folder of your own, or take the "
+            f"right to write from others: chmod go-w {folder}"
         )
 
 
@@ -185,7 +185,7 @@ def _folder_of(cache: Path, tag: dict[str, str], tf: TensorFlow) -> Path:
 
 @contextlib.contextmanager
 def _locked(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Only one process at a time is inside; a killed one lets go of the lock."""
+    """Lets in one process at a time; if it is killed, the lock is free again."""
     with _threads_of_this_process, (folder / "lock").open("w") as file:
         deadline = time.monotonic() + _WAIT_SECONDS
         told = False
@@ -206,7 +206,8 @@ def _locked(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
             if time.monotonic() > deadline:
                 raise BuildError(
                     f"waited {_WAIT_SECONDS} s for another process that builds in {folder}.\n"
-                    f"Look who holds it (fuser {folder / 'lock'}), end it, and try again."
+                    f"Find the process that holds the lock (fuser {folder / 'lock'}), end it, "
+                    "and try again."
                 )
             time.sleep(0.1)
         yield

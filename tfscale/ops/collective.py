@@ -44,8 +44,8 @@ def all_reduce(
 ) -> Any:
     r"""Sum (or average) ``x`` over all ranks; all ranks get the same bits.
 
-    With a residual :math:`e_r` on each rank :math:`r`, what low precision rounds away in one
-    call is added in the next one, whatever the schedule and the wire:
+    With a residual :math:`e_r` on each rank :math:`r`, what rounding loses in one call is
+    added in the next one, whatever the schedule and the wire:
 
     .. math:: \sum_r (x_r + e_r) = y + \sum_r e'_r
 
@@ -58,10 +58,10 @@ def all_reduce(
         wire: the format in which numbers are sent; ``"fp32"`` sends every type as it is, the
             others are for floats.
         reduction: ``"sum"`` or ``"mean"``.
-        residual: what the last call returned as such, float32 of x's shape (zeros at first).
+        residual: the ``new_residual`` of the last call, float32 of x's shape (zeros at first).
         stochastic: round at random, without bias; by default only for ``"ternary"`` without
-            a residual. (At random it loses more than it keeps: residuals would grow forever.)
-        seed: of that rounding, an integer; pass another one each step.
+            a residual. (With one, random rounding would make residuals grow forever.)
+        seed: an integer for that rounding; pass another one in each step.
         piece_bytes: the size of a message; 0 lets the engine choose.
         name: the bucket's name in errors, the same on all ranks.
 
@@ -147,7 +147,7 @@ def broadcast(
     """Give the root's ``x`` to all ranks.
 
     Args:
-        root: the rank whose numbers are sent; of the others' ``x`` only shape and type count.
+        root: the rank whose numbers are sent; the others' ``x`` gives only shape and type.
         others: see ``all_reduce``.
     """
     x = _checked(x)

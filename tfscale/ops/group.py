@@ -78,9 +78,9 @@ class Communicator:
     def new_name(self, op: str) -> str:
         """A bucket's name, the same on all ranks that trace the same function.
 
-        Counted anew for each function that is traced (loops and branches are part of
-        it), so a trace that fails, or that one rank alone makes, does no harm. Eager
-        ops run one after the other and share a name, since TensorFlow keeps a kernel
+        Names are counted from the start for each function that is traced (with its loops
+        and branches), so a trace that fails, or that only one rank makes, does no harm.
+        Eager ops run one after the other and share a name, since TensorFlow keeps a kernel
         for every name that it has seen.
         """
         if tf.executing_eagerly():
@@ -256,7 +256,7 @@ class Group:
                 ) from error
 
     def _silent(self) -> str:
-        """Which workers do not even answer."""
+        """A sentence that names the workers that do not answer."""
         task_of = {device.split("/device:")[0]: device for device in self.communicators[0].devices}
         own = self.communicators[0].device.split("/device:")[0]
         ranks = [self.communicators[0].devices.index(d) for t, d in task_of.items() if t != own]
@@ -264,7 +264,7 @@ class Group:
             silent = list(threads.map(self._is_silent, ranks))
         named = [f"rank {rank} ({self.peers[rank]})" for rank, is_ in zip(ranks, silent) if is_]
         if not named:
-            return "All workers answer: one of them has not come so far, its log may say why"
+            return "All workers answer, but one of them has not come this far; its log may say why"
         return f"No answer from {', '.join(named)}: stopped, ended, or cut off"
 
     def _is_silent(self, rank: int) -> bool:
@@ -321,7 +321,7 @@ def _full_names(devices: Sequence[str] | None) -> list[str]:
 
 
 def _new_group_key(devices: Sequence[str]) -> int:
-    """A number that all ranks of a group find for themselves, and no other group has.
+    """A number that every rank of a group computes alike, and that no other group has.
 
     Groups are told apart by who is in them, and groups of the same devices by the
     order in which they were made, which is the same in every process. TensorFlow
@@ -333,7 +333,7 @@ def _new_group_key(devices: Sequence[str]) -> int:
 
 
 def resolver_of(given: Any) -> Any:
-    """The one that says who the workers are: as given, or by ``TF_CONFIG``."""
+    """The resolver that lists the workers: the given one, or that of ``TF_CONFIG``."""
     by_variable = tf.distribute.cluster_resolver.TFConfigClusterResolver
     resolver = given or by_variable()
     if isinstance(resolver, by_variable):
@@ -343,7 +343,7 @@ def resolver_of(given: Any) -> Any:
 
 @contextlib.contextmanager
 def starting(resolver: Any, deadline: float, join_timeout: float) -> Iterator[None]:
-    """Around what starts this worker's server: all workers are there, and nobody waits in silence.
+    """Wait for all workers before this worker's server starts, and say for whom it waits.
 
     A process starts its server once.
     """
@@ -366,8 +366,8 @@ def starting(resolver: Any, deadline: float, join_timeout: float) -> Iterator[No
             yield
     except tf.errors.OpError as error:
         raise JoinError(
-            f"{workers[me]} has met all other workers, and then TensorFlow's servers did not "
-            f"come together: {error.message} ({unreachable(workers)})."
+            f"{workers[me]} has met all other workers, but then TensorFlow's servers could not "
+            f"connect: {error.message} ({unreachable(workers)})."
         ) from error
 
 
@@ -378,12 +378,12 @@ def _has_started() -> bool:
 def _outlast_tensorflow(
     resolver: Any, tasks: Sequence[tuple[str, str]], deadline: float, join_timeout: float
 ) -> None:
-    """Before a worker's server starts: TensorFlow shall not give up sooner than we do, nor later.
+    """Set TensorFlow's timeouts by ours, before a worker's server starts.
 
-    Its own service, where it has not heard of a worker for ten seconds, ends the
-    collectives of all others, which then blame anybody. A worker reports twice in that
-    time; so one that stops is missed after half of it at the earliest. At the start it waits for
-    an hour.
+    By default TensorFlow's coordination service ends the collectives of all workers if it has
+    not heard from one for ten seconds, and their errors may name any worker. A worker reports
+    twice in that time, so the service may miss it after half of the time. At the start it would
+    wait for an hour.
     """
     coordinated = tf.compat.v1.ConfigProto().experimental.coordination_config.coordinated_job_list
     jobs = collections.Counter(_job(task) for task, _ in tasks)

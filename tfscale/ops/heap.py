@@ -22,10 +22,10 @@ _SETTINGS = {
 
 
 def keep_freed_memory() -> bool:
-    """Let the heap keep what messages need; whether that was done.
+    """Make the heap keep the memory that messages need; returns whether that was done.
 
     Arenas that exist already go on as before, so call it before TensorFlow's server starts.
-    Nothing is done without glibc, or where the user has tuned it himself.
+    Does nothing without glibc, or if the user has tuned it.
     """
     if platform.libc_ver()[0] != "glibc" or _tuned_by_user():
         return False

@@ -36,9 +36,9 @@ def _load(path: str) -> Any:
 
 
 def known_to_all(error: BaseException) -> bool:
-    """Whether the other ranks hear of an error without being told, or cannot be told.
+    """Whether all ranks get to know an error without a farewell, or cannot be reached by one.
 
-    Our ops mark such errors. Keras raises others in the stead of some, which lead back to them.
+    Our ops mark such errors. Keras replaces some by others, whose causes lead back to ours.
     """
     chain: BaseException | None = error
     while chain is not None:

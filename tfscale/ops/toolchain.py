@@ -145,7 +145,7 @@ def _compiler_version(command: tuple[str, ...]) -> str:
 
 
 def run_compiler(command: list[str], what: str, folder: Path, log: Path) -> None:
-    """Runs a compiler; on failure keeps all that it said in `log`."""
+    """Runs a compiler; on failure keeps its whole output in `log`."""
     try:
         done = subprocess.run(
             command,
@@ -166,7 +166,7 @@ def run_compiler(command: list[str], what: str, folder: Path, log: Path) -> None
     raise BuildError(
         f"{command[0]} could not {what}:\n"
         f"  {_first_error(output)}\n"
-        f"All that it said: {log}\n"
+        f"Its whole output: {log}\n"
         f"{_hint(output)}"
     )
 

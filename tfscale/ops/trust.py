@@ -1,8 +1,9 @@
 """Which files of the cache may be loaded as code.
 
-Whoever may write a library that a user loads runs what they like as that user, and a file that a
-crash or a disk has damaged ends the process. So a folder or a file counts only if it belongs to
-the user or to root and nobody else may write it, and a file only with its checksum beside it.
+Whoever can write a library that a user loads can run any code as that user, and a file that a
+crash or a disk has damaged can end the process. So tfscale uses a folder or a file only if it
+belongs to the user or to root and nobody else may write it, and a file only if a checksum beside
+it matches.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where XLA compiles, ops of our own cannot be called."""
+"""Finds out whether XLA compiles a step: XLA cannot call our ops."""
 
 import tensorflow as tf
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext

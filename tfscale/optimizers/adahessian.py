@@ -52,9 +52,9 @@ class AdaHessian(Optimizer):
     exact for every :math:`z`. Its variance is :math:`\sum_{j \ne i} H_{ij}^2 / s`.
 
     **No Hessian is formed.** :math:`Hz` is the gradient of :math:`g^T z`, which costs about twice
-    a forward and backward pass. It works in ``compile`` and ``fit`` as they are: in a graph the
-    gradients are differentiated once more where they are applied. An eager loop of one's own
-    computes, differentiates and applies ``with optimizer.recording():``, as in the example.
+    a forward and backward pass. It works with plain ``compile`` and ``fit``: in a graph, the
+    optimizer differentiates the gradients once more when it applies them. In your own eager loop,
+    compute, differentiate and apply ``with optimizer.recording():``, as in the example.
 
     **update_each.** With ``update_each=n`` the steps 1, n+1, 2n+1, ... compute :math:`D`, and
     count for all n: :math:`v \leftarrow \beta_2^n v + (1 - \beta_2^n) \bar D^2`. In other steps
@@ -69,8 +69,9 @@ class AdaHessian(Optimizer):
 
     **Loss scaling.** :math:`D` is linear in the loss and is scaled back as the gradient is.
 
-    **Overflow.** Of a variable a :math:`D` is not used if its square is not finite everywhere, as
-    may happen in float16: the corrected :math:`v` stays, and what has had none yet does not move.
+    **Overflow.** If the square of a variable's :math:`D` is not finite everywhere, as may happen in
+    float16, this :math:`D` is not used: the corrected :math:`v` stays, and a variable that has had
+    no usable :math:`D` yet does not move.
 
     Args:
         learning_rate: :math:`\eta`, a float, a schedule, or a function without arguments.
@@ -79,17 +80,17 @@ class AdaHessian(Optimizer):
         epsilon: is added to the root, after the bias correction.
         weight_decay: :math:`\lambda`; None turns it off.
         hessian_power: :math:`k`, from 0 (momentum alone) to 1.
-        samples: :math:`s`, how many :math:`z` a step draws. Each costs a second backward pass.
+        samples: :math:`s`, how many :math:`z` a step draws. Each costs one more backward pass.
         update_each: how many steps share a :math:`D`.
         averaging: which neighbours share the mean of their :math:`D`: ``"window"`` (all axes but
             the last two: the window of a convolution's kernel), ``"inputs"`` (all but the last:
             one number for each output), ``"outputs"`` (the last: one for each row, as in
-            embeddings), a number (flat blocks of that length) or None. A dictionary from regular
-            expressions, searched in variables' paths, to these; the first that is found counts,
-            and ``"auto"`` where none is. Or a function of :math:`D` and its variable, which
-            returns what broadcasts to the variable's shape. ``"auto"`` is the window for kernels
-            with four axes or more, and None for others.
-        seed: of the signs; None is 0. They need not differ between programs.
+            embeddings), a number (flat blocks of that length) or None. A dictionary maps regular
+            expressions, searched in variables' paths, to these rules; the first expression that
+            is found counts, and without one ``"auto"``. A function of :math:`D` and its variable
+            returns a mean that broadcasts to the variable's shape. ``"auto"`` is the window for
+            kernels with four axes or more, and None for others.
+        seed: that of the signs; None means 0. Programs may all use the same seed.
         exclude_from_weight_decay: regular expressions, searched in variables' paths; ``()``
             is for no variable at all.
         base: what every Keras optimizer takes: ``name``, ``clipnorm``, ``clipvalue``,
@@ -161,12 +162,11 @@ class AdaHessian(Optimizer):
     def curvature(
         self, gradients: Sequence[Any], variables: Sequence[Any], unscaled: bool = False
     ) -> list[Any]:
-        """This replica's D, for whoever sums it over replicas and gives it back by ``given``.
+        """This replica's D; the caller sums it over replicas and passes the sum to ``given``.
 
-        Call it in every step, where ``apply`` would be called and before gradients are summed or
-        clipped. D is of the loss as it was scaled, unless the gradients have been divided by that
-        scale. In steps that need none (``update_each``) it is zeros, and ``apply`` ignores what is
-        given.
+        Call it in every step, just before ``apply`` and before gradients are summed or clipped. D
+        is that of the scaled loss, unless the gradients have been divided by the scale. In steps
+        that need no D (``update_each``) it is zeros, and ``apply`` ignores what it is given.
 
         Args:
             gradients: this replica's, dense, ``IndexedSlices`` or None.
@@ -184,7 +184,7 @@ class AdaHessian(Optimizer):
 
     @contextlib.contextmanager
     def given(self, curvature: Sequence[Any]) -> Iterator[None]:
-        """While it lasts, ``apply`` on this thread uses these and computes none.
+        """Within this context, ``apply`` on this thread uses these and computes none.
 
         Args:
             curvature: for each variable that ``apply`` gets, what ``curvature`` returned, summed
@@ -197,7 +197,7 @@ class AdaHessian(Optimizer):
             self._now.given = before
 
     def give(self, curvature: Sequence[Any]) -> None:
-        """The next ``apply`` on this thread uses these: ``given``, where nothing can last so long.
+        """The next ``apply`` on this thread uses these: for callers that cannot use ``given``.
 
         Args:
             curvature: as for ``given``.
@@ -209,7 +209,7 @@ class AdaHessian(Optimizer):
     def recording(self) -> Iterator[None]:
         """An eager step must be computed, differentiated and applied within this.
 
-        In a graph it does nothing, for there it needs not.
+        In a graph it does nothing, and is not needed.
         """
         if not tf.executing_eagerly() or not self.curvature_is_due():
             yield
@@ -222,13 +222,13 @@ class AdaHessian(Optimizer):
             self._now.record = before
 
     def follow(self, model: keras.Model) -> None:
-        """Let a model record what it computes eagerly: ``compile`` does so with a new model.
+        """Make a model record what it computes eagerly; ``compile`` does so with a new model.
 
-        To be called before ``fit`` if it runs eagerly and the model was compiled with another
-        optimizer before, or this one was put into a ``LossScaleOptimizer`` by hand.
+        Call it before an eager ``fit`` if the model was compiled with another optimizer before,
+        or if you put this one into a ``LossScaleOptimizer`` yourself.
 
         Args:
-            model: that was compiled with this optimizer.
+            model: a model that was compiled with this optimizer.
         """
         follow(model)
 
@@ -378,9 +378,9 @@ class AdaHessian(Optimizer):
         return alike and self.hessian_power == 1
 
     def _descend_by_one_op(self, variable: Any, m: Any, v: Any, g: tf.Tensor, rate: Any) -> None:
-        """Once through memory: Adam's op, to which beta_2 = 1 says to leave v alone.
+        """Update in one pass over memory: by Adam's op, which with beta_2 = 1 does not change v.
 
-        It knows of no correction of v, but the root's can be taken out of the fraction.
+        That op does not correct v; dividing rate and epsilon by the correction's root does.
         """
         root = ops.sqrt(rules.bias_correction(self._kept, self._changes(m.dtype)))
         tf.raw_ops.ResourceApplyAdam(
@@ -397,7 +397,7 @@ class AdaHessian(Optimizer):
         )
 
     def _update_square(self, v: Any, d: tf.Tensor) -> None:
-        """In steps that have a D."""
+        """Called in steps that have a D."""
         square = tf.broadcast_to(ops.square(d), v.shape)
         correct = functools.partial(rules.bias_correction, self._kept)
         now = self._changes(v.dtype)
@@ -441,9 +441,9 @@ class AdaHessian(Optimizer):
     def _maybe_initialize_trackable(self) -> None:
         """Called by TensorFlow when an attribute of another object becomes this optimizer.
 
-        A model is followed, in case its steps will run eagerly, and Keras does not tell it to an
-        optimizer. One that scales the loss hands this call on under Keras 2, so a model may be
-        behind it.
+        If the object is a model, it is followed, in case its steps will run eagerly: Keras does not
+        tell an optimizer its model. Under Keras 2 an optimizer that scales the loss passes the call
+        on, so the model may be behind it.
         """
         super()._maybe_initialize_trackable()
         for levels in (1, 2):
@@ -502,21 +502,21 @@ _UNKNOWN_SCALER = (
 
 
 def _is_none_yet(v: Any) -> tf.Tensor:
-    """Whether a variable has had a D, and none that could be used: v is the largest number.
+    """Whether a variable has had only unusable D so far: then v is the largest finite number.
 
-    It is finite, for TensorFlow's op of Adam makes NaN of Inf.
+    It is not Inf, since TensorFlow's op of Adam makes NaN of Inf.
     """
     first = tf.reshape(v, [-1])[:1]
     return tf.reduce_any(tf.equal(first, first.dtype.max))
 
 
 def _nobody() -> None:
-    """Stands for a reference to an optimizer that scales the loss, where there is none."""
+    """Used in place of a reference to an optimizer that scales the loss, if there is none."""
     return None
 
 
 def _unknown() -> None:
-    """Stands for it where there is one, and nobody knows which: D would be of the scaled loss."""
+    """Used in its place if there is one, but not known which: D would be of the scaled loss."""
     raise RuntimeError(_UNKNOWN_SCALER % face.HOW_A_WRAPPEE_IS_TOLD)
 
 

@@ -1,4 +1,4 @@
-"""What the optimizers of tfscale are besides their rules."""
+"""What all optimizers of tfscale share, besides their rules."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class Optimizer(face.Optimizer):
     """A Keras optimizer with lists of exclusions, exact state, and a weight decay of its own.
 
     - **Lists.** A list holds regular expressions, which are searched in the paths of
-      variables. Lists are arguments: they are saved with the model. A pattern that is found
-      in no variable's path is told once, as a warning.
+      variables. Lists are arguments, so they are saved with the model. If a pattern is found
+      in no variable's path, a warning says so once.
     - **State and arithmetic** are float32 also for float16 and bfloat16 variables, and
       float64 for float64 ones. An update is rounded once, when the variable is assigned.
     - **Weight decay** is part of the rule of each optimizer. Keras's own, which shrinks
       variables before the update, is not used.
     - **Sparse gradients** are made dense first, and rows that come twice are summed. Momentum
-      moves all rows in every step, and norms are of whole variables: to leave out the rows
-      that a batch does not touch would be another rule. Clipping sees these sums, too.
+      moves all rows in every step, and norms are those of whole variables: leaving out rows
+      that a batch does not touch would be another rule. Clipping sees the dense gradients.
 
     Args:
         learning_rate: as in Keras: a float, a schedule, or a function without arguments.
-        weight_decay: how strong it is; None or 0 turns it off.
+        weight_decay: its strength; None or 0 turns it off.
         exclusions: lists by the names of their arguments; ``DECAY`` must be one of them.
         base: what every Keras optimizer takes: ``name``, ``clipnorm``, ``clipvalue``,
             ``global_clipnorm``, ``use_ema``, ``ema_momentum``, ``ema_overwrite_frequency``,
@@ -58,18 +58,18 @@ class Optimizer(face.Optimizer):
         self._exclusions = {name: paths.checked(name, given) for name, given in exclusions.items()}
 
     def excluded(self, argument: str, place: int) -> bool:
-        """Whether a list excludes the variable at a place of those that were built for."""
+        """Whether a list excludes the variable at this place among those given to ``build``."""
         path = path_of(self._trainable_variables[place])
         return paths.found(self._exclusions[argument], path)
 
     def decay_of(self, place: int) -> float:
-        """The weight decay of the variable at a place of those that were built for."""
+        """The weight decay of the variable at this place among those given to ``build``."""
         return 0.0 if self.excluded(DECAY, place) else float(self.weight_decay or 0)
 
     def exclude_from_weight_decay(
         self, var_list: Iterable[Any] | None = None, var_names: Iterable[str] | None = None
     ) -> None:
-        """Keras's way to say the argument of the same name, which it replaces.
+        """Keras's method for the argument of the same name; it replaces that list.
 
         Args:
             var_list: variables.
@@ -97,7 +97,7 @@ class Optimizer(face.Optimizer):
         return max((_exact(variable) for variable in self._trainable_variables), default="float32")
 
     def add_state(self, name: str) -> list[Any]:
-        """One variable of zeros beside each of those that were built for."""
+        """One variable of zeros for each of the variables given to ``build``."""
         return [self._beside(variable, name) for variable in self._trainable_variables]
 
     def _beside(self, variable: Any, name: str) -> Any:

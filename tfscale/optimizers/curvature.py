@@ -1,4 +1,4 @@
-"""Hutchinson's estimate of the Hessian's diagonal, out of gradients computed before.
+"""Hutchinson's estimate of the Hessian's diagonal, from gradients that exist already.
 
 ``z^T g`` is differentiated once more. In a graph, all that led to the gradients is still
 there; eagerly, a tape must have recorded it.
@@ -35,7 +35,7 @@ _MEAN = re.compile(r"(^|/)moments(_\d+)?/StopGradient$")
 
 _UNKNOWN = (
     "AdaHessian needs second derivatives, and TensorFlow cannot differentiate the gradient of %s: "
-    "%s. Exchange the layer that this names, or that follows the variable (for LSTM and GRU: "
+    "%s. Replace the layer that this names, or that follows the variable (for LSTM and GRU: "
     "use_cudnn=False, for attention: flash_attention=False), set trainable=False on what comes "
     "before it, or use another optimizer."
 )
@@ -95,7 +95,7 @@ def _times(factor: Any, x: tf.Tensor) -> tf.Tensor:
 
 
 def _at_rows(gradient: Any, z: tf.Tensor) -> tf.Tensor:
-    """Rows that come twice are weighted alike, as their sum would be."""
+    """Rows that come twice get the same weight, which is also that of their sum."""
     return tf.gather(z, gradient.indices) if isinstance(gradient, tf.IndexedSlices) else z
 
 

@@ -1,4 +1,4 @@
-"""Where a variable is updated by a fused op, and where by plain TensorFlow.
+"""Decides which variables a fused op updates, and which plain TensorFlow.
 
 The native ops go through memory once for the norms and once for the update. They are
 for variables on a CPU and outside XLA; both ways compute the same.
@@ -21,10 +21,10 @@ def choose(name: str, asked: bool | None, variable: Any) -> Callable[..., Any] |
     """The fused update of a variable, or None for the plain one.
 
     Args:
-        name: of a function in ``tfscale.ops.optimizers``. What it gives takes the variable,
+        name: that of a function in ``tfscale.ops.optimizers``. The result takes the variable,
             its state, the gradient, a dictionary of numbers, and that function's keywords.
-        asked: True raises where the op cannot be used, False never uses it, and None uses
-            it where it can. A library that cannot be built is told once, as a warning.
+        asked: True raises if the op cannot be used, False never uses it, and None uses it if
+            it can. If the library cannot be built, a warning says so once.
         variable: TensorFlow's, as an optimizer's ``update_step`` gets it.
     """
     if asked is False:
@@ -32,7 +32,7 @@ def choose(name: str, asked: bool | None, variable: Any) -> Callable[..., Any] |
     if obstacle := _obstacle(variable):
         if asked:
             raise ValueError(
-                f"fused=True, but {obstacle}. Use fused=None, which takes the plain path there."
+                f"fused=True, but {obstacle}. Use fused=None, which uses TensorFlow's ops there."
             )
         return None
     if trouble := _trouble_with_library():
@@ -74,7 +74,7 @@ def _trouble_with_library() -> str:
 @functools.cache
 def _tell_once(trouble: str) -> None:
     logging.getLogger("tfscale").warning(
-        "optimizers take the plain path, which computes the same and is slower, because there is "
-        "no native library: %s\nfused=False says that this is meant.",
+        "there is no native library, so optimizers use TensorFlow's ops, which compute the same "
+        "and are slower: %s\nfused=False turns this warning off.",
         trouble,
     )

@@ -41,11 +41,11 @@ class LARS(Optimizer):
     to the whole momentum: :math:`m \leftarrow \mu m + \ell (g + \lambda w)` and
     :math:`w \leftarrow w - \eta m`. While :math:`\eta` stays the same, so does the result.
 
-    Nesterov's momentum moves by :math:`\mu m` (the new :math:`m`) and one more gradient term,
-    in place of :math:`m`.
+    With Nesterov's momentum, :math:`w` moves by :math:`\mu m` (the new :math:`m`) plus one more
+    gradient term, in place of :math:`m`.
 
-    LARC is ``trust_clip=True``: :math:`\ell` becomes :math:`\min(\ell / \eta, 1)`, so that
-    no variable that is adapted moves faster than at the learning rate, or than at 1.
+    ``trust_clip=True`` is LARC: :math:`\ell` becomes :math:`\min(\ell / \eta, 1)`, so no adapted
+    variable moves faster than at the learning rate, or than at rate 1.
 
     Args:
         learning_rate: :math:`\eta`, a float, a schedule, or a function without arguments.

@@ -1,4 +1,4 @@
-"""Which variables a rule leaves out: regular expressions that are searched in their paths."""
+"""Regular expressions, searched in variables' paths, that exclude variables from a rule."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def checked(argument: str, patterns: Iterable[str] | str | None) -> tuple[str, .
     """The patterns as a tuple, if they are regular expressions.
 
     Args:
-        argument: what the user knows them as.
+        argument: the argument's name, for errors.
         patterns: several, or one; None is the same as none at all.
 
     Example:

@@ -15,7 +15,7 @@ from tfscale.keras_objects import innermost
 
 
 class Record:
-    """What is computed from now on, until it is closed."""
+    """Records what is computed, from when it is made until it is closed."""
 
     def __init__(self) -> None:
         self.tape = tf.GradientTape(persistent=True)

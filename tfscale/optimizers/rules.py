@@ -13,8 +13,8 @@ from tfscale.optimizers.face import ops
 def norm(x: Any) -> Any:
     r"""The Euclidean norm of all numbers of a tensor, :math:`\sqrt{\sum_i x_i^2}`.
 
-    Squares are of float64, as in the fused ops: in float32 those of 1e20 are Inf, and those of
-    1e-23 are 0.
+    Squares are computed in float64, as in the fused ops: in float32 the square of 1e20 is Inf,
+    and that of 1e-23 is 0.
     """
     squares = 2 * tf.nn.l2_loss(tf.cast(x, tf.float64))  # which halves them
     return tf.cast(tf.sqrt(squares), x.dtype)

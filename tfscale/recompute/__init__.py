@@ -1,7 +1,7 @@
 """Computing parts of the forward pass again, instead of keeping them for the backward pass.
 
 ``trace`` (run.py) gives a step (step.py) of a model, ``plan_*`` (plan.py) choose what to
-compute again, ``recomputing`` (run.py) trains so. See docs/recompute.md.
+compute again, ``recomputing`` (run.py) trains by the plan. See docs/recompute.md.
 """
 
 from tfscale.recompute.plan import (

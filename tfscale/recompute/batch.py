@@ -1,6 +1,6 @@
-"""What a batch of a ``fit`` looks like, found without reading one.
+"""Finds the shapes of the batches of a ``fit`` without reading one.
 
-Reading ahead would change what follows: a dataset that shuffles would shuffle differently.
+To read a batch would change the later ones: a dataset that shuffles would shuffle differently.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class UnknownBatch(ValueError):
 
 
 def batch_of_fit(model: keras.Model, example: Any = None) -> Any:
-    """Specifications of what one replica gets in a step of the ``fit`` that is running.
+    """Specifications of the batch that one replica gets in a step of the running ``fit``.
 
     Args:
-        model: that is being fitted.
-        example: a batch like those to come, if they can't be known otherwise.
+        model: the model that is being fitted.
+        example: a batch like those to come, if their shapes can't be known otherwise.
 
     Returns:
         The structure that ``train_step`` takes, of ``tf.TensorSpec`` without unknown lengths.
@@ -55,7 +55,7 @@ def _local(spec: Any) -> Any:
 
 
 def batched_by(iterator: Any) -> int | None:
-    """The size that the data set was batched with."""
+    """The batch size of the data set, if it is known."""
     for dataset in _with_sources(iterator.data_adapter.get_tf_dataset()):
         size = getattr(dataset, "_batch_size", None)
         known = None if size is None else tf.get_static_value(size)
@@ -80,8 +80,8 @@ def _known(spec: Any, size: int | None) -> Any:
         )
     if spec.shape.rank is None or None in spec.shape[1:] or (spec.shape.rank and not size):
         raise UnknownBatch(
-            f"the shape of a batch is not known: {spec.shape}. Show one to Recompute: "
-            "Recompute(..., example=(x, y)), with the first (and longest) batch as it will come."
+            f"the shape of a batch is not known: {spec.shape}. Pass the largest batch, as fit will "
+            "get it, as an example: Recompute(..., example=(x, y))."
         )
     shape = [size, *spec.shape[1:]] if spec.shape.rank else []
     return tf.TensorSpec(shape, spec.dtype)
@@ -96,7 +96,7 @@ def _like(specs: Any, example: Any, replicas: int) -> Any:
     if len(flat) != len(shapes):
         raise UnknownBatch(
             f"the example has {len(shapes)} tensors, a batch of this fit has {len(flat)}: "
-            "give all that fit gives to a step, as in example=(x, y)"
+            "pass everything that fit gives to a step, as in example=(x, y)"
         )
     parts = [[-(-shape[0] // replicas), *shape[1:]] if shape else [] for shape in shapes]
     known = [tf.TensorSpec(shape, spec.dtype) for shape, spec in zip(parts, flat, strict=True)]

@@ -1,4 +1,4 @@
-"""What TensorFlow computes earlier than a step asks for it."""
+"""Results that TensorFlow computes earlier than they stand in the graph."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tfscale.recompute.step import Step, Tensor
 def with_early_products(step: Step) -> Step:
     """The step as TensorFlow runs it: c (x y), with a constant c, becomes x (c y).
 
-    Where y is of the forward pass and x of the backward pass, c y is computed at once, and
-    kept: beside y, if the backward pass needs y elsewhere (a softmax behind a scale), else
-    in its place.
+    If y is a result of the forward pass and x one of the backward pass, TensorFlow computes c y
+    at once and keeps it: in addition to y, if the backward pass needs y elsewhere (a softmax
+    behind a scale), else in place of y.
     """
     ops, tensors = list(step.ops), list(step.tensors)
     for outer in range(step.end, len(step.ops)):

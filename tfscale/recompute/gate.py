@@ -1,4 +1,4 @@
-"""When a segment is computed again, in operations that TensorFlow's optimizations leave alone."""
+"""Operations that decide when a segment is computed again, and that TensorFlow keeps."""
 
 from __future__ import annotations
 
@@ -47,14 +47,15 @@ def make_gate(
 ) -> tf.Operation:
     """An operation that runs when the backward pass has come to a segment.
 
-    Nothing waits for arithmetic itself, but for what goes before it: TensorFlow would leave it
-    as it is, and so round differently. Nor for what is done with something behind the gate.
+    It must not wait for arithmetic operations, but for their inputs: TensorFlow does not rewrite
+    operations that others wait for, and so would round differently. Nor may it wait for operations
+    that use something behind the gate.
 
     Args:
         graph: of the step.
         operations: its operations.
         step: the same, as ``read`` gives it.
-        done: no earlier than which operation each is done.
+        done: from ``late.positions``.
         before: the first operation that needs the segment.
     """
     keys: list[tf.Operation] = []
@@ -80,10 +81,10 @@ def make_gate(
 
 
 def _ends_before(step: Step, before: int) -> set[int]:
-    """What has run last when the backward pass has come to an operation, but not beyond.
+    """The operations that ran last when the backward pass has come to ``before``.
 
-    The gradients of variables are among it: nothing waits for them, so TensorFlow would put
-    them off, and hold all that they are made of.
+    These include the gradients of variables: no other operation waits for them, so TensorFlow
+    would delay them, and keep their inputs until then.
     """
     later = (tensor for op in step.ops[before:] for tensor in op.inputs)
     made = {step.producer[tensor] for tensor in (*later, *step.gradients)}
@@ -93,7 +94,7 @@ def _ends_before(step: Step, before: int) -> set[int]:
 def behind(tensor: Any) -> Any:
     """The same tensor behind an operation that costs nothing and that no optimization removes.
 
-    Shapes are seen through it.
+    TensorFlow still knows its shape.
     """
     with tf.device(tensor.op.device or None):
         passing = tensor.graph.create_op(

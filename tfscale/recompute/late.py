@@ -1,4 +1,4 @@
-"""What TensorFlow computes later than a step asks for it."""
+"""Results that TensorFlow computes later than they stand in the graph."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ FILTER, BIAS = "Conv2DBackpropFilter", "BiasAddGrad"
 
 
 def positions(step: Step) -> list[int]:
-    """Of each operation: no earlier than which one it is done.
+    """For each operation the place in the graph before which it is not done.
 
-    oneDNN makes one operation of the gradients of a filter and of its bias, if both are made of
-    the same gradient. The bias's alone would be done sooner; together they wait for what the
-    filter's waits for, and all that needs the bias's waits with them.
+    oneDNN computes the gradients of a filter and of its bias in one operation, if both are
+    computed from the same gradient. The bias's gradient alone would be done sooner; together they
+    wait for all inputs of the filter's gradient, and so does whatever needs the bias's gradient.
     """
     result = list(range(len(step.ops)))
     for index in range(step.end, len(step.ops)):
@@ -26,6 +26,6 @@ def positions(step: Step) -> list[int]:
 
 
 def _filters(step: Step, maker: int) -> list[int]:
-    """The gradients of filters that are made of what an operation gives."""
+    """Operations that compute gradients of filters from the results of an operation."""
     users = {user for tensor in step.ops[maker].outputs for user in step.consumers[tensor]}
     return [user for user in users if step.ops[user].kind == FILTER]

@@ -1,4 +1,4 @@
-"""What a step's units need, as numbers for the solver."""
+"""The memory and cost of a step's units, as numbers for the solver."""
 
 from __future__ import annotations
 

@@ -163,9 +163,9 @@ def _name(piece: Piece) -> str:
 def _merged(step: Step) -> list[Unit]:
     """Cuts only where TensorFlow can't fuse what stands on both sides.
 
-    It fuses an operation with the only one that takes its result, and a fused operation may
-    round differently. To compute the same bits again, nothing that it would fuse is parted,
-    and nothing new is offered to it.
+    TensorFlow fuses an operation with the only one that takes its result, and a fused operation
+    may round differently. To compute the same bits again, a cut must not separate operations
+    that TensorFlow would fuse, nor make new ones that it can fuse.
     """
     users = _users_of_homes(step)
     fused = {
@@ -211,7 +211,7 @@ def _joined(one: Unit, other: Unit) -> Unit:
 
 
 def writes(operation: tf.Operation) -> bool:
-    """Whether it changes, draws or sends something, so that twice is not once."""
+    """Whether it changes, draws or sends something, so that it must not run twice."""
     if operation.type in READS:
         return False
     functions = _functions_of(operation)
@@ -297,7 +297,7 @@ def _has_known_size(tensor: Any) -> bool:
 
 
 def _list_size(tensor: Any) -> int:
-    """A list of tensors, as loops make it: its elements' size times their number."""
+    """Bytes of a list of tensors, as loops make it: the elements' size times their number."""
     data = get_resource_handle_data(tensor).shape_and_type
     length = _list_length(tensor)
     if not data or not length:

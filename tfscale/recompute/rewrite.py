@@ -7,10 +7,10 @@ forward pass has drawn, and what changes a variable is never copied. The origina
 are freed as soon as the forward pass has used them.
 
 Then TensorFlow optimizes the graph: it fuses operations and reorders sums and products, which
-rounds differently. That it does the same to originals, copies and backward pass as it would have
-done without us, all of this sees to: originals and copies have one user where originals had one,
-and several where they had several; shapes that were known to be equal are; terms sort by name as
-before; and nothing of ours stands between operations that might be fused.
+changes the rounding. This module makes sure that TensorFlow does the same to originals, copies and
+backward pass as without it. Originals and copies have one user if the original had one before, and
+several if it had several; shapes that were known to be equal still are; terms sort by name as
+before; and this module puts no operation between others that might be fused.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class _Copies:
                 inputs[position] = tf.shape(result, inputs[position].dtype, _name(original))
 
     def _wait(self, number: int, tensor: Any) -> Any:
-        """The tensor, but not before the gate is open; unless it may be a constant, shape or axis.
+        """The tensor behind the gate, unless it may be a constant, a shape or an axis.
 
         TensorFlow reasons about these, and would see less through the gate.
         """
@@ -121,7 +121,7 @@ class _Copies:
         return self._late[number]
 
     def _use_like_originals(self) -> None:
-        """Gives copies with one user a second one, if the originals have several."""
+        """Gives copies with one user a second user, if the originals have several."""
         shapes: list[int] = []
         for number, copy in self._copies.items():
             users = self._step.consumers[number]
@@ -135,8 +135,8 @@ class _Copies:
     def _take_shapes(self, shapes: list[int]) -> None:
         """Takes shapes of copies, where those of originals are taken.
 
-        Many only tell over which axes a gradient is summed. TensorFlow removes these when it knows,
-        but not before it has counted them as users.
+        Many shapes only say over which axes a gradient is summed. TensorFlow removes these when it
+        knows the axes, but first counts them as users.
         """
         taken: dict[int, Any] = {}
         summed: set[int] = set()
@@ -167,10 +167,11 @@ class _Copies:
                 operation._update_input(position, self._given(number, operation))
 
     def _given(self, number: int, user: tf.Operation) -> Any:
-        """What an operation of the backward pass takes.
+        """The tensor that an operation of the backward pass takes.
 
-        Gradients may repeat a part of the forward pass, told to wait for what comes before: so
-        TensorFlow keeps both. A copy waits for that too; but it is not one with the repetition.
+        Some gradients compute a part of the forward pass themselves, with control inputs that keep
+        TensorFlow from merging the two. A copy has such control inputs too, so it is put behind an
+        operation of its own, and TensorFlow does not merge it with the gradient's computation.
         """
         if not user.control_inputs:
             return self._copies[number]
@@ -180,7 +181,7 @@ class _Copies:
 
 
 def _use_if_left_with_one_user(operations: Sequence[tf.Operation], step: Step, number: int) -> None:
-    """Gives a tensor whose users were several, and are one now, a second one."""
+    """Gives a second user to a tensor that had several users and now has one."""
     users = step.consumers[number]
     left = [index for index in users if index < step.end]
     if len(left) == 1 < len(users):

@@ -22,7 +22,7 @@ class _Seen(Exception):
 
 
 def trace(model: keras.Model, batch: Any) -> Step:
-    """What a model does in a training step, up to its gradients. Nothing is run.
+    """The operations of a model's training step, up to its gradients. Nothing is run.
 
     Args:
         model: compiled, with all its variables.
@@ -55,7 +55,7 @@ def trace(model: keras.Model, batch: Any) -> Step:
 
 @contextlib.contextmanager
 def recomputing(model: keras.Model, plan: Plan) -> Iterator[None]:
-    """While it lasts, training steps that are traced compute again what the plan says."""
+    """Within this context, training steps that are traced compute again what the plan says."""
 
     def change(forward: Forward, gradients: list[Any]) -> None:
         operations = forward.graph.get_operations()

@@ -83,13 +83,13 @@ def schedule(step: Step, again: Sequence[Again]) -> Iterator[Moment]:
 def memory(step: Step, again: Sequence[Again] = (), pile_up: bool = False) -> list[int]:
     """Bytes in use while each operation of the schedule runs, beside a large result of another.
 
-    For TensorFlow runs at once what does not wait for each other.
+    TensorFlow runs operations at the same time if none waits for the other.
 
     Args:
         step: the step.
         again: what its segments compute again.
-        pile_up: gradients stay until the last one is there, and one moment more, in which what
-            replicas exchange (or clip, or scale) is there twice.
+        pile_up: gradients stay until the last one is there, and one moment longer, in which
+            they are there twice, since replicas exchange (or clip, or scale) them.
     """
     return _Memory(step, again, pile_up).run()
 

@@ -20,13 +20,13 @@ class Chain:
 
     Args:
         saved: bytes that each unit keeps for its backward pass.
-        forward: bytes beside those, while it runs forward.
-        backward: bytes beside those, while it runs backward.
+        forward: bytes in addition to the saved ones, while it runs forward.
+        backward: bytes in addition to the saved ones, while it runs backward.
         cost: of running it again.
         last_cost: the same where it is the last of its segment, whose results are kept.
         gradient: bytes of the gradients that come in at each of the n + 1 borders.
-        leaving: [a, b]: what the segment a..b-1 keeps although it is computed again.
-        entering: [a, b]: what others must keep for it, and would not otherwise.
+        leaving: [a, b]: bytes that the segment a..b-1 keeps although it is computed again.
+        entering: [a, b]: bytes that other units keep only because this segment needs them.
     """
 
     saved: Numbers
@@ -53,9 +53,9 @@ def solve(chain: Chain, budget: float) -> Solution | None:
 
     Let P be what the pieces before a place leave in memory. A unit i that is kept adds S[i]
     to it, and needs P + S[i] + B[i] when its gradients are computed. A segment a..b-1 adds
-    L[a, b], and needs P + max over its units i of S[a] + ... + S[i] + B[i]. So a way to a
-    place counts by P and its cost only: of all ways to each border those are kept that no
-    other beats in both. This is dynamic programming over Pareto fronts, and exact.
+    L[a, b], and needs P + max over its units i of S[a] + ... + S[i] + B[i]. So only P
+    and the cost of a way to a place matter: of all ways to each border the solver keeps those
+    that no other beats in both. This is dynamic programming over Pareto fronts, and exact.
     """
     count = len(chain.saved)
     most = MOST // count

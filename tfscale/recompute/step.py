@@ -51,7 +51,7 @@ class Tensor:
     Args:
         size: bytes.
         home: the tensor whose memory it lives in; often itself.
-        lasting: it is never computed again: it can't be, or it is too small to matter.
+        lasting: never computed again, because it can't be or is too small to matter.
     """
 
     size: int
@@ -65,7 +65,7 @@ class Again:
 
     Args:
         ops: which operations, in order.
-        tensors: what is taken from there, by these operations themselves and later ones.
+        tensors: their results that these operations themselves or later ones use.
         before: the first operation that needs it.
     """
 
@@ -84,7 +84,7 @@ class Step:
         tensors: all tensors, by number.
         gradients: the tensors that the optimizer gets.
         constant: the tensors that depend on nothing but constants.
-        unknown: names of operations whose results are of a size that is not known: 0 stands for it.
+        unknown: names of operations with results of unknown size, which counts as 0.
     """
 
     ops: Sequence[Op]
@@ -160,8 +160,8 @@ class Step:
     def again(self, inside: range) -> Again | None:
         """What consecutive operations compute again for the backward pass, if anything.
 
-        What other units take from them stays in memory, as do tensors that are lasting.
-        All else that the backward pass needs is lost, and computed again from that.
+        Their results that other units use stay in memory, and so do lasting tensors. All others
+        that the backward pass needs are freed, and computed again from those.
         """
         leaving = self._homes_of_what_leaves(inside)
 

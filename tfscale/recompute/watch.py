@@ -1,8 +1,8 @@
 """Sees which operations a model's layers make while its training step is traced.
 
-While it looks, some objects have attributes that shadow their methods: the model's and its
-layers' ``call``, and the optimizer's ``apply_gradients``. No class is changed, and nothing
-stays behind.
+Meanwhile some objects have attributes that hide their methods: the model's and its layers'
+``call``, and the optimizer's ``apply_gradients``. No class is changed, and the attributes are
+removed at the end.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Watch:
 
     @contextlib.contextmanager
     def looking(self) -> Iterator[None]:
-        """While it lasts, steps that are traced are seen."""
+        """Within this context, watch the steps that are traced."""
         with contextlib.ExitStack() as stack:
             for layer in layers_of(self._model):
                 stack.enter_context(_shadowed(layer, "call", self._in_layer(layer)))
@@ -125,7 +125,7 @@ def layers_of(model: keras.Model) -> list[Any]:
 
 @contextlib.contextmanager
 def _shadowed(owner: Any, name: str, around: Callable[..., Any]) -> Iterator[None]:
-    """While it lasts, ``owner.name(...)`` is ``around(owner.name, ...)``."""
+    """Within this context, ``owner.name(...)`` is ``around(owner.name, ...)``."""
     attributes = vars(owner)
     nothing = object()
     before = attributes.get(name, nothing)

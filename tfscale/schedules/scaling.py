@@ -1,4 +1,4 @@
-"""How a learning rate that was found for one batch size is carried over to another."""
+"""Rules that turn the learning rate for one batch size into that for another."""
 
 from __future__ import annotations
 

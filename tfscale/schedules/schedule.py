@@ -19,7 +19,7 @@ Self = TypeVar("Self", bound="Schedule")
 
 
 class Schedule(keras.optimizers.schedules.LearningRateSchedule):
-    r"""A gradual warm-up, and what a subclass makes of the time after it.
+    r"""A gradual warm-up, followed by the curve of a subclass.
 
     .. math::
         \eta(t) = \begin{cases}
@@ -28,23 +28,23 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
         \end{cases}
 
     with the rate :math:`\eta`, the warm-up's length :math:`w` and its first rate
-    :math:`\eta_s`. Time counts from 0 at the first batch that ``fit`` trains on. With
-    ``gradient_accumulation_steps`` too, a step is a batch, not an update: so it is how
-    Keras asks a schedule.
+    :math:`\eta_s`. Time counts from 0 at the first batch that ``fit`` trains on. Also
+    with ``gradient_accumulation_steps`` a step is a batch, not an update, since Keras passes
+    the number of batches to schedules.
 
-    A definition may leave open what is known only where it is used: how many steps an epoch
-    has (``unit="epochs"``), and how large batches are (``base_batch``). ``in_steps`` and
-    ``for_batch`` close it, and ``tfscale.callbacks.Warmup`` calls them. Closed, it is a
-    Keras schedule: for any optimizer, in graphs and under XLA, saved with the model.
+    You may leave two things open when you define a schedule: how many steps an epoch has
+    (``unit="epochs"``), and how large batches are (``base_batch``). ``in_steps`` and
+    ``for_batch`` answer them, and ``tfscale.callbacks.Warmup`` calls both. With both answered,
+    it is a Keras schedule: for any optimizer, in graphs and under XLA, saved with the model.
 
     Args:
         rate: :math:`\eta`, the rate when the warm-up is over.
         warmup: :math:`w`, in steps or epochs; fractions are fine.
-        start: :math:`\eta_s`, the rate of the first step. Never above ``rate``: where it is
-            given so, ``rate`` is taken.
-        unit: what times are counted in, ``"steps"`` or ``"epochs"``.
-        base_batch: the batch that ``rate`` is right for; None if it is that of the training.
-        scaling: how the rate follows the batch: ``"linear"`` or ``"square root"``.
+        start: :math:`\eta_s`, the rate of the first step. If it is above ``rate``, ``rate`` is
+            used instead.
+        unit: the unit of times, ``"steps"`` or ``"epochs"``.
+        base_batch: the batch size that ``rate`` is right for; None if ``rate`` is right as it is.
+        scaling: how the rate changes with the batch size: ``"linear"`` or ``"square root"``.
     """
 
     TIMES: ClassVar[tuple[str, ...]] = ("warmup",)
@@ -98,15 +98,15 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
         return tf.where(time < self.warmup, during, after)
 
     def _after_warmup(self, time: Any) -> Any:
-        raise NotImplementedError(f"{type(self).__name__} must say how it goes on")
+        raise NotImplementedError(f"{type(self).__name__} must define its curve")
 
     @property
     def horizon(self) -> float:
-        """A time by which the schedule has shown what it does, for pictures."""
-        raise NotImplementedError(f"{type(self).__name__} must say when it is over")
+        """A time at which a picture of the schedule can end."""
+        raise NotImplementedError(f"{type(self).__name__} must define where a picture of it ends")
 
     def in_steps(self: Self, steps_per_epoch: float) -> Self:
-        """The same schedule with its times in steps; itself, if they are."""
+        """The same schedule with its times in steps; itself, if they already are."""
         if self.unit == STEPS:
             return self
         above_zero("steps_per_epoch", steps_per_epoch)
@@ -115,7 +115,7 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
         return type(self)(**{**config, **times, "unit": STEPS})
 
     def for_batch(self: Self, batch: int) -> Self:
-        """The same schedule with its rates as they are for a batch; itself, if they are fixed.
+        """The same schedule with rates for a batch size; itself, if it has no ``base_batch``.
 
         Args:
             batch: how many samples one update sees: the global batch, times
@@ -132,7 +132,8 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
         """Draw the rate over time; needs matplotlib (``pip install matplotlib``).
 
         Args:
-            until: where to stop, in the schedule's unit; by default where nothing new comes.
+            until: where to stop, in the schedule's unit; by default a time that suits
+                its curve.
         """
         from tfscale.schedules.plot import draw
 

@@ -14,14 +14,14 @@ from tfscale.strategy.strategy import ScaleStrategy
 
 
 def auto_strategy(**arguments: Any) -> tf.distribute.Strategy:
-    """Make the strategy that fits where this runs, and say which and why.
+    """Make the strategy that fits this machine, and log which one and why.
 
-    - On a TPU, TensorFlow's ``TPUStrategy``: its links are not ours to use.
+    - On a TPU, TensorFlow's ``TPUStrategy``: tfscale cannot use the links between TPUs.
     - With several workers (``TF_CONFIG``) or several devices, a ``ScaleStrategy``.
-    - On one device the default strategy of TensorFlow, which costs nothing.
+    - On one device TensorFlow's default strategy, which costs nothing.
 
     Args:
-        arguments: of ``ScaleStrategy``, where that is what you get.
+        arguments: those of ``ScaleStrategy``; the other strategies ignore them, with a warning.
 
     Example:
         >>> with tfscale.auto_strategy(wire="bf16").scope():

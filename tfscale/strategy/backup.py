@@ -1,9 +1,9 @@
-"""What Keras's callbacks save and restore, where one worker's files count.
+"""Keras's callbacks on several workers: the first worker writes, and all restore its backup.
 
-All workers must take part in a save, since some of it (what low precision has lost, for one) they
-gather together; but the first alone writes what the user asked for. And who trains on must not read
-files that another is about to write, or that differ: the first worker sends its backup to the
-others, and all restore that.
+All workers must take part in a save, since they gather some of its content together (residuals,
+for example), but only the first worker writes the files. When a training goes on, workers must not
+read files that another one is about to write, or that differ. So the first worker sends its backup
+to the others, and all restore that.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def arrange(hosts: Group | None, callbacks: Iterable[Any]) -> None:
 
 
 def _become(callback: Any, kind: type) -> None:
-    """Put a class between a callback's own and that of Keras: what the user's class adds stays."""
+    """Put a class between a callback's class and Keras's: methods of the user's class stay."""
     own = type(callback)
     if not issubclass(own, kind):
         bases = (own, kind) if own not in kind.__mro__ else (kind,)
@@ -70,7 +70,7 @@ class _FirstWorkersBackup(WholeBackup):
 
 
 class _NoCheckpoint(keras.callbacks.ModelCheckpoint):
-    """Takes part in a save as the first worker makes it, and keeps nothing."""
+    """Takes part in the first worker's save, but writes nothing."""
 
     def _save_model(self, epoch: int, batch: int | None, logs: Any) -> None:
         if not self._should_save_model(epoch, batch, logs, self.filepath):

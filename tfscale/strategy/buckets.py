@@ -1,8 +1,8 @@
-"""Gradients that travel together.
+"""Gradients that are sent together.
 
 A collective costs a fixed time, whatever it carries, so small gradients share one.
 The last layer's gradient is ready first: buckets are filled from the end, and the
-first of them travel while the backward pass goes on.
+first of them are sent while the backward pass goes on.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Gradients of one type that travel in one collective on one wire."""
+    """Gradients of one type that are sent in one collective on one wire."""
 
     name: str
     wire: str
@@ -76,7 +76,7 @@ def plan(
 
     Args:
         gradients: in the order of their variables, the first layer's first.
-        policy: says on which wire each travels.
+        policy: says on which wire each is sent.
         bucket_bytes: what a bucket may hold, in memory. A larger gradient is a bucket
             of its own.
         first_bytes: the same for the first bucket of each wire and type, if that is

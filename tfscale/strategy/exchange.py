@@ -1,4 +1,4 @@
-"""What the replicas of a group give each other: sums and joined rows."""
+"""What replicas compute together: sums, and rows of all replicas joined."""
 
 from __future__ import annotations
 
@@ -97,9 +97,10 @@ class Exchange:
     def sum_slices(self, replica: int, slices: tf.IndexedSlices, label: str) -> tf.IndexedSlices:
         """The sum of sparse tensors: their rows joined, or densely where joining costs far more.
 
-        A rank gets the rows of all others, P times as many as its own, or twice all that
-        the dense tensor has. Joined rows are what one device would have: some optimizers
-        see a difference between two rows and their sum, and so joining may cost some more.
+        To join, a rank receives the rows of all ranks, P times as many as its own; a dense
+        sum sends twice the dense tensor. Joined rows are what one device would have, and
+        some optimizers treat two rows otherwise than their sum. So rows are joined even if
+        that costs somewhat more.
         """
         if self.ranks == 1:
             return slices
@@ -193,8 +194,8 @@ class Exchange:
     ) -> list[Any]:
         """``body(replica, tensors)``, from within a replica.
 
-        In a graph it runs right there. Eager replicas run one after the other, so there
-        they meet first.
+        In a graph ``body`` runs at once. Eager replicas run one after the other, so they
+        first wait for each other.
         """
         context = tf.distribute.get_replica_context()
         if not tf.executing_eagerly() or self.ranks == 1:
@@ -238,8 +239,9 @@ def _by_dtype(tensors: Sequence[Any]) -> dict[tf.DType, list[int]]:
 def _give_up(communicator: Communicator, error: Exception, running: set[int]) -> None:
     """End the exchanges of all other ranks.
 
-    A replica of this process that has not begun its exchange yet does not hear of it: the engine
-    takes ranks of one process to fail together. So it is said again while one of them runs.
+    A replica of this process that has not begun its exchange yet does not get the message,
+    because the engine assumes that ranks of one process fail together. So the message is sent
+    again as long as one of them runs.
     """
     while True:
         communicator.give_up(f"its step failed: {type(error).__name__}: {error}")
@@ -262,7 +264,7 @@ def can_exchange(dtype: tf.DType) -> bool:
 def _carried(x: tf.Tensor) -> tf.Tensor:
     if not can_exchange(x.dtype):
         raise TypeError(
-            f"replicas exchange numbers, not {x.dtype.name}; exchange what you can make numbers of"
+            f"replicas can exchange only numbers, not {x.dtype.name}: convert the values to numbers"
         )
     return tf.cast(x, _CARRIERS.get(x.dtype, x.dtype))
 

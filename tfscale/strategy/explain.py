@@ -1,4 +1,4 @@
-"""What travels how: what ``strategy.explain()`` returns."""
+"""How gradients are sent: the table that ``strategy.explain()`` returns."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One bucket of gradients; or one gradient of which some rows travel, losslessly.
+    """One bucket of dense gradients; or one sparse gradient, sent as rows and losslessly.
 
-    How many rows these are differs from step to step: ``elements`` and bytes are 0.
+    The number of rows differs from step to step, so their ``elements`` and bytes are 0.
 
     Args:
         bucket: its name in errors and logs.
-        variables: whose gradients it holds.
-        elements: how many numbers.
-        wire: in which format they travel.
-        feedback: whether what they lose comes back later.
-        bytes: how many they are on the wire.
-        lossless: how many they would be on the wire ``"fp32"``.
-        algorithm: by which schedule.
-        why: it is that one.
-        predicted: seconds, as the cost model has it; 0 where nobody asked it.
-        calls: how often it has travelled.
-        sent: bytes that this process's first replica has sent, on average.
-        measured: seconds that it took, on average.
+        variables: the variables whose gradients it holds.
+        elements: how many numbers it holds.
+        wire: the format in which they are sent.
+        feedback: whether the wire has error feedback.
+        bytes: the bucket's size on the wire.
+        lossless: its size on the wire ``"fp32"``.
+        algorithm: the schedule's name.
+        why: the reason for that schedule.
+        predicted: seconds by the cost model; 0 if the model was not used.
+        calls: how often the bucket has been sent.
+        sent: bytes that this process's first replica has sent, on average per call.
+        measured: seconds that a call took, on average.
     """
 
     bucket: str
@@ -55,17 +55,17 @@ class Row:
 
     @property
     def saved(self) -> float:
-        """How many bytes of the wire ``"fp32"`` one on this wire stands for."""
+        """The bucket's size on the wire ``"fp32"``, divided by its size on this wire."""
         return self.lossless / self.bytes if self.bytes else 1.0
 
     @property
     def words(self) -> str:
-        """Which bucket travels by which schedule, and why."""
+        """The bucket's name, its schedule, and the reason for that schedule."""
         return f"{self.bucket}, by {self.algorithm} ({self.why})"
 
 
 def rows(reducer: Reducer) -> list[Row]:
-    """All buckets of all optimizers that have been traced, in the order of their travel."""
+    """All buckets of all optimizers that have been traced, in the order in which they are sent."""
     reducer.trials.tell_chooser()
     communicators = reducer.exchange.communicators
     totals = communicators[0].totals() if communicators else {}
@@ -111,7 +111,7 @@ def _rows(reducer: Reducer, totals: dict[str, Total]) -> Iterator[Row]:
 
 
 def _measured(totals: dict[str, Total], name: str) -> dict[str, Any]:
-    """How often what is called so has travelled, and what it sent and took then."""
+    """How often the bucket of this name was sent, how many bytes and how long on average."""
     ran = [total for key, total in totals.items() if ran_as(key, name)]
     calls = sum(total.calls for total in ran)
     return {
@@ -122,9 +122,9 @@ def _measured(totals: dict[str, Total], name: str) -> dict[str, Any]:
 
 
 def ran_as(key: str, name: str) -> bool:
-    """Whether the log calls a bucket so.
+    """Whether a name in the log is that of this bucket.
 
-    An eager bucket has the bare name; a graph's the graph's name before it, and a number.
+    Eager steps log the bare name; a graph puts its own name before it, and a number after it.
     """
     return key == name or f"/{name}_" in key
 
@@ -133,8 +133,8 @@ class Explanation(list[Row]):
     """The rows, for programs; ``print`` makes a table of them, for people.
 
     Args:
-        rows: what travels.
-        replicas: between how many.
+        rows: one for each bucket.
+        replicas: how many there are.
     """
 
     def __init__(self, rows: Iterable[Row], replicas: int) -> None:
@@ -143,10 +143,10 @@ class Explanation(list[Row]):
 
     def __repr__(self) -> str:
         if self._replicas == 1:
-            return "Nothing travels: there is one replica."
+            return "Nothing is sent: there is one replica."
         if not self:
             return "Nothing to show yet: explain() describes the steps that have been traced."
-        title = "Gradients, in the order in which they travel"
+        title = "Gradients, in the order in which they are sent"
         return f"{title}\n{entries(_COLUMNS, [(row.words, _cells(row)) for row in self])}"
 
     __str__ = __repr__

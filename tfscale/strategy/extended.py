@@ -1,8 +1,8 @@
 """What TensorFlow asks of a strategy, answered by the engine.
 
-TensorFlow's own extension for many workers brings datasets, variables and replicas;
-here its collectives are replaced, all of them. Keras asks whether a strategy is of that
-family before it reduces logs or joins predictions across workers.
+The class extends TensorFlow's own for many workers, which provides datasets, variables and
+replicas, and replaces all of its collectives. Keras checks for that class before it reduces
+logs or joins predictions across workers.
 """
 
 from __future__ import annotations
@@ -288,7 +288,7 @@ def _options() -> Options:
 
 
 def _counted(tensors: list[Any]) -> list[Any]:
-    """What a replica without rows adds to a sum is nothing."""
+    """A replica without rows adds zeros to a sum."""
     return [step.rows.counted(x) for x in tensors]
 
 

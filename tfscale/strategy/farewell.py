@@ -1,7 +1,7 @@
-"""A worker that fails between two exchanges says so before it ends.
+"""A worker that fails between two exchanges tells the others before it ends.
 
-Without it the others would learn that its connection is closed, seconds later and
-without a reason. An error that an exchange itself has raised all have heard of.
+Without that message, the others would only see, seconds later, that its connection is
+closed, and not why. If an exchange itself raised the error, all workers have it already.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _told_by(before: Hook) -> Hook:
 
 
 def say(reason: str) -> None:
-    """Give up in all groups at once: the others wait in one of them, nobody knows which."""
+    """Give up in all groups at once, since the others may wait in any one of them."""
 
     def one(group: Group) -> None:
         with contextlib.suppress(tf.errors.OpError):  # they are gone: there is nobody to tell

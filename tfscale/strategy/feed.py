@@ -1,13 +1,13 @@
 """How replicas on CPUs get their batches: in turn, from one iterator of the host.
 
 TensorFlow gives each device an iterator of its own behind another one of the host. For GPUs these
-copy the next batch ahead. For CPUs there is nothing to copy, and making them takes most of the time
-in which a small model begins an epoch: six traced functions for each device and epoch.
+copy the next batch ahead. For CPUs there is nothing to copy, and making these iterators takes most
+of the time that a small model needs to begin an epoch: six traced functions per device and epoch.
 
-tf.data tunes a pipeline in a thread that sleeps for up to a minute, and that can miss the word that
-its iterator ends; whoever drops the iterator, as Keras does after an epoch or a validation, then
-waits until it wakes. So what a strategy hands out is not tuned: ``tf.data.AUTOTUNE`` means as many
-calls at once as there are processors. A dataset whose own options ask for tuning gets it.
+tf.data tunes a pipeline in a thread that sleeps for up to a minute, and that can miss the signal
+that its iterator ends. Whoever drops the iterator, as Keras does after an epoch or a validation,
+then waits until the thread wakes. So the strategy turns tuning off, and ``tf.data.AUTOTUNE`` means
+as many calls at once as there are processors. A dataset whose own options ask for tuning gets it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who calls: Keras tells a strategy of datasets and variables, not of what they are for."""
+"""Finds out which function calls: Keras does not tell a strategy what a dataset is for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients on their way: in buckets, each on its wire, with what was lost before."""
+"""Sums gradients over replicas: in buckets, each on its wire, with error feedback."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _IDLE = (
 )
 
 _SPARSE = (
-    "The gradient of %s comes as rows of a table, and travels as such, in fp32: the wire %r that "
-    "is asked for is for gradients that come whole."
+    "The gradient of %s is sparse (rows of a table) and is sent as fp32: the wire %r, which you "
+    "chose for it, is for dense gradients only."
 )
 
 # Sees, while a step is traced, what goes out on a lossy wire: the bucket's name and wire, the first
@@ -44,10 +44,10 @@ class Reducer:
 
     Args:
         exchange: the replicas.
-        policy: which gradient travels on which wire.
+        policy: which gradient is sent on which wire.
         bucket_bytes: how many bytes of gradients share a collective.
-        feedback: the wires that give back later what they lost.
-        trials: of the schedules that are near each other.
+        feedback: the wires with error feedback.
+        trials: compares, on live steps, schedules whose predicted times are close.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Reducer:
         self._names: collections.Counter[str] = collections.Counter()
 
     def check_rules(self, variables: Sequence[Any]) -> None:
-        """Warn once of rules that match none of these: they may be misspelt."""
+        """Warn once of rules that match none of these variables: they may be misspelt."""
         paths = [describe(v).path for v in variables]
         for pattern in self.policy.idle(paths):
             self._tell(_IDLE, pattern, ", ".join(paths[:5]))
@@ -83,11 +83,11 @@ class Reducer:
             logging.getLogger("tfscale").warning(message, subject, *others)
 
     def remembers(self, variable: Any) -> bool:
-        """Whether a variable's gradients travel on a wire with error feedback."""
+        """Whether a variable's gradients are sent on a wire with error feedback."""
         return self._wire_of(variable) in self.feedback
 
     def rounds_at_random(self, variable: Any) -> bool:
-        """Whether they travel on a wire that does."""
+        """Whether they are sent on a wire that rounds at random."""
         return self.needs_seed(self._wire_of(variable))
 
     def needs_seed(self, wire: str) -> bool:
@@ -95,12 +95,12 @@ class Reducer:
         return wire in STOCHASTIC and wire not in self.feedback
 
     def prepare(self, memory: Memory, optimizer: Any, variables: list[Any]) -> None:
-        """Make room for what wires will lose; called on a replica, before ``reduce``.
+        """Make the residuals of wires with error feedback; called on a replica, before ``reduce``.
 
         Args:
             memory: where.
             optimizer: whose variables they are.
-            variables: those whose gradients travel whole, and not as rows.
+            variables: those whose gradients are sent whole, and not as rows.
         """
         shapes = {place_of(optimizer, v): v.shape for v in variables if self.remembers(v)}
         rounding = any(self.rounds_at_random(v) for v in variables)
@@ -128,7 +128,7 @@ class Reducer:
             optimizer: that will apply them.
             memory: what earlier steps lost.
             curvature: what the optimizer wants to be summed besides, for each variable; it
-                travels with the gradients, losslessly, and comes after them in the result.
+                is sent with the gradients, losslessly, and comes after them in the result.
         """
         both = [*gradients, *curvature]
         described = [describe(v) for v in variables]
@@ -205,13 +205,13 @@ class _Load:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How an optimizer's gradients travel.
+    """How an optimizer's gradients are sent.
 
     Args:
         label: what the optimizer is called here.
         buckets: of the dense ones.
         gradients: these, as buckets number them.
-        sparse: those of which some rows travel, each by itself.
+        sparse: those of which some rows are sent, each by itself.
     """
 
     label: str
@@ -279,7 +279,7 @@ def bucket_name(label: str, bucket: Bucket) -> str:
 
 
 def sparse_name(label: str, gradient: Gradient) -> str:
-    """The same for a gradient of which some rows travel."""
+    """The same for a gradient of which some rows are sent."""
     return f"{label} gradient of {gradient.path}"
 
 

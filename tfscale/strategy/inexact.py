@@ -1,4 +1,4 @@
-"""What of a model several replicas cannot train as one device does, told once."""
+"""Warns, once, of parts of a model that several replicas cannot train as one device does."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def _reasons(strategy: Any, layers: list[Any]) -> Iterator[str]:
     stateful = [layer for layer in layers if getattr(layer, "stateful", False)]
     if stateful:
         yield (
-            f"{_names(stateful)} keep a state for each place in the batch. Each of the {replicas} "
-            "replicas has places of its own: samples must come in the same places in every "
-            "batch, and all batches must divide evenly; or use stateful=False."
+            f"{_names(stateful)} keep a state for each place in the batch, and each of the "
+            f"{replicas} replicas has its own places. Give each sequence the same place in every "
+            "batch, in batches that divide evenly; or use stateful=False."
         )
 
 
@@ -45,9 +45,9 @@ def warn_of_a_number(loss: Any) -> None:
     """Called for a loss that gives one number for all samples of a replica."""
     name = getattr(loss, "name", None) or getattr(loss, "__name__", loss)
     _tell(
-        f"the loss {name!r} gives one number for all samples. It is taken for their mean, and "
-        "replicas weigh it by their samples: exact, unless it divides by a mask or by weights. "
-        "Let it give one number for each sample."
+        f"the loss {name!r} gives one number for all samples. tfscale takes it for their mean, "
+        "which is wrong if the loss divides by a mask or by weights. To be exact, let it return "
+        "one number for each sample."
     )
 
 

@@ -1,9 +1,9 @@
-"""Workers compare what they are before they work together.
+"""Workers compare their settings before they train together.
 
 All must run the same program: otherwise they would wait for each other, or train
-something that nobody meant. Each gives the others a description of itself, a few words
-per field, and refuses to go on beside one that differs. It costs one small exchange at
-the start, and one at the start of each ``fit``.
+something that nobody meant. Each worker sends the others a description of itself, a few
+words per field, and raises an error if another one's differs. It costs one small exchange
+at the start, and one at the start of each ``fit``.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _SHOWN = 60  # characters of a value
 
 _SAME_START = "Start all workers with the same packages, devices and arguments."
 _SAME_MODEL = (
-    "Build and compile the same model on all workers; if a worker builds others, too, "
-    "it does so afterwards, or they all give names to layers and optimizers."
+    "Build and compile the same model on all workers. If a worker builds other models too, build "
+    "them after this one, or give names to all layers and optimizers."
 )
 
 _SAME_LENGTH = (
-    "Call fit with the same arguments on all workers, and with as many batches; a dataset with "
-    "another number of them on each worker needs steps_per_epoch (and validation_steps)."
+    "Call fit with the same arguments and the same number of batches on all workers. If their "
+    "datasets differ in length, pass steps_per_epoch (and validation_steps)."
 )
 _UNKNOWN = ""  # agrees with anything
 
@@ -67,7 +67,7 @@ def same_model(hosts: Group | None, model: keras.Model) -> None:
 def same_length(hosts: Group | None, length: Mapping[str, Any]) -> None:
     """Refuse a worker whose ``fit`` has another number of epochs or steps, or validates alone.
 
-    Otherwise it would leave, and the others would wait for it.
+    Otherwise the worker with fewer steps would end, and the others would wait for it.
     """
     if hosts is None:
         return

@@ -1,9 +1,9 @@
 """Where the strategy meets Keras 2, which tensorflow-addons needs; see keras_seam.py.
 
-Keras 2 sums gradients before it clips them, and logs and predictions of several workers
-are its own work. So less has to be set right: sums go through the strategy's buckets and
-wires. What is not exact here stays as it is under TensorFlow's strategies: batches that do
-not divide, masked and weighted losses, local statistics of batch normalization.
+Keras 2 itself sums gradients before it clips them, and collects logs and predictions of
+several workers. So the strategy changes less: it sends the sums through its buckets and
+wires. Some results are not exact, as under TensorFlow's strategies: batches that do not
+divide, masked and weighted losses, local statistics of batch normalization.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ OPTIMIZERS = (keras.optimizers.Optimizer, keras.optimizers.legacy.Optimizer)
 
 
 def model_of(fn: Callable[..., Any]) -> None:
-    """No step is known to be a model's."""
+    """None: with Keras 2 a step's model is not known."""
 
 
 def fit_that_begins() -> None:
-    """No ``fit`` is looked into."""
+    """None: the ``fit`` of Keras 2 is not inspected."""
 
 
 def prepare_to_build(strategy: Any) -> None:
@@ -37,7 +37,7 @@ def prepare_to_build(strategy: Any) -> None:
 
 
 def compiling() -> None:
-    """No ``compile`` is looked into."""
+    """None: the ``compile`` of Keras 2 is not inspected."""
 
 
 def reads_shapes() -> bool:

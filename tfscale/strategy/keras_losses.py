@@ -2,12 +2,12 @@
 
 Keras divides a mean loss by the number of replicas, wherever a loss object is called. Inside a step
 that number is a ``Share``, and so the loss is weighted by what the replica holds of the batch.
-While a step is traced, what Keras does besides is set right here:
+While a step is traced, this module also changes the following:
 
-- A loss object that is masked, or that divides by its weights, is weighted by these: a compiled
-  one, and one that the model or a layer holds as an attribute.
-- What ``add_loss`` gets is scaled once: not again, where a loss object has made it.
-- A ``compute_loss`` of the user's own is scaled as own_losses.py says.
+- A loss object with a mask, or one that divides by its weights, is weighted by these: a compiled
+  loss, and one that the model or a layer holds as an attribute.
+- A loss passed to ``add_loss`` is scaled once: not again if a loss object has scaled it.
+- A user's own ``compute_loss`` is scaled as own_losses.py says.
 - A metric that averages one number for a batch weighs it by the replica's share, too.
 """
 
@@ -30,7 +30,7 @@ from tfscale.strategy.step import during, step
 
 @contextlib.contextmanager
 def weighted(model: keras.Model, layers: list[Any]) -> Iterator[None]:
-    """While it lasts, losses and their metrics are parts of those of the whole batch."""
+    """Within this context losses and their metrics are parts of the whole batch's."""
     with contextlib.ExitStack() as stack:
         losses = getattr(model, "_compile_loss", None)
         if losses is not None and losses.built:
@@ -78,7 +78,7 @@ def _aggregate_additional_loss(model: keras.Model, loss: Any) -> Any:
 
 
 def _add_loss(layer: Any, loss: Any) -> Any:
-    """Eagerly nothing can be traced back: a loss for which the share was just read is scaled."""
+    """Eager steps have no graph: there, a loss counts as scaled if the share was just read."""
     if step.reads > step.noted:
         step.scaled.update(id(one) for one in tf.nest.flatten(loss))
     step.noted = step.reads
@@ -86,10 +86,11 @@ def _add_loss(layer: Any, loss: Any) -> Any:
 
 
 def _update_mean(metric: Any, values: Any, sample_weight: Any = None) -> Any:
-    """One number for a batch is a mean over its samples, also where that mean was scaled.
+    """Weight a metric's numbers by the replica's share, if there is one number for a batch.
 
-    Of the losses of single samples (``reduction="none"``) none was divided by the number of
-    replicas, by which Keras multiplies what it logs.
+    Such a number is a mean over the batch's samples; if it was scaled, that is undone first. With
+    ``reduction="none"`` Keras does not divide losses by the number of replicas, but multiplies by
+    it what it logs: the loss tracker gets them divided.
     """
     if _in_step() and tf.is_tensor(values) and values.dtype.is_floating:
         share = step.count.weight(values.dtype)
@@ -116,7 +117,7 @@ def _result(metric: Any) -> Any:
 def with_results_of_all(logs: Any) -> tuple[Any, set[int]]:
     """What a step returns, in which the results of metrics are those of all replicas.
 
-    Keras itself asks a model's metrics after the step, if these are what the step tells of.
+    If a step returns just the model's metrics, nothing is changed: Keras reads them afterwards.
 
     Returns:
         The same, and the ids of what in it are results of metrics.

@@ -1,15 +1,15 @@
-"""Where the strategy meets Keras: what makes ``fit`` on k replicas equal to one device.
+"""Where the strategy meets Keras: makes ``fit`` on k replicas equal to ``fit`` on one device.
 
-Keras hands every step to ``Strategy.run``. While a step is traced (or runs, eagerly)
-some objects of the model get attributes that shadow their methods; when it is over
-these are gone. No class and no module is changed, nothing of it is saved, and
-optimizers stay what they are. Three things are set right:
+Keras passes every step to ``Strategy.run``. While a step is traced (or runs, eagerly)
+some objects of the model get attributes that hide their methods; afterwards these
+attributes are removed. No class and no module is changed, and no attribute is saved.
+The strategy changes three things:
 
 - An optimizer's ``apply`` gets gradients that have been summed over all replicas, so
   that clipping, decay and loss scaling see what they see on one device. Gradients that
   accumulate are summed once, at the end of their window.
-- Losses are weighted by what a replica really holds of the global batch: of its
-  samples, its unmasked steps or its sample weights. See keras_losses.py.
+- Losses are weighted by the replica's share of the global batch: of its samples, its
+  unmasked steps or its sample weights. See keras_losses.py.
 - Statistics of layers are averaged; batch normalization normalizes by the global batch.
 
 A model is whatever fits: a ``keras.Model``, or a layer that its user has mixed with a ``Trainer``.
@@ -60,7 +60,7 @@ def model_of(fn: Callable[..., Any]) -> Any:
 def fit_that_begins() -> tuple[keras.Model, list[Any], dict[str, Any]] | None:
     """The ``fit`` that enters the strategy's scope: its model, callbacks and length; or None.
 
-    Each does once, to build its model, before it calls its callbacks.
+    Each ``fit`` enters it once, to build its model, before it calls its callbacks.
     """
     near = list(itertools.islice(frames(sys._getframe(1)), 4))
     for builds, fit in itertools.pairwise(near):
@@ -71,7 +71,7 @@ def fit_that_begins() -> tuple[keras.Model, list[Any], dict[str, Any]] | None:
 
 
 def _length(fit: Mapping[str, Any]) -> dict[str, Any]:
-    """What workers must have in common to come to the same end; None for what nobody knows yet."""
+    """The numbers of steps and epochs that workers must share; None if not known yet."""
     iterator, validates = fit["epoch_iterator"], fit["validation_data"] is not None
     found = {"number of epochs": fit["epochs"]}
     found |= {name: fit[name] for name in ("initial_epoch", "batch_size")}
@@ -176,7 +176,7 @@ def refuse_foreign(strategy: Any, model: keras.Model) -> None:
 
 
 def _refuse_foreign_metrics(strategy: Any, model: keras.Model) -> None:
-    """Only where there are several workers, of which each would count by itself."""
+    """Needed only with several workers: each would count by itself."""
     if strategy.extended._num_workers > 1:
         for metric in model.metrics:
             origin.refuse(strategy, f"the metric {metric.name!r}", metric.variables)
@@ -190,8 +190,8 @@ def reads_shapes() -> bool:
 def generator_for(dataset: Any) -> Any:
     """The dataset of one batch that may be read before the others, if only once; or None.
 
-    Keras reads a batch for its shapes and then begins anew. It keeps what it has seen of
-    a generator for that, but not what is read ahead.
+    Keras reads a batch for its shapes and then starts to read from the beginning. For that it
+    keeps the batch that it took from a generator, but not batches that were read ahead.
     """
     if not isinstance(caller(EpochIterator).data_adapter, GeneratorDataAdapter):
         return None
@@ -211,7 +211,7 @@ def for_shapes(distributed: Any) -> Any:
 
 
 def remember(strategy: Any, optimizer: Any) -> None:
-    """Once an optimizer is built, a file may be loaded into it: it needs its memory then."""
+    """Give an optimizer its memory when it is built: a file may be loaded into it from then on."""
     vars(optimizer)["build"] = functools.partial(_build_with_memory, strategy, optimizer)
 
 
@@ -241,7 +241,7 @@ def optimizers_of(model: keras.Model) -> list[Any]:
 
 @contextlib.contextmanager
 def hooked(strategy: Any, optimizers: Iterable[Any]) -> Iterator[None]:
-    """While it lasts, these optimizers apply sums over all replicas."""
+    """Within this context these optimizers apply sums over all replicas."""
     hooked = list(optimizers)
     for optimizer in hooked:
         vars(optimizer)["apply"] = functools.partial(_apply, strategy, optimizer)
@@ -256,7 +256,7 @@ def hooked(strategy: Any, optimizers: Iterable[Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def exact(strategy: Any, model: keras.Model, training: bool) -> Iterator[None]:
-    """While it lasts, a step of the model is a part of the step of the global batch."""
+    """Within this context a step of the model is a part of the global batch's step."""
     layers = layers_of(model)
     with contextlib.ExitStack() as stack:
         stack.enter_context(keras_losses.weighted(model, layers))
@@ -374,13 +374,13 @@ def _given(optimizer: Any, curvature: list[Any]) -> Any:
 
 
 def _refuse_overwritten(variables: list[Any]) -> None:
-    """What is no derivative must not be summed."""
+    """Refuse variables whose "gradient" is a new value: such values must not be summed."""
     for variable in variables:
         if getattr(variable, "overwrite_with_gradient", False):
             raise ValueError(
-                f"{variable.path} takes its gradient as its value (an fp8 layer keeps its scales "
-                "so), and several replicas have several. Train such layers on one device, or in "
-                'another precision: keras.config.set_dtype_policy("mixed_bfloat16").'
+                f"{variable.path} takes its gradient as its value (fp8 layers update their scales "
+                "in this way), and each replica has another value. Train such layers on one device "
+                'or in another precision: keras.config.set_dtype_policy("mixed_bfloat16").'
             )
 
 
@@ -423,8 +423,8 @@ def _finite_on_all_or_none(grads: list[Any]) -> list[Any]:
 def _moments(layer: Any, inputs: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
     """Mean and variance of the global batch, as batch normalization takes them of its own inputs.
 
-    In two passes, for the mean of squares less the square of the mean is wrong by as much as the
-    mean is larger than the deviation. It takes two exchanges where Keras takes three.
+    In two passes, since the mean of squares minus the square of the mean loses the more digits
+    the larger the mean is beside the deviation. That takes two exchanges; Keras makes three.
     """
     context, axes = tf.distribute.get_replica_context(), layer._reduction_axes
     if mask is None:
@@ -450,7 +450,7 @@ def _where(mask: tf.Tensor | None, values: tf.Tensor) -> tf.Tensor:
 
 
 def _average_statistics(variables: list[Any], share: Share) -> None:
-    """Means weighted by shares, in float64: where all agree nothing changes, to the bit."""
+    """Means weighted by shares, in float64: if all agree, the mean is that value, to the bit."""
     distinct = list({id(v): v for v in variables}.values())
     if not distinct:
         return

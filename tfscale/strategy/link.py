@@ -1,7 +1,7 @@
-"""What the links between the ranks do: alpha, beta and gamma, measured at start.
+"""How fast the links between the ranks are: alpha, beta and gamma, measured at the start.
 
 Real collectives of a few sizes run through the engine. The cost model says how many
-alphas, betas and gammas each should take; least squares turn the times round.
+alphas, betas and gammas each should take; least squares compute these from the times.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ROUNDS = (3, 50)  # at least and at most
 
 @dataclasses.dataclass(frozen=True)
 class LinkMeasurement:
-    """What the cost model wants to know, the same bits on all ranks.
+    """What the cost model needs to know, the same bits on all ranks.
 
     Args:
         machine: a ``Link``; a ``Cluster`` where several workers have several devices.
@@ -252,7 +252,7 @@ def _read(file: Path, ranks: int) -> LinkMeasurement | None:
     except FileNotFoundError:
         return None
     except (OSError, records.RecordError) as error:
-        _warn_once(f"the links are measured anew, since the cache cannot be read: {error}")
+        _warn_once(f"tfscale measures the links again, as their cache cannot be read: {error}")
         return None
 
 
@@ -260,7 +260,7 @@ def _write(file: Path, measured: LinkMeasurement) -> None:
     try:
         records.write(file, _fields(measured))
     except OSError as error:
-        _warn_once(f"the links will be measured again next time, their cache is closed: {error}")
+        _warn_once(f"the next run measures the links again, as no cache can be written: {error}")
 
 
 def _fields(measured: LinkMeasurement) -> dict[str, Any]:

@@ -14,9 +14,10 @@ from tfscale.strategy import dataflow
 
 
 def are_of_all_samples(indices: tf.Tensor) -> bool:
-    """Whether these do not depend on the data of a step: on every replica they are the same.
+    """Whether indices do not depend on the data of a step, and so are the same on every replica.
 
-    In a graph it can be seen, where their number is known; eagerly they are taken for the data's.
+    This can be seen only in a graph, and if the number of indices is known; otherwise the answer
+    is False.
     """
     if tf.executing_eagerly() or indices.shape.num_elements() is None:
         return False

@@ -1,6 +1,6 @@
-"""What low precision has lost and will give back: state of the training, saved with it.
+"""Residuals, what rounding on wires has lost and later steps will send: saved with the optimizer.
 
-It hangs on an optimizer and is saved wherever that is: in ``tf.train.Checkpoint``, in
+They are attributes of an optimizer, and are saved wherever it is: in ``tf.train.Checkpoint``, in
 ``.keras`` and ``.weights.h5`` files, by ``BackupAndRestore``. Where no wire needs it,
 nothing more is saved than without a strategy.
 """
@@ -32,11 +32,11 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 class Memory(tf.Module, KerasSaveable):
     """Residuals, the seed of stochastic rounding, and the seeds of the model's layers.
 
-    Keras itself saves no seeds, and a training that goes on would draw other dropout
+    Keras itself saves no seeds, so an interrupted training would go on with other dropout
     masks than one that was never interrupted.
 
-    A variable is known by its place in the optimizer: a model that is built twice in one
-    process has other names the second time.
+    A variable is identified by its place in the optimizer: if a model is built twice in one
+    process, its variables have other names the second time.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
@@ -49,7 +49,7 @@ class Memory(tf.Module, KerasSaveable):
 
     @classmethod
     def of(cls, optimizer: Any, strategy: tf.distribute.Strategy) -> Memory:
-        """The memory that hangs on an optimizer, which gets one if it has none."""
+        """The memory of an optimizer; it gets one if it has none."""
         memory = getattr(optimizer, ATTRIBUTE, None)
         if memory is None:
             memory = cls(strategy)
@@ -91,7 +91,7 @@ class Memory(tf.Module, KerasSaveable):
         return self._residuals[place].values[replica]
 
     def next_seed(self, replica: int) -> tf.Tensor:
-        """Another one for each bucket and step, the same on all replicas."""
+        """A seed: another one for each bucket and step, the same on all replicas."""
         return self._rounding_seed.values[replica].assign_add(1, read_value=True).read_value()
 
     def _obj_type(self) -> str:

@@ -1,4 +1,4 @@
-"""What was made where: a strategy trains what was made in its scope, and says so of all else."""
+"""Refuses models and optimizers that were made outside of a strategy's scope."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ _MOVE = """Make it in the scope, too:
 
 
 def refuse(strategy: tf.distribute.Strategy, what: str, variables: Iterable[Any]) -> None:
-    """Refuse what holds variables that were made elsewhere.
+    """Refuse a model or an optimizer with variables that were made outside of the scope.
 
     Args:
-        strategy: in whose scope they belong.
-        what: holds them, such as "the model 'sequential'".
-        variables: all that it holds.
+        strategy: the variables must be made in its scope.
+        what: the object that holds the variables, such as "the model 'sequential'".
+        variables: all variables of that object.
     """
     found = [v for v in variables if _home(v) is not strategy]
     if not found or strategy.extended._num_replicas_in_sync == 1:
         return
     raise ValueError(
         f"{what} has variables that were made {_where(found[0])}: {_names(found)}. A ScaleStrategy "
-        f"keeps a copy of each variable on each replica, and makes it when the variable is made. "
+        f"keeps a copy of each variable on each replica, and makes all copies at once. "
         f"{_MOVE}"
     )
 
 
 def refuse_by(strategy: tf.distribute.Strategy, error: BaseException, kind: Any) -> None:
-    """Say what was made elsewhere, if that is why TensorFlow's error came.
+    """Replace TensorFlow's error by ours if an object made outside of the scope caused it.
 
     Args:
-        strategy: where the error came.
-        error: with the calls that led to it.
-        kind: of what may hold foreign variables, in Keras: optimizers.
+        strategy: the error was raised in its ``run``.
+        error: TensorFlow's, with its traceback.
+        kind: the classes of objects that may hold such variables: Keras's optimizers.
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     for one in [frame.f_locals.get("self") for frame in frames]:
@@ -58,8 +58,8 @@ def refuse_other_scope(strategy: tf.distribute.Strategy) -> None:
         return
     raise RuntimeError(
         f"this is in the scope of a {_name(tf.distribute.get_strategy())}, and the model or the "
-        f"dataset belongs to a {_name(strategy)}. A program may have several strategies, but be in "
-        "the scope of one at a time: leave the first one's `with` block before."
+        f"dataset belongs to a {_name(strategy)}. A program may have several strategies, but "
+        "only one scope at a time: leave the first one's `with` block before you use the other."
     )
 
 

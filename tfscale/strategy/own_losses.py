@@ -1,18 +1,18 @@
-r"""Losses of a user's own, of which nobody can see what they divide by.
+r"""Losses that users compute themselves, so that nobody can see what they divide by.
 
 Gradients are summed over replicas. So a replica's loss must be its part of the loss of the whole
-batch. Keras's losses and ``num_replicas_in_sync`` see to that, and share.py knows of it: such a
-loss is *scaled*. What a ``train_step`` or ``compute_loss`` makes by itself,
-``tf.reduce_mean(...)`` say, is not, and means what ``ScaleStrategy(own_losses=...)`` says:
+batch. Keras's losses and a division by ``num_replicas_in_sync`` make it so, and share.py sees that:
+such a loss is *scaled*. A loss that a ``train_step`` or ``compute_loss`` computes by itself, with
+``tf.reduce_mean(...)`` for example, is not. ``ScaleStrategy(own_losses=...)`` says what it is:
 
 - ``"mean"``: a mean over the replica's samples. It is weighted by the replica's share.
 - ``"sum"``, ``"scaled"``: a sum over samples; or one that divides by the global batch already.
   Replicas' losses add up as they are.
 - None: taken for a mean, and a warning says so.
 
-A weight that is put upon a gradient, rather than on its loss, comes too late where replicas have
-summed within their forward pass, as synchronized batch normalization does: there a replica's
-gradient holds parts of all replicas' losses. ``summed_backwards`` sees to these.
+To weight a gradient instead of its loss is too late where replicas sum within the forward pass,
+as synchronized batch normalization does: there a replica's gradient holds parts of all replicas'
+losses. ``summed_backwards`` weights those parts.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def scaled_loss(loss: Any, since: int, sums: bool = False) -> Any:
 def scaled_gradients(gradients: list[Any]) -> list[Any]:
     """The gradients of such losses; None stays None.
 
-    A scaled loss may have sums in it that are not: of these, a replica without rows adds nothing.
+    A scaled loss may contain sums that are not scaled; a replica without rows adds 0 to them.
     """
     given = [g for g in gradients if g is not None]
     scaled = zip(given, are_scaled(given), strict=True)
@@ -87,8 +87,9 @@ def logged(result: Any, of_metrics: set[int]) -> Any:
 def summed_backwards(sums: Callable[[list[Any]], list[Any]], gradients: list[Any]) -> list[Any]:
     """Gradients that go back through a sum over replicas of their forward passes.
 
-    Each replica takes part with its own weight, and gets the total without its weight: that comes
-    upon it with all of the replica's gradient. A replica without rows gives and gets nothing.
+    Each replica multiplies what it sends by its weight, and divides the total by that weight:
+    later the weight is applied to all of the replica's gradient. A replica without rows sends
+    and gets zeros.
     """
     late = [step.own and not is_scaled(g) for g in gradients]
     given = [
@@ -147,10 +148,11 @@ def _warn(model: Any) -> None:
         return
     _told.add(name)
     logging.getLogger("tfscale").warning(
-        "%s makes a loss of its own, and what that divides by cannot be seen. It is taken for a "
-        "mean over a replica's samples, and weighted by how many these are, so that all replicas "
-        'train as one device does. If it is a mean, ScaleStrategy(own_losses="mean") ends this '
-        'warning. If it is a sum over samples, say own_losses="sum"; if it divides by the size of '
-        'the global batch, own_losses="scaled". See docs/strategy.md, "Losses of your own".',
+        "%s computes a loss without Keras's loss objects, so tfscale cannot see what the loss "
+        "divides by. tfscale takes it for a mean over the replica's samples, and weights it by "
+        'their number. If that is right, ScaleStrategy(own_losses="mean") ends this warning. If '
+        'the loss is a sum over samples, pass own_losses="sum"; if it is divided by the size of '
+        'the global batch already, own_losses="scaled". See docs/strategy.md, "Losses of your '
+        'own".',
         name,
     )

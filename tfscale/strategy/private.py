@@ -1,4 +1,4 @@
-"""TensorFlow's private names that the strategy leans on, and no others.
+"""All private names of TensorFlow that the strategy uses.
 
 ``tests/strategy/test_private.py`` guards each of them, for every TensorFlow that
 tfscale supports.

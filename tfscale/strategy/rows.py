@@ -18,7 +18,7 @@ from tfscale.strategy.exchange import can_exchange
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Of a global batch, as one replica sees it.
+    """Numbers of rows of a global batch, as one replica sees it.
 
     Args:
         local: how many this replica holds.
@@ -87,7 +87,7 @@ def _sum(tensors: list[Any]) -> list[Any]:
 
 
 def _lent(tensors: list[Any], rows: Rows, replicas: int) -> list[Any]:
-    """The same tensors; where this replica has no rows, with one that another holds."""
+    """The same tensors; if this replica has no rows, with a row of another replica."""
     me = tf.distribute.get_replica_context().replica_id_in_sync_group
     (held,) = _sum([tf.one_hot(me, replicas, rows.local, tf.zeros([], tf.int64), dtype=tf.int64)])
     first = tf.argmax(tf.cast(held > 0, tf.int32), output_type=tf.int32)
@@ -112,7 +112,7 @@ def _lent(tensors: list[Any], rows: Rows, replicas: int) -> list[Any]:
 
 
 def _empty_row(x: Any) -> Any:
-    """Of what is not exchanged: a row of nothing."""
+    """A row without values, for sparse and ragged tensors, which replicas do not exchange."""
     if isinstance(x, tf.SparseTensor):
         size = tf.concat([tf.ones([1], tf.int64), x.dense_shape[1:]], 0)
         return tf.SparseTensor(x.indices[:0], x.values[:0], size)
@@ -122,7 +122,7 @@ def _empty_row(x: Any) -> Any:
 
 
 def _of_known_shape(value: Any, like: Any) -> Any:
-    """What is known of a tensor's shape while a step is traced, known of it still."""
+    """Give a tensor the static shape that is known of the tensor that it was made from."""
     if not isinstance(value, (tf.Tensor, tf.SparseTensor)) or tf.executing_eagerly():
         return value
     if like.shape.rank:

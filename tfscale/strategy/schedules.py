@@ -1,4 +1,4 @@
-"""By which schedule a strategy's buckets travel: the one asked for, or the one chosen."""
+"""The schedules of a strategy's buckets: the one that the user named, or one per size."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ class Fixed:
 def of_replicas(
     algorithm: Algorithm, group: Group | None, wire: str, file: str | Path | None
 ) -> Schedules:
-    """What all replicas of a group reduce by.
+    """The schedules by which all replicas of a group reduce.
 
     Args:
         algorithm: as the user says it.
         group: the replicas; None if there is only one.
-        wire: that most of the bytes travel on.
-        file: that says what to choose, as ``Chooser.dump`` writes it.
+        wire: the wire of most of the bytes.
+        file: a file of choices, as ``Chooser.dump`` writes it.
     """
     if group is None:
         return Fixed("ring", 1)
@@ -73,7 +73,7 @@ def of_replicas(
 
 
 def of_hosts(replicas: Schedules, group: Group | None) -> Schedules:
-    """What one device of each worker exchanges: little, over the links between workers."""
+    """The schedules between workers, one device of each: small messages over the outer links."""
     if group is None or not isinstance(replicas, Chooser):
         return Fixed("ring", group.ranks if group else 1)
     machine = replicas.machine

@@ -1,4 +1,4 @@
-"""The seam of the Keras that is installed."""
+"""``keras_seam`` or ``keras2_seam``, for the Keras that is installed."""
 
 import importlib
 

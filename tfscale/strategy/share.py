@@ -24,7 +24,7 @@ from tfscale.strategy.step import step
 class Share:
     """``replicas``, of which this one holds ``local`` of ``total`` parts.
 
-    It is not an int, whose ``1.0 / n`` Python would work out by itself.
+    It is not a subclass of int: Python would compute ``1.0 / n`` of an int by itself.
     """
 
     def __init__(self, replicas: int, local: tf.Tensor, total: tf.Tensor) -> None:
@@ -37,7 +37,7 @@ class Share:
         return tf.math.divide_no_nan(tf.cast(self._local, dtype), tf.cast(self._total, dtype))
 
     def part(self, dtype: tf.DType = tf.float32) -> tf.Tensor:
-        """The same, for a loss: what it is multiplied by is scaled."""
+        """This replica's share as a factor of a loss: the product counts as scaled."""
         return _marked(self.weight(dtype), _SCALES)
 
     def present(self, dtype: tf.DType = tf.float32) -> tf.Tensor:
@@ -117,8 +117,8 @@ def _marked(factor: tf.Tensor, name: str) -> tf.Tensor:
 def are_scaled(values: Sequence[Any], since: int = 0) -> list[bool]:
     """Which of these losses, or gradients of losses, have a replica's share as a factor.
 
-    In a graph it can be seen. Eagerly it is taken to be so once the step has read the number of
-    replicas, more often than ``since``.
+    In a graph this can be seen. Eagerly losses count as scaled once the step has read the number
+    of replicas more often than ``since``.
     """
     tensors = [v.values if isinstance(v, tf.IndexedSlices) else v for v in values]
     if tf.executing_eagerly():

@@ -1,7 +1,7 @@
-"""SIGTERM and Ctrl-C end a worker within seconds, and the others hear why.
+"""SIGTERM and Ctrl-C end a worker within seconds, and the others are told why.
 
-TensorFlow catches SIGTERM where there are several workers, and does nothing. Python runs handlers
-in its main thread, which may wait in an exchange for whoever is late; so a thread listens.
+With several workers TensorFlow catches SIGTERM, and does nothing. Python runs handlers in its main
+thread, which may be waiting in an exchange for a late worker; so another thread waits for signals.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _pipe: tuple[int, int] | None = None
 
 
 def listen() -> None:
-    """Once this worker's server runs: signals do again what they did before it started.
+    """Called once this worker's server runs: make signals do again what they did before.
 
-    Handlers of the program's own stay.
+    The program's own handlers stay.
     """
     if threading.current_thread() is not threading.main_thread():
         _c_signal(signal.SIGTERM, signal.SIG_DFL)  # all that another thread can do
@@ -54,7 +54,7 @@ def _start_thread() -> None:
 
 
 def _forget() -> None:
-    """A process that this one forks is no worker, and shall not speak for it."""
+    """A process that this one forks is no worker, and must not send messages in its name."""
     signal.set_wakeup_fd(-1)
     for number, own in ((signal.SIGTERM, _wait_for_the_end), (signal.SIGINT, _raise_interrupt)):
         if signal.getsignal(number) is own:

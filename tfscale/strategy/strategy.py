@@ -1,4 +1,4 @@
-"""``ScaleStrategy``: the only face that tf.distribute and Keras see."""
+"""``ScaleStrategy``: the class that users, tf.distribute and Keras call."""
 
 from __future__ import annotations
 
@@ -39,49 +39,49 @@ from tfscale.wires import LOSSLESS, WIRES
 DEADLINE = 120.0
 
 _NOTHING_TRAVELS = (
-    "wire=%r has no effect: there is one replica, so no gradients travel. Several GPUs, logical "
-    "CPUs or workers make several replicas"
+    "wire=%r has no effect: there is one replica, so no gradients are sent. For several replicas "
+    "use several GPUs, logical CPUs or workers"
 )
 
 
 class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     r"""Trains one model on several devices, of one host or of many.
 
-    Each replica computes the gradients of its part of the global batch; these are
-    summed over all replicas by an all-reduce, and every replica applies the same sum.
-    With lossless wires that is, but for rounding, what one device would do with the
-    whole batch: clipping, accumulation, averages of weights, batch normalization,
-    masked and weighted losses and uneven batches included.
+    Each replica computes the gradients of its part of the global batch, an all-reduce
+    sums them over all replicas, and every replica applies the same sum. With lossless
+    wires the result is, up to rounding, that of one device with the whole batch. This
+    includes clipping, accumulation, averages of weights, batch normalization, masked
+    and weighted losses, and uneven batches.
 
     Args:
-        algorithm: how all-reduces travel: a name (``"ring"``, ``"tree"``, ``"halving"``,
+        algorithm: the schedule of all-reduces: a name (``"ring"``, ``"tree"``, ``"halving"``,
             ``"direct"``, ``"hierarchical"``, ``"central"``), a function from a number of
             ranks to a ``Schedule``, or ``"auto"``, which measures the links and chooses.
-        wire: in which format gradients travel: a name (``"fp32"``, ``"bf16"``, ``"fp16"``,
+        wire: the format in which gradients are sent: a name (``"fp32"``, ``"bf16"``, ``"fp16"``,
             ``"fp8"``, ``"int8"``, ``"int4"``, ``"ternary"``, ``"sign"``), a mapping from
             patterns of variables' paths to names, or a ``WirePolicy``.
-        devices: names of those of this process to use, such as ``["GPU:0", "GPU:1"]``; by
-            default all GPUs, or all logical CPUs if there is none.
-        cluster_resolver: says who the workers are; ``TF_CONFIG`` by default. All workers
-            have the same devices.
-        error_feedback: whether gradients get back in later steps what low precision has
-            lost; by default on wires of less than 8 bits.
-        bucket_bytes: how many bytes of gradients share an all-reduce, a number or such as
-            ``"25MB"``; by default what suits the measured links.
+        devices: names of the devices that this process uses, such as ``["GPU:0", "GPU:1"]``;
+            by default all GPUs, or all logical CPUs if there is no GPU.
+        cluster_resolver: lists the workers; ``TF_CONFIG`` by default. All workers must have
+            the same devices.
+        error_feedback: whether what rounding loses in one step is added to the gradients of
+            the next step; by default on wires of less than 8 bits.
+        bucket_bytes: how many bytes of gradients share an all-reduce, a number or a text
+            such as ``"25MB"``; by default computed from the measured links.
         batch_norm: ``"synchronized"``, statistics of the global batch, as on one device;
             or ``"local"``, each replica's own, which costs no communication in the forward
             pass. Moving statistics are the same on all replicas either way.
-        own_losses: what a loss is that a ``train_step`` or ``compute_loss`` of your own makes
-            without Keras's loss objects: ``"mean"`` over the samples that it sees, ``"sum"``, or
-            ``"scaled"``, divided by the size of the global batch. By default it is taken for a
-            mean, with a warning.
-        schedule_file: what ``"auto"`` chooses, as ``strategy.dump`` has written it and you
-            may have edited it; nothing is measured then.
-        deadline: how many seconds an exchange may go without any progress.
+        own_losses: what kind of loss your own ``train_step`` or ``compute_loss`` computes
+            without Keras's loss objects: a ``"mean"`` over the replica's samples, a ``"sum"``
+            over them, or ``"scaled"``: already divided by the size of the global batch. By
+            default it is taken for a mean, with a warning.
+        schedule_file: a file that ``strategy.dump`` has written and you may have edited;
+            ``"auto"`` then follows it and measures nothing.
+        deadline: after how many seconds without any progress an exchange fails.
         slow_after: after how many seconds a warning names the workers that are late;
             0 for no warnings.
-        join_timeout: how many seconds workers wait for each other at the start; after 10 of them,
-            and each 30, they say for whom.
+        join_timeout: how many seconds workers wait for each other at the start. After 10 s,
+            and then every 30 s, each says which workers it waits for.
 
     Example:
         >>> strategy = tfscale.ScaleStrategy(wire="bf16")
@@ -167,11 +167,11 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
     @property
     def num_replicas_in_sync(self) -> Any:
-        """The number of replicas; inside a step one that knows the replica's share."""
+        """The number of replicas; in a step, dividing by it gives the replica's share."""
         return super().num_replicas_in_sync if step.count is None else step.count
 
     def scope(self) -> Any:
-        """A context: what is made in it belongs to this strategy."""
+        """A context: models, optimizers and variables made in it belong to this strategy."""
         origin.refuse_other_scope(self)
         keras_seam.prepare_to_build(self)
         beginning = keras_seam.fit_that_begins()
@@ -209,7 +209,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             raise
 
     def _part_of_each(self, value: Any) -> Any:
-        """Of a batch that nobody has distributed, a part for each local replica."""
+        """Cut a batch that nobody has distributed into a part for each local replica."""
         local = len(self.extended.worker_devices)
         if isinstance(value, np.ndarray):  # eagerly, and by ``predict_on_batch``
             value = tf.convert_to_tensor(value)
@@ -224,7 +224,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
     @autograph_artifact
     def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
-        """Reduce a per-replica value, or a structure of such, to one of the host."""
+        """Reduce a per-replica value, or a structure of such values, to one value on the host."""
         nested = tf.nest.is_nested(value) and not isinstance(value, DistributedValues)
         if nested and axis is None and keras_seam.wants_only_shapes():
             return tf.nest.map_structure(lambda v: self.experimental_local_results(v)[0], value)
@@ -252,22 +252,22 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         return _ReadOnce(distributed, functools.partial(distribute, one_batch, options))
 
     def explain(self) -> Explanation:
-        """What travels how: buckets, wires, schedules, bytes and times.
+        """How gradients are sent: buckets, wires, schedules, bytes and times.
 
-        There is something to tell once a step has been traced.
+        The list is empty until a step has been traced.
 
         Returns:
-            A list of rows; ``print`` makes a table of it, and so does a notebook.
+            A list of rows; ``print`` and notebooks show it as a table.
         """
         return Explanation(rows(self.reducer), self.extended._num_replicas_in_sync)
 
     def dump(self, path: str | Path) -> None:
-        """Write what ``"auto"`` has measured and chosen, to edit and give to ``schedule_file``."""
+        """Write what ``"auto"`` measured and chose; edit it and pass it as ``schedule_file``."""
         schedules = self.reducer.exchange.schedules
         if not isinstance(schedules, Chooser):
             raise ValueError(
-                "there is nothing to write: the schedule was given, or there is one replica. "
-                'algorithm="auto" on several replicas chooses'
+                "there is nothing to write: you named a schedule, or there is one replica. "
+                'With algorithm="auto" and several replicas there is a choice to write'
             )
         self.reducer.trials.tell_chooser()
         schedules.dump(path)

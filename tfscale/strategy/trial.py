@@ -1,10 +1,9 @@
-"""The cost model's pick against its runner-up, on live steps.
+"""Compares the cost model's pick with its runner-up on live steps.
 
-Where two predictions are near each other, buckets take turns between them for the first
-steps, and all of it happens within the graph: it counts the turns and times them, and
-after the last one the ranks put their times together, so that each draws the same
-conclusion. While steps succeed, no rank can be in another turn than the others, whoever
-calls them, and no Python needs to run in between.
+If the predicted times of two schedules are close, a bucket uses them in turn during the
+first steps. The graph itself counts the turns and times them. After the last turn the ranks
+exchange their times, so that all make the same choice. As long as steps succeed, all ranks
+are in the same turn, whoever calls the steps, and no Python needs to run in between.
 """
 
 from __future__ import annotations
@@ -67,8 +66,8 @@ class Trials:
     def tell_chooser(self) -> None:
         """Give the chooser what trials have found until now.
 
-        ``step`` does it before new choices are made: ranks trace the same function after
-        the same steps, and so know the same then.
+        ``step`` calls this before it makes new choices. All ranks trace the same function
+        after the same steps, so all know the same trials then.
         """
         if not isinstance(self._schedules, Chooser):
             return
@@ -176,7 +175,7 @@ class Step:
         return tf.no_op()
 
     def _conclude(self, times: tf.Tensor) -> tf.Operation:
-        """The rank that comes last waits for nobody: a turn took as long as it says."""
+        """A turn took as long as its fastest rank says: that one came last and did not wait."""
         name = self._communicator.new_name("trial")
         every = all_gather(times[tf.newaxis, WARM_UP:], self._communicator, name=name)
         turns = tf.reshape(tf.reduce_min(every, 0), [-1, 2, len(self._open)])

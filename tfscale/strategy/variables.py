@@ -1,4 +1,4 @@
-"""What a layer's state means when every replica holds a copy of it.
+"""The state of layers, of which every replica holds a copy.
 
 Weights are the same on all replicas because their updates are. Four kinds of variables
 are not: seeds, statistics, what metrics count, and sums of gradients that wait for a step.
@@ -54,8 +54,8 @@ class Weight(_Number, MirroredVariable):
 class Statistic(Weight):
     """Float state that a step derives from its data: averaged over replicas.
 
-    Batch normalization's moving mean is one. Whoever wants another rule says so with
-    the variable's own ``aggregation``.
+    Batch normalization's moving mean is an example. To get another rule, give the variable
+    an ``aggregation`` of its own.
     """
 
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
@@ -68,7 +68,7 @@ class Statistic(Weight):
 class Tally(_Number, SyncOnReadVariable):
     """A metric's state: each replica counts by itself, and one without rows counts nothing.
 
-    A replica reads what it has counted; where ``step.together``, what all have.
+    A replica reads what it has counted itself, or, if ``step.together``, what all have counted.
     """
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
@@ -119,7 +119,7 @@ class _Saved(SaveableObject):
 
 
 class _Private(Weight):
-    """Differs between replicas: ``of_replica`` says how one follows from the whole."""
+    """Differs between replicas: ``of_replica`` computes a replica's value from the saved one."""
 
     def of_replica(self, local_id: int, whole: tf.Tensor) -> tf.Tensor:
         raise NotImplementedError
@@ -163,7 +163,7 @@ class Accumulator(_Private):
 
 
 class Residual(_Private):
-    """What low precision has lost, another on each replica: from outside, all of them."""
+    """Residuals, different on each replica; outside of replicas, one reads all of them."""
 
     def of_replica(self, local_id: int, whole: tf.Tensor) -> tf.Tensor:
         extended = self.distribute_strategy.extended

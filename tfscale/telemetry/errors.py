@@ -1,7 +1,7 @@
 """How much of a gradient a wire loses, bucket by bucket.
 
-While a step is traced, each bucket on a lossy wire gets a few operations more, which put a
-sample of it where it can be read between steps. Nothing is computed in the step.
+While a step is traced, each bucket on a lossy wire gets a few operations more, which copy a
+sample of it. The errors are computed from the copies, between steps.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _BLOCKS = 64  # of a sample
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
-    """Of one bucket in the last step, on this process's first rank.
+    """What a wire loses of one bucket, in the last step, on this process's first rank.
 
     Attributes:
         bucket: its name.
-        wire: on which it travels.
+        wire: the bucket's wire.
         error: norm of what was lost / norm of the gradients.
-        measured: whether it was; otherwise one rounding loses at most as much.
+        measured: whether the error was measured; if not, it is a bound for one rounding.
     """
 
     bucket: str
@@ -37,7 +37,7 @@ class Loss:
 
 
 class Samples:
-    """Of all buckets that travel on lossy wires.
+    """Samples of all buckets on lossy wires.
 
     Args:
         device: of this process's first rank.
@@ -61,7 +61,7 @@ class Samples:
                 cell.assign(part)
 
     def losses(self) -> list[Loss]:
-        """Of the last step that exchanged gradients; buckets without a gradient are left out."""
+        """Losses of the last step that exchanged gradients, of buckets that have gradients."""
         found = []
         for bucket, (wire, cells) in self._cells.items():
             x, *lost = [cell.numpy().astype(np.float64) for cell in cells]

@@ -13,13 +13,13 @@ Size = int | Callable[[int], int]
 
 @dataclasses.dataclass(frozen=True)
 class Batches:
-    """Of an epoch.
+    """The batches of an epoch.
 
     Attributes:
-        size: samples of a batch, of all replicas, or what says so of a step's number; None if
-            nobody knows.
-        count: how many there are; None if nobody knows.
-        last: samples of the last one.
+        size: samples of a global batch, or a function from a step's number to them; None if
+            not known.
+        count: how many batches there are; None if not known.
+        last: samples of the last batch.
     """
 
     size: Size | None
@@ -27,7 +27,7 @@ class Batches:
     last: int | None
 
     def samples(self, batch: int, step: int, steps: int) -> int | None:
-        """In so many steps, from a batch of the epoch on; ``step`` is its number in all."""
+        """Samples of ``steps`` steps from ``batch`` of the epoch on; ``step`` counts on."""
         if self.size is None:
             return None
         if callable(self.size):

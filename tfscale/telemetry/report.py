@@ -1,4 +1,4 @@
-"""What telemetry says to people: a table and a picture."""
+"""Telemetry for people: a table and a picture."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def summary(
     """Text of two tables.
 
     Args:
-        whole: all turns.
-        numbers: of the usual ones.
+        whole: sums over all turns.
+        numbers: means over usual turns.
         efficiency: what the scaling efficiency is measured against.
-        rows: the buckets as they travel now.
+        rows: the buckets, with their present schedules.
         losses: by bucket.
-        words: to be said besides.
+        words: a text to add.
     """
     from rich.console import Console
     from rich.table import Table
@@ -87,7 +87,7 @@ def draw(points: Sequence[Mapping[str, float]], unusual: Sequence[Mapping[str, f
     Args:
         points: by step.
         unusual: steps in which a graph was traced or a profiler ran. They take many times as
-            long as the others, so they are told in words, and the scale is that of the others.
+            long as the others, so a text lists them, and the axes fit the others.
     """
     shown = [(title, [n for n in names if any(n in p for p in points)]) for title, names in _PANELS]
     shown = [(title, names) for title, names in shown if names]

@@ -15,22 +15,22 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class Turn:
-    """One step or several: as many as ``steps_per_execution`` says, or as were very short.
+    """One step or several: those of one execution (``steps_per_execution``), or very short ones.
 
-    It begins with its first step and ends with the next turn's beginning, or with the
-    epoch's training. All bytes and seconds are of all its steps together.
+    A turn begins with its first step and ends when the next turn begins, or when the epoch's
+    training ends. Bytes and seconds are sums over its steps.
 
     Attributes:
-        batch: its first one's place in the epoch.
-        step: its first one's number, as the optimizer counts batches.
+        batch: the place of its first step in the epoch.
+        step: the number of its first step, as the optimizer counts batches.
         samples: of all replicas; None if nobody knows.
         usual: False for turns that no mean counts, because a graph was traced or a profile
             taken meanwhile.
         communication: seconds in which a collective of the rank was under way.
-        exposed: seconds from when the rank's last gradients were handed over until all sums
-            were there. Of this process's ranks, that with the fewest: the others wait for it.
-        sent: bytes that others took from the ranks of this process.
-        saved: bytes that the wire ``"fp32"`` would have needed more.
+        exposed: seconds from when the rank handed over its last gradients until all sums were
+            there; of this process's ranks, the smallest number: the others wait for that rank.
+        sent: bytes that other ranks took from the ranks of this process.
+        saved: how many more bytes the wire ``"fp32"`` would have needed.
     """
 
     epoch: int

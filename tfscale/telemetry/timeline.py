@@ -1,7 +1,7 @@
-"""What computes and what travels, on one axis of time: for Perfetto.
+"""Computation and exchanges on one axis of time, for Perfetto.
 
 TensorFlow's profiler says when each op ran, the engine's log when each bucket of
-gradients travelled; both in seconds of ``time.time()``, which the processes of a host share.
+gradients was exchanged; both in seconds of ``time.time()``, which the processes of a host share.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ class Recording:
 
 
 _TWO_PROFILES = (
-    "the timeline shows no compute: another profile is under way (of keras.callbacks.TensorBoard? "
-    "profile_batch=0 turns that off), and TensorFlow takes one at a time"
+    "the timeline shows no computation: another profile is under way, and TensorFlow allows one at "
+    "a time. If it is that of keras.callbacks.TensorBoard, turn it off with profile_batch=0"
 )
 
 
@@ -142,7 +142,7 @@ def _ops(data: bytes) -> Iterator[Span]:
 
 
 def of_replicas(ops: Sequence[Span], count: int) -> list[list[Span]]:
-    """Whose each op is: TensorFlow names all replicas of a process but the first one."""
+    """The ops of each replica: TensorFlow names the replica in all but the first's."""
     each: list[list[Span]] = [[] for _ in range(count)]
     for op in sorted(ops, key=lambda span: span[1]):
         named = _REPLICA.search(op[0])
@@ -189,7 +189,7 @@ def untraced(bucket: str) -> str:
 def merge(files: Sequence[str | Path], to: str | Path) -> None:
     """Put the timelines of several processes into one.
 
-    The clocks of hosts differ by as much as NTP leaves; those of one host do not.
+    Clocks of different hosts may differ by a little; processes of one host share a clock.
 
     Args:
         files: what ``Telemetry(timeline=...)`` has written, one file per process.
@@ -207,7 +207,7 @@ def merge(files: Sequence[str | Path], to: str | Path) -> None:
 def busy(ops: Sequence[Span], gap: float = 2e-4) -> list[tuple[float, float, bool]]:
     """Ops on any thread as stretches of one track: from, to, and whether of the backward pass.
 
-    What is nearer than ``gap`` is one stretch: an op's work is often on other threads.
+    Ops less than ``gap`` apart count as one stretch: an op's work is often on other threads.
     """
     found: list[tuple[float, float, bool]] = []
     for name, start, end in ops:
@@ -220,7 +220,7 @@ def busy(ops: Sequence[Span], gap: float = 2e-4) -> list[tuple[float, float, boo
 
 
 def exposed_seconds(traces: Sequence[Trace]) -> float:
-    """How long gradients travel in a step while nothing computes.
+    """How long gradients are exchanged in a step while nothing computes.
 
     The median over steps, of the rank for which it is shortest: the others wait for that
     one's computation, not for the exchange.

@@ -49,7 +49,7 @@ class Wire:
 
     @property
     def is_lossy(self) -> bool:
-        """Whether any gradient may travel on a lossy wire."""
+        """Whether any gradient may be sent on a lossy wire."""
         policy = self._reducer.policy.describe()
         return any(wire != LOSSLESS for wire in (policy["wire"], *dict(policy["rules"]).values()))
 
@@ -79,7 +79,7 @@ class Wire:
         return found, since
 
     def changes(self) -> list[tuple[Row | None, Row]]:
-        """Buckets that are new or travel by another schedule than at the last call: before, now."""
+        """Buckets that are new or have another schedule than at the last call: before, now."""
         before = {row.bucket: row for row in self.rows}
         now = rows(self._reducer)
         if len(now) > len(before):
