@@ -225,6 +225,7 @@ RUNNING = [
     Case("jit_auto", classifier(momentum, jit_compile="auto"), fit()),
     Case("jit_off", classifier(momentum, jit_compile=False), fit()),
     Case("judge", plain, m.fit_and_judge),
+    Case("judge_own_metrics", m.own_metrics, m.fit_and_judge),
     Case("judge_dataset", plain, m.fit_and_judge_a_dataset),
     Case("on_batches", plain, m.on_batches),
     # Workers of one device each cannot tell a batch for all of them from their part of one.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfscale.strategy.private import (
@@ -32,8 +33,11 @@ ROUNDING_SEED = "tfscale_rounding_seed"
 _FOLD = 0x9E3779B1
 
 
-class _Number:
-    """What Python asks of a variable that holds one number, as of a learning rate."""
+class _Readable:
+    """What Python and numpy ask of a variable: of a learning rate, or of what a metric returns."""
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.numpy(), dtype)  # type: ignore[attr-defined]
 
     def __float__(self) -> float:
         return float(self.numpy())  # type: ignore[attr-defined]
@@ -42,7 +46,7 @@ class _Number:
         return int(self.numpy())  # type: ignore[attr-defined]
 
 
-class Weight(_Number, MirroredVariable):
+class Weight(_Readable, MirroredVariable):
     """A variable whose updates are the same on all replicas once gradients are."""
 
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
@@ -65,7 +69,7 @@ class Statistic(Weight):
         return super()._update_replica(update_fn, value, **kwargs)
 
 
-class Tally(_Number, SyncOnReadVariable):
+class Tally(_Readable, SyncOnReadVariable):
     """A metric's state: each replica counts by itself, and one without rows counts nothing.
 
     A replica reads what it has counted; where ``step.together``, what all have.
