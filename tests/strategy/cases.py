@@ -172,6 +172,7 @@ OWN_STEPS = [
     Case("own_step", m.own_step, fit()),
     Case("own_step_masked", m.masked_step, fit(m.sentences)),
     Case("own_step_one_hot", m.one_hot_step, fit()),
+    Case("own_step_moves_weights", m.climber, fit(), 1e-2, "a replica goes by its own gradient"),
     Case("two_optimizers", m.adversaries, fit(m.noise_and_real)),
 ]
 

@@ -281,6 +281,7 @@ def step_of_replica(strategy: Any, model: keras.Model, fn: Callable[..., Any]) -
         rows, data = shared_out(data, replicas)
         share = Share(replicas, rows.local, rows.total)
         known = {"reads": 0, "seen": {}, "noted": 0, "scaled": set(), "results": {}}
+        known |= {"batch": data, "origins": {}}
         with during(model=model, own=own, rows=rows, count=share, statistics=[], **known):
             result = fn(data)
             _average_statistics(step.statistics or [], share)

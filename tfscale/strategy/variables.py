@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfscale.strategy import dataflow
 from tfscale.strategy.private import (
     DistributedValues,
     DistributedVariable,
@@ -47,12 +48,32 @@ class _Readable:
 
 
 class Weight(_Readable, MirroredVariable):
-    """A variable whose updates are the same on all replicas once gradients are."""
+    """A variable whose updates are the same on all replicas once gradients are.
+
+    What a replica assigns by itself, and has made of its samples, is averaged as statistics are.
+    """
 
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
         if step.reduced:
             return update_fn(self._get_on_device_or_primary(), value, **kwargs)
+        if step.statistics is not None and self.dtype.is_floating and self._differs(value):
+            step.statistics.append(self)
         return super()._update_replica(update_fn, value, **kwargs)
+
+    def _differs(self, value: Any) -> bool:
+        """Whether replicas that assign such a value may come to differ, and must not."""
+        return self.aggregation == tf.VariableAggregation.NONE and _made_by_one_replica(value)
+
+
+def _made_by_one_replica(value: Any) -> bool:
+    """Whether its samples or its random numbers are in it; eagerly nobody can tell."""
+    if tf.executing_eagerly():
+        return True
+    batch = {x.op for x in tf.nest.flatten(step.batch, expand_composites=True) if tf.is_tensor(x)}
+    parts = [x for x in tf.nest.flatten(value, expand_composites=True) if isinstance(x, tf.Tensor)]
+    return any(
+        dataflow.gathered(parts, lambda op: op in batch or "Random" in op.type, step.origins)
+    )
 
 
 class Statistic(Weight):
@@ -62,11 +83,15 @@ class Statistic(Weight):
     the variable's own ``aggregation``.
     """
 
-    def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
-        noted = step.statistics
-        if noted is not None and self.dtype.is_floating and not step.reduced:
-            noted.append(self)
-        return super()._update_replica(update_fn, value, **kwargs)
+    def _differs(self, value: Any) -> bool:
+        return True
+
+
+class State(Weight):
+    """Of a recurrent layer: it belongs to samples, and each replica has its own."""
+
+    def _differs(self, value: Any) -> bool:
+        return False
 
 
 class Tally(_Readable, SyncOnReadVariable):
@@ -124,6 +149,9 @@ class _Saved(SaveableObject):
 
 class _Private(Weight):
     """Differs between replicas: ``of_replica`` says how one follows from the whole."""
+
+    def _differs(self, value: Any) -> bool:
+        return False
 
     def of_replica(self, local_id: int, whole: tf.Tensor) -> tf.Tensor:
         raise NotImplementedError
@@ -195,7 +223,7 @@ def kind_of(keywords: dict[str, Any]) -> type[Weight]:
 
 _BY_NAME: dict[str, type[Weight]] = {
     LAYER_SEED: Seed,
-    "rnn_state": Weight,  # it belongs to samples, and these differ
+    "rnn_state": State,
     RESIDUAL: Residual,
     ROUNDING_SEED: Weight,
 }
