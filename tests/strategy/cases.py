@@ -172,6 +172,7 @@ OWN_STEPS = [
     Case("own_step", m.own_step, fit()),
     Case("own_step_masked", m.masked_step, fit(m.sentences)),
     Case("own_step_one_hot", m.one_hot_step, fit()),
+    Case("own_step_moves_weights", m.climber, fit(), 1e-2, "a replica goes by its own gradient"),
     Case("two_optimizers", m.adversaries, fit(m.noise_and_real)),
 ]
 
@@ -225,6 +226,7 @@ RUNNING = [
     Case("jit_auto", classifier(momentum, jit_compile="auto"), fit()),
     Case("jit_off", classifier(momentum, jit_compile=False), fit()),
     Case("judge", plain, m.fit_and_judge),
+    Case("judge_own_metrics", m.own_metrics, m.fit_and_judge),
     Case("judge_dataset", plain, m.fit_and_judge_a_dataset),
     Case("on_batches", plain, m.on_batches),
     # Workers of one device each cannot tell a batch for all of them from their part of one.

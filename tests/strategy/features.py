@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from tests.strategy.models import ADAM, BATCH, classifier, numbers
+from tests.strategy.models import ADAM, BATCH, classifier, numbers, own_metrics
 
 
 def fresh(strategy, seed=1, **how):
@@ -216,6 +216,15 @@ def numbers_of_python(strategy, folder):
     assert int(model.optimizer.iterations) == 10
 
 
+def what_metrics_return_is_a_number(strategy, folder):
+    """Also where it is their variable, which goes on counting."""
+    with strategy.scope():
+        model = own_metrics()
+    told = fit(model, validation_data=numbers(37)).history
+    assert {type(value) for values in told.values() for value in values} == {float}
+    assert np.array(model.metrics[1].metrics[0].hits.value).shape == ()
+
+
 def jit_is_refused(strategy, folder):
     model = fresh(strategy, jit_compile=True)
     with pytest.raises(Exception, match='Use jit_compile="auto"'):
@@ -237,6 +246,7 @@ CHECKS = {
         own_loop,
         gather_and_reduce,
         numbers_of_python,
+        what_metrics_return_is_a_number,
         jit_is_refused,
     )
 }

@@ -203,6 +203,54 @@ def one_hot_step():
     return model
 
 
+class Climber(OwnStep):
+    """Sharpness-aware minimization: gradients of where a replica's own gradient leads uphill."""
+
+    def train_step(self, data):
+        x, y = data
+        moves = self._gradients(x, y)
+        for weight, move in zip(self.trainable_variables, moves, strict=True):
+            weight.assign_add(0.05 * move)
+        gradients = self._gradients(x, y)
+        for weight, move in zip(self.trainable_variables, moves, strict=True):
+            weight.assign_sub(0.05 * move)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"hits": self.hits.result()}
+
+    def _gradients(self, x, y):
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x=x, y=y, y_pred=self(x, training=True))
+        return tape.gradient(loss, self.trainable_variables)
+
+
+def climber():
+    inputs = keras.Input([FEATURES])
+    model = Climber(inputs, layers.Dense(CLASSES)(dense(inputs)))
+    model.compile(SGD(momentum=0.9), cross_entropy())
+    return model
+
+
+class Hits(keras.metrics.Metric):
+    """Keras's guide's metric of one's own; ``read`` makes of its variable what it tells."""
+
+    def __init__(self, name, read):
+        super().__init__(name=name)
+        self.hits, self.read = self.add_variable((), "zeros", name="hits"), read
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        hits = keras.ops.equal(keras.ops.argmax(y_pred, 1), keras.ops.cast(y_true, "int64"))
+        self.hits.assign_add(keras.ops.sum(keras.ops.cast(hits, "float32")))
+
+    def result(self):
+        return self.read(self.hits)
+
+
+def own_metrics():
+    """Made together with the model."""
+    metrics = [Hits("value", lambda hits: hits.value), Hits("variable", lambda hits: hits)]
+    return classifier(SGD, metrics=metrics)()
+
+
 class MaskedStep(keras.Model):
     """A step whose loss object divides by what masks have left."""
 

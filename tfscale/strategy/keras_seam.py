@@ -284,14 +284,21 @@ def step_of_replica(strategy: Any, model: keras.Model, fn: Callable[..., Any]) -
         rows, data = shared_out(data, replicas)
         share = Share(replicas, rows.local, rows.total)
         known = {"reads": 0, "seen": {}, "noted": 0, "scaled": set(), "results": {}}
+        known |= {"batch": data, "origins": {}}
         with during(model=model, own=own, rows=rows, count=share, statistics=[], **known):
             result = fn(data)
             _average_statistics(step.statistics or [], share)
-            if not own:
-                return result
-            return own_losses.logged(*keras_losses.with_results_of_all(result))
+            if own:
+                result = own_losses.logged(*keras_losses.with_results_of_all(result))
+            return tf.nest.map_structure(_read, result)
 
     return part
+
+
+def _read(result: Any) -> Any:
+    """A metric's result may be its variable; the replica reads it where it is."""
+    variable = isinstance(result, (keras.Variable, tf.Variable))
+    return tf.convert_to_tensor(result) if variable else result
 
 
 def prediction_of_replica(strategy: Any, fn: Callable[..., Any]) -> Any:

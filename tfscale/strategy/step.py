@@ -15,6 +15,9 @@ class _Step(threading.local):
     own = False
     # What this replica holds of the global batch: see rows.py.
     rows: Any = None
+    # Its part of that batch; of which operations it is known whether one replica alone made them.
+    batch: Any = ()
+    origins: dict[Any, int] | None = None
     # What ``num_replicas_in_sync`` answers, if not the plain number: see share.py.
     count: Any = None
     # How often something has been scaled by it; in a graph, what is known of which operations

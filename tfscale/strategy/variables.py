@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
+from tfscale.strategy import dataflow
 from tfscale.strategy.private import (
     DistributedValues,
     DistributedVariable,
@@ -32,8 +34,11 @@ ROUNDING_SEED = "tfscale_rounding_seed"
 _FOLD = 0x9E3779B1
 
 
-class _Number:
-    """What Python asks of a variable that holds one number, as of a learning rate."""
+class _Readable:
+    """What Python and numpy ask of a variable: of a learning rate, or of what a metric returns."""
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.numpy(), dtype)  # type: ignore[attr-defined]
 
     def __float__(self) -> float:
         return float(self.numpy())  # type: ignore[attr-defined]
@@ -42,13 +47,33 @@ class _Number:
         return int(self.numpy())  # type: ignore[attr-defined]
 
 
-class Weight(_Number, MirroredVariable):
-    """A variable whose updates are the same on all replicas once gradients are."""
+class Weight(_Readable, MirroredVariable):
+    """A variable whose updates are the same on all replicas once gradients are.
+
+    What a replica assigns by itself, and has made of its samples, is averaged as statistics are.
+    """
 
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
         if step.reduced:
             return update_fn(self._get_on_device_or_primary(), value, **kwargs)
+        if step.statistics is not None and self.dtype.is_floating and self._differs(value):
+            step.statistics.append(self)
         return super()._update_replica(update_fn, value, **kwargs)
+
+    def _differs(self, value: Any) -> bool:
+        """Whether replicas that assign such a value may come to differ, and must not."""
+        return self.aggregation == tf.VariableAggregation.NONE and _made_by_one_replica(value)
+
+
+def _made_by_one_replica(value: Any) -> bool:
+    """Whether its samples or its random numbers are in it; eagerly nobody can tell."""
+    if tf.executing_eagerly():
+        return True
+    batch = {x.op for x in tf.nest.flatten(step.batch, expand_composites=True) if tf.is_tensor(x)}
+    parts = [x for x in tf.nest.flatten(value, expand_composites=True) if isinstance(x, tf.Tensor)]
+    return any(
+        dataflow.gathered(parts, lambda op: op in batch or "Random" in op.type, step.origins)
+    )
 
 
 class Statistic(Weight):
@@ -58,14 +83,18 @@ class Statistic(Weight):
     an ``aggregation`` of its own.
     """
 
-    def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
-        noted = step.statistics
-        if noted is not None and self.dtype.is_floating and not step.reduced:
-            noted.append(self)
-        return super()._update_replica(update_fn, value, **kwargs)
+    def _differs(self, value: Any) -> bool:
+        return True
 
 
-class Tally(_Number, SyncOnReadVariable):
+class State(Weight):
+    """Of a recurrent layer: it belongs to samples, and each replica has its own."""
+
+    def _differs(self, value: Any) -> bool:
+        return False
+
+
+class Tally(_Readable, SyncOnReadVariable):
     """A metric's state: each replica counts by itself, and one without rows counts nothing.
 
     A replica reads what it has counted itself, or, if ``step.together``, what all have counted.
@@ -120,6 +149,9 @@ class _Saved(SaveableObject):
 
 class _Private(Weight):
     """Differs between replicas: ``of_replica`` computes a replica's value from the saved one."""
+
+    def _differs(self, value: Any) -> bool:
+        return False
 
     def of_replica(self, local_id: int, whole: tf.Tensor) -> tf.Tensor:
         raise NotImplementedError
@@ -191,7 +223,7 @@ def kind_of(keywords: dict[str, Any]) -> type[Weight]:
 
 _BY_NAME: dict[str, type[Weight]] = {
     LAYER_SEED: Seed,
-    "rnn_state": Weight,  # it belongs to samples, and these differ
+    "rnn_state": State,
     RESIDUAL: Residual,
     ROUNDING_SEED: Weight,
 }
