@@ -154,16 +154,16 @@ def judge_restart(met: Told, again: Told) -> str:
     if again.hung or len(whole) < len(again.outputs):
         return f"started again, it did not end\n{said}"
     begun = [state.split() for state in again.all_of("STATE")]
+    epochs = [int(epoch) for epoch in again.all_of("AT")]
     left = set(met.all_of("PREEMPTED"))
     if left and begun and {digest for _, digest in begun} != left:
         return f"it began with {begun}, and {left} was saved"
     same = {*ends, *whole, *met.all_of("END")}
-    if any(int(steps) % STEPS for steps, _ in begun):
-        same = set(ends)
+    if any(int(steps) != epoch * STEPS for (steps, _), epoch in zip(begun, epochs, strict=True)):
+        same = set(ends)  # Keras repeats the epoch, of which some steps were saved
     if len(same) != 1:
         return f"started again, it ended with {ends}, uninterrupted with {whole}"
     saved, ended = met.of("SAVED", 0), met.all_of("ENDS")
-    epochs = [int(epoch) for epoch in again.all_of("AT")]
     if saved and epochs and not ended and min(epochs) < int(saved[-1]):
         return f"it began with epoch {epochs}, though {saved[-1]} were saved"
     return ""
