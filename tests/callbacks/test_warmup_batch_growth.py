@@ -155,7 +155,7 @@ def test_other_data_is_noticed():
 
 @pytest.mark.parametrize("sizes", [{}, {1: 8}, {0: 8, -1: 4}, {0: 0}])
 def test_sizes_begin_with_the_first_step(sizes):
-    with pytest.raises(ValueError, match=r"the first of them 0.*got \{"):
+    with pytest.raises(ValueError, match=r"from step 0 on, .*got \{"):
         BatchGrowth(sizes)
 
 

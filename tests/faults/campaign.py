@@ -159,7 +159,7 @@ def judge_restart(met: Told, again: Told) -> str:
     if left and begun and {digest for _, digest in begun} != left:
         return f"it began with {begun}, and {left} was saved"
     same = {*ends, *whole, *met.all_of("END")}
-    if any(int(steps) != epoch * STEPS for (steps, _), epoch in zip(begun, epochs, strict=True)):
+    if any(int(steps) != epoch * STEPS for (steps, _), epoch in zip(begun, epochs, strict=False)):
         same = set(ends)  # Keras repeats the epoch, of which some steps were saved
     if len(same) != 1:
         return f"started again, it ended with {ends}, uninterrupted with {whole}"

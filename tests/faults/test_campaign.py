@@ -115,6 +115,6 @@ LEFT = Told(["AT 0\nFAULT\nPREEMPTED 56ef\n", "AT 0\nPREEMPTED 56ef\n"])
     ],
 )
 def test_a_restart_begins_with_what_was_saved(state, end, wrong):
-    again = f"AT 0\nSTATE {state}\nEND {end}\nWHOLE 12ab\n"
+    again = f"AT 1\nSTATE {state}\nEND {end}\nWHOLE 12ab\n"
     said = judge_restart(LEFT, Told([again, again]))
     assert wrong in said and bool(said) == bool(wrong)

@@ -288,6 +288,9 @@ class _ReadOnce:
         self._dataset = dataset
         self._for_shapes = for_shapes
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._dataset, name)
+
     def __iter__(self) -> Any:
         return iter(self._for_shapes() if keras_seam.wants_only_shapes() else self._dataset)
 
