@@ -105,5 +105,7 @@ def test_batches_grow(strategy):
 
 
 def test_replicas_get_equal_parts(strategy):
-    with pytest.raises(ValueError, match=r"a batch of 13 .* by 2 replicas.* multiple of 2, such as 12"):
+    with pytest.raises(
+        ValueError, match=r"a batch of 13 .* by 2 replicas.* multiple of 2, such as 12"
+    ):
         growing(on(strategy, momentum), {0: 8, 1: 13})

@@ -105,7 +105,9 @@ def test_the_backup_before_is_taken_for_one_that_is_damaged(
 def test_nothing_is_restored_from_a_folder_without_a_whole_backup(strategy, tmp_path):
     train(strategy, tmp_path, Stop(1))
     os.truncate(tmp_path / "latest.weights.h5", 2000)
-    with pytest.raises(ValueError, match="(?s)No backup in .* can be restored: .*Copy an undamaged one"):
+    with pytest.raises(
+        ValueError, match="(?s)No backup in .* can be restored: .*Copy an undamaged one"
+    ):
         train(strategy, tmp_path)
 
 
