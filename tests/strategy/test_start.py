@@ -22,10 +22,13 @@ def begin(way, workers=2, deadline=PATIENCE, join_timeout=PATIENCE, go=""):
 
 def wait_for(group, index, what):
     end = time.monotonic() + SECONDS
-    while not (found := re.search(what, group.output(index), re.MULTILINE)):
-        assert time.monotonic() < end, group.output(index)[-3000:]
+    while True:
+        over = group.processes[index].poll() is not None or time.monotonic() > end
+        found = re.search(what, group.output(index), re.MULTILINE)
+        if found:
+            return found
+        assert not over, group.output(index)[-3000:]
         time.sleep(0.05)
-    return found
 
 
 def test_a_worker_that_does_not_come_is_named():

@@ -48,6 +48,7 @@ def main():
         if steps == 3:
             print("STEP", flush=True)
     print(f"DONE with {strategy.num_replicas_in_sync} replicas", flush=True)
+    signal.pause()  # until the test ends all: another may still be in the last step
 
 
 if __name__ == "__main__":
