@@ -206,7 +206,7 @@ class Extended(CollectiveAllReduceExtended):
     def _gather_to_implementation(
         self, value: Any, destinations: Any, axis: int, options: Any
     ) -> Any:
-        if isinstance(value, DistributedValues):
+        if isinstance(value, DistributedValues) or len(self.worker_devices) > 1:
             return super()._gather_to_implementation(value, destinations, axis, options)
         # Of one local replica; while it is traced it is on no device, which TensorFlow refuses.
         return self.exchange.rows(0, tf.convert_to_tensor(value), axis)
