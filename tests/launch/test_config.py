@@ -22,7 +22,10 @@ def told(text):
         ("{'cluster': 1}", "is no JSON"),
         ("[]", "is no JSON object"),
         ('{"cluster": ["a:1"]}', "has a cluster that is not an object of lists"),
-        ('{"cluster": {"worker": "a:1"}}', "has a cluster whose 'worker' is not a list of addresses"),
+        (
+            '{"cluster": {"worker": "a:1"}}',
+            "has a cluster whose 'worker' is not a list of addresses",
+        ),
     ],
 )
 def test_what_is_no_configuration(text, problem):
