@@ -73,6 +73,19 @@ def train(strategy, make, graph=True, gradients=rows_of_gradients, prepare=None,
     return seen | {f"state {i} {v.name}": v.numpy() for i, v in enumerate(state)}
 
 
+def in_steps(strategy, make):
+    """Variables, their optimizer, and a step for each replica, for scenes that look in between."""
+    with strategy.scope():
+        variables, optimizer = make_variables(), make()
+        optimizer.build(variables)
+
+    @tf.function
+    def step(*rows):
+        optimizer.apply([tf.reduce_sum(each, 0) for each in rows], variables)
+
+    return variables, optimizer, step
+
+
 EVERY = {
     "SGD": partial(optimizers.SGD, 0.05),
     "momentum": partial(optimizers.SGD, 0.05, momentum=0.9),
@@ -160,14 +173,7 @@ def pairs_are_applied(strategy, graph):
 
 def rates_are_set_between_steps(strategy):
     """By a program that looks at the steps, outside of replicas."""
-    with strategy.scope():
-        variables, optimizer = make_variables(), EVERY["momentum"]()
-        optimizer.build(variables)
-
-    @tf.function
-    def step(*rows):
-        optimizer.apply([tf.reduce_sum(each, 0) for each in rows], variables)
-
+    variables, optimizer, step = in_steps(strategy, EVERY["momentum"])
     seen = {}
     for number, rows in enumerate(batches(strategy, *rows_of_gradients(), size=ROWS)):
         optimizer.learning_rate = 0.1 / (1 + number)
@@ -228,14 +234,7 @@ def state_is_written_and_read(strategy):
         optimizer.build(variables)
         optimizer.load_own_variables(kept)
 
-    with strategy.scope():
-        variables, first = make_variables(), EVERY["Adam"]()
-        first.build(variables)
-
-    @tf.function
-    def step(*rows):
-        first.apply([tf.reduce_sum(each, 0) for each in rows], variables)
-
+    _, first, step = in_steps(strategy, EVERY["Adam"])
     for rows in batches(strategy, *rows_of_gradients(), size=ROWS):
         strategy.run(step, args=rows)
     kept = {}
@@ -267,15 +266,8 @@ def public_names(strategy):
 
 def windows_end(strategy):
     """Counts of steps and of windows, at each step."""
-    with strategy.scope():
-        variables = make_variables()
-        optimizer = optimizers.SGD(0.1, gradient_accumulation_steps=3)
-        optimizer.build(variables)
-
-    @tf.function
-    def step(*rows):
-        optimizer.apply([tf.reduce_sum(each, 0) for each in rows], variables)
-
+    make = partial(optimizers.SGD, 0.1, gradient_accumulation_steps=3)
+    _, optimizer, step = in_steps(strategy, make)
     seen = {}
     for number, rows in enumerate(batches(strategy, *rows_of_gradients(), size=ROWS)):
         strategy.run(step, args=rows)

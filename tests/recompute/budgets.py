@@ -15,8 +15,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfscale.bench.memory import make_meter
 from tfscale.callbacks import Recompute
 from tfscale.recompute import BudgetError
+from tfscale.strategy.feed import untuned
 
 BETWEEN = (0, 0.15, 0.3, 0.5, 0.7, 0.85, 1)  # of the smallest budget and a plain step
 
@@ -86,17 +88,6 @@ def mobilenet():
 NETS = {make.__name__: make for make in (mlp, convolutions, mixer, transformer, unet, mobilenet)}
 
 
-class Meter(keras.callbacks.Callback):
-    """The most that TensorFlow has in use in the steps behind the first, beside what it held."""
-
-    def on_train_batch_end(self, batch, logs=None):
-        known = tf.config.experimental.get_memory_info("CPU:0")
-        if batch == 0:
-            tf.config.experimental.reset_memory_stats("CPU:0")
-            self.held = known["current"]
-        self.taken = known["peak"] - self.held
-
-
 def train(net, **choice):
     """What a training took; its callback."""
     keras.utils.clear_session()
@@ -107,11 +98,10 @@ def train(net, **choice):
     batch = (x, x[:, :1].reshape(size, -1)[:, :1])
     first = tf.data.Dataset.from_tensors(tuple(part[:1] for part in batch))
     data = first.concatenate(tf.data.Dataset.from_tensors(batch).repeat(4))
-    untuned = tf.data.Options()
-    untuned.autotune.enabled = False  # its pauses, of seconds, are waited for when a fit ends
-    meter, recompute = Meter(), Recompute(example=batch, verbose=0, **choice)
-    model.fit(data.with_options(untuned), verbose=0, callbacks=[meter, recompute])
-    return meter.taken, recompute
+    meter, recompute = make_meter(keras, tf), Recompute(example=batch, verbose=0, **choice)
+    # Tuned data would hold the end of each fit for up to seconds.
+    model.fit(untuned(data), verbose=0, callbacks=[meter, recompute])
+    return meter.allocated, recompute
 
 
 def train_all(net):

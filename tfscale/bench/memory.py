@@ -293,7 +293,7 @@ def _train(asked: Asked) -> Found:
     first = tf.data.Dataset.from_tensors((x[:replicas], y[:replicas]))
     data = first.concatenate(tf.data.Dataset.from_tensors((x, y)).repeat(STEPS))
     recompute = None if asked.is_plain else _recompute(model, data, asked, (x, y))
-    meter = _meter(keras, tf)
+    meter = make_meter(keras, tf)
     model.fit(data, verbose=0, callbacks=[meter, *([recompute] if recompute else [])])
     found = Found(meter.allocated, meter.resident, min(meter.times[1:]), meter.loss)
     if recompute is None:
@@ -330,7 +330,9 @@ def _strategy(tf: Any, replicas: int) -> Any:
     return ScaleStrategy(devices=[f"CPU:{i}" for i in range(replicas)])
 
 
-def _meter(keras: Any, tf: Any) -> Any:
+def make_meter(keras: Any, tf: Any) -> Any:
+    """A callback that knows what the steps behind the first take, and how long."""
+
     def in_use() -> dict[str, int]:
         return tf.config.experimental.get_memory_info("CPU:0")  # type: ignore[no-any-return]
 

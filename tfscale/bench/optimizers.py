@@ -140,11 +140,13 @@ def _steps(shape: tuple[int, ...], layers: list[Any], batch: int) -> Calls:
     import tensorflow as tf
 
     from tfscale.optimizers import AdaHessian
+    from tfscale.strategy.feed import untuned
 
     body = keras.Sequential([keras.Input(shape), *layers, keras.layers.Dense(10)])
     x = tf.random.normal([batch, *shape])
     y = tf.random.uniform([batch], 0, 10, tf.int32)
-    data = _untuned(tf, tf.data.Dataset.from_tensors((x, y)).repeat())
+    # The end of each fit would wait for a pause of tf.data's tuning, of up to seconds.
+    data = untuned(tf.data.Dataset.from_tensors((x, y)).repeat())
     optimizers = {
         "SGD": keras.optimizers.SGD(1e-3),
         "AdaHessian": AdaHessian(1e-3),
@@ -156,13 +158,6 @@ def _steps(shape: tuple[int, ...], layers: list[Any], batch: int) -> Calls:
         model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         calls[name] = functools.partial(model.fit, data, steps_per_epoch=10, verbose=0)
     return calls
-
-
-def _untuned(tf: Any, data: Any) -> Any:
-    """Without tf.data's tuning, whose pauses of up to seconds the end of each fit waits for."""
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    return data.with_options(options)
 
 
 # ------------------------------------------------------------------- measure

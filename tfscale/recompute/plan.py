@@ -116,10 +116,9 @@ class Plan:
         One more operation may run at once; the update of a weight may copy it, into a piece of
         memory that is up to twice as large; the allocator wastes a part of all else, too.
         """
-        weights = [self.step.tensors[tensor].size for tensor in self.step.gradients]
-        largest = max(weights, default=0)
+        largest = max(self.step.updated, default=0)
         size = expected + max(self.step.largest, largest) + 2 * largest
-        return size + math.ceil(WASTED * (size + sum(weights)))
+        return size + math.ceil(WASTED * (size + sum(self.step.updated)))
 
     @property
     def plain_peak(self) -> int:

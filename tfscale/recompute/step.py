@@ -148,6 +148,11 @@ class Step:
         made = (self.tensors[t] for t in self._outputs(range(self.begin, self.end)))
         return max((known.size for known in made if not known.lasting), default=0)
 
+    @cached_property
+    def updated(self) -> list[int]:
+        """Bytes of each weight that the optimizer changes: as many as of its gradient."""
+        return [self.tensors[tensor].size for tensor in self.gradients]
+
     @property
     def cost(self) -> float:
         """Of the whole step."""

@@ -40,18 +40,8 @@ def compiling() -> None:
     """None: the ``compile`` of Keras 2 is not inspected."""
 
 
-def reads_shapes() -> bool:
-    """No dataset is read only for its shapes."""
-    return False
-
-
-def generator_for(dataset: Any) -> None:
-    """So no generator is either."""
-
-
-def for_shapes(distributed: Any) -> Any:
-    """Nor anything else."""
-    return distributed
+def for_shapes(dataset: Any, distributed: Any, distribute: Any) -> None:
+    """None: Keras 2 reads no dataset only for its shapes."""
 
 
 def wants_only_shapes() -> bool:

@@ -182,24 +182,25 @@ def _refuse_foreign_metrics(strategy: Any, model: keras.Model) -> None:
             origin.refuse(strategy, f"the metric {metric.name!r}", metric.variables)
 
 
-def reads_shapes() -> bool:
-    """Whether Keras distributes a dataset of which it will read a batch for its shapes."""
-    return caller(EpochIterator) is not None
-
-
-def generator_for(dataset: Any) -> Any:
-    """The dataset of one batch that may be read before the others, if only once; or None.
+def for_shapes(
+    dataset: Any, distributed: Any, distribute: Callable[[Any], Any]
+) -> Callable[[], Any] | None:
+    """Gives what Keras may read for its batches' shapes; None if it will read none for these.
 
     Keras reads a batch for its shapes and then starts to read from the beginning. For that it
     keeps the batch that it took from a generator, but not batches that were read ahead.
     """
-    if not isinstance(caller(EpochIterator).data_adapter, GeneratorDataAdapter):
+    iterator = caller(EpochIterator)
+    if iterator is None:
         return None
-    return dataset._input_dataset.take(1)  # what is behind it reads ahead
+    if isinstance(iterator.data_adapter, GeneratorDataAdapter):
+        one_batch = dataset._input_dataset.take(1)  # what is behind it reads ahead
+        return functools.partial(distribute, one_batch)
+    return functools.partial(_shapes_alone, distributed)
 
 
-def for_shapes(distributed: Any) -> Any:
-    """What Keras may read for the shapes of a replica's batches: where they are known, these alone.
+def _shapes_alone(distributed: Any) -> Any:
+    """The shapes of a replica's batches where they are known, and no batch.
 
     One device reads no batch for that. Reading one would be seen: a shuffle gives another order
     each time, and threads that read ahead for a PyDataset would take from what comes next.

@@ -242,14 +242,10 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         keras_seam.watch_seeds(self)  # before a callback restores them
         if self.extended._num_replicas_in_sync == 1:
             return dataset
-        distributed = super().experimental_distribute_dataset(dataset, options)
-        if not keras_seam.reads_shapes():
-            return distributed
-        one_batch = keras_seam.generator_for(dataset)
-        if one_batch is None:
-            return _ReadOnce(distributed, functools.partial(keras_seam.for_shapes, distributed))
-        distribute = super().experimental_distribute_dataset
-        return _ReadOnce(distributed, functools.partial(distribute, one_batch, options))
+        distribute = functools.partial(super().experimental_distribute_dataset, options=options)
+        distributed = distribute(dataset)
+        for_shapes = keras_seam.for_shapes(dataset, distributed, distribute)
+        return distributed if for_shapes is None else _ReadOnce(distributed, for_shapes)
 
     def explain(self) -> Explanation:
         """How gradients are sent: buckets, wires, schedules, bytes and times.
