@@ -1,12 +1,13 @@
 """A worker of a fit, in which one worker (VICTIM) fails in one WAY after some steps.
 
 Prints EVENT at the failure, and REACHED at the same step of the others; ERROR with what this
-worker was told, and BATCH where data was slow.
+worker was told, and BATCH where data was waited for. Some wait for a file, GO.
 """
 
 import atexit
 import json
 import os
+import pathlib
 import random
 import signal
 import sys
@@ -24,6 +25,7 @@ ME = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 WAY, VICTIM = os.environ["WAY"], int(os.environ["VICTIM"])
 WAITS = WAY == "kill while others wait for data" and ME != VICTIM
 FAILING, LAST = 12, 40
+STEPS_OF_A_BATCH = 2  # each of two workers takes half of it
 
 
 def event():
@@ -36,6 +38,8 @@ def end_by(number):
 
 
 def fail():
+    if WAY == "kill while others wait for data":
+        pathlib.Path(os.environ["GO"]).touch()
     if WAY in ("kill", "kill while others wait for data"):
         end_by(signal.SIGKILL)
     if WAY == "stop":
@@ -48,7 +52,12 @@ def fail():
         raise KeyError("no such row")
     if WAY == "leave":
         sys.exit(0)
-    while WAY == "slow" and not os.path.exists(os.environ["GO"]):
+    if WAY == "slow":
+        wait_to_go()
+
+
+def wait_to_go():
+    while not os.path.exists(os.environ["GO"]):
         time.sleep(0.05)
 
 
@@ -69,8 +78,9 @@ def data():
     def batches():
         rng = np.random.default_rng(ME)
         for step in range(10**9):
-            if WAITS and step >= 2:  # a batch is two steps: each of two workers takes half
-                time.sleep(2)
+            if WAITS and step == FAILING // STEPS_OF_A_BATCH:
+                wait_to_go()
+                time.sleep(1)  # of which the other needs a moment, to die
                 print(f"\nBATCH {time.time()}", flush=True)
             x = rng.standard_normal((8, 4), np.float32)
             yield x, x.sum(1, keepdims=True)
