@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -152,6 +154,39 @@ def test_after_fit_the_signal_does_what_it_did_before(tmp_path, spared):
     train(None, tmp_path)
     os.kill(os.getpid(), signal.SIGTERM)
     assert spared == [True]
+
+
+MANY_SIGNALS = """
+import os, sys, threading
+from tfscale.callbacks.sigterm import Sigterm
+
+def deep(n):
+    return deep(n - 1) if n else [shallow(i) for i in range(3)]
+
+def shallow(i):
+    return sum(k * i for k in range(5))
+
+def work():
+    while not ended:
+        deep(15)
+
+ended = False
+sigterm = Sigterm(None)
+workers = [threading.Thread(target=work) for _ in range(2)]
+for thread in workers:
+    thread.start()
+sender = f"import os, time; [(os.kill({os.getpid()}, 15), time.sleep(0.0005)) for _ in range(2000)]"
+os.spawnl(os.P_WAIT, sys.executable, sys.executable, "-c", sender)
+ended = True
+for thread in workers:
+    thread.join()
+assert sigterm.heard
+"""
+
+
+def test_the_signal_may_come_while_other_threads_run():
+    done = subprocess.run([sys.executable, "-c", MANY_SIGNALS], timeout=PATIENCE, check=False)
+    assert done.returncode == 0
 
 
 def test_an_interval_is_a_number_of_steps():

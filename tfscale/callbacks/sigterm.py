@@ -38,7 +38,7 @@ class Sigterm:
         self._out, self._in = os.pipe()
         os.set_blocking(self._out, False)
         os.set_blocking(self._in, False)  # a full pipe has been heard already
-        faulthandler.register(signal.SIGTERM, self._in, all_threads=True, chain=False)
+        faulthandler.register(signal.SIGTERM, self._in, all_threads=False, chain=False)
         self._watches = self._fit_runs()  # and no loop of the user's own, which may go on
         if self._watches:
             threading.Thread(target=self._watch, name="tfscale-sigterm", daemon=True).start()
