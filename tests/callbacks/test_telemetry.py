@@ -19,9 +19,9 @@ from tfscale.callbacks import BatchGrowth, Recompute, Telemetry
 from tfscale.callbacks import telemetry as module
 from tfscale.collectives import Link, ring
 from tfscale.collectives.choose import Choice, Chooser
+from tfscale.exchange.explain import rows
+from tfscale.exchange.state import ExchangeState
 from tfscale.ops import Communicator
-from tfscale.strategy.explain import rows
-from tfscale.strategy.memory import Memory
 
 KERNELS = 2 * WIDTH * WIDTH  # numbers on the lossy wire
 
@@ -316,7 +316,7 @@ def test_the_error_with_feedback_is_the_residuals(tmp_path):
     with tf.GradientTape() as tape, tf.device("CPU:0"):
         loss = tf.reduce_sum((model(x) - y) ** 2) / BATCH
     gradient = tf.linalg.global_norm(tape.gradient(loss, kernels))
-    residuals = Memory.of(model.optimizer, strategy)._residuals.values()
+    residuals = ExchangeState.of(model.optimizer, strategy)._residuals.values()
     lost = tf.linalg.global_norm([each.values[0] for each in residuals])
     last = lines(tmp_path / "run.jsonl", "error")[-1]
     assert (last["wire"], last["measured"]) == ("sign", True)

@@ -7,7 +7,7 @@ from helpers import ROOT
 from tests.callbacks.telemetries import compiled, fit, lines
 from tfscale import ScaleStrategy
 from tfscale.callbacks import Telemetry
-from tfscale.strategy.explain import Row
+from tfscale.exchange.explain import Row
 
 TEXT = (ROOT / "docs" / "telemetry.md").read_text()
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras import optimizers
 
 from tests.keras_like.scenes import batches, numbers, of_all, scenes
-from tfscale.keras_objects import innermost
+from tfscale.bridge.objects import innermost
 
 ROWS, STEPS = 6, 7
 SHAPES = {"kernel": (3, 4), "bias": (4,), "scale": (2, 3)}
@@ -296,7 +296,7 @@ SCENES = scenes(
         if graph or name == "Adam"
     },
     **{
-        f"average of {momentum}, overwritten {frequency}, accumulated {window}": partial(
+        f"average of {momentum} overwritten {frequency} accumulated {window}": partial(
             train, make=averages(momentum, frequency, window)
         )
         for momentum, frequency, window in itertools.product(

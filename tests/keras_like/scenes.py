@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfscale.keras_objects import native
+from tfscale.bridge.objects import native
 
 
 def played(scene, strategy):

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfscale.compression import WirePolicy
-from tfscale.strategy import buckets
-from tfscale.strategy.buckets import ELEMENT_BYTES, Bucket, Gradient, plan
+from tfscale.exchange import buckets
+from tfscale.exchange.buckets import ELEMENT_BYTES, Bucket, Gradient, plan
 
 POLICY = WirePolicy("int8", rules={"embed": "bf16"}, small=20)
 

@@ -7,9 +7,9 @@ import pytest
 import tensorflow as tf
 from helpers import PATIENCE, group
 
+from tfscale.exchange.collective_schedules import Fixed
+from tfscale.exchange.exchange import JOIN_UP_TO, Exchange, joined, separated
 from tfscale.ops import Group
-from tfscale.strategy.exchange import JOIN_UP_TO, Exchange, joined, separated
-from tfscale.strategy.schedules import Fixed
 
 RANKS = 3
 HEIGHT = 12  # rows of the sparse tensors

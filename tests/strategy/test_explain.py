@@ -13,8 +13,8 @@ from tests.strategy.models import BATCH
 from tfscale import ScaleStrategy
 from tfscale.collectives import Link
 from tfscale.collectives.choose import COST_MODEL, Chooser
-from tfscale.strategy.explain import Explanation, Row
-from tfscale.strategy.memory import ATTRIBUTE
+from tfscale.exchange.explain import Explanation, Row
+from tfscale.exchange.state import ATTRIBUTE
 
 WORDS, WIDTH, STEPS = 40, 64, 3
 

@@ -13,8 +13,8 @@ from helpers import group
 
 from tests import warm
 from tfscale.collectives import Cluster, Link
+from tfscale.exchange import link
 from tfscale.ops import Group, build, library
-from tfscale.strategy import link
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = Path(__file__).parent / "workers" / "link.py"

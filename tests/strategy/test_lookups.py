@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 from tests.strategy.twins import check_twins
-from tfscale.strategy.lookups import are_of_all_samples
+from tfscale.exchange.lookups import are_of_all_samples
 
 LENGTH, WORDS, ROWS = 5, 11, 33
 X = np.random.default_rng(1).integers(0, WORDS, [ROWS, LENGTH]).astype(np.int32)

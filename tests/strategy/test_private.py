@@ -20,12 +20,12 @@ from tensorflow.python.eager import context
 
 from tests.strategy.models import ADAM, classifier, numbers
 from tfscale import ScaleStrategy
-from tfscale.backup import InMemory
-from tfscale.keras_objects import innermost
+from tfscale.bridge import fit, tensorflow
+from tfscale.bridge.backup import InMemory
+from tfscale.bridge.objects import innermost
+from tfscale.exchange.state import ATTRIBUTE
 from tfscale.ops import xla
-from tfscale.strategy import keras_seam, private
 from tfscale.strategy.extended import Extended, _EngineOps
-from tfscale.strategy.memory import ATTRIBUTE
 from tfscale.strategy.share import Share
 from tfscale.strategy.variables import LAYER_SEED, Weight
 
@@ -94,7 +94,7 @@ def test_what_is_overridden_is_there_with_the_same_parameters(ours, name, expect
 
 
 def test_health_checks_can_be_turned_off():
-    assert private.CollectiveAllReduceExtended._enable_check_health is True
+    assert tensorflow.CollectiveAllReduceExtended._enable_check_health is True
     assert Extended._enable_check_health is False
 
 
@@ -102,7 +102,7 @@ def test_tensorflows_own_service_may_be_told_how_long_to_wait():
     """Before it starts; a strategy asks whether that was done. See ``starting``."""
     arguments = ["service_type", "service_leader", "heartbeat_timeout_in_ms", "coordinated_jobs"]
     assert set(arguments) <= set(parameters(context.Context.configure_coordination_service))
-    starts = inspect.getsource(private.CollectiveAllReduceExtended._initialize_multi_worker)
+    starts = inspect.getsource(tensorflow.CollectiveAllReduceExtended._initialize_multi_worker)
     assert "context.context().coordination_service is None" in starts
 
 
@@ -122,8 +122,8 @@ def test_variables_are_mirrored_and_take_another_class(strategy):
     with strategy.scope():
         variable = tf.Variable([1.0, 2.0], name="a/weight")
     assert type(variable) is Weight
-    assert not hasattr(private.MirroredVariable, "__slots__")
-    assert issubclass(private.MirroredVariable, private.DistributedVariable)
+    assert not hasattr(tensorflow.MirroredVariable, "__slots__")
+    assert issubclass(tensorflow.MirroredVariable, tensorflow.DistributedVariable)
     assert variable._common_name == "a/weight"
     assert [v.device[-5:] for v in variable.values] == DEVICES
     assert variable._primary is variable.values[0]
@@ -175,23 +175,23 @@ def test_replica_contexts_know_their_number(strategy):
 
 
 def test_regroup_makes_values_of_a_class():
-    made = private.regroup((tf.constant(1.0), tf.constant(2.0)), wrap_class=private.Mirrored)
-    assert isinstance(made, private.Mirrored)
-    assert isinstance(made, private.DistributedValues)
-    assert isinstance(private.regroup((1.0, 2.0)), private.PerReplica)
+    made = tensorflow.regroup((tf.constant(1.0), tf.constant(2.0)), wrap_class=tensorflow.Mirrored)
+    assert isinstance(made, tensorflow.Mirrored)
+    assert isinstance(made, tensorflow.DistributedValues)
+    assert isinstance(tensorflow.regroup((1.0, 2.0)), tensorflow.PerReplica)
     assert [float(v) for v in made.values] == [1.0, 2.0]
 
 
 def test_assign_on_device_assigns():
     variable = tf.Variable(1.0)
-    private.assign_on_device(variable.device, variable, tf.constant(2.0))
+    tensorflow.assign_on_device(variable.device, variable, tf.constant(2.0))
     assert float(variable) == 2.0
 
 
 def test_saveables_are_made_of_a_tensor_a_spec_and_a_name():
-    assert parameters(private.SaveableObject.__init__) == ["self", "op", "specs", "name"]
-    assert parameters(private.SaveSpec.__init__)[:4] == ["self", "tensor", "slice_spec", "name"]
-    assert parameters(private.SaveableObject.restore) == [
+    assert parameters(tensorflow.SaveableObject.__init__) == ["self", "op", "specs", "name"]
+    assert parameters(tensorflow.SaveSpec.__init__)[:4] == ["self", "tensor", "slice_spec", "name"]
+    assert parameters(tensorflow.SaveableObject.restore) == [
         "self",
         "restored_tensors",
         "restored_shapes",
@@ -201,7 +201,7 @@ def test_saveables_are_made_of_a_tensor_a_spec_and_a_name():
 def test_eager_mode_is_a_context():
     with tf.Graph().as_default():
         assert not tf.executing_eagerly()
-        with private.eager_mode():
+        with tensorflow.eager_mode():
             assert tf.executing_eagerly()
 
 
@@ -344,7 +344,7 @@ def test_losses_are_scaled_by_the_number_of_replicas_that_the_strategy_tells(str
     """Keras asks in each step; while it lasts the answer is a share."""
     from keras.src.losses.loss import scale_loss_for_distribution, unscale_loss_for_distribution
 
-    from tfscale.strategy.step import during
+    from tfscale.strategy.current import during
 
     share = Share(2, tf.constant(1), tf.constant(8))
     with strategy.scope(), during(count=share):
@@ -386,7 +386,7 @@ def test_keras_averages_a_first_batch_for_its_shapes(model, monkeypatch):
         callers.extend(names)
         return "_maybe_symbolic_build" in names
 
-    monkeypatch.setattr(keras_seam, "wants_only_shapes", noted)
+    monkeypatch.setattr(fit, "wants_only_shapes", noted)
     x, y = numbers(5)
     model.fit(x, y, batch_size=3, verbose=0)
     assert "_maybe_symbolic_build" in callers
@@ -394,7 +394,7 @@ def test_keras_averages_a_first_batch_for_its_shapes(model, monkeypatch):
 
 def test_a_fit_begins_once_however_often_it_validates(model, monkeypatch):
     """It builds its model once; ``evaluate`` does so for itself."""
-    begun, ours = [], keras_seam.fit_that_begins
+    begun, ours = [], fit.begins
 
     def noted():
         # One call is between this and the scope, as without this function.
@@ -402,7 +402,7 @@ def test_a_fit_begins_once_however_often_it_validates(model, monkeypatch):
         begun.extend([found] if found else [])
         return found
 
-    monkeypatch.setattr(keras_seam, "fit_that_begins", noted)
+    monkeypatch.setattr(fit, "begins", noted)
     held, callback = numbers(4), keras.callbacks.Callback()
     how = {"epochs": 2, "validation_data": held, "verbose": 0}
     model.fit(*numbers(4), callbacks=[callback], **how)
@@ -454,9 +454,9 @@ def test_what_reads_data_and_predicts_has_its_names(model):
 
 
 def test_keras_hands_steps_to_run_as_methods_of_the_model(model):
-    assert keras_seam.model_of(model.train_step) is model
-    assert keras_seam.model_of(model.test_step) is model
-    assert keras_seam.model_of(model.predict_step) is None
+    assert fit.model_of(model.train_step) is model
+    assert fit.model_of(model.test_step) is model
+    assert fit.model_of(model.predict_step) is None
     assert "self.train_step" in inspect.getsource(keras.Model.make_train_function)
 
 

@@ -7,9 +7,9 @@ from helpers import group, integers, slowly
 
 from tfscale.collectives import Link
 from tfscale.collectives.choose import Chooser
+from tfscale.exchange import trial
+from tfscale.exchange.trial import TURNS, Trials
 from tfscale.ops import all_reduce
-from tfscale.strategy import trial
-from tfscale.strategy.trial import TURNS, Trials
 
 RANKS = 4
 SIZE = 4000  # bytes
@@ -32,9 +32,9 @@ def exchange(trials, buckets=1, delayed=None, names="bucket"):
             y = all_reduce(given, communicator, schedule=schedule, name=name)
             return y, tf.constant(schedule.name)
 
-        with trials.step(communicator) as step:
+        with trials.of_step(communicator) as trial:
             return [
-                step.run(lambda s, i=i: reduce(s, f"{names} {i}"), x, SIZE) for i in range(buckets)
+                trial.run(lambda s, i=i: reduce(s, f"{names} {i}"), x, SIZE) for i in range(buckets)
             ]
 
     return group(RANKS).function(body)
@@ -83,9 +83,9 @@ def test_several_buckets_in_a_loop_within_the_graph():
 
     def body(communicator, x):
         def step_of(i, total):
-            with trials.step(communicator) as step:
+            with trials.of_step(communicator) as trial:
                 sums = [
-                    step.run(
+                    trial.run(
                         lambda s, n=n: all_reduce(x, communicator, schedule=s, name=f"loop {n}"),
                         x,
                         SIZE,
@@ -146,7 +146,7 @@ def test_ranks_in_different_turns_are_refused():
     trials = Trials(chooser())
     function = exchange(trials)
     run(function, 2)
-    trials._steps[1]._running.assign([1])  # as after a step that failed on one rank alone
+    trials._under_way[1]._running.assign([1])  # as after a step that failed on one rank alone
     with pytest.raises(tf.errors.InvalidArgumentError, match="ranks do not agree"):
         run(function, 1)
 
@@ -155,9 +155,9 @@ def test_eager_steps_and_trials_that_are_over_leave_nothing():
     trials = Trials(chooser())
     communicator = group(RANKS).communicators[0]
     for _ in range(3):
-        with trials.step(communicator) as step:
-            step.run(lambda schedule: schedule.name, tf.zeros([4]), SIZE)
-    assert trials._steps == []
+        with trials.of_step(communicator) as trial:
+            trial.run(lambda schedule: schedule.name, tf.zeros([4]), SIZE)
+    assert trials._under_way == []
     run(exchange(trials), TURNS + 1)
     trials.tell_chooser()
-    assert trials._steps == []
+    assert trials._under_way == []

@@ -19,9 +19,9 @@ import tensorflow as tf
 
 from tfscale.bench import machine
 from tfscale.bench.fit_plan import Contestant
+from tfscale.exchange.state import ExchangeState
+from tfscale.exchange.trial import TURNS
 from tfscale.strategy import ScaleStrategy, auto_strategy
-from tfscale.strategy.memory import Memory
-from tfscale.strategy.trial import TURNS
 
 DEADLINE = 60.0
 SETTLED = TURNS + 4  # steps: schedules have been tried by then
@@ -167,7 +167,7 @@ class Sums(Called):
 
     def make_step(self) -> Callable[[], Any]:
         variables, optimizer = self.model.trainable_variables, self.model.optimizer
-        memory = Memory.of(optimizer, self.strategy)
+        memory = ExchangeState.of(optimizer, self.strategy)
 
         def part() -> Any:
             gradients = [tf.convert_to_tensor(v.value) for v in variables]

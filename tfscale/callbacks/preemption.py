@@ -7,9 +7,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale.backup import WholeBackup
+from tfscale.bridge.backup import WholeBackup
+from tfscale.bridge.installed import KERAS_2
 from tfscale.callbacks.sigterm import Sigterm
-from tfscale.keras_objects import KERAS_2
 
 
 class Preempted(SystemExit):

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale.keras_objects import innermost
+from tfscale.bridge.objects import innermost
 
 
 def window(optimizer: Any) -> int:

@@ -8,7 +8,8 @@ from typing import Any
 
 import keras
 
-from tfscale.keras_objects import KERAS_2, innermost
+from tfscale.bridge.installed import KERAS_2
+from tfscale.bridge.objects import innermost
 from tfscale.optimizers import AdaHessian
 from tfscale.recompute import (
     Plan,

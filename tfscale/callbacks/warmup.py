@@ -8,8 +8,8 @@ import keras
 import tensorflow as tf
 
 from tfscale import schedules
+from tfscale.bridge.objects import innermost
 from tfscale.callbacks import momentum, progress
-from tfscale.keras_objects import innermost
 from tfscale.schedules.schedule import EPOCHS, STEPS
 
 LOGGED = "learning_rate"

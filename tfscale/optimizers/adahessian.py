@@ -12,9 +12,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale.keras_objects import native
+from tfscale.bridge import optimizers as bridge
+from tfscale.bridge.objects import native
+from tfscale.bridge.optimizers import ops
 from tfscale.optimizers import curvature as hutchinson
-from tfscale.optimizers import face, rules
+from tfscale.optimizers import rules
 from tfscale.optimizers.averaging import Averaging, averaged, checked, rule_for
 from tfscale.optimizers.base import (
     DECAY,
@@ -24,7 +26,6 @@ from tfscale.optimizers.base import (
     at_least,
     warn_of_idle,
 )
-from tfscale.optimizers.face import ops
 from tfscale.optimizers.paths import BIAS_AND_NORM
 from tfscale.optimizers.probes import signs
 from tfscale.optimizers.recording import Now, Record, follow
@@ -278,14 +279,14 @@ class AdaHessian(Optimizer):
         """What the loss is multiplied by, or None."""
         scaler = self._scaler()
         if scaler is not None:
-            return face.scale_of(scaler)
+            return bridge.scale_of(scaler)
         return self.loss_scale_factor
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        if "_scaler" in vars(self) and face.is_told_to_wrappee(name, value):
+        if "_scaler" in vars(self) and bridge.is_told_to_wrappee(name, value):
             owner = sys._getframe(1).f_locals.get("self")
-            known = isinstance(owner, face.LossScaleOptimizer)
+            known = isinstance(owner, bridge.LossScaleOptimizer)
             self._scaler = weakref.ref(owner) if known else _unknown
 
     # ---------------------------------------------------------------- update
@@ -297,7 +298,7 @@ class AdaHessian(Optimizer):
         known = trainable_variables is None
         variables = self._trainable_variables if known else list(trainable_variables)
         if not self.built and variables:
-            with face.building(self.name):
+            with bridge.building(self.name):
                 self.build(variables)
         if len(grads) == len(variables):  # if not, Keras says so
             self._now.curvature = self._curvature_for(grads, variables)
@@ -325,7 +326,7 @@ class AdaHessian(Optimizer):
         return terms
 
     def _own_curvature(self, grads: list[Any], variables: list[Any]) -> list[Any]:
-        if face.gradients_are_sums():
+        if bridge.gradients_are_sums():
             raise RuntimeError(_SUMMED)
         unscaled = self._scaler() is not None  # it has divided the gradients
         found: list[Any] = self.curvature(grads, variables, unscaled)
@@ -517,7 +518,7 @@ def _nobody() -> None:
 
 def _unknown() -> None:
     """Used in its place if there is one, but not known which: D would be of the scaled loss."""
-    raise RuntimeError(_UNKNOWN_SCALER % face.HOW_A_WRAPPEE_IS_TOLD)
+    raise RuntimeError(_UNKNOWN_SCALER % bridge.HOW_A_WRAPPEE_IS_TOLD)
 
 
 def _power_of_2_near_root(scale: Any) -> Any:

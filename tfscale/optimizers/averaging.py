@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale.keras_objects import path_of
+from tfscale.bridge.objects import path_of
 from tfscale.optimizers import paths
 
 Rule = str | int | None

@@ -8,8 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale.keras_objects import native, path_of
-from tfscale.optimizers import face, paths
+from tfscale.bridge import optimizers as bridge
+from tfscale.bridge.installed import backend
+from tfscale.bridge.objects import native, path_of
+from tfscale.optimizers import paths
 
 Patterns = Iterable[str] | str | None
 
@@ -17,7 +19,7 @@ DECAY = "exclude_from_weight_decay"
 ADAPTATION = "exclude_from_adaptation"
 
 
-class Optimizer(face.Optimizer):
+class Optimizer(bridge.Optimizer):
     """A Keras optimizer with lists of exclusions, exact state, and a weight decay of its own.
 
     - **Lists.** A list holds regular expressions, which are searched in the paths of
@@ -47,10 +49,10 @@ class Optimizer(face.Optimizer):
         exclusions: dict[str, Patterns],
         **base: Any,
     ) -> None:
-        if face.backend() != "tensorflow":
+        if backend() != "tensorflow":
             raise RuntimeError(
                 "the optimizers of tfscale need Keras's TensorFlow backend, and this is "
-                f"{face.backend()!r}. Set the environment variable "
+                f"{backend()!r}. Set the environment variable "
                 "KERAS_BACKEND=tensorflow before Keras is imported."
             )
         super().__init__(learning_rate=learning_rate, weight_decay=weight_decay, **base)

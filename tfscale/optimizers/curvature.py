@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale.keras_objects import native, path_of
+from tfscale.bridge.objects import native, path_of
 from tfscale.optimizers.base import dense
 from tfscale.optimizers.tracing import Trace
 

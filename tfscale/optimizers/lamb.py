@@ -9,10 +9,10 @@ from typing import Any
 
 import keras
 
+from tfscale.bridge.optimizers import ops
 from tfscale.optimizers import fused as fused_ops
 from tfscale.optimizers import rules
 from tfscale.optimizers.base import ADAPTATION, DECAY, Optimizer, Patterns, a_share, at_least
-from tfscale.optimizers.face import ops
 from tfscale.optimizers.paths import BIAS_AND_NORM
 
 

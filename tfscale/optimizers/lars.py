@@ -8,12 +8,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale.keras_objects import native
+from tfscale.bridge.objects import native
+from tfscale.bridge.optimizers import ops
 from tfscale.names import unknown
 from tfscale.optimizers import fused as fused_ops
 from tfscale.optimizers import rules
 from tfscale.optimizers.base import ADAPTATION, DECAY, Optimizer, Patterns, a_share, at_least
-from tfscale.optimizers.face import ops
 from tfscale.optimizers.paths import BIAS_AND_NORM
 
 FORMS = ("paper", "popular")

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale.keras_objects import innermost
+from tfscale.bridge.objects import innermost
 
 
 class Record:

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale.optimizers.face import ops
+from tfscale.bridge.optimizers import ops
 
 
 def norm(x: Any) -> Any:

@@ -5,14 +5,12 @@ To read a batch would change the later ones: a dataset that shuffles would shuff
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfscale.strategy.frames import frames
+from tfscale.bridge import fit
 
 
 class UnknownBatch(ValueError):
@@ -29,47 +27,20 @@ def batch_of_fit(model: keras.Model, example: Any = None) -> Any:
     Returns:
         The structure that ``train_step`` takes, of ``tf.TensorSpec`` without unknown lengths.
     """
-    iterator = iterator_of_fit()
+    iterator = fit.iterator()
+    if iterator is None:
+        raise UnknownBatch("Recompute is a callback for model.fit, which is not running")
     specs = tf.nest.map_structure(_local, iterator._distributed_dataset.element_spec)
     replicas = model.distribute_strategy.num_replicas_in_sync
     if example is not None:
         return _like(specs, example, replicas)
-    size = iterator.data_adapter.batch_size or batched_by(iterator)
+    size = iterator.data_adapter.batch_size or fit.batch_size(iterator)
     return tf.nest.map_structure(lambda spec: _known(spec, size and -(-size // replicas)), specs)
-
-
-def iterator_of_fit() -> Any:
-    """Of the ``fit`` that called, at whatever depth."""
-    from keras.src.trainers.epoch_iterator import EpochIterator  # Keras 2 has none
-
-    for frame in frames(sys._getframe(1)):
-        iterator = frame.f_locals.get("epoch_iterator")
-        if isinstance(iterator, EpochIterator):
-            return iterator
-    raise UnknownBatch("Recompute is a callback for model.fit, which is not running")
 
 
 def _local(spec: Any) -> Any:
     """Of several replicas, the first one's."""
     return getattr(spec, "_value_specs", [spec])[0]
-
-
-def batched_by(iterator: Any) -> int | None:
-    """The batch size of the data set, if it is known."""
-    for dataset in _with_sources(iterator.data_adapter.get_tf_dataset()):
-        size = getattr(dataset, "_batch_size", None)
-        known = None if size is None else tf.get_static_value(size)
-        if known is not None:
-            return int(known)
-    return None
-
-
-def _with_sources(dataset: Any) -> Iterator[Any]:
-    waiting = [dataset]
-    while waiting:
-        one = waiting.pop()
-        yield one
-        waiting += getattr(one, "_inputs", list)()
 
 
 def _known(spec: Any, size: int | None) -> Any:

@@ -8,7 +8,6 @@ removed at the end.
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,6 +15,8 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+
+from tfscale.bridge.shadow import around
 
 
 @dataclass(frozen=True)
@@ -66,10 +67,10 @@ class Watch:
         """Within this context, watch the steps that are traced."""
         with contextlib.ExitStack() as stack:
             for layer in layers_of(self._model):
-                stack.enter_context(_shadowed(layer, "call", self._in_layer(layer)))
-            stack.enter_context(_shadowed(self._model, "call", self._in_model))
+                stack.enter_context(around(layer, "call", self._in_layer(layer)))
+            stack.enter_context(around(self._model, "call", self._in_model))
             stack.enter_context(
-                _shadowed(self._model.optimizer, "apply_gradients", self._apply_gradients)
+                around(self._model.optimizer, "apply_gradients", self._apply_gradients)
             )
             yield
 
@@ -121,23 +122,6 @@ def layers_of(model: keras.Model) -> list[Any]:
             found[id(one)] = one
     found.pop(id(model))
     return list(found.values())
-
-
-@contextlib.contextmanager
-def _shadowed(owner: Any, name: str, around: Callable[..., Any]) -> Iterator[None]:
-    """Within this context, ``owner.name(...)`` is ``around(owner.name, ...)``."""
-    attributes = vars(owner)
-    nothing = object()
-    before = attributes.get(name, nothing)
-    original = getattr(owner, name)
-    attributes[name] = functools.wraps(original)(functools.partial(around, original))
-    try:
-        yield
-    finally:
-        if before is nothing:
-            del attributes[name]
-        else:
-            attributes[name] = before
 
 
 def _is_current(graph: tf.Graph) -> bool:

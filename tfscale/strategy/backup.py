@@ -18,7 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfscale.backup import Backup, InMemory, WholeBackup
+from tfscale.bridge.backup import Backup, InMemory, WholeBackup
 from tfscale.ops import Group, broadcast
 
 _PIECE = 64 << 20  # bytes of a message

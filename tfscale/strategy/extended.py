@@ -14,15 +14,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale.ops import Group
-from tfscale.ops.group import host_of, resolver_of, starting
-from tfscale.ops.heap import keep_freed_memory
-from tfscale.strategy import signals
-from tfscale.strategy.exchange import Exchange
-from tfscale.strategy.feed import Batches, BatchesOfReplicas, untuned
-from tfscale.strategy.frames import caller, goes_back
-from tfscale.strategy.own_losses import summed_backwards
-from tfscale.strategy.private import (
+from tfscale.bridge.calls import caller, goes_back
+from tfscale.bridge.fit import compiling
+from tfscale.bridge.objects import OPTIMIZERS
+from tfscale.bridge.tensorflow import (
     CollectiveAllReduce,
     CollectiveAllReduceExtended,
     CommunicationImplementation,
@@ -32,9 +27,16 @@ from tfscale.strategy.private import (
     mark_as_unsaveable,
     regroup,
 )
-from tfscale.strategy.schedules import Schedules
-from tfscale.strategy.seam import keras_seam
-from tfscale.strategy.step import step
+from tfscale.exchange.collective_schedules import CollectiveSchedules
+from tfscale.exchange.exchange import Exchange
+from tfscale.ops import Group
+from tfscale.ops.group import host_of, resolver_of, starting
+from tfscale.ops.heap import keep_freed_memory
+from tfscale.strategy import signals
+from tfscale.strategy.building import take_over
+from tfscale.strategy.current import current
+from tfscale.strategy.feed import Batches, BatchesOfReplicas, untuned
+from tfscale.strategy.own_losses import summed_backwards
 from tfscale.strategy.variables import adopt
 
 
@@ -124,7 +126,7 @@ class Extended(CollectiveAllReduceExtended):
         self.group = self._make_group(self._devices)
         self.first_rank = self._id_in_cluster * len(self._devices)
 
-    def connect(self, replicas: Schedules, hosts: Schedules) -> None:
+    def connect(self, replicas: CollectiveSchedules, hosts: CollectiveSchedules) -> None:
         """From now on reduce by these schedules."""
         self.exchange = Exchange(self.group, replicas)
         self.host_exchange = Exchange(self.hosts, hosts)
@@ -180,7 +182,7 @@ class Extended(CollectiveAllReduceExtended):
         return False
 
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
-        if step.reduced or self._num_replicas_in_sync == 1:
+        if current.reduced or self._num_replicas_in_sync == 1:
             return value
 
         def sums(tensors: list[Any]) -> list[Any]:
@@ -189,8 +191,8 @@ class Extended(CollectiveAllReduceExtended):
             )
 
         flat, holders = tf.nest.flatten(value), self._num_replicas_in_sync
-        if step.rows is not None:
-            holders = step.rows.holders
+        if current.rows is not None:
+            holders = current.rows.holders
             flat = summed_backwards(sums, flat) if goes_back() else sums(_counted(flat))
         else:
             flat = sums(flat)
@@ -215,11 +217,11 @@ class Extended(CollectiveAllReduceExtended):
 
     def _create_variable(self, next_creator: Any, **keywords: Any) -> Any:
         if keywords.get("synchronization") == tf.VariableSynchronization.ON_READ:
-            model = keras_seam.compiling()  # compile makes at least one metric, of the loss
+            model = compiling()  # compile makes at least one metric, of the loss
             if model is not None:
-                keras_seam.take_over(self._container_strategy(), model)
+                take_over(self._container_strategy(), model)
         if (keywords.get("name") or "").startswith("iteration"):
-            optimizer = caller(keras_seam.OPTIMIZERS)
+            optimizer = caller(OPTIMIZERS)
             if optimizer is not None:
                 self._container_strategy().born(optimizer)
         return adopt(super()._create_variable(next_creator, **keywords), keywords)
@@ -289,7 +291,7 @@ def _options() -> Options:
 
 def _counted(tensors: list[Any]) -> list[Any]:
     """A replica without rows adds zeros to a sum."""
-    return [step.rows.counted(x) for x in tensors]
+    return [current.rows.counted(x) for x in tensors]
 
 
 def _divided(x: Any, by: Any) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale.strategy.private import (
+from tfscale.bridge.tensorflow import (
     DistributedDataset,
     DistributedDatasetsFromFunction,
     DistributedIterator,

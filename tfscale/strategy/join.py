@@ -17,9 +17,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfscale.bridge.objects import holds_layers, layers_of
+from tfscale.exchange.reducer import describe
 from tfscale.ops import Group, all_gather
-from tfscale.strategy import gradients
-from tfscale.strategy.seam import keras_seam
 from tfscale.version import __version__
 
 _BYTES = 4096  # of a description, the same for all, so that any two can be exchanged
@@ -78,19 +78,17 @@ def same_length(hosts: Group | None, length: Mapping[str, Any]) -> None:
 
 def _describe(model: keras.Model) -> Description:
     """What workers must have in common to train a model together."""
-    weights = [gradients.describe(v) for v in model.trainable_variables]
+    weights = [describe(v) for v in model.trainable_variables]
     optimizer = model.optimizer
     return _words(
         {
             "class of the model": type(model).__name__,
             "number of trainable weights": sum(int(np.prod(w.shape)) for w in weights),
             "list of weights' shapes": [w.shape for w in weights],
-            "list of layers": [_layer(layer) for layer in keras_seam.layers_of(model)],
+            "list of layers": [_layer(layer) for layer in layers_of(model)],
             "loss": model.loss,
             "optimizer": optimizer and type(optimizer).__name__,
-            "list of weights' names": [
-                gradients.describe(v).path for v in model.trainable_variables
-            ],
+            "list of weights' names": [describe(v).path for v in model.trainable_variables],
             "name of the optimizer": optimizer and optimizer.name,
             "steps_per_execution": model.steps_per_execution,
             **{f"{name} of the optimizer": v for name, v in _config(optimizer).items()},
@@ -100,7 +98,7 @@ def _describe(model: keras.Model) -> Description:
 
 def _layer(layer: Any) -> Any:
     """What holds other layers names them, and these are described on their own."""
-    return type(layer).__name__, {} if keras_seam.holds_layers(layer) else _config(layer)
+    return type(layer).__name__, {} if holds_layers(layer) else _config(layer)
 
 
 def _config(thing: Any) -> Any:

@@ -20,12 +20,12 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.trainers.trainer import Trainer
 
+from tfscale.bridge.objects import Trainer
+from tfscale.bridge.shadow import shadowed
 from tfscale.strategy import inexact, own_losses
-from tfscale.strategy.shadow import shadowed
+from tfscale.strategy.current import current, during
 from tfscale.strategy.share import Share, is_scaled
-from tfscale.strategy.step import during, step
 
 
 @contextlib.contextmanager
@@ -58,11 +58,11 @@ def weighted(model: keras.Model, layers: list[Any]) -> Iterator[None]:
 
 
 def _in_step() -> bool:
-    return isinstance(step.count, Share)
+    return isinstance(current.count, Share)
 
 
 def _compute_loss(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
-    since = step.reads
+    since = current.reads
     loss = type(model).compute_loss(model, *args, **kwargs)
     if loss is None or not _in_step():
         return loss
@@ -72,16 +72,16 @@ def _compute_loss(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
 
 def _aggregate_additional_loss(model: keras.Model, loss: Any) -> Any:
     eager = tf.executing_eagerly()
-    scaled = id(loss) in step.scaled if eager else _in_step() and is_scaled(loss)
+    scaled = id(loss) in current.scaled if eager else _in_step() and is_scaled(loss)
     kind = Trainer if scaled else type(model)  # a Trainer adds up; TensorFlow's also scales
     return kind._aggregate_additional_loss(model, loss)
 
 
 def _add_loss(layer: Any, loss: Any) -> Any:
     """Eager steps have no graph: there, a loss counts as scaled if the share was just read."""
-    if step.reads > step.noted:
-        step.scaled.update(id(one) for one in tf.nest.flatten(loss))
-    step.noted = step.reads
+    if current.reads > current.noted:
+        current.scaled.update(id(one) for one in tf.nest.flatten(loss))
+    current.noted = current.reads
     return type(layer).add_loss(layer, loss)
 
 
@@ -93,7 +93,7 @@ def _update_mean(metric: Any, values: Any, sample_weight: Any = None) -> Any:
     it what it logs: the loss tracker gets them divided.
     """
     if _in_step() and tf.is_tensor(values) and values.dtype.is_floating:
-        share = step.count.weight(values.dtype)
+        share = current.count.weight(values.dtype)
         # Eagerly it cannot be seen that Keras has scaled back what it weighs by samples.
         scaled_back = tf.executing_eagerly() and sample_weight is not None
         if values.shape.rank == 0:
@@ -101,16 +101,16 @@ def _update_mean(metric: Any, values: Any, sample_weight: Any = None) -> Any:
                 values = tf.math.divide_no_nan(values, share)
             if sample_weight is None:
                 sample_weight = share
-        elif metric is step.model._loss_tracker:
+        elif metric is current.model._loss_tracker:
             values = values * share
     return type(metric).update_state(metric, values, sample_weight=sample_weight)
 
 
 def _result(metric: Any) -> Any:
     result = type(metric).result(metric)
-    if step.results is not None:
+    if current.results is not None:
         named = result if isinstance(result, dict) else {None: result}  # of compiled metrics
-        step.results |= {id(value): (metric, name, value) for name, value in named.items()}
+        current.results |= {id(value): (metric, name, value) for name, value in named.items()}
     return result
 
 
@@ -122,8 +122,8 @@ def with_results_of_all(logs: Any) -> tuple[Any, set[int]]:
     Returns:
         The same, and the ids of what in it are results of metrics.
     """
-    found, step.results = step.results or {}, None
-    if not isinstance(logs, dict) or set(logs) == set(step.model.get_metrics_result()):
+    found, current.results = current.results or {}, None
+    if not isinstance(logs, dict) or set(logs) == set(current.model.get_metrics_result()):
         return logs, set(found)
     told = {name: found[id(value)] for name, value in logs.items() if id(value) in found}
     metrics = {id(metric): metric for metric, _, _ in told.values()}
@@ -157,25 +157,25 @@ class _Shared:
         def call(*of_samples: Any) -> Any:
             losses = type(self._loss).call(self._loss, *of_samples)
             masks.append(getattr(losses, "_keras_mask", None))  # a class to ignore gives one
-            step.count = self._share(masks, sample_weight)
+            current.count = self._share(masks, sample_weight)
             return losses
 
         with contextlib.ExitStack() as stack:
-            stack.enter_context(during(count=step.count))
+            stack.enter_context(during(count=current.count))
             if hasattr(type(self._loss), "call"):
                 stack.enter_context(shadowed(self._loss, "call", call))
             else:
-                step.count = self._share(masks, sample_weight)
-            return self._loss(y_true, y_pred, sample_weight), step.count
+                current.count = self._share(masks, sample_weight)
+            return self._loss(y_true, y_pred, sample_weight), current.count
 
     def _share(self, masks: list[Any], sample_weight: Any) -> Share:
-        share: Share = step.count
+        share: Share = current.count
         given = [tf.cast(mask, tf.bool) for mask in masks if mask is not None]
         mask = functools.reduce(tf.logical_and, given) if given else None
         held = self._held(mask, sample_weight)
         if held is None:
             return share
-        held = step.rows.counted(held)
+        held = current.rows.counted(held)
         total = tf.distribute.get_replica_context().all_reduce("SUM", held)
         return Share(int(share), held, total)
 
@@ -199,7 +199,7 @@ class _Weighted(_Shared):
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         if not _in_step():
             return self._loss(y_true, y_pred, sample_weight)
-        since = step.reads
+        since = current.reads
         loss, share = self._with_share(y_true, y_pred, sample_weight)
         if is_scaled(loss, since):
             return loss

@@ -8,8 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale.keras_objects import native, path_of
-from tfscale.strategy.private import DistributedVariable
+from tfscale.bridge.objects import native, path_of
+from tfscale.bridge.tensorflow import DistributedVariable
 
 _SHOWN = 3
 

@@ -23,8 +23,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfscale.strategy.current import current
 from tfscale.strategy.share import Share, are_scaled, is_scaled
-from tfscale.strategy.step import step
 
 CHOICES = ("mean", "sum", "scaled")
 
@@ -58,7 +58,7 @@ def scaled_gradients(gradients: list[Any]) -> list[Any]:
     """
     given = [g for g in gradients if g is not None]
     scaled = zip(given, are_scaled(given), strict=True)
-    done = iter([step.rows.counted(g) if is_ else _weighted(g) for g, is_ in scaled])
+    done = iter([current.rows.counted(g) if is_ else _weighted(g) for g, is_ in scaled])
     return [None if g is None else next(done) for g in gradients]
 
 
@@ -91,13 +91,13 @@ def summed_backwards(sums: Callable[[list[Any]], list[Any]], gradients: list[Any
     later the weight is applied to all of the replica's gradient. A replica without rows sends
     and gets zeros.
     """
-    late = [step.own and not is_scaled(g) for g in gradients]
+    late = [current.own and not is_scaled(g) for g in gradients]
     given = [
-        g * _unseen_weight(g.dtype) if is_late else step.rows.counted(g)
+        g * _unseen_weight(g.dtype) if is_late else current.rows.counted(g)
         for g, is_late in zip(gradients, late, strict=True)
     ]
     return [
-        tf.math.divide_no_nan(g, _unseen_weight(g.dtype)) if is_late else step.rows.counted(g)
+        tf.math.divide_no_nan(g, _unseen_weight(g.dtype)) if is_late else current.rows.counted(g)
         for g, is_late in zip(sums(given), late, strict=True)
     ]
 
@@ -115,8 +115,8 @@ def _sum(tensors: list[Any]) -> Any:
 
 
 def _share() -> Share:
-    assert isinstance(step.count, Share)
-    return step.count
+    assert isinstance(current.count, Share)
+    return current.count
 
 
 def _are_means() -> bool:
@@ -125,13 +125,13 @@ def _are_means() -> bool:
 
 def _weight(dtype: tf.DType) -> tf.Tensor:
     if tf.distribute.get_strategy().own_losses is None:
-        _warn(step.model)
+        _warn(current.model)
     return _share().part(dtype) if _are_means() else _share().present(dtype)
 
 
 def _unseen_weight(dtype: tf.DType) -> tf.Tensor:
     """The same, which does not make a scaled one of a gradient."""
-    return _share().weight(dtype) if _are_means() else tf.cast(step.rows.local > 0, dtype)
+    return _share().weight(dtype) if _are_means() else tf.cast(current.rows.local > 0, dtype)
 
 
 def _weighted(gradient: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale.strategy.exchange import can_exchange
+from tfscale.exchange.exchange import can_exchange
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,8 +17,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale.strategy import dataflow
-from tfscale.strategy.step import step
+from tfscale.exchange import dataflow
+from tfscale.strategy.current import current
 
 
 class Share:
@@ -110,7 +110,7 @@ _RESTORES = "tfscale_count"
 
 
 def _marked(factor: tf.Tensor, name: str) -> tf.Tensor:
-    step.reads += 1
+    current.reads += 1
     return tf.identity(factor, name=name)
 
 
@@ -122,8 +122,8 @@ def are_scaled(values: Sequence[Any], since: int = 0) -> list[bool]:
     """
     tensors = [v.values if isinstance(v, tf.IndexedSlices) else v for v in values]
     if tf.executing_eagerly():
-        return [step.reads > since] * len(tensors)
-    bits = dataflow.gathered(tensors, _bit, step.seen)
+        return [current.reads > since] * len(tensors)
+    bits = dataflow.gathered(tensors, _bit, current.seen)
     return [found in (1, 2) for found in bits]  # both: scaled, and then scaled back
 
 

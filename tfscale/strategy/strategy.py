@@ -14,29 +14,42 @@ import numpy as np
 import tensorflow as tf
 
 from tfscale import records
-from tfscale.collectives.choose import Chooser
-from tfscale.compression import FEEDBACK, WirePolicy
-from tfscale.ops import xla
-from tfscale.ops.group import DEFAULT_JOIN_TIMEOUT, DEFAULT_SLOW_AFTER
-from tfscale.sizes import number_of_bytes
-from tfscale.strategy import backup, farewell, join, origin
-from tfscale.strategy.explain import Explanation, rows
-from tfscale.strategy.extended import Extended
-from tfscale.strategy.gradients import Reducer
-from tfscale.strategy.own_losses import checked
-from tfscale.strategy.private import (
+from tfscale.bridge import fit, installed
+from tfscale.bridge.installed import KERAS_2
+from tfscale.bridge.objects import OPTIMIZERS
+from tfscale.bridge.tensorflow import (
     DistributedValues,
     PerReplica,
     autograph_artifact,
 )
-from tfscale.strategy.schedules import Algorithm, of_hosts, of_replicas
-from tfscale.strategy.schedules import bucket_bytes as suitable_bytes
-from tfscale.strategy.seam import keras_seam
-from tfscale.strategy.step import step
-from tfscale.strategy.trial import Trials
+from tfscale.collectives.choose import Chooser
+from tfscale.compression import FEEDBACK, WirePolicy
+from tfscale.exchange.collective_schedules import Algorithm, of_hosts, of_replicas
+from tfscale.exchange.collective_schedules import bucket_bytes as suitable_bytes
+from tfscale.exchange.explain import Explanation, rows
+from tfscale.exchange.reducer import Reducer
+from tfscale.exchange.trial import Trials
+from tfscale.ops import xla
+from tfscale.ops.group import DEFAULT_JOIN_TIMEOUT, DEFAULT_SLOW_AFTER
+from tfscale.sizes import number_of_bytes
+from tfscale.strategy import (
+    applying,
+    backup,
+    building,
+    farewell,
+    join,
+    keras2_applying,
+    origin,
+    steps,
+)
+from tfscale.strategy.current import current
+from tfscale.strategy.extended import Extended
+from tfscale.strategy.own_losses import checked
 from tfscale.wires import LOSSLESS, WIRES
 
 DEADLINE = 120.0
+
+_hooked = keras2_applying.hooked if KERAS_2 else applying.hooked
 
 _NOTHING_TRAVELS = (
     "wire=%r has no effect: there is one replica, so no gradients are sent. For several replicas "
@@ -107,6 +120,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         slow_after: float = DEFAULT_SLOW_AFTER,
         join_timeout: float = DEFAULT_JOIN_TIMEOUT,
     ) -> None:
+        installed.check()
         if batch_norm not in ("synchronized", "local"):
             raise ValueError(f'batch_norm is "synchronized" or "local", got {batch_norm!r}')
         policy = WirePolicy.of(wire)
@@ -168,13 +182,13 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     @property
     def num_replicas_in_sync(self) -> Any:
         """The number of replicas; in a step, dividing by it gives the replica's share."""
-        return super().num_replicas_in_sync if step.count is None else step.count
+        return super().num_replicas_in_sync if current.count is None else current.count
 
     def scope(self) -> Any:
         """A context: models, optimizers and variables made in it belong to this strategy."""
         origin.refuse_other_scope(self)
-        keras_seam.prepare_to_build(self)
-        beginning = keras_seam.fit_that_begins()
+        building.prepare_to_build(self)
+        beginning = fit.begins()
         if beginning is not None:
             model, callbacks, length = beginning
             join.same_model(self.extended.hosts, model)
@@ -190,22 +204,22 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         if self.extended._num_replicas_in_sync == 1:
             return super().run(fn, args, kwargs, options)
         _refuse_xla(self)
-        model = keras_seam.model_of(fn)
-        if keras_seam.predicts():
+        model = fit.model_of(fn)
+        if fit.predicts():
             args = tf.nest.map_structure(self._part_of_each, args)
-            return super().run(keras_seam.prediction_of_replica(self, fn), args, kwargs, options)
+            return super().run(steps.prediction_of_replica(self, fn), args, kwargs, options)
         if model is None:
-            with keras_seam.hooked(self, self.optimizers), self._telling_what_is_foreign():
+            with _hooked(self, self.optimizers), self._telling_what_is_foreign():
                 return super().run(fn, args, kwargs, options)
-        with keras_seam.exact(self, model, fn.__name__ == keras_seam.TRAINING):
-            return super().run(keras_seam.step_of_replica(self, model, fn), args, kwargs, options)
+        with steps.exact(self, model, fn.__name__ == fit.TRAINING):
+            return super().run(steps.step_of_replica(self, model, fn), args, kwargs, options)
 
     @contextlib.contextmanager
     def _telling_what_is_foreign(self) -> Iterator[None]:
         try:
             yield
         except (RuntimeError, ValueError) as error:
-            origin.refuse_by(self, error, keras_seam.OPTIMIZERS)
+            origin.refuse_by(self, error, OPTIMIZERS)
             raise
 
     def _part_of_each(self, value: Any) -> Any:
@@ -226,7 +240,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
         """Reduce a per-replica value, or a structure of such values, to one value on the host."""
         nested = tf.nest.is_nested(value) and not isinstance(value, DistributedValues)
-        if nested and axis is None and keras_seam.wants_only_shapes():
+        if nested and axis is None and fit.wants_only_shapes():
             return tf.nest.map_structure(lambda v: self.experimental_local_results(v)[0], value)
         if nested:
             return tf.nest.map_structure(lambda v: self.reduce(reduce_op, v, axis), value)
@@ -239,12 +253,12 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
         """Give every replica its part of each batch of a dataset."""
         origin.refuse_other_scope(self)
-        keras_seam.watch_seeds(self)  # before a callback restores them
+        building.watch_seeds(self)  # before a callback restores them
         if self.extended._num_replicas_in_sync == 1:
             return dataset
         distribute = functools.partial(super().experimental_distribute_dataset, options=options)
         distributed = distribute(dataset)
-        for_shapes = keras_seam.for_shapes(dataset, distributed, distribute)
+        for_shapes = fit.for_shapes(dataset, distributed, distribute)
         return distributed if for_shapes is None else _ReadOnce(distributed, for_shapes)
 
     def explain(self) -> Explanation:
@@ -274,7 +288,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     def born(self, optimizer: Any) -> None:
         """An optimizer has been made in this strategy's scope."""
         self.optimizers.add(optimizer)
-        keras_seam.remember(self, optimizer)
+        building.remember(self, optimizer)
 
 
 class _ReadOnce:
@@ -288,7 +302,7 @@ class _ReadOnce:
         return getattr(self._dataset, name)
 
     def __iter__(self) -> Any:
-        return iter(self._for_shapes() if keras_seam.wants_only_shapes() else self._dataset)
+        return iter(self._for_shapes() if fit.wants_only_shapes() else self._dataset)
 
 
 def _refuse_xla(strategy: Any) -> None:

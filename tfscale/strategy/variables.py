@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfscale.strategy import dataflow
-from tfscale.strategy.private import (
+from tfscale.bridge.objects import LAYER_SEED
+from tfscale.bridge.tensorflow import (
     DistributedValues,
     DistributedVariable,
     MirroredVariable,
@@ -23,11 +23,9 @@ from tfscale.strategy.private import (
     assign_on_device,
     regroup,
 )
-from tfscale.strategy.step import step
-
-LAYER_SEED = "seed_generator_state"  # as Keras calls it
-RESIDUAL = "tfscale_residual"
-ROUNDING_SEED = "tfscale_rounding_seed"
+from tfscale.exchange import dataflow
+from tfscale.exchange.state import RESIDUAL, ROUNDING_SEED
+from tfscale.strategy.current import current
 
 # Far apart in the first word of a generator's state, so that no two replicas
 # ever draw the same numbers.
@@ -54,10 +52,10 @@ class Weight(_Readable, MirroredVariable):
     """
 
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
-        if step.reduced:
+        if current.reduced:
             return update_fn(self._get_on_device_or_primary(), value, **kwargs)
-        if step.statistics is not None and self.dtype.is_floating and self._differs(value):
-            step.statistics.append(self)
+        if current.statistics is not None and self.dtype.is_floating and self._differs(value):
+            current.statistics.append(self)
         return super()._update_replica(update_fn, value, **kwargs)
 
     def _differs(self, value: Any) -> bool:
@@ -69,10 +67,12 @@ def _made_by_one_replica(value: Any) -> bool:
     """Whether its samples or its random numbers are in it; eagerly nobody can tell."""
     if tf.executing_eagerly():
         return True
-    batch = {x.op for x in tf.nest.flatten(step.batch, expand_composites=True) if tf.is_tensor(x)}
+    batch = {
+        x.op for x in tf.nest.flatten(current.batch, expand_composites=True) if tf.is_tensor(x)
+    }
     parts = [x for x in tf.nest.flatten(value, expand_composites=True) if isinstance(x, tf.Tensor)]
     return any(
-        dataflow.gathered(parts, lambda op: op in batch or "Random" in op.type, step.origins)
+        dataflow.gathered(parts, lambda op: op in batch or "Random" in op.type, current.origins)
     )
 
 
@@ -101,9 +101,9 @@ class Tally(_Readable, SyncOnReadVariable):
     """
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        if step.rows is not None:
+        if current.rows is not None:
             now = self._get_on_device_or_primary().read_value()
-            value = tf.where(step.rows.absent, now, tf.convert_to_tensor(value, self.dtype))
+            value = tf.where(current.rows.absent, now, tf.convert_to_tensor(value, self.dtype))
         return super().assign(value, *args, **kwargs)
 
     def assign_add(self, value: Any, *args: Any, **kwargs: Any) -> Any:
@@ -114,13 +114,13 @@ class Tally(_Readable, SyncOnReadVariable):
 
     def _dense_var_to_tensor(self, *args: Any, **kwargs: Any) -> Any:
         local = super()._dense_var_to_tensor(*args, **kwargs)
-        if not step.together or self.aggregation != tf.VariableAggregation.SUM:
+        if not current.together or self.aggregation != tf.VariableAggregation.SUM:
             return local
         return tf.distribute.get_replica_context().all_reduce("SUM", local)
 
     def _counted(self, value: Any) -> Any:
         value = tf.convert_to_tensor(value, self.dtype)
-        return value if step.rows is None else step.rows.counted(value)
+        return value if current.rows is None else current.rows.counted(value)
 
 
 class _Saved(SaveableObject):

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfscale.exchange.trial import Cell
 from tfscale.ops.group import host_of
-from tfscale.strategy.trial import Cell
 from tfscale.wires import BLOCK
 
 _BLOCKS = 64  # of a sample

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tfscale.recompute.batch import UnknownBatch, batched_by, iterator_of_fit
+from tfscale.bridge import fit
 
 Size = int | Callable[[int], int]
 
@@ -49,11 +49,10 @@ def batches_of_fit(params: Mapping[str, Any], given: Size | None) -> Batches:
         given: the size, if the user says it.
     """
     count = params.get("steps")
-    try:
-        iterator = iterator_of_fit()
-    except UnknownBatch:  # a loop of the user's own calls the callbacks
+    iterator = fit.iterator()
+    if iterator is None:  # a loop of the user's own calls the callbacks
         return Batches(given, count, None)
     adapter = iterator.data_adapter
     whole = count is not None and count == adapter.num_batches
     last = adapter.partial_batch_size if whole and adapter.has_partial_batch else None
-    return Batches(given or adapter.batch_size or batched_by(iterator), count, last)
+    return Batches(given or adapter.batch_size or fit.batch_size(iterator), count, last)

@@ -14,7 +14,7 @@ from tfscale.text import WIDTH, entries, wrapped
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from tfscale.strategy.explain import Row
+    from tfscale.exchange.explain import Row
 
 _WORDS = {
     "step_ms": "a step, ms",

@@ -6,10 +6,10 @@ import dataclasses
 import re
 from typing import Any
 
+from tfscale.exchange.explain import Row, ran_as, rows
+from tfscale.exchange.reducer import Reducer
 from tfscale.ops import Communicator
 from tfscale.ops.log import Execution
-from tfscale.strategy.explain import Row, ran_as, rows
-from tfscale.strategy.gradients import Reducer
 from tfscale.wires import LOSSLESS
 
 _GRADIENTS = re.compile(r"(?P<optimizer>[^/]+) gradients? (?:\d+:|of )")

@@ -9,7 +9,7 @@ import numpy as np
 
 from tests.strategy.cases import BY_NAME
 from tests.strategy.turns import take
-from tfscale.strategy.keras_seam import optimizers_of
+from tfscale.bridge.objects import optimizers_of
 
 
 def weights_of(model):

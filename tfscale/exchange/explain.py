@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tfscale.strategy.exchange import wire_bytes
-from tfscale.strategy.gradients import Reducer, bucket_name, sparse_name
+from tfscale.exchange.exchange import wire_bytes
+from tfscale.exchange.reducer import Reducer, bucket_name, sparse_name
 from tfscale.text import entries
 from tfscale.wires import LOSSLESS
 

@@ -13,23 +13,19 @@ from typing import Any
 
 import tensorflow as tf
 
-try:
-    from keras.src.saving.keras_saveable import KerasSaveable
-except ModuleNotFoundError:  # Keras 2 saves what TensorFlow tracks
+from tfscale.bridge.objects import LAYER_SEED, Saveable
 
-    class KerasSaveable:  # type: ignore[no-redef]
-        """Nothing more."""
+# The names of variables, by which a strategy knows them.
+RESIDUAL = "tfscale_residual"
+ROUNDING_SEED = "tfscale_rounding_seed"
 
-
-from tfscale.strategy.variables import LAYER_SEED, RESIDUAL, ROUNDING_SEED
-
-ATTRIBUTE = "_tfscale_memory"
+ATTRIBUTE = "_tfscale_memory"  # as checkpoints and files call it
 
 # Not a dict, for those TensorFlow takes for variables to save.
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-class Memory(tf.Module, KerasSaveable):
+class ExchangeState(tf.Module, Saveable):
     """Residuals, the seed of stochastic rounding, and the seeds of the model's layers.
 
     Keras itself saves no seeds, so an interrupted training would go on with other dropout
@@ -48,13 +44,13 @@ class Memory(tf.Module, KerasSaveable):
         self._early_seeds: Mapping[str, Any] = _NOTHING
 
     @classmethod
-    def of(cls, optimizer: Any, strategy: tf.distribute.Strategy) -> Memory:
-        """The memory of an optimizer; it gets one if it has none."""
-        memory = getattr(optimizer, ATTRIBUTE, None)
-        if memory is None:
-            memory = cls(strategy)
-            setattr(optimizer, ATTRIBUTE, memory)
-        return memory
+    def of(cls, optimizer: Any, strategy: tf.distribute.Strategy) -> ExchangeState:
+        """The state of an optimizer; it gets one if it has none."""
+        state = getattr(optimizer, ATTRIBUTE, None)
+        if state is None:
+            state = cls(strategy)
+            setattr(optimizer, ATTRIBUTE, state)
+        return state
 
     def watch(self, model: Any) -> None:
         """Save the seeds of this model's layers, too."""

@@ -10,12 +10,12 @@ from typing import Any
 import tensorflow as tf
 
 from tfscale import wires
+from tfscale.bridge.tensorflow import Mirrored, eager_mode, regroup
 from tfscale.collectives import Schedule
+from tfscale.exchange.collective_schedules import CollectiveSchedules
 from tfscale.ops import Communicator, Group, all_gather, all_reduce, broadcast
 from tfscale.ops.collective import DTYPES
 from tfscale.ops.library import known_to_all
-from tfscale.strategy.private import Mirrored, eager_mode, regroup
-from tfscale.strategy.schedules import Schedules
 
 # Other types travel as one of those that the ops take.
 _CARRIERS = {
@@ -46,7 +46,7 @@ class Exchange:
         schedules: which one suits a number of bytes.
     """
 
-    def __init__(self, group: Group | None, schedules: Schedules) -> None:
+    def __init__(self, group: Group | None, schedules: CollectiveSchedules) -> None:
         self.communicators: list[Communicator] = group.communicators if group else []
         self.schedules = schedules
         self.ranks = group.ranks if group else 1

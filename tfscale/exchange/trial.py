@@ -21,7 +21,7 @@ from tfscale.ops import Communicator, all_gather
 from tfscale.ops.group import host_of
 
 if TYPE_CHECKING:
-    from tfscale.strategy.schedules import Schedules
+    from tfscale.exchange.collective_schedules import CollectiveSchedules
 
 WARM_UP = 6  # turns that do not count
 TURNS = WARM_UP + 20  # pick, runner-up, pick, ...
@@ -48,40 +48,43 @@ class Trials:
         ... def exchange(communicator, gradients):
         ...     def reduce(schedule):
         ...         return all_reduce(gradients, communicator, schedule=schedule, name="gradients")
-        ...     with trials.step(communicator) as step:
-        ...         return step.run(reduce, gradients, 4_000_000)
+        ...     with trials.of_step(communicator) as trial:
+        ...         return trial.run(reduce, gradients, 4_000_000)
     """
 
-    def __init__(self, schedules: Schedules, enabled: bool = True) -> None:
+    def __init__(self, schedules: CollectiveSchedules, enabled: bool = True) -> None:
         self._schedules = schedules
         self._enabled = enabled
-        self._steps: list[Step] = []
+        self._under_way: list[Trial] = []
 
-    def step(self, communicator: Communicator) -> Step:
+    def of_step(self, communicator: Communicator) -> Trial:
         """One rank's buckets of one step, of which each runs once; a context for its tracing."""
         self.tell_chooser()
         enabled = self._enabled and not tf.executing_eagerly()
-        return Step(self._schedules, communicator, self._steps if enabled else None)
+        return Trial(self._schedules, communicator, self._under_way if enabled else None)
 
     def tell_chooser(self) -> None:
         """Give the chooser what trials have found until now.
 
-        ``step`` calls this before it makes new choices. All ranks trace the same function
+        ``of_step`` calls this before it makes new choices. All ranks trace the same function
         after the same steps, so all know the same trials then.
         """
         if not isinstance(self._schedules, Chooser):
             return
-        for step in [step for step in self._steps if step.is_over()]:
-            for wire_bytes, choice in step.results():
+        for trial in [trial for trial in self._under_way if trial.is_over()]:
+            for wire_bytes, choice in trial.results():
                 self._schedules.decide(wire_bytes, choice)
-            self._steps.remove(step)
+            self._under_way.remove(trial)
 
 
-class Step:
-    """See ``Trials.step``."""
+class Trial:
+    """See ``Trials.of_step``."""
 
     def __init__(
-        self, schedules: Schedules, communicator: Communicator, under_way: list[Step] | None
+        self,
+        schedules: CollectiveSchedules,
+        communicator: Communicator,
+        under_way: list[Trial] | None,
     ) -> None:
         self._schedules = schedules
         self._communicator = communicator
@@ -132,7 +135,7 @@ class Step:
         with tf.control_dependencies(tf.nest.flatten(after)), host:
             return tf.timestamp()
 
-    def __enter__(self) -> Step:
+    def __enter__(self) -> Trial:
         return self
 
     def __exit__(

@@ -11,14 +11,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfscale.bridge.objects import path_of
 from tfscale.collectives import Schedule
 from tfscale.compression import WirePolicy
-from tfscale.keras_objects import path_of
-from tfscale.strategy import lookups
-from tfscale.strategy.buckets import Bucket, Gradient, plan
-from tfscale.strategy.exchange import Exchange, joined, separated, wire_bytes
-from tfscale.strategy.memory import Memory
-from tfscale.strategy.trial import Step, Trials
+from tfscale.exchange import lookups
+from tfscale.exchange.buckets import Bucket, Gradient, plan
+from tfscale.exchange.exchange import Exchange, joined, separated, wire_bytes
+from tfscale.exchange.state import ExchangeState
+from tfscale.exchange.trial import Trial, Trials
 from tfscale.wires import LOSSLESS
 
 # Rounds at random where nothing gives back what that loses, and needs another seed each time.
@@ -94,19 +94,19 @@ class Reducer:
         """Whether a wire rounds at random."""
         return wire in STOCHASTIC and wire not in self.feedback
 
-    def prepare(self, memory: Memory, optimizer: Any, variables: list[Any]) -> None:
+    def prepare(self, state: ExchangeState, optimizer: Any, variables: list[Any]) -> None:
         """Make the residuals of wires with error feedback; called on a replica, before ``reduce``.
 
         Args:
-            memory: where.
+            state: where.
             optimizer: whose variables they are.
             variables: those whose gradients are sent whole, and not as rows.
         """
         shapes = {place_of(optimizer, v): v.shape for v in variables if self.remembers(v)}
         rounding = any(self.rounds_at_random(v) for v in variables)
-        if not memory.has(shapes, rounding):
+        if not state.has(shapes, rounding):
             context = tf.distribute.get_replica_context()
-            context.merge_call(lambda strategy: memory.prepare(shapes, rounding))
+            context.merge_call(lambda strategy: state.prepare(shapes, rounding))
 
     def _wire_of(self, variable: Any) -> str:
         one = describe(variable)
@@ -117,7 +117,7 @@ class Reducer:
         gradients: list[Any],
         variables: list[Any],
         optimizer: Any,
-        memory: Memory,
+        state: ExchangeState,
         curvature: Sequence[Any] = (),
     ) -> list[Any]:
         """The sums over all replicas, on each of them; None stays None.
@@ -126,7 +126,7 @@ class Reducer:
             gradients: this replica's, dense or ``IndexedSlices``.
             variables: whose they are.
             optimizer: that will apply them.
-            memory: what earlier steps lost.
+            state: what earlier steps lost.
             curvature: what the optimizer wants to be summed besides, for each variable; it
                 is sent with the gradients, losslessly, and comes after them in the result.
         """
@@ -139,7 +139,7 @@ class Reducer:
             self._label(optimizer),
             [described[i] for i in given],
             [place_of(optimizer, variables[i % len(variables)]) for i in given],
-            memory,
+            state,
         )
 
         def exchanged(replica: int, tensors: list[Any]) -> list[Any]:
@@ -169,7 +169,7 @@ class Reducer:
         self.plans[load.optimizer] = Plan(
             load.label, buckets, described, tuple(load.gradients[i] for i in sparse)
         )
-        with self.trials.step(self.exchange.communicators[replica]) as trial:
+        with self.trials.of_step(self.exchange.communicators[replica]) as trial:
             for bucket in buckets:
                 elements = sum(described[i].elements for i in bucket.members)
                 travel = _Travel(self, replica, load, bucket, elements, trial)
@@ -200,7 +200,7 @@ class _Load:
     label: str
     gradients: list[Gradient]
     places: list[str]
-    memory: Memory
+    state: ExchangeState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,7 +229,7 @@ class _Travel:
     load: _Load
     bucket: Bucket
     elements: int
-    trial: Step
+    trial: Trial
 
     def __call__(self, tensors: list[Any], members: list[int]) -> list[tf.Tensor]:
         parts = [tensors[i] for i in members]
@@ -238,8 +238,8 @@ class _Travel:
             total = self._sum(flat, None)
             self._show(flat, None)
             return separated(total, parts)
-        memory, places = self.load.memory, self.load.places
-        kept = [memory.residual(places[i], self.replica) for i in members]
+        state, places = self.load.state, self.load.places
+        kept = [state.residual(places[i], self.replica) for i in members]
         total, lost = self._sum(flat, joined([residual.read_value() for residual in kept]))
         for residual, value in zip(kept, separated(lost, parts), strict=True):
             residual.assign(value)
@@ -254,7 +254,7 @@ class _Travel:
     def _sum(self, flat: tf.Tensor, residual: tf.Tensor | None) -> Any:
         wire, name = self.bucket.wire, bucket_name(self.load.label, self.bucket)
         random = self.reducer.needs_seed(wire)
-        seed = self.load.memory.next_seed(self.replica) if random else 0
+        seed = self.load.state.next_seed(self.replica) if random else 0
 
         def by(schedule: Schedule) -> Any:
             exchange = self.reducer.exchange

@@ -10,8 +10,8 @@ from tfscale.collectives import Cluster, Schedule
 from tfscale.collectives.choose import Choice, Chooser
 from tfscale.collectives.cost import slowest
 from tfscale.collectives.registry import resolve
+from tfscale.exchange.link import cached
 from tfscale.ops import Group
-from tfscale.strategy.link import cached
 
 AUTO = "auto"
 
@@ -21,7 +21,7 @@ _LATENCY = 0.2  # what part of a bucket's time may be spent on waiting rather th
 Algorithm = str | Schedule | Callable[[int], Schedule]
 
 
-class Schedules(Protocol):
+class CollectiveSchedules(Protocol):
     """What ``Fixed`` and ``Chooser`` have in common."""
 
     def choose(self, wire_bytes: int) -> Choice:
@@ -48,7 +48,7 @@ class Fixed:
 
 def of_replicas(
     algorithm: Algorithm, group: Group | None, wire: str, file: str | Path | None
-) -> Schedules:
+) -> CollectiveSchedules:
     """The schedules by which all replicas of a group reduce.
 
     Args:
@@ -72,7 +72,7 @@ def of_replicas(
     return Chooser(measured.machine, measured.gamma, group.ranks)
 
 
-def of_hosts(replicas: Schedules, group: Group | None) -> Schedules:
+def of_hosts(replicas: CollectiveSchedules, group: Group | None) -> CollectiveSchedules:
     """The schedules between workers, one device of each: small messages over the outer links."""
     if group is None or not isinstance(replicas, Chooser):
         return Fixed("ring", group.ranks if group else 1)
@@ -81,7 +81,7 @@ def of_hosts(replicas: Schedules, group: Group | None) -> Schedules:
     return Chooser(link, replicas.gamma, group.ranks)
 
 
-def bucket_bytes(schedules: Schedules, ranks: int) -> int:
+def bucket_bytes(schedules: CollectiveSchedules, ranks: int) -> int:
     r"""How many bytes of gradients should share a collective on the measured links.
 
     A ring takes :math:`2(P-1)(\alpha + \beta N / P)`. Small buckets waste time on

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
-
-from tfscale.keras_objects import KERAS_2
+from tfscale.bridge.installed import KERAS_2
 
 if KERAS_2:
-    from tfscale.optimizers.keras2 import (
+    from tfscale.bridge.keras2_optimizers import (
         HOW_A_WRAPPEE_IS_TOLD,
         LossScaleOptimizer,
         Optimizer,
@@ -43,15 +41,9 @@ __all__ = [
     "HOW_A_WRAPPEE_IS_TOLD",
     "LossScaleOptimizer",
     "Optimizer",
-    "backend",
     "building",
     "gradients_are_sums",
     "is_told_to_wrappee",
     "ops",
     "scale_of",
 ]
-
-
-def backend() -> str:
-    """What Keras computes with."""
-    return "tensorflow" if KERAS_2 else str(keras.config.backend())

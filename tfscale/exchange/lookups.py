@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from tfscale.strategy import dataflow
+from tfscale.exchange import dataflow
 
 
 def are_of_all_samples(indices: tf.Tensor) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -20,3 +21,11 @@ def shadowed(thing: Any, name: str, value: Any) -> Iterator[None]:
             attributes[name] = before
         else:
             del attributes[name]
+
+
+def around(
+    thing: Any, name: str, call: Callable[..., Any]
+) -> contextlib.AbstractContextManager[None]:
+    """While it lasts, ``thing.name(...)`` is ``call(thing.name, ...)``."""
+    method = getattr(thing, name)
+    return shadowed(thing, name, functools.wraps(method)(functools.partial(call, method)))

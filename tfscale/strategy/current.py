@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 
-class _Step(threading.local):
+class _Current(threading.local):
     # The model whose step this is, None in a loop of the user's own.
     model: Any = None
     # Whether its class has a step or a loss of its own, so that losses may be of any kind.
@@ -41,17 +41,17 @@ class _Step(threading.local):
     statistics: list[Any] | None = None
 
 
-step = _Step()
+current = _Current()
 
 
 @contextlib.contextmanager
 def during(**values: Any) -> Iterator[None]:
-    """Set attributes of ``step`` for a while."""
-    before = {name: getattr(step, name) for name in values}
+    """Set attributes of ``current`` for a while."""
+    before = {name: getattr(current, name) for name in values}
     try:
         for name, value in values.items():
-            setattr(step, name, value)
+            setattr(current, name, value)
         yield
     finally:
         for name, value in before.items():
-            setattr(step, name, value)
+            setattr(current, name, value)

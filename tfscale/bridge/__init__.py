@@ -1,0 +1,14 @@
+"""All that tfscale knows of Keras, and of TensorFlow's private parts.
+
+- ``installed.py``: which Keras is installed, and whether it has the private names that are used.
+- ``calls.py``: which function is calling.
+- ``fit.py``: what the running ``fit``, ``evaluate``, ``predict`` or ``compile`` does.
+- ``objects.py``: models, layers, variables, optimizers.
+- ``optimizers.py``: the base of tfscale's optimizers.
+- ``backup.py``: Keras's ``BackupAndRestore``, made safe.
+- ``shadow.py``: attributes of one object that hide those of its class.
+- ``tensorflow.py``: private names of TensorFlow.
+
+A file ``keras2_...`` says the same of Keras 2, which tensorflow-addons needs. Nothing here knows of
+strategies. Each private name has a test in ``tests/bridge/test_private.py``.
+"""

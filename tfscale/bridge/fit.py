@@ -1,0 +1,172 @@
+"""What Keras is doing when it calls the strategy: it does not tell, so the calls are looked at.
+
+Of Keras 2 only ``fitted`` is known: it asks a strategy for less.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfscale.bridge.calls import called_by, caller, frames
+from tfscale.bridge.installed import BUILDS_FROM_SHAPES, KERAS_2, PREDICTS
+from tfscale.bridge.objects import Trainer
+from tfscale.bridge.tensorflow import split_by_replica
+
+if KERAS_2:  # it has neither, and so nothing is one of these
+
+    class EpochIterator:
+        """Reads the data of a ``fit``."""
+
+    class GeneratorDataAdapter:
+        """Reads from a Python generator."""
+else:
+    from keras.src.trainers.data_adapters.generator_data_adapter import (  # type: ignore[no-redef]
+        GeneratorDataAdapter,
+    )
+    from keras.src.trainers.epoch_iterator import EpochIterator  # type: ignore[no-redef]
+
+TRAINING = "train_step"
+STEPS = (TRAINING, "test_step")
+
+
+def model_of(fn: Callable[..., Any]) -> Any:
+    """The model whose step this is, or None, as with Keras 2.
+
+    A model is whatever fits: a ``keras.Model``, or a layer that its user has mixed with a
+    ``Trainer``.
+    """
+    owner = None if KERAS_2 else getattr(fn, "__self__", None)
+    return owner if isinstance(owner, Trainer) and fn.__name__ in STEPS else None
+
+
+def fitted() -> Any:
+    """The model whose ``fit``, ``evaluate`` or ``predict`` is running, or None."""
+    return caller(Trainer)
+
+
+def begins() -> tuple[keras.Model, list[Any], dict[str, Any]] | None:
+    """The ``fit`` that enters the strategy's scope: its model, callbacks and length; or None.
+
+    Each ``fit`` enters it once, to build its model, before it calls its callbacks.
+    """
+    near = list(itertools.islice(frames(sys._getframe(1)), 4))
+    for builds, fit in itertools.pairwise(near):
+        if (builds.f_code.co_name, fit.f_code.co_name) == (BUILDS_FROM_SHAPES, "fit"):
+            told = fit.f_locals
+            return told["self"], _listed(told["callbacks"]), _length(told)
+    return None
+
+
+def _length(fit: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of steps and epochs that workers must share; None if not known yet."""
+    iterator, validates = fit["epoch_iterator"], fit["validation_data"] is not None
+    found = {"number of epochs": fit["epochs"]}
+    found |= {name: fit[name] for name in ("initial_epoch", "batch_size")}
+    found["number of steps in an epoch"] = iterator.steps_per_epoch or iterator._num_batches
+    found["validation_data"] = "none" if not validates else "some"
+    if validates:
+        found["validation_freq"] = fit["validation_freq"]
+        size = fit["validation_batch_size"] or fit["batch_size"] or 32
+        found["number of steps in a validation"] = fit["validation_steps"] or _batches(
+            fit["val_x"], size
+        )
+    return found
+
+
+def _batches(x: Any, size: int) -> int | None:
+    """How many batches there are, if that can be told without reading any."""
+    if isinstance(x, tf.data.Dataset):
+        return known if (known := int(x.cardinality())) >= 0 else None
+    if hasattr(x, "num_batches"):  # keras.utils.PyDataset
+        return x.num_batches  # type: ignore[no-any-return]
+    shape = getattr(tf.nest.flatten(x)[0], "shape", None)
+    return math.ceil(shape[0] / size) if shape and shape[0] is not None else None
+
+
+def _listed(callbacks: Any) -> list[Any]:
+    return list(tf.nest.flatten(getattr(callbacks, "callbacks", callbacks) or []))
+
+
+def compiling() -> keras.Model | None:
+    """The model that is being compiled, or None, as with Keras 2."""
+    if KERAS_2:
+        return None
+    for frame in frames(sys._getframe(1)):
+        model = frame.f_locals.get("self")
+        if frame.f_code.co_name == "compile" and isinstance(model, Trainer):
+            return model
+    return None
+
+
+def iterator() -> Any:
+    """What reads the data of the ``fit`` that called, at whatever depth; None if none runs."""
+    for frame in frames(sys._getframe(1)):
+        found = frame.f_locals.get("epoch_iterator")
+        if isinstance(found, EpochIterator):
+            return found
+    return None
+
+
+def batch_size(iterator: Any) -> int | None:
+    """Of the data that an iterator of ``fit`` reads, if it is known without reading any."""
+    for dataset in _with_sources(iterator.data_adapter.get_tf_dataset()):
+        size = getattr(dataset, "_batch_size", None)
+        known = None if size is None else tf.get_static_value(size)
+        if known is not None:
+            return int(known)
+    return None
+
+
+def _with_sources(dataset: Any) -> Iterator[Any]:
+    waiting = [dataset]
+    while waiting:
+        one = waiting.pop()
+        yield one
+        waiting += getattr(one, "_inputs", list)()
+
+
+def wants_only_shapes() -> bool:
+    """Whether Keras reads a batch of data for no more than its shapes."""
+    return called_by(BUILDS_FROM_SHAPES)
+
+
+def predicts() -> bool:
+    """Whether Keras wants predictions, which it joins."""
+    return called_by(PREDICTS)
+
+
+def for_shapes(
+    dataset: Any, distributed: Any, distribute: Callable[[Any], Any]
+) -> Callable[[], Any] | None:
+    """Gives what Keras may read for its batches' shapes; None if it will read none for these.
+
+    Keras reads a batch for its shapes and then starts to read from the beginning. For that it
+    keeps the batch that it took from a generator, but not batches that were read ahead.
+    """
+    reads = caller(EpochIterator)
+    if reads is None:
+        return None
+    if isinstance(reads.data_adapter, GeneratorDataAdapter):
+        one_batch = dataset._input_dataset.take(1)  # what is behind it reads ahead
+        return functools.partial(distribute, one_batch)
+    return functools.partial(_shapes_alone, distributed)
+
+
+def _shapes_alone(distributed: Any) -> Any:
+    """The shapes of a replica's batches where they are known, and no batch.
+
+    One device reads no batch for that. Reading one would be seen: a shuffle gives another order
+    each time, and threads that read ahead for a PyDataset would take from what comes next.
+    """
+    batch = tf.nest.map_structure(lambda one: split_by_replica(one, i=0), distributed.element_spec)
+    specs = tf.nest.flatten(batch)
+    eager = fitted().run_eagerly  # there one device sees numbers, never an unknown size
+    return distributed if eager or any(spec.shape.rank is None for spec in specs) else [batch]

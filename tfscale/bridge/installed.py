@@ -1,0 +1,66 @@
+"""Which Keras is installed, and whether it has the private names that tfscale uses."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+KERAS_2 = keras.__version__.startswith("2.")
+
+_MISSING = (
+    "Keras {version} has no {missing}. A ScaleStrategy needs that: without it, it would train and "
+    "silently give other results. This tfscale is tested with Keras 3.15 (TensorFlow 2.20 and "
+    '2.21) and with Keras 2.15: run pip install "keras==3.15.*", or install a newer tfscale.'
+)
+
+# Functions that are recognised by their names where they call.
+BUILDS_FROM_SHAPES = "_maybe_symbolic_build"
+PREDICTS = "one_step_on_data_distributed"
+
+# What a fit that runs is asked: the names of its variables.
+OF_FIT = (
+    *("self", "callbacks", "epochs", "initial_epoch", "batch_size", "epoch_iterator"),
+    *("validation_data", "validation_freq", "validation_batch_size", "validation_steps", "val_x"),
+)
+
+
+def backend() -> str:
+    """What Keras computes with."""
+    return "tensorflow" if KERAS_2 else str(keras.config.backend())
+
+
+@functools.cache
+def check() -> None:
+    """Refuse a Keras 3 without a name that would not be missed when it is looked up or hidden."""
+    missing = [] if KERAS_2 else [name for name, there in _names().items() if not there]
+    if missing:
+        raise ImportError(
+            _MISSING.format(version=keras.__version__, missing=" and no ".join(missing))
+        )
+
+
+def _names() -> Mapping[str, bool]:
+    model, loss = keras.Model, keras.losses.Loss
+    names: list[tuple[Any, tuple[str, ...]]] = [
+        (
+            model,
+            (
+                *(BUILDS_FROM_SHAPES, "_symbolic_build", "_aggregate_additional_loss"),
+                *("compute_loss", "add_loss", "train_step", "test_step", "_flatten_layers"),
+            ),
+        ),
+        (keras.optimizers.Optimizer, ("apply", "_clip_gradients", "build")),
+        (keras.layers.BatchNormalization, ("_moments",)),
+        (loss, ("call",)),
+        (keras.callbacks.BackupAndRestore, ("_load_model", "_save_model")),
+    ]
+    found = {f"{kind.__name__}.{name}": hasattr(kind, name) for kind, of in names for name in of}
+    of_fit = inspect.unwrap(model.fit).__code__.co_varnames
+    found |= {f"variable {name!r} in Model.fit": name in of_fit for name in OF_FIT}
+    code = model.make_predict_function.__code__
+    known = code.co_varnames + code.co_cellvars
+    return found | {f"{PREDICTS!r} in Model.make_predict_function": PREDICTS in known}

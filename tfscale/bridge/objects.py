@@ -1,0 +1,68 @@
+"""Keras's models, layers, variables and optimizers, whichever Keras is installed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from tfscale.bridge.installed import KERAS_2
+
+if KERAS_2:
+    Trainer = keras.Model
+    # Those of tensorflow-addons are of the second kind, or of the first, as one asks for them.
+    OPTIMIZERS: tuple[type, ...] = (
+        keras.optimizers.Optimizer,
+        keras.optimizers.legacy.Optimizer,
+    )
+
+    class Saveable:
+        """Keras 2 saves what TensorFlow tracks."""
+else:
+    from keras.src.saving import keras_saveable
+    from keras.src.trainers import trainer
+
+    Trainer = trainer.Trainer
+    Saveable = keras_saveable.KerasSaveable  # type: ignore[misc]
+    OPTIMIZERS = (keras.optimizers.Optimizer,)
+
+# The end of the path of a variable that holds the state of a layer's random numbers.
+LAYER_SEED = "seed_generator_state"
+
+
+def path_of(variable: Any) -> str:
+    """What patterns are searched in: a Keras variable's path, another's name."""
+    return str(getattr(variable, "path", None) or variable.name.split(":")[0])
+
+
+def native(variable: Any) -> Any:
+    """TensorFlow's own variable."""
+    return variable if KERAS_2 or not isinstance(variable, keras.Variable) else variable.value
+
+
+def innermost(optimizer: Any) -> Any:
+    """The optimizer that has rate and steps, behind those that scale the loss."""
+    while hasattr(optimizer, "inner_optimizer"):
+        optimizer = optimizer.inner_optimizer
+    return optimizer
+
+
+def layers_of(model: Any) -> list[Any]:
+    """All layers, those within others included."""
+    return list(model._flatten_layers(include_self=False))
+
+
+def holds_layers(layer: Any) -> bool:
+    """Whether a layer is made of others."""
+    return bool(layer._layers)
+
+
+def optimizers_of(model: Any) -> list[Any]:
+    """All optimizers that a model holds, in attributes or in lists of them."""
+    found = {}
+    for value in vars(model).values():
+        values = value.values() if isinstance(value, dict) else value
+        for one in values if isinstance(value, (list, tuple, dict)) else [value]:
+            if isinstance(one, OPTIMIZERS):
+                found[id(one)] = one
+    return list(found.values())

@@ -1,0 +1,141 @@
+"""What an optimizer applies: gradients that have been summed over all replicas.
+
+So clipping, decay and loss scaling see what they see on one device. Gradients that accumulate are
+summed once, at the end of their window.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfscale.bridge.objects import innermost
+from tfscale.bridge.shadow import shadowed
+from tfscale.exchange.reducer import Reducer, whole
+from tfscale.exchange.state import ExchangeState
+from tfscale.strategy import origin, own_losses
+from tfscale.strategy.current import current, during
+
+
+@contextlib.contextmanager
+def hooked(strategy: Any, optimizers: Iterable[Any]) -> Iterator[None]:
+    """Within this context these optimizers apply sums over all replicas."""
+    with contextlib.ExitStack() as stack:
+        for optimizer in optimizers:
+            apply = functools.partial(_apply, strategy, optimizer)
+            stack.enter_context(shadowed(optimizer, "apply", apply))
+            end = functools.partial(_end_of_window, optimizer)
+            stack.enter_context(shadowed(optimizer, "_clip_gradients", end))
+        yield
+
+
+def _apply(strategy: Any, optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
+    original = functools.partial(type(optimizer).apply, optimizer)
+    if current.reduced or not _on_a_replica():
+        return original(grads, trainable_variables)
+    grads = own_losses.scaled_gradients(list(grads)) if current.own else list(grads)
+    variables = list(trainable_variables or optimizer._trainable_variables)
+    origin.refuse(strategy, f"what {optimizer.name!r} is to update", variables)
+    _refuse_overwritten(variables)
+    reducer: Reducer = strategy.reducer
+    state = ExchangeState.of(optimizer, strategy)
+    if not optimizer.built:
+        with tf.init_scope():
+            optimizer.build(variables)
+    reduce = functools.partial(reducer.reduce, optimizer=optimizer, state=state)
+    inner = innermost(optimizer)
+    windows = bool(inner.gradient_accumulation_steps)  # what is accumulated is whole
+    reducer.prepare(state, optimizer, whole(grads, variables, windows))
+    curvature = inner.curvature(grads, variables) if hasattr(inner, "curvature") else []
+    if windows:
+        curvature = _summed_if_due(inner, curvature)
+        if optimizer is not inner:
+            grads = _finite_on_all_or_none(grads)
+        waiting = [v for g, v in zip(grads, variables, strict=True) if g is not None]
+        window = functools.partial(reduce, variables=waiting)
+        with during(reduced=True, window=window), _given(optimizer, curvature):
+            return original(grads, trainable_variables)
+    if curvature and inner.update_each > 1:
+        curvature = _summed_if_due(inner, curvature)
+        grads = reduce(grads, variables=variables)
+    else:
+        sums = reduce(grads, variables=variables, curvature=curvature)
+        grads, curvature = sums[: len(grads)], sums[len(grads) :]
+    with during(reduced=True), _given(optimizer, curvature):
+        return original(grads, trainable_variables)
+
+
+def _summed_if_due(optimizer: Any, curvature: list[Any]) -> list[Any]:
+    """What an optimizer has measured, summed over replicas in the steps in which it measures."""
+    given = [i for i, d in enumerate(curvature) if d is not None]
+    if not given:
+        return curvature
+    terms = [curvature[i] for i in given]
+
+    def summed() -> Any:
+        return tf.distribute.get_replica_context().all_reduce("SUM", terms)
+
+    sums = tf.cond(optimizer.curvature_is_due(), summed, lambda: terms)
+    found = list(curvature)
+    for i, total in zip(given, sums, strict=True):
+        found[i] = total
+    return found
+
+
+def _given(optimizer: Any, curvature: list[Any]) -> Any:
+    """A context in which the optimizer takes these for the curvature of the unscaled loss."""
+    if not curvature:
+        return contextlib.nullcontext()
+    inner = innermost(optimizer)
+    scale = inner.loss_scale_factor if inner is optimizer else optimizer.dynamic_scale
+    if scale is not None:
+        curvature = [None if d is None else d / tf.cast(scale, d.dtype) for d in curvature]
+    return inner.given(curvature)
+
+
+def _refuse_overwritten(variables: list[Any]) -> None:
+    """Refuse variables whose "gradient" is a new value: such values must not be summed."""
+    for variable in variables:
+        if getattr(variable, "overwrite_with_gradient", False):
+            raise ValueError(
+                f"{variable.path} takes its gradient as its value (fp8 layers update their scales "
+                "in this way), and each replica has another value. Train such layers on one device "
+                'or in another precision: keras.config.set_dtype_policy("mixed_bfloat16").'
+            )
+
+
+def _end_of_window(optimizer: Any, grads: Any) -> Any:
+    """In place of ``_clip_gradients``, the first thing that happens to a window's sum."""
+    if current.window is not None:
+        grads = current.window(list(grads))
+    return type(optimizer)._clip_gradients(optimizer, grads)
+
+
+def _on_a_replica() -> bool:
+    return tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
+
+
+def _finite_on_all_or_none(grads: list[Any]) -> list[Any]:
+    """Replicas that add up gradients on their own must skip the same steps."""
+    finite = [
+        tf.reduce_all(tf.math.is_finite(g.values if isinstance(g, tf.IndexedSlices) else g))
+        for g in grads
+        if g is not None
+    ]
+    if not finite:
+        return grads
+    overflow = tf.cast(tf.logical_not(tf.reduce_all(finite)), tf.float32)
+    overflows = tf.distribute.get_replica_context().all_reduce("SUM", overflow)
+    poison = tf.where(overflows > 0, float("nan"), 0.0)
+    first = next(i for i, g in enumerate(grads) if g is not None)
+    g = grads[first]
+    if isinstance(g, tf.IndexedSlices):
+        values = g.values + tf.cast(poison, g.dtype)
+        poisoned = tf.IndexedSlices(values, g.indices, g.dense_shape)
+    else:
+        poisoned = g + tf.cast(poison, g.dtype)
+    return [*grads[:first], poisoned, *grads[first + 1 :]]

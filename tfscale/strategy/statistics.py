@@ -1,0 +1,54 @@
+"""Statistics of layers: those of the global batch, or means of what replicas have assigned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfscale.strategy.share import Share
+
+
+def moments(layer: Any, inputs: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
+    """Mean and variance of the global batch, as batch normalization takes them of its own inputs.
+
+    In two passes, since the mean of squares minus the square of the mean loses the more digits
+    the larger the mean is beside the deviation. That takes two exchanges; Keras makes three.
+    """
+    context, axes = tf.distribute.get_replica_context(), layer._reduction_axes
+    if mask is None:
+        held, count = (
+            inputs,
+            tf.cast(tf.reduce_prod(tf.gather(tf.shape(inputs), axes)), inputs.dtype),
+        )
+    else:
+        mask = tf.broadcast_to(mask[..., tf.newaxis], tf.shape(inputs))
+        held, count = _where(mask, inputs), tf.reduce_sum(tf.cast(mask, inputs.dtype), axes)
+    total, count = context.all_reduce("SUM", [tf.reduce_sum(held, axes), count])
+    if mask is not None:
+        count += keras.backend.epsilon()  # as Keras does
+    mean = tf.math.divide_no_nan(total, count)
+    channels = [-1 if i not in axes else 1 for i in range(inputs.shape.rank)]
+    squares = _where(mask, tf.square(inputs - tf.reshape(mean, channels)))
+    variance = context.all_reduce("SUM", tf.reduce_sum(squares, axes))
+    return mean, tf.math.divide_no_nan(variance, count)
+
+
+def _where(mask: tf.Tensor | None, values: tf.Tensor) -> tf.Tensor:
+    return values if mask is None else tf.where(tf.cast(mask, tf.bool), values, 0)
+
+
+def average(variables: list[Any], share: Share) -> None:
+    """Means weighted by shares, in float64: if all agree, the mean is that value, to the bit."""
+    distinct = list({id(v): v for v in variables}.values())
+    if not distinct:
+        return
+    own = [v._get_on_device_or_primary() for v in distinct]
+    parts = [
+        tf.math.multiply_no_nan(tf.cast(v.read_value(), tf.float64), share.weight(tf.float64))
+        for v in own
+    ]
+    means = tf.distribute.get_replica_context().all_reduce("SUM", parts)
+    for variable, mean in zip(own, means, strict=True):
+        variable.assign(tf.cast(mean, variable.dtype))
