@@ -19,7 +19,7 @@ CXX := $(firstword $(notdir $(shell command -v g++ clang++)) g++)
 endif
 
 # The parts of the Python tests, each a run of pytest: these folders, longest first, and all else.
-FOLDERS := strategy recompute gallery docs faults optimizers callbacks bench ops integration
+FOLDERS := strategy recompute gallery docs faults optimizers callbacks bench ops exchange integration
 PYTHON_PARTS := $(FOLDERS:%=python-%) python-rest
 WHERE = tests/$*
 WHERE_rest := $(filter-out $(FOLDERS:%=tests/%) tests/native tests/addons tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/))) $(wildcard tests/test_*.py)
@@ -93,7 +93,7 @@ $(PYTHON_PARTS): python-%: build
 test-tf: build ## run a third of what depends on TensorFlow: make test-tf TF=2.20
 	$(STEP) "quick tests, TensorFlow $(TF)"
 	@.ci/timed "TensorFlow $(TF)" $(BIN)/python -m pytest -m "not slow and not full" --one-in 3 \
-	  tests/ops tests/integration tests/strategy tests/recompute tests/optimizers tests/callbacks $(PYTEST_ARGS)
+	  tests/ops tests/integration tests/bridge tests/exchange tests/strategy tests/recompute tests/optimizers tests/callbacks $(PYTEST_ARGS)
 
 ci-tf: # the other TensorFlow, built by the other compiler
 	@$(MAKE) --no-print-directory test-tf TF=2.20 CXX=clang++

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tfscale.bench import command, machine
-from tfscale.bench.plan import Contestant, Plan
+from tfscale.bench.assignment import Assignment, Contestant
 from tfscale.bench.run import Outcome, Request
 
 
@@ -59,11 +59,11 @@ def test_a_missing_folder_is_noticed_before_the_work(capsys: pytest.CaptureFixtu
 
 
 def test_a_plan_survives_the_journey(tmp_path) -> None:
-    plan = Plan(
+    assignment = Assignment(
         2, (10, 20), (Contestant("tf"), Contestant("ring", "int8", 4)), 3, 1.5, "x", ("a:1",)
     )
-    plan.save(tmp_path / "plan.json")
-    assert Plan.load(tmp_path / "plan.json") == plan
+    assignment.save(tmp_path / "assignment.json")
+    assert Assignment.load(tmp_path / "assignment.json") == assignment
 
 
 def test_the_footer_says_what_the_numbers_rest_on() -> None:

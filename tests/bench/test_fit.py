@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from tfscale.bench import fit, fit_trace
+from tfscale.bench.fit_contestants import PARTS, FitContestant, contestants
 from tfscale.bench.fit_crew import Crew
-from tfscale.bench.fit_plan import PARTS, Contestant, contestants
 from tfscale.bench.fit_table import conclude, hidden_share
-from tfscale.bench.fit_trace import Trace
+from tfscale.bench.fit_trace import RankTimeline
 from tfscale.launch import WorkerFailed
 
 
@@ -50,7 +50,9 @@ def test_nearby_ops_of_all_threads_are_one_stretch() -> None:
 def test_a_trace_has_a_process_for_each_rank_and_every_bucket() -> None:
     steps, compute = [0.0, 1.0], [("a:MatMul", 0.0, 0.5)]
     buckets = [("train/adam gradients 0", 0.3, 0.7), ("train/adam gradients 1", 0.4, 0.9)]
-    events = fit_trace.chrome([Trace(r, steps, compute, buckets) for r in (0, 1)])["traceEvents"]
+    events = fit_trace.chrome([RankTimeline(r, steps, compute, buckets) for r in (0, 1)])[
+        "traceEvents"
+    ]
     for rank in (0, 1):
         mine = [event for event in events if event["pid"] == rank]
         assert [e["ph"] for e in mine] == ["M", "M", "X", "b", "e", "b", "e"]
@@ -62,8 +64,10 @@ def test_a_trace_has_a_process_for_each_rank_and_every_bucket() -> None:
 def test_exposed_is_what_travels_while_nothing_computes() -> None:
     buckets = [("train/reduce_1", 0.0, 1.0), ("train/adam gradients 0", 0.3, 0.7)]
     slow, fast = ([("a:MatMul", 0.0, end)] for end in (0.6, 0.5))
-    traces = [Trace(rank, [0.0, 1.0], each, buckets) for rank, each in enumerate([slow, fast])]
-    assert fit_trace.exposed_seconds(traces) == pytest.approx(0.1)
+    timelines = [
+        RankTimeline(rank, [0.0, 1.0], each, buckets) for rank, each in enumerate([slow, fast])
+    ]
+    assert fit_trace.exposed_seconds(timelines) == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +87,7 @@ def test_bad_words_are_refused_with_the_good_ones(
 
 
 def test_a_worker_that_fails_shows_its_last_words(tmp_path: Path) -> None:
-    nobody = Contestant("one", "nobody", "none", "no such model")
+    nobody = FitContestant("one", "nobody", "none", "no such model")
     with pytest.raises(WorkerFailed, match="no such model"):
         Crew(nobody, None, tmp_path, 200)
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from tfscale import wires
 from tfscale.bench import measure
-from tfscale.bench.plan import Contestant
+from tfscale.bench.assignment import Contestant
 from tfscale.bench.table import (
     bound_seconds,
     compare_with_tf,

@@ -3,16 +3,16 @@
 import pytest
 
 from tfscale.ops.log import Execution
-from tfscale.telemetry.steps import Mean, Turn, split
-from tfscale.telemetry.wire import Kind
+from tfscale.telemetry.engine_log import Kind
+from tfscale.telemetry.steps import Lap, Mean, split
 
 
 def kind(key):
     return Kind(key.split()[0] if "gradients" in key else None, 3.0 if "int8" in key else 0.0)
 
 
-def turn(*executions, **how):
-    made = Turn(**{"epoch": 0, "batch": 0, "step": 0, "steps": 1, "begin": 0.0, "end": 10.0, **how})
+def lap(*executions, **how):
+    made = Lap(**{"epoch": 0, "batch": 0, "step": 0, "steps": 1, "begin": 0.0, "end": 10.0, **how})
     made.account([[Execution(*each) for each in rank] for rank in executions], kind)
     return made
 
@@ -23,7 +23,7 @@ OTHER = ("reduce", 0.0, 1.0, 8)
 
 
 def test_exposed_begins_when_the_last_gradients_are_handed_over():
-    found = turn([OTHER, FIRST, SECOND])
+    found = lap([OTHER, FIRST, SECOND])
     assert found.exposed == 3.0
     assert found.communication == 1.0 + 2.0 + 3.0
     assert (found.sent, found.saved) == (158, 150)
@@ -31,7 +31,7 @@ def test_exposed_begins_when_the_last_gradients_are_handed_over():
 
 def test_time_in_communication_counts_once():
     slow = ("sgd gradients 0", 2.0, 9.0, 100)
-    found = turn([slow, SECOND])
+    found = lap([slow, SECOND])
     assert found.communication == 7.0
     assert found.exposed == 9.0 - 5.0
 
@@ -39,37 +39,37 @@ def test_time_in_communication_counts_once():
 def test_of_several_ranks_it_is_that_which_waits_least():
     """The other had its gradients long before, and waits for this one's."""
     early = [("sgd gradients 1 int8", 3.0, 8.0, 50)]
-    found = turn(early, [SECOND])
+    found = lap(early, [SECOND])
     assert (found.exposed, found.communication) == (3.0, 3.0)
     assert found.sent == 100
 
 
 def test_steps_of_a_turn_are_exposed_one_by_one():
     later = [(name, start + 10, end + 10, sent) for name, start, end, sent in (FIRST, SECOND)]
-    assert turn([FIRST, SECOND, *later], steps=2, end=20.0).exposed == 6.0
+    assert lap([FIRST, SECOND, *later], steps=2, end=20.0).exposed == 6.0
 
 
 def test_optimizers_are_exposed_one_by_one():
     other = ("adam gradients 0", 8.5, 9.0, 10)
-    assert turn([FIRST, SECOND, other]).exposed == 3.5
+    assert lap([FIRST, SECOND, other]).exposed == 3.5
 
 
 def test_a_step_without_gradients_exposes_nothing():
-    found = turn([OTHER], [OTHER])
+    found = lap([OTHER], [OTHER])
     assert (found.exposed, found.communication, found.sent) == (0, 1.0, 16)
 
 
 def test_executions_belong_to_the_turn_in_which_they_begin():
-    turns = [Turn(0, i, i, 1, 10.0 * i, 10.0 * i + 9) for i in range(3)]
+    laps = [Lap(0, i, i, 1, 10.0 * i, 10.0 * i + 9) for i in range(3)]
     executions = [Execution("a", start, start + 3, 1) for start in (0.0, 8.5, 9.5, 10.0, 20.0)]
-    starts = [[one.start for one in each] for each in split(executions, turns)]
+    starts = [[one.start for one in each] for each in split(executions, laps)]
     assert starts == [[0.0, 8.5], [10.0], [20.0]]
 
 
 def test_means_are_of_what_is_known():
     mean = Mean()
-    mean.add(turn([FIRST, SECOND], samples=40))
-    mean.add(Turn(0, 1, 1, 1, 10.0, 20.0))
+    mean.add(lap([FIRST, SECOND], samples=40))
+    mean.add(Lap(0, 1, 1, 1, 10.0, 20.0))
     found = mean.numbers(devices=2, baseline=None)
     assert found["step_ms"] == 10_000
     assert found["samples_per_second"] == 4

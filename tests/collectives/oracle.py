@@ -24,12 +24,12 @@ def works(schedule: Schedule, seed: int = 0) -> bool:
     def enabled(rank: int) -> list[int]:
         touched: set[int] = set()
         found = []
-        for index, step in enumerate(programs[rank]):
-            span = set(range(step.first, step.last))
+        for index, move in enumerate(programs[rank]):
+            span = set(range(move.first, move.last))
             if not span & touched:
-                phase = step.kind is Kind.KEEP
-                sends = step.kind in (Kind.SEND, Kind.FINALISE)
-                if sends or mail.get((step.peer, rank, step.first, step.last, phase)):
+                phase = move.kind is Kind.KEEP
+                sends = move.kind in (Kind.SEND, Kind.FINALISE)
+                if sends or mail.get((move.peer, rank, move.first, move.last, phase)):
                     found.append(index)
             touched |= span
         return found

@@ -62,7 +62,7 @@ def test_one_rank_sends_nothing(name: str) -> None:
     schedule = ALGORITHMS[name](1)
     count = schedule.verify()
     assert (count.rounds, count.messages, count.sent) == (0, 0, 0)
-    assert [step.kind.name for step in schedule.program(0)] == ["FINALISE"] * schedule.chunks
+    assert [move.kind.name for move in schedule.program(0)] == ["FINALISE"] * schedule.chunks
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5, 8, 16, 31])
@@ -87,7 +87,7 @@ def test_costs_are_the_textbook_ones(ranks: int) -> None:
 @pytest.mark.parametrize("ranks", range(2, 34))
 def test_no_rank_is_an_inner_node_of_both_trees(ranks: int) -> None:
     for rank in range(ranks):
-        adds = {step.first for step in tree(ranks).program(rank) if step.kind.name == "ADD"}
+        adds = {move.first for move in tree(ranks).program(rank) if move.kind.name == "ADD"}
         assert len(adds) <= 1
 
 
@@ -114,14 +114,14 @@ def test_outer_traffic_is_divided_by_the_group() -> None:
     sizes = [4, 4, 4]
     schedule = hierarchical(sizes)
     outside = [
-        sum(step.last - step.first for step in schedule.program(rank) if _leaves(step, rank))
+        sum(move.last - move.first for move in schedule.program(rank) if _leaves(move, rank))
         for rank in range(12)
     ]
     assert {Fraction(chunks, schedule.chunks) for chunks in outside} == {ring(3).cost.sent / 4}
 
 
-def _leaves(step, rank: int) -> bool:
-    return step.kind.name == "SEND" and step.peer // 4 != rank // 4
+def _leaves(move, rank: int) -> bool:
+    return move.kind.name == "SEND" and move.peer // 4 != rank // 4
 
 
 def test_default_groups_are_near_the_square_root() -> None:

@@ -11,9 +11,9 @@ import pytest
 
 from tfscale.collectives import (
     ALGORITHMS,
+    Move,
     Schedule,
     ScheduleError,
-    Step,
     add,
     broadcast,
     finalise,
@@ -28,7 +28,7 @@ from tfscale.collectives import (
 def two_pairs(ranks: int) -> Schedule:
     """Each pair sums by itself: nobody has the sum of all."""
 
-    def build(rank: int) -> Iterator[Step]:
+    def build(rank: int) -> Iterator[Move]:
         partner = rank ^ 1
         if rank % 2:
             yield send(partner, 0)
@@ -75,10 +75,10 @@ def test_a_schedule_is_proven_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_runs_is_what_was_proven() -> None:
-    """A function that gives other steps when it is asked again."""
+    """A function that gives other moves when it is asked again."""
     asked = itertools.count()
 
-    def build(rank: int) -> list[Step]:
+    def build(rank: int) -> list[Move]:
         return list(ring(2).program(rank)) if next(asked) < 2 else [finalise(0)]
 
     proven = resolve(Schedule("fickle", 2, 2, build), 2)
@@ -99,7 +99,7 @@ def test_a_build_that_does_not_end_is_an_error(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_program_without_end_is_an_error() -> None:
     endless = Schedule("endless", 2, 1, lambda rank: itertools.repeat(finalise(0)))
-    with pytest.raises(ScheduleError, match="more than 1,000,000 steps"):
+    with pytest.raises(ScheduleError, match="more than 1,000,000 moves"):
         resolve(endless, 2)
 
 
@@ -113,7 +113,7 @@ def test_what_a_function_raises_is_raised() -> None:
 
 def test_steps_are_steps() -> None:
     numbers = Schedule("numbers", 2, 1, lambda rank: [(2, -1, 0, 1)])  # type: ignore[list-item]
-    with pytest.raises(ScheduleError, match=r"rank 0, step 0: expected what send, add.*\(2, -1"):
+    with pytest.raises(ScheduleError, match=r"rank 0, move 0: expected what send, add.*\(2, -1"):
         resolve(numbers, 2)
 
 

@@ -15,9 +15,9 @@ from tests.collectives.common import all_reduces
 from tests.collectives.oracle import works
 from tfscale.collectives import (
     Cost,
+    Move,
     Schedule,
     ScheduleError,
-    Step,
     add,
     central,
     finalise,
@@ -27,7 +27,7 @@ from tfscale.collectives import (
 )
 
 
-def made_of(*programs: Sequence[Step], chunks: int = 1, **more) -> Schedule:
+def made_of(*programs: Sequence[Move], chunks: int = 1, **more) -> Schedule:
     return Schedule("mine", len(programs), chunks, lambda rank: programs[rank], **more)
 
 
@@ -47,19 +47,19 @@ def test_the_smallest_schedule() -> None:
 @pytest.mark.parametrize(
     ("programs", "message"),
     [
-        ([OWNER[1:], GIVER], r"rank 1, step 0 \(send 0 to rank 0\).*partial sum.*no such step"),
+        ([OWNER[1:], GIVER], r"rank 1, move 0 \(send 0 to rank 0\).*partial sum.*no such move"),
         ([[finalise(0)], [finalise(0)]], "one owner for chunk 0, but rank 0 finalises it too"),
-        ([OWNER, [keep(0, 0)]], r"rank 1, step 0.*expected chunk 0 to be 'given away'"),
-        ([OWNER, [send(0, 0)]], "rank 1: gives chunk 0 away; expected a step that keeps"),
-        ([OWNER, [send(0, 0), keep(0, 0), keep(0, 0)]], r"step 2.*but it is 'final'"),
-        ([OWNER, [send(0, 0), send(0, 0)]], r"rank 1, step 1.*but it is 'given away'"),
-        ([[*OWNER, add(1, 0)], GIVER], r"rank 0, step 3 \(add 0 from rank 1\).*it is 'final'"),
-        ([[*OWNER, send(1, 0)], GIVER], "step 3.*a message unlike all others, but step 2"),
-        ([OWNER[:2], GIVER], r"rank 1, step 1.*expected rank 0 to send the final bytes.*for ever"),
+        ([OWNER, [keep(0, 0)]], r"rank 1, move 0.*expected chunk 0 to be 'given away'"),
+        ([OWNER, [send(0, 0)]], "rank 1: gives chunk 0 away; expected a move that keeps"),
+        ([OWNER, [send(0, 0), keep(0, 0), keep(0, 0)]], r"move 2.*but it is 'final'"),
+        ([OWNER, [send(0, 0), send(0, 0)]], r"rank 1, move 1.*but it is 'given away'"),
+        ([[*OWNER, add(1, 0)], GIVER], r"rank 0, move 3 \(add 0 from rank 1\).*it is 'final'"),
+        ([[*OWNER, send(1, 0)], GIVER], "move 3.*a message unlike all others, but move 2"),
+        ([OWNER[:2], GIVER], r"rank 1, move 1.*expected rank 0 to send the final bytes.*for ever"),
         ([OWNER, [send(1, 0), keep(0, 0)]], r"another of the ranks 0\.\.1 as peer, got 1"),
         ([OWNER, [send(2, 0), keep(0, 0)]], r"another of the ranks 0\.\.1 as peer, got 2"),
         ([OWNER, [send(0, 1), keep(0, 0)]], r"range of the chunks 0\.\.0, got 1 <= chunk < 2"),
-        ([OWNER, []], "rank 1: expected a step that gives away.*chunk 0"),
+        ([OWNER, []], "rank 1: expected a move that gives away.*chunk 0"),
         ([GIVER, OWNER], "another of the ranks"),
         ([[send(1, 0), keep(1, 0)], GIVER], "expected"),
     ],
@@ -77,8 +77,8 @@ def test_a_deadlock_names_who_waits_for_what() -> None:
     )
     refused(
         waiting,
-        r"deadlock: rank 1, step 1 \(keep 0 from rank 2\) waits for the final bytes of chunks "
-        r"0..0 from rank 2 to rank 1; rank 2, step 1 .*waits for.* from rank 1 to rank 2$",
+        r"deadlock: rank 1, move 1 \(keep 0 from rank 2\) waits for the final bytes of chunks "
+        r"0..0 from rank 2 to rank 1; rank 2, move 1 .*waits for.* from rank 1 to rank 2$",
     )
 
 
@@ -89,7 +89,7 @@ def test_missing_contributions_are_named() -> None:
         [add(0, 0), send(0, 0), keep(2, 0)],
         [finalise(0), send(0, 0), send(1, 0)],
     )
-    refused(early, r"rank 2, step 0 \(finalise 0\).*but those of ranks 0, 1 are missing")
+    refused(early, r"rank 2, move 0 \(finalise 0\).*but those of ranks 0, 1 are missing")
 
 
 def test_a_range_must_be_in_one_state() -> None:
@@ -104,7 +104,7 @@ def test_a_range_must_be_in_one_state() -> None:
 def test_ranges_must_agree() -> None:
     halves = [send(0, 0), send(0, 1), keep(0, range(2))]
     whole = [add(1, range(2)), finalise(range(2)), send(1, range(2))]
-    refused(made_of(whole, halves, chunks=2), "expected rank 0 to receive.*no such step")
+    refused(made_of(whole, halves, chunks=2), "expected rank 0 to receive.*no such move")
 
 
 def test_false_symmetry_is_found() -> None:
@@ -139,10 +139,10 @@ def test_an_upper_bound_must_hold() -> None:
     [
         (
             "reduce_scatter",
-            r"step 5 \(send 0 to rank 1\): expected chunk 0 to be .*but it is 'final'",
+            r"move 5 \(send 0 to rank 1\): expected chunk 0 to be .*but it is 'final'",
         ),
-        ("all_gather", r"step 0 \(send 2 to rank 1\): expected chunk 2 to be 'final'"),
-        ("broadcast", r"step 0 \(send 2 to rank 1\): expected chunk 2 to be 'final'"),
+        ("all_gather", r"move 0 \(send 2 to rank 1\): expected chunk 2 to be 'final'"),
+        ("broadcast", r"move 0 \(send 2 to rank 1\): expected chunk 2 to be 'final'"),
     ],
 )
 def test_goals_differ(goal, message: str) -> None:
@@ -180,26 +180,26 @@ def mutated(schedule: Schedule, dice: random.Random) -> Schedule:
             break
         here = dice.randrange(len(program))
         there = dice.randrange(len(program))
-        step = program[here]
+        move = program[here]
         change = dice.randrange(8)
         if change == 0:
             del program[here]
         elif change == 1:
-            program.insert(there, step)
+            program.insert(there, move)
         elif change == 2:
             program[here], program[there] = program[there], program[here]
         elif change == 3:
-            program[here] = step._replace(peer=dice.randrange(schedule.ranks))
+            program[here] = move._replace(peer=dice.randrange(schedule.ranks))
         elif change == 4:
-            program[here] = step._replace(last=step.last + dice.choice([-1, 1]))
+            program[here] = move._replace(last=move.last + dice.choice([-1, 1]))
         elif change == 5:
-            program[here] = step._replace(first=step.first + dice.choice([-1, 1]))
+            program[here] = move._replace(first=move.first + dice.choice([-1, 1]))
         elif change == 6:
-            program[here] = step._replace(kind=type(step.kind)(dice.randrange(4)))
+            program[here] = move._replace(kind=type(move.kind)(dice.randrange(4)))
         else:
             other = program[there]
-            program[here] = step._replace(peer=other.peer)
-            program[there] = other._replace(peer=step.peer)
+            program[here] = move._replace(peer=other.peer)
+            program[there] = other._replace(peer=move.peer)
     return Schedule("mutant", schedule.ranks, schedule.chunks, lambda rank: programs[rank])
 
 

@@ -47,7 +47,7 @@ def main() -> None:
     """Print all programs."""
     for name, schedule in schedules().items():
         for rank in range(schedule.ranks):
-            flat = [int(number) for step in schedule.program(rank) for number in step]
+            flat = [int(number) for move in schedule.program(rank) for number in move]
             print(name, schedule.goal, schedule.ranks, schedule.chunks, rank, *flat)
 
 

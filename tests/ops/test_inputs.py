@@ -39,7 +39,7 @@ def collective(name, **changed):
         ranks=PAIR,
         rank=0,
         chunks=max(last for *_, last in PROGRAMS[name]),
-        program=[number for step in PROGRAMS[name] for number in step],
+        program=[number for move in PROGRAMS[name] for number in move],
     )
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tfscale import figures
 from tfscale.bench import link, machine
-from tfscale.bench.plan import STOCK, Contestant
+from tfscale.bench.assignment import STOCK, Contestant
 from tfscale.bench.run import Outcome, Request, Show, run
 from tfscale.bench.table import make_table
 from tfscale.collectives import ALGORITHMS

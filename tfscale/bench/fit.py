@@ -16,9 +16,9 @@ from typing import Any
 
 from tfscale import figures
 from tfscale.bench import command, fit_trace, link, machine
+from tfscale.bench.fit_contestants import PARTS, REPLICAS, WIRES, FitContestant, contestants
 from tfscale.bench.fit_crew import Crew
-from tfscale.bench.fit_plan import PARTS, REPLICAS, WIRES, Contestant, contestants
-from tfscale.bench.fit_table import Record, conclude, hidden_share, make_table
+from tfscale.bench.fit_table import FitResult, conclude, hidden_share, make_table
 from tfscale.launch import WorkerFailed
 from tfscale.wires import WIRES as ALL_WIRES
 
@@ -46,9 +46,9 @@ def main(argv: Sequence[str]) -> int:
     words = shlex.join(["tfscale", "bench", "fit", *argv])
     for part in arguments.parts:
         console.print(make_table([r for r in records if r.part == part], _title(part, arguments)))
-    for note in footer(records, bench.traces, about, words):
+    for note in footer(records, bench.timelines, about, words):
         console.print(note, soft_wrap=True)
-    write(arguments, records, about, words, bench.traces)
+    write(arguments, records, about, words, bench.timelines)
     return 0
 
 
@@ -88,9 +88,9 @@ class Bench:
 
     def __init__(self, arguments: argparse.Namespace, show: Callable[[str, float], None]) -> None:
         self.arguments, self.show = arguments, show
-        self.traces: list[fit_trace.Trace] = []
+        self.timelines: list[fit_trace.RankTimeline] = []
 
-    def measure(self, part: str) -> list[Record]:
+    def measure(self, part: str) -> list[FitResult]:
         planned = contestants(part, self.arguments.wires, self.arguments.tiny)
         groups = sorted({(each.processes, each.devices) for each in planned})
         return [
@@ -99,7 +99,7 @@ class Bench:
             for record in self._group([c for c in planned if (c.processes, c.devices) == group])
         ]
 
-    def _group(self, group: Sequence[Contestant]) -> list[Record]:
+    def _group(self, group: Sequence[FitContestant]) -> list[FitResult]:
         with contextlib.ExitStack() as stack:
             network = stack.enter_context(_network(group[0].processes, self.arguments.link))
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tfscale-fit-")))
@@ -111,11 +111,11 @@ class Bench:
             records = self._take_turns(group, crews)
             if group[0].part == "overlap" and self.arguments.trace:
                 ours = next(c for c, one in zip(crews, group, strict=True) if one.way == "scale")
-                found = [fit_trace.Trace(**each) for each in ours.ask(trace=TRACED_STEPS)]
-                self.traces = sorted(found, key=lambda trace: trace.rank)
+                found = [fit_trace.RankTimeline(**each) for each in ours.ask(trace=TRACED_STEPS)]
+                self.timelines = sorted(found, key=lambda timeline: timeline.rank)
         return records
 
-    def _take_turns(self, group: Sequence[Contestant], crews: Sequence[Crew]) -> list[Record]:
+    def _take_turns(self, group: Sequence[FitContestant], crews: Sequence[Crew]) -> list[FitResult]:
         counts = [_steps(self.arguments.seconds, crew.turn(2)) for crew in crews]
         times: list[list[float]] = [[] for _ in crews]
         for number in range(self.arguments.rounds):
@@ -154,15 +154,18 @@ def _title(part: str, arguments: argparse.Namespace) -> str:
 
 
 def footer(
-    records: Sequence[Record], traces: Sequence[fit_trace.Trace], about: dict[str, Any], words: str
+    records: Sequence[FitResult],
+    timelines: Sequence[fit_trace.RankTimeline],
+    about: dict[str, Any],
+    words: str,
 ) -> list[str]:
     lines = ["ms: median over rounds of a step of the slowest process; "
              "times: median of the ratios of each round to its first contestant"]  # fmt: skip
     share = hidden_share(records)
     if share is not None:
         lines.append(f"hidden behind the backward pass: {share:.0%} of the exchange")
-    if traces:
-        exposed = 1e3 * fit_trace.exposed_seconds(traces)
+    if timelines:
+        exposed = 1e3 * fit_trace.exposed_seconds(timelines)
         lines.append(
             f"traced: gradients travel for {exposed:.1f} ms of a step while nothing computes"
         )
@@ -176,10 +179,10 @@ def footer(
 
 def write(
     arguments: argparse.Namespace,
-    records: Sequence[Record],
+    records: Sequence[FitResult],
     about: dict[str, Any],
     words: str,
-    traces: Sequence[fit_trace.Trace],
+    timelines: Sequence[fit_trace.RankTimeline],
 ) -> None:
     if arguments.json:
         whole = {
@@ -194,7 +197,7 @@ def write(
         from tfscale.bench import fit_plot
 
         fit_plot.draw(records).savefig(os.fspath(arguments.plot), dpi=120)
-    if traces:
-        arguments.trace.write_text(json.dumps(fit_trace.chrome(traces)))
-        picture = fit_trace.draw(traces)
+    if timelines:
+        arguments.trace.write_text(json.dumps(fit_trace.chrome(timelines)))
+        picture = fit_trace.draw(timelines)
         picture.savefig(os.fspath(arguments.trace.with_suffix(".png")), dpi=120)

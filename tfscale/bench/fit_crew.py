@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tfscale.bench.fit_plan import Contestant
+from tfscale.bench.fit_contestants import FitContestant
 from tfscale.bench.link import Network
 from tfscale.bench.run import QUIET
 from tfscale.launch import LocalWorkers, WorkerFailed
@@ -31,7 +31,7 @@ class Crew:
     """
 
     def __init__(
-        self, contestant: Contestant, network: Network | None, folder: Path, timeout: float
+        self, contestant: FitContestant, network: Network | None, folder: Path, timeout: float
     ) -> None:
         self.timeout = timeout
         address = str(folder / f"{id(self)}.socket")

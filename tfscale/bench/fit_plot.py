@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tfscale import figures
-from tfscale.bench.fit_table import Record
+from tfscale.bench.fit_table import FitResult
 from tfscale.bench.plot import FAINT, INK
 
 if TYPE_CHECKING:
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 _FIRST, _OTHERS = "#a9aeb6", "#3b6fb6"
 
 
-def draw(records: Sequence[Record]) -> Figure:
+def draw(records: Sequence[FitResult]) -> Figure:
     """Bars of steps per second; grey is what the others are compared with."""
-    groups: dict[tuple[str, int, int], list[Record]] = {}
+    groups: dict[tuple[str, int, int], list[FitResult]] = {}
     for record in records:
         groups.setdefault((record.part, record.processes, record.devices), []).append(record)
     figure = figures.figure(8.0, 0.6 + sum(0.8 + 0.3 * len(g) for g in groups.values()))

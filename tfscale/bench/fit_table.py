@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tfscale.bench.fit_plan import Contestant
+from tfscale.bench.fit_contestants import FitContestant
 from tfscale.bench.table import short
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass
-class Record:
+class FitResult:
     """One row. ``times`` is how often faster than the first contestant of its group.
 
     Ratios are taken round by round, for a machine whose speed drifts changes all of a
@@ -39,14 +39,14 @@ class Record:
 
 
 def conclude(
-    group: Sequence[Contestant],
+    group: Sequence[FitContestant],
     parameters: Sequence[int],
     steps: Sequence[int],
     times: Sequence[Sequence[float]],
-) -> list[Record]:
+) -> list[FitResult]:
     """Records of contestants that have taken turns; ``times`` in seconds per step."""
     return [
-        Record(
+        FitResult(
             part=contestant.part,
             contestant=contestant.name,
             way=contestant.way,
@@ -66,7 +66,7 @@ def conclude(
     ]
 
 
-def hidden_share(records: Sequence[Record]) -> float | None:
+def hidden_share(records: Sequence[FitResult]) -> float | None:
     """Which part of the exchange takes no time of its own; the median over rounds.
 
     1 - (a step with the exchange - one without) / the exchange by itself.
@@ -78,7 +78,7 @@ def hidden_share(records: Sequence[Record]) -> float | None:
     return statistics.median(1 - (whole - without) / alone for whole, without, alone in rounds)
 
 
-def make_table(records: Sequence[Record], title: str) -> Table:
+def make_table(records: Sequence[FitResult], title: str) -> Table:
     """The rows of a part, grouped by the number of devices."""
     from rich import box
     from rich.table import Table

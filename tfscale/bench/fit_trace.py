@@ -10,7 +10,7 @@ from tfscale import figures
 from tfscale.bench.plot import FAINT, INK
 from tfscale.telemetry.timeline import (
     Profile,
-    Trace,
+    RankTimeline,
     busy,
     chrome,
     exposed_seconds,
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from tfscale.bench.fit_worker import Fit
 
-__all__ = ["Trace", "busy", "chrome", "draw", "exposed_seconds", "take"]
+__all__ = ["RankTimeline", "busy", "chrome", "draw", "exposed_seconds", "take"]
 
 
 def take(training: Fit, untimed: int, steps: int) -> dict[str, Any]:
@@ -45,22 +45,22 @@ def take(training: Fit, untimed: int, steps: int) -> dict[str, Any]:
     return {"rank": communicator.rank, "ends": ends, **within}
 
 
-def draw(traces: Sequence[Trace]) -> Figure:
+def draw(timelines: Sequence[RankTimeline]) -> Figure:
     """The last step: each rank's compute in one row, each exchange in a row below."""
-    buckets = max(len(step_of(trace, -1).buckets) for trace in traces)
-    height = 0.9 + len(traces) * (0.9 + 0.13 * buckets)
+    buckets = max(len(step_of(timeline, -1).buckets) for timeline in timelines)
+    height = 0.9 + len(timelines) * (0.9 + 0.13 * buckets)
     figure = figures.figure(9.0, height)
-    panels = figure.subplots(len(traces), 1, sharex=True, squeeze=False)[:, 0]
-    begin = min(trace.ends[-2] for trace in traces)
-    for panel, trace in zip(panels, [step_of(each, -1) for each in traces], strict=True):
-        for start, end, backward in busy(trace.compute):
+    panels = figure.subplots(len(timelines), 1, sharex=True, squeeze=False)[:, 0]
+    begin = min(timeline.ends[-2] for timeline in timelines)
+    for panel, timeline in zip(panels, [step_of(each, -1) for each in timelines], strict=True):
+        for start, end, backward in busy(timeline.compute):
             colour = _BACKWARD_COLOUR if backward else _FORWARD_COLOUR
             panel.barh(-1.5, 1e3 * (end - start), 2, 1e3 * (start - begin), color=colour)
-        for row, (_, start, end) in enumerate(trace.buckets):
+        for row, (_, start, end) in enumerate(timeline.buckets):
             panel.barh(row, 1e3 * (end - start), 0.8, 1e3 * (start - begin), color=_BUCKET_COLOUR)
-        panel.set_yticks([-1.5, max(0, len(trace.buckets) - 1) / 2], ["compute", "exchanges"])
+        panel.set_yticks([-1.5, max(0, len(timeline.buckets) - 1) / 2], ["compute", "exchanges"])
         panel.invert_yaxis()
-        panel.set_title(f"rank {trace.rank}", loc="left", fontsize=9, color=INK)
+        panel.set_title(f"rank {timeline.rank}", loc="left", fontsize=9, color=INK)
         panel.grid(axis="x", color=FAINT, linewidth=0.7)
         panel.set_axisbelow(True)
         panel.tick_params(colors=INK, labelsize=8, length=0)

@@ -18,7 +18,7 @@ import keras
 import tensorflow as tf
 
 from tfscale.bench import machine
-from tfscale.bench.fit_plan import Contestant
+from tfscale.bench.fit_contestants import FitContestant
 from tfscale.exchange.state import ExchangeState
 from tfscale.exchange.trial import TURNS
 from tfscale.strategy import ScaleStrategy, auto_strategy
@@ -111,7 +111,7 @@ class Clock(keras.callbacks.Callback):
 class Fit:
     """``model.fit``, as users call it."""
 
-    def __init__(self, contestant: Contestant, strategy: Any, batch: int) -> None:
+    def __init__(self, contestant: FitContestant, strategy: Any, batch: int) -> None:
         self.strategy = strategy
         with strategy.scope():
             self.model = make_model(contestant.model)
@@ -127,7 +127,7 @@ class Fit:
 class Called(Fit):
     """A function that is called for each step."""
 
-    def __init__(self, contestant: Contestant, strategy: Any, batch: int) -> None:
+    def __init__(self, contestant: FitContestant, strategy: Any, batch: int) -> None:
         super().__init__(contestant, strategy, batch)
         self.step = tf.function(self.make_step(), autograph=False)
 
@@ -177,18 +177,18 @@ class Sums(Called):
         return lambda: self.strategy.run(part)
 
 
-def trainee(contestant: Contestant) -> Fit:
+def trainee(contestant: FitContestant) -> Fit:
     """What the contestant trains, and how."""
     batch = contestant.replicas * MODELS[contestant.model]()[-1]
     make, kind, share = _WAYS[contestant.way]
     return kind(contestant, make(contestant), batch // (contestant.processes if share else 1))
 
 
-def _scale(contestant: Contestant) -> Any:
+def _scale(contestant: FitContestant) -> Any:
     return ScaleStrategy(wire=contestant.wire, deadline=DEADLINE)
 
 
-_WAYS: dict[str, tuple[Callable[[Contestant], Any], type[Fit], bool]] = {
+_WAYS: dict[str, tuple[Callable[[FitContestant], Any], type[Fit], bool]] = {
     "none": (lambda _: tf.distribute.get_strategy(), Fit, False),
     "apart": (lambda _: tf.distribute.get_strategy(), Fit, True),
     "auto": (lambda _: auto_strategy(), Fit, False),
@@ -208,7 +208,7 @@ def _names(devices: int) -> list[str]:
 
 
 def main(address: str, text: str) -> None:
-    contestant = Contestant(**json.loads(text))
+    contestant = FitContestant(**json.loads(text))
     _make_devices(contestant.devices)
     training = trainee(contestant)
     training.steps(SETTLED)

@@ -173,16 +173,16 @@ def mpi() -> tuple[int, Agree, Callable[[Any], Any]]:
 
 def main(library: str, path: str, part: str) -> None:
     with open(path) as file:
-        plan = json.load(file)
-    ranks = plan["processes"]
+        assignment = json.load(file)
+    ranks = assignment["processes"]
     if library == "gloo":
         rank = int(json.loads(os.environ["TF_CONFIG"])["task"]["index"])
         agree, prepare = gloo(rank, ranks)
     else:
         rank, agree, prepare = mpi()
-    turns = Turns(agree, plan["repeats"], plan["seconds"])
-    with open(os.path.join(plan["folder"], f"{library}-{part}-{rank}.jsonl"), "w") as out:
-        for size in plan["sizes"]:
+    turns = Turns(agree, assignment["repeats"], assignment["seconds"])
+    with open(os.path.join(assignment["folder"], f"{library}-{part}-{rank}.jsonl"), "w") as out:
+        for size in assignment["sizes"]:
             x = numbers(rank, size)
             first = prepare(x)()
             record = {"size": size, "digest": digest(first)}
@@ -191,7 +191,7 @@ def main(library: str, path: str, part: str) -> None:
             (times,), (calls,) = turns.measure([prepare(np.zeros_like(x))])
             print(json.dumps({**record, "times": times, "calls": calls}), file=out, flush=True)
     if library == "gloo":
-        leave(plan["folder"], f"{library}-{part}", rank, ranks)
+        leave(assignment["folder"], f"{library}-{part}", rank, ranks)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfscale import figures
-from tfscale.bench.table import Record
+from tfscale.bench.table import AllReduceResult
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,7 +19,7 @@ _STYLES = ["-", "--", "-.", ":"]
 _MARKERS = ["o", "s", "D", "P", "*", "h", "d", "p"]
 
 
-def draw(records: Sequence[Record], title: str) -> Figure:
+def draw(records: Sequence[AllReduceResult], title: str) -> Figure:
     """Colour tells the algorithm, line and marker the wire; the bound is a grey edge."""
     counts = list(dict.fromkeys(record.processes for record in records))
     figure = figures.figure(1.9 + 4.6 * len(counts), 5.0)
@@ -40,7 +40,7 @@ def draw(records: Sequence[Record], title: str) -> Figure:
     return figure
 
 
-def _draw_panel(panel: Any, records: Sequence[Record]) -> None:
+def _draw_panel(panel: Any, records: Sequence[AllReduceResult]) -> None:
     panel.set_xscale("log")
     panel.set_yscale("log")
     panel.grid(color=FAINT, linewidth=0.7)
@@ -67,7 +67,7 @@ def _draw_panel(panel: Any, records: Sequence[Record]) -> None:
         _draw_bound(panel, [r for r in records if r.wire == wire_name], wire_name, number)
 
 
-def _draw_bound(panel: Any, records: Sequence[Record], wire: str, number: int) -> None:
+def _draw_bound(panel: Any, records: Sequence[AllReduceResult], wire: str, number: int) -> None:
     line = sorted({(r.numbers, r.bound_ms) for r in records})
     panel.plot(
         [x for x, _ in line],

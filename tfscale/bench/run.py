@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from tfscale.bench import measure
+from tfscale.bench.assignment import Assignment, Contestant
 from tfscale.bench.link import Network, bytes_per_second
-from tfscale.bench.plan import Contestant, Plan
-from tfscale.bench.table import Record, compare_with_tf, make_record
+from tfscale.bench.table import AllReduceResult, compare_with_tf, make_record
 from tfscale.launch import LocalWorkers
 
 Show = Callable[[str, float], None]  # what is going on, and the share that is done
@@ -48,7 +48,7 @@ class Request:
 class Outcome:
     """Records, and for each number of processes the rate that bare sockets reached."""
 
-    records: list[Record]
+    records: list[AllReduceResult]
     socket_rates: dict[int, float]
     notes: list[str]
 
@@ -131,7 +131,7 @@ class _Set:
     def run(self, outcome: Outcome) -> None:
         with tempfile.TemporaryDirectory(prefix="tfscale-bench-") as name:
             self.folder = Path(name)
-            plan = Plan(
+            assignment = Assignment(
                 processes=self.processes,
                 sizes=self.request.sizes,
                 contestants=self.contestants,
@@ -140,13 +140,13 @@ class _Set:
                 folder=name,
                 ports=_addresses(self.hosts),
             )
-            self.plan = self.folder / "plan.json"
-            plan.save(self.plan)
+            self.assignment = self.folder / "assignment.json"
+            assignment.save(self.assignment)
             # A machine's speed drifts: what cannot take turns is measured before and after.
             for rival in self.rivals:
                 self._measure_rival(rival, "before")
             self.show("starting (the first time builds the native library)", 0.02)
-            command = [sys.executable, "-m", "tfscale.bench.worker", str(self.plan)]
+            command = [sys.executable, "-m", "tfscale.bench.worker", str(self.assignment)]
             self._work(command, watch=self._show_last)
             for rival in self.rivals:
                 self._measure_rival(rival, "after")
@@ -170,7 +170,7 @@ class _Set:
 
     def _measure_rival(self, name: str, part: str) -> None:
         self.show(f"{name}, {part} the others", 0.0 if part == "before" else 0.95)
-        command = [self.request.rival_python, measure.__file__, name, str(self.plan), part]
+        command = [self.request.rival_python, measure.__file__, name, str(self.assignment), part]
         if name == "mpi":
             self._mpirun(command)
             return

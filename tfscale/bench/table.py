@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfscale import wires
-from tfscale.bench.plan import Contestant
+from tfscale.bench.assignment import Contestant
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -29,7 +29,7 @@ def bound_seconds(wire: str, size: int, processes: int, rate: float) -> float:
 
 
 @dataclasses.dataclass
-class Record:
+class AllReduceResult:
     """One row: a contestant at a size and a number of processes.
 
     ``share_of_bound`` is the bound divided by the median time; ``error`` the largest
@@ -64,12 +64,12 @@ def make_record(
     processes: int,
     rate: float,
     ranks: Sequence[dict[str, Any]],
-) -> Record:
+) -> AllReduceResult:
     """Join what the ranks have measured: a round takes as long as its slowest rank."""
     seconds = [max(each) for each in zip(*(rank["times"] for rank in ranks), strict=True)]
     median = statistics.median(seconds)
     bound = bound_seconds(contestant.wire, size, processes, rate)
-    return Record(
+    return AllReduceResult(
         numbers=size,
         bytes=4 * size,
         processes=processes,
@@ -100,7 +100,7 @@ def _sent(contestant: Contestant, size: int, processes: int) -> int | None:
     return round(schedule.verify().sent * wires.nbytes(contestant.wire, size))
 
 
-def compare_with_tf(records: Sequence[Record]) -> None:
+def compare_with_tf(records: Sequence[AllReduceResult]) -> None:
     """Fill ``times_tf`` wherever stock TensorFlow was measured too."""
     stock = {(r.numbers, r.processes): r.median_ms for r in records if r.algorithm == "tf"}
     for record in records:
@@ -108,7 +108,7 @@ def compare_with_tf(records: Sequence[Record]) -> None:
         record.times_tf = None if median is None else median / record.median_ms
 
 
-def make_table(records: Sequence[Record], title: str = "") -> Table:
+def make_table(records: Sequence[AllReduceResult], title: str = "") -> Table:
     """The rows of one number of processes, grouped by size; the fastest of each is bold."""
     from rich import box
     from rich.table import Table
@@ -141,7 +141,7 @@ def make_table(records: Sequence[Record], title: str = "") -> Table:
     return table
 
 
-def _cells(record: Record, against: bool) -> list[str]:
+def _cells(record: AllReduceResult, against: bool) -> list[str]:
     sent = "?" if record.sent_bytes is None else f"{record.sent_bytes / 1e6:.3g}"
     cells = [
         record.contestant,

@@ -28,14 +28,14 @@ UNTIMED = 3  # steps of each turn: the first traces
 
 
 @dataclass(frozen=True)
-class Turn:
+class StepTimes:
     """Seconds of a step, and the share of them inside telemetry's methods."""
 
     step: float
     inside: float
 
 
-Turns = dict[str, Callable[[], Turn]]
+Turns = dict[str, Callable[[], StepTimes]]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="tfscale-telemetry-") as folder:
         for part in arguments.parts:
             title, turns = _turns(part, arguments, Path(folder))
-            rounds: list[list[Turn]] = []
+            rounds: list[list[StepTimes]] = []
             with progress(console) as show:
                 for number in range(1 + arguments.rounds):
                     show(title, number / (1 + arguments.rounds))
@@ -98,7 +98,7 @@ def _turns(part: str, arguments: argparse.Namespace, folder: Path) -> tuple[str,
         model = make_model(arguments.model)
     data = make_data(model, batch)
 
-    def training(*callbacks: Any) -> Callable[[], Turn]:
+    def training(*callbacks: Any) -> Callable[[], StepTimes]:
         return lambda: _turn(model, data, arguments.steps, callbacks)
 
     everything = Telemetry(folder / f"{part}.jsonl", folder / part)
@@ -112,7 +112,7 @@ def _turns(part: str, arguments: argparse.Namespace, folder: Path) -> tuple[str,
     return f"fit of {arguments.model!r}, {devices}, batch {batch}", turns
 
 
-def _turn(model: Any, data: Any, steps: int, callbacks: Sequence[Any]) -> Turn:
+def _turn(model: Any, data: Any, steps: int, callbacks: Sequence[Any]) -> StepTimes:
     """Of steps, from their beginning to the next one's; one end of an epoch is in it."""
     import keras
 
@@ -126,7 +126,7 @@ def _turn(model: Any, data: Any, steps: int, callbacks: Sequence[Any]) -> Turn:
     model.fit(data, steps_per_epoch=steps, epochs=2, verbose=0, callbacks=[noted, *callbacks])
     first, last = begins[UNTIMED], begins[-1]
     inside = sum(end - begin for begin, end in calls if first <= begin < last)
-    return Turn((last - first) / (len(begins) - 1 - UNTIMED), inside / (last - first))
+    return StepTimes((last - first) / (len(begins) - 1 - UNTIMED), inside / (last - first))
 
 
 def _clock(callback: Any, calls: list[tuple[float, float]]) -> None:
@@ -143,7 +143,7 @@ def _clock(callback: Any, calls: list[tuple[float, float]]) -> None:
             setattr(callback, name, functools.partial(clocked, method))
 
 
-def make_table(title: str, turns: dict[str, Sequence[Turn]]) -> Table:
+def make_table(title: str, turns: dict[str, Sequence[StepTimes]]) -> Table:
     from rich import box
     from rich.table import Table
 

@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfscale.bench import measure, sockets
-from tfscale.bench.plan import Contestant, Plan
+from tfscale.bench.assignment import Assignment, Contestant
 from tfscale.ops import Group, all_reduce
 
 DEADLINE = 60.0
@@ -24,22 +24,22 @@ SOCKET_SECONDS, SOCKET_ROUNDS = 0.3, 3
 
 
 def main(path: str) -> None:
-    plan = Plan.load(path)
+    assignment = Assignment.load(path)
     rank = int(json.loads(os.environ["TF_CONFIG"])["task"]["index"])
-    with (Path(plan.folder) / f"results-{rank}.jsonl").open("w") as out:
+    with (Path(assignment.folder) / f"results-{rank}.jsonl").open("w") as out:
 
         def note(record: dict[str, Any]) -> None:
             print(json.dumps(record), file=out, flush=True)
 
-        Worker(plan, rank, note).run()
-    measure.leave(plan.folder, "worker", rank, plan.processes)
+        Worker(assignment, rank, note).run()
+    measure.leave(assignment.folder, "worker", rank, assignment.processes)
 
 
 class Worker:
     """All that one process measures; ``note`` takes what it finds."""
 
-    def __init__(self, plan: Plan, rank: int, note: measure.Note) -> None:
-        self.plan, self.rank, self.note = plan, rank, note
+    def __init__(self, assignment: Assignment, rank: int, note: measure.Note) -> None:
+        self.assignment, self.rank, self.note = assignment, rank, note
         # In this order: a strategy made later would throw the group's handles away.
         self.strategy = tf.distribute.MultiWorkerMirroredStrategy()
         self.group = Group.cluster(deadline=DEADLINE)
@@ -51,16 +51,18 @@ class Worker:
 
     def run(self) -> None:
         self.agree(0)
-        if self.plan.ports:
-            rate = sockets.ring_rate(self.rank, self.plan.ports, SOCKET_SECONDS, SOCKET_ROUNDS)
+        if self.assignment.ports:
+            rate = sockets.ring_rate(
+                self.rank, self.assignment.ports, SOCKET_SECONDS, SOCKET_ROUNDS
+            )
             self.note({"socket_rate": rate})
-        for size in self.plan.sizes:
+        for size in self.assignment.sizes:
             self._measure(size)
 
     def _measure(self, size: int) -> None:
         x = tf.constant(measure.numbers(self.rank, size))
-        truth = measure.exact(self.plan.processes, size) if self.rank == 0 else None
-        functions = [self._function(each, x) for each in self.plan.contestants]
+        truth = measure.exact(self.assignment.processes, size) if self.rank == 0 else None
+        functions = [self._function(each, x) for each in self.assignment.contestants]
         found: list[dict[str, Any]] = []
         for function in functions:
             result = function().numpy()
@@ -72,7 +74,7 @@ class Worker:
         def each_round(done: int, rounds: int) -> None:
             self.note({"size": size, "round": done, "of": rounds})
 
-        turns = measure.Turns(self.agree, self.plan.repeats, self.plan.seconds)
+        turns = measure.Turns(self.agree, self.assignment.repeats, self.assignment.seconds)
         times, calls = turns.measure(functions, each_round)
         for index, record in enumerate(found):
             self.note({**record, "contestant": index, "times": times[index], "calls": calls[index]})

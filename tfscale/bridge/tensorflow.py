@@ -1,6 +1,6 @@
 """All private names of TensorFlow that the strategy uses.
 
-``tests/strategy/test_private.py`` guards each of them, for every TensorFlow that
+``tests/bridge/test_private.py`` guards each of them, for every TensorFlow that
 tfscale supports.
 """
 

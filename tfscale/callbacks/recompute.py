@@ -22,7 +22,7 @@ from tfscale.recompute import (
 )
 from tfscale.recompute.batch import batch_of_fit
 from tfscale.recompute.plan import Tell
-from tfscale.recompute.step import Step
+from tfscale.recompute.traced_step import TracedStep
 from tfscale.sizes import number_of_bytes
 
 SECONDS_BETWEEN_LINES = 2  # that tell how far a search is
@@ -184,7 +184,7 @@ def _gradients_pile_up(model: keras.Model) -> bool:
 
 # ------------------------------------------------------------------ arguments
 
-_Choose = Callable[[Step, bool, Tell], Plan]
+_Choose = Callable[[TracedStep, bool, Tell], Plan]
 
 
 def _budget(value: float | str) -> _Choose:

@@ -12,12 +12,12 @@ import keras
 
 from tfscale.callbacks import progress
 from tfscale.telemetry import report
-from tfscale.telemetry.errors import Loss, Samples
+from tfscale.telemetry.engine_log import EngineLog, engine_log_of
+from tfscale.telemetry.errors import Distortion, Samples
 from tfscale.telemetry.fit import Batches, Size, batches_of_fit
 from tfscale.telemetry.sinks import JsonLines, TensorBoard
-from tfscale.telemetry.steps import Mean, Turn, split
+from tfscale.telemetry.steps import Lap, Mean, split
 from tfscale.telemetry.timeline import Recording
-from tfscale.telemetry.wire import Wire, wire_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -105,7 +105,7 @@ class Telemetry(keras.callbacks.Callback):
         self._profiled = profile
         self._wants_errors = errors
         self._begun = False
-        self._wire: Wire | None = None
+        self._engine_log: EngineLog | None = None
         self._forget()
 
     def _forget(self) -> None:
@@ -117,8 +117,8 @@ class Telemetry(keras.callbacks.Callback):
         self._step = 0
         # Batches of the epoch that are over, and when; in any order, if threads say so.
         self._ends: list[tuple[int, float]] = []
-        self._open: Turn | None = None
-        self._closed: list[Turn] = []
+        self._open: Lap | None = None
+        self._closed: list[Lap] = []
         self._whole, self._usual = Mean(), Mean()
         self._epoch_whole, self._epoch_usual = Mean(), Mean()
         self._shown: dict[str, float] = {}
@@ -127,7 +127,7 @@ class Telemetry(keras.callbacks.Callback):
         self._board: TensorBoard | None = None
         self._recording: Recording | None = None
         self._samples: Samples | None = None
-        self._losses: dict[str, Loss] = {}
+        self._distortions: dict[str, Distortion] = {}
         self._sent_before = 0
         self._began = time.perf_counter()
         self._spent = 0.0
@@ -144,14 +144,14 @@ class Telemetry(keras.callbacks.Callback):
         """Called by Keras."""
         self._forget()
         strategy, optimizer = self.model.distribute_strategy, self.model.optimizer
-        self._wire = wire_of(strategy)
+        self._engine_log = engine_log_of(strategy)
         self._devices = int(strategy.num_replicas_in_sync)
         self._batches = batches_of_fit(self.params or {}, self._given)
         self._step = self._first_step = progress.updates(optimizer) * progress.window(optimizer)
-        if self._wire is not None:
-            self._sent_before = self._wire.sent()
+        if self._engine_log is not None:
+            self._sent_before = self._engine_log.sent()
             if self._watches(self.model):
-                self._samples = Samples(self._wire.communicators[0].device)
+                self._samples = Samples(self._engine_log.communicators[0].device)
                 strategy.reducer.watch = self._samples.watch
         self._open_sinks()
         self._write("start", **self._about())
@@ -176,7 +176,7 @@ class Telemetry(keras.callbacks.Callback):
         if self._closed and self._spent <= SHARE * (time.perf_counter() - self._began):
             self._read()
         usual = made > 0 and not (self._recording and self._recording.runs)
-        self._open = Turn(self._epoch, batch, self._step, steps, now, usual=usual)
+        self._open = Lap(self._epoch, batch, self._step, steps, now, usual=usual)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Called by Keras, perhaps in another thread."""
@@ -203,8 +203,8 @@ class Telemetry(keras.callbacks.Callback):
         totals: dict[str, Any] = {"steps": self._whole.steps, "seconds": self._whole.seconds}
         totals |= {what: round(value) for what, value in self._whole.counted.items()
                    if what in ("samples", "sent", "saved")}  # fmt: skip
-        if self._wire is not None:
-            totals["sent_in_all"] = self._wire.sent() - self._sent_before
+        if self._engine_log is not None:
+            totals["sent_in_all"] = self._engine_log.sent() - self._sent_before
         self._write("end", **totals, **self._numbers(self._whole, self._usual))
         for sink in (self._lines, self._board):
             if sink is not None:
@@ -219,10 +219,10 @@ class Telemetry(keras.callbacks.Callback):
     def summary(self) -> str:
         """A table of the last ``fit``, for people."""
         self._check_has_seen_a_fit()
-        rows = self._wire.rows if self._wire is not None else []
+        rows = self._engine_log.rows if self._engine_log is not None else []
         by = "estimated" if self._baseline is None else f"against {self._baseline:g} samples/s"
         numbers = self._numbers(self._whole, self._usual)
-        return report.summary(self._whole, numbers, by, rows, self._losses, self._words())
+        return report.summary(self._whole, numbers, by, rows, self._distortions, self._words())
 
     def draw(self) -> Figure:
         """Rates, times and bytes of the last ``fit``; needs matplotlib."""
@@ -240,63 +240,65 @@ class Telemetry(keras.callbacks.Callback):
 
     # ---------------------------------------------------------------- reading
 
-    def _may_join(self, turn: Turn, now: float) -> bool:
-        return turn.usual and self._recording is None and now - turn.begin < SHORTEST
+    def _may_join(self, lap: Lap, now: float) -> bool:
+        return lap.usual and self._recording is None and now - lap.begin < SHORTEST
 
     def _close(self, now: float) -> None:
-        turn, self._open = self._open, None
-        if turn is not None and turn.steps > 0:
-            turn.end = now
-            turn.samples = self._batches.samples(turn.batch, turn.step, turn.steps)
-            self._step += turn.steps
-            self._closed.append(turn)
+        lap, self._open = self._open, None
+        if lap is not None and lap.steps > 0:
+            lap.end = now
+            lap.samples = self._batches.samples(lap.batch, lap.step, lap.steps)
+            self._step += lap.steps
+            self._closed.append(lap)
 
     def _read(self) -> None:
-        """Find out about the turns that are over, and tell."""
+        """Find out about the laps that are over, and tell."""
         begin = time.perf_counter()
-        turns, self._closed = self._closed, []
-        if self._wire is not None:
-            self._read_wire(self._wire, turns)
+        laps, self._closed = self._closed, []
+        if self._engine_log is not None:
+            self._read_engine_log(self._engine_log, laps)
         whole, usual = Mean(), Mean()
-        for turn in turns:
-            whole.add(turn)
-            if turn.usual:
-                usual.add(turn)
+        for lap in laps:
+            whole.add(lap)
+            if lap.usual:
+                usual.add(lap)
             if self._lines is not None:
-                self._lines.write("step", {**vars(turn), "seconds": turn.seconds})
+                self._lines.write("step", {**vars(lap), "seconds": lap.seconds})
         for mean, more in (
             (self._epoch_whole, whole), (self._whole, whole),
             (self._epoch_usual, usual), (self._usual, usual),
         ):  # fmt: skip
             mean.merge(more)
-        if turns:
+        if laps:
             self._tell(self._numbers(whole, usual), usual.steps > 0)
         if self._lines is not None:
             self._lines.flush()
         self._spent += time.perf_counter() - begin
 
-    def _read_wire(self, wire: Wire, turns: list[Turn]) -> None:
-        executions, since = wire.read()
+    def _read_engine_log(self, log: EngineLog, laps: list[Lap]) -> None:
+        executions, since = log.read()
         if self._recording is not None:
             self._recording.heard(executions)
-        for old, row in wire.changes():
+        for old, row in log.changes():
             before = {} if old is None else {"before": old.algorithm}
             kind = "choice" if old is None else "switch"
             self._write(kind, step=self._step, **before, **dataclasses.asdict(row))
-        parts = [split(mine, turns) for mine in executions]
-        for turn, ranks in zip(turns, zip(*parts, strict=True), strict=True):
-            if turn.begin >= since:
-                turn.account(ranks, wire.kind)
-        if self._samples is not None and turns:
-            for loss in self._samples.losses():
-                self._losses[loss.bucket] = loss
-                self._write("error", step=self._step, **dataclasses.asdict(loss))
+        parts = [split(mine, laps) for mine in executions]
+        for lap, ranks in zip(laps, zip(*parts, strict=True), strict=True):
+            if lap.begin >= since:
+                lap.account(ranks, log.kind)
+        if self._samples is not None and laps:
+            for distortion in self._samples.distortions():
+                self._distortions[distortion.bucket] = distortion
+                self._write("error", step=self._step, **dataclasses.asdict(distortion))
 
     def _tell(self, numbers: dict[str, float], usual: bool) -> None:
         self._points.append(({"step": self._step, **numbers}, usual))
         self._shown = _for_the_bar(numbers)
         if self._board is not None:
-            errors = {f"error/{name}": loss.error for name, loss in self._losses.items()}
+            errors = {
+                f"error/{name}": distortion.error for name, distortion in self._distortions.items()
+            }
             self._board.write(self._step, {**numbers, **errors})
 
     # --------------------------------------------------------------- timeline
@@ -337,9 +339,9 @@ class Telemetry(keras.callbacks.Callback):
         path = self._paths[name]
         if path is None:
             return None
-        if self._wire is None or self._wire.processes == 1:
+        if self._engine_log is None or self._engine_log.processes == 1:
             return Path(path)
-        rank = f"rank{self._wire.ranks[0]}"
+        rank = f"rank{self._engine_log.ranks[0]}"
         whole = Path(path)
         return (
             whole / rank
@@ -354,11 +356,11 @@ class Telemetry(keras.callbacks.Callback):
     # --------------------------------------------------------------- what is known
 
     def _watches(self, model: Any) -> bool:
-        wire = wire_of(model.distribute_strategy) if self._wants_errors else None
-        return wire is not None and wire.is_lossy
+        log = engine_log_of(model.distribute_strategy) if self._wants_errors else None
+        return log is not None and log.is_lossy
 
     def _ranks(self) -> list[int]:
-        return list(range(self._devices)) if self._wire is None else self._wire.ranks
+        return list(range(self._devices)) if self._engine_log is None else self._engine_log.ranks
 
     def _numbers(self, whole: Mean, usual: Mean) -> dict[str, float]:
         mean = usual if usual.steps else whole
@@ -379,7 +381,7 @@ class Telemetry(keras.callbacks.Callback):
 
     def _words(self) -> str:
         said = []
-        if self._wire is None:
+        if self._engine_log is None:
             strategy = type(self.model.distribute_strategy).__name__
             said.append(
                 "One device trains, so no gradients are sent."

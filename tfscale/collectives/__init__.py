@@ -23,9 +23,9 @@ from tfscale.collectives.registry import ALGORITHMS, resolve
 from tfscale.collectives.ring import ring
 from tfscale.collectives.schedule import (
     Kind,
+    Move,
     Schedule,
     ScheduleError,
-    Step,
     add,
     finalise,
     keep,
@@ -42,10 +42,10 @@ __all__ = [
     "Count",
     "Kind",
     "Link",
+    "Move",
     "Schedule",
     "ScheduleError",
     "Simulation",
-    "Step",
     "add",
     "all_gather",
     "broadcast",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from tfscale.collectives.cost import Cost, Link, flat
-from tfscale.collectives.schedule import Schedule, Step, finalise, keep, send
+from tfscale.collectives.schedule import Move, Schedule, finalise, keep, send
 from tfscale.collectives.tree import Node, depth, descend, node_at
 
 
@@ -32,7 +32,7 @@ def broadcast(ranks: int, root: int = 0) -> Schedule:
         node = node_at((rank - root + top) % ranks, ranks)
         return node.renamed(lambda place: (place - top + root) % ranks)
 
-    def build(rank: int) -> Iterator[Step]:
+    def build(rank: int) -> Iterator[Move]:
         parent, children = neighbours(rank)
         yield finalise(0) if parent is None else keep(parent, 0)
         yield from (send(child, 0) for child in children)

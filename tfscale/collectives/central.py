@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from tfscale.collectives.cost import Cost, Link, fan_in, flat
-from tfscale.collectives.schedule import Schedule, Step, add, finalise, keep, send
+from tfscale.collectives.schedule import Move, Schedule, add, finalise, keep, send
 
 
 def central(ranks: int) -> Schedule:
@@ -22,7 +22,7 @@ def central(ranks: int) -> Schedule:
     with the parameter server", OSDI 2014.
     """
 
-    def build(rank: int) -> Iterator[Step]:
+    def build(rank: int) -> Iterator[Move]:
         if rank > 0:
             yield send(0, 0)
             yield keep(0, 0)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from tfscale.collectives.cost import Cost, Link, fan_in, flat
-from tfscale.collectives.schedule import Schedule, Step, add, finalise, keep, send
+from tfscale.collectives.schedule import Move, Schedule, add, finalise, keep, send
 
 
 def direct(ranks: int) -> Schedule:
@@ -28,7 +28,7 @@ def direct(ranks: int) -> Schedule:
     parameter server", OSDI 2014 (servers and workers on the same machines).
     """
 
-    def build(rank: int) -> Iterator[Step]:
+    def build(rank: int) -> Iterator[Move]:
         after = [(rank + turn) % ranks for turn in range(1, ranks)]
         before = [(rank - turn) % ranks for turn in range(1, ranks)]
         yield from (send(owner, owner) for owner in after)

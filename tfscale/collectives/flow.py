@@ -1,4 +1,4 @@
-"""One rank's program, understood on its own: what each step moves, and what it waits for."""
+"""One rank's program, understood on its own: what each move carries, and what it waits for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tfscale.collectives.schedule import Goal, Kind, Program, Schedule, Schedule
 
 State = Literal["open", "given", "final"]  # of a chunk at a rank
 
-# What a step makes of a chunk. What is not here must not happen.
+# What a move makes of a chunk. What is not here must not happen.
 _GIVING: dict[tuple[Kind, State], State] = {
     (Kind.ADD, "open"): "open",
     (Kind.SEND, "open"): "given",
@@ -34,37 +34,37 @@ _MEANING: dict[State, str] = {
 
 
 class Flow(NamedTuple):
-    """A program with what follows from it, step by step."""
+    """A program with what follows from it, move by move."""
 
-    steps: Program
-    final: list[bool]  # the step moves final bytes, not a partial sum
-    successors: list[list[int]]  # the later steps that wait for this one
-    waits: list[int]  # for how many earlier steps it waits (its message not counted)
+    moves: Program
+    final: list[bool]  # it carries final bytes, not a partial sum
+    successors: list[list[int]]  # the later moves that wait for this one
+    waits: list[int]  # for how many earlier moves it waits (its message not counted)
 
 
 def flow(schedule: Schedule, rank: int) -> Flow:
     """Read one rank's program; raise ``ScheduleError`` where it contradicts itself."""
-    steps = schedule.program(rank)
+    moves = schedule.program(rank)
     rules = [
         {state: after for (kind, state), after in _RULES[schedule.goal].items() if kind is each}
         for each in Kind
     ]
     distinct = {0, schedule.chunks}
-    for index, (kind, peer, first, last) in enumerate(steps):
+    for index, (kind, peer, first, last) in enumerate(moves):
         other = kind is Kind.FINALISE or (peer != rank and 0 <= peer < schedule.ranks)
         if not (other and 0 <= first < last <= schedule.chunks):
             raise ScheduleError(_out_of_bounds(schedule, rank, index))
         distinct.add(first)
         distinct.add(last)
-    # Chunks that no step tells apart are handled as one.
+    # Chunks that no move tells apart are handled as one.
     cuts = sorted(distinct)
     place = {cut: number for number, cut in enumerate(cuts)}
     states: list[State] = ["open"] * (len(cuts) - 1)
-    latest = [-1] * (len(cuts) - 1)  # the last step on these chunks
+    latest = [-1] * (len(cuts) - 1)  # the last move on these chunks
     final: list[bool] = []
     waits: list[int] = []
-    successors: list[list[int]] = [[] for _ in steps]
-    for index, (kind, _, first, last) in enumerate(steps):
+    successors: list[list[int]] = [[] for _ in moves]
+    for index, (kind, _, first, last) in enumerate(moves):
         start, stop = place[first], place[last]
         before = states[start]
         after = rules[kind].get(before)
@@ -79,49 +79,49 @@ def flow(schedule: Schedule, rank: int) -> Flow:
         waits.append(len(earlier))
         final.append(before == "final" or kind is Kind.KEEP or kind is Kind.FINALISE)
     _check_end(schedule, rank, cuts, states)
-    return Flow(steps, final, successors, waits)
+    return Flow(moves, final, successors, waits)
 
 
 def _out_of_bounds(schedule: Schedule, rank: int, index: int) -> str:
-    step = schedule.program(rank)[index]
-    where = f"rank {rank}, step {index} ({step}): "
-    if not 0 <= step.first < step.last <= schedule.chunks:
+    move = schedule.program(rank)[index]
+    where = f"rank {rank}, move {index} ({move}): "
+    if not 0 <= move.first < move.last <= schedule.chunks:
         return (
             f"{where}expected a range of the chunks 0..{schedule.chunks - 1}, "
-            f"got {step.first} <= chunk < {step.last}"
+            f"got {move.first} <= chunk < {move.last}"
         )
-    return f"{where}expected another of the ranks 0..{schedule.ranks - 1} as peer, got {step.peer}"
+    return f"{where}expected another of the ranks 0..{schedule.ranks - 1} as peer, got {move.peer}"
 
 
 def _refusal(
     schedule: Schedule, rank: int, index: int, cuts: list[int], states: list[State]
 ) -> str:
-    """Say why a step must not happen, and what was expected."""
-    step = schedule.program(rank)[index]
-    where = f"rank {rank}, step {index} ({step}): "
+    """Say why a move must not happen, and what was expected."""
+    move = schedule.program(rank)[index]
+    where = f"rank {rank}, move {index} ({move}): "
     if len(set(states)) > 1:
         other = next(number for number, state in enumerate(states) if state != states[0])
-        chunk = cuts[cuts.index(step.first) + other]
+        chunk = cuts[cuts.index(move.first) + other]
         return (
-            f"{where}expected one state for the whole range, but chunk {step.first} is "
+            f"{where}expected one state for the whole range, but chunk {move.first} is "
             f"'{_MEANING[states[0]]}' and chunk {chunk} is '{_MEANING[states[other]]}'"
         )
-    allowed = [state for kind, state in _RULES[schedule.goal] if kind is step.kind]
+    allowed = [state for kind, state in _RULES[schedule.goal] if kind is move.kind]
     if not allowed:
-        return f"{where}expected no such step in a schedule whose goal is {schedule.goal}"
+        return f"{where}expected no such move in a schedule whose goal is {schedule.goal}"
     expected = " or ".join(f"'{_MEANING[state]}'" for state in allowed)
-    return f"{where}expected chunk {step.first} to be {expected}, but it is '{_MEANING[states[0]]}'"
+    return f"{where}expected chunk {move.first} to be {expected}, but it is '{_MEANING[states[0]]}'"
 
 
 def _check_end(schedule: Schedule, rank: int, cuts: list[int], states: list[State]) -> None:
     for chunk, state in zip(cuts, states):
         if state == "open":
             raise ScheduleError(
-                f"rank {rank}: expected a step that gives away, finalises or keeps chunk {chunk}, "
+                f"rank {rank}: expected a move that gives away, finalises or keeps chunk {chunk}, "
                 "but the program ends without one"
             )
         if state == "given" and schedule.goal != "reduce_scatter":
             raise ScheduleError(
-                f"rank {rank}: gives chunk {chunk} away; expected a step that keeps the result, "
+                f"rank {rank}: gives chunk {chunk} away; expected a move that keeps the result, "
                 "but the program ends without one"
             )

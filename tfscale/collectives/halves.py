@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from tfscale.collectives.cost import Cost, Machine
-from tfscale.collectives.schedule import Goal, Kind, Schedule, Step
+from tfscale.collectives.schedule import Goal, Kind, Move, Schedule
 
 
 def reduce_scatter(schedule: Schedule) -> Schedule:
@@ -38,19 +38,19 @@ def _half(goal: Goal, schedule: Schedule) -> Schedule:
     if schedule.chunks != schedule.ranks:
         raise _unfit(goal, schedule, f"it has {schedule.chunks} chunks for {schedule.ranks} ranks")
 
-    def build(rank: int) -> Iterator[Step]:
+    def build(rank: int) -> Iterator[Move]:
         final: set[int] = set()
         owned: list[int] = []
-        for step in schedule.build(rank):
-            span = range(step.first, step.last)
-            if step.kind is Kind.FINALISE:
+        for move in schedule.build(rank):
+            span = range(move.first, move.last)
+            if move.kind is Kind.FINALISE:
                 owned.extend(span)
-                yield step
-            if step.kind in (Kind.FINALISE, Kind.KEEP):
+                yield move
+            if move.kind in (Kind.FINALISE, Kind.KEEP):
                 final.update(span)
-            shares = step.kind is Kind.KEEP or (step.kind is Kind.SEND and span[0] in final)
-            if step.kind is not Kind.FINALISE and shares == (goal == "all_gather"):
-                yield step
+            shares = move.kind is Kind.KEEP or (move.kind is Kind.SEND and span[0] in final)
+            if move.kind is not Kind.FINALISE and shares == (goal == "all_gather"):
+                yield move
         if owned != [rank]:
             raise _unfit(goal, schedule, f"rank {rank} owns the chunks {owned}")
 

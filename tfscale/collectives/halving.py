@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from tfscale.collectives.cost import Cost, Link, flat
-from tfscale.collectives.schedule import Schedule, Step, add, finalise, keep, send
+from tfscale.collectives.schedule import Move, Schedule, add, finalise, keep, send
 
 
 def halving(ranks: int) -> Schedule:
@@ -34,7 +34,7 @@ def halving(ranks: int) -> Schedule:
     core = 1 << levels
     everything = range(core)
 
-    def build(rank: int) -> Iterator[Step]:
+    def build(rank: int) -> Iterator[Move]:
         if rank >= core:
             yield send(rank - core, everything)
             yield keep(rank - core, everything)

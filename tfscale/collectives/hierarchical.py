@@ -10,7 +10,7 @@ from fractions import Fraction
 
 from tfscale.collectives.cost import Cluster, Cost, Link, Machine, fan_in
 from tfscale.collectives.ring import ring
-from tfscale.collectives.schedule import Schedule, Step, add, keep, send
+from tfscale.collectives.schedule import Move, Schedule, add, keep, send
 
 
 def hierarchical(groups: int | Sequence[int], outer: Callable[[int], Schedule] = ring) -> Schedule:
@@ -62,7 +62,7 @@ def hierarchical(groups: int | Sequence[int], outer: Callable[[int], Schedule] =
     def chunks_of(slot: int) -> range:
         return range(slot * width, (slot + 1) * width)
 
-    def build(rank: int) -> Iterator[Step]:
+    def build(rank: int) -> Iterator[Move]:
         group = bisect.bisect_right(starts, rank) - 1
         start, size = starts[group], sizes[group]
         me = rank - start
@@ -78,7 +78,7 @@ def hierarchical(groups: int | Sequence[int], outer: Callable[[int], Schedule] =
                         yield add(start + giver, chunks_of(me))
             for kind, peer, first, last in between.build(group):
                 shift = chunks_of(me).start
-                yield Step(
+                yield Move(
                     kind, peer if peer < 0 else starts[peer] + me, first + shift, last + shift
                 )
             yield from (send(start + other, chunks_of(me)) for other in others)

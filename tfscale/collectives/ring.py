@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from tfscale.collectives.cost import Cost, Link, flat
-from tfscale.collectives.schedule import Schedule, Step, add, finalise, keep, send
+from tfscale.collectives.schedule import Move, Schedule, add, finalise, keep, send
 
 
 def ring(ranks: int) -> Schedule:
@@ -25,7 +25,7 @@ def ring(ranks: int) -> Schedule:
     clusters of workstations", JPDC 2009.
     """
 
-    def build(rank: int) -> Iterator[Step]:
+    def build(rank: int) -> Iterator[Move]:
         after, before = (rank + 1) % ranks, (rank - 1) % ranks
         for place in range(ranks):  # how far the chunk has travelled when it reaches me
             chunk = (rank - 1 - place) % ranks

@@ -1,7 +1,7 @@
 """A collective algorithm is a schedule, and a schedule is data.
 
-The buffer is cut into ``chunks``. A schedule says, for each rank, which steps
-to take on which chunks. There are four kinds of step:
+The buffer is cut into ``chunks``. A schedule says, for each rank, which moves
+to make on which chunks. There are four kinds of move:
 
 ``send``
     Give the peer what I hold of these chunks: my partial sum before the chunk
@@ -13,11 +13,11 @@ to take on which chunks. There are four kinds of step:
 ``keep``
     Receive the owner's bytes and keep what they decode to.
 
-Steps that touch a common chunk run in the order of the program; all others are
+Moves that touch a common chunk run in the order of the program; all others are
 free to overlap.
 
 A message is known by its sender, its receiver, its range of chunks and whether
-it carries a partial sum or final bytes, so ``send`` and the step that receives
+it carries a partial sum or final bytes, so ``send`` and the move that receives
 it name the same range. In one schedule no two messages are alike.
 """
 
@@ -52,8 +52,8 @@ class Kind(enum.IntEnum):
     KEEP = 3
 
 
-class Step(NamedTuple):
-    """One step of one rank's program, on the chunks ``first <= chunk < last``."""
+class Move(NamedTuple):
+    """One move of one rank's program, on the chunks ``first <= chunk < last``."""
 
     kind: Kind
     peer: int
@@ -70,34 +70,34 @@ def _span(chunks: int | range) -> tuple[int, int]:
     if isinstance(chunks, int):
         return chunks, chunks + 1
     if chunks.step != 1 or not len(chunks):
-        raise ValueError(f"a step takes consecutive chunks, got {chunks}; use one step per run")
+        raise ValueError(f"a move takes consecutive chunks, got {chunks}; use one move per run")
     return chunks.start, chunks.stop
 
 
-def send(peer: int, chunks: int | range) -> Step:
+def send(peer: int, chunks: int | range) -> Move:
     """Give ``peer`` what I hold of ``chunks`` (one chunk, or a range of them)."""
-    return Step(Kind.SEND, peer, *_span(chunks))
+    return Move(Kind.SEND, peer, *_span(chunks))
 
 
-def add(peer: int, chunks: int | range) -> Step:
+def add(peer: int, chunks: int | range) -> Move:
     """Receive the partial sum of ``peer`` and add it to mine."""
-    return Step(Kind.ADD, peer, *_span(chunks))
+    return Move(Kind.ADD, peer, *_span(chunks))
 
 
-def finalise(chunks: int | range) -> Step:
+def finalise(chunks: int | range) -> Move:
     """Declare my sum of ``chunks`` complete: I own them, and encode them once."""
-    return Step(Kind.FINALISE, -1, *_span(chunks))
+    return Move(Kind.FINALISE, -1, *_span(chunks))
 
 
-def keep(peer: int, chunks: int | range) -> Step:
+def keep(peer: int, chunks: int | range) -> Move:
     """Receive the owner's bytes from ``peer`` (the owner or a forwarder)."""
-    return Step(Kind.KEEP, peer, *_span(chunks))
+    return Move(Kind.KEEP, peer, *_span(chunks))
 
 
-Program = Sequence[Step]
+Program = Sequence[Move]
 
-# A ring of a thousand ranks has programs of 4,000 steps.
-MOST_STEPS = 1_000_000
+# A ring of a thousand ranks has programs of 4,000 moves.
+MOST_MOVES = 1_000_000
 LONGEST_NAME = 200
 
 
@@ -112,7 +112,7 @@ def _check_name(name: object) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """The steps of every rank, made on demand: ``program(rank)`` builds one rank's steps.
+    """The moves of every rank, made on demand: ``program(rank)`` builds one rank's moves.
 
     Args:
         name: which algorithm this is, with which parameters, in at most 200 printable
@@ -120,7 +120,7 @@ class Schedule:
             raises an error.
         ranks: how many ranks take part.
         chunks: how many chunks the buffer is cut into.
-        build: a pure function from a rank to its steps.
+        build: a pure function from a rank to its moves.
         cost: the closed form of its cost, if it is known (see ``cost.py``).
         goal: what holds at the end; ``verify`` proves it.
         symmetric: rank r's program is that of rank 0, with r added to every peer
@@ -132,7 +132,7 @@ class Schedule:
     name: str
     ranks: int
     chunks: int
-    build: Callable[[int], Iterable[Step]]
+    build: Callable[[int], Iterable[Move]]
     cost: Cost | None = None
     goal: Goal = "all_reduce"
     symmetric: bool = False
@@ -146,22 +146,22 @@ class Schedule:
             )
 
     def program(self, rank: int) -> Program:
-        """The steps of one rank, without looking at any other."""
+        """The moves of one rank, without looking at any other."""
         if not 0 <= rank < self.ranks:
             raise ValueError(f"rank {rank} is not one of the {self.ranks} ranks of {self.name}")
-        steps = tuple(itertools.islice(self.build(rank), MOST_STEPS + 1))
-        if len(steps) > MOST_STEPS:
+        moves = tuple(itertools.islice(self.build(rank), MOST_MOVES + 1))
+        if len(moves) > MOST_MOVES:
             raise ScheduleError(
-                f"{self.name}: the program of rank {rank} has more than {MOST_STEPS:,} steps; "
+                f"{self.name}: the program of rank {rank} has more than {MOST_MOVES:,} moves; "
                 "expected a few for each chunk. Is there a loop without end in its build?"
             )
-        for index, step in enumerate(steps):
-            if not isinstance(step, Step):
+        for index, move in enumerate(moves):
+            if not isinstance(move, Move):
                 raise ScheduleError(
-                    f"{self.name}: rank {rank}, step {index}: expected what send, add, finalise "
-                    f"or keep return, got {step!r:.60}"
+                    f"{self.name}: rank {rank}, move {index}: expected what send, add, finalise "
+                    f"or keep return, got {move!r:.60}"
                 )
-        return steps
+        return moves
 
     def verify(self) -> Count:
         """Prove the schedule right, or raise ``ScheduleError`` saying what is wrong.
@@ -187,7 +187,7 @@ class Schedule:
     def fingerprint(self) -> str:
         """A short string; ranks whose strings differ must not reduce together.
 
-        Up to 64 ranks it covers every step of every rank; beyond, the name, the
+        Up to 64 ranks it covers every move of every rank; beyond, the name, the
         ranks and the chunks.
         """
         text = f"{self.name}/{self.ranks}/{self.chunks}"
@@ -195,6 +195,6 @@ class Schedule:
             return text
         digest = hashlib.sha256()
         for rank in range(self.ranks):
-            flat = [int(number) for step in self.program(rank) for number in step]
+            flat = [int(number) for move in self.program(rank) for number in move]
             digest.update(f"{rank}:{flat};".encode())
         return f"{text}/{digest.hexdigest()[:16]}"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tfscale.collectives.cost import Cluster, Link, Machine
 from tfscale.collectives.flow import flow
-from tfscale.collectives.schedule import Kind, Schedule, ScheduleError, Step
+from tfscale.collectives.schedule import Kind, Move, Schedule, ScheduleError
 from tfscale.collectives.verify import Key, is_symmetric, message_key
 
 
@@ -107,7 +107,7 @@ _DELIVERED, _ADDED, _READY, _ARRIVING = range(4)
 class _Run:
     """The state of one simulation.
 
-    A task is one step of one rank on one part. Its number orders the tasks of one
+    A task is one move of one rank on one part. Its number orders the tasks of one
     moment: by part, then by place in the program, then by rank.
 
     Only the ranks below ``period`` are simulated, each in place of others. A message
@@ -136,7 +136,7 @@ class _Run:
         self.gamma = gamma
         self.flows = [flow(schedule, rank) for rank in range(period)]
         # A slot is a task's number within its part.
-        self.stride = period * max(len(one.steps) for one in self.flows)
+        self.stride = period * max(len(one.moves) for one in self.flows)
         self._lay_out(machine)
         # Ports and adders: the time from which on each is free.
         self.out_free = [[0.0] * period, [0.0] * period]
@@ -155,7 +155,7 @@ class _Run:
         else:
             links = (machine.inner, machine.outer)
             group = [g for g, size in enumerate(machine.sizes) for _ in range(size)]
-        self.steps: list[Step | None] = [None] * self.stride
+        self.moves: list[Move | None] = [None] * self.stride
         self.final = [False] * self.stride
         self.successors: list[list[int]] = [[]] * self.stride
         self.level = [0] * self.stride
@@ -163,22 +163,22 @@ class _Run:
         waits = [0] * self.stride
         receivers: dict[Key, int] = {}
         for rank, one in enumerate(self.flows):
-            for index, step in enumerate(one.steps):
+            for index, move in enumerate(one.moves):
                 slot = index * self.period + rank
-                self.steps[slot], self.final[slot] = step, one.final[index]
+                self.moves[slot], self.final[slot] = move, one.final[index]
                 self.successors[slot] = [i * self.period + rank for i in one.successors[index]]
-                receives = step.kind is Kind.ADD or step.kind is Kind.KEEP
+                receives = move.kind is Kind.ADD or move.kind is Kind.KEEP
                 waits[slot] = one.waits[index] + receives
-                if step.kind is not Kind.FINALISE:
-                    level = int(group[rank] != group[step.peer])
+                if move.kind is not Kind.FINALISE:
+                    level = int(group[rank] != group[move.peer])
                     self.level[slot] = level
-                    chunks = step.last - step.first
+                    chunks = move.last - move.first
                     self.busy[slot] = links[level].seconds(chunks * self.chunk_bytes)
                 if receives:
-                    receivers[message_key(rank, step, one.final[index])] = slot
+                    receivers[message_key(rank, move, one.final[index])] = slot
         self.waits = waits * self.parts
         self.target = [-1] * self.stride  # the slot that receives what this slot sends
-        for slot, send in enumerate(self.steps):
+        for slot, send in enumerate(self.moves):
             if send is not None and send.kind is Kind.SEND:
                 rank = slot % self.period
                 key = self._stand_in(message_key(rank, send, self.final[slot]))
@@ -190,8 +190,8 @@ class _Run:
         todo = [
             part * self.stride + slot
             for part in range(self.parts)
-            for slot, step in enumerate(self.steps)
-            if step is not None
+            for slot, move in enumerate(self.moves)
+            if move is not None
         ]
         self.left = len(todo)
         for task in [task for task in todo if self.waits[task] == 0]:
@@ -217,19 +217,19 @@ class _Run:
 
     def _begin(self, time: float, task: int) -> None:
         """All that the task waited for is there."""
-        step = self.steps[task % self.stride]
-        assert step is not None
-        if step.kind is Kind.SEND:
+        move = self.moves[task % self.stride]
+        assert move is not None
+        if move.kind is Kind.SEND:
             self._at(time, _READY, task)
-        elif step.kind is Kind.ADD and self.gamma:
+        elif move.kind is Kind.ADD and self.gamma:
             rank = task % self.period
             start = max(time, self.adder_free[rank])
-            end = start + self.gamma * (step.last - step.first) * self.chunk_bytes
+            end = start + self.gamma * (move.last - move.first) * self.chunk_bytes
             self.adder_free[rank] = end
             self._at(end, _ADDED, task)
         else:
-            if self.record and step.kind is Kind.FINALISE:
-                self._note_final(time, task, step)
+            if self.record and move.kind is Kind.FINALISE:
+                self._note_final(time, task, move)
             self._finish(time, task)
 
     def _leave(self, time: float, task: int) -> None:
@@ -282,20 +282,20 @@ class _Run:
 
     def _note_message(self, time: float, task: int) -> None:
         part, slot = divmod(task, self.stride)
-        step = self.steps[slot]
-        assert step is not None
+        move = self.moves[slot]
+        assert move is not None
         left = self.departure.pop(task)
         rank, final = slot % self.period, self.final[slot]
-        message = Message(step.peer, rank, step.first, step.last, final, part, left, time)
+        message = Message(move.peer, rank, move.first, move.last, final, part, left, time)
         self.result.messages.append(message)
 
-    def _note_final(self, time: float, task: int, step: Step) -> None:
+    def _note_final(self, time: float, task: int, move: Move) -> None:
         part, rank = task // self.stride, task % self.period
-        self.result.finalised.append(Final(time, rank, step.first, step.last, part))
+        self.result.finalised.append(Final(time, rank, move.first, move.last, part))
 
     def _bytes(self, kinds: set[Kind]) -> list[float]:
         each = [
-            sum(step.last - step.first for step in one.steps if step.kind in kinds)
+            sum(move.last - move.first for move in one.moves if move.kind in kinds)
             * (self.parts * self.chunk_bytes)
             for one in self.flows
         ]

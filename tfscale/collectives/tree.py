@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from tfscale.collectives.cost import Cost, Link, flat
-from tfscale.collectives.schedule import Schedule, Step, add, finalise, keep, send
+from tfscale.collectives.schedule import Move, Schedule, add, finalise, keep, send
 
 
 def tree(ranks: int) -> Schedule:
@@ -38,7 +38,7 @@ def tree(ranks: int) -> Schedule:
         second = node_at(place_in_second(rank), ranks)
         return [node_at(rank, ranks), second.renamed(rank_in_second)]
 
-    def build(rank: int) -> Iterator[Step]:
+    def build(rank: int) -> Iterator[Move]:
         for chunk, node in enumerate(nodes(rank)):
             for child in reversed(node.children):  # the smaller subtree is ready first
                 yield add(child, chunk)

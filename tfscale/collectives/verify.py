@@ -1,7 +1,7 @@
 """Prove a schedule right by running it on symbols.
 
 Instead of numbers, a chunk holds the set of ranks whose contributions are in it.
-The engine's freedom (any order of steps that share no chunk) does not matter to
+The engine's freedom (any order of moves that share no chunk) does not matter to
 the outcome: on each chunk the order is fixed, so every run ends alike, and one
 run proves them all. What ``verify`` shows, for the goal ``all_reduce``:
 
@@ -20,10 +20,10 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from tfscale.collectives.flow import Flow, flow
-from tfscale.collectives.schedule import Kind, Schedule, ScheduleError, Step
+from tfscale.collectives.schedule import Kind, Move, Schedule, ScheduleError
 
 Key = tuple[int, int, bool, int, int]  # sender, receiver, final, first, last
-Place = tuple[int, int]  # rank, index of the step
+Place = tuple[int, int]  # rank, index of the move
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,57 +61,57 @@ def verify(schedule: Schedule) -> Count:
     return count
 
 
-def message_key(rank: int, step: Step, final: bool) -> Key:
+def message_key(rank: int, move: Move, final: bool) -> Key:
     """What the sender and the receiver of a message both know of it."""
-    sender, receiver = (rank, step.peer) if step.kind is Kind.SEND else (step.peer, rank)
-    return sender, receiver, final, step.first, step.last
+    sender, receiver = (rank, move.peer) if move.kind is Kind.SEND else (move.peer, rank)
+    return sender, receiver, final, move.first, move.last
 
 
-def _places(flows: list[Flow]) -> Iterator[tuple[Place, Step, bool]]:
+def _places(flows: list[Flow]) -> Iterator[tuple[Place, Move, bool]]:
     for rank, one in enumerate(flows):
-        for index, (step, final) in enumerate(zip(one.steps, one.final)):
-            yield (rank, index), step, final
+        for index, (move, final) in enumerate(zip(one.moves, one.final)):
+            yield (rank, index), move, final
 
 
 def _match(flows: list[Flow]) -> dict[Place, Place]:
-    """For each send, the step that receives it."""
+    """For each send, the move that receives it."""
     sends: dict[Key, Place] = {}
     receives: dict[Key, Place] = {}
-    for place, step, final in _places(flows):
-        if step.kind is Kind.FINALISE:
+    for place, move, final in _places(flows):
+        if move.kind is Kind.FINALISE:
             continue
-        side = sends if step.kind is Kind.SEND else receives
-        key = message_key(place[0], step, final)
+        side = sends if move.kind is Kind.SEND else receives
+        key = message_key(place[0], move, final)
         if key in side:
             raise ScheduleError(
-                f"{_at(place, step)}: expected a message unlike all others, but step "
+                f"{_at(place, move)}: expected a message unlike all others, but move "
                 f"{side[key][1]} is the same"
             )
         side[key] = place
     for key, place in sends.items():
         if key not in receives:
-            step = flows[place[0]].steps[place[1]]
+            move = flows[place[0]].moves[place[1]]
             raise ScheduleError(
-                f"{_at(place, step)}: expected rank {step.peer} to receive {_message(key)}, "
-                "but it has no such step"
+                f"{_at(place, move)}: expected rank {move.peer} to receive {_message(key)}, "
+                "but it has no such move"
             )
     for key, place in receives.items():
         if key not in sends:
-            step = flows[place[0]].steps[place[1]]
+            move = flows[place[0]].moves[place[1]]
             raise ScheduleError(
-                f"{_at(place, step)}: expected rank {step.peer} to send {_message(key)}, "
-                f"but it has no such step: rank {place[0]} would wait for ever"
+                f"{_at(place, move)}: expected rank {move.peer} to send {_message(key)}, "
+                f"but it has no such move: rank {place[0]} would wait for ever"
             )
     return {place: receives[key] for key, place in sends.items()}
 
 
 def _run(schedule: Schedule, flows: list[Flow], receiver_of: dict[Place, Place]) -> int:
-    """Run every step once all that it waits for is done; return the rounds."""
+    """Run every move once all that it waits for is done; return the rounds."""
     everyone = (1 << schedule.ranks) - 1  # a set of ranks is a number with these bits
     sums = [[1 << rank] * schedule.chunks for rank in range(schedule.ranks)]
     rounds = [[0] * schedule.chunks for _ in flows]
     waits = [
-        [wait + (step.kind in (Kind.ADD, Kind.KEEP)) for wait, step in zip(one.waits, one.steps)]
+        [wait + (move.kind in (Kind.ADD, Kind.KEEP)) for wait, move in zip(one.waits, one.moves)]
         for one in flows
     ]
     arrived: dict[Place, tuple[int, list[int]]] = {}
@@ -125,7 +125,7 @@ def _run(schedule: Schedule, flows: list[Flow], receiver_of: dict[Place, Place])
 
     while ready:
         place = rank, index = ready.popleft()
-        kind, _, first, last = step = flows[rank].steps[index]
+        kind, _, first, last = move = flows[rank].moves[index]
         done += 1
         if kind is Kind.SEND:
             target = receiver_of[place]
@@ -134,17 +134,17 @@ def _run(schedule: Schedule, flows: list[Flow], receiver_of: dict[Place, Place])
         elif kind is Kind.FINALISE:
             if schedule.goal in ("all_reduce", "reduce_scatter"):
                 for chunk in range(first, last):
-                    _check_complete(place, step, chunk, everyone & ~sums[rank][chunk])
+                    _check_complete(place, move, chunk, everyone & ~sums[rank][chunk])
         else:
             round_, content = arrived.pop(place)
             for chunk, theirs in zip(range(first, last), content):
                 rounds[rank][chunk] = max(rounds[rank][chunk], round_)
                 if kind is Kind.ADD:
-                    _check_disjoint(place, step, chunk, sums[rank][chunk] & theirs)
+                    _check_disjoint(place, move, chunk, sums[rank][chunk] & theirs)
                     sums[rank][chunk] |= theirs
         for successor in flows[rank].successors[index]:
             release(rank, successor)
-    if done < sum(len(one.steps) for one in flows):
+    if done < sum(len(one.moves) for one in flows):
         raise ScheduleError(_deadlock(flows, waits, arrived))
     return max(max(row) for row in rounds)
 
@@ -152,12 +152,12 @@ def _run(schedule: Schedule, flows: list[Flow], receiver_of: dict[Place, Place])
 def _deadlock(
     flows: list[Flow], waits: list[list[int]], arrived: dict[Place, tuple[int, list[int]]]
 ) -> str:
-    """Name those who stand first in each queue: their own earlier steps are done."""
+    """Name those who stand first in each queue: their own earlier moves are done."""
     stuck = [
-        f"{_at(place, step)} waits for {_message(message_key(place[0], step, final))}"
-        for place, step, final in _places(flows)
+        f"{_at(place, move)} waits for {_message(message_key(place[0], move, final))}"
+        for place, move, final in _places(flows)
         if waits[place[0]][place[1]] == 1
-        and step.kind in (Kind.ADD, Kind.KEEP)
+        and move.kind in (Kind.ADD, Kind.KEEP)
         and place not in arrived
         and not _waits_for_own(flows[place[0]], waits[place[0]], place[1])
     ]
@@ -171,12 +171,12 @@ def _waits_for_own(one: Flow, waits: list[int], index: int) -> bool:
 
 def _check_owners(schedule: Schedule, flows: list[Flow]) -> None:
     owners: dict[int, Place] = {}
-    for place, step, _ in _places(flows):
-        if step.kind is Kind.FINALISE:
-            for chunk in range(step.first, step.last):
+    for place, move, _ in _places(flows):
+        if move.kind is Kind.FINALISE:
+            for chunk in range(move.first, move.last):
                 if chunk in owners:
                     raise ScheduleError(
-                        f"{_at(place, step)}: expected one owner for chunk {chunk}, "
+                        f"{_at(place, move)}: expected one owner for chunk {chunk}, "
                         f"but rank {owners[chunk][0]} finalises it too"
                     )
                 owners[chunk] = place
@@ -199,18 +199,18 @@ def _check_owners(schedule: Schedule, flows: list[Flow]) -> None:
                 )
 
 
-def _check_complete(place: Place, step: Step, chunk: int, missing: int) -> None:
+def _check_complete(place: Place, move: Move, chunk: int, missing: int) -> None:
     if missing:
         raise ScheduleError(
-            f"{_at(place, step)}: expected the contributions of all ranks in chunk {chunk}, "
+            f"{_at(place, move)}: expected the contributions of all ranks in chunk {chunk}, "
             f"but those of {_ranks(missing)} are missing"
         )
 
 
-def _check_disjoint(place: Place, step: Step, chunk: int, twice: int) -> None:
+def _check_disjoint(place: Place, move: Move, chunk: int, twice: int) -> None:
     if twice:
         raise ScheduleError(
-            f"{_at(place, step)}: expected contributions that chunk {chunk} does not yet hold, "
+            f"{_at(place, move)}: expected contributions that chunk {chunk} does not yet hold, "
             f"but those of {_ranks(twice)} come twice"
         )
 
@@ -222,8 +222,8 @@ def _check_symmetry(schedule: Schedule, flows: list[Flow]) -> None:
             f"got {schedule.chunks} chunks for {schedule.ranks} ranks"
         )
     for rank, one in enumerate(flows):
-        turned = tuple(turn(schedule, step, rank) for step in flows[0].steps)
-        if turned != tuple(one.steps):
+        turned = tuple(turn(schedule, move, rank) for move in flows[0].moves)
+        if turned != tuple(one.moves):
             raise ScheduleError(
                 f"expected a symmetric schedule, as it claims to be, but rank {rank}'s program "
                 f"is not rank 0's, turned by {rank}"
@@ -236,20 +236,20 @@ def is_symmetric(schedule: Schedule) -> bool:
         return False
     first = schedule.program(0)
     return all(
-        tuple(turn(schedule, step, rank) for step in first) == schedule.program(rank)
+        tuple(turn(schedule, move, rank) for move in first) == schedule.program(rank)
         for rank in range(1, schedule.ranks)
     )
 
 
-def turn(schedule: Schedule, step: Step, by: int) -> Step:
-    """The step that rank r+by takes in a symmetric schedule where rank r takes ``step``."""
-    peer = step.peer if step.kind is Kind.FINALISE else (step.peer + by) % schedule.ranks
-    first = (step.first + by * (schedule.chunks // schedule.ranks)) % schedule.chunks
-    return Step(step.kind, peer, first, first + step.last - step.first)
+def turn(schedule: Schedule, move: Move, by: int) -> Move:
+    """The move that rank r+by makes in a symmetric schedule where rank r makes ``move``."""
+    peer = move.peer if move.kind is Kind.FINALISE else (move.peer + by) % schedule.ranks
+    first = (move.first + by * (schedule.chunks // schedule.ranks)) % schedule.chunks
+    return Move(move.kind, peer, first, first + move.last - move.first)
 
 
 def _busiest(schedule: Schedule, flows: list[Flow], kinds: set[Kind]) -> Fraction:
-    chunks = (sum(s.last - s.first for s in one.steps if s.kind in kinds) for one in flows)
+    chunks = (sum(s.last - s.first for s in one.moves if s.kind in kinds) for one in flows)
     return Fraction(max(chunks), schedule.chunks)
 
 
@@ -265,8 +265,8 @@ def _check_cost(schedule: Schedule, count: Count) -> None:
             )
 
 
-def _at(place: Place, step: Step) -> str:
-    return f"rank {place[0]}, step {place[1]} ({step})"
+def _at(place: Place, move: Move) -> str:
+    return f"rank {place[0]}, move {place[1]} ({move})"
 
 
 def _message(key: Key) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tfscale.bench.command import check_folders, ended_by_signals, make_console, whole_number
 from tfscale.bench.table import short
-from tfscale.demo.training import DEVICES, PROCESSES, Contestant, Training, train
+from tfscale.demo.training import DEVICES, PROCESSES, Setup, Training, train
 from tfscale.launch import WorkerFailed
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _NEEDED = {"tensorflow": "tensorflow-cpu", "sklearn": "scikit-learn"}
 _FOR_THE_PICTURE = {"matplotlib": "matplotlib"}
 
-CONTESTANTS = (Contestant(None), Contestant("fp32"), Contestant("int8"))
+SETUPS = (Setup(None), Setup("fp32"), Setup("int8"))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -79,7 +79,7 @@ def train_all(console: Console, epochs: int) -> list[Training]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (
-        TextColumn("{task.fields[contestant]:21}"),
+        TextColumn("{task.fields[setup]:21}"),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
@@ -87,15 +87,14 @@ def train_all(console: Console, epochs: int) -> list[Training]:
     )
     with Progress(*columns, console=console) as progress:
         bars = [
-            progress.add_task("", total=epochs, start=False, contestant=contestant.label)
-            for contestant in CONTESTANTS
+            progress.add_task("", total=epochs, start=False, setup=setup.label) for setup in SETUPS
         ]
         trainings = []
-        for contestant, bar in zip(CONTESTANTS, bars, strict=True):
+        for setup, bar in zip(SETUPS, bars, strict=True):
             progress.start_task(bar)
             progress.update(bar, description="TensorFlow starts")
             show = functools.partial(_show, progress, bar)
-            trainings.append(train(contestant, epochs, show))
+            trainings.append(train(setup, epochs, show))
             progress.stop_task(bar)
     return trainings
 

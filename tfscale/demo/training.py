@@ -22,7 +22,7 @@ Show = Callable[[Sequence[dict[str, float]]], None]  # takes what is known of pa
 
 
 @dataclass(frozen=True)
-class Contestant:
+class Setup:
     """A strategy with a wire, or one device without a strategy."""
 
     wire: str | None
@@ -57,19 +57,19 @@ class Training:
         return float(np.max(np.abs(self.weights - other.weights)))
 
 
-def train(contestant: Contestant, epochs: int, show: Show) -> Training:
+def train(setup: Setup, epochs: int, show: Show) -> Training:
     """Run one training to its end; ``WorkerFailed`` if it does not come to a good one."""
     with tempfile.TemporaryDirectory(prefix="tfscale-demo-") as folder:
         weights = Path(folder) / "weights.npy"
-        words = [contestant.wire or "none", str(epochs), str(weights)]
+        words = [setup.wire or "none", str(epochs), str(weights)]
         command = [sys.executable, "-m", "tfscale.demo.worker", *words]
-        count = 1 if contestant.wire is None else PROCESSES
+        count = 1 if setup.wire is None else PROCESSES
         with LocalWorkers(command, count, environment=QUIET) as workers:
             outputs = workers.wait(SECONDS, watch=lambda: show(_epochs(workers.output(0))))
         show(_epochs(outputs[0]))
         ends = [_notes(output)[-1] for output in outputs]
         return Training(
-            label=contestant.label,
+            label=setup.label,
             epochs=_epochs(outputs[0]),
             step_seconds=max(end["step_seconds"] for end in ends),
             sent=sum(end["sent"] for end in ends),

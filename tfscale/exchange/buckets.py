@@ -64,7 +64,7 @@ class Bucket:
     members: tuple[int, ...]
 
 
-def plan(
+def pack(
     gradients: Sequence[Gradient],
     policy: WirePolicy,
     bucket_bytes: int,
@@ -87,7 +87,7 @@ def plan(
 
     Example:
         >>> layers = [Gradient(f"dense_{i}/kernel", (256, 256), "float32") for i in range(4)]
-        >>> for bucket in plan(layers, WirePolicy("int8"), 1 << 19, first_bytes=1 << 18):
+        >>> for bucket in pack(layers, WirePolicy("int8"), 1 << 19, first_bytes=1 << 18):
         ...     print(bucket.name, bucket.wire, bucket.members)
         gradients 0: dense_3/kernel int8 (3,)
         gradients 1: dense_2/kernel..dense_1/kernel int8 (2, 1)

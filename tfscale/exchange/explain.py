@@ -73,13 +73,13 @@ def rows(reducer: Reducer) -> list[Row]:
 
 
 def _rows(reducer: Reducer, totals: dict[str, Total]) -> Iterator[Row]:
-    for plan in list(reducer.plans.values()):
-        for bucket in plan.buckets:
-            members = [plan.gradients[i] for i in bucket.members]
+    for packing in list(reducer.packings.values()):
+        for bucket in packing.buckets:
+            members = [packing.gradients[i] for i in bucket.members]
             elements = sum(gradient.elements for gradient in members)
             size = wire_bytes(bucket.wire, tf.as_dtype(bucket.dtype), elements)
             choice = reducer.exchange.schedules.choose(size)
-            name = bucket_name(plan.label, bucket)
+            name = bucket_name(packing.label, bucket)
             yield Row(
                 bucket=name,
                 variables=tuple(gradient.path for gradient in members),
@@ -93,8 +93,8 @@ def _rows(reducer: Reducer, totals: dict[str, Total]) -> Iterator[Row]:
                 predicted=choice.seconds,
                 **_measured(totals, name),
             )
-        for gradient in plan.sparse:
-            name = sparse_name(plan.label, gradient)
+        for gradient in packing.sparse:
+            name = sparse_name(packing.label, gradient)
             yield Row(
                 bucket=name,
                 variables=(gradient.path,),

@@ -15,7 +15,7 @@ from tfscale.bridge.objects import path_of
 from tfscale.collectives import Schedule
 from tfscale.compression import WirePolicy
 from tfscale.exchange import lookups
-from tfscale.exchange.buckets import Bucket, Gradient, plan
+from tfscale.exchange.buckets import Bucket, Gradient, pack
 from tfscale.exchange.exchange import Exchange, joined, separated, wire_bytes
 from tfscale.exchange.state import ExchangeState
 from tfscale.exchange.trial import Trial, Trials
@@ -63,10 +63,10 @@ class Reducer:
         self.feedback = tuple(feedback)
         self.trials = trials
         # Of optimizers, in the order in which they were traced.
-        self.plans: weakref.WeakKeyDictionary[Any, Plan] = weakref.WeakKeyDictionary()
+        self.packings: weakref.WeakKeyDictionary[Any, Packing] = weakref.WeakKeyDictionary()
         self.watch: Watch | None = None
         self._bucket_bytes = bucket_bytes
-        plan((), policy, bucket_bytes)  # a wrong size is refused now, not in the first step
+        pack((), policy, bucket_bytes)  # a wrong size is refused now, not in the first step
         self._told: set[str] = set()
         self._names: collections.Counter[str] = collections.Counter()
 
@@ -153,20 +153,22 @@ class Reducer:
 
     def _label(self, optimizer: Any) -> str:
         """The optimizer's name, with a number behind it if another had that name before."""
-        if optimizer not in self.plans:
+        if optimizer not in self.packings:
             name = getattr(optimizer, "name", type(optimizer).__name__)
             self._names[name] += 1
             times = self._names[name]
-            self.plans[optimizer] = Plan(name if times == 1 else f"{name} ({times})", (), (), ())
-        return self.plans[optimizer].label
+            self.packings[optimizer] = Packing(
+                name if times == 1 else f"{name} ({times})", (), (), ()
+            )
+        return self.packings[optimizer].label
 
     def _exchanged(self, replica: int, tensors: list[Any], load: _Load) -> list[Any]:
         sums = list(tensors)
         dense = [i for i, x in enumerate(tensors) if not isinstance(x, tf.IndexedSlices)]
         described = tuple(load.gradients[i] for i in dense)
-        buckets = plan(described, self.policy, self._bucket_bytes) if dense else ()
+        buckets = pack(described, self.policy, self._bucket_bytes) if dense else ()
         sparse = [i for i in range(len(tensors)) if i not in dense]
-        self.plans[load.optimizer] = Plan(
+        self.packings[load.optimizer] = Packing(
             load.label, buckets, described, tuple(load.gradients[i] for i in sparse)
         )
         with self.trials.of_step(self.exchange.communicators[replica]) as trial:
@@ -204,7 +206,7 @@ class _Load:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class Packing:
     """How an optimizer's gradients are sent.
 
     Args:

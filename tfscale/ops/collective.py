@@ -247,7 +247,7 @@ def _fingerprint(schedule: Schedule) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _flat_program(schedule: Schedule, rank: int) -> tuple[int, ...]:
-    return tuple(int(number) for step in schedule.program(rank) for number in step)
+    return tuple(int(number) for move in schedule.program(rank) for number in move)
 
 
 # ---------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from tfscale.optimizers.base import (
 )
 from tfscale.optimizers.paths import BIAS_AND_NORM
 from tfscale.optimizers.probes import signs
-from tfscale.optimizers.recording import Now, Record, follow
+from tfscale.optimizers.recording import Now, OpenTape, follow
 
 
 @keras.saving.register_keras_serializable(package="tfscale")
@@ -215,12 +215,12 @@ class AdaHessian(Optimizer):
         if not tf.executing_eagerly() or not self.curvature_is_due():
             yield
             return
-        before, self._now.record = self._now.record, Record()
+        before, self._now.open_tape = self._now.open_tape, OpenTape()
         try:
             yield
         finally:
-            self._now.record.close()
-            self._now.record = before
+            self._now.open_tape.close()
+            self._now.open_tape = before
 
     def follow(self, model: keras.Model) -> None:
         """Make a model record what it computes eagerly; ``compile`` does so with a new model.
@@ -270,10 +270,10 @@ class AdaHessian(Optimizer):
     def _differentiate(self, variables: list[Any]) -> hutchinson.Differentiate:
         if not tf.executing_eagerly():
             return hutchinson.in_graph
-        if self._now.record is None:
+        if self._now.open_tape is None:
             raise RuntimeError(_NOT_RECORDED)
-        self._now.record.close()
-        return functools.partial(hutchinson.on_tape, self._now.record.tape)
+        self._now.open_tape.close()
+        return functools.partial(hutchinson.on_tape, self._now.open_tape.tape)
 
     def _loss_scale(self) -> Any:
         """What the loss is multiplied by, or None."""

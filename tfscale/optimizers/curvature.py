@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfscale.bridge.objects import native, path_of
 from tfscale.optimizers.base import dense
-from tfscale.optimizers.tracing import Trace
+from tfscale.optimizers.tracing import TracedGraphs
 
 # Of what is differentiated, its weights, and variables: for each of these a gradient or None.
 Differentiate = Callable[[list[Any], list[Any], list[Any]], list[Any]]
@@ -141,15 +141,15 @@ def in_graph(ys: list[Any], weights: list[Any], variables: list[Any]) -> list[An
     Keras applies gradients within ``tf.cond`` if it scales the loss, and there they come from
     outside, where variables go by other names: the derivatives by all of them are summed.
     """
-    trace = Trace()
+    graphs = TracedGraphs()
     for y, variable in zip(ys, variables, strict=False):
-        if not trace.is_made_here(y):
+        if not graphs.is_made_here(y):
             raise ValueError(_FOREIGN % path_of(variable))
-    operations = list(trace.operations_before(ys))
+    operations = list(graphs.operations_before(ys))
     for operation in operations:
         if operation.type in _SILENT:
             raise LookupError(f"{operation.name}, for {_SILENT[operation.type]}")
-    names = trace.names([native(v).handle for v in variables])
+    names = graphs.names([native(v).handle for v in variables])
     with _means_that_depend(operations):
         found = iter(tf.gradients(ys, [name for several in names for name in several], weights))
     parts = [[next(found) for _ in several] for several in names]

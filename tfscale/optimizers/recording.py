@@ -14,8 +14,8 @@ import tensorflow as tf
 from tfscale.bridge.objects import innermost
 
 
-class Record:
-    """Records what is computed, from when it is made until it is closed."""
+class OpenTape:
+    """A tape that records what is computed, from when it is made until it is closed."""
 
     def __init__(self) -> None:
         self.tape = tf.GradientTape(persistent=True)
@@ -30,7 +30,7 @@ class Record:
 class Now(threading.local):
     """What an optimizer does on this thread: replicas of a process have one each."""
 
-    record: Record | None = None
+    open_tape: OpenTape | None = None
     given: list[Any] | None = None
     next: list[Any] | None = None
     curvature: dict[int, Any] | None = None

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 
-class Trace:
+class TracedGraphs:
     """The graph that is being traced, and all that hand tensors to it.
 
     A branch of ``tf.cond`` or the body of a loop is a graph of its own. What it takes from

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tfscale.recompute.step import Step, Tensor
+from tfscale.recompute.traced_step import Tensor, TracedStep
 
 
-def with_early_products(step: Step) -> Step:
+def with_early_products(step: TracedStep) -> TracedStep:
     """The step as TensorFlow runs it: c (x y), with a constant c, becomes x (c y).
 
     If y is a result of the forward pass and x one of the backward pass, TensorFlow computes c y
@@ -27,7 +27,7 @@ def with_early_products(step: Step) -> Step:
     return replace(step, ops=ops, tensors=tensors)
 
 
-def _inner_product(step: Step, outer: int) -> tuple[int, int] | None:
+def _inner_product(step: TracedStep, outer: int) -> tuple[int, int] | None:
     """Of a product with a constant: the other factor's operation, and its factor y."""
     if step.ops[outer].kind != "Mul":
         return None

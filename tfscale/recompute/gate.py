@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
-from tfscale.recompute.step import Step
+from tfscale.recompute.traced_step import TracedStep
 
 # TensorFlow rewrites these, but not where other operations wait for them.
 _ARITHMETIC = frozenset(
@@ -41,7 +41,7 @@ _ARITHMETIC = frozenset(
 def make_gate(
     graph: tf.Graph,
     operations: Sequence[tf.Operation],
-    step: Step,
+    step: TracedStep,
     done: Sequence[int],
     before: int,
 ) -> tf.Operation:
@@ -80,7 +80,7 @@ def make_gate(
             return tf.no_op("again/gate")
 
 
-def _ends_before(step: Step, before: int) -> set[int]:
+def _ends_before(step: TracedStep, before: int) -> set[int]:
     """The operations that ran last when the backward pass has come to ``before``.
 
     These include the gradients of variables: no other operation waits for them, so TensorFlow

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tfscale.recompute.step import Step
+from tfscale.recompute.traced_step import TracedStep
 
 FILTER, BIAS = "Conv2DBackpropFilter", "BiasAddGrad"
 
 
-def positions(step: Step) -> list[int]:
+def positions(step: TracedStep) -> list[int]:
     """For each operation the place in the graph before which it is not done.
 
     oneDNN computes the gradients of a filter and of its bias in one operation, if both are
@@ -25,7 +25,7 @@ def positions(step: Step) -> list[int]:
     return result
 
 
-def _filters(step: Step, maker: int) -> list[int]:
+def _filters(step: TracedStep, maker: int) -> list[int]:
     """Operations that compute gradients of filters from the results of an operation."""
     users = {user for tensor in step.ops[maker].outputs for user in step.consumers[tensor]}
     return [user for user in users if step.ops[user].kind == FILTER]

@@ -6,10 +6,10 @@ import numpy as np
 
 from tfscale.recompute.simulate import memory
 from tfscale.recompute.solve import Chain, Numbers
-from tfscale.recompute.step import Step
+from tfscale.recompute.traced_step import TracedStep
 
 
-def measure(step: Step, pile_up: bool = False) -> Chain:
+def measure(step: TracedStep, pile_up: bool = False) -> Chain:
     """Units as a chain.
 
     Args:
@@ -32,7 +32,7 @@ def measure(step: Step, pile_up: bool = False) -> Chain:
     )
 
 
-def _saved(step: Step) -> tuple[Numbers, dict[int, int]]:
+def _saved(step: TracedStep) -> tuple[Numbers, dict[int, int]]:
     """Bytes that each unit keeps for the backward pass; until when each home is needed."""
     last_use: dict[int, int] = {}
     for tensor, known in enumerate(step.tensors):
@@ -46,7 +46,7 @@ def _saved(step: Step) -> tuple[Numbers, dict[int, int]]:
 
 
 def _working(
-    step: Step, saved: Numbers, last_use: dict[int, int], live: list[int]
+    step: TracedStep, saved: Numbers, last_use: dict[int, int], live: list[int]
 ) -> tuple[Numbers, Numbers]:
     """Bytes beside the saved ones, while each unit runs forward and backward."""
     total = np.cumsum(saved)
@@ -63,7 +63,7 @@ def _working(
     return forward, backward
 
 
-def _costs(step: Step, saved: set[int]) -> tuple[Numbers, Numbers]:
+def _costs(step: TracedStep, saved: set[int]) -> tuple[Numbers, Numbers]:
     """Of each unit's part of a segment that goes on behind it, and of one that ends with it."""
     count = len(step.units)
     cost, last = np.zeros(count), np.zeros(count)
@@ -82,7 +82,7 @@ def _costs(step: Step, saved: set[int]) -> tuple[Numbers, Numbers]:
 class _Borders:
     """What crosses the borders between units."""
 
-    def __init__(self, step: Step, saved: set[int]) -> None:
+    def __init__(self, step: TracedStep, saved: set[int]) -> None:
         self._count = len(step.units)
         self._crossing = []  # producer, users, bytes, whether it is saved anyway
         self._always = np.zeros(self._count)  # saved, and never computed again

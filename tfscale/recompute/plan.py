@@ -13,7 +13,7 @@ from tfscale import figures
 from tfscale.recompute.measure import measure
 from tfscale.recompute.simulate import memory, schedule
 from tfscale.recompute.solve import solve
-from tfscale.recompute.step import Again, Step
+from tfscale.recompute.traced_step import Again, TracedStep
 
 # The search for the memory that the solver may plan with halves what is left so often: to 1/256.
 ROUNDS = 8
@@ -60,7 +60,7 @@ class Plan:
         proven: whether no cheaper choice exists in the solver's model.
     """
 
-    step: Step
+    step: TracedStep
     segments: tuple[range, ...]
     budget: float | None = None
     pile_up: bool = False
@@ -144,7 +144,9 @@ def _quietly(done: int, of: int) -> None:
     pass
 
 
-def plan_budget(step: Step, budget: float, pile_up: bool = False, tell: Tell = _quietly) -> Plan:
+def plan_budget(
+    step: TracedStep, budget: float, pile_up: bool = False, tell: Tell = _quietly
+) -> Plan:
     """The cheapest plan whose step takes no more than a budget (in bytes)."""
     _refuse_unknown_sizes(step)
     plain = Plan(step, (), budget, pile_up, proven=True)
@@ -166,7 +168,7 @@ def plan_budget(step: Step, budget: float, pile_up: bool = False, tell: Tell = _
     return min(fitting, key=lambda plan: (plan.overhead, plan.peak))
 
 
-def _refuse_unknown_sizes(step: Step) -> None:
+def _refuse_unknown_sizes(step: TracedStep) -> None:
     if step.unknown:
         more = f" and {len(step.unknown) - 1} more" if len(step.unknown) > 1 else ""
         raise ValueError(
@@ -204,13 +206,13 @@ def _search(
 
 
 def plan_fraction(
-    step: Step, fraction: float, pile_up: bool = False, tell: Tell = _quietly
+    step: TracedStep, fraction: float, pile_up: bool = False, tell: Tell = _quietly
 ) -> Plan:
     """The cheapest plan within a share of what a step takes without one."""
     return plan_budget(step, fraction * Plan(step, (), pile_up=pile_up).bound, pile_up, tell)
 
 
-def plan_layers(step: Step, layers: Sequence[str], pile_up: bool = False) -> Plan:
+def plan_layers(step: TracedStep, layers: Sequence[str], pile_up: bool = False) -> Plan:
     """Computes these layers again, and no others; neighbours together."""
     there = {name for unit in step.units for name in unit.layers}
     if missing := [name for name in layers if name not in there]:
@@ -231,7 +233,7 @@ def _at(chosen: Sequence[bool], index: int) -> bool:
     return 0 <= index < len(chosen) and chosen[index]
 
 
-def plan_sqrt(step: Step, pile_up: bool = False) -> Plan:
+def plan_sqrt(step: TracedStep, pile_up: bool = False) -> Plan:
     """About sqrt(n) segments of n units, which save about the same; the last one is kept."""
     saved = measure(step, pile_up).saved
     parts = max(2, round(math.sqrt(sum(saved > 0))))

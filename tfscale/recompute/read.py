@@ -18,7 +18,7 @@ import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 from tensorflow.python.ops.handle_data_util import get_resource_handle_data
 
-from tfscale.recompute.step import Op, Step, Tensor, Unit
+from tfscale.recompute.traced_step import Op, Tensor, TracedStep, Unit
 from tfscale.recompute.watch import Forward, Piece
 
 # Their result lives in the memory of their input of the same position.
@@ -49,7 +49,9 @@ _PASS_LISTS_ON = frozenset({"Identity", "StatelessWhile", "While", "ZerosLike"})
 COST_OF_A_BYTE = 10
 
 
-def read(forward: Forward, gradients: Sequence[Any], operations: Sequence[tf.Operation]) -> Step:
+def read(
+    forward: Forward, gradients: Sequence[Any], operations: Sequence[tf.Operation]
+) -> TracedStep:
     """A graph's operations up to now, as a step.
 
     Args:
@@ -69,7 +71,7 @@ class _Reader:
         self._given: set[str] = set()  # operations that depend on nothing but constants
         self._written = _written_resources(operations)
 
-    def step(self, gradients: Sequence[Any]) -> Step:
+    def step(self, gradients: Sequence[Any]) -> TracedStep:
         for operation in self._operations:  # loops take what is made after them
             for tensor in operation.outputs:
                 self._numbers[_key(tensor)] = len(self._numbers)
@@ -88,7 +90,7 @@ class _Reader:
             for index, operation in enumerate(self._operations)
             if index in live and index >= begin and not has_known_sizes(operation)
         )
-        step = Step(ops, units, self._tensors, wanted, constant, unknown)
+        step = TracedStep(ops, units, self._tensors, wanted, constant, unknown)
         return replace(step, units=_merged(step))
 
     def _op(self, operation: tf.Operation) -> Op:
@@ -160,7 +162,7 @@ def _name(piece: Piece) -> str:
     return "/".join(piece.layers[1:] or piece.layers) or "between calls"
 
 
-def _merged(step: Step) -> list[Unit]:
+def _merged(step: TracedStep) -> list[Unit]:
     """Cuts only where TensorFlow can't fuse what stands on both sides.
 
     TensorFlow fuses an operation with the only one that takes its result, and a fused operation
@@ -186,7 +188,7 @@ def _merged(step: Step) -> list[Unit]:
     return units
 
 
-def _users_of_homes(step: Step) -> Counter[int]:
+def _users_of_homes(step: TracedStep) -> Counter[int]:
     """How many operations use what lives in each tensor's memory."""
     return Counter(
         step.tensors[tensor].home

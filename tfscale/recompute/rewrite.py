@@ -22,14 +22,14 @@ import tensorflow as tf
 
 from tfscale.recompute.gate import behind, make_gate, use
 from tfscale.recompute.late import positions
-from tfscale.recompute.step import SHAPES, Again, Step
+from tfscale.recompute.traced_step import SHAPES, Again, TracedStep
 
 # Which input of an operation is the shape of its result.
 _SHAPE_INPUT = {"Reshape": 1, "BroadcastTo": 1, "Fill": 0, "Conv2DBackpropInput": 0}
 
 
 def rewrite(
-    graph: tf.Graph, operations: Sequence[tf.Operation], step: Step, again: Sequence[Again]
+    graph: tf.Graph, operations: Sequence[tf.Operation], step: TracedStep, again: Sequence[Again]
 ) -> None:
     """Rewrites the graph.
 
@@ -49,7 +49,7 @@ def rewrite(
             _use_if_left_with_one_user(operations, step, number)
 
 
-def _users(step: Step, one: Again) -> list[int]:
+def _users(step: TracedStep, one: Again) -> list[int]:
     """Operations of the backward pass that take what a segment computes again."""
     later = (index for tensor in one.tensors for index in step.consumers[tensor])
     return sorted({index for index in later if index >= step.end})
@@ -60,7 +60,7 @@ class _Copies:
         self,
         graph: tf.Graph,
         operations: Sequence[tf.Operation],
-        step: Step,
+        step: TracedStep,
         again: Again,
         gate: tf.Operation,
     ) -> None:
@@ -180,7 +180,9 @@ class _Copies:
         return self._apart[number]
 
 
-def _use_if_left_with_one_user(operations: Sequence[tf.Operation], step: Step, number: int) -> None:
+def _use_if_left_with_one_user(
+    operations: Sequence[tf.Operation], step: TracedStep, number: int
+) -> None:
     """Gives a second user to a tensor that had several users and now has one."""
     users = step.consumers[number]
     left = [index for index in users if index < step.end]

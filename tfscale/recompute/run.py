@@ -13,7 +13,7 @@ from tfscale.recompute.early import with_early_products
 from tfscale.recompute.plan import Plan
 from tfscale.recompute.read import read
 from tfscale.recompute.rewrite import rewrite
-from tfscale.recompute.step import Step
+from tfscale.recompute.traced_step import TracedStep
 from tfscale.recompute.watch import Forward, Watch
 
 
@@ -21,14 +21,14 @@ class _Seen(Exception):
     """The step has been traced as far as it was wanted."""
 
 
-def trace(model: keras.Model, batch: Any) -> Step:
+def trace(model: keras.Model, batch: Any) -> TracedStep:
     """The operations of a model's training step, up to its gradients. Nothing is run.
 
     Args:
         model: compiled, with all its variables.
         batch: specifications of what ``train_step`` takes.
     """
-    steps: list[Step] = []
+    steps: list[TracedStep] = []
 
     def look(forward: Forward, gradients: list[Any]) -> None:
         step = read(forward, gradients, forward.graph.get_operations())

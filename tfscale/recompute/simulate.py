@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tfscale.recompute.step import SHAPES, Again, Op, Step
+from tfscale.recompute.traced_step import SHAPES, Again, Op, TracedStep
 
 # May write their result where one of their inputs was, if nobody else needs that input.
 IN_PLACE = frozenset(
@@ -71,7 +71,7 @@ class Moment:
     segment: int = -1
 
 
-def schedule(step: Step, again: Sequence[Again]) -> Iterator[Moment]:
+def schedule(step: TracedStep, again: Sequence[Again]) -> Iterator[Moment]:
     """All operations in order; what is computed again stands just before its first use."""
     first = {one.before: number for number, one in enumerate(again)}
     for index in range(len(step.ops)):
@@ -80,7 +80,7 @@ def schedule(step: Step, again: Sequence[Again]) -> Iterator[Moment]:
         yield Moment(index)
 
 
-def memory(step: Step, again: Sequence[Again] = (), pile_up: bool = False) -> list[int]:
+def memory(step: TracedStep, again: Sequence[Again] = (), pile_up: bool = False) -> list[int]:
     """Bytes in use while each operation of the schedule runs, beside a large result of another.
 
     TensorFlow runs operations at the same time if none waits for the other.
@@ -95,7 +95,7 @@ def memory(step: Step, again: Sequence[Again] = (), pile_up: bool = False) -> li
 
 
 class _Memory:
-    def __init__(self, step: Step, again: Sequence[Again], pile_up: bool) -> None:
+    def __init__(self, step: TracedStep, again: Sequence[Again], pile_up: bool) -> None:
         self._step = step
         self._again = again
         self._moments = list(schedule(step, again))

@@ -87,7 +87,7 @@ class Statistic(Weight):
         return True
 
 
-class State(Weight):
+class SampleState(Weight):
     """Of a recurrent layer: it belongs to samples, and each replica has its own."""
 
     def _differs(self, value: Any) -> bool:
@@ -223,7 +223,7 @@ def kind_of(keywords: dict[str, Any]) -> type[Weight]:
 
 _BY_NAME: dict[str, type[Weight]] = {
     LAYER_SEED: Seed,
-    "rnn_state": State,
+    "rnn_state": SampleState,
     RESIDUAL: Residual,
     ROUNDING_SEED: Weight,
 }

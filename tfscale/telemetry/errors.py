@@ -20,7 +20,7 @@ _BLOCKS = 64  # of a sample
 
 
 @dataclasses.dataclass(frozen=True)
-class Loss:
+class Distortion:
     """What a wire loses of one bucket, in the last step, on this process's first rank.
 
     Attributes:
@@ -60,7 +60,7 @@ class Samples:
             for cell, part in zip(self._cells[bucket][1], parts, strict=True):
                 cell.assign(part)
 
-    def losses(self) -> list[Loss]:
+    def distortions(self) -> list[Distortion]:
         """Losses of the last step that exchanged gradients, of buckets that have gradients."""
         found = []
         for bucket, (wire, cells) in self._cells.items():
@@ -68,7 +68,7 @@ class Samples:
             gone = lost[0] if lost else _bound(wire, x)
             size, missing = _norm(x), _norm(gone)
             if size > 0 and np.isfinite(size) and np.isfinite(missing):
-                found.append(Loss(bucket, wire, missing / size, bool(lost)))
+                found.append(Distortion(bucket, wire, missing / size, bool(lost)))
         return found
 
 

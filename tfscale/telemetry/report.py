@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tfscale import figures
-from tfscale.telemetry.errors import Loss
+from tfscale.telemetry.errors import Distortion
 from tfscale.telemetry.steps import EFFICIENCIES, Mean
 from tfscale.text import WIDTH, entries, wrapped
 
@@ -31,17 +31,17 @@ def summary(
     numbers: Mapping[str, float],
     efficiency: str,
     rows: Iterable[Row],
-    losses: Mapping[str, Loss],
+    distortions: Mapping[str, Distortion],
     words: str,
 ) -> str:
     """Text of two tables.
 
     Args:
-        whole: sums over all turns.
-        numbers: means over usual turns.
+        whole: sums over all laps.
+        numbers: means over usual laps.
         efficiency: what the scaling efficiency is measured against.
         rows: the buckets, with their present schedules.
-        losses: by bucket.
+        distortions: by bucket.
         words: a text to add.
     """
     from rich.console import Console
@@ -59,7 +59,7 @@ def summary(
             table.add_row(f"{name} in all, MB", f"{whole.counted[name] / 1e6:,.4g}")
     text = io.StringIO()
     Console(file=text, width=WIDTH).print(table)
-    buckets = [_bucket(row, losses.get(row.bucket)) for row in rows]
+    buckets = [_bucket(row, distortions.get(row.bucket)) for row in rows]
     if buckets:
         print(entries(("bytes", "wire", "of fp32", "error"), buckets), file=text)
     if words:
@@ -67,8 +67,12 @@ def summary(
     return text.getvalue()
 
 
-def _bucket(row: Row, loss: Loss | None) -> tuple[str, tuple[str, ...]]:
-    error = "-" if loss is None else f"{'' if loss.measured else '<= '}{loss.error:.2g}"
+def _bucket(row: Row, distortion: Distortion | None) -> tuple[str, tuple[str, ...]]:
+    error = (
+        "-"
+        if distortion is None
+        else f"{'' if distortion.measured else '<= '}{distortion.error:.2g}"
+    )
     share = f"{row.bytes / row.lossless:.0%}" if row.lossless else "-"
     return row.words, (f"{row.bytes:,}", row.wire, share, error)
 

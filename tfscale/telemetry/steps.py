@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tfscale.ops.log import Execution
-    from tfscale.telemetry.wire import Kind
+    from tfscale.telemetry.engine_log import Kind
 
 
 @dataclasses.dataclass
-class Turn:
+class Lap:
     """One step or several: those of one execution (``steps_per_execution``), or very short ones.
 
-    A turn begins with its first step and ends when the next turn begins, or when the epoch's
+    A lap begins with its first step and ends when the next lap begins, or when the epoch's
     training ends. Bytes and seconds are sums over its steps.
 
     Attributes:
         batch: the place of its first step in the epoch.
         step: the number of its first step, as the optimizer counts batches.
         samples: of all replicas; None if nobody knows.
-        usual: False for turns that no mean counts, because a graph was traced or a profile
+        usual: False for laps that no mean counts, because a graph was traced or a profile
             taken meanwhile.
         communication: seconds in which a collective of the rank was under way.
         exposed: seconds from when the rank handed over its last gradients until all sums were
@@ -51,17 +51,17 @@ class Turn:
         return self.end - self.begin
 
     def account(self, ranks: Sequence[Sequence[Execution]], kind: Callable[[str], Kind]) -> None:
-        """Take in what each rank began to run in this turn, in that order."""
+        """Take in what each rank began to run in this lap, in that order."""
         times = [(_exposed(mine, kind), _under_way(mine)) for mine in ranks]
         self.exposed, self.communication = min(times)
         self.sent = sum(one.sent for mine in ranks for one in mine)
         self.saved = round(sum(one.sent * kind(one.bucket).saved for r in ranks for one in r))
 
 
-def split(executions: Sequence[Execution], turns: Sequence[Turn]) -> list[Sequence[Execution]]:
-    """What began in each turn, of one rank's executions in the order of their beginnings."""
+def split(executions: Sequence[Execution], laps: Sequence[Lap]) -> list[Sequence[Execution]]:
+    """What began in each lap, of one rank's executions in the order of their beginnings."""
     starts = [one.start for one in executions]
-    places = [(bisect_left(starts, t.begin), bisect_left(starts, t.end)) for t in turns]
+    places = [(bisect_left(starts, t.begin), bisect_left(starts, t.end)) for t in laps]
     return [executions[first:last] for first, last in places]
 
 
@@ -76,7 +76,7 @@ def _under_way(executions: Iterable[Execution]) -> float:
 
 
 def _exposed(executions: Iterable[Execution], kind: Callable[[str], Kind]) -> float:
-    """A turn has each bucket once for each of its steps, one step after the other."""
+    """A lap has each bucket once for each of its steps, one step after the other."""
     seen: collections.Counter[str] = collections.Counter()
     exchanges: dict[tuple[str, int], list[Execution]] = {}
     for one in executions:
@@ -95,7 +95,7 @@ EFFICIENCIES = MEASURED, ESTIMATED = "efficiency_measured", "efficiency_estimate
 
 @dataclasses.dataclass
 class Mean:
-    """Sums over turns, and what they are per step and per second."""
+    """Sums over laps, and what they are per step and per second."""
 
     steps: int = 0
     seconds: float = 0.0
@@ -103,15 +103,15 @@ class Mean:
     over: dict[str, int] = dataclasses.field(default_factory=dict)  # steps that know them
     during: dict[str, float] = dataclasses.field(default_factory=dict)  # seconds of these
 
-    def add(self, turn: Turn) -> None:
-        self.steps += turn.steps
-        self.seconds += turn.seconds
+    def add(self, lap: Lap) -> None:
+        self.steps += lap.steps
+        self.seconds += lap.seconds
         for what in ("samples", "communication", "exposed", "sent", "saved"):
-            value = getattr(turn, what)
+            value = getattr(lap, what)
             if value is not None:
                 self.counted[what] = self.counted.get(what, 0) + value
-                self.over[what] = self.over.get(what, 0) + turn.steps
-                self.during[what] = self.during.get(what, 0) + turn.seconds
+                self.over[what] = self.over.get(what, 0) + lap.steps
+                self.during[what] = self.during.get(what, 0) + lap.seconds
 
     def merge(self, other: Mean) -> None:
         self.steps += other.steps
@@ -126,7 +126,7 @@ class Mean:
         return self.counted[what] / self.over[what] if self.over.get(what) else None
 
     def share(self, what: str) -> float | None:
-        """Of the seconds of the turns that know it."""
+        """Of the seconds of the laps that know it."""
         return self.counted[what] / self.during[what] if self.during.get(what) else None
 
     def numbers(self, devices: int, baseline: float | None) -> dict[str, float]:

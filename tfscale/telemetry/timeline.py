@@ -32,7 +32,7 @@ _REPLICA = re.compile(r"(?:^|/)replica_(\d+)/")
 
 
 @dataclasses.dataclass(frozen=True)
-class Trace:
+class RankTimeline:
     """Some steps of one rank. ``compute`` are its ops, ``buckets`` its exchanges."""
 
     rank: int
@@ -107,11 +107,11 @@ class Recording:
         """Write the file."""
         ops = of_replicas(self._profile.stop() if self._profile else [], len(self._ranks))
         ends = [*self._begins, now]
-        traces = [
-            Trace(rank, ends, _within(compute, ends), _within(buckets, ends))
+        timelines = [
+            RankTimeline(rank, ends, _within(compute, ends), _within(buckets, ends))
             for rank, compute, buckets in zip(self._ranks, ops, self._buckets, strict=True)
         ]
-        records.write(self._path, chrome(traces, begin=0.0))
+        records.write(self._path, chrome(timelines, begin=0.0))
 
 
 _TWO_PROFILES = (
@@ -152,29 +152,29 @@ def of_replicas(ops: Sequence[Span], count: int) -> list[list[Span]]:
     return each
 
 
-def chrome(traces: Sequence[Trace], begin: float | None = None) -> dict[str, Any]:
+def chrome(timelines: Sequence[RankTimeline], begin: float | None = None) -> dict[str, Any]:
     """The format of chrome://tracing: a process for each rank, with two tracks.
 
     Args:
-        traces: of each rank.
+        timelines: of each rank.
         begin: the moment that is 0; the first step's beginning, if it is not given.
     """
-    begin = min(trace.ends[0] for trace in traces) if begin is None else begin
+    begin = min(timeline.ends[0] for timeline in timelines) if begin is None else begin
     events: list[dict[str, Any]] = []
-    for trace in traces:
+    for timeline in timelines:
         events += [
-            {"ph": "M", "pid": trace.rank, "name": "process_name",
-             "args": {"name": f"rank {trace.rank}"}},
-            {"ph": "M", "pid": trace.rank, "tid": 0, "name": "thread_name",
+            {"ph": "M", "pid": timeline.rank, "name": "process_name",
+             "args": {"name": f"rank {timeline.rank}"}},
+            {"ph": "M", "pid": timeline.rank, "tid": 0, "name": "thread_name",
              "args": {"name": "compute"}},
         ]  # fmt: skip
-        for start, end, backward in busy(trace.compute):
-            events.append({"ph": "X", "pid": trace.rank, "tid": 0, "cat": "compute",
+        for start, end, backward in busy(timeline.compute):
+            events.append({"ph": "X", "pid": timeline.rank, "tid": 0, "cat": "compute",
                            "name": "backward" if backward else "forward and update",
                            "ts": 1e6 * (start - begin), "dur": 1e6 * (end - start)})  # fmt: skip
-        for number, (name, start, end) in enumerate(trace.buckets):
-            common = {"pid": trace.rank, "cat": "exchange", "name": untraced(name),
-                      "id": f"{trace.rank}-{number}"}  # fmt: skip
+        for number, (name, start, end) in enumerate(timeline.buckets):
+            common = {"pid": timeline.rank, "cat": "exchange", "name": untraced(name),
+                      "id": f"{timeline.rank}-{number}"}  # fmt: skip
             events.append({**common, "ph": "b", "ts": 1e6 * (start - begin)})
             events.append({**common, "ph": "e", "ts": 1e6 * (end - begin)})
     return {"traceEvents": events, "displayTimeUnit": "ms"}
@@ -219,31 +219,33 @@ def busy(ops: Sequence[Span], gap: float = 2e-4) -> list[tuple[float, float, boo
     return found
 
 
-def exposed_seconds(traces: Sequence[Trace]) -> float:
+def exposed_seconds(timelines: Sequence[RankTimeline]) -> float:
     """How long gradients are exchanged in a step while nothing computes.
 
     The median over steps, of the rank for which it is shortest: the others wait for that
     one's computation, not for the exchange.
     """
-    steps = range(len(traces[0].ends) - 1)
-    return statistics.median(min(_exposed(step_of(t, n)) for t in traces) for n in steps)
+    steps = range(len(timelines[0].ends) - 1)
+    return statistics.median(min(_exposed(step_of(t, n)) for t in timelines) for n in steps)
 
 
-def _exposed(trace: Trace) -> float:
-    gradients = [span for span in trace.buckets if "gradients" in span[0]]
-    both = busy(sorted([*gradients, *trace.compute], key=lambda span: span[1]), 0)
-    return _length(both) - _length(busy(trace.compute, 0))
+def _exposed(timeline: RankTimeline) -> float:
+    gradients = [span for span in timeline.buckets if "gradients" in span[0]]
+    both = busy(sorted([*gradients, *timeline.compute], key=lambda span: span[1]), 0)
+    return _length(both) - _length(busy(timeline.compute, 0))
 
 
 def _length(stretches: Sequence[tuple[float, float, bool]]) -> float:
     return sum(end - start for start, end, _ in stretches)
 
 
-def step_of(trace: Trace, number: int) -> Trace:
+def step_of(timeline: RankTimeline, number: int) -> RankTimeline:
     """One of its steps alone; -1 is the last."""
-    first, last = list(zip(trace.ends, trace.ends[1:], strict=False))[number]
+    first, last = list(zip(timeline.ends, timeline.ends[1:], strict=False))[number]
 
     def inside(spans: Sequence[Span]) -> list[Span]:
         return [span for span in spans if first <= span[1] < last]
 
-    return Trace(trace.rank, (first, last), inside(trace.compute), inside(trace.buckets))
+    return RankTimeline(
+        timeline.rank, (first, last), inside(timeline.compute), inside(timeline.buckets)
+    )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tfscale.compression import WirePolicy
 from tfscale.exchange import buckets
-from tfscale.exchange.buckets import ELEMENT_BYTES, Bucket, Gradient, plan
+from tfscale.exchange.buckets import ELEMENT_BYTES, Bucket, Gradient, pack
 
 POLICY = WirePolicy("int8", rules={"embed": "bf16"}, small=20)
 
@@ -37,9 +37,9 @@ def size(bucket: Bucket, gradients: list[Gradient]) -> int:
     return sum(math.prod(gradients[m].shape) * items[gradients[m].dtype] for m in bucket.members)
 
 
-def completed(planned: tuple[Bucket, ...], gradients: list[Gradient]) -> list[Bucket]:
+def completed(packed: tuple[Bucket, ...], gradients: list[Gradient]) -> list[Bucket]:
     """The buckets as a backward pass completes them, gradient after gradient."""
-    missing = {bucket: set(bucket.members) for bucket in planned}
+    missing = {bucket: set(bucket.members) for bucket in packed}
     order = []
     for position in reversed(range(len(gradients))):
         for bucket, members in missing.items():
@@ -52,15 +52,15 @@ def completed(planned: tuple[Bucket, ...], gradients: list[Gradient]) -> list[Bu
 
 @given(GRADIENTS, BYTES, BYTES)
 def test_every_gradient_is_in_one_bucket(gradients, bucket_bytes, first_bytes) -> None:
-    planned = plan(gradients, POLICY, bucket_bytes, first_bytes)
-    members = [member for bucket in planned for member in bucket.members]
+    packed = pack(gradients, POLICY, bucket_bytes, first_bytes)
+    members = [member for bucket in packed for member in bucket.members]
     assert sorted(members) == list(range(len(gradients)))
-    assert all(bucket.members for bucket in planned)
+    assert all(bucket.members for bucket in packed)
 
 
 @given(GRADIENTS, BYTES, BYTES)
 def test_a_bucket_has_one_wire_and_one_type(gradients, bucket_bytes, first_bytes) -> None:
-    for bucket in plan(gradients, POLICY, bucket_bytes, first_bytes):
+    for bucket in pack(gradients, POLICY, bucket_bytes, first_bytes):
         for one in (gradients[member] for member in bucket.members):
             assert one.dtype == bucket.dtype
             assert POLICY.wire_of(one.path, one.shape, one.dtype) == bucket.wire
@@ -69,9 +69,9 @@ def test_a_bucket_has_one_wire_and_one_type(gradients, bucket_bytes, first_bytes
 @given(GRADIENTS, BYTES, BYTES)
 def test_buckets_are_as_full_as_they_may_be(gradients, bucket_bytes, first_bytes) -> None:
     """None exceeds its limit unless alone, and none is closed while the next one fits."""
-    planned = plan(gradients, POLICY, bucket_bytes, first_bytes)
-    for kind in {(bucket.wire, bucket.dtype) for bucket in planned}:
-        alike = [bucket for bucket in planned if (bucket.wire, bucket.dtype) == kind]
+    packed = pack(gradients, POLICY, bucket_bytes, first_bytes)
+    for kind in {(bucket.wire, bucket.dtype) for bucket in packed}:
+        alike = [bucket for bucket in packed if (bucket.wire, bucket.dtype) == kind]
         limits = [min(first_bytes, bucket_bytes)] + [bucket_bytes] * (len(alike) - 1)
         for bucket, limit in zip(alike, limits, strict=True):
             assert size(bucket, gradients) <= limit or len(bucket.members) == 1
@@ -82,19 +82,19 @@ def test_buckets_are_as_full_as_they_may_be(gradients, bucket_bytes, first_bytes
 
 @given(GRADIENTS, BYTES, BYTES)
 def test_the_last_layer_goes_first(gradients, bucket_bytes, first_bytes) -> None:
-    planned = plan(gradients, POLICY, bucket_bytes, first_bytes)
-    assert completed(planned, gradients) == list(planned)
-    for kind in {(bucket.wire, bucket.dtype) for bucket in planned}:
-        alike = [bucket for bucket in planned if (bucket.wire, bucket.dtype) == kind]
+    packed = pack(gradients, POLICY, bucket_bytes, first_bytes)
+    assert completed(packed, gradients) == list(packed)
+    for kind in {(bucket.wire, bucket.dtype) for bucket in packed}:
+        alike = [bucket for bucket in packed if (bucket.wire, bucket.dtype) == kind]
         members = [member for bucket in alike for member in bucket.members]
         assert members == sorted(members, reverse=True)
 
 
 @given(GRADIENTS, BYTES, BYTES)
 def test_names_are_unique_and_no_accident(gradients, bucket_bytes, first_bytes) -> None:
-    planned = plan(gradients, POLICY, bucket_bytes, first_bytes)
-    assert len({bucket.name for bucket in planned}) == len(planned)
-    assert planned == plan(list(gradients), POLICY, bucket_bytes, first_bytes)
+    packed = pack(gradients, POLICY, bucket_bytes, first_bytes)
+    assert len({bucket.name for bucket in packed}) == len(packed)
+    assert packed == pack(list(gradients), POLICY, bucket_bytes, first_bytes)
 
 
 def test_names_say_what_is_inside() -> None:
@@ -104,12 +104,12 @@ def test_names_say_what_is_inside() -> None:
         gradient("model/block/dense/kernel", 5, 5),
         gradient("model/block/dense/bias", 5),
     ]
-    planned = plan(gradients, POLICY, bucket_bytes=1000)
-    assert [(bucket.name, bucket.wire) for bucket in planned] == [
+    packed = pack(gradients, POLICY, bucket_bytes=1000)
+    assert [(bucket.name, bucket.wire) for bucket in packed] == [
         ("gradients 0: dense/bias..conv/bias", "fp32"),
         ("gradients 1: dense/kernel..conv/kernel", "int8"),
     ]
-    (alone,) = plan(gradients[:1], POLICY, bucket_bytes=1000)
+    (alone,) = pack(gradients[:1], POLICY, bucket_bytes=1000)
     assert alone.name == "gradients 0: conv/kernel"
 
 
@@ -120,23 +120,23 @@ def test_a_bucket_waits_for_its_last_gradient_not_for_its_neighbours() -> None:
         gradient("first/bias", 5),
         gradient("last/kernel", 10, 10),
     ]
-    planned = plan(gradients, POLICY, bucket_bytes=400)
-    assert [bucket.members for bucket in planned] == [(2,), (1,), (0,)]
+    packed = pack(gradients, POLICY, bucket_bytes=400)
+    assert [bucket.members for bucket in packed] == [(2,), (1,), (0,)]
 
 
 def test_nothing_needs_no_bucket() -> None:
-    assert plan([], POLICY, bucket_bytes=1000) == ()
+    assert pack([], POLICY, bucket_bytes=1000) == ()
 
 
 @pytest.mark.parametrize("sizes", [(0, 5), (5, -1)])
 def test_bad_sizes_are_refused(sizes: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="_bytes is a number of bytes, 1 or more; got"):
-        plan([], POLICY, *sizes)
+        pack([], POLICY, *sizes)
 
 
 def test_other_types_are_refused() -> None:
     with pytest.raises(TypeError, match=r"gradient of dense/kernel has type complex64.*float32"):
-        plan([gradient("dense/kernel", 5, dtype="complex64")], POLICY, 1000)
+        pack([gradient("dense/kernel", 5, dtype="complex64")], POLICY, 1000)
 
 
 def test_types_are_those_of_the_collectives() -> None:

@@ -10,7 +10,7 @@ from tfscale.recompute.early import with_early_products
 from tfscale.recompute.late import positions
 from tfscale.recompute.plan import BudgetError, Plan, plan_budget, plan_layers, plan_sqrt, show
 from tfscale.recompute.simulate import memory
-from tfscale.recompute.step import Again, Op, Step, Tensor, Unit
+from tfscale.recompute.traced_step import Again, Op, Tensor, TracedStep, Unit
 
 SIZE = 1_000_000
 
@@ -35,7 +35,7 @@ def chain(depth, lasting=()):
     ]
     count = last + depth + 2
     tensors = [Tensor(SIZE, number, number in lasting) for number in range(count)]
-    return Step(ops, units, tensors, (count - 1,))
+    return TracedStep(ops, units, tensors, (count - 1,))
 
 
 def test_the_border_is_kept_and_all_else_computed_again():
@@ -73,7 +73,7 @@ def attention(constant=True, elsewhere=True):
     ]
     units = [Unit("softmax", frozenset({"softmax"}), 2, 4, range(0, 1))]
     tensors = [Tensor(SIZE, number) for number in range(8)]
-    return Step(ops, units, tensors, (7,), frozenset({0} if constant else ()))
+    return TracedStep(ops, units, tensors, (7,), frozenset({0} if constant else ()))
 
 
 def test_a_product_with_a_constant_is_computed_as_early_as_it_can_be():
@@ -100,7 +100,7 @@ def test_the_gradient_of_a_bias_is_done_with_that_of_its_filter():
         Op("BiasAddGrad", (5,), (7,)),
     ]
     units = [Unit("conv", frozenset({"conv"}), 1, 2, range(0, 1))]
-    step = Step(ops, units, [Tensor(SIZE, number) for number in range(8)], (4, 6, 7))
+    step = TracedStep(ops, units, [Tensor(SIZE, number) for number in range(8)], (4, 6, 7))
     assert positions(step) == [0, 1, 2, 6, 6, 5, 6, 7]
 
 

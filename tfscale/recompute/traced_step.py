@@ -75,7 +75,7 @@ class Again:
 
 
 @dataclass(frozen=True)
-class Step:
+class TracedStep:
     """One step up to its gradients.
 
     Args:

@@ -11,7 +11,7 @@ REPLICAS = 2  # processes of a part that has several
 
 
 @dataclasses.dataclass(frozen=True)
-class Contestant:
+class FitContestant:
     """One way to train, in processes of its own.
 
     Args:
@@ -37,7 +37,7 @@ class Contestant:
         return self.processes * self.devices
 
 
-def contestants(part: str, wires: Sequence[str] = WIRES, tiny: bool = False) -> list[Contestant]:
+def contestants(part: str, wires: Sequence[str] = WIRES, tiny: bool = False) -> list[FitContestant]:
     """All of a part, by groups of the same number of devices.
 
     The first of each group is what the others are compared with.
@@ -45,16 +45,16 @@ def contestants(part: str, wires: Sequence[str] = WIRES, tiny: bool = False) -> 
     small, wide, deep = ("tiny",) * 3 if tiny else ("conv", "dense", "deep")
     if part == "one":
         rows = [("no strategy", "none"), ("ScaleStrategy", "scale"), ("auto_strategy()", "auto")]
-        return [Contestant(part, name, way, small) for name, way in rows]
+        return [FitContestant(part, name, way, small) for name, way in rows]
     if part == "devices":
         rows = [("MirroredStrategy", "mirrored"), ("ScaleStrategy", "scale")]
-        return [Contestant(part, name, way, small, 1, n) for n in (2, 4) for name, way in rows]
+        return [FitContestant(part, name, way, small, 1, n) for n in (2, 4) for name, way in rows]
     if part == "workers":
-        stock = Contestant(part, "MultiWorkerMirrored, own loop", "stock", wide, REPLICAS)
+        stock = FitContestant(part, "MultiWorkerMirrored, own loop", "stock", wide, REPLICAS)
         ours = [
-            Contestant(part, f"ScaleStrategy {wire}", "scale", wide, REPLICAS, wire=wire)
+            FitContestant(part, f"ScaleStrategy {wire}", "scale", wide, REPLICAS, wire=wire)
             for wire in wires
         ]
         return [stock, *ours]
     rows = [("without exchange", "apart"), ("ScaleStrategy", "scale"), ("exchange alone", "sums")]
-    return [Contestant(part, name, way, deep, REPLICAS) for name, way in rows]
+    return [FitContestant(part, name, way, deep, REPLICAS) for name, way in rows]

@@ -28,7 +28,7 @@ class Kind:
     saved: float
 
 
-class Wire:
+class EngineLog:
     """The ranks of this process.
 
     Args:
@@ -102,9 +102,9 @@ def _calls(communicator: Communicator) -> int:
     return sum(total.calls for total in communicator.totals().values())
 
 
-def wire_of(strategy: Any) -> Wire | None:
+def engine_log_of(strategy: Any) -> EngineLog | None:
     """The wire of a strategy; None where tfscale exchanges nothing."""
     reducer = getattr(strategy, "reducer", None)
     if not isinstance(reducer, Reducer) or reducer.exchange.ranks == 1:
         return None
-    return Wire(reducer)
+    return EngineLog(reducer)

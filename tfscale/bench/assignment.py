@@ -40,7 +40,7 @@ _STOCK_LABELS = {"tf": "tf stock", "gloo": "gloo", "mpi": "mpi"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class Assignment:
     """What one set of processes measures.
 
     Args:
@@ -65,7 +65,7 @@ class Plan:
         path.write_text(json.dumps(dataclasses.asdict(self)))
 
     @classmethod
-    def load(cls, path: str | Path) -> Plan:
+    def load(cls, path: str | Path) -> Assignment:
         fields: dict[str, Any] = json.loads(Path(path).read_text())
         contestants = tuple(Contestant(**each) for each in fields.pop("contestants"))
         sizes, ports = tuple(fields.pop("sizes")), tuple(fields.pop("ports"))
