@@ -1,4 +1,4 @@
-"""What low precision has lost is a part of a training's state: kept, saved, restored, shared out."""
+"""What low precision has lost belongs to a training: it is kept, saved, restored, shared out."""
 
 from __future__ import annotations
 
