@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "custom_ops/engine/bucket.h"
 #include "custom_ops/engine/buffer_pool.h"
 #include "custom_ops/engine/layout.h"
 #include "custom_ops/engine/program.h"
@@ -25,8 +26,8 @@ class Communicator;
 // What to run. `x` holds this rank's contribution and `y` receives the result;
 // both have layout.count() numbers and may be the same memory.
 struct Request {
-  std::string bucket;     // what its user calls it
-  std::string name;       // the bucket, and which iteration of a loop; the same on all ranks
+  BucketId bucket;
+  std::string name;       // the bucket's, and which iteration of a loop; the same on all ranks
   std::string signature;  // all that ranks must agree on, readable
   int64_t step = 0;       // the caller's step, 0 if unknown: see Communicator
   std::shared_ptr<const Program> program;

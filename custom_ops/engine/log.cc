@@ -24,7 +24,7 @@ std::vector<Execution> Log::Executions(size_t most) const {
   return executions;
 }
 
-std::map<std::string, Log::Total> Log::Totals() const {
+std::map<BucketId, Log::Total> Log::Totals() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return totals_;
 }

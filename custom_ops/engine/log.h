@@ -7,14 +7,15 @@
 #include <deque>
 #include <map>
 #include <mutex>
-#include <string>
 #include <vector>
+
+#include "custom_ops/engine/bucket.h"
 
 namespace tfscale {
 
 // One collective on one rank, whether it worked or not.
 struct Execution {
-  std::string bucket;
+  BucketId bucket;
   int64_t start = 0, end = 0;  // microseconds of the wall clock, which the ranks of a host share
   int64_t sent = 0;            // bytes of data that other ranks have taken
 };
@@ -32,17 +33,17 @@ class Log {
 
   // The last ones, kKept or fewer, in the order in which they ended.
   std::vector<Execution> Executions(size_t most = kKept) const;
-  std::map<std::string, Total> Totals() const;
+  std::map<BucketId, Total> Totals() const;
 
  private:
   struct Entry {
-    const std::string* bucket;  // a key of totals_
+    const BucketId* bucket;  // a key of totals_
     int64_t start, end, sent;
   };
 
   mutable std::mutex mutex_;
   std::deque<Entry> last_;
-  std::map<std::string, Total> totals_;
+  std::map<BucketId, Total> totals_;
 };
 
 }  // namespace tfscale

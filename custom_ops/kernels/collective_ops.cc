@@ -84,6 +84,9 @@ absl::Status ResizedShape(InferenceContext* c, bool grows) {
       .Output("y: T")                                           \
       .Attr("T: {float, half, bfloat16, double, int32, int64}") \
       .Attr("bucket: string")                                   \
+      .Attr("bucket_owner: string = ''")                        \
+      .Attr("bucket_graph: string = ''")                        \
+      .Attr("bucket_number: int = 0")                           \
       .Attr("wire: string = 'fp32'")                            \
       .Attr("stochastic: bool = false")                         \
       .Attr("schedule: string")                                 \
@@ -192,7 +195,10 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
  public:
   explicit CollectiveOp(OpKernelConstruction* ctx) : AsyncOpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &type_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("bucket", &bucket_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("bucket", &bucket_.label));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("bucket_owner", &bucket_.owner));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("bucket_graph", &bucket_.graph));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("bucket_number", &bucket_.number));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("stochastic", &stochastic_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("schedule", &schedule_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("piece_bytes", &piece_bytes_));
@@ -296,7 +302,7 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
     const int ranks = static_cast<int>(config.peers.size());
     if (config.rank == program_->rank && ranks == program_->ranks) return absl::OkStatus();
     return absl::InvalidArgumentError(
-        Text("bucket '", bucket_, "' has the program of rank ", program_->rank, " of ",
+        Text("bucket '", bucket_.Name(), "' has the program of rank ", program_->rank, " of ",
              program_->ranks, ", but its communicator is rank ", config.rank, " of ", ranks));
   }
 
@@ -304,17 +310,18 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
     *y = x;
     if (!sharded()) return absl::OkStatus();
     if (x.dims() < 1)
-      return absl::InvalidArgumentError(Text(
-          "bucket '", bucket_, "': expected at least one dimension to cut or join, got a scalar"));
+      return absl::InvalidArgumentError(
+          Text("bucket '", bucket_.Name(),
+               "': expected at least one dimension to cut or join, got a scalar"));
     const int64_t first = x.dim_size(0), ranks = program_->ranks;
     if (goal_ == Goal::kAllGather) {
       y->set_dim(0, first * ranks);
     } else if (first % ranks == 0) {
       y->set_dim(0, first / ranks);
     } else {
-      return absl::InvalidArgumentError(Text("bucket '", bucket_, "': the first dimension of ",
-                                             x.DebugString(), " cannot be shared evenly among ",
-                                             ranks, " ranks; pad it"));
+      return absl::InvalidArgumentError(
+          Text("bucket '", bucket_.Name(), "': the first dimension of ", x.DebugString(),
+               " cannot be shared evenly among ", ranks, " ranks; pad it"));
     }
     return absl::OkStatus();
   }
@@ -369,7 +376,7 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
     job->residual = ctx->input(3);
     if (job->residual.shape() != job->x.shape()) {
       return absl::InvalidArgumentError(
-          Text("bucket '", bucket_, "': the residual must have the shape of x, ",
+          Text("bucket '", bucket_.Name(), "': the residual must have the shape of x, ",
                job->x.shape().DebugString(), ", got ", job->residual.shape().DebugString()));
     }
     if (program_->ranks == 1) {
@@ -432,7 +439,7 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
   Request MakeRequest(OpKernelContext* ctx, const JobPtr& job, Group group) const {
     Request request;
     request.bucket = bucket_;
-    request.name = Text(bucket_, IterationName(ctx));
+    request.name = Text(bucket_.Name(), IterationName(ctx));
     request.step = ctx->step_id();
     request.program = program_;
     request.layout = MakeLayout(*job);
@@ -465,7 +472,7 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
   void Launch(OpKernelContext* ctx, const JobPtr& job, Group group, DoneCallback done) {
     job->farewell =
         Status(Code::kCancelled,
-               Text("bucket '", bucket_, "': ", job->communicator->Describe(program_->rank),
+               Text("bucket '", bucket_.Name(), "': ", job->communicator->Describe(program_->rank),
                     " left it because its step ended early; its own log says why"));
     tensorflow::CancellationManager* manager = ctx->cancellation_manager();
     const tensorflow::CancellationToken token = manager->get_cancellation_token();
@@ -520,7 +527,8 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
   }
 
   DataType type_, summed_as_;
-  std::string bucket_, schedule_, reduction_ = "sum";
+  BucketId bucket_;
+  std::string schedule_, reduction_ = "sum";
   bool stochastic_ = false, has_residual_ = false;
   int64_t piece_bytes_ = 0;
   Goal goal_;

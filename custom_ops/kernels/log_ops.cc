@@ -25,7 +25,10 @@ absl::Status ColumnsOfOneLength(InferenceContext* c) {
 REGISTER_OP("TfscaleExecutions")
     .Input("communicator: resource")
     .Input("most: int64")
-    .Output("bucket: string")
+    .Output("label: string")
+    .Output("owner: string")
+    .Output("graph: string")
+    .Output("number: int64")
     .Output("start: int64")
     .Output("end: int64")
     .Output("sent: int64")
@@ -37,13 +40,18 @@ REGISTER_OP("TfscaleExecutions")
 
 REGISTER_OP("TfscaleTotals")
     .Input("communicator: resource")
-    .Output("bucket: string")
+    .Output("label: string")
+    .Output("owner: string")
+    .Output("graph: string")
+    .Output("number: int64")
     .Output("calls: int64")
     .Output("sent: int64")
     .Output("microseconds: int64")
     .SetIsStateful()
     .SetShapeFn(ColumnsOfOneLength)
     .Doc("All collectives of this rank, added up for each bucket.");
+
+constexpr int kBucketColumns = 4;
 
 // Writes what `value` says of each row to one output.
 template <typename T, typename Rows, typename Value>
@@ -55,6 +63,20 @@ absl::Status PutColumn(OpKernelContext* ctx, int output, const Rows& rows, Value
   return absl::OkStatus();
 }
 
+// The first outputs: the bucket of each row.
+template <typename Rows, typename Bucket>
+absl::Status PutBuckets(OpKernelContext* ctx, const Rows& rows, Bucket bucket) {
+  using tensorflow::tstring;
+  const auto put = [&](int output, std::string BucketId::*field) {
+    return PutColumn<tstring>(ctx, output, rows,
+                              [&](const auto& row) -> tstring { return bucket(row).*field; });
+  };
+  TF_RETURN_IF_ERROR(put(0, &BucketId::label));
+  TF_RETURN_IF_ERROR(put(1, &BucketId::owner));
+  TF_RETURN_IF_ERROR(put(2, &BucketId::graph));
+  return PutColumn<int64_t>(ctx, 3, rows, [&](const auto& row) { return bucket(row).number; });
+}
+
 absl::Status PutExecutions(OpKernelContext* ctx, const Log& log) {
   int64_t most;
   TF_RETURN_IF_ERROR(ReadOne(ctx, 1, "most", &most));
@@ -64,21 +86,27 @@ absl::Status PutExecutions(OpKernelContext* ctx, const Log& log) {
   }
   const auto rows = log.Executions(most);
   TF_RETURN_IF_ERROR(
-      PutColumn<tensorflow::tstring>(ctx, 0, rows, [](const auto& row) { return row.bucket; }));
-  TF_RETURN_IF_ERROR(PutColumn<int64_t>(ctx, 1, rows, [](const auto& row) { return row.start; }));
-  TF_RETURN_IF_ERROR(PutColumn<int64_t>(ctx, 2, rows, [](const auto& row) { return row.end; }));
-  return PutColumn<int64_t>(ctx, 3, rows, [](const auto& row) { return row.sent; });
+      PutBuckets(ctx, rows, [](const auto& row) -> const BucketId& { return row.bucket; }));
+  const auto put = [&](int column, int64_t Execution::*field) {
+    return PutColumn<int64_t>(ctx, kBucketColumns + column, rows,
+                              [field](const Execution& row) { return row.*field; });
+  };
+  TF_RETURN_IF_ERROR(put(0, &Execution::start));
+  TF_RETURN_IF_ERROR(put(1, &Execution::end));
+  return put(2, &Execution::sent);
 }
 
 absl::Status PutTotals(OpKernelContext* ctx, const Log& log) {
   const auto rows = log.Totals();
   TF_RETURN_IF_ERROR(
-      PutColumn<tensorflow::tstring>(ctx, 0, rows, [](const auto& row) { return row.first; }));
-  TF_RETURN_IF_ERROR(
-      PutColumn<int64_t>(ctx, 1, rows, [](const auto& row) { return row.second.calls; }));
-  TF_RETURN_IF_ERROR(
-      PutColumn<int64_t>(ctx, 2, rows, [](const auto& row) { return row.second.sent; }));
-  return PutColumn<int64_t>(ctx, 3, rows, [](const auto& row) { return row.second.microseconds; });
+      PutBuckets(ctx, rows, [](const auto& row) -> const BucketId& { return row.first; }));
+  const auto put = [&](int column, int64_t Log::Total::*field) {
+    return PutColumn<int64_t>(ctx, kBucketColumns + column, rows,
+                              [field](const auto& row) { return row.second.*field; });
+  };
+  TF_RETURN_IF_ERROR(put(0, &Log::Total::calls));
+  TF_RETURN_IF_ERROR(put(1, &Log::Total::sent));
+  return put(2, &Log::Total::microseconds);
 }
 
 template <absl::Status (*Put)(OpKernelContext*, const Log&)>
@@ -99,7 +127,10 @@ REGISTER_KERNEL_BUILDER(Name("TfscaleExecutions")
                             .Device(tensorflow::DEVICE_GPU)
                             .HostMemory("communicator")
                             .HostMemory("most")
-                            .HostMemory("bucket")
+                            .HostMemory("label")
+                            .HostMemory("owner")
+                            .HostMemory("graph")
+                            .HostMemory("number")
                             .HostMemory("start")
                             .HostMemory("end")
                             .HostMemory("sent"),
@@ -108,7 +139,10 @@ REGISTER_KERNEL_BUILDER(Name("TfscaleTotals").Device(tensorflow::DEVICE_CPU), Lo
 REGISTER_KERNEL_BUILDER(Name("TfscaleTotals")
                             .Device(tensorflow::DEVICE_GPU)
                             .HostMemory("communicator")
-                            .HostMemory("bucket")
+                            .HostMemory("label")
+                            .HostMemory("owner")
+                            .HostMemory("graph")
+                            .HostMemory("number")
                             .HostMemory("calls")
                             .HostMemory("sent")
                             .HostMemory("microseconds"),

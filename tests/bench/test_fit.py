@@ -16,6 +16,7 @@ from tfscale.bench.fit_crew import Crew
 from tfscale.bench.fit_table import conclude, hidden_share
 from tfscale.bench.fit_trace import RankTimeline
 from tfscale.launch import WorkerFailed
+from tfscale.telemetry.timeline import Exchanged
 
 
 def records(part: str, *times: list[float]):
@@ -49,7 +50,10 @@ def test_nearby_ops_of_all_threads_are_one_stretch() -> None:
 
 def test_a_trace_has_a_process_for_each_rank_and_every_bucket() -> None:
     steps, compute = [0.0, 1.0], [("a:MatMul", 0.0, 0.5)]
-    buckets = [("train/adam gradients 0", 0.3, 0.7), ("train/adam gradients 1", 0.4, 0.9)]
+    buckets = [
+        Exchanged("adam gradients 0", 0.3, 0.7, True),
+        Exchanged("adam gradients 1", 0.4, 0.9, True),
+    ]
     events = fit_trace.chrome([RankTimeline(r, steps, compute, buckets) for r in (0, 1)])[
         "traceEvents"
     ]
@@ -62,7 +66,10 @@ def test_a_trace_has_a_process_for_each_rank_and_every_bucket() -> None:
 
 
 def test_exposed_is_what_travels_while_nothing_computes() -> None:
-    buckets = [("train/reduce_1", 0.0, 1.0), ("train/adam gradients 0", 0.3, 0.7)]
+    buckets = [
+        Exchanged("reduce_1", 0.0, 1.0, False),
+        Exchanged("adam gradients 0", 0.3, 0.7, True),
+    ]
     slow, fast = ([("a:MatMul", 0.0, end)] for end in (0.6, 0.5))
     timelines = [
         RankTimeline(rank, [0.0, 1.0], each, buckets) for rank, each in enumerate([slow, fast])

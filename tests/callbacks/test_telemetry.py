@@ -152,10 +152,10 @@ def test_batches_that_grow(tmp_path):
 # --------------------------------------------------------------------- bytes
 
 
-def counted_by_engine(strategy, within):
+def counted_by_engine(strategy, that):
     communicators = strategy.reducer.exchange.communicators
     totals = [total for each in communicators for total in each.totals().items()]
-    return sum(total.sent for key, total in totals if within in key)
+    return sum(total.sent for bucket, total in totals if that(bucket))
 
 
 @pytest.mark.parametrize("wire", ["fp32", "int8", "sign"])
@@ -163,11 +163,11 @@ def test_bytes_are_what_the_engine_counted_and_the_schedule_says(tmp_path, wire)
     strategy = on_two(wire)
     trained(strategy, Telemetry(tmp_path / "run.jsonl"), epochs=2)
     steps = lines(tmp_path / "run.jsonl", "step")
-    assert added(steps, "sent") == counted_by_engine(strategy, "/")
+    assert added(steps, "sent") == counted_by_engine(strategy, lambda bucket: bucket.graph)
     found = rows(strategy.reducer)
     volume = ring(2).cost.sent
     gradients = 2 * len(steps) * volume * sum(row.bytes for row in found)
-    assert counted_by_engine(strategy, "gradients") == gradients
+    assert counted_by_engine(strategy, lambda bucket: bucket.owner) == gradients
     saved = 2 * len(steps) * volume * sum(row.lossless - row.bytes for row in found)
     assert added(steps, "saved") == saved
     (end,) = lines(tmp_path / "run.jsonl", "end")
@@ -337,12 +337,12 @@ def test_errors_are_asked_for_while_a_fit_lasts(int8):
     telemetry = Telemetry()
     model = trained(int8, telemetry)
     assert int8.reducer.watch is None
-    before = telemetry._samples.losses()
+    before = telemetry._samples.distortions()
     assert before
     fit(model)
-    assert telemetry._samples.losses() == before
+    assert telemetry._samples.distortions() == before
     fit(model, [telemetry])
-    assert telemetry._samples.losses() != before
+    assert telemetry._samples.distortions() != before
 
 
 @pytest.mark.parametrize("wire, errors", [("fp32", True), ("int8", False)])

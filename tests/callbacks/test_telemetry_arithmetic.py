@@ -2,24 +2,23 @@
 
 import pytest
 
-from tfscale.ops.log import Execution
-from tfscale.telemetry.engine_log import Kind
+from tfscale.ops import BucketId, Execution
 from tfscale.telemetry.steps import Lap, Mean, split
 
 
-def kind(key):
-    return Kind(key.split()[0] if "gradients" in key else None, 3.0 if "int8" in key else 0.0)
+def saved(bucket):
+    return 3.0 if "int8" in bucket.label else 0.0
 
 
 def lap(*executions, **how):
     made = Lap(**{"epoch": 0, "batch": 0, "step": 0, "steps": 1, "begin": 0.0, "end": 10.0, **how})
-    made.account([[Execution(*each) for each in rank] for rank in executions], kind)
+    made.account([[Execution(*each) for each in rank] for rank in executions], saved)
     return made
 
 
-FIRST = ("sgd gradients 0", 2.0, 4.0, 100)
-SECOND = ("sgd gradients 1 int8", 5.0, 8.0, 50)
-OTHER = ("reduce", 0.0, 1.0, 8)
+FIRST = (BucketId("gradients 0", "sgd"), 2.0, 4.0, 100)
+SECOND = (BucketId("gradients 1 int8", "sgd"), 5.0, 8.0, 50)
+OTHER = (BucketId("reduce"), 0.0, 1.0, 8)
 
 
 def test_exposed_begins_when_the_last_gradients_are_handed_over():
@@ -30,7 +29,7 @@ def test_exposed_begins_when_the_last_gradients_are_handed_over():
 
 
 def test_time_in_communication_counts_once():
-    slow = ("sgd gradients 0", 2.0, 9.0, 100)
+    slow = (BucketId("gradients 0", "sgd"), 2.0, 9.0, 100)
     found = lap([slow, SECOND])
     assert found.communication == 7.0
     assert found.exposed == 9.0 - 5.0
@@ -38,19 +37,19 @@ def test_time_in_communication_counts_once():
 
 def test_of_several_ranks_it_is_that_which_waits_least():
     """The other had its gradients long before, and waits for this one's."""
-    early = [("sgd gradients 1 int8", 3.0, 8.0, 50)]
+    early = [(BucketId("gradients 1 int8", "sgd"), 3.0, 8.0, 50)]
     found = lap(early, [SECOND])
     assert (found.exposed, found.communication) == (3.0, 3.0)
     assert found.sent == 100
 
 
-def test_steps_of_a_turn_are_exposed_one_by_one():
+def test_steps_of_a_lap_are_exposed_one_by_one():
     later = [(name, start + 10, end + 10, sent) for name, start, end, sent in (FIRST, SECOND)]
     assert lap([FIRST, SECOND, *later], steps=2, end=20.0).exposed == 6.0
 
 
 def test_optimizers_are_exposed_one_by_one():
-    other = ("adam gradients 0", 8.5, 9.0, 10)
+    other = (BucketId("gradients 0", "adam"), 8.5, 9.0, 10)
     assert lap([FIRST, SECOND, other]).exposed == 3.5
 
 

@@ -16,18 +16,18 @@ namespace {
 TEST(Log, KeepsTheLastOnesAndTheTotalsOfAll) {
   Log log;
   const int64_t calls = Log::kKept + 10;
-  for (int64_t i = 0; i < calls; ++i) log.Record({i % 2 ? "odd" : "even", i, i + 3, 7});
+  for (int64_t i = 0; i < calls; ++i) log.Record({{i % 2 ? "odd" : "even"}, i, i + 3, 7});
   const auto last = log.Executions();
   ASSERT_EQ(last.size(), Log::kKept);
   EXPECT_EQ(last.front().start, 10);
-  EXPECT_EQ(last.front().bucket, "even");
+  EXPECT_EQ(last.front().bucket.label, "even");
   EXPECT_EQ(last.back().end, calls + 2);
-  EXPECT_EQ(last.back().bucket, "odd");
+  EXPECT_EQ(last.back().bucket.label, "odd");
   const auto totals = log.Totals();
   ASSERT_EQ(totals.size(), 2u);
-  EXPECT_EQ(totals.at("even").calls, calls / 2);
-  EXPECT_EQ(totals.at("odd").sent, 7 * calls / 2);
-  EXPECT_EQ(totals.at("odd").microseconds, 3 * calls / 2);
+  EXPECT_EQ(totals.at({"even"}).calls, calls / 2);
+  EXPECT_EQ(totals.at({"odd"}).sent, 7 * calls / 2);
+  EXPECT_EQ(totals.at({"odd"}).microseconds, 3 * calls / 2);
 }
 
 int64_t MicrosecondsNow() {
@@ -49,7 +49,7 @@ TEST(Log, CountsTheBytesThatTheNetworkCarried) {
       for (int r = 0; r < plan.ranks; ++r) {
         const auto executions = world.rank(r).log().Executions();
         ASSERT_EQ(executions.size(), 1u);
-        EXPECT_EQ(executions[0].bucket, "bucket");
+        EXPECT_EQ(executions[0].bucket.label, "bucket");
         EXPECT_LE(before, executions[0].start);
         EXPECT_LE(executions[0].start, executions[0].end);
         EXPECT_LE(executions[0].end, after + 1);
@@ -87,7 +87,7 @@ TEST(Log, WhatFailsIsKeptTooWithWhatWasTaken) {
   const auto executions = world.rank(0).log().Executions();
   ASSERT_EQ(executions.size(), 1u);
   EXPECT_EQ(executions[0].sent, 0);
-  EXPECT_EQ(world.rank(0).log().Totals().at("bucket").calls, 1);
+  EXPECT_EQ(world.rank(0).log().Totals().at({"bucket"}).calls, 1);
 }
 
 }  // namespace

@@ -172,7 +172,8 @@ class World {
   std::shared_ptr<Collective> Start(const Task& task, int rank,
                                     const std::shared_ptr<Buffers>& buffers, Done done) {
     Request request;
-    request.bucket = request.name = task.name;
+    request.bucket = {task.name};
+    request.name = task.name;
     request.signature = task.signature;
     request.step = task.step;
     request.program = task.plan->programs[rank];

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from helpers import PATIENCE, integers, slowly
 
-from tfscale.ops import Execution, Group, Total, all_reduce
+from tfscale.ops import BucketId, Execution, Group, Total, all_reduce
 
 RANKS = 4
 
@@ -33,7 +33,7 @@ def test_a_ring_sends_its_part_of_the_buffer(fresh, wire, bytes_each):
     after = time.time()
     for communicator in fresh.communicators:
         (execution,) = communicator.log()
-        assert execution.bucket == "gradients"
+        assert execution.bucket == BucketId("gradients")
         assert before <= execution.start <= execution.end <= after + 1e-6  # whole microseconds
         assert execution.sent == 2 * (RANKS - 1) / RANKS * numbers * bytes_each
 
@@ -48,12 +48,12 @@ def test_totals_add_up(fresh):
     for communicator in fresh.communicators:
         log, totals = communicator.log(), communicator.totals()
         assert [type(e) for e in log] == [Execution] * 6
-        assert set(totals) == {"a", "b"}
+        assert set(totals) == {BucketId("a"), BucketId("b")}
         for bucket, total in totals.items():
             mine = [e for e in log if e.bucket == bucket]
             seconds = sum(e.end - e.start for e in mine)
             assert total == Total(3, sum(e.sent for e in mine), pytest.approx(seconds, abs=1e-5))
-        assert totals["a"].sent == 8 * totals["b"].sent == 3 * (2 * 3 * 512)
+        assert totals[BucketId("a")].sent == 8 * totals[BucketId("b")].sent == 3 * (2 * 3 * 512)
 
 
 def test_all_ranks_have_one_clock_and_nobody_ends_before_the_last_has_begun(fresh):
@@ -78,8 +78,8 @@ def test_iterations_of_a_loop_are_one_bucket(fresh):
 
     step([tf.ones([3])] * RANKS)
     for communicator in fresh.communicators:
-        assert {e.bucket for e in communicator.log()} == {"inside"}
-        assert communicator.totals()["inside"].calls == 5
+        assert {e.bucket for e in communicator.log()} == {BucketId("inside")}
+        assert communicator.totals()[BucketId("inside")].calls == 5
 
 
 def test_what_failed_is_in_the_log():
@@ -89,7 +89,7 @@ def test_what_failed_is_in_the_log():
         function([tf.ones([5])] * 2)
     for communicator in pair.communicators:
         (execution,) = communicator.log()
-        assert (execution.bucket, execution.sent) == ("odd", 0)
+        assert (execution.bucket, execution.sent) == (BucketId("odd"), 0)
 
 
 def test_no_one_to_talk_to_is_nothing_to_log():

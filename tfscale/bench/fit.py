@@ -111,7 +111,7 @@ class Bench:
             records = self._take_turns(group, crews)
             if group[0].part == "overlap" and self.arguments.trace:
                 ours = next(c for c, one in zip(crews, group, strict=True) if one.way == "scale")
-                found = [fit_trace.RankTimeline(**each) for each in ours.ask(trace=TRACED_STEPS)]
+                found = [fit_trace.taken(each) for each in ours.ask(trace=TRACED_STEPS)]
                 self.timelines = sorted(found, key=lambda timeline: timeline.rank)
         return records
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tfscale import figures
 from tfscale.bench.plot import FAINT, INK
 from tfscale.telemetry.timeline import (
+    Exchanged,
     Profile,
     RankTimeline,
     busy,
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from tfscale.bench.fit_worker import Fit
 
-__all__ = ["RankTimeline", "busy", "chrome", "draw", "exposed_seconds", "take"]
+__all__ = ["RankTimeline", "busy", "chrome", "draw", "exposed_seconds", "take", "taken"]
 
 
 def take(training: Fit, untimed: int, steps: int) -> dict[str, Any]:
@@ -34,15 +35,21 @@ def take(training: Fit, untimed: int, steps: int) -> dict[str, Any]:
     compute = profile.stop()
     shift = time.time() - time.perf_counter()
     ends = [end + shift for end in ends]
-    spans = {
+    spans: dict[str, Sequence[Any]] = {
         "compute": compute,
-        "buckets": [(run.bucket, run.start, run.end) for run in communicator.log()],
+        "buckets": list(map(Exchanged.of, communicator.log())),
     }
     within = {
         kind: sorted((s for s in each if ends[0] <= s[1] <= ends[-1]), key=lambda span: span[1])
         for kind, each in spans.items()
     }
     return {"rank": communicator.rank, "ends": ends, **within}
+
+
+def taken(answer: dict[str, Any]) -> RankTimeline:
+    """What ``take`` returned, after a journey as JSON."""
+    buckets = [Exchanged(*each) for each in answer["buckets"]]
+    return RankTimeline(**{**answer, "buckets": buckets})
 
 
 def draw(timelines: Sequence[RankTimeline]) -> Figure:
@@ -56,7 +63,7 @@ def draw(timelines: Sequence[RankTimeline]) -> Figure:
         for start, end, backward in busy(timeline.compute):
             colour = _BACKWARD_COLOUR if backward else _FORWARD_COLOUR
             panel.barh(-1.5, 1e3 * (end - start), 2, 1e3 * (start - begin), color=colour)
-        for row, (_, start, end) in enumerate(timeline.buckets):
+        for row, (_, start, end, _) in enumerate(timeline.buckets):
             panel.barh(row, 1e3 * (end - start), 0.8, 1e3 * (start - begin), color=_BUCKET_COLOUR)
         panel.set_yticks([-1.5, max(0, len(timeline.buckets) - 1) / 2], ["compute", "exchanges"])
         panel.invert_yaxis()

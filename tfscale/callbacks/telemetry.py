@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from tfscale.callbacks import progress
+from tfscale.exchange.explain import Row
+from tfscale.ops.bucket import BucketId
 from tfscale.telemetry import report
 from tfscale.telemetry.engine_log import EngineLog, engine_log_of
 from tfscale.telemetry.errors import Distortion, Samples
@@ -127,7 +129,7 @@ class Telemetry(keras.callbacks.Callback):
         self._board: TensorBoard | None = None
         self._recording: Recording | None = None
         self._samples: Samples | None = None
-        self._distortions: dict[str, Distortion] = {}
+        self._distortions: dict[BucketId, Distortion] = {}
         self._sent_before = 0
         self._began = time.perf_counter()
         self._spent = 0.0
@@ -282,15 +284,15 @@ class Telemetry(keras.callbacks.Callback):
         for old, row in log.changes():
             before = {} if old is None else {"before": old.algorithm}
             kind = "choice" if old is None else "switch"
-            self._write(kind, step=self._step, **before, **dataclasses.asdict(row))
+            self._write(kind, step=self._step, **before, **_fields(row))
         parts = [split(mine, laps) for mine in executions]
         for lap, ranks in zip(laps, zip(*parts, strict=True), strict=True):
             if lap.begin >= since:
-                lap.account(ranks, log.kind)
+                lap.account(ranks, log.saved)
         if self._samples is not None and laps:
             for distortion in self._samples.distortions():
                 self._distortions[distortion.bucket] = distortion
-                self._write("error", step=self._step, **dataclasses.asdict(distortion))
+                self._write("error", step=self._step, **_fields(distortion))
 
     def _tell(self, numbers: dict[str, float], usual: bool) -> None:
         self._points.append(({"step": self._step, **numbers}, usual))
@@ -395,6 +397,11 @@ class Telemetry(keras.callbacks.Callback):
                 "batch, for samples per second."
             )
         return " ".join(said)
+
+
+def _fields(of: Row | Distortion) -> dict[str, Any]:
+    """For a file, which has names."""
+    return {**dataclasses.asdict(of), "bucket": str(of.bucket)}
 
 
 def _for_the_bar(numbers: dict[str, float]) -> dict[str, float]:

@@ -14,6 +14,7 @@ from tfscale.bridge.tensorflow import Mirrored, eager_mode, regroup
 from tfscale.collectives import Schedule
 from tfscale.exchange.collective_schedules import CollectiveSchedules
 from tfscale.ops import Communicator, Group, all_gather, all_reduce, broadcast
+from tfscale.ops.bucket import Name, bucket_id
 from tfscale.ops.collective import DTYPES
 from tfscale.ops.library import known_to_all
 
@@ -55,7 +56,7 @@ class Exchange:
         self,
         replica: int,
         x: tf.Tensor,
-        label: str,
+        name: Name,
         wire: str = wires.LOSSLESS,
         residual: tf.Tensor | None = None,
         seed: Any = 0,
@@ -72,7 +73,7 @@ class Exchange:
             wire=wire,
             residual=residual,
             seed=seed,
-            name=communicator.new_name(label),
+            name=communicator.new_bucket(name),
         )
 
     def _schedule(self, wire: str, x: tf.Tensor) -> Schedule:
@@ -81,20 +82,20 @@ class Exchange:
         choice = self.schedules.choose(bytes_)
         return self.schedules.schedule(choice.algorithm)
 
-    def sum_all(self, replica: int, tensors: Sequence[Any], label: str) -> list[Any]:
+    def sum_all(self, replica: int, tensors: Sequence[Any], name: Name) -> list[Any]:
         """The sums of tensors and ``IndexedSlices``, as exact as their types are."""
         sums = list(tensors)
         for dtype, positions in _by_dtype(tensors).items():
             flat = _carried(joined([tensors[i] for i in positions]))
-            total = tf.cast(self.sum(replica, flat, label), dtype)
+            total = tf.cast(self.sum(replica, flat, name), dtype)
             for i, part in zip(positions, separated(total, [tensors[i] for i in positions])):
                 sums[i] = part
         for i, value in enumerate(tensors):
             if isinstance(value, tf.IndexedSlices):
-                sums[i] = self.sum_slices(replica, value, label)
+                sums[i] = self.sum_slices(replica, value, name)
         return sums
 
-    def sum_slices(self, replica: int, slices: tf.IndexedSlices, label: str) -> tf.IndexedSlices:
+    def sum_slices(self, replica: int, slices: tf.IndexedSlices, name: Name) -> tf.IndexedSlices:
         """The sum of sparse tensors: their rows joined, or densely where joining costs far more.
 
         To join, a rank receives the rows of all ranks, P times as many as its own; a dense
@@ -104,57 +105,59 @@ class Exchange:
         """
         if self.ranks == 1:
             return slices
-        counts = self._counts(replica, slices.indices, label)
+        counts = self._counts(replica, slices.indices, name)
         height = tf.cast(_height(slices), tf.int64)
 
         def join() -> tuple[tf.Tensor, tf.Tensor]:
             parts = [slices.values, slices.indices]
-            values, indices = (self._join(replica, x, counts, label) for x in parts)
+            values, indices = (self._join(replica, x, counts, name) for x in parts)
             return values, indices
 
         def dense() -> tuple[tf.Tensor, tf.Tensor]:
-            total = self.sum(replica, tf.convert_to_tensor(slices), label)
+            total = self.sum(replica, tf.convert_to_tensor(slices), name)
             return total, tf.cast(tf.range(height), slices.indices.dtype)
 
         joined_rows = self.ranks * tf.cast(tf.reduce_max(counts), tf.int64)
         values, indices = tf.cond(joined_rows <= JOIN_UP_TO * 2 * height, join, dense)
         return tf.IndexedSlices(values, indices, slices.dense_shape)
 
-    def sum_rows(self, replica: int, slices: tf.IndexedSlices, label: str) -> tf.IndexedSlices:
+    def sum_rows(self, replica: int, slices: tf.IndexedSlices, name: Name) -> tf.IndexedSlices:
         """The sum of sparse tensors that have the same rows on all replicas: see lookups.py."""
-        total = self.sum(replica, slices.values, label)
+        total = self.sum(replica, slices.values, name)
         return tf.IndexedSlices(total, slices.indices, slices.dense_shape)
 
-    def rows(self, replica: int, x: tf.Tensor, axis: int, label: str = "gather") -> tf.Tensor:
+    def rows(self, replica: int, x: tf.Tensor, axis: int, name: Name = "gather") -> tf.Tensor:
         """All ranks' ``x``, joined along an axis, in which they may differ."""
         if self.ranks == 1:
             return x
         order = [axis, *(i for i in range(x.shape.rank) if i != axis)]
         back = sorted(range(len(order)), key=order.__getitem__)
         first = tf.transpose(x, order)
-        counts = self._counts(replica, first, label)
-        return tf.transpose(self._join(replica, first, counts, label), back)
+        counts = self._counts(replica, first, name)
+        return tf.transpose(self._join(replica, first, counts, name), back)
 
-    def from_first(self, replica: int, x: tf.Tensor, label: str) -> tf.Tensor:
+    def from_first(self, replica: int, x: tf.Tensor, name: Name) -> tf.Tensor:
         """The first rank's ``x``, on all."""
         if self.ranks == 1:
             return x
         communicator = self.communicators[replica]
-        name = communicator.new_name(label)
-        return tf.cast(broadcast(_carried(x), communicator, name=name), x.dtype)
+        bucket = communicator.new_bucket(name)
+        return tf.cast(broadcast(_carried(x), communicator, name=bucket), x.dtype)
 
-    def _counts(self, replica: int, x: tf.Tensor, label: str) -> tf.Tensor:
+    def _counts(self, replica: int, x: tf.Tensor, name: Name) -> tf.Tensor:
         communicator = self.communicators[replica]
         rows = tf.shape(x, out_type=tf.int32)[:1]
-        return all_gather(rows, communicator, name=communicator.new_name(f"{label}: rows"))
+        bucket = bucket_id(name)
+        counted = communicator.new_bucket(bucket._replace(label=f"{bucket.label}: rows"))
+        return all_gather(rows, communicator, name=counted)
 
-    def _join(self, replica: int, x: tf.Tensor, counts: tf.Tensor, label: str) -> tf.Tensor:
+    def _join(self, replica: int, x: tf.Tensor, counts: tf.Tensor, name: Name) -> tf.Tensor:
         """All-gather takes as many rows of each: pad to the most, and drop the padding."""
         communicator = self.communicators[replica]
         most = tf.reduce_max(counts)
         padding = [[0, most - tf.shape(x)[0]], *([0, 0] for _ in x.shape[1:])]
         padded = tf.pad(_carried(x), padding)
-        every = all_gather(padded, communicator, name=communicator.new_name(label))
+        every = all_gather(padded, communicator, name=communicator.new_bucket(name))
         kept = tf.reshape(tf.sequence_mask(counts, most), [-1])
         return tf.cast(tf.boolean_mask(every, kept), x.dtype)
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tfscale.exchange.exchange import wire_bytes
-from tfscale.exchange.reducer import Reducer, bucket_name, sparse_name
+from tfscale.exchange.reducer import Reducer, dense_bucket, sparse_bucket
+from tfscale.ops.bucket import BucketId
 from tfscale.text import entries
 from tfscale.wires import LOSSLESS
 
@@ -24,7 +25,7 @@ class Row:
     The number of rows differs from step to step, so their ``elements`` and bytes are 0.
 
     Args:
-        bucket: its name in errors and logs.
+        bucket: its name in errors and logs, but for where it was traced.
         variables: the variables whose gradients it holds.
         elements: how many numbers it holds.
         wire: the format in which they are sent.
@@ -39,7 +40,7 @@ class Row:
         measured: seconds that a call took, on average.
     """
 
-    bucket: str
+    bucket: BucketId
     variables: tuple[str, ...]
     elements: int
     wire: str
@@ -72,16 +73,16 @@ def rows(reducer: Reducer) -> list[Row]:
     return list(_rows(reducer, totals))
 
 
-def _rows(reducer: Reducer, totals: dict[str, Total]) -> Iterator[Row]:
+def _rows(reducer: Reducer, totals: dict[BucketId, Total]) -> Iterator[Row]:
     for packing in list(reducer.packings.values()):
         for bucket in packing.buckets:
             members = [packing.gradients[i] for i in bucket.members]
             elements = sum(gradient.elements for gradient in members)
             size = wire_bytes(bucket.wire, tf.as_dtype(bucket.dtype), elements)
             choice = reducer.exchange.schedules.choose(size)
-            name = bucket_name(packing.label, bucket)
+            sent = dense_bucket(packing.label, bucket)
             yield Row(
-                bucket=name,
+                bucket=sent,
                 variables=tuple(gradient.path for gradient in members),
                 elements=elements,
                 wire=bucket.wire,
@@ -91,12 +92,12 @@ def _rows(reducer: Reducer, totals: dict[str, Total]) -> Iterator[Row]:
                 algorithm=choice.algorithm,
                 why=choice.why,
                 predicted=choice.seconds,
-                **_measured(totals, name),
+                **_measured(totals, sent),
             )
         for gradient in packing.sparse:
-            name = sparse_name(packing.label, gradient)
+            sent = sparse_bucket(packing.label, gradient)
             yield Row(
-                bucket=name,
+                bucket=sent,
                 variables=(gradient.path,),
                 elements=0,
                 wire=LOSSLESS,
@@ -106,27 +107,19 @@ def _rows(reducer: Reducer, totals: dict[str, Total]) -> Iterator[Row]:
                 algorithm="rows",
                 why="rows of a table",
                 predicted=0.0,
-                **_measured(totals, name),
+                **_measured(totals, sent),
             )
 
 
-def _measured(totals: dict[str, Total], name: str) -> dict[str, Any]:
-    """How often the bucket of this name was sent, how many bytes and how long on average."""
-    ran = [total for key, total in totals.items() if ran_as(key, name)]
+def _measured(totals: dict[BucketId, Total], bucket: BucketId) -> dict[str, Any]:
+    """How often it was sent by any graph, how many bytes and how long on average."""
+    ran = [total for key, total in totals.items() if key.untraced == bucket]
     calls = sum(total.calls for total in ran)
     return {
         "calls": calls,
         "sent": sum(total.sent for total in ran) / max(1, calls),
         "measured": sum(total.seconds for total in ran) / max(1, calls),
     }
-
-
-def ran_as(key: str, name: str) -> bool:
-    """Whether a name in the log is that of this bucket.
-
-    Eager steps log the bare name; a graph puts its own name before it, and a number after it.
-    """
-    return key == name or f"/{name}_" in key
 
 
 class Explanation(list[Row]):

@@ -19,6 +19,7 @@ from tfscale.exchange.buckets import Bucket, Gradient, pack
 from tfscale.exchange.exchange import Exchange, joined, separated, wire_bytes
 from tfscale.exchange.state import ExchangeState
 from tfscale.exchange.trial import Trial, Trials
+from tfscale.ops.bucket import BucketId
 from tfscale.wires import LOSSLESS
 
 # Rounds at random where nothing gives back what that loses, and needs another seed each time.
@@ -34,9 +35,9 @@ _SPARSE = (
     "chose for it, is for dense gradients only."
 )
 
-# Sees, while a step is traced, what goes out on a lossy wire: the bucket's name and wire, the first
+# Sees, while a step is traced, what goes out on a lossy wire: the bucket and its wire, the first
 # replica's gradients, and what they have lost if that is remembered.
-Watch = Callable[[str, str, tf.Tensor, tf.Tensor | None], None]
+Watch = Callable[[BucketId, str, tf.Tensor, tf.Tensor | None], None]
 
 
 class Reducer:
@@ -188,10 +189,10 @@ class Reducer:
         wire = self.policy.wire_of(gradient.path, gradient.shape, gradient.dtype)
         if wire != LOSSLESS and not gradient.exact:
             self._tell(_SPARSE, gradient.path, wire)
-        name = sparse_name(label, gradient)
+        bucket = sparse_bucket(label, gradient)
         if lookups.are_of_all_samples(slices.indices):
-            return self.exchange.sum_rows(replica, slices, name)
-        return self.exchange.sum_slices(replica, slices, name)
+            return self.exchange.sum_rows(replica, slices, bucket)
+        return self.exchange.sum_slices(replica, slices, bucket)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -251,10 +252,10 @@ class _Travel:
     def _show(self, flat: tf.Tensor, lost: tf.Tensor | None) -> None:
         watch, wire = self.reducer.watch, self.bucket.wire
         if watch is not None and self.replica == 0 and wire != LOSSLESS:
-            watch(bucket_name(self.load.label, self.bucket), wire, flat, lost)
+            watch(dense_bucket(self.load.label, self.bucket), wire, flat, lost)
 
     def _sum(self, flat: tf.Tensor, residual: tf.Tensor | None) -> Any:
-        wire, name = self.bucket.wire, bucket_name(self.load.label, self.bucket)
+        wire, name = self.bucket.wire, dense_bucket(self.load.label, self.bucket)
         random = self.reducer.needs_seed(wire)
         seed = self.load.state.next_seed(self.replica) if random else 0
 
@@ -275,14 +276,14 @@ def whole(gradients: list[Any], variables: list[Any], sparse_too: bool = False) 
     ]
 
 
-def bucket_name(label: str, bucket: Bucket) -> str:
+def dense_bucket(optimizer: str, bucket: Bucket) -> BucketId:
     """What the engine and its log call a bucket, but for where it was traced."""
-    return f"{label} {bucket.name}"
+    return BucketId(bucket.name, optimizer)
 
 
-def sparse_name(label: str, gradient: Gradient) -> str:
+def sparse_bucket(optimizer: str, gradient: Gradient) -> BucketId:
     """The same for a gradient of which some rows are sent."""
-    return f"{label} gradient of {gradient.path}"
+    return BucketId(f"gradient of {gradient.path}", optimizer)
 
 
 def describe(variable: Any) -> Gradient:

@@ -179,8 +179,8 @@ class Trial:
 
     def _conclude(self, times: tf.Tensor) -> tf.Operation:
         """A turn took as long as its fastest rank says: that one came last and did not wait."""
-        name = self._communicator.new_name("trial")
-        every = all_gather(times[tf.newaxis, WARM_UP:], self._communicator, name=name)
+        bucket = self._communicator.new_bucket("trial")
+        every = all_gather(times[tf.newaxis, WARM_UP:], self._communicator, name=bucket)
         turns = tf.reshape(tf.reduce_min(every, 0), [-1, 2, len(self._open)])
         medians = tf.sort(turns, axis=0)[(TURNS - WARM_UP) // 4]
         self._medians.assign(medians)

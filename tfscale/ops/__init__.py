@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tfscale.wires import WIRES
 
 if TYPE_CHECKING:
+    from tfscale.ops.bucket import BucketId
     from tfscale.ops.collective import (
         DTYPES,
         all_gather,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DTYPES",
     "WIRES",
+    "BucketId",
     "Communicator",
     "Execution",
     "Group",
@@ -39,7 +41,13 @@ __all__ = [
     "reduce_scatter",
 ]
 
-_MODULES = {"Communicator": "group", "Group": "group", "Execution": "log", "Total": "log"}
+_MODULES = {
+    "BucketId": "bucket",
+    "Communicator": "group",
+    "Execution": "log",
+    "Group": "group",
+    "Total": "log",
+}
 
 
 def __getattr__(name: str) -> Any:

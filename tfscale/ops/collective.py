@@ -18,6 +18,7 @@ import tensorflow as tf
 from tfscale import collectives, wires
 from tfscale.collectives import Kind, Schedule
 from tfscale.ops import library
+from tfscale.ops.bucket import BucketId, Name, bucket_id
 from tfscale.ops.group import Communicator
 
 Algorithm = str | Callable[[int], Schedule] | Schedule
@@ -40,7 +41,7 @@ def all_reduce(
     stochastic: bool | None = None,
     seed: Any = 0,
     piece_bytes: int = 0,
-    name: str | None = None,
+    name: Name | None = None,
 ) -> Any:
     r"""Sum (or average) ``x`` over all ranks; all ranks get the same bits.
 
@@ -63,7 +64,7 @@ def all_reduce(
             a residual. (With one, random rounding would make residuals grow forever.)
         seed: an integer for that rounding; pass another one in each step.
         piece_bytes: the size of a message; 0 lets the engine choose.
-        name: the bucket's name in errors, the same on all ranks.
+        name: of the bucket, the same on all ranks: its label, or a ``BucketId``.
 
     Returns:
         The sum, or ``(sum, new_residual)`` if a residual is given. A sum that is not
@@ -91,7 +92,7 @@ def reduce_scatter(
     stochastic: bool | None = None,
     seed: Any = 0,
     piece_bytes: int = 0,
-    name: str | None = None,
+    name: Name | None = None,
 ) -> Any:
     """Sum ``x`` over all ranks and leave each rank its share of the rows.
 
@@ -118,7 +119,7 @@ def all_gather(
     stochastic: bool | None = None,
     seed: Any = 0,
     piece_bytes: int = 0,
-    name: str | None = None,
+    name: Name | None = None,
 ) -> Any:
     """Join the rows of all ranks' ``x``, in rank order; shapes must be equal.
 
@@ -142,7 +143,7 @@ def broadcast(
     stochastic: bool | None = None,
     seed: Any = 0,
     piece_bytes: int = 0,
-    name: str | None = None,
+    name: Name | None = None,
 ) -> Any:
     """Give the root's ``x`` to all ranks.
 
@@ -192,19 +193,35 @@ def _common(
     stochastic: bool | None,
     seed: Any,
     piece_bytes: int,
-    name: str | None,
+    name: Name | None,
     residual: Any = None,
 ) -> dict[str, Any]:
     wire = wires.checked(wire)
     return {
         "communicator": communicator.handle,
         "seed": tf.cast(seed, tf.int64),
-        "bucket": name or communicator.new_name(op),
+        **_bucket_attributes(bucket_id(name) if name else communicator.new_bucket(op)),
         "wire": wire,
         "stochastic": _at_random(wire, residual) if stochastic is None else stochastic,
         "piece_bytes": piece_bytes,
         **_schedule_attributes(schedule, communicator.rank),
     }
+
+
+def _bucket_attributes(bucket: BucketId) -> dict[str, Any]:
+    return {
+        "bucket": bucket.label,
+        "bucket_owner": bucket.owner,
+        "bucket_graph": bucket.graph,
+        "bucket_number": bucket.number,
+    }
+
+
+def _bucket_of(op: tf.Operation) -> BucketId:
+    label, owner, graph = (
+        op.get_attr(name).decode() for name in ("bucket", "bucket_owner", "bucket_graph")
+    )
+    return BucketId(label, owner, graph, op.get_attr("bucket_number"))
 
 
 def _at_random(wire: str, residual: Any) -> bool:
@@ -258,14 +275,16 @@ def _flat_program(schedule: Schedule, rank: int) -> tuple[int, ...]:
 _taken: weakref.WeakKeyDictionary[Any, containers.Counter[str]] = weakref.WeakKeyDictionary()
 
 
-def _gradient_name(op: tf.Operation) -> str:
-    name: str = op.get_attr("bucket").decode() + "/gradient"
+def _gradient_bucket(op: tf.Operation) -> BucketId:
+    bucket = _bucket_of(op)
+    label = f"gradient of {bucket._replace(graph='')}"
+    gradient = BucketId(label, graph=bucket.graph)
     if tf.executing_eagerly():  # one after the other
-        return name
+        return gradient
     taken = _taken.setdefault(tf.compat.v1.get_default_graph(), containers.Counter())
-    key = f"{op.inputs[0].name} {name}"  # each rank counts for itself
+    key = f"{op.inputs[0].name} {gradient}"  # each rank counts for itself
     taken[key] += 1
-    return name if taken[key] == 1 else f"{name}_{taken[key]}"
+    return gradient._replace(number=taken[key])
 
 
 def _like(op: tf.Operation) -> dict[str, Any]:
@@ -273,7 +292,7 @@ def _like(op: tf.Operation) -> dict[str, Any]:
     return {
         "communicator": op.inputs[0],
         "seed": op.inputs[2],
-        "bucket": _gradient_name(op),
+        **_bucket_attributes(_gradient_bucket(op)),
         "wire": op.get_attr("wire").decode(),
         "stochastic": op.get_attr("stochastic"),
         "piece_bytes": op.get_attr("piece_bytes"),

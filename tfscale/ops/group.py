@@ -21,6 +21,7 @@ from tfscale.launch.meeting import JoinError, Worker, meet, narrated, unreachabl
 from tfscale.launch.watch import watched
 from tfscale.ops import library
 from tfscale.ops import log as _log
+from tfscale.ops.bucket import BucketId, Name, bucket_id
 from tfscale.ops.heap import keep_freed_memory
 
 DEFAULT_DEADLINE = 120.0
@@ -53,7 +54,7 @@ class Communicator:
     ) -> None:
         self.rank = rank
         self.devices = tuple(devices)
-        self._names: weakref.WeakKeyDictionary[Any, collections.Counter[str]] = (
+        self._counts: weakref.WeakKeyDictionary[Any, collections.Counter[BucketId]] = (
             weakref.WeakKeyDictionary()
         )
         with tf.init_scope(), tf.device(self.device):
@@ -75,29 +76,31 @@ class Communicator:
     def device(self) -> str:
         return self.devices[self.rank]
 
-    def new_name(self, op: str) -> str:
-        """A bucket's name, the same on all ranks that trace the same function.
+    def new_bucket(self, name: Name) -> BucketId:
+        """The next bucket of this name, the same on all ranks that trace the same function.
 
-        Names are counted from the start for each function that is traced (with its loops
+        Buckets are counted from the start for each function that is traced (with its loops
         and branches), so a trace that fails, or that only one rank makes, does no harm.
-        Eager ops run one after the other and share a name, since TensorFlow keeps a kernel
+        Eager ops run one after the other and share a bucket, since TensorFlow keeps a kernel
         for every name that it has seen.
         """
+        bucket = bucket_id(name)
         if tf.executing_eagerly():
-            return op
+            return bucket
         graph = tf.compat.v1.get_default_graph()
         while hasattr(getattr(graph, "outer_graph", None), "outer_graph"):
             graph = graph.outer_graph
-        names = self._names.setdefault(graph, collections.Counter())
-        names[op] += 1
-        return f"{getattr(graph, 'name', 'graph')}/{op}_{names[op]}"
+        counts = self._counts.setdefault(graph, collections.Counter())
+        counts[bucket] += 1
+        traced_in = getattr(graph, "name", "graph")
+        return bucket._replace(graph=traced_in, number=counts[bucket])
 
     def log(self, last: int | None = None) -> list[_log.Execution]:
         """The last collectives of this rank, 4096 or fewer, in the order in which they ended."""
         with tf.init_scope(), tf.device(self.device):
             return _log.executions(self.handle, last)
 
-    def totals(self) -> dict[str, _log.Total]:
+    def totals(self) -> dict[BucketId, _log.Total]:
         """All collectives of this rank, added up for each bucket."""
         with tf.init_scope(), tf.device(self.device):
             return _log.totals(self.handle)

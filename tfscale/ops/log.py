@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 from tfscale.ops import library
+from tfscale.ops.bucket import BucketId
 
 
 @dataclass(frozen=True)
@@ -15,13 +17,13 @@ class Execution:
     """One collective on one rank, whether it worked or not.
 
     Attributes:
-        bucket: its name.
+        bucket: what was sent.
         start: when, in seconds of ``time.time()``, which TensorFlow's profiler uses too.
         end: when it had its result, and the other ranks all that it sent.
         sent: how many bytes the other ranks took from it.
     """
 
-    bucket: str
+    bucket: BucketId
     start: float
     end: float
     sent: int
@@ -39,18 +41,20 @@ class Total:
 def executions(handle: Any, last: int | None = None) -> list[Execution]:
     most = tf.int64.max if last is None else last
     return [
-        Execution(bucket.decode(), start / 1e6, end / 1e6, sent)
+        Execution(bucket, start / 1e6, end / 1e6, sent)
         for bucket, start, end, sent in _rows(library.load().tfscale_executions(handle, most))
     ]
 
 
-def totals(handle: Any) -> dict[str, Total]:
+def totals(handle: Any) -> dict[BucketId, Total]:
     return {
-        bucket.decode(): Total(calls, sent, microseconds / 1e6)
+        bucket: Total(calls, sent, microseconds / 1e6)
         for bucket, calls, sent, microseconds in _rows(library.load().tfscale_totals(handle))
     }
 
 
-def _rows(columns: Any) -> Any:
-    arrays = [column.numpy() for column in tf.nest.flatten(columns)]
-    return zip(*[array.tolist() for array in arrays], strict=True)
+def _rows(columns: Any) -> Iterator[tuple[BucketId, int, int, int]]:
+    """The first four columns are the bucket's."""
+    lists = [column.numpy().tolist() for column in tf.nest.flatten(columns)]
+    for label, owner, graph, number, *others in zip(*lists, strict=True):
+        yield BucketId(label.decode(), owner.decode(), graph.decode(), number), *others

@@ -2,30 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-import re
 from typing import Any
 
-from tfscale.exchange.explain import Row, ran_as, rows
+from tfscale.exchange.explain import Row, rows
 from tfscale.exchange.reducer import Reducer
 from tfscale.ops import Communicator
+from tfscale.ops.bucket import BucketId
 from tfscale.ops.log import Execution
 from tfscale.wires import LOSSLESS
-
-_GRADIENTS = re.compile(r"(?P<optimizer>[^/]+) gradients? (?:\d+:|of )")
-
-
-@dataclasses.dataclass(frozen=True)
-class Kind:
-    """What is known of a name in the log.
-
-    Attributes:
-        optimizer: whose gradients they are; None for all else that ranks tell each other.
-        saved: bytes that each byte on the wire saves, against the wire ``"fp32"``.
-    """
-
-    optimizer: str | None
-    saved: float
 
 
 class EngineLog:
@@ -40,7 +24,7 @@ class EngineLog:
         self.communicators: list[Communicator] = reducer.exchange.communicators
         self._calls = [_calls(each) for each in self.communicators]
         self.rows: list[Row] = []  # as of the last call of changes()
-        self._kinds: dict[str, Kind] = {}
+        self._saved: dict[BucketId, float] = {}
 
     @property
     def ranks(self) -> list[int]:
@@ -82,20 +66,13 @@ class EngineLog:
         """Buckets that are new or have another schedule than at the last call: before, now."""
         before = {row.bucket: row for row in self.rows}
         now = rows(self._reducer)
-        if len(now) > len(before):
-            self._kinds.clear()
-        self.rows = now
+        self.rows, self._saved = now, {row.bucket: row.saved - 1 for row in now}
         pairs = [(before.get(row.bucket), row) for row in now]
         return [(old, new) for old, new in pairs if old is None or old.algorithm != new.algorithm]
 
-    def kind(self, key: str) -> Kind:
-        """What a name in the log stands for."""
-        kind = self._kinds.get(key)
-        if kind is None:
-            named = _GRADIENTS.search(key)
-            ratio = next((r.saved for r in self.rows if ran_as(key, r.bucket)), 1.0)
-            kind = self._kinds[key] = Kind(named["optimizer"] if named else None, ratio - 1)
-        return kind
+    def saved(self, bucket: BucketId) -> float:
+        """Bytes that each byte on the wire saves, against the wire ``"fp32"``."""
+        return self._saved.get(bucket.untraced, 0.0)
 
 
 def _calls(communicator: Communicator) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfscale.exchange.trial import Cell
+from tfscale.ops.bucket import BucketId
 from tfscale.ops.group import host_of
 from tfscale.wires import BLOCK
 
@@ -24,13 +25,13 @@ class Distortion:
     """What a wire loses of one bucket, in the last step, on this process's first rank.
 
     Attributes:
-        bucket: its name.
+        bucket: which.
         wire: the bucket's wire.
         error: norm of what was lost / norm of the gradients.
         measured: whether the error was measured; if not, it is a bound for one rounding.
     """
 
-    bucket: str
+    bucket: BucketId
     wire: str
     error: float
     measured: bool
@@ -45,9 +46,11 @@ class Samples:
 
     def __init__(self, device: str) -> None:
         self._host = host_of(device)
-        self._cells: dict[str, tuple[str, list[Cell]]] = {}
+        self._cells: dict[BucketId, tuple[str, list[Cell]]] = {}
 
-    def watch(self, bucket: str, wire: str, gradients: tf.Tensor, lost: tf.Tensor | None) -> None:
+    def watch(
+        self, bucket: BucketId, wire: str, gradients: tf.Tensor, lost: tf.Tensor | None
+    ) -> None:
         """Called while a step is traced: see ``Reducer.watch``."""
         parts = [_sample(x) for x in (gradients, lost) if x is not None]
         with tf.device(self._host):
@@ -61,7 +64,7 @@ class Samples:
                 cell.assign(part)
 
     def distortions(self) -> list[Distortion]:
-        """Losses of the last step that exchanged gradients, of buckets that have gradients."""
+        """Of the last step that exchanged gradients, of buckets that have gradients."""
         found = []
         for bucket, (wire, cells) in self._cells.items():
             x, *lost = [cell.numpy().astype(np.float64) for cell in cells]

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from tfscale.exchange.explain import Row
+    from tfscale.ops import BucketId
 
 _WORDS = {
     "step_ms": "a step, ms",
@@ -31,7 +32,7 @@ def summary(
     numbers: Mapping[str, float],
     efficiency: str,
     rows: Iterable[Row],
-    distortions: Mapping[str, Distortion],
+    distortions: Mapping[BucketId, Distortion],
     words: str,
 ) -> str:
     """Text of two tables.

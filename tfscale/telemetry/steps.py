@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tfscale.ops.bucket import BucketId
     from tfscale.ops.log import Execution
-    from tfscale.telemetry.engine_log import Kind
 
 
 @dataclasses.dataclass
@@ -50,12 +50,19 @@ class Lap:
     def seconds(self) -> float:
         return self.end - self.begin
 
-    def account(self, ranks: Sequence[Sequence[Execution]], kind: Callable[[str], Kind]) -> None:
-        """Take in what each rank began to run in this lap, in that order."""
-        times = [(_exposed(mine, kind), _under_way(mine)) for mine in ranks]
+    def account(
+        self, ranks: Sequence[Sequence[Execution]], saved: Callable[[BucketId], float]
+    ) -> None:
+        """Take in what each rank began to run in this lap, in that order.
+
+        Args:
+            ranks: of this process.
+            saved: how many more bytes each byte of a bucket would have been as ``"fp32"``.
+        """
+        times = [(_exposed(mine), _under_way(mine)) for mine in ranks]
         self.exposed, self.communication = min(times)
         self.sent = sum(one.sent for mine in ranks for one in mine)
-        self.saved = round(sum(one.sent * kind(one.bucket).saved for r in ranks for one in r))
+        self.saved = round(sum(one.sent * saved(one.bucket) for r in ranks for one in r))
 
 
 def split(executions: Sequence[Execution], laps: Sequence[Lap]) -> list[Sequence[Execution]]:
@@ -75,15 +82,14 @@ def _under_way(executions: Iterable[Execution]) -> float:
     return total
 
 
-def _exposed(executions: Iterable[Execution], kind: Callable[[str], Kind]) -> float:
+def _exposed(executions: Iterable[Execution]) -> float:
     """A lap has each bucket once for each of its steps, one step after the other."""
-    seen: collections.Counter[str] = collections.Counter()
+    seen: collections.Counter[BucketId] = collections.Counter()
     exchanges: dict[tuple[str, int], list[Execution]] = {}
     for one in executions:
-        optimizer = kind(one.bucket).optimizer
-        if optimizer is not None:
+        if one.bucket.owner:
             seen[one.bucket] += 1
-            exchanges.setdefault((optimizer, seen[one.bucket]), []).append(one)
+            exchanges.setdefault((one.bucket.owner, seen[one.bucket]), []).append(one)
     return sum(
         max(one.end for one in each) - max(one.start for one in each) for each in exchanges.values()
     )

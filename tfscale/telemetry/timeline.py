@@ -14,7 +14,7 @@ import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tfscale import records
 
@@ -22,6 +22,20 @@ if TYPE_CHECKING:
     from tfscale.ops.log import Execution
 
 Span = tuple[str, float, float]  # what, from, to
+
+
+class Exchanged(NamedTuple):
+    """One bucket's exchange on one rank."""
+
+    name: str
+    start: float
+    end: float
+    of_gradients: bool
+
+    @classmethod
+    def of(cls, one: Execution) -> Exchanged:
+        return cls(str(one.bucket._replace(graph="")), one.start, one.end, bool(one.bucket.owner))
+
 
 # An op and its type, unless it waits for others rather than computes.
 _COMPUTES = re.compile(
@@ -38,7 +52,7 @@ class RankTimeline:
     rank: int
     ends: Sequence[float]  # of each step
     compute: Sequence[Span]
-    buckets: Sequence[Span]
+    buckets: Sequence[Exchanged]
 
 
 class Profile:
@@ -75,7 +89,7 @@ class Recording:
         self._ranks = ranks
         self._profile: Profile | None = None
         self._begins: list[float] = []
-        self._buckets: list[list[Span]] = [[] for _ in ranks]
+        self._buckets: list[list[Exchanged]] = [[] for _ in ranks]
 
     @property
     def runs(self) -> bool:
@@ -101,7 +115,7 @@ class Recording:
         """What the ranks have exchanged lately."""
         if self.runs:
             for buckets, mine in zip(self._buckets, executions, strict=True):
-                buckets += [(one.bucket, one.start, one.end) for one in mine]
+                buckets += map(Exchanged.of, mine)
 
     def finish(self, now: float) -> None:
         """Write the file."""
@@ -120,7 +134,7 @@ _TWO_PROFILES = (
 )
 
 
-def _within(spans: Sequence[Span], ends: Sequence[float]) -> list[Span]:
+def _within(spans: Sequence[Any], ends: Sequence[float]) -> list[Any]:
     return [span for span in spans if ends[0] <= span[1] < ends[-1]]
 
 
@@ -172,18 +186,12 @@ def chrome(timelines: Sequence[RankTimeline], begin: float | None = None) -> dic
             events.append({"ph": "X", "pid": timeline.rank, "tid": 0, "cat": "compute",
                            "name": "backward" if backward else "forward and update",
                            "ts": 1e6 * (start - begin), "dur": 1e6 * (end - start)})  # fmt: skip
-        for number, (name, start, end) in enumerate(timeline.buckets):
-            common = {"pid": timeline.rank, "cat": "exchange", "name": untraced(name),
+        for number, (name, start, end, _) in enumerate(timeline.buckets):
+            common = {"pid": timeline.rank, "cat": "exchange", "name": name,
                       "id": f"{timeline.rank}-{number}"}  # fmt: skip
             events.append({**common, "ph": "b", "ts": 1e6 * (start - begin)})
             events.append({**common, "ph": "e", "ts": 1e6 * (end - begin)})
     return {"traceEvents": events, "displayTimeUnit": "ms"}
-
-
-def untraced(bucket: str) -> str:
-    """A bucket's name in the log without that of the graph, which comes before it."""
-    graph, slash, rest = bucket.partition("/")
-    return rest if slash and " " not in graph else bucket
 
 
 def merge(files: Sequence[str | Path], to: str | Path) -> None:
@@ -230,7 +238,7 @@ def exposed_seconds(timelines: Sequence[RankTimeline]) -> float:
 
 
 def _exposed(timeline: RankTimeline) -> float:
-    gradients = [span for span in timeline.buckets if "gradients" in span[0]]
+    gradients = [one[:3] for one in timeline.buckets if one.of_gradients]
     both = busy(sorted([*gradients, *timeline.compute], key=lambda span: span[1]), 0)
     return _length(both) - _length(busy(timeline.compute, 0))
 
@@ -243,7 +251,7 @@ def step_of(timeline: RankTimeline, number: int) -> RankTimeline:
     """One of its steps alone; -1 is the last."""
     first, last = list(zip(timeline.ends, timeline.ends[1:], strict=False))[number]
 
-    def inside(spans: Sequence[Span]) -> list[Span]:
+    def inside(spans: Sequence[Any]) -> list[Any]:
         return [span for span in spans if first <= span[1] < last]
 
     return RankTimeline(

@@ -25,8 +25,8 @@ if __name__ == "__main__":
     fit(model, [told], epochs=2)
     sent = sum(
         total.sent
-        for key, total in strategy.reducer.exchange.communicators[0].totals().items()
-        if "/" in key
+        for bucket, total in strategy.reducer.exchange.communicators[0].totals().items()
+        if bucket.graph
     )
     print("\nSENT", sent, flush=True)
     me = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
