@@ -7,7 +7,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -29,6 +29,17 @@ from tfscale.optimizers.base import (
 from tfscale.optimizers.paths import BIAS_AND_NORM
 from tfscale.optimizers.probes import signs
 from tfscale.optimizers.recording import Now, OpenTape, follow
+
+
+class _Both(NamedTuple):
+    """A variable's gradient and its D: they take the gradient's place.
+
+    TensorFlow sums what stands there over replicas, under every strategy, and gives each
+    ``update_step`` the sums.
+    """
+
+    gradient: Any
+    curvature: Any
 
 
 @keras.saving.register_keras_serializable(package="tfscale")
@@ -343,7 +354,7 @@ class AdaHessian(Optimizer):
         if self.gradient_accumulation_steps:
             terms = self._accumulated_curvature
         # Given ones may be of another graph than the gradients, with which they are reduced.
-        both = [(g, tf.identity(terms[place])) for g, place in zip(grads, places, strict=True)]
+        both = [_Both(g, tf.identity(terms[place])) for g, place in zip(grads, places, strict=True)]
         super()._backend_update_step(both, trainable_variables, learning_rate)
 
     def _backend_reset_gradient_accumulators(self) -> None:
@@ -352,11 +363,11 @@ class AdaHessian(Optimizer):
             if total is not None:
                 total.assign(ops.zeros_like(total))
 
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+    def update_step(self, gradient: _Both, variable: Any, learning_rate: Any) -> None:
         """Called by Keras for each variable, with its gradient and its D."""
         place = self._get_variable_index(variable)
         m, v = self._momentums[place], self._velocities[place]
-        g, d = (ops.cast(x, m.dtype) for x in gradient)
+        g, d = ops.cast(gradient.gradient, m.dtype), ops.cast(gradient.curvature, m.dtype)
         rate = ops.cast(learning_rate, m.dtype)
         self._update_square(v, averaged(d, self._averages[place], variable))
         correct = rules.bias_correction(self.beta_1, ops.cast(self.iterations + 1, m.dtype))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 
@@ -14,6 +14,18 @@ from tfscale.optimizers import fused as fused_ops
 from tfscale.optimizers import rules
 from tfscale.optimizers.base import ADAPTATION, DECAY, Optimizer, Patterns, a_share, at_least
 from tfscale.optimizers.paths import BIAS_AND_NORM
+
+
+class _OfStep(NamedTuple):
+    """What all variables need in a step, computed once: it takes the learning rate's place.
+
+    Keras and TensorFlow give each ``update_step`` on each replica its part of the arguments. An
+    attribute would be one for all replicas of a process, which trace at the same time.
+    """
+
+    learning_rate: Any
+    correction_1: Any
+    correction_2: Any
 
 
 @keras.saving.register_keras_serializable(package="tfscale")
@@ -107,26 +119,25 @@ class LAMB(Optimizer):
         """Called by Keras, which hands ``learning_rate`` on to each ``update_step``."""
         super()._backend_update_step(grads, variables, self._of_step(learning_rate))
 
-    def _of_step(self, learning_rate: Any) -> tuple[Any, Any, Any]:
-        """The rate and the bias corrections, computed once for all variables."""
+    def _of_step(self, learning_rate: Any) -> _OfStep:
         dtype = self.exact_dtype
         step = ops.cast(self.iterations + 1, dtype)
         correct = rules.bias_correction if self.bias_correction else rules.no_correction
         rate = ops.cast(learning_rate, dtype)
-        return rate, correct(self.beta_1, step), correct(self.beta_2, step)
+        return _OfStep(rate, correct(self.beta_1, step), correct(self.beta_2, step))
 
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+    def update_step(self, gradient: Any, variable: Any, learning_rate: _OfStep) -> None:
         """Called for each variable, with what ``_of_step`` made of the learning rate."""
         place = self._get_variable_index(variable)
         m, v = self._momentums[place], self._velocities[place]
-        rate, correction_1, correction_2 = (ops.cast(x, m.dtype) for x in learning_rate)
+        of_step = _OfStep(*(ops.cast(x, m.dtype) for x in learning_rate))
         lower, upper = self.trust_bounds or (0.0, math.inf)
         numbers = {
-            "learning_rate": rate,
+            "learning_rate": of_step.learning_rate,
             "beta_1": self.beta_1,
             "beta_2": self.beta_2,
-            "correction_1": correction_1,
-            "correction_2": correction_2,
+            "correction_1": of_step.correction_1,
+            "correction_2": of_step.correction_2,
             "epsilon": self.epsilon,
             "weight_decay": self.decay_of(place),
             "lower": lower,
