@@ -31,8 +31,10 @@ def check_same(expected, found, tolerance=1e-6):
 
 
 def scenes(*functions: Any, **named: Any) -> dict[str, Any]:
-    """By name."""
-    return {function.__name__: function for function in functions} | named
+    """By name; processes are told names with commas between them."""
+    found = {function.__name__: function for function in functions} | named
+    assert not any("," in name for name in found)
+    return found
 
 
 def batches(strategy, *arrays, size):
