@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import keras
 
 from tfscale.bridge.installed import KERAS_2
+from tfscale.bridge.protocols import Layer, MeasuresCurvature, Model, Optimizer, Variable
 
 if KERAS_2:
     Trainer = keras.Model
     # Those of tensorflow-addons are of the second kind, or of the first, as one asks for them.
-    OPTIMIZERS: tuple[type, ...] = (
+    OPTIMIZERS: Any = (
         keras.optimizers.Optimizer,
         keras.optimizers.legacy.Optimizer,
     )
@@ -30,38 +31,43 @@ else:
 LAYER_SEED = "seed_generator_state"
 
 
-def path_of(variable: Any) -> str:
+def path_of(variable: Variable) -> str:
     """What patterns are searched in: a Keras variable's path, another's name."""
     return str(getattr(variable, "path", None) or variable.name.split(":")[0])
 
 
-def native(variable: Any) -> Any:
+def native(variable: Variable) -> Any:
     """TensorFlow's own variable."""
     return variable if KERAS_2 or not isinstance(variable, keras.Variable) else variable.value
 
 
-def innermost(optimizer: Any) -> Any:
+def innermost(optimizer: Optimizer) -> Any:
     """The optimizer that has rate and steps, behind those that scale the loss."""
     while hasattr(optimizer, "inner_optimizer"):
         optimizer = optimizer.inner_optimizer
     return optimizer
 
 
-def layers_of(model: Any) -> list[Any]:
+def measures_curvature(optimizer: Optimizer) -> TypeGuard[MeasuresCurvature]:
+    """Whether an optimizer wants to be asked for more than it gets as gradients."""
+    return hasattr(optimizer, "curvature")
+
+
+def layers_of(model: Model) -> list[Layer]:
     """All layers, those within others included."""
     return list(model._flatten_layers(include_self=False))
 
 
-def holds_layers(layer: Any) -> bool:
+def holds_layers(layer: Layer) -> bool:
     """Whether a layer is made of others."""
     return bool(layer._layers)
 
 
-def optimizers_of(model: Any) -> list[Any]:
+def optimizers_of(model: Model) -> list[Optimizer]:
     """All optimizers that a model holds, in attributes or in lists of them."""
-    found = {}
+    found: dict[int, Optimizer] = {}
     for value in vars(model).values():
-        values = value.values() if isinstance(value, dict) else value
+        values: Any = value.values() if isinstance(value, dict) else value
         for one in values if isinstance(value, (list, tuple, dict)) else [value]:
             if isinstance(one, OPTIMIZERS):
                 found[id(one)] = one

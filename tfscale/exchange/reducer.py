@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfscale.bridge.objects import path_of
+from tfscale.bridge.protocols import Optimizer, Variable
 from tfscale.collectives import Schedule
 from tfscale.compression import WirePolicy
 from tfscale.exchange import lookups
@@ -71,7 +72,7 @@ class Reducer:
         self._told: set[str] = set()
         self._names: collections.Counter[str] = collections.Counter()
 
-    def check_rules(self, variables: Sequence[Any]) -> None:
+    def check_rules(self, variables: Sequence[Variable]) -> None:
         """Warn once of rules that match none of these variables: they may be misspelt."""
         paths = [describe(v).path for v in variables]
         for pattern in self.policy.idle(paths):
@@ -83,11 +84,11 @@ class Reducer:
             self._told.add(subject)
             logging.getLogger("tfscale").warning(message, subject, *others)
 
-    def remembers(self, variable: Any) -> bool:
+    def remembers(self, variable: Variable) -> bool:
         """Whether a variable's gradients are sent on a wire with error feedback."""
         return self._wire_of(variable) in self.feedback
 
-    def rounds_at_random(self, variable: Any) -> bool:
+    def rounds_at_random(self, variable: Variable) -> bool:
         """Whether they are sent on a wire that rounds at random."""
         return self.needs_seed(self._wire_of(variable))
 
@@ -95,7 +96,9 @@ class Reducer:
         """Whether a wire rounds at random."""
         return wire in STOCHASTIC and wire not in self.feedback
 
-    def prepare(self, state: ExchangeState, optimizer: Any, variables: list[Any]) -> None:
+    def prepare(
+        self, state: ExchangeState, optimizer: Optimizer, variables: list[Variable]
+    ) -> None:
         """Make the residuals of wires with error feedback; called on a replica, before ``reduce``.
 
         Args:
@@ -109,15 +112,15 @@ class Reducer:
             context = tf.distribute.get_replica_context()
             context.merge_call(lambda strategy: state.prepare(shapes, rounding))
 
-    def _wire_of(self, variable: Any) -> str:
+    def _wire_of(self, variable: Variable) -> str:
         one = describe(variable)
         return self.policy.wire_of(one.path, one.shape, one.dtype)
 
     def reduce(
         self,
         gradients: list[Any],
-        variables: list[Any],
-        optimizer: Any,
+        variables: list[Variable],
+        optimizer: Optimizer,
         state: ExchangeState,
         curvature: Sequence[Any] = (),
     ) -> list[Any]:
@@ -152,7 +155,7 @@ class Reducer:
             reduced[i] = total
         return reduced
 
-    def _label(self, optimizer: Any) -> str:
+    def _label(self, optimizer: Optimizer) -> str:
         """The optimizer's name, with a number behind it if another had that name before."""
         if optimizer not in self.packings:
             name = getattr(optimizer, "name", type(optimizer).__name__)
@@ -199,7 +202,7 @@ class Reducer:
 class _Load:
     """The gradients of one step of one optimizer, without their numbers."""
 
-    optimizer: Any
+    optimizer: Optimizer
     label: str
     gradients: list[Gradient]
     places: list[str]
@@ -267,7 +270,7 @@ class _Travel:
         return self.trial.run(by, inputs, wire_bytes(wire, flat.dtype, self.elements))
 
 
-def whole(gradients: list[Any], variables: list[Any], sparse_too: bool = False) -> list[Any]:
+def whole(gradients: list[Any], variables: list[Variable], sparse_too: bool = False) -> list[Any]:
     """The variables whose gradients are dense, or are sparse and will be added up to dense ones."""
     return [
         v
@@ -286,7 +289,7 @@ def sparse_bucket(optimizer: str, gradient: Gradient) -> BucketId:
     return BucketId(f"gradient of {gradient.path}", optimizer)
 
 
-def describe(variable: Any) -> Gradient:
+def describe(variable: Variable) -> Gradient:
     """What is known of a Keras or TensorFlow variable's gradient."""
     return Gradient(path_of(variable), tuple(variable.shape), tf.as_dtype(variable.dtype).name)
 
@@ -295,7 +298,7 @@ def _curvature_of(gradient: Gradient) -> Gradient:
     return dataclasses.replace(gradient, path=f"{gradient.path}/curvature", exact=True)
 
 
-def place_of(optimizer: Any, variable: Any) -> str:
+def place_of(optimizer: Optimizer, variable: Variable) -> str:
     """A variable's place in its optimizer; Keras 2 knows its name."""
     index = getattr(optimizer, "_get_variable_index", None)
     return str(index(variable)) if index else describe(variable).path

@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfscale.bridge.objects import LAYER_SEED, Saveable
+from tfscale.bridge.protocols import Model, Optimizer
 
 # The names of variables, by which a strategy knows them.
 RESIDUAL = "tfscale_residual"
@@ -44,7 +45,7 @@ class ExchangeState(tf.Module, Saveable):
         self._early_seeds: Mapping[str, Any] = _NOTHING
 
     @classmethod
-    def of(cls, optimizer: Any, strategy: tf.distribute.Strategy) -> ExchangeState:
+    def of(cls, optimizer: Optimizer, strategy: tf.distribute.Strategy) -> ExchangeState:
         """The state of an optimizer; it gets one if it has none."""
         state = getattr(optimizer, ATTRIBUTE, None)
         if state is None:
@@ -52,7 +53,7 @@ class ExchangeState(tf.Module, Saveable):
             setattr(optimizer, ATTRIBUTE, state)
         return state
 
-    def watch(self, model: Any) -> None:
+    def watch(self, model: Model) -> None:
         """Save the seeds of this model's layers, too."""
         seeds = [v.value for v in model.variables if v.path.endswith(LAYER_SEED)]
         for place, seed in enumerate(seeds):

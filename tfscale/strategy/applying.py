@@ -9,20 +9,24 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tfscale.bridge.objects import innermost
+from tfscale.bridge.objects import innermost, measures_curvature, path_of
+from tfscale.bridge.protocols import MeasuresCurvature, Optimizer, Variable
 from tfscale.bridge.shadow import shadowed
 from tfscale.exchange.reducer import Reducer, whole
 from tfscale.exchange.state import ExchangeState
 from tfscale.strategy import origin, own_losses
 from tfscale.strategy.current import current, during
 
+if TYPE_CHECKING:
+    from tfscale.strategy.strategy import ScaleStrategy
+
 
 @contextlib.contextmanager
-def hooked(strategy: Any, optimizers: Iterable[Any]) -> Iterator[None]:
+def hooked(strategy: ScaleStrategy, optimizers: Iterable[Optimizer]) -> Iterator[None]:
     """Within this context these optimizers apply sums over all replicas."""
     with contextlib.ExitStack() as stack:
         for optimizer in optimizers:
@@ -33,7 +37,9 @@ def hooked(strategy: Any, optimizers: Iterable[Any]) -> Iterator[None]:
         yield
 
 
-def _apply(strategy: Any, optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
+def _apply(
+    strategy: ScaleStrategy, optimizer: Optimizer, grads: Any, trainable_variables: Any = None
+) -> Any:
     original = functools.partial(type(optimizer).apply, optimizer)
     if current.reduced or not _on_a_replica():
         return original(grads, trainable_variables)
@@ -50,7 +56,7 @@ def _apply(strategy: Any, optimizer: Any, grads: Any, trainable_variables: Any =
     inner = innermost(optimizer)
     windows = bool(inner.gradient_accumulation_steps)  # what is accumulated is whole
     reducer.prepare(state, optimizer, whole(grads, variables, windows))
-    curvature = inner.curvature(grads, variables) if hasattr(inner, "curvature") else []
+    curvature = inner.curvature(grads, variables) if measures_curvature(inner) else []
     if windows:
         curvature = _summed_if_due(inner, curvature)
         if optimizer is not inner:
@@ -69,7 +75,7 @@ def _apply(strategy: Any, optimizer: Any, grads: Any, trainable_variables: Any =
         return original(grads, trainable_variables)
 
 
-def _summed_if_due(optimizer: Any, curvature: list[Any]) -> list[Any]:
+def _summed_if_due(optimizer: MeasuresCurvature, curvature: list[Any]) -> list[Any]:
     """What an optimizer has measured, summed over replicas in the steps in which it measures."""
     given = [i for i, d in enumerate(curvature) if d is not None]
     if not given:
@@ -86,7 +92,7 @@ def _summed_if_due(optimizer: Any, curvature: list[Any]) -> list[Any]:
     return found
 
 
-def _given(optimizer: Any, curvature: list[Any]) -> Any:
+def _given(optimizer: Any, curvature: list[Any]) -> contextlib.AbstractContextManager[None]:
     """A context in which the optimizer takes these for the curvature of the unscaled loss."""
     if not curvature:
         return contextlib.nullcontext()
@@ -94,21 +100,22 @@ def _given(optimizer: Any, curvature: list[Any]) -> Any:
     scale = inner.loss_scale_factor if inner is optimizer else optimizer.dynamic_scale
     if scale is not None:
         curvature = [None if d is None else d / tf.cast(scale, d.dtype) for d in curvature]
-    return inner.given(curvature)
+    given: contextlib.AbstractContextManager[None] = inner.given(curvature)
+    return given
 
 
-def _refuse_overwritten(variables: list[Any]) -> None:
+def _refuse_overwritten(variables: list[Variable]) -> None:
     """Refuse variables whose "gradient" is a new value: such values must not be summed."""
     for variable in variables:
         if getattr(variable, "overwrite_with_gradient", False):
             raise ValueError(
-                f"{variable.path} takes its gradient as its value (fp8 layers update their scales "
-                "in this way), and each replica has another value. Train such layers on one device "
-                'or in another precision: keras.config.set_dtype_policy("mixed_bfloat16").'
+                f"{path_of(variable)} takes its gradient as its value (fp8 layers update their "
+                "scales in this way), and each replica has another value. Train such layers on one "
+                'device or in another precision: keras.config.set_dtype_policy("mixed_bfloat16").'
             )
 
 
-def _end_of_window(optimizer: Any, grads: Any) -> Any:
+def _end_of_window(optimizer: Optimizer, grads: Any) -> Any:
     """In place of ``_clip_gradients``, the first thing that happens to a window's sum."""
     if current.window is not None:
         grads = current.window(list(grads))

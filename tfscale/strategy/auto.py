@@ -38,7 +38,7 @@ def auto_strategy(**arguments: Any) -> tf.distribute.Strategy:
     return _said("TensorFlow's default strategy", "there is one device", default, arguments)
 
 
-def _said(name: str, why: str, strategy: Any, unused: dict[str, Any]) -> Any:
+def _said(name: str, why: str, strategy: ScaleStrategy, unused: dict[str, Any]) -> Any:
     logging.getLogger("tfscale").info("%s, because %s", name, why)
     if unused:
         without = ", ".join(sorted(unused))

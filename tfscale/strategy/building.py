@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 
 from tfscale.bridge import fit
 from tfscale.bridge.installed import KERAS_2
 from tfscale.bridge.objects import optimizers_of
+from tfscale.bridge.protocols import Optimizer
 from tfscale.bridge.shadow import shadowed
 from tfscale.exchange.state import ExchangeState
 from tfscale.strategy import origin
 
+if TYPE_CHECKING:
+    from tfscale.strategy.strategy import ScaleStrategy
 
-def prepare_to_build(strategy: Any) -> None:
+
+def prepare_to_build(strategy: ScaleStrategy) -> None:
     """Let Keras try to build a model before its first step, and go on where it cannot.
 
     With a strategy, Keras calls a model on symbols to build it. One that has no ``call``, or whose
@@ -47,28 +51,28 @@ def _build_if_possible(model: keras.Model, **batch: Any) -> None:
             raise
 
 
-def take_over(strategy: Any, model: keras.Model) -> None:
+def take_over(strategy: ScaleStrategy, model: keras.Model) -> None:
     """A model is being compiled in the scope; it may have been made before, if it is not built."""
     refuse_foreign(strategy, model)
     if model._distribute_strategy is None:
         model._distribute_strategy = strategy
 
 
-def refuse_foreign(strategy: Any, model: keras.Model) -> None:
+def refuse_foreign(strategy: ScaleStrategy, model: keras.Model) -> None:
     """Refuse a model of which a part was made outside of the strategy's scope."""
     origin.refuse(strategy, f"the model {model.name!r}", model.variables)
     for optimizer in optimizers_of(model):
         origin.refuse(strategy, f"the optimizer {optimizer.name!r}", optimizer.variables)
 
 
-def refuse_foreign_metrics(strategy: Any, model: keras.Model) -> None:
+def refuse_foreign_metrics(strategy: ScaleStrategy, model: keras.Model) -> None:
     """Needed only with several workers: each would count by itself."""
     if strategy.extended._num_workers > 1:
         for metric in model.metrics:
             origin.refuse(strategy, f"the metric {metric.name!r}", metric.variables)
 
 
-def remember(strategy: Any, optimizer: Any) -> None:
+def remember(strategy: ScaleStrategy, optimizer: Optimizer) -> None:
     """Give an optimizer its state when it is built: a file may be loaded into it from then on."""
     if KERAS_2:
         ExchangeState.of(optimizer, strategy)
@@ -76,17 +80,18 @@ def remember(strategy: Any, optimizer: Any) -> None:
         vars(optimizer)["build"] = functools.partial(_build_with_state, strategy, optimizer)
 
 
-def _build_with_state(strategy: Any, optimizer: Any, variables: Any) -> None:
+def _build_with_state(strategy: ScaleStrategy, optimizer: Optimizer, variables: Any) -> None:
     del vars(optimizer)["build"]
     optimizer.build(variables)
     ExchangeState.of(optimizer, strategy)
 
 
-def watch_seeds(strategy: Any) -> None:
+def watch_seeds(strategy: ScaleStrategy) -> None:
     """The seeds of a model that is about to train are saved with its optimizer.
 
     Layers of Keras 2 keep their seeds to themselves.
     """
     model = None if KERAS_2 else fit.fitted()
-    for optimizer in optimizers_of(model) if model is not None else ():
-        ExchangeState.of(optimizer, strategy).watch(model)
+    if model is not None:
+        for optimizer in optimizers_of(model):
+            ExchangeState.of(optimizer, strategy).watch(model)

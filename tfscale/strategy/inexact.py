@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
+
+from tfscale.bridge.protocols import Layer
+
+if TYPE_CHECKING:
+    from tfscale.strategy.strategy import ScaleStrategy
+
 
 _told: set[str] = set()
 
 
-def warn(strategy: Any, layers: list[Any]) -> None:
+def warn(strategy: ScaleStrategy, layers: list[Layer]) -> None:
     """Called while a training step for several replicas is traced."""
     for sentence in _reasons(strategy, layers):
         _tell(sentence)
@@ -23,7 +29,7 @@ def _tell(sentence: str) -> None:
         logging.getLogger("tfscale").warning("not as on one device: %s", sentence)
 
 
-def _reasons(strategy: Any, layers: list[Any]) -> Iterator[str]:
+def _reasons(strategy: ScaleStrategy, layers: list[Layer]) -> Iterator[str]:
     replicas = strategy.extended._num_replicas_in_sync
     local = [x for x in layers if isinstance(x, keras.layers.BatchNormalization)]
     if local and not strategy.synchronizes_batch_norm:
@@ -51,6 +57,6 @@ def warn_of_a_number(loss: Any) -> None:
     )
 
 
-def _names(layers: list[Any]) -> str:
+def _names(layers: list[Layer]) -> str:
     names = [layer.name for layer in layers]
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

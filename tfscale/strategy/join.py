@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfscale.bridge.objects import holds_layers, layers_of
+from tfscale.bridge.protocols import Layer
 from tfscale.exchange.reducer import describe
 from tfscale.ops import Group, all_gather
 from tfscale.version import __version__
@@ -96,7 +97,7 @@ def _describe(model: keras.Model) -> Description:
     )
 
 
-def _layer(layer: Any) -> Any:
+def _layer(layer: Layer) -> Any:
     """What holds other layers names them, and these are described on their own."""
     return type(layer).__name__, {} if holds_layers(layer) else _config(layer)
 

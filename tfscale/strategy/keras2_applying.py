@@ -11,22 +11,28 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
 
 from tfscale.bridge.fit import fitted
+from tfscale.bridge.objects import measures_curvature
+from tfscale.bridge.protocols import MeasuresCurvature, Optimizer, Variable
 from tfscale.bridge.shadow import shadowed
 from tfscale.exchange.reducer import whole
 from tfscale.exchange.state import ExchangeState
 
+if TYPE_CHECKING:
+    from tfscale.strategy.strategy import ScaleStrategy
+
 
 @contextlib.contextmanager
-def hooked(strategy: Any, optimizers: Iterable[Any]) -> Iterator[None]:
+def hooked(strategy: ScaleStrategy, optimizers: Iterable[Optimizer]) -> Iterator[None]:
     """While it lasts, these and the optimizer of the model in ``fit`` sum by buckets."""
     model = fitted()
-    used = {id(one): one for one in [*optimizers, getattr(model, "optimizer", None)]}
+    of_model = getattr(model, "optimizer", None)
+    used = {id(one): one for one in [*optimizers, *([of_model] if of_model else [])]}
     with contextlib.ExitStack() as stack:
         for optimizer in used.values():
             for name in filter(functools.partial(hasattr, optimizer), _SUMS):
@@ -39,33 +45,34 @@ def hooked(strategy: Any, optimizers: Iterable[Any]) -> Iterator[None]:
 _SUMS = ("aggregate_gradients", "_aggregate_gradients")
 
 
-def _sums(strategy: Any, optimizer: Any, grads_and_vars: Any) -> list[tuple[Any, Any]]:
+def _sums(
+    strategy: ScaleStrategy, optimizer: Optimizer, grads_and_vars: Any
+) -> list[tuple[Any, Any]]:
     gradients, variables = map(list, zip(*grads_and_vars, strict=True))
     if isinstance(optimizer, keras.optimizers.Optimizer):
         with tf.init_scope():
             optimizer.build(variables)
     state = ExchangeState.of(optimizer, strategy)
     strategy.reducer.prepare(state, optimizer, whole(gradients, variables))
-    measured = _curvature(optimizer, gradients, variables)
-    apart = bool(measured) and optimizer.update_each > 1
-    travels = [] if apart else measured
-    sums = strategy.reducer.reduce(gradients, variables, optimizer, state, travels)
-    sums, given = sums[: len(variables)], sums[len(variables) :]
-    if measured:
-        optimizer.give(_summed_if_due(optimizer, measured, variables) if apart else given)
+    reduce = functools.partial(strategy.reducer.reduce, gradients, variables, optimizer, state)
+    if not measures_curvature(optimizer):
+        sums = reduce()
+    else:
+        measured = optimizer.curvature(gradients, variables, unscaled=True)
+        if optimizer.update_each > 1:
+            sums, given = reduce(), _summed_if_due(optimizer, measured, variables)
+        else:
+            both = reduce(curvature=measured)
+            sums, given = both[: len(variables)], both[len(variables) :]
+        optimizer.give(given)
     return list(zip(sums, variables, strict=True))
 
 
-def _curvature(optimizer: Any, gradients: list[Any], variables: list[Any]) -> list[Any]:
-    """What an optimizer measures besides, if it does; the loss's scale is gone by now."""
-    if not hasattr(optimizer, "curvature"):
-        return []
-    return list(optimizer.curvature(gradients, variables, unscaled=True))
-
-
-def _summed_if_due(optimizer: Any, curvature: list[Any], variables: list[Any]) -> list[Any]:
+def _summed_if_due(
+    optimizer: MeasuresCurvature, curvature: list[Any], variables: list[Variable]
+) -> list[Any]:
     """The sums over replicas in steps that measure, by Keras's own way: None stays None."""
-    sum_up = type(optimizer).aggregate_gradients
+    sum_up: Any = getattr(type(optimizer), _SUMS[0])
 
     def summed() -> list[Any]:
         return [d for d, _ in sum_up(optimizer, zip(curvature, variables, strict=True))]

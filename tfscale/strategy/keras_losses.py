@@ -22,6 +22,7 @@ import keras
 import tensorflow as tf
 
 from tfscale.bridge.objects import Trainer
+from tfscale.bridge.protocols import Layer, Metric
 from tfscale.bridge.shadow import shadowed
 from tfscale.strategy import inexact, own_losses
 from tfscale.strategy.current import current, during
@@ -29,7 +30,7 @@ from tfscale.strategy.share import Share, is_scaled
 
 
 @contextlib.contextmanager
-def weighted(model: keras.Model, layers: list[Any]) -> Iterator[None]:
+def weighted(model: keras.Model, layers: list[Layer]) -> Iterator[None]:
     """Within this context losses and their metrics are parts of the whole batch's."""
     with contextlib.ExitStack() as stack:
         losses = getattr(model, "_compile_loss", None)
@@ -77,7 +78,7 @@ def _aggregate_additional_loss(model: keras.Model, loss: Any) -> Any:
     return kind._aggregate_additional_loss(model, loss)
 
 
-def _add_loss(layer: Any, loss: Any) -> Any:
+def _add_loss(layer: Layer, loss: Any) -> Any:
     """Eager steps have no graph: there, a loss counts as scaled if the share was just read."""
     if current.reads > current.noted:
         current.scaled.update(id(one) for one in tf.nest.flatten(loss))
@@ -85,7 +86,7 @@ def _add_loss(layer: Any, loss: Any) -> Any:
     return type(layer).add_loss(layer, loss)
 
 
-def _update_mean(metric: Any, values: Any, sample_weight: Any = None) -> Any:
+def _update_mean(metric: Metric, values: Any, sample_weight: Any = None) -> Any:
     """Weight a metric's numbers by the replica's share, if there is one number for a batch.
 
     Such a number is a mean over the batch's samples; if it was scaled, that is undone first. With
@@ -106,7 +107,7 @@ def _update_mean(metric: Any, values: Any, sample_weight: Any = None) -> Any:
     return type(metric).update_state(metric, values, sample_weight=sample_weight)
 
 
-def _result(metric: Any) -> Any:
+def _result(metric: Metric) -> Any:
     result = type(metric).result(metric)
     if current.results is not None:
         named = result if isinstance(result, dict) else {None: result}  # of compiled metrics

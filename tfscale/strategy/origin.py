@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from tfscale.bridge.objects import native, path_of
+from tfscale.bridge.protocols import Variable
 from tfscale.bridge.tensorflow import DistributedVariable
+
+if TYPE_CHECKING:
+    from tfscale.strategy.strategy import ScaleStrategy
+
 
 _SHOWN = 3
 
@@ -20,7 +25,7 @@ _MOVE = """Make it in the scope, too:
         model.compile(...)"""
 
 
-def refuse(strategy: tf.distribute.Strategy, what: str, variables: Iterable[Any]) -> None:
+def refuse(strategy: tf.distribute.Strategy, what: str, variables: Iterable[Variable]) -> None:
     """Refuse a model or an optimizer with variables that were made outside of the scope.
 
     Args:
@@ -63,21 +68,21 @@ def refuse_other_scope(strategy: tf.distribute.Strategy) -> None:
     )
 
 
-def _home(variable: Any) -> Any:
+def _home(variable: Variable) -> Any:
     value = native(variable)
     return value.distribute_strategy if isinstance(value, DistributedVariable) else None
 
 
-def _where(variable: Any) -> str:
+def _where(variable: Variable) -> str:
     home = _home(variable)
     return "outside of its scope" if home is None else f"in the scope of another {_name(home)}"
 
 
-def _name(strategy: Any) -> str:
+def _name(strategy: ScaleStrategy) -> str:
     return type(strategy).__name__
 
 
-def _names(variables: list[Any]) -> str:
+def _names(variables: list[Variable]) -> str:
     paths = [path_of(v) for v in variables]
     more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
     return ", ".join(paths[:_SHOWN]) + more

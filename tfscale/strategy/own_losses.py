@@ -23,6 +23,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfscale.bridge.protocols import Model
 from tfscale.strategy.current import current
 from tfscale.strategy.share import Share, are_scaled, is_scaled
 
@@ -142,7 +143,7 @@ def _weighted(gradient: Any) -> Any:
     return gradient * weight
 
 
-def _warn(model: Any) -> None:
+def _warn(model: Model) -> None:
     name = f"{model.name!r} ({type(model).__name__})"
     if name in _told:
         return

@@ -7,10 +7,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfscale.bridge.protocols import Layer
 from tfscale.strategy.share import Share
 
 
-def moments(layer: Any, inputs: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
+def moments(layer: Layer, inputs: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
     """Mean and variance of the global batch, as batch normalization takes them of its own inputs.
 
     In two passes, since the mean of squares minus the square of the mean loses the more digits

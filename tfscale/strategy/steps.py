@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
@@ -31,9 +31,12 @@ from tfscale.strategy.current import current, during
 from tfscale.strategy.rows import shared_out
 from tfscale.strategy.share import Share
 
+if TYPE_CHECKING:
+    from tfscale.strategy.strategy import ScaleStrategy
+
 
 @contextlib.contextmanager
-def exact(strategy: Any, model: keras.Model, training: bool) -> Iterator[None]:
+def exact(strategy: ScaleStrategy, model: keras.Model, training: bool) -> Iterator[None]:
     """Within this context a step of the model is a part of the global batch's step."""
     layers = layers_of(model)
     with contextlib.ExitStack() as stack:
@@ -52,7 +55,7 @@ def exact(strategy: Any, model: keras.Model, training: bool) -> Iterator[None]:
         yield
 
 
-def step_of_replica(strategy: Any, model: keras.Model, fn: Callable[..., Any]) -> Any:
+def step_of_replica(strategy: ScaleStrategy, model: keras.Model, fn: Callable[..., Any]) -> Any:
     """A model's step, which knows what part of the global batch it is."""
     replicas = strategy.extended._num_replicas_in_sync
     own = getattr(type(model), fn.__name__) is not getattr(keras.Model, fn.__name__)
@@ -79,7 +82,7 @@ def _read(result: Any) -> Any:
     return tf.convert_to_tensor(result) if variable else result
 
 
-def prediction_of_replica(strategy: Any, fn: Callable[..., Any]) -> Any:
+def prediction_of_replica(strategy: ScaleStrategy, fn: Callable[..., Any]) -> Any:
     """What a model says of its part of a batch."""
     replicas = strategy.extended._num_replicas_in_sync
 

@@ -17,6 +17,7 @@ from tfscale import records
 from tfscale.bridge import fit, installed
 from tfscale.bridge.installed import KERAS_2
 from tfscale.bridge.objects import OPTIMIZERS
+from tfscale.bridge.protocols import Optimizer
 from tfscale.bridge.tensorflow import (
     DistributedValues,
     PerReplica,
@@ -285,7 +286,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     def __repr__(self) -> str:
         return f"<ScaleStrategy of {self.extended._num_replicas_in_sync} replicas>"
 
-    def born(self, optimizer: Any) -> None:
+    def born(self, optimizer: Optimizer) -> None:
         """An optimizer has been made in this strategy's scope."""
         self.optimizers.add(optimizer)
         building.remember(self, optimizer)

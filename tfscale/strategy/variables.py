@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfscale.bridge.objects import LAYER_SEED
+from tfscale.bridge.protocols import Variable
 from tfscale.bridge.tensorflow import (
     DistributedValues,
     DistributedVariable,
@@ -229,7 +230,7 @@ _BY_NAME: dict[str, type[Weight]] = {
 }
 
 
-def adopt(variable: Any, keywords: dict[str, Any]) -> Any:
+def adopt(variable: Variable, keywords: dict[str, Any]) -> Any:
     """Give a replicated variable its kind.
 
     TensorFlow makes its variables from a fixed table of classes; ours add methods to two
