@@ -74,6 +74,10 @@ std::string Communicator::Describe(int rank) const {
   return Text("rank ", rank, " (", peers_[rank], ")");
 }
 
+std::string Communicator::Describe(const std::string& bucket, int rank) const {
+  return Text("bucket '", bucket, "': ", Describe(rank));
+}
+
 Status Communicator::Admit(const Request& request) const {
   if (request.step != 0 && failed_steps_.count(request.step) != 0) {
     return last_failure_.KnownToAll();
@@ -310,8 +314,8 @@ void Communicator::HeardThatItIsGone(uint32_t generation, int from, const Status
     }
   }
   if (bucket.empty()) return;
-  GiveUp(generation, Status(status.code(), Text("bucket '", bucket, "': ", Describe(from),
-                                                " is gone: ", status.message())));
+  GiveUp(generation,
+         Status(status.code(), Describe(bucket, from) + " is gone: " + status.message()));
 }
 
 void Communicator::Tick(Clock::time_point now) {

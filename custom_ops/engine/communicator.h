@@ -83,6 +83,7 @@ class Communicator : public Watched, public std::enable_shared_from_this<Communi
   const std::shared_ptr<BufferPool>& pool() const { return pool_; }
   Log& log() { return log_; }
   std::string Describe(int rank) const;
+  std::string Describe(const std::string& bucket, int rank) const;
 
   void Tick(Clock::time_point now) override;
 

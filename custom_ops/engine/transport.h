@@ -16,7 +16,7 @@ namespace tfscale {
 // Names one message between two ranks. A sender and a receiver meet when their
 // keys are equal; a key is used once in the life of a communicator.
 struct Key {
-  uint64_t collective;  // which collective, with what signature: see signature.h
+  uint64_t collective;  // which collective, with what signature: see keys.h; 0: of none
   uint32_t generation;  // how often the communicator has failed before
   uint32_t execution;   // how often this collective ran before
   uint32_t part;

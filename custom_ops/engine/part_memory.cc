@@ -1,0 +1,67 @@
+#include "custom_ops/engine/part_memory.h"
+
+namespace tfscale {
+
+PartMemory::PartMemory(const Request& request, int64_t part, BufferPool* pool)
+    : request_(request),
+      part_(part),
+      pool_(pool),
+      pieces_(request.program->chunks),
+      received_(request.program->steps.size()) {
+  if (request_.codec->lossless()) return;
+  int64_t bytes = 0;
+  for (int c = 0; c < request_.program->chunks; ++c) {
+    offsets_.push_back(bytes);
+    bytes += request_.codec->Bytes(PieceOf(c).count);
+  }
+  final_bytes_ = pool_->Get(bytes);
+}
+
+uint8_t* PartMemory::Y(int chunk) const {
+  return request_.y + PieceOf(chunk).first * request_.codec->element_bytes();
+}
+
+// A lossless wire adds the residual in y before all else: see Reduction::Begin.
+const uint8_t* PartMemory::Base(int chunk) const {
+  if (pieces_[chunk].in_y || request_.residual != nullptr) return Y(chunk);
+  return request_.x + PieceOf(chunk).first * request_.codec->element_bytes();
+}
+
+int64_t PartMemory::MessageBytes(const Step& step) const {
+  int64_t bytes = 0;
+  for (int c = step.first; c < step.last; ++c) {
+    bytes += request_.codec->Bytes(PieceOf(c).count);
+  }
+  return bytes;
+}
+
+// For a lossless wire the final bytes are the result itself.
+//
+// A partial sum that lies in y may be sent from there as well: the owner's
+// final bytes overwrite it only after every rank's part of the sum, this one
+// included, has been taken.
+View PartMemory::InPlace(const Step& step) const {
+  const size_t bytes = MessageBytes(step);
+  if (!request_.codec->lossless()) return {Final(step.first), bytes, final_bytes_.owner};
+  const bool partial = step.kind == Kind::kSend && !step.final;
+  auto place = [&](int c) { return partial ? Base(c) : Y(c); };
+  const uint8_t* end = place(step.first);
+  for (int c = step.first; c < step.last; ++c) {
+    const Span piece = PieceOf(c);
+    if (piece.count > 0 && place(c) != end) return View();
+    end += piece.count * request_.codec->element_bytes();
+  }
+  return {const_cast<uint8_t*>(place(step.first)), bytes, request_.owner};
+}
+
+View PartMemory::PlaceFor(int s) {
+  const Step& step = request_.program->steps[s];
+  const int64_t bytes = MessageBytes(step);
+  if (bytes == 0) return View();
+  View into;
+  if (step.kind == Kind::kKeep) into = InPlace(step);
+  if (into.data == nullptr) into = received_[s] = pool_->Get(bytes);
+  return into;
+}
+
+}  // namespace tfscale
