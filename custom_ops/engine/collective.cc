@@ -41,7 +41,7 @@ Collective::Collective(Request request, std::shared_ptr<Communicator> communicat
       open_(request_.layout.parts()) {}
 
 // ---------------------------------------------------------------------------
-// Parts and steps
+// Parts and moves
 
 void Collective::Start() {
   if (Empty(request_)) return StartEmpty();
@@ -66,9 +66,9 @@ void Collective::ActivateNext() {
     if (index >= request_.layout.parts() || over_) continue;
     const auto part = std::make_shared<Part>(request_, index, communicator_->pool().get());
     reduction_.Begin(part->memory);
-    const auto& steps = request_.program->steps;
-    for (int s = 0; s < static_cast<int>(steps.size()); ++s) {
-      if (steps[s].receives()) PostReceive(part, s);
+    const auto& moves = request_.program->moves;
+    for (int s = 0; s < static_cast<int>(moves.size()); ++s) {
+      if (moves[s].receives()) PostReceive(part, s);
     }
     Run(part);
   } while (to_activate_.fetch_sub(1) > 1);
@@ -77,14 +77,14 @@ void Collective::ActivateNext() {
 // Receives are posted before they are needed, so that no message waits for a
 // request to cross the network first.
 void Collective::PostReceive(const PartPtr& part, int s) {
-  const Step& step = request_.program->steps[s];
+  const Move& move = request_.program->moves[s];
   const View into = part->memory.PlaceFor(s);
   if (into.size == 0) return Arrived(part, s, Status());
-  progress_.Awaits(step.peer);
+  progress_.Awaits(move.peer);
   auto self = shared_from_this();
-  const Key key = keys_.OfData(part->memory.part(), step);
-  channel_->Receive(step.peer, key, into, [self, part, s](Status status) {
-    self->progress_.Came(self->request_.program->steps[s].peer);
+  const Key key = keys_.OfData(part->memory.part(), move);
+  channel_->Receive(move.peer, key, into, [self, part, s](Status status) {
+    self->progress_.Came(self->request_.program->moves[s].peer);
     self->progress_.Made();
     self->Arrived(part, s, status);
   });
@@ -94,7 +94,7 @@ void Collective::Arrived(const PartPtr& part, int s, const Status& status) {
   if (over_) return;
   if (!status.ok()) {
     const bool gone = status.code() == Code::kUnavailable;
-    const int peer = request_.program->steps[s].peer;
+    const int peer = request_.program->moves[s].peer;
     return Fail(Status(status.code(), communicator_->Describe(request_.name, peer) +
                                           (gone ? " is gone: " : " failed: ") + status.message()));
   }
@@ -109,14 +109,14 @@ void Collective::Run(const PartPtr& part) {
 }
 
 void Collective::Execute(Part* part, int s) {
-  const Step& step = request_.program->steps[s];
-  switch (step.kind) {
+  const Move& move = request_.program->moves[s];
+  switch (move.kind) {
     case Kind::kSend:
-      return Send(part, step);
+      return Send(part, move);
     case Kind::kAdd:
       return reduction_.Add(&part->memory, s);
     case Kind::kFinalise:
-      return reduction_.Finalise(&part->memory, step);
+      return reduction_.Finalise(&part->memory, move);
     case Kind::kKeep:
       return reduction_.Keep(&part->memory, s);
   }
@@ -125,15 +125,15 @@ void Collective::Execute(Part* part, int s) {
 // A send does not wait until the peer has taken the bytes: a peer that died
 // never takes them. The collective as a whole does wait, so that no rank runs
 // ahead without bound.
-void Collective::Send(Part* part, const Step& step) {
-  const int64_t bytes = part->memory.MessageBytes(step);
+void Collective::Send(Part* part, const Move& move) {
+  const int64_t bytes = part->memory.MessageBytes(move);
   if (bytes == 0) return;
-  const int to = step.peer;
+  const int to = move.peer;
   ++open_;
   progress_.Offered(to);
   auto self = shared_from_this();
-  const Key key = keys_.OfData(part->memory.part(), step);
-  channel_->Post(to, key, reduction_.Outgoing(&part->memory, step),
+  const Key key = keys_.OfData(part->memory.part(), move);
+  channel_->Post(to, key, reduction_.Outgoing(&part->memory, move),
                  [self, to, bytes](Status status) {
                    self->progress_.Answered(to);
                    if (!status.ok()) {

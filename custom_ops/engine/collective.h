@@ -1,7 +1,7 @@
 // Runs one rank's program over one buffer: the engine itself.
 //
-// Here steps meet messages: parts begin and end, steps run when they can, and the
-// whole ends, well or badly. What a step does to numbers is in reduction.h.
+// Here moves meet messages: parts begin and end, moves run when they can, and the
+// whole ends, well or badly. What a move does to numbers is in reduction.h.
 #ifndef TFSCALE_ENGINE_COLLECTIVE_H_
 #define TFSCALE_ENGINE_COLLECTIVE_H_
 
@@ -62,11 +62,11 @@ class Collective : public std::enable_shared_from_this<Collective> {
 
   void StartEmpty();
   void ActivateNext();
-  void PostReceive(const PartPtr& part, int step);
-  void Arrived(const PartPtr& part, int step, const Status& status);
+  void PostReceive(const PartPtr& part, int move);
+  void Arrived(const PartPtr& part, int move, const Status& status);
   void Run(const PartPtr& part);
-  void Execute(Part* part, int step);
-  void Send(Part* part, const Step& step);
+  void Execute(Part* part, int move);
+  void Send(Part* part, const Move& move);
   void Closed();
   void Succeed();
   void Record() const;

@@ -10,15 +10,15 @@ Keys::Keys(const Request& request, uint32_t generation, uint32_t execution)
       generation_(generation),
       execution_(execution) {}
 
-Key Keys::OfData(int64_t part, const Step& step) const {
-  const bool final = step.kind == Kind::kAdd ? false : step.final;
+Key Keys::OfData(int64_t part, const Move& move) const {
+  const bool final = move.kind == Kind::kAdd ? false : move.final;
   return {data_id_,
           generation_,
           execution_,
           static_cast<uint32_t>(part),
           final ? kFinalMessage : kPartialMessage,
-          static_cast<uint32_t>(step.first),
-          static_cast<uint32_t>(step.last)};
+          static_cast<uint32_t>(move.first),
+          static_cast<uint32_t>(move.last)};
 }
 
 Key Keys::OfHello() const { return {name_id_, generation_, execution_, 0, kHelloMessage, 0, 0}; }

@@ -13,7 +13,7 @@ class Keys {
   Keys(const Request& request, uint32_t generation, uint32_t execution);
 
   // Ranks that disagree on the signature never receive each other's data ...
-  Key OfData(int64_t part, const Step& step) const;
+  Key OfData(int64_t part, const Move& move) const;
 
   // ... but their hellos, which say why.
   Key OfHello() const;

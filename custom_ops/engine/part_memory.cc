@@ -7,7 +7,7 @@ PartMemory::PartMemory(const Request& request, int64_t part, BufferPool* pool)
       part_(part),
       pool_(pool),
       pieces_(request.program->chunks),
-      received_(request.program->steps.size()) {
+      received_(request.program->moves.size()) {
   if (request_.codec->lossless()) return;
   int64_t bytes = 0;
   for (int c = 0; c < request_.program->chunks; ++c) {
@@ -27,9 +27,9 @@ const uint8_t* PartMemory::Base(int chunk) const {
   return request_.x + PieceOf(chunk).first * request_.codec->element_bytes();
 }
 
-int64_t PartMemory::MessageBytes(const Step& step) const {
+int64_t PartMemory::MessageBytes(const Move& move) const {
   int64_t bytes = 0;
-  for (int c = step.first; c < step.last; ++c) {
+  for (int c = move.first; c < move.last; ++c) {
     bytes += request_.codec->Bytes(PieceOf(c).count);
   }
   return bytes;
@@ -40,26 +40,26 @@ int64_t PartMemory::MessageBytes(const Step& step) const {
 // A partial sum that lies in y may be sent from there as well: the owner's
 // final bytes overwrite it only after every rank's part of the sum, this one
 // included, has been taken.
-View PartMemory::InPlace(const Step& step) const {
-  const size_t bytes = MessageBytes(step);
-  if (!request_.codec->lossless()) return {Final(step.first), bytes, final_bytes_.owner};
-  const bool partial = step.kind == Kind::kSend && !step.final;
+View PartMemory::InPlace(const Move& move) const {
+  const size_t bytes = MessageBytes(move);
+  if (!request_.codec->lossless()) return {Final(move.first), bytes, final_bytes_.owner};
+  const bool partial = move.kind == Kind::kSend && !move.final;
   auto place = [&](int c) { return partial ? Base(c) : Y(c); };
-  const uint8_t* end = place(step.first);
-  for (int c = step.first; c < step.last; ++c) {
+  const uint8_t* end = place(move.first);
+  for (int c = move.first; c < move.last; ++c) {
     const Span piece = PieceOf(c);
     if (piece.count > 0 && place(c) != end) return View();
     end += piece.count * request_.codec->element_bytes();
   }
-  return {const_cast<uint8_t*>(place(step.first)), bytes, request_.owner};
+  return {const_cast<uint8_t*>(place(move.first)), bytes, request_.owner};
 }
 
 View PartMemory::PlaceFor(int s) {
-  const Step& step = request_.program->steps[s];
-  const int64_t bytes = MessageBytes(step);
+  const Move& move = request_.program->moves[s];
+  const int64_t bytes = MessageBytes(move);
   if (bytes == 0) return View();
   View into;
-  if (step.kind == Kind::kKeep) into = InPlace(step);
+  if (move.kind == Kind::kKeep) into = InPlace(move);
   if (into.data == nullptr) into = received_[s] = pool_->Get(bytes);
   return into;
 }

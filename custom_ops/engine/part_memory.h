@@ -34,16 +34,16 @@ class PartMemory {
   std::vector<Addend>& addends(int chunk) { return pieces_[chunk].addends; }
   uint8_t* Final(int chunk) const { return final_bytes_.data + offsets_[chunk]; }
 
-  int64_t MessageBytes(const Step& step) const;
+  int64_t MessageBytes(const Move& move) const;
 
-  // The message of a step where its bytes lie, if they lie side by side; else nothing.
-  View InPlace(const Step& step) const;
+  // The message of a move where its bytes lie, if they lie side by side; else nothing.
+  View InPlace(const Move& move) const;
 
-  // Where to receive the message of a step: of size 0 if there is none.
-  View PlaceFor(int step);
+  // Where to receive the message of a move: of size 0 if there is none.
+  View PlaceFor(int move);
 
   // What PlaceFor() took from the pool; nothing if the message was received in place.
-  View Take(int step) { return std::move(received_[step]); }
+  View Take(int move) { return std::move(received_[move]); }
 
  private:
   struct Piece {
@@ -55,7 +55,7 @@ class PartMemory {
   const int64_t part_;
   BufferPool* const pool_;
   std::vector<Piece> pieces_;     // per chunk
-  std::vector<View> received_;    // per step that receives into a buffer of its own
+  std::vector<View> received_;    // per move that receives into a buffer of its own
   View final_bytes_;              // of all chunks, one after the other
   std::vector<int64_t> offsets_;  // per chunk, into final_bytes_
 };

@@ -35,23 +35,23 @@ const char* Name(Chunk state) {
   }
 }
 
-Status Refuse(const Program& program, size_t step, const std::string& why) {
+Status Refuse(const Program& program, size_t move, const std::string& why) {
   return Status(Code::kInvalidArgument,
-                Text("the program of rank ", program.rank, " is wrong at step ", step, ": ", why,
+                Text("the program of rank ", program.rank, " is wrong at move ", move, ": ", why,
                      "; Schedule.verify() says more"));
 }
 
-Status CheckShape(const Program& program, size_t at, const Step& step) {
-  const bool alone = step.kind == Kind::kFinalise;
-  if (alone && step.peer != -1) {
-    return Refuse(program, at, Text("finalise has no peer, but -1, got ", step.peer));
+Status CheckShape(const Program& program, size_t at, const Move& move) {
+  const bool alone = move.kind == Kind::kFinalise;
+  if (alone && move.peer != -1) {
+    return Refuse(program, at, Text("finalise has no peer, but -1, got ", move.peer));
   }
-  if (!alone && (step.peer < 0 || step.peer >= program.ranks || step.peer == program.rank)) {
-    return Refuse(program, at, Text("no peer has rank ", step.peer));
+  if (!alone && (move.peer < 0 || move.peer >= program.ranks || move.peer == program.rank)) {
+    return Refuse(program, at, Text("no peer has rank ", move.peer));
   }
-  if (step.first < 0 || step.first >= step.last || step.last > program.chunks) {
+  if (move.first < 0 || move.first >= move.last || move.last > program.chunks) {
     return Refuse(program, at,
-                  Text("chunks [", step.first, ", ", step.last, ") are not within the ",
+                  Text("chunks [", move.first, ", ", move.last, ") are not within the ",
                        program.chunks, " chunks"));
   }
   return Status();
@@ -79,21 +79,21 @@ Chunk After(Kind kind, Chunk state) {
   return state;
 }
 
-Status Advance(const Program& program, size_t at, Step* step, std::vector<Chunk>* state) {
-  const Chunk before = (*state)[step->first];
-  for (int c = step->first; c < step->last; ++c) {
+Status Advance(const Program& program, size_t at, Move* move, std::vector<Chunk>* state) {
+  const Chunk before = (*state)[move->first];
+  for (int c = move->first; c < move->last; ++c) {
     if ((*state)[c] != before) {
       return Refuse(
           program, at,
           Text("its chunks are partly ", Name(before), " and partly ", Name((*state)[c])));
     }
-    if (!Allowed(program.goal, step->kind, before)) {
+    if (!Allowed(program.goal, move->kind, before)) {
       return Refuse(program, at,
-                    Text("cannot ", Name(step->kind), " chunk ", c, ", which is ", Name(before)));
+                    Text("cannot ", Name(move->kind), " chunk ", c, ", which is ", Name(before)));
     }
-    (*state)[c] = After(step->kind, before);
+    (*state)[c] = After(move->kind, before);
   }
-  step->final = before == Chunk::kFinal || step->kind == Kind::kKeep;
+  move->final = before == Chunk::kFinal || move->kind == Kind::kKeep;
   return Status();
 }
 
@@ -101,25 +101,25 @@ Status CheckEnd(const Program& program, const std::vector<Chunk>& state) {
   for (int c = 0; c < program.chunks; ++c) {
     const bool given_is_enough = program.goal == Goal::kReduceScatter && state[c] == Chunk::kGiven;
     if (state[c] != Chunk::kFinal && !given_is_enough) {
-      return Refuse(program, program.steps.size(), Text("chunk ", c, " ends as ", Name(state[c])));
+      return Refuse(program, program.moves.size(), Text("chunk ", c, " ends as ", Name(state[c])));
     }
   }
   return Status();
 }
 
-// A step waits for the last earlier step on each of its chunks.
+// A move waits for the last earlier move on each of its chunks.
 void Link(Program* program) {
   std::vector<int> last_on(program->chunks, -1);
   std::set<int> peers;
-  program->unlocks.resize(program->steps.size());
-  for (int s = 0; s < static_cast<int>(program->steps.size()); ++s) {
-    const Step& step = program->steps[s];
-    std::set<int> before(last_on.begin() + step.first, last_on.begin() + step.last);
+  program->unlocks.resize(program->moves.size());
+  for (int s = 0; s < static_cast<int>(program->moves.size()); ++s) {
+    const Move& move = program->moves[s];
+    std::set<int> before(last_on.begin() + move.first, last_on.begin() + move.last);
     before.erase(-1);
     for (int b : before) program->unlocks[b].push_back(s);
     program->waits_for.push_back(static_cast<int>(before.size()));
-    std::fill(last_on.begin() + step.first, last_on.begin() + step.last, s);
-    if (step.peer >= 0) peers.insert(step.peer);
+    std::fill(last_on.begin() + move.first, last_on.begin() + move.last, s);
+    if (move.peer >= 0) peers.insert(move.peer);
   }
   program->peers.assign(peers.begin(), peers.end());
 }
@@ -136,20 +136,20 @@ Status Program::Parse(const std::vector<int>& flat, Goal goal, int rank, int ran
   if (ranks < 1 || rank < 0 || rank >= ranks || chunks < 1 || flat.size() % 4 != 0) {
     return Status(
         Code::kInvalidArgument,
-        Text("expected 0 <= rank < ranks, at least one chunk and four numbers a step, "
+        Text("expected 0 <= rank < ranks, at least one chunk and four numbers a move, "
              "got rank ",
              rank, ", ranks ", ranks, ", chunks ", chunks, " and ", flat.size(), " numbers"));
   }
   std::vector<Chunk> state(chunks, Chunk::kPartial);
   for (size_t i = 0; i < flat.size(); i += 4) {
     if (flat[i] < 0 || flat[i] > static_cast<int>(Kind::kKeep)) {
-      return Refuse(*program, i / 4, Text("no step has kind ", flat[i]));
+      return Refuse(*program, i / 4, Text("no move has kind ", flat[i]));
     }
-    Step step{static_cast<Kind>(flat[i]), flat[i + 1], flat[i + 2], flat[i + 3], false};
-    Status status = CheckShape(*program, i / 4, step);
-    if (status.ok()) status = Advance(*program, i / 4, &step, &state);
+    Move move{static_cast<Kind>(flat[i]), flat[i + 1], flat[i + 2], flat[i + 3], false};
+    Status status = CheckShape(*program, i / 4, move);
+    if (status.ok()) status = Advance(*program, i / 4, &move, &state);
     if (!status.ok()) return status;
-    program->steps.push_back(step);
+    program->moves.push_back(move);
   }
   Status status = CheckEnd(*program, state);
   if (!status.ok()) return status;

@@ -12,7 +12,7 @@ namespace tfscale {
 // The numbers are shared with tfscale/collectives/schedule.py.
 enum class Kind : int { kSend = 0, kAdd = 1, kFinalise = 2, kKeep = 3 };
 
-struct Step {
+struct Move {
   Kind kind;
   int peer;         // -1 for kFinalise
   int first, last;  // the chunks [first, last)
@@ -29,12 +29,12 @@ struct Program {
   int ranks = 1;
   int chunks = 1;
   Goal goal = Goal::kAllReduce;
-  std::vector<Step> steps;
-  std::vector<int> waits_for;             // how many earlier steps must be done
-  std::vector<std::vector<int>> unlocks;  // which later steps wait for this one
+  std::vector<Move> moves;
+  std::vector<int> waits_for;             // how many earlier moves must be done
+  std::vector<std::vector<int>> unlocks;  // which later moves wait for this one
   std::vector<int> peers;                 // all ranks that this rank talks to
 
-  // `flat` holds four numbers a step: kind, peer, first, last. Refuses whatever
+  // `flat` holds four numbers a move: kind, peer, first, last. Refuses whatever
   // could make the engine touch memory wrongly, lose a contribution of this
   // rank or encode a chunk twice. That all ranks fit together is proven in
   // Python (tfscale/collectives/verify.py).

@@ -35,15 +35,15 @@ void Reduction::Begin(const PartMemory& part) const {
 }
 
 // The bytes where they lie, or copied or encoded.
-View Reduction::Outgoing(PartMemory* part, const Step& step) const {
+View Reduction::Outgoing(PartMemory* part, const Move& move) const {
   const wire::Codec& codec = *request_.codec;
-  if (step.final || codec.lossless()) {
-    const View view = part->InPlace(step);
+  if (move.final || codec.lossless()) {
+    const View view = part->InPlace(move);
     if (view.data != nullptr) return view;
   }
-  View view = pool_->Get(part->MessageBytes(step));
+  View view = pool_->Get(part->MessageBytes(move));
   uint8_t* bytes = view.data;
-  for (int c = step.first; c < step.last; ++c) {
+  for (int c = move.first; c < move.last; ++c) {
     const int64_t count = part->PieceOf(c).count;
     if (codec.lossless()) {
       codec.Encode(part->Base(c), count, bytes, wire::Rounding());
@@ -56,11 +56,11 @@ View Reduction::Outgoing(PartMemory* part, const Step& step) const {
 }
 
 void Reduction::Add(PartMemory* part, int s) const {
-  const Step& step = request_.program->steps[s];
+  const Move& move = request_.program->moves[s];
   const wire::Codec& codec = *request_.codec;
   const View received = part->Take(s);
   const uint8_t* bytes = received.data;
-  for (int c = step.first; c < step.last; ++c) {
+  for (int c = move.first; c < move.last; ++c) {
     const int64_t count = part->PieceOf(c).count;
     if (codec.lossless()) {
       codec.DecodeAdd(bytes, count, part->Base(c), part->Y(c));
@@ -72,9 +72,9 @@ void Reduction::Add(PartMemory* part, int s) const {
   }
 }
 
-void Reduction::Finalise(PartMemory* part, const Step& step) const {
+void Reduction::Finalise(PartMemory* part, const Move& move) const {
   const bool shared = request_.program->goal != Goal::kReduceScatter;
-  for (int c = step.first; c < step.last; ++c) {
+  for (int c = move.first; c < move.last; ++c) {
     if (request_.codec->lossless()) {
       FinishInY(*part, c);
     } else if (shared) {
@@ -148,13 +148,13 @@ const float* Reduction::Sum(PartMemory* part, int c, const Span& tile, float* sc
 }
 
 void Reduction::Keep(PartMemory* part, int s) const {
-  const Step& step = request_.program->steps[s];
+  const Move& move = request_.program->moves[s];
   const wire::Codec& codec = *request_.codec;
   const View received = part->Take(s);
   const bool in_place = received.data == nullptr;
   const bool decoded = in_place && codec.lossless();
-  const uint8_t* bytes = in_place && !decoded ? part->Final(step.first) : received.data;
-  for (int c = step.first; c < step.last; ++c) {
+  const uint8_t* bytes = in_place && !decoded ? part->Final(move.first) : received.data;
+  for (int c = move.first; c < move.last; ++c) {
     const Span piece = part->PieceOf(c);
     if (!decoded) {
       codec.Decode(bytes, piece.count, part->Y(c));

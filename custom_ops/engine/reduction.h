@@ -1,4 +1,4 @@
-// What the steps of a program do to the numbers of a part: they are summed,
+// What the moves of a program do to the numbers of a part: they are summed,
 // encoded and decoded.
 #ifndef TFSCALE_ENGINE_REDUCTION_H_
 #define TFSCALE_ENGINE_REDUCTION_H_
@@ -19,15 +19,15 @@ class Reduction {
   Reduction(const Request& request, Residuals* residuals, BufferPool* pool)
       : request_(request), residuals_(residuals), pool_(pool) {}
 
-  // Before the first step of a part.
+  // Before the first move of a part.
   void Begin(const PartMemory& part) const;
 
-  // The message of a step that sends.
-  View Outgoing(PartMemory* part, const Step& step) const;
+  // The message of a move that sends.
+  View Outgoing(PartMemory* part, const Move& move) const;
 
-  void Add(PartMemory* part, int step) const;
-  void Finalise(PartMemory* part, const Step& step) const;
-  void Keep(PartMemory* part, int step) const;
+  void Add(PartMemory* part, int move) const;
+  void Finalise(PartMemory* part, const Move& move) const;
+  void Keep(PartMemory* part, int move) const;
 
  private:
   void FinishInY(const PartMemory& part, int chunk) const;

@@ -1,5 +1,5 @@
 // Tests of what the engine computes: every schedule, over every wire, at many
-// sizes, against a second interpreter that runs one step after another.
+// sizes, against a second interpreter that runs one move after another.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -131,8 +131,8 @@ void ForPieces(const Task& task, Visit visit) {
 bool Contributes(const Task& task, int rank, int chunk) {
   const Goal goal = task.plan->goal;
   if (goal == Goal::kAllReduce || goal == Goal::kReduceScatter) return true;
-  for (const Step& step : task.plan->programs[rank]->steps) {
-    if (step.kind == Kind::kFinalise && step.first <= chunk && chunk < step.last) return true;
+  for (const Move& move : task.plan->programs[rank]->moves) {
+    if (move.kind == Kind::kFinalise && move.first <= chunk && chunk < move.last) return true;
   }
   return false;
 }
@@ -186,7 +186,7 @@ void ExpectExactly(const Task& task, const AllBuffers& all, const std::vector<do
 
 // ------------------------------------------------------ the second interpreter
 
-// Runs all ranks of one part after another, each step alone, with plain copies.
+// Runs all ranks of one part after another, each move alone, with plain copies.
 class Interpreter {
  public:
   Interpreter(const Task& task, const AllBuffers& inputs) : task_(task), codec_(task.codec()) {
@@ -214,36 +214,36 @@ class Interpreter {
     for (bool moved = true; moved;) {
       moved = false;
       for (int r = 0; r < task_.ranks(); ++r) {
-        const auto& steps = task_.plan->programs[r]->steps;
-        while (next[r] < steps.size() && Do(r, steps[next[r]])) {
+        const auto& moves = task_.plan->programs[r]->moves;
+        while (next[r] < moves.size() && Do(r, moves[next[r]])) {
           ++next[r];
           moved = true;
         }
       }
     }
     for (int r = 0; r < task_.ranks(); ++r) {
-      ASSERT_EQ(next[r], task_.plan->programs[r]->steps.size()) << "rank " << r << " is stuck";
+      ASSERT_EQ(next[r], task_.plan->programs[r]->moves.size()) << "rank " << r << " is stuck";
     }
   }
 
-  bool Do(int rank, const Step& step) {
+  bool Do(int rank, const Move& move) {
     Bytes* letter = nullptr;
-    if (step.receives()) {
-      auto found = mail_.find({step.peer, rank, step.final, step.first, step.last});
+    if (move.receives()) {
+      auto found = mail_.find({move.peer, rank, move.final, move.first, move.last});
       if (found == mail_.end()) return false;
       letter = &found->second;
     }
     Bytes joined;
     size_t read = 0;
-    for (int c = step.first; c < step.last; ++c) {
+    for (int c = move.first; c < move.last; ++c) {
       const Span span = task_.layout.piece(part_, c);
       Bytes bytes(codec_.Bytes(span.count));
       if (letter != nullptr) std::copy_n(letter->begin() + read, bytes.size(), bytes.begin());
       read += bytes.size();
       Floats here(now_[rank].begin() + span.first, now_[rank].begin() + span.first + span.count);
-      switch (step.kind) {
+      switch (move.kind) {
         case Kind::kSend:
-          bytes = step.final ? final_[{rank, c}] : Encoded(rank, here, span, 1.0f);
+          bytes = move.final ? final_[{rank, c}] : Encoded(rank, here, span, 1.0f);
           joined.insert(joined.end(), bytes.begin(), bytes.end());
           break;
         case Kind::kAdd:
@@ -261,10 +261,10 @@ class Interpreter {
       exact_ = false;
       std::copy(here.begin(), here.end(), now_[rank].begin() + span.first);
     }
-    if (step.kind == Kind::kSend) {
+    if (move.kind == Kind::kSend) {
       messages_ += !joined.empty();
       bytes_ += joined.size();
-      mail_[{rank, step.peer, step.final, step.first, step.last}] = joined;
+      mail_[{rank, move.peer, move.final, move.first, move.last}] = joined;
     }
     return true;
   }

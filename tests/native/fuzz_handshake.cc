@@ -41,10 +41,10 @@ void TryNotice(const uint8_t* data, size_t size) {
   Require(same.text == notice.text && same.hash == notice.hash && same.code == notice.code);
 }
 
-// A link from each step to later ones only, and as many as the later one counts.
+// A link from each move to later ones only, and as many as the later one counts.
 void CheckLinks(const Program& program) {
-  std::vector<int> waits(program.steps.size(), 0);
-  for (size_t s = 0; s < program.steps.size(); ++s) {
+  std::vector<int> waits(program.moves.size(), 0);
+  for (size_t s = 0; s < program.moves.size(); ++s) {
     for (int later : program.unlocks[s]) {
       Require(later > static_cast<int>(s) && later < static_cast<int>(waits.size()));
       ++waits[later];
@@ -69,10 +69,10 @@ void TryProgram(const uint8_t* data, size_t size) {
   Program program;
   const Status status = Program::Parse(flat, goal, rank, ranks, chunks, &program);
   if (!status.ok()) return Require(!status.message().empty());
-  Require(program.steps.size() * 4 == flat.size());
-  for (const tfscale::Step& step : program.steps) {
-    Require(0 <= step.first && step.first < step.last && step.last <= chunks);
-    Require(step.kind == tfscale::Kind::kFinalise || (0 <= step.peer && step.peer < ranks));
+  Require(program.moves.size() * 4 == flat.size());
+  for (const tfscale::Move& move : program.moves) {
+    Require(0 <= move.first && move.first < move.last && move.last <= chunks);
+    Require(move.kind == tfscale::Kind::kFinalise || (0 <= move.peer && move.peer < ranks));
   }
   for (int peer : program.peers) Require(0 <= peer && peer < ranks && peer != rank);
   CheckLinks(program);

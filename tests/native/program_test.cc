@@ -20,31 +20,31 @@ namespace {
 // ------------------------------------------------------------------- programs
 
 constexpr int kSend = 0, kAdd = 1, kFinalise = 2, kKeep = 3;
-using Flat = std::vector<std::vector<int>>;  // one step each
+using Flat = std::vector<std::vector<int>>;  // one move each
 
-std::vector<int> Joined(const Flat& steps) {
+std::vector<int> Joined(const Flat& moves) {
   std::vector<int> flat;
-  for (const auto& step : steps) flat.insert(flat.end(), step.begin(), step.end());
+  for (const auto& move : moves) flat.insert(flat.end(), move.begin(), move.end());
   return flat;
 }
 
 struct Wrong {
   std::string why;
   Goal goal;
-  Flat steps;  // of rank 1 of 3, with 2 chunks
+  Flat moves;  // of rank 1 of 3, with 2 chunks
   std::string message;
 };
 
 const Wrong kWrong[] = {
-    {"unknown kind", Goal::kAllReduce, {{4, 0, 0, 2}}, "step 0: no step has kind 4"},
-    {"negative kind", Goal::kAllReduce, {{-1, 0, 0, 2}}, "step 0: no step has kind -1"},
+    {"unknown kind", Goal::kAllReduce, {{4, 0, 0, 2}}, "move 0: no move has kind 4"},
+    {"negative kind", Goal::kAllReduce, {{-1, 0, 0, 2}}, "move 0: no move has kind -1"},
     {"finalise with a peer",
      Goal::kAllReduce,
      {{kFinalise, 7, 0, 2}},
-     "step 0: finalise has no peer"},
-    {"peer below", Goal::kAllReduce, {{kAdd, -1, 0, 2}}, "step 0: no peer has rank -1"},
-    {"peer above", Goal::kAllReduce, {{kAdd, 3, 0, 2}}, "step 0: no peer has rank 3"},
-    {"peer is itself", Goal::kAllReduce, {{kAdd, 1, 0, 2}}, "step 0: no peer has rank 1"},
+     "move 0: finalise has no peer"},
+    {"peer below", Goal::kAllReduce, {{kAdd, -1, 0, 2}}, "move 0: no peer has rank -1"},
+    {"peer above", Goal::kAllReduce, {{kAdd, 3, 0, 2}}, "move 0: no peer has rank 3"},
+    {"peer is itself", Goal::kAllReduce, {{kAdd, 1, 0, 2}}, "move 0: no peer has rank 1"},
     {"chunk below", Goal::kAllReduce, {{kAdd, 0, -1, 2}}, "chunks [-1, 2) are not within the 2"},
     {"chunk above", Goal::kAllReduce, {{kAdd, 0, 0, 3}}, "chunks [0, 3) are not within the 2"},
     {"no chunk", Goal::kAllReduce, {{kAdd, 0, 1, 1}}, "chunks [1, 1) are not within the 2"},
@@ -52,63 +52,63 @@ const Wrong kWrong[] = {
     {"given twice",
      Goal::kAllReduce,
      {{kSend, 0, 0, 2}, {kSend, 2, 0, 2}},
-     "step 1: cannot send chunk 0, which is given away"},
+     "move 1: cannot send chunk 0, which is given away"},
     {"added after it was given",
      Goal::kAllReduce,
      {{kSend, 0, 0, 2}, {kAdd, 2, 0, 2}},
-     "step 1: cannot add chunk 0, which is given away"},
+     "move 1: cannot add chunk 0, which is given away"},
     {"finalised after it was given",
      Goal::kAllReduce,
      {{kSend, 0, 0, 2}, {kFinalise, -1, 0, 2}},
-     "step 1: cannot finalise chunk 0, which is given away"},
+     "move 1: cannot finalise chunk 0, which is given away"},
     {"finalised twice",
      Goal::kAllReduce,
      {{kFinalise, -1, 0, 2}, {kFinalise, -1, 1, 2}},
-     "step 1: cannot finalise chunk 1, which is final"},
+     "move 1: cannot finalise chunk 1, which is final"},
     {"added after it was final",
      Goal::kAllReduce,
      {{kFinalise, -1, 0, 2}, {kAdd, 0, 1, 2}},
-     "step 1: cannot add chunk 1, which is final"},
+     "move 1: cannot add chunk 1, which is final"},
     {"kept before it was given",
      Goal::kAllReduce,
      {{kKeep, 0, 0, 2}},
-     "step 0: cannot keep chunk 0, which is a partial sum"},
+     "move 0: cannot keep chunk 0, which is a partial sum"},
     {"kept twice",
      Goal::kAllReduce,
      {{kSend, 0, 0, 2}, {kKeep, 0, 0, 2}, {kKeep, 2, 0, 1}},
-     "step 2: cannot keep chunk 0, which is final"},
+     "move 2: cannot keep chunk 0, which is final"},
     {"final and partial in one message",
      Goal::kAllReduce,
      {{kFinalise, -1, 0, 1}, {kSend, 0, 0, 2}},
-     "step 1: its chunks are partly final and partly a partial sum"},
+     "move 1: its chunks are partly final and partly a partial sum"},
     {"given and partial in one message",
      Goal::kAllReduce,
      {{kSend, 0, 1, 2}, {kSend, 2, 0, 2}},
-     "step 1: its chunks are partly a partial sum and partly given away"},
+     "move 1: its chunks are partly a partial sum and partly given away"},
     {"ends as a partial sum",
      Goal::kAllReduce,
      {{kFinalise, -1, 0, 1}},
-     "step 1: chunk 1 ends as a partial sum"},
+     "move 1: chunk 1 ends as a partial sum"},
     {"ends as given away",
      Goal::kAllReduce,
      {{kFinalise, -1, 0, 1}, {kSend, 0, 1, 2}},
-     "step 2: chunk 1 ends as given away"},
-    {"nothing at all", Goal::kReduceScatter, {}, "step 0: chunk 0 ends as a partial sum"},
-    {"a gather that adds", Goal::kAllGather, {{kAdd, 0, 0, 2}}, "step 0: cannot add chunk 0"},
+     "move 2: chunk 1 ends as given away"},
+    {"nothing at all", Goal::kReduceScatter, {}, "move 0: chunk 0 ends as a partial sum"},
+    {"a gather that adds", Goal::kAllGather, {{kAdd, 0, 0, 2}}, "move 0: cannot add chunk 0"},
     {"a gather that gives its sum away",
      Goal::kAllGather,
      {{kSend, 0, 0, 1}},
-     "step 0: cannot send chunk 0, which is a partial sum"},
+     "move 0: cannot send chunk 0, which is a partial sum"},
     {"a broadcast that ends without",
      Goal::kBroadcast,
      {{kKeep, 0, 0, 1}},
-     "step 1: chunk 1 ends as a partial sum"},
+     "move 1: chunk 1 ends as a partial sum"},
 };
 
 TEST(Program, RefusesWhatIsWrongAndSaysWhere) {
   for (const Wrong& wrong : kWrong) {
     Program program;
-    const Status status = Program::Parse(Joined(wrong.steps), wrong.goal, 1, 3, 2, &program);
+    const Status status = Program::Parse(Joined(wrong.moves), wrong.goal, 1, 3, 2, &program);
     EXPECT_EQ(status.code(), Code::kInvalidArgument) << wrong.why;
     EXPECT_NE(status.message().find(wrong.message), std::string::npos)
         << wrong.why << ": " << status.message();
@@ -136,36 +136,36 @@ TEST(Program, RefusesAFrameThatMakesNoSense) {
   }
 }
 
-// Any step left out breaks the program itself or, if only another rank can
+// Any move left out breaks the program itself or, if only another rank can
 // tell, is a final value that nobody sends on.
 TEST(Program, MissesEveryStepButAFinalSend) {
   for (const Plan& plan : PlansFor(Goal::kAllReduce, 6)) {
     for (int rank = 0; rank < plan.ranks; ++rank) {
-      const auto& steps = plan.programs[rank]->steps;
-      for (size_t s = 0; s < steps.size(); ++s) {
-        if (steps[s].kind == Kind::kAdd || (steps[s].kind == Kind::kSend && steps[s].final))
+      const auto& moves = plan.programs[rank]->moves;
+      for (size_t s = 0; s < moves.size(); ++s) {
+        if (moves[s].kind == Kind::kAdd || (moves[s].kind == Kind::kSend && moves[s].final))
           continue;
         std::vector<int> flat = plan.flat[rank];
         flat.erase(flat.begin() + 4 * s, flat.begin() + 4 * s + 4);
         Program program;
         EXPECT_FALSE(Program::Parse(flat, plan.goal, rank, plan.ranks, plan.chunks, &program).ok())
-            << plan.name << " without step " << s << " of rank " << rank;
+            << plan.name << " without move " << s << " of rank " << rank;
       }
     }
   }
 }
 
 TEST(Program, LinksEachStepToTheLastOnesOnItsChunks) {
-  const Flat steps = {{kSend, 0, 0, 1}, {kAdd, 0, 1, 2},  {kFinalise, -1, 1, 2},
+  const Flat moves = {{kSend, 0, 0, 1}, {kAdd, 0, 1, 2},  {kFinalise, -1, 1, 2},
                       {kKeep, 2, 0, 1}, {kSend, 2, 0, 2}, {kSend, 0, 1, 2}};
   Program program;
-  const Status status = Program::Parse(Joined(steps), Goal::kAllReduce, 1, 3, 2, &program);
+  const Status status = Program::Parse(Joined(moves), Goal::kAllReduce, 1, 3, 2, &program);
   ASSERT_TRUE(status.ok()) << status.message();
   EXPECT_EQ(program.waits_for, (std::vector<int>{0, 0, 1, 1, 2, 1}));
   EXPECT_EQ(program.unlocks, (std::vector<std::vector<int>>{{3}, {2}, {4}, {4}, {5}, {}}));
   EXPECT_EQ(program.peers, (std::vector<int>{0, 2}));
   const std::vector<bool> final = {false, false, false, true, true, true};
-  for (size_t s = 0; s < final.size(); ++s) EXPECT_EQ(program.steps[s].final, final[s]) << s;
+  for (size_t s = 0; s < final.size(); ++s) EXPECT_EQ(program.moves[s].final, final[s]) << s;
 }
 
 TEST(Program, MayEndWithoutWhatOthersOwnOnlyInAReduceScatter) {
