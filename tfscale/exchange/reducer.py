@@ -19,10 +19,7 @@ from tfscale.exchange.buckets import Bucket, Gradient, pack
 from tfscale.exchange.exchange import Exchange, joined, separated, wire_bytes
 from tfscale.exchange.state import ExchangeState
 from tfscale.exchange.trial import Trial, Trials
-from tfscale.wires import LOSSLESS
-
-# Rounds at random where nothing gives back what that loses, and needs another seed each time.
-STOCHASTIC = ("ternary",)
+from tfscale.wires import FORMATS, LOSSLESS
 
 _IDLE = (
     "The wire policy's rule %r matches no trainable variable, and does nothing. It is a regular "
@@ -92,7 +89,7 @@ class Reducer:
 
     def needs_seed(self, wire: str) -> bool:
         """Whether a wire rounds at random."""
-        return wire in STOCHASTIC and wire not in self.feedback
+        return FORMATS[wire].at_random and wire not in self.feedback
 
     def prepare(self, state: ExchangeState, optimizer: Any, variables: list[Any]) -> None:
         """Make the residuals of wires with error feedback; called on a replica, before ``reduce``.

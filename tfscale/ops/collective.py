@@ -208,7 +208,7 @@ def _common(
 
 
 def _at_random(wire: str, residual: Any) -> bool:
-    return wire == "ternary" and residual is None
+    return wires.FORMATS[wire].at_random and residual is None
 
 
 def _schedule_attributes(schedule: Schedule, rank: int) -> dict[str, Any]:
