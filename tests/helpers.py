@@ -11,23 +11,18 @@ import numpy as np
 
 from tfscale.collectives import ALGORITHMS
 from tfscale.ops import WIRES
+from tfscale.wires import FORMATS
 
-LOSSY = tuple(wire for wire in WIRES if wire != "fp32")
+LOSSY = tuple(wire for wire in WIRES if not FORMATS[wire].lossless)
 
 # Seconds, longer than anything takes on the busiest machine: what comes sooner did not wait.
 PATIENCE = 120
 
-# The largest error of one rounding to nearest, as a share of the block's largest
-# number: docs/wires.md.
+# The largest error of one rounding without error feedback, as a share of the block's largest
+# number.
 ERROR = {
-    "fp32": 0,
-    "bf16": 2**-8,
-    "fp16": 2**-11,
-    "fp8": 2**-4,
-    "int8": 1 / 254,
-    "int4": 1 / 14,
-    "ternary": 1 / 2,
-    "sign": 1,
+    wire: 1 / min(known.unaided.of_number, known.unaided.of_block)
+    for wire, known in FORMATS.items()
 }
 
 

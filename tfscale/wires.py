@@ -1,29 +1,99 @@
-"""The wires by name: the formats in which numbers are sent (docs/wires.md)."""
+"""The wires: the formats in which numbers are sent, and what is known of each (docs/wires.md).
+
+The table is the only one in Python. ``custom_ops/wire/facts.h`` has the one in C++, and
+``tests/test_wires.py`` compares the two.
+"""
 
 from __future__ import annotations
 
-import math
+from dataclasses import dataclass
+from math import ceil, inf
 
 from tfscale.names import unknown
 
-BITS = {
-    "fp32": 32,
-    "bf16": 16,
-    "fp16": 16,
-    "fp8": 8,
-    "int8": 8,
-    "int4": 4,
-    "ternary": 2,
-    "sign": 1,
-}
-WIRES = tuple(BITS)
-_WITHOUT_SCALES = ("fp32", "bf16")
-BLOCK = 256  # numbers that share a scale of four bytes
+BLOCK = 256  # numbers that share a scale
+_SCALE_BYTES = 4
 
-# The one wire that carries every type as it is.
-LOSSLESS = "fp32"
 
-# What the other wires carry, as float32.
+@dataclass(frozen=True)
+class Error:
+    """The most that a wire loses of one number.
+
+    Of a number x of a block whose largest is A, it is the largest of ``least``,
+    ``|x| / of_number`` and ``A / of_block + A / of_floats``.
+    """
+
+    least: float = 0
+    of_number: float = inf
+    of_block: float = inf
+    of_floats: float = inf  # float rounding on the way
+
+
+@dataclass(frozen=True)
+class WireFormat:
+    """What is known of a wire.
+
+    Attributes:
+        name: that users pass.
+        bits: for each number.
+        block: how many numbers share a scale, if any do.
+        nearest: the error of rounding to nearest.
+        stochastic: the error of rounding at random, if the wire can do that.
+        at_random: whether it does so by default, where no residual gives back what that
+            loses. It needs another seed in each step.
+    """
+
+    name: str
+    bits: int
+    block: int | None
+    nearest: Error
+    stochastic: Error | None = None
+    at_random: bool = False
+
+    @property
+    def lossless(self) -> bool:
+        """Whether it carries every type as it is."""
+        return self.nearest == Error()
+
+    @property
+    def feedback(self) -> bool:
+        """Whether it uses error feedback by default."""
+        return self.bits < 8  # what one step loses is too much to be lost for good
+
+    def rounds_at_random(self, with_residual: bool) -> bool:
+        """Whether it does so by default, in a collective with or without a residual."""
+        return self.at_random and not with_residual
+
+    @property
+    def unaided(self) -> Error:
+        """The error of one rounding, as it is by default without error feedback."""
+        return self.stochastic if self.stochastic and self.at_random else self.nearest
+
+
+FORMATS = {
+    one.name: one
+    for one in (
+        WireFormat("fp32", 32, None, Error()),
+        WireFormat("bf16", 16, None, Error(2**-134, 2**8), Error(2**-133, 2**7)),
+        WireFormat("fp16", 16, BLOCK, Error(2**-127, 2**11, 2**39)),
+        WireFormat("fp8", 8, BLOCK, Error(2**-127, 2**4, 229376)),
+        WireFormat(
+            "int8", 8, BLOCK, Error(2**-118, inf, 254, 2**21), Error(2**-118, inf, 127, 2**21)
+        ),
+        WireFormat(
+            "int4", 4, BLOCK, Error(2**-118, inf, 14, 2**21), Error(2**-118, inf, 7, 2**21)
+        ),
+        WireFormat(
+            "ternary", 2, BLOCK, Error(2**-118, inf, 2, 2**21), Error(2**-118, inf, 1, 2**21),
+            at_random=True,
+        ),
+        WireFormat("sign", 1, BLOCK, Error(2**-126, inf, 1)),
+    )
+}  # fmt: skip
+WIRES = tuple(FORMATS)
+(LOSSLESS,) = (one.name for one in FORMATS.values() if one.lossless)
+
+# What the wires that are not lossless carry, as float32.
 FLOATS = ("float32", "float16", "bfloat16", "float64")
 
 
@@ -36,5 +106,6 @@ def checked(wire: str) -> str:
 
 def nbytes(wire: str, size: int) -> int:
     """How many bytes a wire format makes of so many float32 numbers."""
-    scales = 0 if wire in _WITHOUT_SCALES else 4 * math.ceil(size / BLOCK)
-    return math.ceil(size * BITS[wire] / 8) + scales
+    one = FORMATS[wire]
+    scales = ceil(size / one.block) if one.block else 0
+    return ceil(size * one.bits / 8) + _SCALE_BYTES * scales

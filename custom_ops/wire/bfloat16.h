@@ -22,8 +22,8 @@ namespace wire {
 namespace {
 
 struct Bfloat16 {
-  static constexpr int kBits = 16;
-  static constexpr int kScaleBytes = 0;
+  static constexpr int kBits = FactsOf(Format::kBf16).bits;
+  static constexpr int kScaleBytes = FactsOf(Format::kBf16).scale_bytes;
 
   template <bool kStochastic>
   static void Encode(const float* __restrict x, int, Position position, uint8_t* __restrict out) {

@@ -181,8 +181,7 @@ void DecodeOnto(const uint8_t* in, int64_t n, const float* base, float* y) {
 
 template <class Format>
 constexpr Kernels KernelsOf() {
-  return {Format::kBits,  Format::kScaleBytes,     Encode<Format>,
-          Decode<Format>, DecodeOnto<Format, Add>, DecodeOnto<Format, Subtract>};
+  return {Encode<Format>, Decode<Format>, DecodeOnto<Format, Add>, DecodeOnto<Format, Subtract>};
 }
 
 }  // namespace

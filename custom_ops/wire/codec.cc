@@ -7,24 +7,20 @@ namespace tfscale {
 namespace wire {
 namespace {
 
-constexpr std::string_view kNames[] = {"fp32", "bf16", "fp16",    "fp8",
-                                       "int8", "int4", "ternary", "sign"};
-constexpr int kFormats = sizeof(kNames) / sizeof(kNames[0]);
 constexpr int kLevels = 3;
 
 class BlockCodec final : public Codec {
  public:
   BlockCodec() = default;
-  BlockCodec(Format format, const Kernels* kernels)
-      : name_(kNames[static_cast<int>(format)]), kernels_(kernels) {}
+  BlockCodec(const Facts& facts, const Kernels* kernels) : facts_(&facts), kernels_(kernels) {}
 
-  std::string_view name() const override { return name_; }
+  std::string_view name() const override { return facts_->name; }
   int64_t element_bytes() const override { return sizeof(float); }
   bool lossless() const override { return false; }
 
   int64_t Bytes(int64_t n) const override {
     const int64_t blocks = (n + kBlock - 1) / kBlock;
-    return blocks * kernels_->scale_bytes + (n * kernels_->bits + 7) / 8;
+    return blocks * facts_->scale_bytes + (n * facts_->bits + 7) / 8;
   }
 
   void Encode(const void* x, int64_t n, uint8_t* out, const Rounding& rounding) const override {
@@ -44,7 +40,7 @@ class BlockCodec final : public Codec {
   }
 
  private:
-  std::string_view name_;
+  const Facts* facts_ = nullptr;
   const Kernels* kernels_ = nullptr;
 };
 
@@ -64,9 +60,9 @@ const Kernels* KernelsAt(Level level, Format format) {
 struct BlockCodecs {
   BlockCodecs() {
     for (int level = 0; level < kLevels; ++level) {
-      for (int format = 0; format < kFormats; ++format) {
-        const Format f = static_cast<Format>(format);
-        all[level][format] = BlockCodec(f, KernelsAt(static_cast<Level>(level), f));
+      for (int i = 0; i < kFormats; ++i) {
+        const Kernels* kernels = KernelsAt(static_cast<Level>(level), kFacts[i].format);
+        all[level][i] = BlockCodec(kFacts[i], kernels);
       }
     }
   }
@@ -104,9 +100,9 @@ const Codec* FindAt(Level level, Format format, Element element) {
 const Codec* Find(Format format, Element element) { return FindAt(ChosenLevel(), format, element); }
 
 bool ParseFormat(std::string_view name, Format* format) {
-  for (int i = 0; i < kFormats; ++i) {
-    if (kNames[i] == name) {
-      *format = static_cast<Format>(i);
+  for (const Facts& facts : kFacts) {
+    if (facts.name == name) {
+      *format = facts.format;
       return true;
     }
   }

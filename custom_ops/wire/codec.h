@@ -8,15 +8,10 @@
 #include <cstdint>
 #include <string_view>
 
+#include "custom_ops/wire/facts.h"
+
 namespace tfscale {
 namespace wire {
-
-// Block-scaled formats share one scale among this many consecutive numbers.
-// Chunks that are cut at multiples of it can be encoded one by one and their
-// bytes joined.
-inline constexpr int64_t kBlock = 256;
-
-enum class Format : uint8_t { kFp32, kBf16, kFp16, kFp8, kInt8, kInt4, kTernary, kSign };
 
 // What is summed. Half-precision inputs are widened to kFloat32 before they
 // reach a codec.

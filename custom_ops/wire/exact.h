@@ -29,7 +29,7 @@ struct Sum<T, true> {
 template <class T>
 class ExactCodec final : public Codec {
  public:
-  std::string_view name() const override { return "fp32"; }
+  std::string_view name() const override { return FactsOf(Format::kFp32).name; }
   int64_t element_bytes() const override { return sizeof(T); }
   bool lossless() const override { return true; }
   int64_t Bytes(int64_t n) const override { return n * static_cast<int64_t>(sizeof(T)); }

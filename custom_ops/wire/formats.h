@@ -16,9 +16,9 @@ namespace {
 constexpr Kernels kBfloat16 = KernelsOf<Bfloat16>();
 constexpr Kernels kFp16 = KernelsOf<Minifloat<Binary16>>();
 constexpr Kernels kFp8 = KernelsOf<Minifloat<E4M3>>();
-constexpr Kernels kInt8 = KernelsOf<Grid<8, 127>>();
-constexpr Kernels kInt4 = KernelsOf<Grid<4, 7>>();
-constexpr Kernels kTernary = KernelsOf<Grid<2, 1>>();
+constexpr Kernels kInt8 = KernelsOf<Grid<Format::kInt8>>();
+constexpr Kernels kInt4 = KernelsOf<Grid<Format::kInt4>>();
+constexpr Kernels kTernary = KernelsOf<Grid<Format::kTernary>>();
 constexpr Kernels kSign = KernelsOf<Sign>();
 
 inline const Kernels* KernelsFor(Format format) {

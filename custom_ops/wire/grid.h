@@ -26,10 +26,10 @@ namespace tfscale {
 namespace wire {
 namespace {
 
-template <int kCodeBits, int kL>
+template <Format kFormat>
 struct Grid {
-  static constexpr int kBits = kCodeBits;
-  static constexpr int kScaleBytes = 4;
+  static constexpr int kBits = FactsOf(kFormat).bits;
+  static constexpr int kScaleBytes = FactsOf(kFormat).scale_bytes;
 
   template <bool kStochastic>
   static void Encode(const float* __restrict x, int, Position position, uint8_t* __restrict out) {
@@ -62,6 +62,7 @@ struct Grid {
   }
 
  private:
+  static constexpr int kL = (1 << (kBits - 1)) - 1;
   static constexpr uint32_t kFlush = PowerBits(-118);
   static constexpr uint32_t kHuge = PowerBits(126);  // beyond, 1 / A would be denormal
   static constexpr uint32_t kMask = (1u << kBits) - 1;

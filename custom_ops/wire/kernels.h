@@ -17,8 +17,6 @@ struct Kernels {
   using EncodeFunction = void (*)(const float* x, int64_t n, uint8_t* out, const Rounding&);
   using DecodeFunction = void (*)(const uint8_t* in, int64_t n, const float* base, float* y);
 
-  int bits;         // of payload for each number
-  int scale_bytes;  // in front of each block's payload
   EncodeFunction encode;
   DecodeFunction decode;  // does not read base
   DecodeFunction decode_add;

@@ -36,6 +36,7 @@ namespace wire {
 namespace {
 
 struct Binary16 {
+  static constexpr Format kFormat = Format::kFp16;
   using Code = uint16_t;
   static constexpr int kMantissaBits = 10;
   static constexpr int kExponentBias = 15;
@@ -44,6 +45,7 @@ struct Binary16 {
 };
 
 struct E4M3 {
+  static constexpr Format kFormat = Format::kFp8;
   using Code = uint8_t;
   static constexpr int kMantissaBits = 3;
   static constexpr int kExponentBias = 7;
@@ -54,8 +56,9 @@ struct E4M3 {
 template <class Layout>
 struct Minifloat {
   using Code = typename Layout::Code;
-  static constexpr int kBits = 8 * sizeof(Code);
-  static constexpr int kScaleBytes = 4;
+  static constexpr int kBits = FactsOf(Layout::kFormat).bits;
+  static constexpr int kScaleBytes = FactsOf(Layout::kFormat).scale_bytes;
+  static_assert(kBits == 8 * sizeof(Code), "a code fills its type");
 
   template <bool kStochastic>
   static void Encode(const float* __restrict x, int, Position, uint8_t* __restrict out) {

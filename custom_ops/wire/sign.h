@@ -23,8 +23,8 @@ namespace wire {
 namespace {
 
 struct Sign {
-  static constexpr int kBits = 1;
-  static constexpr int kScaleBytes = 4;
+  static constexpr int kBits = FactsOf(Format::kSign).bits;
+  static constexpr int kScaleBytes = FactsOf(Format::kSign).scale_bytes;
 
   template <bool kStochastic>
   static void Encode(const float* __restrict x, int count, Position, uint8_t* __restrict out) {

@@ -23,12 +23,14 @@
 
 #include "custom_ops/wire/codec.h"
 #include "custom_ops/wire/kernels.h"
+#include "tests/native/formats.h"
 
 namespace {
 
 using tfscale::wire::Codec;
 using tfscale::wire::Element;
-using tfscale::wire::Format;
+using tfscale::wire::Facts;
+using tfscale::wire::kFacts;
 using tfscale::wire::Level;
 using tfscale::wire::Rounding;
 
@@ -97,24 +99,18 @@ void PrintCodec(const Codec& codec, Level level, bool stochastic, Buffers* b) {
               decode, add);
 }
 
-bool RoundsAtRandom(Format format) {
-  return format == Format::kBf16 || format == Format::kInt8 || format == Format::kInt4 ||
-         format == Format::kTernary;
-}
-
 void PrintTable(int64_t n, const std::vector<Level>& levels) {
   Buffers buffers(n);
   std::printf("\n%lld numbers\n", static_cast<long long>(n));
   PrintCopies(&buffers);
   std::printf("%-8s %-8s %-10s %8s %8s %10s\n", "format", "level", "rounding", "encode", "decode",
               "decode_add");
-  for (int format = 0; format <= static_cast<int>(Format::kSign); ++format) {
+  for (const Facts& facts : kFacts) {
     for (Level level : levels) {
-      const Format f = static_cast<Format>(format);
-      const Codec* codec = FindAt(level, f, Element::kFloat32);
-      if (codec == nullptr || (f == Format::kFp32 && level != levels.front())) continue;
+      const Codec* codec = FindAt(level, facts.format, Element::kFloat32);
+      if (codec == nullptr || (codec->lossless() && level != levels.front())) continue;
       PrintCodec(*codec, level, false, &buffers);
-      if (RoundsAtRandom(f)) PrintCodec(*codec, level, true, &buffers);
+      if (RoundsAtRandom(facts.format)) PrintCodec(*codec, level, true, &buffers);
     }
   }
   PrintCopies(&buffers);

@@ -15,6 +15,7 @@
 #include <tuple>
 #include <vector>
 
+#include "tests/native/formats.h"
 #include "tests/native/world.h"
 
 namespace tfscale {
@@ -23,8 +24,6 @@ namespace {
 using wire::Element;
 using wire::Format;
 
-constexpr Format kLossy[] = {Format::kBf16, Format::kFp16,    Format::kFp8, Format::kInt8,
-                             Format::kInt4, Format::kTernary, Format::kSign};
 constexpr Element kElements[] = {Element::kFloat32, Element::kFloat64, Element::kInt32,
                                  Element::kInt64};
 constexpr int64_t kSizes[] = {0, 1, 3, 255, 256, 257, 1000, 5000};
@@ -362,8 +361,8 @@ TEST_P(EverySchedule, SumsEveryTypeExactly) {
 TEST_P(EverySchedule, DoesOnEveryWireWhatItsStepsSay) {
   World quiet(plan().ranks, 0), shuffled(plan().ranks, 3, 7);
   uint32_t i = 0;
-  for (Format format : {Format::kFp32, Format::kBf16, Format::kFp16, Format::kFp8, Format::kInt8,
-                        Format::kInt4, Format::kTernary, Format::kSign}) {
+  for (const wire::Facts& facts : wire::kFacts) {
+    const Format format = facts.format;
     for (int64_t size : {int64_t{1}, int64_t{257}, int64_t{2500}}) {
       Task task(plan(), size, 256, format);
       task.in_place = i % 2 == 0;
@@ -400,26 +399,18 @@ TEST_P(EveryAllReduce, RunsManyParts) {
   }
 }
 
-// The most that one encoding loses, in units of the largest number in its block.
-double Worst(Format format) {
-  const std::map<Format, double> worst = {{Format::kBf16, 0x1p-8},   {Format::kFp16, 0x1p-11},
-                                          {Format::kFp8, 0x1p-4},    {Format::kInt8, 1 / 254.0},
-                                          {Format::kInt4, 1 / 14.0}, {Format::kTernary, 0.5},
-                                          {Format::kSign, 1.0}};
-  return worst.at(format);
-}
-
 TEST_P(EveryAllReduce, StaysWithinWhatItsEncodingsMayLose) {
   World world(plan().ranks);
   for (bool stochastic : {false, true}) {
-    for (Format format : kLossy) {
+    for (Format format : wire::Lossy()) {
       Task task(plan(), 1000, 256, format);
       task.rounding.stochastic = stochastic;
       const AllBuffers all = RandomInputs(task, 1);
       const std::vector<double> exact = ExactSum(task, InputsOf(all));
       ASSERT_NO_FATAL_FAILURE(world.Run(task, all));
       // Each rank encodes a partial sum of at most P numbers of at most 1.
-      const double bound = plan().ranks * Worst(format) * (1 + stochastic) * plan().ranks * 1.01;
+      const double bound =
+          plan().ranks * wire::Worst(format) * (1 + stochastic) * plan().ranks * 1.01;
       const Floats result = Result(*all[0], task.count());
       for (int64_t i = 0; i < task.count(); ++i) {
         ASSERT_LE(std::fabs(result[i] - exact[i]), bound) << task.codec().name() << ", " << i;
@@ -480,7 +471,7 @@ INSTANTIATE_TEST_SUITE_P(Engine, EveryReduction, testing::ValuesIn(Reductions())
 
 TEST_P(EveryReduction, LosesNothingOverManySteps) {
   World world(plan().ranks);
-  for (Format format : kLossy) {
+  for (Format format : wire::Lossy()) {
     Task task(plan(), 600, 256, format);
     std::vector<Floats> residuals(plan().ranks, Floats(task.count(), 0.0f));
     for (int step = 0; step < kSteps; ++step) {
@@ -510,7 +501,7 @@ TEST_P(EveryReduction, LosslessWireLeavesNoResidual) {
 
 TEST_P(EveryAllReduce, KeepsResidualsWhenTheResultIsNotFinite) {
   World world(plan().ranks);
-  for (Format format : kLossy) {
+  for (Format format : wire::Lossy()) {
     const Task task(plan(), 1500, 256, format);
     for (float bad : {kNaN, kInf, -kInf}) {
       for (int64_t at : {int64_t{0}, int64_t{700}, int64_t{1499}}) {

@@ -28,11 +28,11 @@ using tfscale::wire::Codec;
 using tfscale::wire::Element;
 using tfscale::wire::FindAt;
 using tfscale::wire::Format;
+using tfscale::wire::kFormats;
 using tfscale::wire::Level;
 using tfscale::wire::Rounding;
 
 constexpr Level kLevels[] = {Level::kBase, Level::kAvx2, Level::kAvx512};
-constexpr int kFormats = 8;
 
 using Bytes = std::vector<uint8_t>;
 using Floats = std::vector<float>;

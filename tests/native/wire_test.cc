@@ -1,5 +1,5 @@
 // Tests of custom_ops/wire: every codec, at every instruction set of this
-// machine, against the bounds that its header states.
+// machine, against the bounds that the table of facts states.
 //
 //   g++ -std=c++17 -O1 -g -ffp-contract=off -fsanitize=address,undefined -I.
 //       custom_ops/wire/*.cc tests/native/wire_test.cc -lgtest -lgtest_main
@@ -18,6 +18,7 @@
 
 #include "custom_ops/wire/codec.h"
 #include "custom_ops/wire/kernels.h"
+#include "tests/native/formats.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -31,14 +32,19 @@ using Floats = std::vector<float>;
 using Bytes = std::vector<uint8_t>;
 
 constexpr Level kLevels[] = {Level::kBase, Level::kAvx2, Level::kAvx512};
-constexpr Format kLossy[] = {Format::kBf16, Format::kFp16,    Format::kFp8, Format::kInt8,
-                             Format::kInt4, Format::kTernary, Format::kSign};
-constexpr Format kUnbiased[] = {Format::kBf16, Format::kInt8, Format::kInt4, Format::kTernary};
 constexpr int64_t kSizes[] = {0, 1, 2, 7, 255, 256, 257, 1000, 4096 + 3};
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kMax = std::numeric_limits<float>::max();
 
 // ---------------------------------------------------------------- helpers
+
+std::vector<Format> Unbiased() {
+  std::vector<Format> formats;
+  for (Format format : Lossy()) {
+    if (RoundsAtRandom(format)) formats.push_back(format);
+  }
+  return formats;
+}
 
 const Codec* Float(Format format) { return Find(format, Element::kFloat32); }
 
@@ -143,34 +149,10 @@ double BlockMax(const Floats& x, int64_t i) {
   return largest;
 }
 
-double GridBound(double amax, double steps) {
-  return std::max(amax * (1 / steps + 0x1p-21), 0x1p-118);
-}
-
-// The bounds of the formats' headers.
 double Bound(Format format, bool stochastic, double x, double amax) {
-  const double magnitude = std::fabs(x);
-  const double halves = stochastic ? 1 : 2;
-  switch (format) {
-    case Format::kFp32:
-      return 0;
-    case Format::kBf16:
-      return stochastic ? std::max(0x1p-7 * magnitude, 0x1p-133)
-                        : std::max(0x1p-8 * magnitude, 0x1p-134);
-    case Format::kFp16:
-      return std::max({0x1p-11 * magnitude, 0x1p-39 * amax, 0x1p-127});
-    case Format::kFp8:
-      return std::max({0x1p-4 * magnitude, amax / 229376, 0x1p-127});
-    case Format::kInt8:
-      return GridBound(amax, 127 * halves);
-    case Format::kInt4:
-      return GridBound(amax, 7 * halves);
-    case Format::kTernary:
-      return GridBound(amax, halves);
-    case Format::kSign:
-      return std::max(amax, 0x1p-126);
-  }
-  return 0;
+  const Error& error = stochastic ? FactsOf(format).stochastic : FactsOf(format).nearest;
+  const double of_block = amax / error.of_block + amax / error.of_floats;
+  return std::max({error.least, std::fabs(x) / error.of_number, of_block});
 }
 
 // `least`: what is lost of a number so small that the processor takes it for 0.
@@ -189,12 +171,11 @@ void ExpectWithinBound(Format format, bool stochastic, const Floats& x, const Fl
 // ------------------------------------------------------- names and sizes
 
 TEST(Names, ParseAndPrint) {
-  const char* names[] = {"fp32", "bf16", "fp16", "fp8", "int8", "int4", "ternary", "sign"};
-  for (int i = 0; i < 8; ++i) {
+  for (const Facts& facts : kFacts) {
     Format format;
-    ASSERT_TRUE(ParseFormat(names[i], &format));
-    EXPECT_EQ(static_cast<int>(format), i);
-    EXPECT_EQ(Float(format)->name(), names[i]);
+    ASSERT_TRUE(ParseFormat(facts.name, &format));
+    EXPECT_EQ(format, facts.format);
+    EXPECT_EQ(Float(format)->name(), facts.name);
     EXPECT_EQ(Float(format)->lossless(), format == Format::kFp32);
     EXPECT_EQ(Float(format)->element_bytes(), 4);
   }
@@ -205,7 +186,7 @@ TEST(Names, ParseAndPrint) {
 }
 
 TEST(Names, LowPrecisionIsForFloat32Only) {
-  for (Format format : kLossy) {
+  for (Format format : Lossy()) {
     for (Element element : {Element::kFloat64, Element::kInt32, Element::kInt64}) {
       EXPECT_EQ(Find(format, element), nullptr);
     }
@@ -220,15 +201,11 @@ TEST(Names, SimdLevelIsAvailable) {
 
 TEST(Sizes, FollowTheFormulas) {
   for (int64_t n : kSizes) {
-    const int64_t scales = 4 * ((n + 255) / 256);
-    EXPECT_EQ(Float(Format::kFp32)->Bytes(n), 4 * n);
-    EXPECT_EQ(Float(Format::kBf16)->Bytes(n), 2 * n);
-    EXPECT_EQ(Float(Format::kFp16)->Bytes(n), 2 * n + scales);
-    EXPECT_EQ(Float(Format::kFp8)->Bytes(n), n + scales);
-    EXPECT_EQ(Float(Format::kInt8)->Bytes(n), n + scales);
-    EXPECT_EQ(Float(Format::kInt4)->Bytes(n), (n + 1) / 2 + scales);
-    EXPECT_EQ(Float(Format::kTernary)->Bytes(n), (n + 3) / 4 + scales);
-    EXPECT_EQ(Float(Format::kSign)->Bytes(n), (n + 7) / 8 + scales);
+    const double blocks = std::ceil(static_cast<double>(n) / kBlock);
+    for (const Facts& facts : kFacts) {
+      const double payload = std::ceil(n * facts.bits / 8.0);
+      EXPECT_EQ(Float(facts.format)->Bytes(n), payload + blocks * facts.scale_bytes) << facts.name;
+    }
   }
 }
 
@@ -253,7 +230,7 @@ class EveryCodec : public testing::TestWithParam<Case> {
 
 std::vector<Case> AllCases() {
   std::vector<Case> cases = {{Format::kFp32, false}};
-  for (Format format : kLossy) {
+  for (Format format : Lossy()) {
     cases.push_back({format, false});
     cases.push_back({format, true});
   }
@@ -652,7 +629,7 @@ TEST(StochasticRounding, IsUnbiased) {
   x[1] = 1e-3f;
   x[2] = -1e-4f;
   x[3] = 0.999f;
-  for (Format format : kUnbiased) {
+  for (Format format : Unbiased()) {
     const Codec& codec = *Float(format);
     std::vector<double> sum(x.size()), squares(x.size());
     for (int seed = 0; seed < kSeeds; ++seed) {
@@ -689,7 +666,7 @@ TEST(StochasticRounding, IsUnbiasedAcrossPositions) {
   constexpr int64_t kCount = 1 << 20;
   Floats x(kCount, 0.3f);
   for (int64_t i = 0; i < kCount; i += kBlock) x[i] = 1.0f;
-  for (Format format : kUnbiased) {
+  for (Format format : Unbiased()) {
     const Floats y = RoundTrip(*Float(format), x, Stochastic(11));
     double sum = 0;
     for (int64_t i = 0; i < kCount; ++i) sum += double{y[i]} - double{x[i]};
@@ -718,7 +695,7 @@ TEST(StochasticRounding, NeighboursAndSeedsAreIndependent) {
 
 TEST(StochasticRounding, IsReproducibleAndSeedsDiffer) {
   const Floats x = Normal(1000);
-  for (Format format : kUnbiased) {
+  for (Format format : Unbiased()) {
     const Codec& codec = *Float(format);
     EXPECT_EQ(Encode(codec, x, Stochastic(1)), Encode(codec, x, Stochastic(1)));
     EXPECT_NE(Encode(codec, x, Stochastic(1)), Encode(codec, x, Stochastic(2)));

@@ -100,7 +100,7 @@ class TestHalvesOverLowPrecision:
         results = run(body, xs)
         for w, wire in enumerate(WIRES):
             assert_same_bits([result[w] for result in results])
-            limit = ERROR[wire] * (2 if wire == "ternary" else 1) * 5 + 1e-6
+            limit = ERROR[wire] * 5 + 1e-6
             np.testing.assert_allclose(results[0][w], np.concatenate(xs), rtol=0, atol=limit)
 
 

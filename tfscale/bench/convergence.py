@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tfscale.bench import digits, machine
 from tfscale.bench.command import list_of, one_of, whole_number
 from tfscale.bench.trainings import compare, spread
-from tfscale.compression import FEEDBACK
-from tfscale.wires import LOSSLESS, WIRES
+from tfscale.wires import FORMATS, LOSSLESS, WIRES
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -73,7 +72,7 @@ def contestants(wires: Sequence[str]) -> Iterator[tuple[str, bool]]:
     """Wires, and whether they give back what they lost; the lossless one first."""
     yield LOSSLESS, False
     for wire in wires:
-        if wire in FEEDBACK:
+        if FORMATS[wire].feedback:
             yield wire, True
         if wire != LOSSLESS:
             yield wire, False

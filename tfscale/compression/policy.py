@@ -15,10 +15,6 @@ from tfscale import wires
 # does not: an attention's bias and a layer norm's gamma may have two dimensions.
 DEFAULT_SENSITIVE = r"(?i)(^|[/_])(bias|gamma|beta|scale)(:\d+)?$"
 
-# Below 8 bits, what one step loses is too much to be lost for good: these wires use
-# error feedback unless told otherwise.
-FEEDBACK = ("int4", "ternary", "sign")
-
 
 class WirePolicy:
     """The wire on which each gradient is sent.

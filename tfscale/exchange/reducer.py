@@ -21,10 +21,7 @@ from tfscale.exchange.exchange import Exchange, joined, separated, wire_bytes
 from tfscale.exchange.state import ExchangeState
 from tfscale.exchange.trial import Trial, Trials
 from tfscale.ops.bucket import BucketId
-from tfscale.wires import LOSSLESS
-
-# Rounds at random where nothing gives back what that loses, and needs another seed each time.
-STOCHASTIC = ("ternary",)
+from tfscale.wires import FORMATS, LOSSLESS
 
 _IDLE = (
     "The wire policy's rule %r matches no trainable variable, and does nothing. It is a regular "
@@ -94,7 +91,7 @@ class Reducer:
 
     def needs_seed(self, wire: str) -> bool:
         """Whether a wire rounds at random."""
-        return wire in STOCHASTIC and wire not in self.feedback
+        return FORMATS[wire].rounds_at_random(with_residual=wire in self.feedback)
 
     def prepare(
         self, state: ExchangeState, optimizer: Optimizer, variables: list[Variable]

@@ -197,12 +197,13 @@ def _common(
     residual: Any = None,
 ) -> dict[str, Any]:
     wire = wires.checked(wire)
+    at_random = wires.FORMATS[wire].rounds_at_random(with_residual=residual is not None)
     return {
         "communicator": communicator.handle,
         "seed": tf.cast(seed, tf.int64),
         **_bucket_attributes(bucket_id(name) if name else communicator.new_bucket(op)),
         "wire": wire,
-        "stochastic": _at_random(wire, residual) if stochastic is None else stochastic,
+        "stochastic": at_random if stochastic is None else stochastic,
         "piece_bytes": piece_bytes,
         **_schedule_attributes(schedule, communicator.rank),
     }
@@ -222,10 +223,6 @@ def _bucket_of(op: tf.Operation) -> BucketId:
         op.get_attr(name).decode() for name in ("bucket", "bucket_owner", "bucket_graph")
     )
     return BucketId(label, owner, graph, op.get_attr("bucket_number"))
-
-
-def _at_random(wire: str, residual: Any) -> bool:
-    return wire == "ternary" and residual is None
 
 
 def _schedule_attributes(schedule: Schedule, rank: int) -> dict[str, Any]:

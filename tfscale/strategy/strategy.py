@@ -24,7 +24,7 @@ from tfscale.bridge.tensorflow import (
     autograph_artifact,
 )
 from tfscale.collectives.choose import Chooser
-from tfscale.compression import FEEDBACK, WirePolicy
+from tfscale.compression import WirePolicy
 from tfscale.exchange.collective_schedules import Algorithm, of_hosts, of_replicas
 from tfscale.exchange.collective_schedules import bucket_bytes as suitable_bytes
 from tfscale.exchange.explain import Explanation, rows
@@ -46,7 +46,7 @@ from tfscale.strategy import (
 from tfscale.strategy.current import current
 from tfscale.strategy.extended import Extended
 from tfscale.strategy.own_losses import checked
-from tfscale.wires import LOSSLESS, WIRES
+from tfscale.wires import FORMATS
 
 DEADLINE = 120.0
 
@@ -327,8 +327,8 @@ def _say_who_trains(extended: Any) -> None:
 
 def _feedback(wanted: bool | None) -> tuple[str, ...]:
     if wanted is None:
-        return FEEDBACK
-    return tuple(wire for wire in WIRES if wire != LOSSLESS) if wanted else ()
+        return tuple(wire.name for wire in FORMATS.values() if wire.feedback)
+    return tuple(wire.name for wire in FORMATS.values() if not wire.lossless) if wanted else ()
 
 
 def _rank(value: Any) -> Any:

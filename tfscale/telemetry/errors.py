@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfscale.exchange.trial import Cell
 from tfscale.ops.bucket import BucketId
 from tfscale.ops.group import host_of
-from tfscale.wires import BLOCK
+from tfscale.wires import BLOCK, FORMATS
 
 _BLOCKS = 64  # of a sample
 
@@ -93,15 +93,9 @@ def _sample(x: tf.Tensor) -> tf.Tensor:
 
 
 def _bound(wire: str, x: Any) -> Any:
-    """The largest error of each number in one rounding, by docs/wires.md."""
+    """The largest error of each number in one rounding, by docs/wires.md, float rounding aside."""
     size = np.abs(x)
     largest = np.max(size, axis=-1, keepdims=True, initial=0) + np.zeros_like(size)
-    return {
-        "bf16": lambda: size / 2**8,
-        "fp16": lambda: np.maximum(size / 2**11, largest / 2**39),
-        "fp8": lambda: np.maximum(size / 2**4, largest / 229376),
-        "int8": lambda: largest / 254,
-        "int4": lambda: largest / 14,
-        "ternary": lambda: largest,  # without feedback it rounds at random
-        "sign": lambda: largest,
-    }[wire]()
+    error = FORMATS[wire].unaided
+    with np.errstate(invalid="ignore"):  # of infinite numbers
+        return np.maximum(size / error.of_number, largest / error.of_block)
