@@ -120,3 +120,9 @@ def test_sentences_of_the_page_say_what_the_table_says():
         "but not with error feedback",
     ]
     assert [sentence for sentence in sentences if sentence not in WORDS] == []
+
+
+def test_the_strategy_names_all_wires():
+    text = re.sub(r"\s+", " ", (ROOT / "tfscale/strategy/strategy.py").read_text())
+    names = ", ".join(f'``"{name}"``' for name in FORMATS)
+    assert f"a name ({names})" in text
