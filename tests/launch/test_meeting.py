@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tfscale.launch import meeting
+from tfscale.launch.addresses import split
 
 WORKER = Path(__file__).parent / "workers" / "meet.py"
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,7 +90,7 @@ def test_all_meet_and_leave_their_ports_free(begin, free):
     for output in [one.end() for one in [begin(addresses, i) for i in range(5)]]:
         assert "MET" in output, output
     for address in addresses:
-        socket.create_server(meeting._split(address)).close()
+        socket.create_server(split(address)).close()
 
 
 def test_one_that_is_late_is_named_and_then_met_at_once(begin, free):
@@ -142,7 +142,7 @@ def test_an_address_of_another_machine(begin, free):
 def test_a_port_that_another_program_has(begin, free, answer):
     """Silent, or like a server of gRPC; told on the worker that wants the port, and on others."""
     addresses = free(2)
-    with socket.create_server(meeting._split(addresses[1])) as other:
+    with socket.create_server(split(addresses[1])) as other:
 
         def serve():
             with contextlib.suppress(OSError):
@@ -161,7 +161,7 @@ def test_a_port_that_another_program_has(begin, free, answer):
 
 def test_a_port_that_becomes_free(begin, free):
     addresses = free(2)
-    with socket.create_server(meeting._split(addresses[1])):
+    with socket.create_server(split(addresses[1])):
         both = [begin(addresses, i) for i in (0, 1)]
         both[1].until("its port cannot be opened")
     assert all("MET" in one.end() for one in both)
@@ -191,7 +191,7 @@ def test_an_index_that_is_not_of_its_address(begin, free, place, said):
     addresses = free(3)
     workers = [[f"worker {i}", address] for i, address in enumerate(addresses)]
     hello = {"tfscale": 1, "place": place, "process": "process 7 on mars", "start": "ab"}
-    with socket.create_server(meeting._split(addresses[1])) as other:
+    with socket.create_server(split(addresses[1])) as other:
         one = begin(addresses, 0)
         talking, _ = other.accept()
         talking.sendall(json.dumps({**hello, "workers": workers}).encode() + b"\n")
@@ -251,7 +251,7 @@ def test_whatever_strangers_send_does_no_harm(begin, free):
         )),
     ]  # fmt: skip
     for data in wrong:
-        stranger = socket.create_connection(meeting._split(addresses[0]))
+        stranger = socket.create_connection(split(addresses[0]))
         with stranger, contextlib.suppress(OSError):
             stranger.sendall(data)
     assert "MET" in begin(addresses, 1).end()

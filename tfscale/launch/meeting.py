@@ -12,9 +12,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import errno
-import ipaddress
-import json
 import logging
 import os
 import secrets
@@ -22,42 +19,29 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
+
+from tfscale.launch import addresses, greeting
+from tfscale.launch.greeting import Hello, NoWorker, Worker
 
 _log = logging.getLogger("tfscale")
 
-PROTOCOL = 1  # changes whenever two versions could no longer talk to each other
 FIRST_WORD, EACH = 10.0, 30.0  # seconds after which a worker that waits says so, and says it again
 _CONNECT = 5.0  # seconds
 _ANSWER = 5.0
 _PAUSES = (0.2, 5.0)  # seconds between two calls: the first, and the longest
 _GRACE = 1.0  # seconds in which a worker that was started again may take its own place
 _LAST_WORDS = 1.0
-_LINE = 4 << 20  # bytes of a message at most: the addresses of 100,000 workers
 _NAMED = 8  # workers in a message at most
 
 _CHECK = (
     "Check that it was started and still runs, that its TF_CONFIG has the same list of workers and "
     "its own index, and that its address can be reached from here: host name, port, firewall"
 )
-_SILENT = (
-    "something answers there that is not a starting worker: "
-    "another program uses this port, or a training that already runs"
-)
 
 
 class JoinError(RuntimeError):
     """Workers have not all met; the message says who is missing, or what is wrong."""
-
-
-class Worker(NamedTuple):
-    """A worker: its name and address, the same for all workers."""
-
-    name: str
-    address: str
-
-    def __str__(self) -> str:
-        return f"{self.name} at {self.address}"
 
 
 def meet(
@@ -119,26 +103,17 @@ def unreachable(workers: Sequence[Worker]) -> str:
     troubles = []
     for worker in workers:
         try:
-            socket.create_connection(_split(worker.address), timeout=1.0).close()
+            socket.create_connection(addresses.split(worker.address), timeout=1.0).close()
         except OSError as error:
-            troubles.append(f"{worker}: {_words(error)}")
+            troubles.append(f"{worker}: {addresses.words(error)}")
     return "; ".join(troubles) or "all of their ports answer"
-
-
-class _Hello(NamedTuple):
-    """What a process says of itself."""
-
-    place: int  # in the list of workers
-    process: str  # for people to read
-    start: str  # its own, different for each process
-    workers: list[Worker]
 
 
 @dataclass(eq=False)
 class _Link:
     """A connection to a process that has said who it is."""
 
-    hello: _Hello
+    hello: Hello
     called: bool  # by this worker; or else by that process
     writer: asyncio.StreamWriter
 
@@ -170,10 +145,6 @@ class _Peer:
         return f"{self.worker} ({self.trouble})"
 
 
-class _NoWorker(Exception):
-    """Whoever sent this is no worker that is starting."""
-
-
 class _Meeting:
     def __init__(
         self,
@@ -183,7 +154,7 @@ class _Meeting:
         share_port: bool,
         say: Callable[[str], None],
     ) -> None:
-        self._hello = _Hello(
+        self._hello = Hello(
             me,
             f"process {os.getpid()} on {socket.gethostname()}",
             secrets.token_hex(8),
@@ -234,7 +205,8 @@ class _Meeting:
             writer.close()
         if writers:
             await asyncio.wait(
-                [asyncio.create_task(_closed(writer)) for writer in writers], timeout=_LAST_WORDS
+                [asyncio.create_task(addresses.closed(writer)) for writer in writers],
+                timeout=_LAST_WORDS,
             )
 
     # -- who is there
@@ -258,7 +230,7 @@ class _Meeting:
     def _to_all(self, message: dict[str, Any]) -> None:
         for peer in self._everyone:
             for link in peer.links:
-                _write(link.writer, message)
+                greeting.write(link.writer, message)
 
     def _fail(self, message: str) -> None:
         if not self._end.done():
@@ -268,24 +240,24 @@ class _Meeting:
 
     async def _listen(self) -> None:
         own = self._everyone[self._me]
-        host, port = _split(own.worker.address)
+        host, port = addresses.split(own.worker.address)
         while self._server is None:
             try:
                 if self._share_port:
-                    await _refuse_listener(host, port)
-                self._server = await _server(self._called, host, port, self._share_port)
+                    await addresses.refuse_listener(host, port)
+                self._server = await addresses.listen(self._called, host, port, self._share_port)
             except OSError as error:
-                self._own_trouble = f"its port cannot be opened: {_words(error)}"
+                self._own_trouble = f"its port cannot be opened: {addresses.words(error)}"
                 await self._call_once(own)
                 await asyncio.sleep(_PAUSES[0])
         self._own_trouble = ""
         self._look()
-        if _is_number(host) and _listens_everywhere(self._server):
+        if addresses.is_number(host) and addresses.listens_everywhere(self._server):
             self._own_trouble = f"{host} is no address of this machine"
         await self._call(own)  # somebody else may be there
 
     async def _called(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(_NoWorker, OSError, asyncio.TimeoutError):
+        with contextlib.suppress(NoWorker, OSError, asyncio.TimeoutError):
             await self._converse(reader, writer, None)
         writer.close()
 
@@ -296,15 +268,15 @@ class _Meeting:
             peer.news.clear()
             await self._call_once(peer)
             with contextlib.suppress(asyncio.TimeoutError):
-                await _within(pause, peer.news.wait())
+                await addresses.within(pause, peer.news.wait())
             pause = min(2 * pause, longest)
 
     async def _call_once(self, peer: _Peer) -> None:
         writer = None
         try:
-            host, port = _split(peer.worker.address)
-            opening = asyncio.open_connection(host, port, limit=_LINE)
-            reader, writer = await _within(_CONNECT, opening)
+            host, port = addresses.split(peer.worker.address)
+            opening = asyncio.open_connection(host, port, limit=greeting.LONGEST)
+            reader, writer = await addresses.within(_CONNECT, opening)
             await self._converse(reader, writer, peer)
             peer.trouble = "it was there, but has ended or was cut off"
         except asyncio.TimeoutError:
@@ -313,10 +285,10 @@ class _Meeting:
                 if writer is None
                 else "it accepts connections, but sends nothing"
             )
-        except _NoWorker as problem:
+        except NoWorker as problem:
             peer.trouble = str(problem)
         except OSError as error:
-            peer.trouble = _words(error)
+            peer.trouble = addresses.words(error)
         finally:
             if writer is not None:
                 writer.close()
@@ -325,41 +297,41 @@ class _Meeting:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, whom: _Peer | None
     ) -> None:
         """Until the connection ends. ``whom`` this worker has called; None if it was called."""
-        _write(writer, {"tfscale": PROTOCOL, **self._hello._asdict()})
-        hello = _read_hello(await _within(_ANSWER, _line(reader)))
+        greeting.write(writer, {"tfscale": greeting.PROTOCOL, **self._hello._asdict()})
+        hello = greeting.read_hello(await addresses.within(_ANSWER, greeting.line(reader)))
         if hello.start == self._hello.start:  # the address leads back to this process, as it should
             self._own_trouble = ""
             return
         problem = self._problem(hello, whom)
         if problem:
-            _write(writer, {"gave up": problem})
+            greeting.write(writer, {"gave up": problem})
             return self._fail(problem)
         peer = self._everyone[hello.place]
         link = _Link(hello, whom is not None, writer)
         peer.links.append(link)
         peer.news.set()
         if self._is_ready:
-            _write(writer, {"ready": True})
+            greeting.write(writer, {"ready": True})
         asyncio.get_running_loop().call_later(_GRACE, self._refuse_two_of, peer)
         try:
             self._look()
-            while data := await _line(reader):
+            while data := await greeting.line(reader):
                 self._heed(peer, data)
         finally:
             if not self._end.done():
                 peer.links.remove(link)
 
     def _heed(self, peer: _Peer, data: bytes) -> None:
-        message = _parsed(data)
+        message = greeting.parsed(data)
         if message.get("ready") is True:
             peer.ready = True
             self._look()
         elif isinstance(message.get("gave up"), str):
-            self._fail(f"{peer.worker} has given up: {_printable(message['gave up'])}")
+            self._fail(f"{peer.worker} has given up: {greeting.printable(message['gave up'])}")
 
     # -- what is wrong
 
-    def _problem(self, hello: _Hello, whom: _Peer | None) -> str:
+    def _problem(self, hello: Hello, whom: _Peer | None) -> str:
         """Why the process on this connection is not the worker that it should be."""
         if hello.workers != self._hello.workers:
             return self._other_list(hello)
@@ -373,7 +345,7 @@ class _Meeting:
             "Give each worker the index of its own address in TF_CONFIG."
         )
 
-    def _other_list(self, hello: _Hello) -> str:
+    def _other_list(self, hello: Hello) -> str:
         theirs, own = hello.workers, self._hello.workers
         if len(theirs) != len(own):
             what = f"it has {len(theirs)} workers, here there are {len(own)}"
@@ -386,7 +358,7 @@ class _Meeting:
             "Give all workers the same cluster in TF_CONFIG, in the same order."
         )
 
-    def _two(self, one: _Hello, other: _Hello) -> str:
+    def _two(self, one: Hello, other: Hello) -> str:
         return (
             f"two processes were started as {self._everyone[one.place].worker}: "
             f"{one.process}, and {other.process}. "
@@ -424,128 +396,3 @@ class _Meeting:
             f"{own.worker}{trouble} has waited {seconds:.0f} s for "
             f"{', '.join(named) or 'its own port'}"
         )
-
-
-async def _server(
-    called: Callable[..., Any], host: str, port: int, share_port: bool
-) -> asyncio.AbstractServer:
-    """At this address, or everywhere, as TensorFlow's own server.
-
-    Everywhere, too, for a name: a machine may know its own name by another address than others do.
-    """
-    places = [host, None, "0.0.0.0"] if _is_number(host) else [None, "0.0.0.0"]
-    for place in places:
-        try:
-            return await asyncio.start_server(
-                called, place, port, limit=_LINE, backlog=4096, reuse_port=share_port or None
-            )
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE or place is places[-1]:
-                raise
-    raise AssertionError("there is a last place")
-
-
-def _is_number(host: str) -> bool:
-    """Whether it is an IP address, and not a host name."""
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return host == "localhost"
-    return True
-
-
-def _listens_everywhere(server: Any) -> bool:
-    return "0.0.0.0" in {each.getsockname()[0] for each in server.sockets}
-
-
-async def _refuse_listener(host: str, port: int) -> None:
-    """A port that may be shared can still be taken."""
-    try:
-        _, writer = await _within(_GRACE, asyncio.open_connection(host, port))
-    except (OSError, asyncio.TimeoutError):
-        return
-    writer.close()
-    raise OSError(errno.EADDRINUSE, "in use")
-
-
-async def _within(seconds: float, doing: Any) -> Any:
-    """Python's own ``wait_for`` forgets to be cancelled where both happen at once, before 3.12."""
-    task = asyncio.ensure_future(doing)
-    try:
-        done, _ = await asyncio.wait({task}, timeout=seconds)
-    finally:
-        task.cancel()
-    if not done:
-        raise asyncio.TimeoutError
-    return task.result()
-
-
-async def _closed(writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError):
-        await writer.wait_closed()
-
-
-async def _line(reader: asyncio.StreamReader) -> bytes:
-    try:
-        return await reader.readline()
-    except ValueError:  # longer than a message may be
-        raise _NoWorker(_SILENT) from None
-
-
-def _write(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
-    if not writer.is_closing():
-        writer.write(json.dumps(message).encode() + b"\n")
-
-
-def _parsed(data: bytes) -> dict[str, Any]:
-    """A message; anybody may have sent anything."""
-    try:
-        found = json.loads(data)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise _NoWorker(_SILENT)
-    return found
-
-
-def _read_hello(data: bytes) -> _Hello:
-    found = _parsed(data)
-    protocol = found.get("tfscale")
-    if protocol is not None and protocol != PROTOCOL:
-        raise _NoWorker("another version of tfscale runs there; install the same everywhere")
-    place, process, start = (found.get(name) for name in ("place", "process", "start"))
-    workers = _read_workers(found.get("workers"))
-    if protocol is None or not isinstance(process, str) or not isinstance(start, str):
-        raise _NoWorker(_SILENT)
-    if type(place) is not int or not 0 <= place < len(workers):
-        raise _NoWorker(_SILENT)
-    return _Hello(place, _printable(process), start, workers)
-
-
-def _read_workers(found: Any) -> list[Worker]:
-    if not isinstance(found, list):
-        raise _NoWorker(_SILENT)
-    for one in found:
-        if not isinstance(one, list) or [type(x) for x in one] != [str, str]:
-            raise _NoWorker(_SILENT)
-    return [Worker(_printable(name), _printable(address)) for name, address in found]
-
-
-def _printable(text: str) -> str:
-    """What a peer sends is printed to a terminal."""
-    return "".join(c if c.isprintable() else "?" for c in text)
-
-
-def _split(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
-
-
-def _words(error: OSError) -> str:
-    if isinstance(error, socket.gaierror):
-        return "its host name is not known here"
-    if error.errno == errno.ECONNREFUSED or "refused" in str(error):  # of several, one text
-        return "nothing listens there"
-    if error.errno == errno.EADDRINUSE:
-        return "another program has it"
-    return os.strerror(error.errno) if error.errno else str(error)

@@ -18,10 +18,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tfscale.launch import meeting
+from tfscale.launch.greeting import Worker
 
 
 @contextlib.contextmanager
-def watched(workers: Sequence[meeting.Worker], me: int, seconds: float) -> Iterator[None]:
+def watched(workers: Sequence[Worker], me: int, seconds: float) -> Iterator[None]:
     """Say now and then that this worker waits, and end its process after so many seconds."""
     folder = str(Path(__file__).parents[2])
     path = os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -47,7 +48,7 @@ def watched(workers: Sequence[meeting.Worker], me: int, seconds: float) -> Itera
 def watch(process: int) -> None:
     """Runs in the second process until its input ends: when the wait or the worker ends."""
     listed, me, seconds, word, each = json.loads(sys.stdin.readline())
-    workers = [meeting.Worker(*worker) for worker in listed]
+    workers = [Worker(*worker) for worker in listed]
     who = f"{workers[me]} has met all others and waited %.0f s for their servers (%s)"
     began = time.monotonic()
     while not select.select([sys.stdin], [], [], max(0, min(word, seconds) + began - _now()))[0]:

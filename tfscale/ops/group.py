@@ -17,7 +17,8 @@ from tensorflow.python.distribute.multi_worker_util import coordination_leader
 from tensorflow.python.eager import context
 
 from tfscale.launch import config
-from tfscale.launch.meeting import JoinError, Worker, meet, narrated, unreachable
+from tfscale.launch.greeting import Worker
+from tfscale.launch.meeting import JoinError, meet, narrated, unreachable
 from tfscale.launch.watch import watched
 from tfscale.ops import library
 from tfscale.ops import log as _log

@@ -122,16 +122,8 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         join_timeout: float = DEFAULT_JOIN_TIMEOUT,
     ) -> None:
         installed.check()
-        if batch_norm not in ("synchronized", "local"):
-            raise ValueError(f'batch_norm is "synchronized" or "local", got {batch_norm!r}')
+        _check(batch_norm, error_feedback, cluster_resolver)
         policy = WirePolicy.of(wire)
-        if error_feedback not in (None, True, False):
-            raise ValueError(f"error_feedback is True, False or None, got {error_feedback!r}")
-        if cluster_resolver is not None and not hasattr(cluster_resolver, "cluster_spec"):
-            raise ValueError(
-                "cluster_resolver is one of tf.distribute.cluster_resolver, such as "
-                f"SlurmClusterResolver(), or None for TF_CONFIG; got {cluster_resolver!r}"
-            )
         if bucket_bytes is not None:
             bucket_bytes = number_of_bytes(bucket_bytes, "bucket_bytes")
         self.synchronizes_batch_norm = batch_norm == "synchronized"
@@ -143,10 +135,8 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         _say_who_trains(extended)
         if extended._num_replicas_in_sync == 1 and policy != WirePolicy():
             logging.getLogger("tfscale").warning(_NOTHING_TRAVELS, wire)
-        if extended.hosts is not None:
-            extended.hosts.join()
-        join.same_start(
-            extended.hosts,
+        _join(
+            extended,
             {
                 "list of devices": [name.rsplit("device:", 1)[-1] for name in extended._devices],
                 "algorithm": algorithm,
@@ -158,10 +148,6 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 "schedule_file": schedule_file and records.read_text(Path(schedule_file)),
             },
         )
-        if extended.group is not None:
-            extended.group.join()  # who has come together hears it when one of them fails
-        if extended.hosts is not None:
-            farewell.when_the_program_fails([extended.group, extended.hosts])
         schedules = of_replicas(algorithm, extended.group, policy.wire, schedule_file)
         extended.connect(schedules, of_hosts(schedules, extended.hosts))
         trials = Trials(schedules, enabled=isinstance(schedules, Chooser))
@@ -290,6 +276,29 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         """An optimizer has been made in this strategy's scope."""
         self.optimizers.add(optimizer)
         building.remember(self, optimizer)
+
+
+def _check(batch_norm: str, error_feedback: bool | None, cluster_resolver: Any) -> None:
+    if batch_norm not in ("synchronized", "local"):
+        raise ValueError(f'batch_norm is "synchronized" or "local", got {batch_norm!r}')
+    if error_feedback not in (None, True, False):
+        raise ValueError(f"error_feedback is True, False or None, got {error_feedback!r}")
+    if cluster_resolver is not None and not hasattr(cluster_resolver, "cluster_spec"):
+        raise ValueError(
+            "cluster_resolver is one of tf.distribute.cluster_resolver, such as "
+            f"SlurmClusterResolver(), or None for TF_CONFIG; got {cluster_resolver!r}"
+        )
+
+
+def _join(extended: Extended, settings: Mapping[str, Any]) -> None:
+    """Wait for all workers, and compare what they were started with."""
+    if extended.hosts is not None:
+        extended.hosts.join()
+    join.same_start(extended.hosts, settings)
+    if extended.group is not None:
+        extended.group.join()  # who has come together hears it when one of them fails
+        if extended.hosts is not None:
+            farewell.when_the_program_fails([extended.group, extended.hosts])
 
 
 class _ReadOnce:

@@ -1,0 +1,89 @@
+"""What workers say to each other when they meet: lines of JSON, which anybody may have sent."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, NamedTuple
+
+PROTOCOL = 1  # changes whenever two versions could no longer talk to each other
+LONGEST = 4 << 20  # bytes of a message: the addresses of 100,000 workers
+
+SILENT = (
+    "something answers there that is not a starting worker: "
+    "another program uses this port, or a training that already runs"
+)
+
+
+class Worker(NamedTuple):
+    """A worker: its name and address, the same for all workers."""
+
+    name: str
+    address: str
+
+    def __str__(self) -> str:
+        return f"{self.name} at {self.address}"
+
+
+class Hello(NamedTuple):
+    """What a process says of itself."""
+
+    place: int  # in the list of workers
+    process: str  # for people to read
+    start: str  # its own, different for each process
+    workers: list[Worker]
+
+
+class NoWorker(Exception):
+    """Whoever sent this is no worker that is starting."""
+
+
+async def line(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.readline()
+    except ValueError:  # longer than a message may be
+        raise NoWorker(SILENT) from None
+
+
+def write(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
+    if not writer.is_closing():
+        writer.write(json.dumps(message).encode() + b"\n")
+
+
+def parsed(data: bytes) -> dict[str, Any]:
+    """A message; anybody may have sent anything."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise NoWorker(SILENT)
+    return found
+
+
+def read_hello(data: bytes) -> Hello:
+    found = parsed(data)
+    protocol = found.get("tfscale")
+    if protocol is not None and protocol != PROTOCOL:
+        raise NoWorker("another version of tfscale runs there; install the same everywhere")
+    place, process, start = (found.get(name) for name in ("place", "process", "start"))
+    workers = _read_workers(found.get("workers"))
+    if protocol is None or not isinstance(process, str) or not isinstance(start, str):
+        raise NoWorker(SILENT)
+    if type(place) is not int or not 0 <= place < len(workers):
+        raise NoWorker(SILENT)
+    return Hello(place, printable(process), start, workers)
+
+
+def _read_workers(found: Any) -> list[Worker]:
+    if not isinstance(found, list):
+        raise NoWorker(SILENT)
+    for one in found:
+        if not isinstance(one, list) or [type(x) for x in one] != [str, str]:
+            raise NoWorker(SILENT)
+    return [Worker(printable(name), printable(address)) for name, address in found]
+
+
+def printable(text: str) -> str:
+    """What a peer sends is printed to a terminal."""
+    return "".join(c if c.isprintable() else "?" for c in text)
