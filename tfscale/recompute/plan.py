@@ -11,7 +11,7 @@ from typing import Any
 
 from tfscale import figures
 from tfscale.recompute.measure import measure
-from tfscale.recompute.simulate import memory, schedule
+from tfscale.recompute.simulate import memory, moments_of
 from tfscale.recompute.solve import solve
 from tfscale.recompute.traced_step import Again, TracedStep
 
@@ -300,7 +300,7 @@ def _draw(plan: Plan) -> Any:
     ):
         upto = [plan.up_to(size) / 1e6 for size in timeline]
         axes.plot(upto, color=color, label=f"{how}: up to {show(most)}")
-    moments = list(schedule(plan.step, plan.again))
+    moments = list(moments_of(plan.step, plan.again))
     recomputing = [moment.segment >= 0 for moment in moments]
     for run in _runs(recomputing):
         axes.axvspan(run.start, run.stop, color="C1", alpha=0.3, linewidth=0)

@@ -71,7 +71,7 @@ class Moment:
     segment: int = -1
 
 
-def schedule(step: TracedStep, again: Sequence[Again]) -> Iterator[Moment]:
+def moments_of(step: TracedStep, again: Sequence[Again]) -> Iterator[Moment]:
     """All operations in order; what is computed again stands just before its first use."""
     first = {one.before: number for number, one in enumerate(again)}
     for index in range(len(step.ops)):
@@ -81,7 +81,7 @@ def schedule(step: TracedStep, again: Sequence[Again]) -> Iterator[Moment]:
 
 
 def memory(step: TracedStep, again: Sequence[Again] = (), pile_up: bool = False) -> list[int]:
-    """Bytes in use while each operation of the schedule runs, beside a large result of another.
+    """Bytes in use while each operation runs, beside a large result of another.
 
     TensorFlow runs operations at the same time if none waits for the other.
 
@@ -98,7 +98,7 @@ class _Memory:
     def __init__(self, step: TracedStep, again: Sequence[Again], pile_up: bool) -> None:
         self._step = step
         self._again = again
-        self._moments = list(schedule(step, again))
+        self._moments = list(moments_of(step, again))
         self._owner = {t: n for n, one in enumerate(again) for t in one.tensors}
         self._pile_up = pile_up
         self._last_use = self._find_last_uses()
