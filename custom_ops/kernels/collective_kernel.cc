@@ -1,0 +1,417 @@
+// What the four collectives do: they differ in what shape comes in and goes out;
+// the engine does the rest.
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "custom_ops/engine/text.h"
+#include "custom_ops/kernels/communicator.h"
+#include "custom_ops/kernels/element_types.h"
+#include "custom_ops/kernels/inputs.h"
+#include "tensorflow/core/framework/cancellation.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace tfscale {
+namespace {
+
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::TensorShape;
+
+// A message of kMaxPiece keeps a link busy. Below a smallest size the cost of a
+// message outweighs what overlap gains, and later so where a low-precision wire
+// was chosen, because then links are slow. Between them a chunk travels in
+// kOverlap pieces. However many chunks there are, a part holds no more than
+// kMaxPart.
+constexpr int64_t kMaxPiece = int64_t{1} << 20;
+constexpr int64_t kMinPiece = int64_t{512} << 10;
+constexpr int64_t kMinLossyPiece = int64_t{128} << 10;
+constexpr int64_t kOverlap = 4;
+constexpr int64_t kMaxPart = int64_t{16} << 20;
+
+Goal GoalOf(const std::string& op) {
+  if (op == "TfscaleReduceScatter") return Goal::kReduceScatter;
+  if (op == "TfscaleAllGather") return Goal::kAllGather;
+  if (op == "TfscaleBroadcast") return Goal::kBroadcast;
+  return Goal::kAllReduce;
+}
+
+class CollectiveOp : public tensorflow::AsyncOpKernel {
+ public:
+  explicit CollectiveOp(OpKernelConstruction* ctx) : AsyncOpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &type_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("bucket", &bucket_.label));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("bucket_owner", &bucket_.owner));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("bucket_graph", &bucket_.graph));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("bucket_number", &bucket_.number));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("stochastic", &stochastic_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("schedule", &schedule_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("piece_bytes", &piece_bytes_));
+    goal_ = GoalOf(ctx->def().op());
+    if (ctx->HasAttr("reduction")) {
+      OP_REQUIRES_OK(ctx, ctx->GetAttr("reduction", &reduction_));
+      int residuals;
+      OP_REQUIRES_OK(ctx, ctx->GetAttr("R", &residuals));
+      has_residual_ = residuals > 0;
+      OP_REQUIRES(
+          ctx, residuals <= 1,
+          absl::InvalidArgumentError(Text("expected at most one residual, got ", residuals)));
+    }
+    OP_REQUIRES_OK(ctx, ReadProgram(ctx));
+    OP_REQUIRES_OK(ctx, ReadWire(ctx));
+  }
+
+  void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
+    tensorflow::core::RefCountPtr<CommunicatorResource> resource;
+    OP_REQUIRES_OK_ASYNC(ctx, FindResource(ctx, 0, "communicator", &resource), done);
+    auto job = std::make_shared<Job>();
+    OP_REQUIRES_OK_ASYNC(ctx, ReadOne(ctx, 2, "seed", &job->seed), done);
+    OP_REQUIRES_OK_ASYNC(ctx, CheckCommunicator(*resource), done);
+    OP_REQUIRES_OK_ASYNC(ctx, Prepare(ctx, job.get()), done);
+    if (program_->ranks == 1) return done();
+    OP_REQUIRES_ASYNC(ctx, ctx->collective_executor() != nullptr,
+                      absl::FailedPreconditionError(
+                          "TensorFlow gave this function no collective executor; collectives "
+                          "run eagerly or inside tf.function"),
+                      done);
+    job->communicator = resource->engine();
+    resource->WhenFormed(ctx, [=](const absl::Status& status, Group group) {
+      OP_REQUIRES_OK_ASYNC(ctx, status, done);
+      Launch(ctx, job, std::move(group), done);
+    });
+  }
+
+ private:
+  // One run of the op: tensors that must outlive it, and where the result goes.
+  struct Job {
+    std::shared_ptr<Communicator> communicator;
+    Tensor x, y, scratch;  // scratch: in the type of the sum, when neither x nor y can hold it
+    Tensor residual, new_residual;
+    int64_t seed = 0;
+    uint8_t* from = nullptr;  // the buffers that the engine sees
+    uint8_t* to = nullptr;
+    Status farewell;  // what other ranks are told if this step is cancelled
+    std::mutex mutex;
+    std::weak_ptr<Collective> running;
+    bool cancelled = false;
+  };
+  using JobPtr = std::shared_ptr<Job>;
+
+  absl::Status ReadProgram(OpKernelConstruction* ctx) {
+    int ranks, rank, chunks;
+    std::vector<int> flat;
+    TF_RETURN_IF_ERROR(ctx->GetAttr("ranks", &ranks));
+    TF_RETURN_IF_ERROR(ctx->GetAttr("rank", &rank));
+    TF_RETURN_IF_ERROR(ctx->GetAttr("chunks", &chunks));
+    TF_RETURN_IF_ERROR(ctx->GetAttr("program", &flat));
+    auto program = std::make_shared<Program>();
+    TF_RETURN_IF_ERROR(ToAbsl(Program::Parse(flat, goal_, rank, ranks, chunks, program.get())));
+    program_ = program;
+    if (sharded() && chunks != ranks) {
+      return absl::InvalidArgumentError(Text(ctx->def().op(), " needs one chunk per rank, got ",
+                                             chunks, " chunks and ", ranks,
+                                             " ranks; use ring, direct or halving"));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadWire(OpKernelConstruction* ctx) {
+    std::string name;
+    TF_RETURN_IF_ERROR(ctx->GetAttr("wire", &name));
+    wire::Format format;
+    if (!wire::ParseFormat(name, &format)) {
+      return absl::InvalidArgumentError(
+          Text("no wire is called '", name,
+               "'; known are fp32, bf16, fp16, fp8, int8, int4, ternary and sign"));
+    }
+    summed_as_ = SummedAs(type_, format == wire::Format::kFp32);
+    codec_ = wire::Find(format, ElementOf(summed_as_));
+    const bool integer = tensorflow::DataTypeIsInteger(type_);
+    if (codec_ == nullptr) {
+      return absl::InvalidArgumentError(
+          Text("wire '", name, "' carries floats only, got ", tensorflow::DataTypeString(type_),
+               "; use wire 'fp32', which carries every type as it is"));
+    }
+    if (integer && (reduction_ == "mean" || has_residual_)) {
+      return absl::InvalidArgumentError(Text("a ", has_residual_ ? "residual" : "mean", " of ",
+                                             tensorflow::DataTypeString(type_),
+                                             " is not defined; use 'sum', or cast to float"));
+    }
+    return absl::OkStatus();
+  }
+
+  bool sharded() const { return goal_ == Goal::kReduceScatter || goal_ == Goal::kAllGather; }
+
+  absl::Status CheckCommunicator(const CommunicatorResource& resource) const {
+    const auto& config = resource.config();
+    const int ranks = static_cast<int>(config.peers.size());
+    if (config.rank == program_->rank && ranks == program_->ranks) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        Text("bucket '", bucket_.Name(), "' has the program of rank ", program_->rank, " of ",
+             program_->ranks, ", but its communicator is rank ", config.rank, " of ", ranks));
+  }
+
+  absl::Status OutputShape(const TensorShape& x, TensorShape* y) const {
+    *y = x;
+    if (!sharded()) return absl::OkStatus();
+    if (x.dims() < 1)
+      return absl::InvalidArgumentError(
+          Text("bucket '", bucket_.Name(),
+               "': expected at least one dimension to cut or join, got a scalar"));
+    const int64_t first = x.dim_size(0), ranks = program_->ranks;
+    if (goal_ == Goal::kAllGather) {
+      y->set_dim(0, first * ranks);
+    } else if (first % ranks == 0) {
+      y->set_dim(0, first / ranks);
+    } else {
+      return absl::InvalidArgumentError(
+          Text("bucket '", bucket_.Name(), "': the first dimension of ", x.DebugString(),
+               " cannot be shared evenly among ", ranks, " ranks; pad it"));
+    }
+    return absl::OkStatus();
+  }
+
+  // Finds buffers for the sum: the input's and output's own where they fit, a
+  // scratch buffer where the type or the length differs.
+  absl::Status Prepare(OpKernelContext* ctx, Job* job) const {
+    TF_RETURN_IF_ERROR(AllocateOutput(ctx, job));
+    TF_RETURN_IF_ERROR(AllocateResidual(ctx, job));
+    job->from = Bytes(job->x);
+    job->to = Bytes(job->y);
+    if (program_->ranks == 1) return absl::OkStatus();
+    const bool scatter = goal_ == Goal::kReduceScatter;
+    const bool other_type = summed_as_ != type_;
+    if (other_type || scatter) {
+      const TensorShape& longer = scatter ? job->x.shape() : job->y.shape();
+      TF_RETURN_IF_ERROR(ctx->allocate_temp(summed_as_, longer, &job->scratch, OnHost()));
+      job->to = Bytes(job->scratch);
+    }
+    const bool gather = goal_ == Goal::kAllGather;
+    if (other_type || gather) {
+      uint8_t* mine = job->to + (gather ? program_->rank * Count(job->x) * SumBytes() : 0);
+      Bring(job->x, summed_as_, mine);
+      job->from = job->to;
+    }
+    return absl::OkStatus();
+  }
+
+  // The input is forwarded only while nobody else holds it, so the job takes
+  // hold of it afterwards.
+  absl::Status AllocateOutput(OpKernelContext* ctx, Job* job) const {
+    TensorShape shape;
+    TF_RETURN_IF_ERROR(OutputShape(ctx->input(1).shape(), &shape));
+    if (program_->ranks == 1) {  // costs nothing
+      job->x = job->y = ctx->input(1);
+      ctx->set_output(0, job->y);
+      return absl::OkStatus();
+    }
+    Tensor* output;
+    if (!sharded() && summed_as_ == type_) {
+      TF_RETURN_IF_ERROR(ctx->forward_input_or_allocate_output({1}, 0, shape, &output));
+    } else {
+      TF_RETURN_IF_ERROR(ctx->allocate_output(0, shape, &output));
+    }
+    job->y = *output;
+    job->x = ctx->input(1);
+    return absl::OkStatus();
+  }
+
+  absl::Status AllocateResidual(OpKernelContext* ctx, Job* job) const {
+    if (!has_residual_) return absl::OkStatus();
+    job->residual = ctx->input(3);
+    if (job->residual.shape() != job->x.shape()) {
+      return absl::InvalidArgumentError(
+          Text("bucket '", bucket_.Name(), "': the residual must have the shape of x, ",
+               job->x.shape().DebugString(), ", got ", job->residual.shape().DebugString()));
+    }
+    if (program_->ranks == 1) {
+      ctx->set_output(1, job->residual);
+      return absl::OkStatus();
+    }
+    Tensor* output;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(1, job->residual.shape(), &output));
+    job->new_residual = *output;
+    return absl::OkStatus();
+  }
+
+  static tensorflow::AllocatorAttributes OnHost() {
+    tensorflow::AllocatorAttributes attributes;
+    attributes.set_on_host(true);
+    return attributes;
+  }
+
+  static int64_t Count(const Tensor& tensor) { return tensor.NumElements(); }
+  int64_t SumBytes() const { return codec_->element_bytes(); }
+
+  Layout MakeLayout(const Job& job) const {
+    const int64_t count = Count(job.x), ranks = program_->ranks, chunks = program_->chunks;
+    switch (goal_) {
+      case Goal::kReduceScatter:
+        return Layout::Sharded(count / ranks, program_->chunks, PieceSize(count / ranks), Unit());
+      case Goal::kAllGather:
+        return Layout::Sharded(count, program_->chunks, PieceSize(count), Unit());
+      default:
+        return Layout::Joined(count, program_->chunks, PieceSize(count / chunks), Unit());
+    }
+  }
+
+  int64_t Unit() const { return codec_->lossless() ? 16 : wire::kBlock; }
+
+  // How many numbers travel in a message of a chunk of `count` numbers.
+  int64_t PieceSize(int64_t count) const {
+    int64_t bytes = piece_bytes_;
+    if (bytes <= 0) {
+      const int64_t least = codec_->lossless() ? kMinPiece : kMinLossyPiece;
+      bytes = std::clamp(codec_->Bytes(count) / kOverlap, least, kMaxPiece);
+      bytes = std::min(bytes, kMaxPart / program_->chunks);
+    }
+    bytes = std::min(bytes, std::max<int64_t>(1, codec_->Bytes(count)));
+    return std::max(Unit(), bytes * wire::kBlock / codec_->Bytes(wire::kBlock));
+  }
+
+  std::string Signature(const Job& job, const Layout& layout) const {
+    std::string doing = goal_ == Goal::kAllReduce       ? "all_reduce "
+                        : goal_ == Goal::kReduceScatter ? "reduce_scatter "
+                        : goal_ == Goal::kAllGather     ? "all_gather"
+                                                        : "broadcast";
+    if (goal_ == Goal::kAllReduce || goal_ == Goal::kReduceScatter) doing += reduction_;
+    return Text(doing, " of ", tensorflow::DataTypeString(type_), job.x.shape().DebugString(),
+                " over wire ", std::string(codec_->name()), stochastic_ ? " (stochastic)" : "",
+                has_residual_ ? " with a residual" : "", " by ", schedule_, " in pieces of ",
+                layout.piece_size());
+  }
+
+  Request MakeRequest(OpKernelContext* ctx, const JobPtr& job, Group group) const {
+    Request request;
+    request.bucket = bucket_;
+    request.name = Text(bucket_.Name(), IterationName(ctx));
+    request.step = ctx->step_id();
+    request.program = program_;
+    request.layout = MakeLayout(*job);
+    request.signature = Signature(*job, request.layout);
+    request.codec = codec_;
+    request.element = ElementOf(summed_as_);
+    request.rounding.stochastic = stochastic_;
+    request.rounding.seed = static_cast<uint64_t>(job->seed);
+    request.mean = reduction_ == "mean";
+    request.x = job->from;
+    request.y = job->to;
+    if (has_residual_) {
+      request.residual = reinterpret_cast<const float*>(Bytes(job->residual));
+      request.new_residual = reinterpret_cast<float*>(Bytes(job->new_residual));
+    }
+    request.owner = job;
+    request.open = ChannelsOf(ctx, std::move(group), program_->rank);
+    return request;
+  }
+
+  // Iterations of a loop may run at the same time. (Ids of frames are no help:
+  // they need not be the same in every process.)
+  static std::string IterationName(OpKernelContext* ctx) {
+    const int64_t iteration = ctx->frame_iter().iter_id;
+    return iteration == 0 ? "" : Text("@", iteration);
+  }
+
+  // A step that is cancelled before this op begins still begins it: the other
+  // ranks wait for it, and must be told.
+  void Launch(OpKernelContext* ctx, const JobPtr& job, Group group, DoneCallback done) {
+    job->farewell =
+        Status(Code::kCancelled,
+               Text("bucket '", bucket_.Name(), "': ", job->communicator->Describe(program_->rank),
+                    " left it because its step ended early; its own log says why"));
+    tensorflow::CancellationManager* manager = ctx->cancellation_manager();
+    const tensorflow::CancellationToken token = manager->get_cancellation_token();
+    const bool registered = manager->RegisterCallback(token, [job, executor = ExecutorOf(ctx)] {
+      executor->RunClosure([job, executor] { Cancel(job); });
+    });
+    Request request = MakeRequest(ctx, job, std::move(group));
+    const auto finish = [this, ctx, job, manager, token, done](const Status& status) {
+      manager->TryDeregisterCallback(token);
+      if (status.ok()) Deliver(job.get());
+      if (!status.ok()) ctx->SetStatus(ToAbsl(status));
+      done();
+    };
+    // From here on the op may end at any time, and this kernel with it.
+    auto running = job->communicator->Start(std::move(request), finish);
+    bool cancelled;
+    {
+      std::lock_guard<std::mutex> lock(job->mutex);
+      job->running = running;
+      cancelled = job->cancelled || !registered;
+    }
+    if (cancelled && running != nullptr) running->Fail(job->farewell);
+  }
+
+  // Held from now on: when a step is cancelled, its own reference may be gone.
+  static std::shared_ptr<tensorflow::CollectiveExecutor> ExecutorOf(OpKernelContext* ctx) {
+    tensorflow::CollectiveExecutor* executor = ctx->collective_executor();
+    executor->Ref();
+    return {executor, [](tensorflow::CollectiveExecutor* held) { held->Unref(); }};
+  }
+
+  static void Cancel(const JobPtr& job) {
+    std::shared_ptr<Collective> running;
+    {
+      std::lock_guard<std::mutex> lock(job->mutex);
+      job->cancelled = true;
+      running = job->running.lock();
+    }
+    if (running != nullptr) running->Fail(job->farewell);
+  }
+
+  // Brings the result from the scratch buffer to the output.
+  void Deliver(Job* job) const {
+    if (job->to == Bytes(job->y)) return;
+    const uint8_t* from = job->to;
+    if (goal_ == Goal::kReduceScatter) from += program_->rank * Count(job->y) * SumBytes();
+    if (summed_as_ != type_) {
+      Narrow(from, &job->y);
+    } else {
+      std::memcpy(Bytes(job->y), from, Count(job->y) * SumBytes());
+    }
+  }
+
+  DataType type_, summed_as_;
+  BucketId bucket_;
+  std::string schedule_, reduction_ = "sum";
+  bool stochastic_ = false, has_residual_ = false;
+  int64_t piece_bytes_ = 0;
+  Goal goal_;
+  std::shared_ptr<const Program> program_;
+  const wire::Codec* codec_ = nullptr;
+};
+
+// On a GPU the numbers are brought to the host first: that is where the
+// network is.
+#define TFSCALE_KERNEL(NAME)                                                        \
+  REGISTER_KERNEL_BUILDER(Name(NAME).Device(tensorflow::DEVICE_CPU), CollectiveOp); \
+  REGISTER_KERNEL_BUILDER(Name(NAME)                                                \
+                              .Device(tensorflow::DEVICE_GPU)                       \
+                              .HostMemory("communicator")                           \
+                              .HostMemory("x")                                      \
+                              .HostMemory("seed")                                   \
+                              .HostMemory("y"),                                     \
+                          CollectiveOp)
+TFSCALE_KERNEL("TfscaleAllGather");
+TFSCALE_KERNEL("TfscaleBroadcast");
+#undef TFSCALE_KERNEL
+
+#define TFSCALE_REDUCING_KERNEL(NAME)                                               \
+  REGISTER_KERNEL_BUILDER(Name(NAME).Device(tensorflow::DEVICE_CPU), CollectiveOp); \
+  REGISTER_KERNEL_BUILDER(Name(NAME)                                                \
+                              .Device(tensorflow::DEVICE_GPU)                       \
+                              .HostMemory("communicator")                           \
+                              .HostMemory("x")                                      \
+                              .HostMemory("seed")                                   \
+                              .HostMemory("residual")                               \
+                              .HostMemory("y")                                      \
+                              .HostMemory("new_residual"),                          \
+                          CollectiveOp)
+TFSCALE_REDUCING_KERNEL("TfscaleAllReduce");
+TFSCALE_REDUCING_KERNEL("TfscaleReduceScatter");
+#undef TFSCALE_REDUCING_KERNEL
+
+}  // namespace
+}  // namespace tfscale
