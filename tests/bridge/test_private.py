@@ -20,7 +20,7 @@ from tensorflow.python.eager import context
 
 from tests.strategy.models import ADAM, classifier, numbers
 from tfscale import ScaleStrategy
-from tfscale.bridge import fit, tensorflow
+from tfscale.bridge import calls, fit, tensorflow
 from tfscale.bridge.backup import InMemory
 from tfscale.bridge.objects import innermost
 from tfscale.exchange.state import ATTRIBUTE
@@ -507,3 +507,23 @@ def test_a_variable_that_is_overwritten_by_its_gradient_is_refused(strategy):
 
 def test_a_plain_number_is_reduced_on_one_replica():
     assert float(ScaleStrategy(devices=["CPU:0"]).reduce("SUM", 1.5, axis=None)) == 1.5
+
+
+def test_who_makes_gradients_is_seen():
+    seen = []
+
+    @tf.custom_gradient
+    def noted(x):
+        def gradient(dy):
+            seen.append(calls.goes_back())
+            return dy
+
+        return x, gradient
+
+    with tf.GradientTape() as tape:
+        x = tf.Variable(1.0)
+        y = noted(x)
+    tape.gradient(y, x)
+    tf.function(lambda x: tf.gradients(noted(x), x))(tf.constant(1.0))
+    assert seen == [True, True]
+    assert not calls.goes_back()

@@ -244,10 +244,11 @@ class _Stranger:
 def main() -> int:
     parser = argparse.ArgumentParser(description="faults, drawn by a seed")
     parser.add_argument("--n", type=int, default=30, help="how many")
+    parser.add_argument("--first", type=int, default=0, help="leave out those before this one")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", type=int, help="one of them, by its number")
     given = parser.parse_args()
-    numbers = range(given.n) if given.only is None else [given.only]
+    numbers = range(given.first, given.n) if given.only is None else [given.only]
     counts: collections.Counter[str] = collections.Counter()
     for number in numbers:
         fault, began = draw(given.seed, number), time.monotonic()

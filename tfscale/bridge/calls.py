@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
+from tfscale.bridge.tensorflow import gradients_in_graph, imperative_grad
+
 
 def caller(kind: type | tuple[type, ...]) -> Any:
     """The nearest object of a kind among those whose methods are being called, or None."""
@@ -26,8 +28,8 @@ def goes_back() -> bool:
     return any(called_by(name, levels=12) for name in _MAKE_GRADIENTS)
 
 
-# In TensorFlow: under a tape, and by ``tf.gradients``.
-_MAKE_GRADIENTS = ("imperative_grad", "_GradientsHelper")
+# Under a tape, and by ``tf.gradients``.
+_MAKE_GRADIENTS = (imperative_grad.__name__, gradients_in_graph.__name__)
 
 
 def frames(innermost: FrameType | None) -> Iterator[FrameType]:

@@ -39,6 +39,8 @@ from tensorflow.python.distribute.values import (
 )
 from tensorflow.python.distribute.values_util import assign_on_device, mark_as_unsaveable
 from tensorflow.python.eager.context import eager_mode
+from tensorflow.python.eager.imperative_grad import imperative_grad
+from tensorflow.python.ops.gradients_util import _GradientsHelper as gradients_in_graph
 from tensorflow.python.training.saving.saveable_object import SaveableObject, SaveSpec
 
 __all__ = [
@@ -63,6 +65,8 @@ __all__ = [
     "assign_on_device",
     "autograph_artifact",
     "eager_mode",
+    "gradients_in_graph",
+    "imperative_grad",
     "mark_as_unsaveable",
     "regroup",
     "split_by_replica",
