@@ -9,9 +9,9 @@
 namespace tfscale {
 
 struct BucketId {
-  std::string label;   // what it holds
-  std::string owner;   // the optimizer whose gradients these are; empty for all else
-  std::string graph;   // where it was traced; empty for eager ops
+  std::string label;       // what it holds
+  std::string owner = "";  // the optimizer whose gradients these are; empty for all else
+  std::string graph = "";  // where it was traced; empty for eager ops
   int64_t number = 0;  // which one of this label and owner in the graph, from 1; 0 for eager ops
 
   // Its name in errors, as in tfscale/ops/bucket.py.
