@@ -41,3 +41,15 @@ def test_a_variable_of_fit_that_is_gone_is_said(monkeypatch):
     monkeypatch.setattr(keras.Model, "fit", fit)
     with pytest.raises(ImportError, match="no variable 'epoch_iterator' in Model.fit.*pip install"):
         ScaleStrategy(devices=["CPU:0"])
+
+
+def test_an_attribute_that_compile_no_longer_sets_is_said(monkeypatch):
+    def compile(self, optimizer="rmsprop", loss=None):
+        """As another Keras may write it."""
+        self._losses_of_compile = loss
+
+    for one in keras.Model.__mro__:
+        if "compile" in vars(one):
+            monkeypatch.setattr(one, "compile", compile)
+    with pytest.raises(ImportError, match="no Model._compile_loss and no Model._compile_metrics"):
+        ScaleStrategy(devices=["CPU:0"])

@@ -27,6 +27,20 @@ OF_FIT = (
     *("validation_data", "validation_freq", "validation_batch_size", "validation_steps", "val_x"),
 )
 
+if KERAS_2:
+    _ATTRIBUTES: tuple[tuple[type, str, tuple[str, ...]], ...] = ()
+else:
+    from keras.src.trainers.compile_utils import CompileLoss
+
+    # Attributes that objects get in a method, and that are read or hidden.
+    _ATTRIBUTES = (
+        (keras.Model, "compile", ("_compile_loss", "_compile_metrics", "_loss_tracker")),
+        (keras.Model, "__init__", ("_distribute_strategy",)),
+        (CompileLoss, "build", ("_flat_losses",)),
+        (keras.optimizers.Optimizer, "__init__", ("_learning_rate", "_trainable_variables")),
+        (keras.layers.BatchNormalization, "build", ("_reduction_axes",)),
+    )
+
 
 def backend() -> str:
     """What Keras computes with."""
@@ -43,6 +57,17 @@ def check() -> None:
         )
 
 
+def _named_in(kind: type, method: str) -> set[str]:
+    """The attributes that a method, or one of those that it extends, reads or sets."""
+    each = (vars(one)[method] for one in kind.__mro__ if method in vars(one))
+    return {
+        name
+        for one in each
+        if hasattr(code := inspect.unwrap(one), "__code__")
+        for name in code.__code__.co_names
+    }
+
+
 def _names() -> Mapping[str, bool]:
     model, loss = keras.Model, keras.losses.Loss
     names: list[tuple[Any, tuple[str, ...]]] = [
@@ -53,12 +78,14 @@ def _names() -> Mapping[str, bool]:
                 *("compute_loss", "add_loss", "train_step", "test_step", "_flatten_layers"),
             ),
         ),
-        (keras.optimizers.Optimizer, ("apply", "_clip_gradients", "build")),
+        (keras.optimizers.Optimizer, ("apply", "_clip_gradients", "_get_variable_index", "build")),
         (keras.layers.BatchNormalization, ("_moments",)),
         (loss, ("call",)),
         (keras.callbacks.BackupAndRestore, ("_load_model", "_save_model")),
     ]
     found = {f"{kind.__name__}.{name}": hasattr(kind, name) for kind, of in names for name in of}
+    for kind, method, of in _ATTRIBUTES:
+        found |= {f"{kind.__name__}.{name}": name in _named_in(kind, method) for name in of}
     of_fit = inspect.unwrap(model.fit).__code__.co_varnames
     found |= {f"variable {name!r} in Model.fit": name in of_fit for name in OF_FIT}
     code = model.make_predict_function.__code__

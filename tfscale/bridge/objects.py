@@ -19,10 +19,16 @@ if KERAS_2:
 
     class Saveable:
         """Keras 2 saves what TensorFlow tracks."""
+
+    def mask_of(tensor: Any) -> Any:
+        """What a layer has left of a tensor's samples or steps; None if all."""
+        return getattr(tensor, "_keras_mask", None)
 else:
+    from keras.src.backend.common import masking
     from keras.src.saving import keras_saveable
     from keras.src.trainers import trainer
 
+    mask_of = masking.get_keras_mask
     Trainer = trainer.Trainer
     Saveable = keras_saveable.KerasSaveable  # type: ignore[misc]
     OPTIMIZERS = (keras.optimizers.Optimizer,)

@@ -21,7 +21,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale.bridge.objects import Trainer
+from tfscale.bridge.objects import Trainer, mask_of
 from tfscale.bridge.protocols import Layer, Metric
 from tfscale.bridge.shadow import shadowed
 from tfscale.strategy import inexact, own_losses
@@ -153,11 +153,11 @@ class _Shared:
 
     def _with_share(self, y_true: Any, y_pred: Any, sample_weight: Any) -> tuple[Any, Share]:
         """The loss, scaled by this replica's share if it is a mean of several; and that share."""
-        masks = [getattr(y_pred, "_keras_mask", None)]
+        masks = [mask_of(y_pred)]
 
         def call(*of_samples: Any) -> Any:
             losses = type(self._loss).call(self._loss, *of_samples)
-            masks.append(getattr(losses, "_keras_mask", None))  # a class to ignore gives one
+            masks.append(mask_of(losses))  # a class to ignore gives one
             current.count = self._share(masks, sample_weight)
             return losses
 
