@@ -63,6 +63,20 @@ def test_a_program_says_how_much_it_wants_to_hear():
     assert python(quiet + SAYS.format("warning")).stderr == ""
 
 
+def test_a_line_comes_in_one_piece():
+    """Others write to the same stderr, and nothing holds lines together where it is unbuffered."""
+    noted = """
+import sys
+class Stderr:
+    def write(self, text):
+        print(repr(text))
+    def flush(self):
+        pass
+sys.stderr = Stderr()
+"""
+    assert python(noted + SAYS.format("info")).stdout == "'tfscale: seen\\n'\n"
+
+
 def test_nobody_reads_stderr_any_more():
     ran = python("import sys; sys.stderr.close()\n" + SAYS.format("warning") + "\nprint('on')")
     assert ran.stdout == "on\n"

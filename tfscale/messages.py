@@ -21,7 +21,9 @@ class _Stderr(logging.Handler):
             return
         word = f"{record.levelname.lower()}: " if record.levelno > logging.INFO else ""
         with contextlib.suppress(OSError, ValueError):  # stderr is closed: the program goes on
-            print(f"tfscale: {word}{record.getMessage()}", file=sys.stderr, flush=True)
+            # In one piece: unbuffered, print writes the line's end after what others write.
+            sys.stderr.write(f"tfscale: {word}{record.getMessage()}\n")
+            sys.stderr.flush()
 
 
 def set_up() -> None:

@@ -55,11 +55,17 @@ def watch(process: int) -> None:
         others = [worker for i, worker in enumerate(workers) if i != me]
         story = f"tfscale: {who % (_now() - began, meeting.unreachable(others))}"
         if _now() - began >= seconds:
-            print(f"{story}. This process ends now (join_timeout)", file=sys.stderr, flush=True)
+            _say(f"{story}. This process ends now (join_timeout)")
             os.kill(process, signal.SIGKILL)  # it heeds nothing else
             return
-        print(story, file=sys.stderr, flush=True)
+        _say(story)
         word += each
+
+
+def _say(line: str) -> None:
+    """In one piece: the worker writes to the same stderr."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
 
 
 def _now() -> float:
