@@ -14,6 +14,7 @@ from tensorflow.python.framework import op_def_registry
 from tensorflow.python.ops.handle_data_util import get_resource_handle_data
 
 from tests.recompute.models import data, residual
+from tfscale.callbacks import Recompute
 from tfscale.recompute.batch import batch_of_fit
 from tfscale.recompute.gate import behind, use
 
@@ -189,3 +190,22 @@ def test_a_layer_calls_the_call_of_the_object():
     layer = keras.layers.ReLU()
     vars(layer)["call"] = lambda x: x + 1
     np.testing.assert_array_equal(layer(np.zeros(2)), [1, 1])
+
+
+def test_sums_keep_their_order_where_grappler_takes_memory_for_short():
+    """Without that, one term is added to another as they come: see bridge/grappler.py."""
+    numbers, answers = np.ones([8192, 8], np.float32), np.ones([8192, 1], np.float32)
+
+    def train(*callbacks):
+        x = inputs = keras.Input([8])
+        x = keras.layers.Dense(1024)(x)
+        for _ in range(4):
+            kinds = ("tanh", "sigmoid", "softsign")
+            x = keras.layers.Add()([keras.layers.Activation(kind)(x) for kind in kinds])
+        model = keras.Model(inputs, keras.layers.Dense(1)(x))
+        model.compile("sgd", "mse", jit_compile=False)
+        model.fit(numbers, answers, 8192, verbose=0, callbacks=callbacks)
+
+    plain = {node.op for node in as_it_runs(train)}
+    ours = {node.op for node in as_it_runs(train, Recompute(segments="sqrt", verbose=0))}
+    assert "TemporaryVariable" in plain - ours

@@ -8,6 +8,7 @@
 - ``backup.py``: Keras's ``BackupAndRestore``, made safe.
 - ``shadow.py``: attributes of one object that hide those of its class.
 - ``tensorflow.py``: private names of TensorFlow.
+- ``grappler.py``: what TensorFlow's optimization of graphs leaves alone.
 
 A file ``keras2_...`` says the same of Keras 2, which tensorflow-addons needs. Nothing here knows of
 strategies. Each private name has a test in ``tests/bridge/test_private.py``.

@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from tfscale.bridge.grappler import sums_in_order
 from tfscale.bridge.installed import KERAS_2
 from tfscale.bridge.objects import innermost
 from tfscale.optimizers import AdaHessian
@@ -154,7 +155,7 @@ class _Training:
             self._model.train_function = self._before
             self._model.make_train_function()
             return self._model.train_function(iterator)
-        with recomputing(self._model, self._plan):
+        with recomputing(self._model, self._plan), sums_in_order():
             return self._train(iterator)
 
 
