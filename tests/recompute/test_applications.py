@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.recompute.applications import BIASES, NETS, IN_ORDER, compare, in_a_process
+from tests.recompute.applications import BIASES, IN_ORDER, NETS, compare, in_a_process
 
 
 @pytest.mark.parametrize("net", ["VGG16", "MobileNetV3Small"])
