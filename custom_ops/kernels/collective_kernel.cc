@@ -385,33 +385,22 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
 
 // On a GPU the numbers are brought to the host first: that is where the
 // network is.
-#define TFSCALE_KERNEL(NAME)                                                        \
+#define TFSCALE_KERNEL(NAME, MORE)                                                  \
   REGISTER_KERNEL_BUILDER(Name(NAME).Device(tensorflow::DEVICE_CPU), CollectiveOp); \
   REGISTER_KERNEL_BUILDER(Name(NAME)                                                \
                               .Device(tensorflow::DEVICE_GPU)                       \
                               .HostMemory("communicator")                           \
                               .HostMemory("x")                                      \
                               .HostMemory("seed")                                   \
-                              .HostMemory("y"),                                     \
+                              .HostMemory("y") MORE,                                \
                           CollectiveOp)
-TFSCALE_KERNEL("TfscaleAllGather");
-TFSCALE_KERNEL("TfscaleBroadcast");
+#define TFSCALE_RESIDUALS .HostMemory("residual").HostMemory("new_residual")
+TFSCALE_KERNEL("TfscaleAllGather", );
+TFSCALE_KERNEL("TfscaleBroadcast", );
+TFSCALE_KERNEL("TfscaleAllReduce", TFSCALE_RESIDUALS);
+TFSCALE_KERNEL("TfscaleReduceScatter", TFSCALE_RESIDUALS);
+#undef TFSCALE_RESIDUALS
 #undef TFSCALE_KERNEL
-
-#define TFSCALE_REDUCING_KERNEL(NAME)                                               \
-  REGISTER_KERNEL_BUILDER(Name(NAME).Device(tensorflow::DEVICE_CPU), CollectiveOp); \
-  REGISTER_KERNEL_BUILDER(Name(NAME)                                                \
-                              .Device(tensorflow::DEVICE_GPU)                       \
-                              .HostMemory("communicator")                           \
-                              .HostMemory("x")                                      \
-                              .HostMemory("seed")                                   \
-                              .HostMemory("residual")                               \
-                              .HostMemory("y")                                      \
-                              .HostMemory("new_residual"),                          \
-                          CollectiveOp)
-TFSCALE_REDUCING_KERNEL("TfscaleAllReduce");
-TFSCALE_REDUCING_KERNEL("TfscaleReduceScatter");
-#undef TFSCALE_REDUCING_KERNEL
 
 }  // namespace
 }  // namespace tfscale

@@ -181,8 +181,23 @@ class Parts(keras.utils.PyDataset):
         return parts()[at]
 
 
+class Listening(Parts):
+    """Hears of each epoch."""
+
+    def __init__(self, **how):
+        super().__init__(**how)
+        self.heard = []
+
+    def on_epoch_begin(self):
+        self.heard.append("begins")
+
+    def on_epoch_end(self):
+        self.heard.append("ends")
+
+
 SOURCES = {
     "dataset": (dataset, {}),
+    "dataset shuffled": (lambda: dataset().shuffle(STEPS), {}),
     "dataset with weights": (weighted_dataset, {}),
     "dataset without end": (lambda: dataset().repeat(), {"steps_per_epoch": STEPS}),
     "dataset in part": (dataset, {"steps_per_epoch": 2}),
@@ -190,7 +205,12 @@ SOURCES = {
     "generator without end": (endless, {"steps_per_epoch": STEPS}),
     "generator with weights": (weighted_parts, {"steps_per_epoch": STEPS}),
     "PyDataset": (Parts, {}),
+    "PyDataset shuffled": (Listening, {"shuffle": True}),
     "PyDataset with workers": (partial(Parts, workers=2, max_queue_size=4), {}),
+    "PyDataset with workers shuffled": (
+        partial(Listening, workers=2, max_queue_size=4),
+        {"shuffle": True},
+    ),
 }
 
 
@@ -199,7 +219,9 @@ def reads(strategy, source, way):
     model = compiled(strategy, **way)
     # What is read ahead of a generator without end is lost when a validation is over.
     validation = {} if "steps_per_epoch" in how else {"validation_data": make()}
-    seen = fit(model, make(), **how | validation)
+    source = make()
+    seen = fit(model, source, **how | validation)
+    seen["heard"] = [what == "begins" for what in getattr(source, "heard", ())]
     seen["evaluated"] = model.evaluate(make(), steps=2, verbose=0)
     return left(strategy, model, seen)
 

@@ -358,7 +358,7 @@ TEST_P(EverySchedule, SumsEveryTypeExactly) {
   }
 }
 
-TEST_P(EverySchedule, DoesOnEveryWireWhatItsStepsSay) {
+TEST_P(EverySchedule, DoesOnEveryWireWhatItsMovesSay) {
   World quiet(plan().ranks, 0), shuffled(plan().ranks, 3, 7);
   uint32_t i = 0;
   for (const wire::Facts& facts : wire::kFacts) {

@@ -8,6 +8,7 @@ whether two steps gave the same bits as without recomputation.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import subprocess
@@ -73,15 +74,24 @@ def compare(net, bias, ways=WAYS):
     """
     plain, losses = train(net, bias)
     assert np.isfinite(losses).all(), f"{net} does not train as it is: its loss is {losses}"
+
+    @functools.cache
+    def plain_again():
+        return train(net, bias)[0]
+
+    @functools.cache
+    def plain_in_order():
+        with sums_in_order():
+            return train(net, bias)[0]
+
     found = {}
     for way in ways:
         callback, (ours, our_losses) = _train_so(net, bias, way)
         different = _different(plain, ours)
         if losses != our_losses:
             different.append("the loss")
-        if different and _different(plain, train(net, bias)[0]):
-            with sums_in_order():
-                different = _different(train(net, bias)[0], ours) or [IN_ORDER]
+        if different and _different(plain, plain_again()):
+            different = _different(plain_in_order(), ours) or [IN_ORDER]
         plan = callback.plan
         found[way] = (plan.peak / plan.plain_peak, len(plan.again), different)
     return found

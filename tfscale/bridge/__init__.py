@@ -3,6 +3,7 @@
 - ``installed.py``: which Keras is installed, and whether it has the private names that are used.
 - ``calls.py``: which function is calling.
 - ``fit.py``: what the running ``fit``, ``evaluate``, ``predict`` or ``compile`` does.
+- ``reading.py``: what Keras reads for no more than its shapes, read apart from what is trained on.
 - ``objects.py``: models, layers, variables, optimizers; ``protocols.py``: what is asked of them.
 - ``optimizers.py``: the base of tfscale's optimizers.
 - ``backup.py``: Keras's ``BackupAndRestore``, made safe.

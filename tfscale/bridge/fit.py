@@ -5,7 +5,6 @@ Of Keras 2 only ``fitted`` is known: it asks a strategy for less.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import sys
@@ -18,19 +17,12 @@ import tensorflow as tf
 from tfscale.bridge.calls import called_by, caller, frames
 from tfscale.bridge.installed import BUILDS_FROM_SHAPES, KERAS_2, PREDICTS
 from tfscale.bridge.objects import Trainer
-from tfscale.bridge.tensorflow import split_by_replica
 
-if KERAS_2:  # it has neither, and so nothing is one of these
+if KERAS_2:
 
     class EpochIterator:
-        """Reads the data of a ``fit``."""
-
-    class GeneratorDataAdapter:
-        """Reads from a Python generator."""
+        """Reads the data of a ``fit``; Keras 2 has none, and so nothing is one."""
 else:
-    from keras.src.trainers.data_adapters.generator_data_adapter import (  # type: ignore[no-redef]
-        GeneratorDataAdapter,
-    )
     from keras.src.trainers.epoch_iterator import EpochIterator  # type: ignore[no-redef]
 
 TRAINING = "train_step"
@@ -141,32 +133,3 @@ def wants_only_shapes() -> bool:
 def predicts() -> bool:
     """Whether Keras wants predictions, which it joins."""
     return called_by(PREDICTS)
-
-
-def for_shapes(
-    dataset: Any, distributed: Any, distribute: Callable[[Any], Any]
-) -> Callable[[], Any] | None:
-    """Gives what Keras may read for its batches' shapes; None if it will read none for these.
-
-    Keras reads a batch for its shapes and then starts to read from the beginning. For that it
-    keeps the batch that it took from a generator, but not batches that were read ahead.
-    """
-    reads = caller(EpochIterator)
-    if reads is None:
-        return None
-    if isinstance(reads.data_adapter, GeneratorDataAdapter):
-        one_batch = dataset._input_dataset.take(1)  # what is behind it reads ahead
-        return functools.partial(distribute, one_batch)
-    return functools.partial(_shapes_alone, distributed)
-
-
-def _shapes_alone(distributed: Any) -> Any:
-    """The shapes of a replica's batches where they are known, and no batch.
-
-    One device reads no batch for that. Reading one would be seen: a shuffle gives another order
-    each time, and threads that read ahead for a PyDataset would take from what comes next.
-    """
-    batch = tf.nest.map_structure(lambda one: split_by_replica(one, i=0), distributed.element_spec)
-    specs = tf.nest.flatten(batch)
-    eager = fitted().run_eagerly  # there one device sees numbers, never an unknown size
-    return distributed if eager or any(spec.shape.rank is None for spec in specs) else [batch]

@@ -31,6 +31,8 @@ if KERAS_2:
     _ATTRIBUTES: tuple[tuple[type, str, tuple[str, ...]], ...] = ()
 else:
     from keras.src.trainers.compile_utils import CompileLoss
+    from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
+    from keras.src.trainers.epoch_iterator import EpochIterator
 
     # Attributes that objects get in a method, and that are read or hidden.
     _ATTRIBUTES = (
@@ -39,6 +41,9 @@ else:
         (CompileLoss, "build", ("_flat_losses",)),
         (keras.optimizers.Optimizer, "__init__", ("_learning_rate", "_trainable_variables")),
         (keras.layers.BatchNormalization, "build", ("_reduction_axes",)),
+        (EpochIterator, "__iter__", ("_enumerate_iterator",)),
+        (EpochIterator, "_enumerate_iterator", ("_get_iterator",)),
+        (PyDatasetAdapter, "__init__", ("enqueuer", "shuffle")),
     )
 
 

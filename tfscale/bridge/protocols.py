@@ -1,4 +1,4 @@
-"""What tfscale asks of Keras's objects; mypy checks that it asks for nothing else.
+"""What tfscale asks of Keras's objects; where these types stand, mypy lets it ask nothing else.
 
 Keras carries no types, so these say what both Keras 2 and 3, and tensorflow-addons, must have.
 """
@@ -58,13 +58,6 @@ class Optimizer(Protocol):
     ) -> None: ...
     def get_config(self) -> dict[str, Any]: ...
     def _clip_gradients(self, grads: Sequence[Any]) -> list[Any]: ...
-
-
-class ScalesLoss(Optimizer, Protocol):
-    """A ``LossScaleOptimizer``."""
-
-    inner_optimizer: Optimizer
-    dynamic_scale: Any
 
 
 class MeasuresCurvature(Optimizer, Protocol):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import select
 import signal
@@ -19,6 +20,8 @@ from pathlib import Path
 
 from tfscale.launch import meeting
 from tfscale.launch.greeting import Worker
+
+_log = logging.getLogger("tfscale")
 
 
 @contextlib.contextmanager
@@ -53,19 +56,13 @@ def watch(process: int) -> None:
     began = time.monotonic()
     while not select.select([sys.stdin], [], [], max(0, min(word, seconds) + began - _now()))[0]:
         others = [worker for i, worker in enumerate(workers) if i != me]
-        story = f"tfscale: {who % (_now() - began, meeting.unreachable(others))}"
+        story = who % (_now() - began, meeting.unreachable(others))
         if _now() - began >= seconds:
-            _say(f"{story}. This process ends now (join_timeout)")
+            _log.info("%s. This process ends now (join_timeout)", story)
             os.kill(process, signal.SIGKILL)  # it heeds nothing else
             return
-        _say(story)
+        _log.info("%s", story)
         word += each
-
-
-def _say(line: str) -> None:
-    """In one piece: the worker writes to the same stderr."""
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
 
 
 def _now() -> float:

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale.bridge.objects import innermost
+from tfscale.bridge.objects import innermost, layers_of
 
 
 class OpenTape:
@@ -70,7 +70,7 @@ class _TrainStep:
 
 def _refuse_moments(model: keras.Model) -> None:
     """In a graph ``curvature.in_graph`` mends them; what a tape has recorded is as it is."""
-    for layer in model._flatten_layers(include_self=False):
+    for layer in layers_of(model):
         kinds = {kind.__name__ for kind in type(layer).__mro__}
         if kinds & _OF_MOMENTS and not getattr(layer, "synchronized", False):
             raise NotImplementedError(_MOMENTS % layer.name)

@@ -16,6 +16,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfscale.bridge.objects import layers_of
 from tfscale.bridge.shadow import around
 
 
@@ -66,7 +67,7 @@ class Watch:
     def looking(self) -> Iterator[None]:
         """Within this context, watch the steps that are traced."""
         with contextlib.ExitStack() as stack:
-            for layer in layers_of(self._model):
+            for layer in _parts_of(self._model):
                 stack.enter_context(around(layer, "call", self._in_layer(layer)))
             stack.enter_context(around(self._model, "call", self._in_model))
             stack.enter_context(
@@ -114,10 +115,10 @@ class Watch:
         return apply(pairs, *args, **kwargs)
 
 
-def layers_of(model: keras.Model) -> list[Any]:
+def _parts_of(model: keras.Model) -> list[Any]:
     """All that runs within a model and has a name: layers, and operations of its graph."""
     found: dict[int, Any] = {}
-    for layer in model._flatten_layers():
+    for layer in [model, *layers_of(model)]:
         for one in [layer, *getattr(layer, "operations", ())]:
             found[id(one)] = one
     found.pop(id(model))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tfscale.bridge.objects import innermost, measures_curvature, path_of
+from tfscale.bridge.optimizers import scale_of
 from tfscale.bridge.protocols import MeasuresCurvature, Optimizer, Variable
 from tfscale.bridge.shadow import shadowed
 from tfscale.exchange.reducer import Reducer, whole
@@ -97,7 +98,7 @@ def _given(optimizer: Any, curvature: list[Any]) -> contextlib.AbstractContextMa
     if not curvature:
         return contextlib.nullcontext()
     inner = innermost(optimizer)
-    scale = inner.loss_scale_factor if inner is optimizer else optimizer.dynamic_scale
+    scale = inner.loss_scale_factor if inner is optimizer else scale_of(optimizer)
     if scale is not None:
         curvature = [None if d is None else d / tf.cast(scale, d.dtype) for d in curvature]
     given: contextlib.AbstractContextManager[None] = inner.given(curvature)

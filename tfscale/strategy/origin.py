@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
 from tfscale.bridge.objects import native, path_of
 from tfscale.bridge.protocols import Variable
 from tfscale.bridge.tensorflow import DistributedVariable
-
-if TYPE_CHECKING:
-    from tfscale.strategy.strategy import ScaleStrategy
-
 
 _SHOWN = 3
 
@@ -78,7 +74,7 @@ def _where(variable: Variable) -> str:
     return "outside of its scope" if home is None else f"in the scope of another {_name(home)}"
 
 
-def _name(strategy: ScaleStrategy) -> str:
+def _name(strategy: tf.distribute.Strategy) -> str:
     return type(strategy).__name__
 
 

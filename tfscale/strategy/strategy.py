@@ -18,6 +18,7 @@ from tfscale.bridge import fit, installed
 from tfscale.bridge.installed import KERAS_2
 from tfscale.bridge.objects import OPTIMIZERS
 from tfscale.bridge.protocols import Optimizer
+from tfscale.bridge.reading import shapes_apart
 from tfscale.bridge.tensorflow import (
     DistributedValues,
     PerReplica,
@@ -245,8 +246,8 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             return dataset
         distribute = functools.partial(super().experimental_distribute_dataset, options=options)
         distributed = distribute(dataset)
-        for_shapes = fit.for_shapes(dataset, distributed, distribute)
-        return distributed if for_shapes is None else _ReadOnce(distributed, for_shapes)
+        shapes_apart(dataset, distributed, distribute)
+        return distributed
 
     def explain(self) -> Explanation:
         """How gradients are sent: buckets, wires, schedules, bytes and times.
@@ -299,20 +300,6 @@ def _join(extended: Extended, settings: Mapping[str, Any]) -> None:
         extended.group.join()  # who has come together hears it when one of them fails
         if extended.hosts is not None:
             farewell.when_the_program_fails([extended.group, extended.hosts])
-
-
-class _ReadOnce:
-    """A distributed dataset, in place of which something else is read for its batches' shapes."""
-
-    def __init__(self, dataset: Any, for_shapes: Callable[[], Any]) -> None:
-        self._dataset = dataset
-        self._for_shapes = for_shapes
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._dataset, name)
-
-    def __iter__(self) -> Any:
-        return iter(self._for_shapes() if fit.wants_only_shapes() else self._dataset)
 
 
 def _refuse_xla(strategy: Any) -> None:
