@@ -21,6 +21,12 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   // is allocated and freed.
   explicit BufferPool(size_t keep = size_t{64} << 20) : keep_(keep) {}
 
+  // For transports: their messages outlive the collectives that they belong to.
+  static BufferPool& OfProcess() {
+    static auto* pool = new std::shared_ptr<BufferPool>(std::make_shared<BufferPool>());
+    return **pool;
+  }
+
   ~BufferPool() {
     for (auto& shelf : shelves_) {
       for (uint8_t* buffer : shelf.second) Free(buffer);

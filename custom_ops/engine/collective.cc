@@ -80,12 +80,14 @@ void Collective::PostReceive(const PartPtr& part, int s) {
   const Move& move = request_.program->moves[s];
   const View into = part->memory.PlaceFor(s);
   if (into.size == 0) return Arrived(part, s, Status());
+  const bool in_place = into.data != nullptr;
   progress_.Awaits(move.peer);
   auto self = shared_from_this();
   const Key key = keys_.OfData(part->memory.part(), move);
-  channel_->Receive(move.peer, key, into, [self, part, s](Status status) {
+  channel_->Receive(move.peer, key, into, [self, part, s, in_place](Status status, View bytes) {
     self->progress_.Came(self->request_.program->moves[s].peer);
     self->progress_.Made();
+    if (!in_place) part->memory.Give(s, std::move(bytes));
     self->Arrived(part, s, status);
   });
 }

@@ -276,7 +276,7 @@ void Communicator::ListenTo(uint32_t generation, const std::shared_ptr<Channel>&
   std::weak_ptr<Communicator> weak = weak_from_this();
   for (int peer : others_) {
     View bytes = pool_->Get(Notice::kBytes);
-    channel->Receive(peer, FarewellKey(generation), bytes, [=](Status status) {
+    channel->Receive(peer, FarewellKey(generation), bytes, [=](Status status, const View&) {
       if (auto self = weak.lock()) self->Heard(generation, peer, bytes, status);
     });
   }

@@ -30,7 +30,7 @@ void Diagnosis::ExchangeHellos(const Key& key, Channel* channel, const Heard& he
   }
   for (int peer : progress_.company()) {
     View theirs = communicator_.pool()->Get(Notice::kBytes);
-    channel->Receive(peer, key, theirs, [this, peer, theirs, heard](Status status) {
+    channel->Receive(peer, key, theirs, [this, peer, theirs, heard](Status status, const View&) {
       Hear(peer, theirs, status, heard);
     });
   }

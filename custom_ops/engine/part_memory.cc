@@ -5,7 +5,6 @@ namespace tfscale {
 PartMemory::PartMemory(const Request& request, int64_t part, BufferPool* pool)
     : request_(request),
       part_(part),
-      pool_(pool),
       pieces_(request.program->chunks),
       received_(request.program->moves.size()) {
   if (request_.codec->lossless()) return;
@@ -14,7 +13,7 @@ PartMemory::PartMemory(const Request& request, int64_t part, BufferPool* pool)
     offsets_.push_back(bytes);
     bytes += request_.codec->Bytes(PieceOf(c).count);
   }
-  final_bytes_ = pool_->Get(bytes);
+  final_bytes_ = pool->Get(bytes);
 }
 
 uint8_t* PartMemory::Y(int chunk) const {
@@ -54,14 +53,13 @@ View PartMemory::InPlace(const Move& move) const {
   return {const_cast<uint8_t*>(place(move.first)), bytes, request_.owner};
 }
 
-View PartMemory::PlaceFor(int s) {
+View PartMemory::PlaceFor(int s) const {
   const Move& move = request_.program->moves[s];
-  const int64_t bytes = MessageBytes(move);
-  if (bytes == 0) return View();
   View into;
-  if (move.kind == Kind::kKeep) into = InPlace(move);
-  if (into.data == nullptr) into = received_[s] = pool_->Get(bytes);
-  return into;
+  into.size = MessageBytes(move);
+  if (into.size == 0 || move.kind != Kind::kKeep) return into;
+  const View in_place = InPlace(move);
+  return in_place.data == nullptr ? into : in_place;
 }
 
 }  // namespace tfscale

@@ -39,10 +39,12 @@ class PartMemory {
   // The message of a move where its bytes lie, if they lie side by side; else nothing.
   View InPlace(const Move& move) const;
 
-  // Where to receive the message of a move: of size 0 if there is none.
-  View PlaceFor(int move);
+  // Where to receive the message of a move: of size 0 if there is none, and without an address
+  // if any place will do.
+  View PlaceFor(int move) const;
 
-  // What PlaceFor() took from the pool; nothing if the message was received in place.
+  // The message of a move, where the transport has it; nothing if it was received in place.
+  void Give(int move, View bytes) { received_[move] = std::move(bytes); }
   View Take(int move) { return std::move(received_[move]); }
 
  private:
@@ -53,9 +55,8 @@ class PartMemory {
 
   const Request& request_;
   const int64_t part_;
-  BufferPool* const pool_;
   std::vector<Piece> pieces_;     // per chunk
-  std::vector<View> received_;    // per move that receives into a buffer of its own
+  std::vector<View> received_;    // per move that receives where the transport likes
   View final_bytes_;              // of all chunks, one after the other
   std::vector<int64_t> offsets_;  // per chunk, into final_bytes_
 };

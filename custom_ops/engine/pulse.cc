@@ -45,7 +45,7 @@ void Pulse::Offer(int to) {
 void Pulse::Ask(int from) {
   auto self = shared_from_this();
   const View into = pool_->Get(kBytes);
-  channel_->Receive(from, KeyOf(peers_[from].taken), into, [self, from, into](Status status) {
+  channel_->Receive(from, KeyOf(peers_[from].taken), into, [self, from](Status status, const View&) {
     if (!status.ok()) return;
     Peer& peer = self->peers_[from];
     peer.heard_at = Clock::now().time_since_epoch().count();

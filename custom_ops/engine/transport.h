@@ -29,6 +29,7 @@ inline constexpr uint32_t kFinalMessage = 1;
 inline constexpr uint32_t kHelloMessage = 2;
 inline constexpr uint32_t kFarewellMessage = 3;
 inline constexpr uint32_t kPulseMessage = 4;
+inline constexpr uint32_t kFormingMessage = 5;
 
 // Memory that somebody else owns; `owner` keeps it alive.
 struct View {
@@ -38,6 +39,14 @@ struct View {
 };
 
 using Done = std::function<void(Status)>;
+using Taken = std::function<void(Status, View)>;
+
+// The sender's bytes themselves, for as long as the receiver holds them; then `done`.
+inline View Lent(const View& bytes, Done done) {
+  return {bytes.data, bytes.size, std::shared_ptr<void>(bytes.data, [bytes, done](void*) {
+            done(Status());
+          })};
+}
 
 // The messages of one collective on one rank. Every `done` is called exactly
 // once, from any thread, perhaps before the call returns. Cancel() ends all
@@ -50,8 +59,10 @@ class Channel {
   // then taken them.
   virtual void Post(int to, const Key& key, View bytes, Done done) = 0;
 
-  // Fills `into` with the peer's bytes of exactly that size.
-  virtual void Receive(int from, const Key& key, View into, Done done) = 0;
+  // Takes the peer's bytes of exactly the size of `into`, and tells where they are: in `into`
+  // itself, or, if that has no address, wherever the transport has them. The peer may wait until
+  // the view that `done` gets is let go of.
+  virtual void Receive(int from, const Key& key, View into, Taken done) = 0;
 
   virtual void Cancel() = 0;
 };

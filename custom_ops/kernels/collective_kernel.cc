@@ -77,9 +77,9 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
                           "run eagerly or inside tf.function"),
                       done);
     job->communicator = resource->engine();
-    resource->WhenFormed(ctx, [=](const absl::Status& status, Group group) {
+    resource->WhenFormed(ctx, [=](const absl::Status& status, Open open) {
       OP_REQUIRES_OK_ASYNC(ctx, status, done);
-      Launch(ctx, job, std::move(group), done);
+      Launch(ctx, job, std::move(open), done);
     });
   }
 
@@ -283,7 +283,7 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
                 layout.piece_size());
   }
 
-  Request MakeRequest(OpKernelContext* ctx, const JobPtr& job, Group group) const {
+  Request MakeRequest(OpKernelContext* ctx, const JobPtr& job, Open open) const {
     Request request;
     request.bucket = bucket_;
     request.name = Text(bucket_.Name(), IterationName(ctx));
@@ -303,7 +303,7 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
       request.new_residual = reinterpret_cast<float*>(Bytes(job->new_residual));
     }
     request.owner = job;
-    request.open = ChannelsOf(ctx, std::move(group), program_->rank);
+    request.open = std::move(open);
     return request;
   }
 
@@ -316,7 +316,7 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
 
   // A step that is cancelled before this op begins still begins it: the other
   // ranks wait for it, and must be told.
-  void Launch(OpKernelContext* ctx, const JobPtr& job, Group group, DoneCallback done) {
+  void Launch(OpKernelContext* ctx, const JobPtr& job, Open open, DoneCallback done) {
     job->farewell =
         Status(Code::kCancelled,
                Text("bucket '", bucket_.Name(), "': ", job->communicator->Describe(program_->rank),
@@ -326,7 +326,7 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
     const bool registered = manager->RegisterCallback(token, [job, executor = ExecutorOf(ctx)] {
       executor->RunClosure([job, executor] { Cancel(job); });
     });
-    Request request = MakeRequest(ctx, job, std::move(group));
+    Request request = MakeRequest(ctx, job, std::move(open));
     const auto finish = [this, ctx, job, manager, token, done](const Status& status) {
       manager->TryDeregisterCallback(token);
       if (status.ok()) Deliver(job.get());

@@ -1,8 +1,12 @@
 #include "custom_ops/kernels/communicator.h"
 
+#include <algorithm>
+#include <chrono>
+#include <thread>
 #include <utility>
 
 #include "custom_ops/engine/text.h"
+#include "custom_ops/kernels/inputs.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -23,29 +27,53 @@ Patience CommunicatorResource::PatienceOf(const Config& config) {
 }
 
 void CommunicatorResource::WhenFormed(tensorflow::OpKernelContext* ctx, Ready ready) {
-  Group group;
+  bool formed;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    group = group_;
-    if (group == nullptr) {
-      waiting_.push_back(std::move(ready));
+    formed = group_ != nullptr;
+    if (!formed) {
+      waiting_.push_back({ctx, std::move(ready)});
       if (waiting_.size() > 1) return;
     }
   }
-  if (group != nullptr) return ready(absl::OkStatus(), group);
+  if (formed) return ready(absl::OkStatus(), OpenFor(ctx));
   Ref();
   FormGroup(ctx, config_.group_key, config_.devices, config_.deadline_ms / 1e3,
-            [this](const absl::Status& status, Group formed) {
-              Formed(status, std::move(formed));
-              Unref();
+            [this, ctx](const absl::Status& status, Group group) {
+              if (!status.ok()) return Formed(status, nullptr, nullptr);
+              Connect(group, ChannelsOf(ctx, group, config_.rank)());
             });
 }
 
-void CommunicatorResource::Formed(const absl::Status& status, Group group) {
-  std::vector<Ready> waiting;
+// TensorFlow's transport brings the ranks together; they may go on over sockets.
+void CommunicatorResource::Connect(const Group& group, const std::shared_ptr<Channel>& channel) {
+  std::thread([this, group, channel] {
+    const auto until = Clock::now() + std::chrono::milliseconds(config_.deadline_ms);
+    std::shared_ptr<sockets::Endpoint> endpoint;
+    std::string why_not;
+    const Status status = sockets::Form(config_.rank, config_.peers, channel, config_.sockets,
+                                        until, &endpoint, &why_not);
+    if (!why_not.empty() && status.ok() && FirstOfItsProcess()) {
+      engine_->patience().warn(
+          "gradients go over TensorFlow's gRPC, which is slower than sockets, since " + why_not +
+          ". transport='grpc' says so without this warning; docs/transports.md says what sockets "
+          "need");
+    }
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      why_not_ = why_not;
+    }
+    Formed(ToAbsl(status), group, endpoint);
+  }).detach();
+}
+
+void CommunicatorResource::Formed(const absl::Status& status, Group group,
+                                  std::shared_ptr<sockets::Endpoint> endpoint) {
+  std::vector<Waiting> waiting;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    group_ = group;
+    if (status.ok()) group_ = std::move(group);
+    endpoint_ = std::move(endpoint);
     waiting.swap(waiting_);
   }
   absl::Status outcome = status;
@@ -54,7 +82,36 @@ void CommunicatorResource::Formed(const absl::Status& status, Group group) {
         status.code(),
         Text(engine_->Describe(config_.rank), " could not join its group: ", status.message())));
   }
-  for (auto& ready : waiting) ready(outcome, group);
+  for (auto& one : waiting) one.ready(outcome, status.ok() ? OpenFor(one.ctx) : nullptr);
+  Unref();
+}
+
+Open CommunicatorResource::OpenFor(tensorflow::OpKernelContext* ctx) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (endpoint_ == nullptr) return ChannelsOf(ctx, group_, config_.rank);
+  return [endpoint = endpoint_] { return endpoint->Open(); };
+}
+
+std::vector<std::string> CommunicatorResource::Ways(std::string* why_not) const {
+  std::vector<std::string> ways;
+  std::lock_guard<std::mutex> lock(mutex_);
+  *why_not = why_not_;
+  for (int rank = 0; rank < engine_->ranks() && group_ != nullptr; ++rank) {
+    ways.push_back(rank == config_.rank      ? "itself"
+                   : endpoint_ == nullptr ? "gRPC"
+                                             : endpoint_->Way(rank));
+  }
+  return ways;
+}
+
+bool CommunicatorResource::FirstOfItsProcess() const {
+  const auto process = [&](int rank) {
+    return config_.devices[rank].substr(0, config_.devices[rank].find("/device:"));
+  };
+  for (int rank = 0; rank < config_.rank; ++rank) {
+    if (process(rank) == process(config_.rank)) return false;
+  }
+  return true;
 }
 
 namespace {
@@ -71,6 +128,11 @@ REGISTER_OP("TfscaleCommunicator")
     .Attr("peers: list(string)")
     .Attr("deadline_ms: int")
     .Attr("slow_after_ms: int >= 0")
+    .Attr("transport: {'auto', 'sockets', 'grpc'} = 'grpc'")
+    .Attr("host: string = ''")
+    .Attr("first_port: int = 0")
+    .Attr("last_port: int = 0")
+    .Attr("shared_memory: bool = true")
     .Attr("shared_name: string")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
@@ -82,6 +144,26 @@ devices: the full names of all devices, in rank order.
 peers: who each rank is, for messages.
 deadline_ms: how long a collective may wait without any progress.
 slow_after_ms: after how long of that a warning names the ranks that are late; 0: never.
+transport: what messages travel over: our own sockets, TensorFlow's gRPC, or sockets if they work.
+host: the address of this process in the cluster, where sockets listen; empty if it is alone.
+first_port, last_port: which ports they may listen at; 0: any.
+shared_memory: whether processes of one host share memory.
+)doc");
+
+REGISTER_OP("TfscaleWays")
+    .Input("communicator: resource")
+    .Output("ways: string")
+    .Output("why_not: string")
+    .SetIsStateful()
+    .SetShapeFn([](tensorflow::shape_inference::InferenceContext* c) {
+      c->set_output(0, c->Vector(c->UnknownDim()));
+      c->set_output(1, c->Scalar());
+      return AreScalars(c, 0, 1);
+    })
+    .Doc(R"doc(
+How messages go from this rank to each rank; empty before the group is formed.
+
+why_not: why they do not go by sockets, though that was tried.
 )doc");
 
 class CommunicatorOp : public OpKernel {
@@ -94,6 +176,7 @@ class CommunicatorOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("deadline_ms", &config_.deadline_ms));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("slow_after_ms", &config_.slow_after_ms));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("shared_name", &name_));
+    OP_REQUIRES_OK(ctx, ReadSockets(ctx));
     const int ranks = static_cast<int>(config_.devices.size());
     const bool valid = 0 <= config_.rank && config_.rank < ranks && config_.deadline_ms > 0;
     OP_REQUIRES(ctx, valid && config_.peers.size() == config_.devices.size(),
@@ -124,14 +207,51 @@ class CommunicatorOp : public OpKernel {
   }
 
  private:
+  absl::Status ReadSockets(OpKernelConstruction* ctx) {
+    sockets::Settings& settings = config_.sockets;
+    TF_RETURN_IF_ERROR(ctx->GetAttr("transport", &config_.transport));
+    TF_RETURN_IF_ERROR(ctx->GetAttr("host", &settings.host));
+    TF_RETURN_IF_ERROR(ctx->GetAttr("first_port", &settings.first_port));
+    TF_RETURN_IF_ERROR(ctx->GetAttr("last_port", &settings.last_port));
+    settings.choice = config_.transport == "auto"      ? sockets::Choice::kAuto
+                      : config_.transport == "sockets" ? sockets::Choice::kSockets
+                                                       : sockets::Choice::kOther;
+    return ctx->GetAttr("shared_memory", &settings.shared_memory);
+  }
+
   CommunicatorResource::Config config_;
   std::string name_;
+};
+
+class WaysOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    tensorflow::core::RefCountPtr<CommunicatorResource> resource;
+    OP_REQUIRES_OK(ctx, FindResource(ctx, 0, "communicator", &resource));
+    std::string why_not;
+    const std::vector<std::string> found = resource->Ways(&why_not);
+    tensorflow::Tensor *ways, *why;
+    const tensorflow::TensorShape shape({static_cast<int64_t>(found.size())});
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &ways));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, tensorflow::TensorShape({}), &why));
+    std::copy(found.begin(), found.end(), ways->flat<tensorflow::tstring>().data());
+    why->scalar<tensorflow::tstring>()() = why_not;
+  }
 };
 
 REGISTER_KERNEL_BUILDER(Name("TfscaleCommunicator").Device(tensorflow::DEVICE_CPU), CommunicatorOp);
 REGISTER_KERNEL_BUILDER(
     Name("TfscaleCommunicator").Device(tensorflow::DEVICE_GPU).HostMemory("communicator"),
     CommunicatorOp);
+REGISTER_KERNEL_BUILDER(Name("TfscaleWays").Device(tensorflow::DEVICE_CPU), WaysOp);
+REGISTER_KERNEL_BUILDER(Name("TfscaleWays")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("communicator")
+                            .HostMemory("ways")
+                            .HostMemory("why_not"),
+                        WaysOp);
 
 }  // namespace
 }  // namespace tfscale

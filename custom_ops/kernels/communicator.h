@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "custom_ops/engine/communicator.h"
+#include "custom_ops/transport/sockets/forming.h"
 #include "custom_ops/transport/tensorflow.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 
@@ -22,11 +23,13 @@ class CommunicatorResource : public tensorflow::ResourceBase {
     int slow_after_ms = 0;
     std::vector<std::string> devices;  // in rank order, full names
     std::vector<std::string> peers;    // who they are, for messages
+    std::string transport;
+    sockets::Settings sockets;
 
     bool operator==(const Config& other) const {
       return group_key == other.group_key && rank == other.rank &&
              deadline_ms == other.deadline_ms && slow_after_ms == other.slow_after_ms &&
-             devices == other.devices && peers == other.peers;
+             devices == other.devices && peers == other.peers && transport == other.transport;
     }
   };
 
@@ -36,23 +39,37 @@ class CommunicatorResource : public tensorflow::ResourceBase {
     engine_->JoinFamily(config_.group_key);
   }
 
-  // Calls `ready` once the group is formed, or with the reason why it is not.
-  using Ready = std::function<void(absl::Status, Group)>;
+  // Calls `ready` once the group is formed, or with the reason why it is not. The op that runs in
+  // `ctx` must not end before; its channels may outlive it.
+  using Ready = std::function<void(absl::Status, Open)>;
   void WhenFormed(tensorflow::OpKernelContext* ctx, Ready ready);
+
+  // How messages go to each rank, once the group is formed; `why_not` says why not by sockets.
+  std::vector<std::string> Ways(std::string* why_not) const;
 
   const Config& config() const { return config_; }
   const std::shared_ptr<Communicator>& engine() const { return engine_; }
   std::string DebugString() const override;
 
  private:
+  struct Waiting {
+    tensorflow::OpKernelContext* ctx;
+    Ready ready;
+  };
+
   static Patience PatienceOf(const Config& config);
-  void Formed(const absl::Status& status, Group group);
+  void Connect(const Group& group, const std::shared_ptr<Channel>& channel);
+  void Formed(const absl::Status& status, Group group, std::shared_ptr<sockets::Endpoint> endpoint);
+  Open OpenFor(tensorflow::OpKernelContext* ctx) const;
+  bool FirstOfItsProcess() const;
 
   const Config config_;
   const std::shared_ptr<Communicator> engine_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;  // of what follows
   Group group_;
-  std::vector<Ready> waiting_;
+  std::shared_ptr<sockets::Endpoint> endpoint_;  // or nothing: over TensorFlow's transport
+  std::string why_not_;
+  std::vector<Waiting> waiting_;
 };
 
 }  // namespace tfscale

@@ -51,20 +51,20 @@ class JoinOp : public tensorflow::AsyncOpKernel {
     OP_REQUIRES_OK_ASYNC(ctx, Read(ctx, &then), done);
     const auto engine = resource->engine();
     if (engine->ranks() == 1) return done();
-    resource->WhenFormed(ctx, [=](const absl::Status& status, Group group) {
+    resource->WhenFormed(ctx, [=](const absl::Status& status, const Open& open) {
       OP_REQUIRES_OK_ASYNC(ctx, status, done);
-      then(engine, std::move(group), done);
+      then(engine, open, done);
     });
   }
 
  protected:
   // What is done once all have come together.
-  using Action = std::function<void(const std::shared_ptr<Communicator>&, Group, DoneCallback)>;
+  using Action = std::function<void(const std::shared_ptr<Communicator>&, const Open&, DoneCallback)>;
 
  private:
   // Makes an action of the inputs; it runs while the op does.
   virtual absl::Status Read(OpKernelContext*, Action* then) const {
-    *then = [](const auto&, Group, const DoneCallback& done) { done(); };
+    *then = [](const auto&, const Open&, const DoneCallback& done) { done(); };
     return absl::OkStatus();
   }
 };
@@ -85,9 +85,9 @@ class GiveUpOp : public JoinOp {
     }
     const auto time = std::chrono::duration_cast<std::chrono::milliseconds>(
         std::chrono::duration<double>(linger));
-    *then = [ctx, reason = std::string(reason), time](const auto& engine, Group group,
-                                                      const DoneCallback& done) {
-      engine->GiveUp(reason, ChannelsOf(ctx, std::move(group), engine->rank()), time,
+    *then = [reason = std::string(reason), time](const auto& engine, const Open& open,
+                                                 const DoneCallback& done) {
+      engine->GiveUp(reason, open, time,
                      [engine, done] { done(); });  // the engine lives until then
     };
     return absl::OkStatus();

@@ -22,10 +22,16 @@ Address AddressOf(int from, int to, const Key& k) {
   return {from, to, k.collective, k.generation, k.execution, k.part, k.kind, k.first, k.last};
 }
 
-struct Waiting {
-  View view;
+struct Posted {
+  View bytes;
   Done done;
-  const void* channel = nullptr;
+  const void* channel;
+};
+
+struct Awaited {
+  View into;
+  Taken done;
+  const void* channel;
 };
 
 using Task = std::function<void()>;
@@ -60,46 +66,52 @@ class MemoryNetwork::Hub {
     }
   }
 
-  void Meet(int from, int to, const Key& key, bool posting, Waiting mine) {
+  // A post to a dead host is never taken.
+  void Post(int from, int to, const Key& key, Posted mine) {
+    const Address address = AddressOf(from, to, key);
+    std::unique_lock<std::mutex> lock(mutex_);
+    auto receiver = awaited_.find(address);
+    if (receiver != awaited_.end()) {
+      Task task = Transfer(std::move(mine), std::move(receiver->second));
+      awaited_.erase(receiver);
+      Do(&lock, std::move(task));
+    } else if (!posted_.emplace(address, mine).second) {
+      Do(&lock, [done = mine.done] { done(Status(Code::kInternal, kTwice)); });
+    }
+  }
+
+  // A receive from one fails.
+  void Receive(int from, int to, const Key& key, Awaited mine) {
     const Address address = AddressOf(from, to, key);
     std::unique_lock<std::mutex> lock(mutex_);
     if (dead_.count(from) != 0 || dead_.count(to) != 0) {
-      // A post to a dead host is never taken; a receive from one fails.
-      if (posting) {
-        posted_[address] = std::move(mine);
-      } else {
-        Do(&lock, Failing(std::move(mine.done), "connection reset"));
-      }
-      return;
+      return Do(&lock, Failing(std::move(mine.done), Code::kUnavailable, kReset));
     }
-    auto& others = posting ? awaited_ : posted_;
-    auto& ours = posting ? posted_ : awaited_;
-    auto other = others.find(address);
-    if (other == others.end()) {
-      if (!ours.emplace(address, mine).second) {
-        Do(&lock, [done = mine.done] { done(Status(Code::kInternal, "a key was used twice")); });
-      }
-      return;
+    auto sender = posted_.find(address);
+    if (sender != posted_.end()) {
+      Task task = Transfer(std::move(sender->second), std::move(mine));
+      posted_.erase(sender);
+      Do(&lock, std::move(task));
+    } else if (!awaited_.emplace(address, mine).second) {
+      Do(&lock, Failing(std::move(mine.done), Code::kInternal, kTwice));
     }
-    Waiting theirs = std::move(other->second);
-    others.erase(other);
-    Task task = posting ? Transfer(std::move(mine), std::move(theirs))
-                        : Transfer(std::move(theirs), std::move(mine));
-    Do(&lock, std::move(task));
   }
 
   void Cancel(const void* channel) {
-    std::vector<Done> cancelled;
+    std::vector<Posted> posted;
+    std::vector<Awaited> awaited;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      TakeOut(&posted_, channel, &cancelled);
-      TakeOut(&awaited_, channel, &cancelled);
+      TakeOut(&posted_, channel, &posted);
+      TakeOut(&awaited_, channel, &awaited);
     }
-    for (auto& done : cancelled) done(Status(Code::kCancelled, "cancelled"));
+    const Status cancelled(Code::kCancelled, "cancelled");
+    for (auto& one : posted) one.done(cancelled);
+    for (auto& one : awaited) one.done(cancelled, View());
   }
 
   void Kill(int rank) {
-    std::vector<Done> failed;
+    std::vector<Taken> failed;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       dead_.insert(rank);
@@ -109,29 +121,34 @@ class MemoryNetwork::Hub {
         it = hit ? awaited_.erase(it) : std::next(it);
       }
     }
-    for (auto& done : failed) Failing(std::move(done), "connection reset")();
+    for (auto& done : failed) Failing(std::move(done), Code::kUnavailable, kReset)();
   }
 
   int64_t messages_ = 0, bytes_ = 0;
   mutable std::mutex mutex_;
 
  private:
-  static Task Failing(Done done, std::string why) {
-    return [done, why] { done(Status(Code::kUnavailable, why)); };
+  static constexpr const char* kReset = "connection reset";
+  static constexpr const char* kTwice = "a key was used twice";
+
+  static Task Failing(Taken done, Code code, std::string why) {
+    return [done, code, why] { done(Status(code, why), View()); };
   }
 
-  Task Transfer(Waiting from, Waiting to) {
+  // Where the receiver has no place for the bytes, it gets them where they lie.
+  Task Transfer(Posted from, Awaited to) {
     ++messages_;
-    bytes_ += static_cast<int64_t>(from.view.size);
+    bytes_ += static_cast<int64_t>(from.bytes.size);
     return [from, to] {
-      Status status;
-      if (from.view.size == to.view.size) {
-        std::memcpy(to.view.data, from.view.data, from.view.size);
-      } else {
-        status = Status(Code::kInternal, "sizes differ");
+      if (from.bytes.size != to.into.size) {
+        const Status status(Code::kInternal, "sizes differ");
+        from.done(status);
+        return to.done(status, View());
       }
-      from.done(status);
-      to.done(status);
+      if (to.into.data == nullptr) return to.done(Status(), Lent(from.bytes, from.done));
+      std::memcpy(to.into.data, from.bytes.data, from.bytes.size);
+      from.done(Status());
+      to.done(Status(), to.into);
     };
   }
 
@@ -161,18 +178,20 @@ class MemoryNetwork::Hub {
     }
   }
 
+  template <typename Waiting>
   static void TakeOut(std::map<Address, Waiting>* from, const void* channel,
-                      std::vector<Done>* taken) {
+                      std::vector<Waiting>* taken) {
     for (auto it = from->begin(); it != from->end();) {
       const bool hit = it->second.channel == channel;
-      if (hit) taken->push_back(std::move(it->second.done));
+      if (hit) taken->push_back(std::move(it->second));
       it = hit ? from->erase(it) : std::next(it);
     }
   }
 
   std::condition_variable work_;
   bool closing_ = false;
-  std::map<Address, Waiting> posted_, awaited_;
+  std::map<Address, Posted> posted_;
+  std::map<Address, Awaited> awaited_;
   std::set<int> dead_;
   std::vector<Task> tasks_;
   std::mt19937_64 random_;
@@ -187,10 +206,14 @@ class MemoryChannel : public Channel {
       : hub_(std::move(hub)), rank_(rank) {}
 
   void Post(int to, const Key& key, View bytes, Done done) override {
-    Meet(rank_, to, key, true, std::move(bytes), std::move(done));
+    if (cancelled_) return done(Cancelled());
+    hub_->Post(rank_, to, key, {std::move(bytes), std::move(done), this});
+    if (cancelled_) hub_->Cancel(this);  // Cancel() may have come in between
   }
-  void Receive(int from, const Key& key, View into, Done done) override {
-    Meet(from, rank_, key, false, std::move(into), std::move(done));
+  void Receive(int from, const Key& key, View into, Taken done) override {
+    if (cancelled_) return done(Cancelled(), View());
+    hub_->Receive(from, rank_, key, {std::move(into), std::move(done), this});
+    if (cancelled_) hub_->Cancel(this);
   }
   void Cancel() override {
     cancelled_ = true;
@@ -198,11 +221,7 @@ class MemoryChannel : public Channel {
   }
 
  private:
-  void Meet(int from, int to, const Key& key, bool posting, View view, Done done) {
-    if (cancelled_) return done(Status(Code::kCancelled, "cancelled"));
-    hub_->Meet(from, to, key, posting, {std::move(view), std::move(done), this});
-    if (cancelled_) hub_->Cancel(this);  // Cancel() may have come in between
-  }
+  static Status Cancelled() { return Status(Code::kCancelled, "cancelled"); }
 
   const std::shared_ptr<MemoryNetwork::Hub> hub_;
   const int rank_;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/cord.h"
+#include "custom_ops/engine/buffer_pool.h"
 #include "custom_ops/engine/text.h"
 #include "custom_ops/engine/watchdog.h"
 #include "tensorflow/core/framework/allocation_description.pb.h"
@@ -107,7 +108,8 @@ class TensorFlowChannel : public Channel, public std::enable_shared_from_this<Te
                                              Hold(tensor, std::move(done)));
   }
 
-  void Receive(int from, const Key& key, View into, Done done) override {
+  void Receive(int from, const Key& key, View into, Taken done) override {
+    if (into.data == nullptr) into = BufferPool::OfProcess().Get(into.size);
     auto tensor = Show(into);
     const Place& at = *place_;
     const CollGroupMember& peer = at.group->members[from];
@@ -120,7 +122,7 @@ class TensorFlowChannel : public Channel, public std::enable_shared_from_this<Te
           if (status.ok() && received != reinterpret_cast<const char*>(into.data)) {
             std::memcpy(into.data, received, into.size);
           }
-          done(std::move(status));
+          done(std::move(status), into);
         }));
   }
 

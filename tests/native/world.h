@@ -1,5 +1,5 @@
 // Ranks in one process, for tests: each with a communicator of its own, all on
-// one MemoryNetwork.
+// one network.
 #ifndef TFSCALE_TESTS_NATIVE_WORLD_H_
 #define TFSCALE_TESTS_NATIVE_WORLD_H_
 
@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "custom_ops/engine/communicator.h"
-#include "custom_ops/transport/memory.h"
 #include "custom_ops/wire/codec.h"
+#include "tests/native/networks.h"
 #include "tests/native/programs.h"
 
 namespace tfscale {
@@ -145,7 +145,7 @@ class CountingChannel : public Channel {
     }
     channel_->Post(to, key, std::move(bytes), std::move(done));
   }
-  void Receive(int from, const Key& key, View into, Done done) override {
+  void Receive(int from, const Key& key, View into, Taken done) override {
     channel_->Receive(from, key, std::move(into), std::move(done));
   }
   void Cancel() override { channel_->Cancel(); }
@@ -158,13 +158,13 @@ class CountingChannel : public Channel {
 class World {
  public:
   explicit World(int ranks, int threads = 0, uint64_t seed = 1, Patience patience = {kPatience})
-      : network_(std::make_shared<MemoryNetwork>(threads, seed)) {
+      : network_(MakeNetwork(ranks, threads, seed)) {
     std::vector<std::string> peers;
     for (int r = 0; r < ranks; ++r) peers.push_back("worker " + std::to_string(r));
     for (int r = 0; r < ranks; ++r) ranks_.push_back(Communicator::Make(r, peers, patience));
   }
 
-  MemoryNetwork& network() { return *network_; }
+  Network& network() { return *network_; }
   Traffic& traffic() { return *traffic_; }
   Communicator& rank(int r) { return *ranks_[r]; }
   int ranks() const { return static_cast<int>(ranks_.size()); }
@@ -231,7 +231,7 @@ class World {
 
   std::vector<std::shared_ptr<Communicator>> ranks_;
   const std::shared_ptr<Traffic> traffic_ = std::make_shared<Traffic>();
-  const std::shared_ptr<MemoryNetwork> network_;
+  const std::shared_ptr<Network> network_;
 };
 
 }  // namespace tfscale

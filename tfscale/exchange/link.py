@@ -114,6 +114,8 @@ def _part(group: Group, ranks: Sequence[int]) -> Group:
         [group.peers[rank] for rank in ranks],
         [place for place, rank in enumerate(ranks) if rank in mine],
         group.deadline,
+        transport=group.transport,
+        host=group.host,
     )
 
 

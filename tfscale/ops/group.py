@@ -9,7 +9,7 @@ import os
 import time
 import weakref
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -22,6 +22,7 @@ from tfscale.launch.meeting import JoinError, meet, narrated, unreachable
 from tfscale.launch.watch import watched
 from tfscale.ops import library
 from tfscale.ops import log as _log
+from tfscale.ops import transport as _transport
 from tfscale.ops.bucket import BucketId, Name, bucket_id
 from tfscale.ops.heap import keep_freed_memory
 
@@ -52,6 +53,7 @@ class Communicator:
         group_key: int,
         deadline: float,
         slow_after: float,
+        transport: Mapping[str, Any],
     ) -> None:
         self.rank = rank
         self.devices = tuple(devices)
@@ -66,6 +68,7 @@ class Communicator:
                 peers=list(peers),
                 deadline_ms=max(1, round(deadline * 1000)),
                 slow_after_ms=round(slow_after * 1000),
+                **transport,
                 shared_name=f"tfscale_{group_key}",
             )
 
@@ -106,6 +109,21 @@ class Communicator:
         with tf.init_scope(), tf.device(self.device):
             return _log.totals(self.handle)
 
+    def ways(self) -> list[str]:
+        """How this rank's messages go to each rank, such as ``"shared memory"``; empty before the
+        ranks have come together.
+        """
+        return self._ways()[0]
+
+    def why_not_sockets(self) -> str:
+        """Why messages go by gRPC, though ``transport="auto"`` tried sockets; or an empty text."""
+        return self._ways()[1]
+
+    def _ways(self) -> tuple[list[str], str]:
+        with tf.init_scope(), tf.device(self.device):
+            ways, why_not = library.load().tfscale_ways(self.handle)
+        return [way.decode() for way in ways.numpy()], why_not.numpy().decode()
+
     def give_up(self, reason: str, linger: float = 5.0) -> None:
         """Tell all ranks that this process's step has failed where no collective was running.
 
@@ -129,6 +147,18 @@ class Communicator:
 class Group:
     """All ranks that take part, and the communicators of those in this process.
 
+    Args:
+        devices: the full names of all ranks' devices, in rank order.
+        peers: who each rank is, for messages.
+        local_ranks: those of this process.
+        deadline: how many seconds a collective may go without any progress.
+        slow_after: after how many of them a warning names the ranks that are late;
+            0 for no warnings.
+        transport: what messages travel over. ``"sockets"``: memory within a process, shared memory
+            within a host, TCP between hosts; ``"grpc"``: TensorFlow's; ``"auto"``: sockets if all
+            ranks can connect, else gRPC, with a warning that says why.
+        host: this process's address in the cluster, without the port; empty if it is alone.
+
     Example:
         >>> group = tfscale.ops.Group.local(["CPU:0", "CPU:1"])
         >>> @group.function
@@ -145,6 +175,8 @@ class Group:
         local_ranks: Sequence[int],
         deadline: float = DEFAULT_DEADLINE,
         slow_after: float = DEFAULT_SLOW_AFTER,
+        transport: str = "auto",
+        host: str = "",
     ) -> None:
         if not isinstance(deadline, (int, float)) or deadline <= 0:
             raise ValueError(f"a deadline is a number of seconds above 0, got {deadline!r}")
@@ -155,8 +187,11 @@ class Group:
         group_key = _new_group_key(devices)
         self.peers = tuple(peers)
         self.deadline = deadline
+        self.transport = transport
+        self.host = host
+        over = _transport.attributes(transport, host)
         self.communicators = [
-            Communicator(rank, devices, peers, group_key, deadline, slow_after)
+            Communicator(rank, devices, peers, group_key, deadline, slow_after, over)
             for rank in local_ranks
         ]
 
@@ -166,6 +201,7 @@ class Group:
         devices: Sequence[str] | None = None,
         deadline: float = DEFAULT_DEADLINE,
         slow_after: float = DEFAULT_SLOW_AFTER,
+        transport: str = "auto",
     ) -> Group:
         """The devices of this process.
 
@@ -174,9 +210,11 @@ class Group:
             deadline: how many seconds a collective may go without any progress.
             slow_after: after how many of them a warning names the ranks that are late;
                 0 for no warnings.
+            transport: what messages travel over; see ``Group``.
         """
         names = _full_names(devices)
-        return cls(names, [_short(name) for name in names], range(len(names)), deadline, slow_after)
+        peers = [_short(name) for name in names]
+        return cls(names, peers, range(len(names)), deadline, slow_after, transport)
 
     @classmethod
     def cluster(
@@ -185,6 +223,7 @@ class Group:
         deadline: float = DEFAULT_DEADLINE,
         slow_after: float = DEFAULT_SLOW_AFTER,
         join_timeout: float = DEFAULT_JOIN_TIMEOUT,
+        transport: str = "auto",
     ) -> Group:
         """The devices of all workers; every worker must have as many as this one.
 
@@ -194,14 +233,16 @@ class Group:
             slow_after: after how many of them a warning names the ranks that are late;
                 0 for no warnings.
             join_timeout: how many seconds workers wait for each other at the start.
+            transport: what messages travel over; see ``Group``.
         """
+        _transport.checked(transport)
         resolver = resolver_of(resolver)
         keep_freed_memory()
         with starting(resolver, deadline, join_timeout):
             tf.distribute.MultiWorkerMirroredStrategy(resolver)  # starts this worker's server
         me = _task(resolver)
         mine = [name[len(me) :] for name in _full_names(None) if name.startswith(me)]
-        return cls.of_workers(resolver, mine, deadline, slow_after)
+        return cls.of_workers(resolver, mine, deadline, slow_after, transport)
 
     @classmethod
     def of_workers(
@@ -210,6 +251,7 @@ class Group:
         devices: Sequence[str],
         deadline: float = DEFAULT_DEADLINE,
         slow_after: float = DEFAULT_SLOW_AFTER,
+        transport: str = "auto",
     ) -> Group:
         """Devices of the same names on every worker, whose servers have been started.
 
@@ -219,18 +261,22 @@ class Group:
             deadline: how many seconds a collective may go without any progress.
             slow_after: after how many of them a warning names the ranks that are late;
                 0 for no warnings.
+            transport: what messages travel over; see ``Group``.
         """
+        own_host = ""
         all_devices: list[str] = []
         peers: list[str] = []
         local_ranks: list[int] = []
         for task, host in tasks_of(resolver):
+            if task == _task(resolver):
+                own_host = host.rpartition(":")[0].strip("[]")
             for device in devices:
                 if task == _task(resolver):
                     local_ranks.append(len(all_devices))
                 all_devices.append(task + device)
                 several = f", {_short(device)}" if len(devices) > 1 else ""
                 peers.append(str(Worker(_name(task), host)) + several)
-        return cls(all_devices, peers, local_ranks, deadline, slow_after)
+        return cls(all_devices, peers, local_ranks, deadline, slow_after, transport, own_host)
 
     @property
     def ranks(self) -> int:

@@ -32,6 +32,7 @@ from tfscale.exchange.exchange import Exchange
 from tfscale.ops import Group
 from tfscale.ops.group import host_of, resolver_of, starting
 from tfscale.ops.heap import keep_freed_memory
+from tfscale.ops.transport import checked
 from tfscale.strategy import signals
 from tfscale.strategy.building import take_over
 from tfscale.strategy.current import current
@@ -111,8 +112,10 @@ class Extended(CollectiveAllReduceExtended):
         deadline: float,
         slow_after: float,
         join_timeout: float,
+        transport: str,
     ) -> None:
         self._patience = (deadline, slow_after)
+        self._transport = checked(transport)
         self._wanted = devices
         cluster_resolver = resolver_of(cluster_resolver)
         keep_freed_memory()
@@ -138,8 +141,8 @@ class Extended(CollectiveAllReduceExtended):
             return None
         names = [name[name.index("device:") :] for name in devices]
         if self._num_workers == 1:
-            return Group.local([f"/{name}" for name in names], *self._patience)
-        return Group.of_workers(self._cluster_resolver, names, *self._patience)
+            return Group.local([f"/{name}" for name in names], *self._patience, self._transport)
+        return Group.of_workers(self._cluster_resolver, names, *self._patience, self._transport)
 
     # -- devices
 

@@ -97,6 +97,9 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             0 for no warnings.
         join_timeout: how many seconds workers wait for each other at the start. After 10 s,
             and then every 30 s, each says which workers it waits for.
+        transport: what gradients travel over. ``"sockets"``: memory within a process, shared
+            memory within a host, TCP between hosts; ``"grpc"``: TensorFlow's own; ``"auto"``:
+            sockets if all workers can connect, else gRPC, with a warning that says why.
 
     Example:
         >>> strategy = tfscale.ScaleStrategy(wire="bf16")
@@ -121,6 +124,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         deadline: float = DEADLINE,
         slow_after: float = DEFAULT_SLOW_AFTER,
         join_timeout: float = DEFAULT_JOIN_TIMEOUT,
+        transport: str = "auto",
     ) -> None:
         installed.check()
         _check(batch_norm, error_feedback, cluster_resolver)
@@ -131,7 +135,9 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         self.own_losses = checked(own_losses)
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         patience = (deadline, slow_after, join_timeout)
-        tf.distribute.Strategy.__init__(self, Extended(self, devices, cluster_resolver, *patience))
+        tf.distribute.Strategy.__init__(
+            self, Extended(self, devices, cluster_resolver, *patience, transport)
+        )
         extended = self.extended
         _say_who_trains(extended)
         if extended._num_replicas_in_sync == 1 and policy != WirePolicy():
