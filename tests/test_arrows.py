@@ -57,7 +57,8 @@ def python_arrows():
 def native_files():
     for file in sorted((ROOT / "custom_ops").rglob("*")):
         if file.suffix in (".h", ".cc", ".inc"):
-            yield file.relative_to(ROOT), file.parent.name, file.read_text()
+            place = file.relative_to(ROOT)
+            yield place, place.parts[1], file.read_text()
 
 
 def native_arrows():

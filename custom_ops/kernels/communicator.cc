@@ -98,18 +98,20 @@ std::vector<std::string> CommunicatorResource::Ways(std::string* why_not) const 
   *why_not = why_not_;
   for (int rank = 0; rank < engine_->ranks() && group_ != nullptr; ++rank) {
     ways.push_back(rank == config_.rank      ? "itself"
-                   : endpoint_ == nullptr ? "gRPC"
-                                             : endpoint_->Way(rank));
+                   : endpoint_ != nullptr    ? endpoint_->Way(rank)
+                   : Process(rank) == Process(config_.rank) ? "the same process"
+                                             : "gRPC");
   }
   return ways;
 }
 
+std::string CommunicatorResource::Process(int rank) const {
+  return config_.devices[rank].substr(0, config_.devices[rank].find("/device:"));
+}
+
 bool CommunicatorResource::FirstOfItsProcess() const {
-  const auto process = [&](int rank) {
-    return config_.devices[rank].substr(0, config_.devices[rank].find("/device:"));
-  };
   for (int rank = 0; rank < config_.rank; ++rank) {
-    if (process(rank) == process(config_.rank)) return false;
+    if (Process(rank) == Process(config_.rank)) return false;
   }
   return true;
 }

@@ -61,6 +61,7 @@ class CommunicatorResource : public tensorflow::ResourceBase {
   void Connect(const Group& group, const std::shared_ptr<Channel>& channel);
   void Formed(const absl::Status& status, Group group, std::shared_ptr<sockets::Endpoint> endpoint);
   Open OpenFor(tensorflow::OpKernelContext* ctx) const;
+  std::string Process(int rank) const;
   bool FirstOfItsProcess() const;
 
   const Config config_;

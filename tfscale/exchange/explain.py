@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -11,10 +12,12 @@ import tensorflow as tf
 from tfscale.exchange.exchange import wire_bytes
 from tfscale.exchange.reducer import Reducer, dense_bucket, sparse_bucket
 from tfscale.ops.bucket import BucketId
+from tfscale.ops.transport import WITHIN_PROCESS
 from tfscale.text import entries
 from tfscale.wires import LOSSLESS
 
 if TYPE_CHECKING:
+    from tfscale.ops.group import Communicator
     from tfscale.ops.log import Total
 
 
@@ -73,6 +76,18 @@ def rows(reducer: Reducer) -> list[Row]:
     return list(_rows(reducer, totals))
 
 
+def ways(communicator: Communicator) -> str:
+    """How messages go to the other ranks, such as ``"by shared memory to 1, by TCP to 2"``."""
+    others = [way for rank, way in enumerate(communicator.ways()) if rank != communicator.rank]
+    counts = collections.Counter(way.partition(" to ")[0] for way in others)
+    said = ", ".join(
+        f"within this process to {count}" if way == WITHIN_PROCESS else f"by {way} to {count}"
+        for way, count in counts.items()
+    )
+    why_not = communicator.why_not_sockets()
+    return said + (why_not and f" (not by sockets: {why_not})")
+
+
 def _rows(reducer: Reducer, totals: dict[BucketId, Total]) -> Iterator[Row]:
     for packing in list(reducer.packings.values()):
         for bucket in packing.buckets:
@@ -128,18 +143,20 @@ class Explanation(list[Row]):
     Args:
         rows: one for each bucket.
         replicas: how many there are.
+        ways: how they go from this process's first replica to the others.
     """
 
-    def __init__(self, rows: Iterable[Row], replicas: int) -> None:
+    def __init__(self, rows: Iterable[Row], replicas: int, ways: str = "") -> None:
         super().__init__(rows)
         self._replicas = replicas
+        self.ways = ways
 
     def __repr__(self) -> str:
         if self._replicas == 1:
             return "Nothing is sent: there is one replica."
         if not self:
             return "Nothing to show yet: explain() describes the steps that have been traced."
-        title = "Gradients, in the order in which they are sent"
+        title = "Gradients, in the order in which they are sent" + (self.ways and f": {self.ways}")
         return f"{title}\n{entries(_COLUMNS, [(row.words, _cells(row)) for row in self])}"
 
     __str__ = __repr__

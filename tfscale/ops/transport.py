@@ -9,6 +9,9 @@ from typing import Any
 
 TRANSPORTS = ("auto", "sockets", "grpc")
 
+# How a message goes, as ``Communicator.ways`` says; or "shared memory", "TCP to ...", "gRPC".
+WITHIN_PROCESS = "the same process"
+
 # Environment variables, read when a group is made.
 INTERFACE = "TFSCALE_INTERFACE"  # where sockets listen: an address, or a network interface's name
 PORTS = "TFSCALE_PORTS"  # at which ports: 20000-20100

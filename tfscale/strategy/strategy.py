@@ -28,7 +28,7 @@ from tfscale.collectives.choose import Chooser
 from tfscale.compression import WirePolicy
 from tfscale.exchange.collective_schedules import Algorithm, of_hosts, of_replicas
 from tfscale.exchange.collective_schedules import bucket_bytes as suitable_bytes
-from tfscale.exchange.explain import Explanation, rows
+from tfscale.exchange.explain import Explanation, rows, ways
 from tfscale.exchange.reducer import Reducer
 from tfscale.exchange.trial import Trials
 from tfscale.ops import xla
@@ -155,6 +155,11 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 "schedule_file": schedule_file and records.read_text(Path(schedule_file)),
             },
         )
+        if extended._num_workers > 1:
+            logging.getLogger("tfscale").info(
+                "gradients go from this worker's first replica to the others: %s",
+                ways(extended.group.communicators[0]),
+            )
         schedules = of_replicas(algorithm, extended.group, policy.wire, schedule_file)
         extended.connect(schedules, of_hosts(schedules, extended.hosts))
         trials = Trials(schedules, enabled=isinstance(schedules, Chooser))
@@ -263,7 +268,9 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         Returns:
             A list of rows; ``print`` and notebooks show it as a table.
         """
-        return Explanation(rows(self.reducer), self.extended._num_replicas_in_sync)
+        communicators = self.extended.exchange.communicators
+        how = ways(communicators[0]) if communicators else ""
+        return Explanation(rows(self.reducer), self.extended._num_replicas_in_sync, how)
 
     def dump(self, path: str | Path) -> None:
         """Write what ``"auto"`` measured and chose; edit it and pass it as ``schedule_file``."""
