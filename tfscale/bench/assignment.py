@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 STOCK = ("tf", "gloo", "mpi")  # contestants that are not ours
+TRANSPORTS = ("sockets", "tcp", "grpc")  # tcp: sockets without shared memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,11 +19,13 @@ class Contestant:
         algorithm: a name from ``tfscale.collectives.ALGORITHMS``, or one of ``STOCK``.
         wire: the format that travels.
         piece_bytes: the size of a message; 0 lets the engine choose.
+        transport: one of ``TRANSPORTS``.
     """
 
     algorithm: str
     wire: str = "fp32"
     piece_bytes: int = 0
+    transport: str = TRANSPORTS[0]
 
     @property
     def stock(self) -> bool:
@@ -33,7 +36,8 @@ class Contestant:
         if self.stock:
             return _STOCK_LABELS[self.algorithm]
         pieces = f" {self.piece_bytes >> 10} KiB" if self.piece_bytes else ""
-        return f"{self.algorithm} {self.wire}{pieces}"
+        over = "" if self.transport == TRANSPORTS[0] else f" {self.transport}"
+        return f"{self.algorithm} {self.wire}{pieces}{over}"
 
 
 _STOCK_LABELS = {"tf": "tf stock", "gloo": "gloo", "mpi": "mpi"}

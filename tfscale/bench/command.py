@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tfscale import figures
 from tfscale.bench import link, machine
-from tfscale.bench.assignment import STOCK, Contestant
+from tfscale.bench.assignment import STOCK, TRANSPORTS, Contestant
 from tfscale.bench.run import Outcome, Request, Show, run
 from tfscale.bench.table import make_table
 from tfscale.collectives import ALGORITHMS
@@ -80,6 +80,9 @@ def make_parser() -> argparse.ArgumentParser:
         help=f"of {', '.join(ALGORITHMS)} (default: %(default)s)")  # fmt: skip
     add("--wires", type=list_of(one_of(WIRES)), default="fp32,int8", metavar="NAME,...",
         help=f"of {', '.join(WIRES)} (default: %(default)s)")  # fmt: skip
+    add("--transports", type=list_of(one_of(TRANSPORTS)), default="sockets", metavar="NAME,...",
+        help="of sockets, tcp (sockets without shared memory) and grpc, which is TensorFlow's "
+        "(default: %(default)s)")  # fmt: skip
     add("--processes", type=list_of(_processes), default="2,4", metavar="P,...",
         help="how many take part (default: %(default)s)")  # fmt: skip
     add("--piece-bytes", type=list_of(_bytes), default="0", metavar="BYTES,...",
@@ -103,8 +106,10 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def read(arguments: argparse.Namespace) -> Request:
-    """Every algorithm on every wire with every size of a message."""
-    combinations = itertools.product(arguments.algorithms, arguments.wires, arguments.piece_bytes)
+    """Every algorithm on every wire with every size of a message over every transport."""
+    combinations = itertools.product(
+        arguments.algorithms, arguments.wires, arguments.piece_bytes, arguments.transports
+    )
     return Request(
         sizes=arguments.sizes,
         contestants=tuple(Contestant(*each) for each in combinations),

@@ -46,7 +46,11 @@ class Crew:
                 contestant.processes,
                 hosts=shaped.hosts if shaped else None,
                 prefixes=shaped.prefixes if shaped else None,
-                environment={**QUIET, **({"TF_CONFIG": "{}"} if alone else {})},
+                environment={
+                    **QUIET,
+                    **(shaped.environment if shaped else {}),
+                    **({"TF_CONFIG": "{}"} if alone else {}),
+                },
             )
             self.lines: list[Any] = []
             try:

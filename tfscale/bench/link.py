@@ -89,6 +89,7 @@ class Network:
         self.hosts = [f"10.77.{me % 256}.{i + 1}" for i in range(count)]
         self.prefixes: list[Sequence[str]] = [["ip", "netns", "exec", n] for n in self._names]
         self.interface = "eth0"
+        self.environment = {"TFSCALE_SHARED_MEMORY": "0"}  # that would not take the shaped links
 
     def __enter__(self) -> Network:
         check()

@@ -159,12 +159,13 @@ class _Set:
         watch: Callable[[], None] = lambda: None,
     ) -> None:
         prefixes = self.network.prefixes if self.network else None
+        of_network = self.network.environment if self.network else {}
         with LocalWorkers(
             command,
             self.processes,
             hosts=self.hosts,
             prefixes=prefixes,
-            environment={**QUIET, **(environment or {})},
+            environment={**QUIET, **of_network, **(environment or {})},
         ) as workers:
             workers.wait(self.request.timeout, watch=watch)
 

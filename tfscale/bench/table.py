@@ -44,6 +44,7 @@ class AllReduceResult:
     algorithm: str
     wire: str
     piece_bytes: int
+    transport: str
     rounds: int
     calls_per_round: int
     median_ms: float
@@ -77,6 +78,7 @@ def make_record(
         algorithm=contestant.algorithm,
         wire=contestant.wire,
         piece_bytes=contestant.piece_bytes,
+        transport="" if contestant.stock else contestant.transport,
         rounds=len(seconds),
         calls_per_round=ranks[0]["calls"],
         median_ms=1e3 * median,

@@ -12,12 +12,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import tensorflow as tf
 
 from tfscale.bench import measure, sockets
-from tfscale.bench.assignment import Assignment, Contestant
+from tfscale.bench.assignment import TRANSPORTS, Assignment, Contestant
 from tfscale.ops import Group, all_reduce
+from tfscale.ops.transport import SHARED_MEMORY
 
 DEADLINE = 60.0
 SOCKET_SECONDS, SOCKET_ROUNDS = 0.3, 3
@@ -42,7 +44,9 @@ class Worker:
         self.assignment, self.rank, self.note = assignment, rank, note
         # In this order: a strategy made later would throw the group's handles away.
         self.strategy = tf.distribute.MultiWorkerMirroredStrategy()
-        self.group = Group.cluster(deadline=DEADLINE)
+        self.group = Group.cluster(deadline=DEADLINE, transport="grpc")
+        wanted = {each.transport for each in assignment.contestants if not each.stock}
+        self.groups = {name: _over(name, self.group) for name in TRANSPORTS if name in wanted}
         self.average = self.group.function(lambda c, v: all_reduce(v, c, reduction="mean"))
 
     def agree(self, mine: float) -> float:
@@ -82,7 +86,7 @@ class Worker:
     def _function(self, contestant: Contestant, x: Any) -> Callable[[], Any]:
         if contestant.algorithm == "tf":
             return self._stock(x)
-        reduce = self.group.function(
+        reduce = self.groups[contestant.transport].function(
             lambda communicator, value: all_reduce(
                 value,
                 communicator,
@@ -106,6 +110,22 @@ class Worker:
             return self.strategy.run(replica, (value,))
 
         return lambda: self.strategy.experimental_local_results(reduce(x))[0]
+
+
+def _over(transport: str, group: Group) -> Group:
+    """The same ranks, which go over another transport."""
+    if transport == group.transport:
+        return group
+    shared = {SHARED_MEMORY: "0"} if transport == "tcp" else {}
+    with mock.patch.dict(os.environ, shared):
+        return Group(
+            group.communicators[0].devices,
+            group.peers,
+            [communicator.rank for communicator in group.communicators],
+            DEADLINE,
+            transport="sockets",
+            host=group.host,
+        )
 
 
 if __name__ == "__main__":

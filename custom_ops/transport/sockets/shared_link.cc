@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "custom_ops/engine/buffer_pool.h"
+#include "custom_ops/transport/sockets/causality.h"
 #include "custom_ops/transport/sockets/loop.h"
 
 namespace tfscale {
@@ -118,6 +119,7 @@ uint8_t* SharedLink::Room(size_t bytes) {
   const uint64_t at = written_ % capacity_, tail = capacity_ - at;
   const uint64_t skipped = bytes > tail ? tail : 0;
   if (used > capacity_ || capacity_ - used < skipped + bytes) return nullptr;
+  HasReceived();  // that what lay there was read
   if (skipped == 0) return out_bytes_ + at;
   Frame skip;
   skip.kind = Frame::kSkip;
@@ -128,6 +130,7 @@ uint8_t* SharedLink::Room(size_t bytes) {
 
 void SharedLink::Publish(size_t bytes) {
   written_ += bytes;
+  Sends();
   out_->written.store(written_);
   if (out_->reader_sleeps.load() != 0 && out_->reader_sleeps.exchange(0) != 0) Ring();
 }
@@ -168,6 +171,7 @@ bool SharedLink::Read() {
   while (read_ - before < kTurn) {
     const uint64_t there = in_->written.load() - read_;
     if (there == 0) break;
+    HasReceived();
     const uint64_t at = read_ % capacity_, tail = capacity_ - at;
     Frame frame;
     std::memcpy(&frame, in_bytes_ + at, sizeof(frame));
@@ -263,6 +267,7 @@ void SharedLink::Release(uint64_t number) {
       held_.pop_front();
       ++first_held_;
     }
+    Sends();
     in_->freed.store(end);
   }
   if (in_->writer_waits.load() != 0 && in_->writer_waits.exchange(0) != 0) Ring();

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "custom_ops/engine/buffer_pool.h"
+#include "custom_ops/transport/sockets/causality.h"
 #include "custom_ops/transport/sockets/loop.h"
 
 namespace tfscale {
@@ -80,6 +81,7 @@ void TcpLink::Write(std::vector<Done>* written) {
     msghdr message = {};
     message.msg_iov = pieces;
     message.msg_iovlen = count;
+    Sends();
     const ssize_t sent = sendmsg(socket_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0) break;  // full; or broken, of which reading tells
@@ -130,6 +132,7 @@ size_t TcpLink::Receive(uint8_t* to, size_t room) {
   } while (n < 0 && errno == EINTR);
   if (n == 0) Lose("it closed the connection");
   if (n < 0 && errno != EAGAIN) Lose(std::strerror(errno));
+  if (n > 0) HasReceived();
   return n > 0 ? static_cast<size_t>(n) : 0;
 }
 
