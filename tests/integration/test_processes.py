@@ -22,8 +22,11 @@ SECONDS = 300  # for all workers, most of them to start TensorFlow on a busy mac
 
 
 @contextlib.contextmanager
-def start(script, count, **environment):
-    """Workers whose RANK is known before they start TensorFlow, and who leave together."""
+def start(script, count, each=None, **environment):
+    """Workers whose RANK is known before they start TensorFlow, and who leave together.
+
+    ``each``: more variables, by rank.
+    """
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
     variables = {"PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "2"}
     variables |= {name: str(value) for name, value in environment.items()}
@@ -33,7 +36,9 @@ def start(script, count, **environment):
             [str(WORKERS / script)],
             count,
             environment={**variables, "MEETING": meeting},
-            environments=[{"RANK": str(rank)} for rank in range(count)],
+            environments=[
+                {"RANK": str(rank), **(each[rank] if each else {})} for rank in range(count)
+            ],
         ) as workers,
     ):
         yield workers
@@ -50,15 +55,45 @@ def digests(outputs):
     return {re.search(r"^DIGEST (\w+)$", output, re.MULTILINE).group(1) for output in outputs}
 
 
-@pytest.mark.parametrize(("workers", "devices"), [(2, 1), (3, 1), (4, 1), (2, 2)])
-def test_everything_agrees(workers, devices, record_property):
+# What the workers' environment says of transports.
+OVER = {
+    "shared memory": {"TFSCALE_TRANSPORT": "sockets"},
+    "TCP": {"TFSCALE_TRANSPORT": "sockets", "TFSCALE_SHARED_MEMORY": 0},
+    "gRPC": {"TFSCALE_TRANSPORT": "grpc"},
+}
+
+
+@pytest.mark.parametrize(
+    ("workers", "devices", "over"),
+    [
+        (2, 1, "TCP"),
+        (3, 1, "shared memory"),
+        (4, 1, "gRPC"),
+        (2, 2, "shared memory"),
+        pytest.param(4, 1, "TCP", marks=pytest.mark.full),
+        pytest.param(4, 1, "shared memory", marks=pytest.mark.full),
+        pytest.param(2, 2, "TCP", marks=pytest.mark.full),
+        pytest.param(2, 2, "gRPC", marks=pytest.mark.full),
+    ],
+)
+def test_everything_agrees(workers, devices, over, record_property):
     """Each worker checks its own results; all must have the same bits."""
-    with start("check.py", workers, DEVICES=devices) as started:
+    with start("check.py", workers, DEVICES=devices, **OVER[over]) as started:
         outputs = started.wait(SECONDS)
     assert len(digests(outputs)) == 1
+    assert all(f"WAYS ['{over}']" in output for output in outputs), outputs[0][-500:]
     for line in re.findall(r"MEASURED.*", outputs[0]):
         record_property("measured", line)
         print(line)
+
+
+@pytest.mark.full
+def test_all_transports_give_the_same_bits():
+    found = {}
+    for over, environment in OVER.items():
+        with start("check.py", 3, DEVICES=1, **environment) as started:
+            (found[over],) = digests(started.wait(SECONDS))
+    assert len(set(found.values())) == 1, found
 
 
 def story(output):
@@ -74,25 +109,37 @@ def event(output):
 
 
 @pytest.mark.parametrize(
-    ("way", "victim", "deadline", "kind"),
+    ("way", "victim", "over"),
     [
-        ("kill", 0, PATIENCE, "UnavailableError"),
-        ("kill", 2, PATIENCE, "UnavailableError"),
-        ("stop", 2, 10, "DeadlineExceededError"),
-        ("stop", 0, 10, "DeadlineExceededError"),
-        ("error", 1, PATIENCE, "CancelledError"),
+        ("kill", 0, "shared memory"),
+        ("kill", 2, "TCP"),
+        ("kill", 2, "gRPC"),
+        ("stop", 2, "shared memory"),
+        ("stop", 0, "TCP"),
+        ("error", 1, "shared memory"),
+        pytest.param("stop", 1, "gRPC", marks=pytest.mark.full),
+        pytest.param("error", 2, "TCP", marks=pytest.mark.full),
+        pytest.param("error", 0, "gRPC", marks=pytest.mark.full),
     ],
 )
-def test_survivors_are_told_who_failed_and_end_by_themselves(way, victim, deadline, kind):
+def test_survivors_are_told_who_failed_and_end_by_themselves(way, victim, over):
     survivors = [rank for rank in range(3) if rank != victim]
-    with start("fail.py", 3, WAY=way, VICTIM=victim, DEADLINE=deadline) as started:
+    deadline = 10 if way == "stop" else PATIENCE
+    kind = {
+        "kill": "UnavailableError",
+        "stop": "DeadlineExceededError",
+        "error": "CancelledError",
+    }[way]
+    told = {"WAY": way, "VICTIM": victim, "DEADLINE": deadline}
+    with start("fail.py", 3, **told, **OVER[over]) as started:
         outputs = started.wait(SECONDS, only=survivors)
         if way == "kill":
             assert started.processes[victim].wait(SECONDS) == -signal.SIGKILL
     for rank in survivors:
         when, number, found, message = story(outputs[rank])
         seconds = when - event(outputs[victim])
-        print(f"MEASURED {way} of rank {victim}: rank {rank} knew after {seconds:.2f} s: {message}")
+        told = f"rank {rank} knew after {seconds:.2f} s: {message}"
+        print(f"MEASURED over {over}: {way} of rank {victim}: {told}")
         assert found == kind, message
         assert f"rank {victim} (worker {victim} at 127.0.0.1:" in message
         assert re.search(r"bucket '(gradients|more)'", message)

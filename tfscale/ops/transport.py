@@ -13,6 +13,7 @@ TRANSPORTS = ("auto", "sockets", "grpc")
 WITHIN_PROCESS = "the same process"
 
 # Environment variables, read when a group is made.
+TRANSPORT = "TFSCALE_TRANSPORT"  # decides where the program leaves it at "auto"
 INTERFACE = "TFSCALE_INTERFACE"  # where sockets listen: an address, or a network interface's name
 PORTS = "TFSCALE_PORTS"  # at which ports: 20000-20100
 SHARED_MEMORY = "TFSCALE_SHARED_MEMORY"  # 0: processes of one host use TCP, too
@@ -28,8 +29,9 @@ def attributes(
         host: this process's address in the cluster; empty if it is alone.
         environment: variables; those of this process by default.
     """
-    checked(transport)
     environment = os.environ if environment is None else environment
+    if checked(transport) == "auto":
+        transport = checked(environment.get(TRANSPORT, "auto"), TRANSPORT)
     first, last = _ports(environment.get(PORTS, ""))
     return {
         "transport": transport,
@@ -40,12 +42,10 @@ def attributes(
     }
 
 
-def checked(transport: str) -> str:
+def checked(transport: str, what: str = "transport") -> str:
     """The same; an error if there is none of this name."""
     if transport not in TRANSPORTS:
-        raise ValueError(
-            f"transport is one of {', '.join(map(repr, TRANSPORTS))}, got {transport!r}"
-        )
+        raise ValueError(f"{what} is one of {', '.join(map(repr, TRANSPORTS))}, got {transport!r}")
     return transport
 
 

@@ -151,6 +151,8 @@ def main():
     check_the_others()
     check_two_groups()
     check_refusals()
+    ways = {way.partition(" to ")[0] for c in group.communicators for way in c.ways()}
+    print("WAYS", sorted(ways - {"itself", "the same process"}), flush=True)
     print("DIGEST", digest.hexdigest(), flush=True)
 
 

@@ -1,0 +1,82 @@
+"""Over what processes exchange messages, and what they say of it."""
+
+import re
+import socket
+
+import pytest
+
+from tests.integration.test_processes import SECONDS, start
+
+pytestmark = pytest.mark.timeout(400)
+
+
+def run(count=2, transports="auto", environments=None, **environment):
+    settings = {"TRANSPORTS": transports, "COUNT": count, "TF_CPP_MIN_LOG_LEVEL": 0, **environment}
+    with start("transport.py", count, each=environments, **settings) as started:
+        return started.wait(SECONDS)
+
+
+def said(output, what):
+    found = re.search(rf"^{what} (.*)$", output, re.MULTILINE)
+    assert found, output[-3000:]
+    return found[1]
+
+
+WARNING = r"gradients go over TensorFlow's gRPC, which is slower than sockets, since (.*)"
+
+
+@pytest.mark.parametrize("transports", ["auto", "sockets"])
+def test_processes_of_one_host_share_memory(transports):
+    for rank, output in enumerate(run(3, transports)):
+        ways = ["'shared memory'"] * 3
+        ways[rank] = "'itself'"
+        assert said(output, "WAYS") == f"[{', '.join(ways)}]"
+        assert not re.search(WARNING, output)
+
+
+def test_ports_and_interface_are_those_of_the_environment():
+    with socket.create_server(("127.0.0.1", 0)) as held:  # whoever takes the range meets this
+        first = held.getsockname()[1]
+        outputs = run(
+            2,
+            TFSCALE_SHARED_MEMORY=0,
+            TFSCALE_PORTS=f"{first}-{min(first + 200, 65535)}",
+            TFSCALE_INTERFACE="lo",
+        )
+    ports = [int(p) for output in outputs for p in re.findall(r"TCP to 127.0.0.1:(\d+)", output)]
+    assert len(ports) == 2
+    assert all(first < port <= first + 200 for port in ports)
+
+
+@pytest.mark.parametrize("transports", ["auto", "sockets"])
+def test_where_one_cannot_connect_all_are_told(transports):
+    """The first rank listens where nobody is; the others call it."""
+    nowhere = [{"TFSCALE_INTERFACE": "192.0.2.1"}, {}, {}]
+    for output in run(3, transports, nowhere):
+        if transports == "auto":
+            assert "'gRPC'" in said(output, "WAYS")
+            why = said(output, "WHY NOT")
+            (warned,) = re.findall(WARNING, output)
+            assert warned.startswith(why)
+        else:
+            why = said(output, "ERROR UnavailableError")
+            assert "could not join its group" in why
+            assert "transport='auto'" in why
+        assert re.search(r"rank 0 \(worker 0 at \S+\) could not connect: 192.0.2.1: .*assign", why)
+        assert re.search(r"rank 2 \(worker 2 at \S+\) could not connect: rank 0", why)
+
+
+def test_workers_that_ask_for_different_transports_are_told():
+    for output in run(2, "auto,grpc"):
+        why = said(output, "ERROR InvalidArgumentError")
+        assert "'auto'" in why
+        assert "'grpc'" in why
+        assert "ask for the same transport on all ranks" in why
+
+
+def test_what_the_program_asks_for_comes_first():
+    for output in run(2, "sockets", TFSCALE_TRANSPORT="grpc"):
+        assert "'shared memory'" in said(output, "WAYS")
+    for output in run(2, "auto", TFSCALE_TRANSPORT="grpc"):
+        assert "'gRPC'" in said(output, "WAYS")
+        assert not re.search(WARNING, output)

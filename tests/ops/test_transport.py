@@ -1,0 +1,83 @@
+"""What a group is told about its transport, and how it refuses."""
+
+import pytest
+import tensorflow as tf
+
+from tfscale import ScaleStrategy
+from tfscale.ops import Group, all_reduce
+from tfscale.ops.transport import attributes
+
+
+def test_by_default_nothing_is_asked_of_the_network():
+    assert attributes("auto", "10.0.0.3", {}) == {
+        "transport": "auto",
+        "host": "10.0.0.3",
+        "first_port": 0,
+        "last_port": 0,
+        "shared_memory": True,
+    }
+
+
+def test_the_environment_says_where_to_listen():
+    found = attributes(
+        "sockets",
+        "10.0.0.3",
+        {
+            "TFSCALE_INTERFACE": "eth1",
+            "TFSCALE_PORTS": "20000-20100",
+            "TFSCALE_SHARED_MEMORY": "0",
+            "TFSCALE_TRANSPORT": "grpc",
+        },
+    )
+    assert found == {
+        "transport": "sockets",
+        "host": "eth1",
+        "first_port": 20000,
+        "last_port": 20100,
+        "shared_memory": False,
+    }
+    assert attributes("auto", "", {"TFSCALE_INTERFACE": "eth1"})["host"] == "", "it is alone"
+    assert attributes("auto", "", {"TFSCALE_PORTS": " 7000 "})["last_port"] == 7000
+    assert attributes("auto", "", {"TFSCALE_TRANSPORT": "grpc"})["transport"] == "grpc"
+
+
+@pytest.mark.parametrize(
+    ("transport", "environment", "message"),
+    [
+        ("tcp", {}, "transport is one of 'auto', 'sockets', 'grpc', got 'tcp'"),
+        ("auto", {"TFSCALE_TRANSPORT": "x"}, "TFSCALE_TRANSPORT is one of .* got 'x'"),
+        ("auto", {"TFSCALE_PORTS": "http"}, "TFSCALE_PORTS is a range .* got 'http'"),
+        ("auto", {"TFSCALE_PORTS": "9-8"}, "range of ports such as 20000-20100"),
+        ("auto", {"TFSCALE_PORTS": "1-99999"}, "from 1 to 65535"),
+        ("auto", {"TFSCALE_PORTS": "0"}, "from 1 to 65535"),
+        ("auto", {"TFSCALE_SHARED_MEMORY": "no"}, "TFSCALE_SHARED_MEMORY is 1 or 0, got 'no'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(transport, environment, message):
+    with pytest.raises(ValueError, match=message):
+        attributes(transport, "", environment)
+
+
+@pytest.mark.parametrize("transport", ["auto", "sockets", "grpc"])
+def test_ranks_of_one_process_need_no_network(transport):
+    group = Group.local(["CPU:0", "CPU:1"], transport=transport)
+    one, other = group.communicators
+    assert one.ways() == [], "they have not come together"
+    total = group.function(lambda c, x: all_reduce(x, c))
+    for n in (3, 100_000):
+        for y in total([tf.ones([n]), tf.ones([n])]):
+            assert set(y.numpy()) == {2}
+    assert one.ways() == ["itself", "the same process"]
+    assert other.ways() == ["the same process", "itself"]
+    assert one.why_not_sockets() == ""
+
+
+def test_a_strategy_refuses_before_it_starts_anything():
+    with pytest.raises(ValueError, match="transport is one of"):
+        ScaleStrategy(transport="ucx")
+
+
+def test_a_strategy_says_how_gradients_go():
+    strategy = ScaleStrategy(devices=["CPU:0", "CPU:1"], transport="sockets")
+    assert strategy.explain().ways == "within this process to 1"
+    assert ScaleStrategy(devices=["CPU:0"]).explain().ways == ""
