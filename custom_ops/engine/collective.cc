@@ -44,6 +44,7 @@ Collective::Collective(Request request, std::shared_ptr<Communicator> communicat
 // Parts and moves
 
 void Collective::Start() {
+  if (channel_->awaits_for_free()) communicator_->Listen(*this);
   if (Empty(request_)) return StartEmpty();
   to_activate_ = static_cast<int>(std::min<int64_t>(kWindow, request_.layout.parts()));
   ActivateNext();
@@ -94,12 +95,7 @@ void Collective::PostReceive(const PartPtr& part, int s) {
 
 void Collective::Arrived(const PartPtr& part, int s, const Status& status) {
   if (over_) return;
-  if (!status.ok()) {
-    const bool gone = status.code() == Code::kUnavailable;
-    const int peer = request_.program->moves[s].peer;
-    return Fail(Status(status.code(), communicator_->Describe(request_.name, peer) +
-                                          (gone ? " is gone: " : " failed: ") + status.message()));
-  }
+  if (!status.ok()) return FailBecauseOf(request_.program->moves[s].peer, status);
   if (part->agenda.Arrived(s)) Run(part);
 }
 
@@ -138,10 +134,7 @@ void Collective::Send(Part* part, const Move& move) {
   channel_->Post(to, key, reduction_.Outgoing(&part->memory, move),
                  [self, to, bytes](Status status) {
                    self->progress_.Answered(to);
-                   if (!status.ok()) {
-                     const auto who = self->communicator_->Describe(self->request_.name, to);
-                     return self->Fail(Status(status.code(), who + ": " + status.message()));
-                   }
+                   if (!status.ok()) return self->FailBecauseOf(to, status);
                    self->sent_ += bytes;
                    self->progress_.Made();
                    self->Closed();
@@ -168,6 +161,12 @@ void Collective::Succeed() {
 
 void Collective::Fail(const Status& why) {
   if (!over_) communicator_->GiveUp(generation(), why);
+}
+
+void Collective::FailBecauseOf(int peer, const Status& status) {
+  const bool gone = status.code() == Code::kUnavailable;
+  Fail(Status(status.code(), communicator_->Describe(request_.name, peer) +
+                                 (gone ? " is gone: " : " failed: ") + status.message()));
 }
 
 bool Collective::Stop() {

@@ -67,6 +67,7 @@ class Collective : public std::enable_shared_from_this<Collective> {
   void Run(const PartPtr& part);
   void Execute(Part* part, int move);
   void Send(Part* part, const Move& move);
+  void FailBecauseOf(int peer, const Status& status);
   void Closed();
   void Succeed();
   void Record() const;

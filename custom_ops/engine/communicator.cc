@@ -142,14 +142,14 @@ void Communicator::GiveUp(const std::string& reason, const Open& open,
   LeaveWithFamily(generation, parting);
 }
 
-// A sibling that has no channel to hear it by hears it here.
+// Siblings hear it here, whether they have a channel to hear it by or not.
 void Communicator::LeaveWithFamily(uint32_t generation, const std::shared_ptr<Parting>& parting) {
   std::set<int64_t> failed_steps;
   if (!LeaveGeneration(generation, parting, &failed_steps)) return parting->Report();
   for (auto& sibling : Families::Get().Of(family_)) {
     auto of_sibling = std::make_shared<Parting>(parting->why);
     const bool left = sibling->LeaveGeneration(generation, of_sibling, &failed_steps);
-    if (left && of_sibling->listening == nullptr) parting->Taken();
+    if (left) parting->TakenBy(sibling->rank());
   }
 }
 
@@ -203,8 +203,12 @@ void Communicator::Parting::Cancel() {
   channel->Cancel();
 }
 
-void Communicator::Parting::Taken() {
-  if (--untaken == 0) Report();
+void Communicator::Parting::TakenBy(int rank) {
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    if (untaken.erase(rank) == 0 || !untaken.empty()) return;
+  }
+  Report();
 }
 
 void Communicator::Parting::Report() {
@@ -225,7 +229,7 @@ void Communicator::SayFarewell(uint32_t generation, const std::shared_ptr<Partin
     ListenTo(generation, parting->listening);  // others wait for that
   }
   parting->channel = parting->open();
-  parting->untaken = static_cast<int>(others_.size());
+  parting->untaken.insert(others_.begin(), others_.end());
   Remember(parting);
   Notice notice;
   notice.kind = Notice::Kind::kFarewell;
@@ -234,8 +238,9 @@ void Communicator::SayFarewell(uint32_t generation, const std::shared_ptr<Partin
   View bytes = pool_->Get(Notice::kBytes);
   notice.Write(bytes.data);
   for (int to : others_) {
-    parting->channel->Post(to, FarewellKey(generation), bytes, [parting](Status status) {
-      if (status.ok()) parting->Taken();
+    parting->channel->Post(to, FarewellKey(generation), bytes, [parting, to](Status status) {
+      const bool nobody_there = status.code() == Code::kUnavailable;
+      if (status.ok() || nobody_there) parting->TakenBy(to);
     });
   }
 }

@@ -108,10 +108,11 @@ class Communicator : public Watched, public std::enable_shared_from_this<Communi
     std::vector<std::shared_ptr<Collective>> victims;
     std::shared_ptr<Channel> channel, listening;
     Clock::time_point until = Clock::now() + kLinger;
-    std::atomic<int> untaken{0};
+    std::mutex mutex;
+    std::set<int> untaken;  // the ranks that have not heard it
     std::atomic<bool> reported{false};
 
-    void Taken();
+    void TakenBy(int rank);
     void Report();
     void Cancel();
   };

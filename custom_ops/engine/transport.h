@@ -65,6 +65,9 @@ class Channel {
   virtual void Receive(int from, const Key& key, View into, Taken done) = 0;
 
   virtual void Cancel() = 0;
+
+  // Whether a Receive costs nothing while nothing comes, and ends at once when its peer is gone.
+  virtual bool awaits_for_free() const { return false; }
 };
 
 using Open = std::function<std::shared_ptr<Channel>()>;

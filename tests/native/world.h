@@ -149,6 +149,7 @@ class CountingChannel : public Channel {
     channel_->Receive(from, key, std::move(into), std::move(done));
   }
   void Cancel() override { channel_->Cancel(); }
+  bool awaits_for_free() const override { return channel_->awaits_for_free(); }
 
  private:
   const std::shared_ptr<Channel> channel_;

@@ -74,6 +74,7 @@ class Endpoint::SocketChannel : public Channel {
     cancelled_ = true;
     endpoint_->Cancel(this);
   }
+  bool awaits_for_free() const override { return true; }
 
  private:
   const std::shared_ptr<Endpoint> endpoint_;
