@@ -1,5 +1,5 @@
 // The progress thread of the process: brings what links receive, and writes what they could not
-// write at once. It looks for some tens of microseconds without a pause, and then sleeps.
+// write at once. It looks for a tenth of a millisecond without a pause, and then sleeps.
 #ifndef TFSCALE_TRANSPORT_SOCKETS_LOOP_H_
 #define TFSCALE_TRANSPORT_SOCKETS_LOOP_H_
 
@@ -18,7 +18,7 @@ namespace sockets {
 
 class Loop {
  public:
-  static constexpr std::chrono::microseconds kSpin{50};
+  static constexpr std::chrono::microseconds kSpin{100};
 
   // Never destroyed: its thread lives as long as the process.
   static Loop& Get();
