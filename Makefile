@@ -72,8 +72,12 @@ test: test-native test-python ## run the tests that CI runs, and tell what each 
 	@.ci/timed
 
 test-all: test-native build ## run all tests, the full grids too (hours)
+	$(STEP) "the engine over each way of sockets"
+	@$(MAKE) -s --no-print-directory -C tests/native CXX=$(CXX) check-networks
 	$(STEP) "all Python tests, TensorFlow $(TF)"
 	@$(BIN)/python -m pytest -m "" $(PYTEST_ARGS)
+	$(STEP) "what talks to other processes, over TensorFlow's gRPC"
+	@TFSCALE_TRANSPORT=grpc $(BIN)/python -m pytest tests/ops tests/strategy tests/callbacks $(PYTEST_ARGS)
 
 test-native: ## test and fuzz the C++ under sanitizers, without TensorFlow
 	$(STEP) "native tests"
