@@ -45,13 +45,14 @@ void Pulse::Offer(int to) {
 void Pulse::Ask(int from) {
   auto self = shared_from_this();
   const View into = pool_->Get(kBytes);
-  channel_->Receive(from, KeyOf(peers_[from].taken), into, [self, from](Status status, const View&) {
-    if (!status.ok()) return;
-    Peer& peer = self->peers_[from];
-    peer.heard_at = Clock::now().time_since_epoch().count();
-    ++peer.taken;
-    peer.asked = false;
-  });
+  channel_->Receive(from, KeyOf(peers_[from].taken), into,
+                    [self, from](Status status, const View&) {
+                      if (!status.ok()) return;
+                      Peer& peer = self->peers_[from];
+                      peer.heard_at = Clock::now().time_since_epoch().count();
+                      ++peer.taken;
+                      peer.asked = false;
+                    });
 }
 
 bool Pulse::HeardSince(int peer, Clock::time_point since) const {

@@ -43,9 +43,8 @@ using Taken = std::function<void(Status, View)>;
 
 // The sender's bytes themselves, for as long as the receiver holds them; then `done`.
 inline View Lent(const View& bytes, Done done) {
-  return {bytes.data, bytes.size, std::shared_ptr<void>(bytes.data, [bytes, done](void*) {
-            done(Status());
-          })};
+  return {bytes.data, bytes.size,
+          std::shared_ptr<void>(bytes.data, [bytes, done](void*) { done(Status()); })};
 }
 
 // The messages of one collective on one rank. Every `done` is called exactly

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -25,6 +26,18 @@ Patience CommunicatorResource::PatienceOf(const Config& config) {
           std::chrono::milliseconds(config.slow_after_ms),
           [](const std::string& warning) { LOG(WARNING) << "tfscale: " << warning; }};
 }
+
+namespace {
+
+// A strategy makes several groups of the same ranks.
+bool IsNews(const std::string& text) {
+  static auto* mutex = new std::mutex;
+  static auto* said = new std::set<std::string>;
+  std::lock_guard<std::mutex> lock(*mutex);
+  return said->insert(text).second;
+}
+
+}  // namespace
 
 void CommunicatorResource::WhenFormed(tensorflow::OpKernelContext* ctx, Ready ready) {
   bool formed;
@@ -53,7 +66,7 @@ void CommunicatorResource::Connect(const Group& group, const std::shared_ptr<Cha
     std::string why_not;
     const Status status = sockets::Form(config_.rank, config_.peers, channel, config_.sockets,
                                         until, &endpoint, &why_not);
-    if (!why_not.empty() && status.ok() && FirstOfItsProcess()) {
+    if (!why_not.empty() && status.ok() && FirstOfItsProcess() && IsNews(why_not)) {
       engine_->patience().warn(
           "gradients go over TensorFlow's gRPC, which is slower than sockets, since " + why_not +
           ". transport='grpc' says so without this warning; docs/transports.md says what sockets "
@@ -97,10 +110,10 @@ std::vector<std::string> CommunicatorResource::Ways(std::string* why_not) const 
   std::lock_guard<std::mutex> lock(mutex_);
   *why_not = why_not_;
   for (int rank = 0; rank < engine_->ranks() && group_ != nullptr; ++rank) {
-    ways.push_back(rank == config_.rank      ? "itself"
-                   : endpoint_ != nullptr    ? endpoint_->Way(rank)
+    ways.push_back(rank == config_.rank                     ? "itself"
+                   : endpoint_ != nullptr                   ? endpoint_->Way(rank)
                    : Process(rank) == Process(config_.rank) ? "the same process"
-                                             : "gRPC");
+                                                            : "gRPC");
   }
   return ways;
 }

@@ -59,7 +59,8 @@ class JoinOp : public tensorflow::AsyncOpKernel {
 
  protected:
   // What is done once all have come together.
-  using Action = std::function<void(const std::shared_ptr<Communicator>&, const Open&, DoneCallback)>;
+  using Action =
+      std::function<void(const std::shared_ptr<Communicator>&, const Open&, DoneCallback)>;
 
  private:
   // Makes an action of the inputs; it runs while the op does.

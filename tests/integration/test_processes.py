@@ -114,6 +114,8 @@ def event(output):
         ("kill", 0, "shared memory"),
         ("kill", 2, "TCP"),
         ("kill", 2, "gRPC"),
+        ("kill beside a child", 1, "TCP"),
+        pytest.param("kill beside a child", 0, "shared memory", marks=pytest.mark.full),
         ("stop", 2, "shared memory"),
         ("stop", 0, "TCP"),
         ("error", 1, "shared memory"),
@@ -129,11 +131,11 @@ def test_survivors_are_told_who_failed_and_end_by_themselves(way, victim, over):
         "kill": "UnavailableError",
         "stop": "DeadlineExceededError",
         "error": "CancelledError",
-    }[way]
+    }[way.split()[0]]
     told = {"WAY": way, "VICTIM": victim, "DEADLINE": deadline}
     with start("fail.py", 3, **told, **OVER[over]) as started:
         outputs = started.wait(SECONDS, only=survivors)
-        if way == "kill":
+        if way.startswith("kill"):
             assert started.processes[victim].wait(SECONDS) == -signal.SIGKILL
     for rank in survivors:
         when, number, found, message = story(outputs[rank])

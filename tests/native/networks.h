@@ -56,10 +56,9 @@ inline Joined JoinAll(const std::vector<sockets::Settings>& settings,
   for (size_t r = 0; r < ranks; ++r) {
     threads.emplace_back([&, r] {
       const int rank = static_cast<int>(r);
-      joined.statuses[r] =
-          sockets::Form(rank, peers, control.Open(rank), settings[r],
-                        std::chrono::steady_clock::now() + patience, &joined.endpoints[r],
-                        &joined.why[r]);
+      joined.statuses[r] = sockets::Form(rank, peers, control.Open(rank), settings[r],
+                                         std::chrono::steady_clock::now() + patience,
+                                         &joined.endpoints[r], &joined.why[r]);
     });
   }
   for (auto& thread : threads) thread.join();

@@ -1,7 +1,7 @@
 // What sockets do beyond what the engine's tests ask of every network: who is let in, what
 // happens to messages that nobody wants any more, and how ranks agree to go another way.
-#include <gtest/gtest.h>
 #include <fcntl.h>
+#include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -64,9 +64,9 @@ TEST(Hmac, IsAsPublished) {  // RFC 4231
             "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7");
   EXPECT_EQ(Hex(Hmac("Jefe", "what do ya want for nothing?")),
             "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
-  EXPECT_EQ(Hex(Hmac(std::string(131, '\xaa'),
-                     "Test Using Larger Than Block-Size Key - Hash Key First")),
-            "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
+  EXPECT_EQ(
+      Hex(Hmac(std::string(131, '\xaa'), "Test Using Larger Than Block-Size Key - Hash Key First")),
+      "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
 }
 
 // ---------------------------------------------------------------------------
@@ -118,8 +118,9 @@ TEST_F(AtTheDoor, StrangersHoldUpNobody) {
   Socket garbage = Connected(), half = Connected(), web = Connected();
   EXPECT_TRUE(SendAll(garbage.get(), Random(1000), Soon()).ok());
   EXPECT_TRUE(SendAll(half.get(), "\xe5\xa1", Soon()).ok());
-  EXPECT_TRUE(SendAll(web.get(), "GET / HTTP/1.1\r\nHost: tfscale\r\n\r\n" + std::string(99, ' '),
-                      Soon()).ok());
+  EXPECT_TRUE(
+      SendAll(web.get(), "GET / HTTP/1.1\r\nHost: tfscale\r\n\r\n" + std::string(99, ' '), Soon())
+          .ok());
   { const Socket gone = Connected(); }
   ExpectThatRankOneComesIn();
 }

@@ -67,7 +67,8 @@ Status Prepare(int socket) {
 
 Digest Proof(const std::string& secret, const char* who, const Call& call,
              const std::string& nonce) {
-  return Hmac(secret, who + std::string(reinterpret_cast<const char*>(&call), sizeof(call)) + nonce);
+  return Hmac(secret,
+              who + std::string(reinterpret_cast<const char*>(&call), sizeof(call)) + nonce);
 }
 
 std::string BytesOf(const Digest& digest) { return std::string(digest.begin(), digest.end()); }
@@ -173,8 +174,7 @@ Status Listen(const std::string& host, int first_port, int last_port, Socket* li
       if (status.ok()) return PlaceOf(listener->get(), place);
     }
   }
-  const std::string ports =
-      last_port == 0 ? "" : Text(", ports ", first_port, " to ", last_port);
+  const std::string ports = last_port == 0 ? "" : Text(", ports ", first_port, " to ", last_port);
   return Status(status.code(), host + ports + ": " + status.message());
 }
 
@@ -241,8 +241,8 @@ Status ProveAsCaller(int socket, const std::string& secret, int from, int to,
   call.to = to;
   const std::string nonce = Random(kNonce);
   std::copy(nonce.begin(), nonce.end(), call.nonce);
-  Status status = SendAll(
-      socket, std::string(reinterpret_cast<const char*>(&call), sizeof(call)), until);
+  Status status =
+      SendAll(socket, std::string(reinterpret_cast<const char*>(&call), sizeof(call)), until);
   std::string theirs, proof;
   if (status.ok()) status = ReceiveAll(socket, kNonce, until, &theirs);
   if (status.ok()) status = ReceiveAll(socket, sizeof(Digest), until, &proof);
@@ -286,7 +286,8 @@ Status Door::Answer(Clock::time_point until, int* from, Socket* socket) {
       if (!spoke && now < visitors_[i].since + kPatienceWithStrangers) continue;
       Socket visitor = std::move(visitors_[i].socket);
       visitors_.erase(visitors_.begin() + i);
-      if (!spoke || !Prove(visitor.get(), std::min(until, now + kPatienceWithStrangers), from).ok()) {
+      if (!spoke ||
+          !Prove(visitor.get(), std::min(until, now + kPatienceWithStrangers), from).ok()) {
         continue;
       }
       *socket = std::move(visitor);

@@ -105,14 +105,14 @@ class Endpoint : public Receiver, public std::enable_shared_from_this<Endpoint> 
   std::vector<std::string> lost_;  // by rank: why, or empty
   bool left_ = false;
   uint64_t next_number_ = 1;
-  std::unordered_map<uint64_t, Small> small_;  // sent and not yet taken
-  ByAddress<Posted> large_;                    // not yet wanted
+  std::unordered_map<uint64_t, Small> small_;        // sent and not yet taken
+  ByAddress<Posted> large_;                          // not yet wanted
   std::unordered_set<Address, AddressHash> wanted_;  // and not yet posted
   ByAddress<Awaited> awaited_;
   ByAddress<Early> early_;
   size_t early_bytes_ = 0;
-  ByAddress<Posted> offers_;                         // of neighbours
-  ByAddress<std::shared_ptr<Message>> arriving_;     // some of their bytes are here
+  ByAddress<Posted> offers_;                      // of neighbours
+  ByAddress<std::shared_ptr<Message>> arriving_;  // some of their bytes are here
 };
 
 }  // namespace sockets

@@ -23,9 +23,9 @@ namespace sockets {
 namespace {
 
 constexpr size_t kSecret = 32;
-constexpr std::chrono::seconds kConnecting{10};  // longer only firewalls take
-constexpr size_t kSharedBytes = size_t{32} << 20;  // of one rank, in each direction
-constexpr size_t kMostRing = size_t{4} << 20, kLeastRing = size_t{1} << 20;
+constexpr std::chrono::seconds kConnecting{10};   // longer only firewalls take
+constexpr size_t kSharedBytes = size_t{8} << 20;  // of one rank, in each direction
+constexpr size_t kMostRing = size_t{4} << 20, kLeastRing = size_t{256} << 10;
 
 // What each rank tells all others before they connect.
 struct Card {
@@ -159,11 +159,10 @@ class Exchange {
                      [done](Status status) { done(status, false); });
       auto* in = reinterpret_cast<uint8_t*>(&state->bytes[peer][0]);
       const std::string about = Text("rank ", peer, " (", peers_[peer], "): ");
-      channel_->Receive(peer, key, {in, mine.size(), state},
-                        [done, about](const Status& status, const View&) {
-                          done(status.ok() ? status : Status(status.code(), about + status.message()),
-                               true);
-                        });
+      channel_->Receive(
+          peer, key, {in, mine.size(), state}, [done, about](const Status& status, const View&) {
+            done(status.ok() ? status : Status(status.code(), about + status.message()), true);
+          });
     }
     std::unique_lock<std::mutex> lock(state->mutex);
     const bool in_time = state->changed.wait_until(
@@ -178,8 +177,9 @@ class Exchange {
       if (peer == rank_ || state->heard[peer]) continue;
       silent += Text(silent.empty() ? "" : ", ", "rank ", peer, " (", peers_[peer], ")");
     }
-    return Status(Code::kDeadlineExceeded,
-                  "no word in time of " + (silent.empty() ? std::string("who has taken it") : silent));
+    return Status(
+        Code::kDeadlineExceeded,
+        "no word in time of " + (silent.empty() ? std::string("who has taken it") : silent));
   }
 
   const int rank_;
@@ -225,10 +225,10 @@ class Forming {
                            "); install the same everywhere"));
       }
       if (card.choice != mine.choice) {
-        return Status(Code::kInvalidArgument,
-                      Text(Who(peer), " was asked for transport '", names[card.choice % 3], "', ",
-                           Who(rank_), " for '", names[mine.choice],
-                           "'; ask for the same transport on all ranks"));
+        return Status(
+            Code::kInvalidArgument,
+            Text(Who(peer), " was asked for transport '", names[card.choice % 3], "', ", Who(rank_),
+                 " for '", names[mine.choice], "'; ask for the same transport on all ranks"));
       }
     }
     return Status();
@@ -273,6 +273,9 @@ class Forming {
     return Status();
   }
 
+  // Who calls now is sent away, and does not wait.
+  void CloseDoor() { listener_ = Socket(); }
+
   // Once all have connected.
   std::shared_ptr<Endpoint> Begin(const std::vector<Card>& cards) {
     for (int peer = 0; peer < ranks_; ++peer) {
@@ -314,7 +317,7 @@ class Forming {
     Offer offer;
     std::memcpy(static_cast<void*>(&offer), bytes.data(), sizeof(offer));
     std::unique_ptr<Segment> segment;
-    const bool sound = kLeastRing / 64 <= offer.ring_bytes && offer.ring_bytes <= kMostRing &&
+    const bool sound = kLeastRing <= offer.ring_bytes && offer.ring_bytes <= kMostRing &&
                        offer.ring_bytes % 4096 == 0;
     if (offer.process > 0 && sound && MayShare(cards, peer)) {
       Status why;
@@ -386,6 +389,7 @@ Status Form(int rank, const std::vector<std::string>& peers, const std::shared_p
   if (!status.ok() || settings.choice == Choice::kOther) return status;
 
   status = forming.Connect(cards, std::min(until, Clock::now() + kConnecting));
+  forming.CloseDoor();
   Verdict mine;
   mine.failed = !status.ok();
   Put(status.message(), mine.why);

@@ -70,7 +70,7 @@ std::unique_ptr<Segment> Segment::Make(size_t ring_bytes, const std::string& non
 std::unique_ptr<Segment> Segment::Open(int64_t process, int file, size_t ring_bytes,
                                        const std::string& nonce, Status* status) {
   const std::string path = Text("/proc/", process, "/fd/", file);
-  const int opened = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  const int opened = open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK);
   if (opened < 0) {
     *status = Failed(path.c_str());
     return nullptr;

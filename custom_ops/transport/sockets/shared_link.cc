@@ -16,8 +16,8 @@ namespace tfscale {
 namespace sockets {
 namespace {
 
-constexpr uint64_t kUnit = sizeof(Frame);     // records begin at its multiples
-constexpr size_t kWorthLending = 4096;        // less is copied
+constexpr uint64_t kUnit = sizeof(Frame);      // records begin at its multiples
+constexpr size_t kWorthLending = 4096;         // less is copied
 constexpr uint64_t kTurn = uint64_t{4} << 20;  // bytes read before others have their turn
 
 uint64_t RoundUp(uint64_t bytes) { return (bytes + kUnit - 1) / kUnit * kUnit; }

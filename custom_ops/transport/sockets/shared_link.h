@@ -78,7 +78,7 @@ class SharedLink : public Link, public std::enable_shared_from_this<SharedLink> 
 
   std::mutex held_mutex_;  // of what follows
   std::deque<Held> held_;
-  uint64_t first_held_ = 0;  // the number of the first of them
+  uint64_t first_held_ = 0;        // the number of the first of them
   std::atomic<uint64_t> lent_{0};  // bytes that others read where they lie
 
   // Of the progress thread alone.
