@@ -5,9 +5,9 @@ import socket
 
 import pytest
 
-from tests.integration.test_processes import SECONDS, start
+from tests.integration.test_processes import OVER, SECONDS, start
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(2000)
 
 
 def run(count=2, transports="auto", environments=None, **environment):
@@ -80,3 +80,18 @@ def test_what_the_program_asks_for_comes_first():
     for output in run(2, "auto", TFSCALE_TRANSPORT="grpc"):
         assert "'gRPC'" in said(output, "WAYS")
         assert not re.search(WARNING, output)
+
+
+@pytest.mark.parametrize(
+    ("count", "over", "calls"),
+    [
+        (3, "TCP", 500),
+        (3, "shared memory", 500),
+        pytest.param(3, "TCP", 10_000, marks=pytest.mark.full),
+        pytest.param(4, "shared memory", 10_000, marks=pytest.mark.full),
+    ],
+)
+def test_many_all_reduces_of_random_sizes_with_pauses(count, over, calls):
+    with start("many.py", count, COUNT=count, CALLS=calls, **OVER[over]) as started:
+        for output in started.wait(1800):
+            assert f"ALL {calls}" in output

@@ -2,6 +2,7 @@
 // happens to messages that nobody wants any more, and how ranks agree to go another way.
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -209,6 +210,31 @@ TEST(Joining, WhereOneCannotConnectAllGoTheOtherWay) {
           << joined.why[r];
     }
   }
+}
+
+TEST(Joining, TooFewDescriptorsAreSaid) {
+  rlimit before;
+  getrlimit(RLIMIT_NOFILE, &before);
+  std::vector<Socket> all;
+  rlimit few = before;
+  few.rlim_cur = 64;
+  setrlimit(RLIMIT_NOFILE, &few);
+  for (int taken = dup(1); taken >= 0; taken = dup(1)) all.push_back(Socket(taken));
+  for (int left = 0; left < 4; ++left) {  // at whatever point they run out
+    const Joined joined = JoinAll(std::vector<Settings>(2, [] {
+      Settings settings = SettingsOf("shared");
+      settings.choice = Choice::kAuto;
+      settings.connecting = seconds(1);  // one may wait for another that cannot call
+      return settings;
+    }()));
+    for (int r = 0; r < 2; ++r) {
+      EXPECT_TRUE(joined.statuses[r].ok()) << joined.statuses[r].message();
+      EXPECT_EQ(joined.endpoints[r], nullptr);
+      EXPECT_TRUE(Says(joined.why[r], "Too many open files")) << joined.why[r];
+    }
+    if (!all.empty()) all.pop_back();
+  }
+  setrlimit(RLIMIT_NOFILE, &before);
 }
 
 TEST(Joining, NobodyConnectsWhenAllAskForTheOther) {

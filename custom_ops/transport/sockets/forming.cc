@@ -23,7 +23,6 @@ namespace sockets {
 namespace {
 
 constexpr size_t kSecret = 32;
-constexpr std::chrono::seconds kConnecting{10};   // longer only firewalls take
 constexpr size_t kSharedBytes = size_t{8} << 20;  // of one rank, in each direction
 constexpr size_t kMostRing = size_t{4} << 20, kLeastRing = size_t{256} << 10;
 
@@ -388,7 +387,7 @@ Status Form(int rank, const std::vector<std::string>& peers, const std::shared_p
   if (status.ok()) status = forming.Check(cards);
   if (!status.ok() || settings.choice == Choice::kOther) return status;
 
-  status = forming.Connect(cards, std::min(until, Clock::now() + kConnecting));
+  status = forming.Connect(cards, std::min(until, Clock::now() + settings.connecting));
   forming.CloseDoor();
   Verdict mine;
   mine.failed = !status.ok();

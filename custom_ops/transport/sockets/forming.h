@@ -20,11 +20,12 @@ enum class Choice : uint32_t { kAuto = 0, kSockets = 1, kOther = 2 };
 
 struct Settings {
   Choice choice = Choice::kAuto;
-  std::string host;                   // where to listen, for ranks of other processes
-  int first_port = 0, last_port = 0;  // 0: any
-  bool pointers = true;               // between ranks of one process
-  bool shared_memory = true;          // between processes of one host
-  size_t ring_bytes = 0;              // of shared memory, in each direction; 0: by their number
+  std::string host;                     // where to listen, for ranks of other processes
+  int first_port = 0, last_port = 0;    // 0: any
+  bool pointers = true;                 // between ranks of one process
+  bool shared_memory = true;            // between processes of one host
+  std::chrono::seconds connecting{10};  // the longest that it may take; only firewalls take longer
+  size_t ring_bytes = 0;                // of shared memory, in each direction; 0: by their number
 };
 
 // Blocks until all ranks have agreed, at the latest `until`. Without an endpoint and without an
