@@ -99,6 +99,12 @@ class TestCache:
             assert link.cached(group(ranks), 0.1, wire).source == "measured at start"
         assert len(list(cache.iterdir())) == 3
 
+    def test_another_transport_is_another_link(self, cache):
+        for transport in ("sockets", "grpc"):
+            made = Group.local(["CPU:0", "CPU:1"], transport=transport)
+            assert link.cached(made, 0.1).source == "measured at start"
+            assert link.cached(made, 0.1).source != "measured at start"
+
     def test_ports_do_not_count_and_hosts_do(self):
         def key(*peers):
             made = Group.local(["CPU:0", "CPU:1"])

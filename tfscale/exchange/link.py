@@ -71,10 +71,11 @@ def measure(group: Group, seconds: float = 1.0, wire: str = "fp32") -> LinkMeasu
 
 
 def cached(group: Group, seconds: float = 1.0, wire: str = "fp32") -> LinkMeasurement:
-    """What was measured before for the same hosts, devices and versions, or ``measure``.
+    """What was measured before for the same hosts, devices, ways and versions, or ``measure``.
 
     The cache counts only if all ranks hold the same entry.
     """
+    group.join()  # only then is it known over what its messages go
     file = cache_folder() / "links" / f"{_key(group, wire)}.json"
     entry = _read(file, group.ranks)
     if _all_agree(group, entry):
@@ -243,7 +244,9 @@ def _key(group: Group, wire: str) -> str:
     """Ports change from job to job, and say nothing about the links."""
     peers = [re.sub(r":\d+(,|$)", r"\1", peer) for peer in group.peers]
     devices = group.communicators[0].devices
-    whole = [platform.node(), peers, devices, wire, tf.version.VERSION, __version__]
+    ways = [way.partition(" to ")[0] for way in group.communicators[0].ways()]
+    over = [group.transport, ways]
+    whole = [platform.node(), peers, devices, over, wire, tf.version.VERSION, __version__]
     return hashlib.sha256(repr(whole).encode()).hexdigest()[:16]
 
 

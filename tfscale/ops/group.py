@@ -187,9 +187,9 @@ class Group:
         group_key = _new_group_key(devices)
         self.peers = tuple(peers)
         self.deadline = deadline
-        self.transport = transport
         self.host = host
         over = _transport.attributes(transport, host)
+        self.transport = over["transport"]
         self.communicators = [
             Communicator(rank, devices, peers, group_key, deadline, slow_after, over)
             for rank in local_ranks
