@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from tfscale import ScaleStrategy
-from tfscale.ops import Group, all_reduce
+from tfscale.ops import Group, all_reduce, transport
 from tfscale.ops.transport import attributes
 
 
@@ -42,7 +42,7 @@ def test_the_environment_says_where_to_listen():
 
 
 @pytest.mark.parametrize(
-    ("transport", "environment", "message"),
+    ("asked", "environment", "message"),
     [
         ("tcp", {}, "transport is one of 'auto', 'sockets', 'grpc', got 'tcp'"),
         ("auto", {"TFSCALE_TRANSPORT": "x"}, "TFSCALE_TRANSPORT is one of .* got 'x'"),
@@ -53,14 +53,55 @@ def test_the_environment_says_where_to_listen():
         ("auto", {"TFSCALE_SHARED_MEMORY": "no"}, "TFSCALE_SHARED_MEMORY is 1 or 0, got 'no'"),
     ],
 )
-def test_what_makes_no_sense_is_refused(transport, environment, message):
+def test_what_makes_no_sense_is_refused(asked, environment, message):
     with pytest.raises(ValueError, match=message):
-        attributes(transport, "", environment)
+        attributes(asked, "", environment)
 
 
-@pytest.mark.parametrize("transport", ["auto", "sockets", "grpc"])
-def test_ranks_of_one_process_need_no_network(transport):
-    group = Group.local(["CPU:0", "CPU:1"], transport=transport)
+ADDRESSES = {
+    "node1": "127.0.1.1",  # as Debian's /etc/hosts has it on node1
+    "node2": "10.0.0.2",
+    "service": "10.96.0.7",  # a virtual address that no machine has
+    "localhost": "127.0.0.1",
+}
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "expected"),
+    [
+        ("10.0.0.1", ["10.0.0.2"], "10.0.0.1"),
+        ("localhost", ["localhost"], "localhost"),
+        ("node1", ["node1"], "node1"),
+        ("node1", ["node1", "node2"], "10.0.0.1"),
+        ("service", ["service", "10.96.0.8"], "10.0.0.1"),
+    ],
+)
+def test_a_worker_listens_where_others_reach_it(monkeypatch, own, others, expected):
+    """On a machine that has 10.0.0.1 and the loopback."""
+
+    def address(host):
+        return ADDRESSES.get(host, host)
+
+    monkeypatch.setattr(transport, "_resolved", lambda h: [(2, 1, 6, "", (address(h), 0))])
+    monkeypatch.setattr(
+        transport, "_is_here", lambda h: address(h).startswith("127.") or address(h) == "10.0.0.1"
+    )
+    monkeypatch.setattr(transport, "_address_towards", lambda h: "10.0.0.1")
+    assert transport.reachable_host(own, others) == expected
+
+
+def test_names_and_routes_of_this_machine():
+    assert transport.reachable_host("127.0.0.1", ["127.0.0.1"]) == "127.0.0.1"
+    assert transport.reachable_host("localhost", ["no such host"]) in ("localhost", "127.0.0.1")
+    assert transport._is_here("127.0.0.1")
+    assert not transport._is_here("192.0.2.1")
+    assert transport._is_loopback("localhost")
+    assert transport._address_towards("127.0.0.1") == "127.0.0.1"
+
+
+@pytest.mark.parametrize("over", ["auto", "sockets", "grpc"])
+def test_ranks_of_one_process_need_no_network(over):
+    group = Group.local(["CPU:0", "CPU:1"], transport=over)
     one, other = group.communicators
     assert one.ways() == [], "they have not come together"
     total = group.function(lambda c, x: all_reduce(x, c))

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tensorflow.python.distribute.multi_worker_util import coordination_leader
 from tensorflow.python.eager import context
 
-from tfscale.launch import config
+from tfscale.launch import addresses, config
 from tfscale.launch.greeting import Worker
 from tfscale.launch.meeting import JoinError, meet, narrated, unreachable
 from tfscale.launch.watch import watched
@@ -263,20 +263,20 @@ class Group:
                 0 for no warnings.
             transport: what messages travel over; see ``Group``.
         """
-        own_host = ""
+        hosts = {task: addresses.split(host)[0] for task, host in tasks_of(resolver)}
+        own_host = hosts.pop(_task(resolver))
         all_devices: list[str] = []
         peers: list[str] = []
         local_ranks: list[int] = []
         for task, host in tasks_of(resolver):
-            if task == _task(resolver):
-                own_host = host.rpartition(":")[0].strip("[]")
             for device in devices:
                 if task == _task(resolver):
                     local_ranks.append(len(all_devices))
                 all_devices.append(task + device)
                 several = f", {_short(device)}" if len(devices) > 1 else ""
                 peers.append(str(Worker(_name(task), host)) + several)
-        return cls(all_devices, peers, local_ranks, deadline, slow_after, transport, own_host)
+        reached_at = _transport.reachable_host(own_host, [*hosts.values()]) if hosts else ""
+        return cls(all_devices, peers, local_ranks, deadline, slow_after, transport, reached_at)
 
     @property
     def ranks(self) -> int:

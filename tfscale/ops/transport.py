@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import os
 import re
-from collections.abc import Mapping
+import socket
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 TRANSPORTS = ("auto", "sockets", "grpc")
@@ -47,6 +50,54 @@ def checked(transport: str, what: str = "transport") -> str:
     if transport not in TRANSPORTS:
         raise ValueError(f"{what} is one of {', '.join(map(repr, TRANSPORTS))}, got {transport!r}")
     return transport
+
+
+def reachable_host(own: str, others: Sequence[str]) -> str:
+    """The address of this machine at which other workers reach it.
+
+    That is its own in the cluster, unless the machine does not have it (it may be a service's), or
+    knows itself by it as the loopback, as Debian's /etc/hosts has it: others do not. Then it is the
+    address from which this machine reaches the others.
+
+    Args:
+        own: a name or number.
+        others: of the other workers.
+    """
+    if _is_here(own) and not _is_loopback(own):
+        return own
+    far = next((other for other in others if not _is_loopback(other)), None)
+    if far is None:
+        return own
+    return _address_towards(far) or own
+
+
+def _resolved(host: str) -> list[Any]:
+    try:
+        return socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except OSError:
+        return []
+
+
+def _is_loopback(host: str) -> bool:
+    found = [entry[4][0].partition("%")[0] for entry in _resolved(host)]
+    return bool(found) and all(ipaddress.ip_address(each).is_loopback for each in found)
+
+
+def _is_here(host: str) -> bool:
+    for family, kind, _, _, address in _resolved(host):
+        with socket.socket(family, kind) as tried, contextlib.suppress(OSError):
+            tried.bind(address)
+            return True
+    return False
+
+
+def _address_towards(host: str) -> str | None:
+    """Nothing is sent: the kernel only says which address it would send from."""
+    for family, _, _, _, address in _resolved(host):
+        with socket.socket(family, socket.SOCK_DGRAM) as tried, contextlib.suppress(OSError):
+            tried.connect((address[0], 9, *address[2:]))
+            return str(tried.getsockname()[0])
+    return None
 
 
 def _ports(given: str) -> tuple[int, int]:
