@@ -11,7 +11,8 @@
 // the rank that is stuck, and none that waits elsewhere.
 //
 // A rank that gives up says farewell, and why, to all ranks. Whoever stalls
-// also listens for farewells, and gives up for the same reason. A rank that has
+// also listens for farewells, and gives up for the same reason; where a transport
+// awaits for free, all listen from the start. A rank that has
 // nothing running when it hears one gives up what it starts next: that belongs
 // to the step that others have given up.
 // A step may also fail between collectives, where nothing tells the others: then
