@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import textwrap
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from tfscale.exchange.exchange import wire_bytes
 from tfscale.exchange.reducer import Reducer, dense_bucket, sparse_bucket
 from tfscale.ops.bucket import BucketId
 from tfscale.ops.transport import WITHIN_PROCESS
-from tfscale.text import entries
+from tfscale.text import WIDTH, entries
 from tfscale.wires import LOSSLESS
 
 if TYPE_CHECKING:
@@ -156,8 +157,10 @@ class Explanation(list[Row]):
             return "Nothing is sent: there is one replica."
         if not self:
             return "Nothing to show yet: explain() describes the steps that have been traced."
-        title = "Gradients, in the order in which they are sent" + (self.ways and f": {self.ways}")
-        return f"{title}\n{entries(_COLUMNS, [(row.words, _cells(row)) for row in self])}"
+        title = "Gradients, in the order in which they are sent"
+        table = entries(_COLUMNS, [(row.words, _cells(row)) for row in self])
+        how = self.ways and "\n" + textwrap.fill(f"They go {self.ways}", WIDTH)
+        return f"{title}\n{table}{how}"
 
     __str__ = __repr__
 
