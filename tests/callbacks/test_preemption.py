@@ -27,6 +27,7 @@ class Signal(keras.callbacks.Callback):
 
     def send(self):
         os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.1)  # the main thread gets it, and has to wake up first
 
     def on_train_batch_end(self, batch, logs=None):
         if self.left is not None:
