@@ -224,13 +224,14 @@ class CommunicatorOp : public OpKernel {
  private:
   absl::Status ReadSockets(OpKernelConstruction* ctx) {
     sockets::Settings& settings = config_.sockets;
-    TF_RETURN_IF_ERROR(ctx->GetAttr("transport", &config_.transport));
+    std::string transport;
+    TF_RETURN_IF_ERROR(ctx->GetAttr("transport", &transport));
     TF_RETURN_IF_ERROR(ctx->GetAttr("host", &settings.host));
     TF_RETURN_IF_ERROR(ctx->GetAttr("first_port", &settings.first_port));
     TF_RETURN_IF_ERROR(ctx->GetAttr("last_port", &settings.last_port));
-    settings.choice = config_.transport == "auto"      ? sockets::Choice::kAuto
-                      : config_.transport == "sockets" ? sockets::Choice::kSockets
-                                                       : sockets::Choice::kOther;
+    settings.choice = transport == "auto"      ? sockets::Choice::kAuto
+                      : transport == "sockets" ? sockets::Choice::kSockets
+                                               : sockets::Choice::kOther;
     return ctx->GetAttr("shared_memory", &settings.shared_memory);
   }
 

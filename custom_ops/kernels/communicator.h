@@ -23,13 +23,13 @@ class CommunicatorResource : public tensorflow::ResourceBase {
     int slow_after_ms = 0;
     std::vector<std::string> devices;  // in rank order, full names
     std::vector<std::string> peers;    // who they are, for messages
-    std::string transport;
     sockets::Settings sockets;
 
     bool operator==(const Config& other) const {
       return group_key == other.group_key && rank == other.rank &&
              deadline_ms == other.deadline_ms && slow_after_ms == other.slow_after_ms &&
-             devices == other.devices && peers == other.peers && transport == other.transport;
+             devices == other.devices && peers == other.peers &&
+             sockets.choice == other.sockets.choice;
     }
   };
 

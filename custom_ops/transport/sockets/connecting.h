@@ -5,7 +5,6 @@
 #ifndef TFSCALE_TRANSPORT_SOCKETS_CONNECTING_H_
 #define TFSCALE_TRANSPORT_SOCKETS_CONNECTING_H_
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -13,11 +12,10 @@
 #include <vector>
 
 #include "custom_ops/engine/status.h"
+#include "custom_ops/engine/watchdog.h"
 
 namespace tfscale {
 namespace sockets {
-
-using Clock = std::chrono::steady_clock;
 
 // A descriptor that is closed unless somebody takes it.
 class Socket {

@@ -26,6 +26,14 @@ Status Differ(size_t expected, size_t got) {
                 Text("sizes differ: expected ", expected, " bytes, the peer has ", got));
 }
 
+// Gives a receiver a small message that came before it waited.
+void Give(const Taken& done, const View& into, View bytes) {
+  if (into.size != bytes.size) return done(Differ(into.size, bytes.size), View());
+  if (into.data == nullptr) return done(Status(), std::move(bytes));
+  std::memcpy(into.data, bytes.data, bytes.size);
+  done(Status(), into);
+}
+
 // Takes all out that belong to a channel.
 template <typename Map, typename Out>
 void TakeOut(Map* from, const Channel* channel, Out* taken) {
@@ -194,12 +202,7 @@ void Endpoint::Receive(int from, const Key& key, Awaited awaited) {
   if (!refused.ok()) return awaited.done(refused, View());
   if (offer.done != nullptr) return HandOver(std::move(offer), std::move(awaited));
   Tell(from, Frame::kTaken, key, 0, early.number);
-  if (early.bytes.size != awaited.into.size) {
-    return awaited.done(Differ(awaited.into.size, early.bytes.size), View());
-  }
-  if (awaited.into.data == nullptr) return awaited.done(Status(), early.bytes);
-  std::memcpy(awaited.into.data, early.bytes.data, early.bytes.size);
-  awaited.done(Status(), awaited.into);
+  Give(awaited.done, awaited.into, std::move(early.bytes));
 }
 
 std::shared_ptr<Arrival> Endpoint::Begins(int from, const Frame& frame) {
@@ -261,11 +264,7 @@ void Endpoint::Ends(int from, const std::shared_ptr<Arrival>& arrival, View byte
     }
   }
   if (message.small) Tell(from, Frame::kTaken, message.address.key, 0, message.number);
-  if (message.early && into.size != bytes.size) return done(Differ(into.size, bytes.size), View());
-  if (into.data != nullptr) {
-    std::memcpy(into.data, bytes.data, bytes.size);
-    return done(Status(), into);
-  }
+  if (message.early) return Give(done, into, std::move(bytes));
   done(Status(), std::move(bytes));
 }
 

@@ -5,7 +5,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -83,7 +82,6 @@ class Endpoint : public Receiver, public std::enable_shared_from_this<Endpoint> 
   };
   template <typename What>
   using ByAddress = std::unordered_map<Address, What, AddressHash>;
-  using Tasks = std::vector<std::function<void()>>;
 
   void Post(int to, const Key& key, Posted message);
   void Receive(int from, const Key& key, Awaited awaited);

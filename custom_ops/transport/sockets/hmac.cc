@@ -30,8 +30,13 @@ struct Constants {
   }
 };
 
-void Mix(const uint8_t* block, uint32_t* state) {
+const Constants& TheConstants() {
   static const Constants constants;
+  return constants;
+}
+
+void Mix(const uint8_t* block, uint32_t* state) {
+  const Constants& constants = TheConstants();
   uint32_t w[64];
   for (int i = 0; i < 16; ++i) {
     w[i] = static_cast<uint32_t>(block[4 * i]) << 24 | block[4 * i + 1] << 16 |
@@ -65,9 +70,8 @@ Digest Sha256(const std::string& bytes) {
   padded.resize((padded.size() + 8 + kBlock - 1) / kBlock * kBlock);
   const uint64_t bits = uint64_t{8} * bytes.size();
   for (int i = 0; i < 8; ++i) padded[padded.size() - 1 - i] = static_cast<char>(bits >> 8 * i);
-  static const Constants constants;
   uint32_t state[8];
-  for (int i = 0; i < 8; ++i) state[i] = constants.start[i];
+  for (int i = 0; i < 8; ++i) state[i] = TheConstants().start[i];
   for (size_t at = 0; at < padded.size(); at += kBlock) {
     Mix(reinterpret_cast<const uint8_t*>(padded.data()) + at, state);
   }

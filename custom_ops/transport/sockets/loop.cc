@@ -7,11 +7,11 @@
 
 #include <thread>
 
+#include "custom_ops/engine/watchdog.h"
+
 namespace tfscale {
 namespace sockets {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 constexpr int kEvents = 64;
 

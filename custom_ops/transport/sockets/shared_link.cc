@@ -1,14 +1,12 @@
 #include "custom_ops/transport/sockets/shared_link.h"
 
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
 
-#include "custom_ops/engine/buffer_pool.h"
 #include "custom_ops/transport/sockets/causality.h"
 #include "custom_ops/transport/sockets/loop.h"
 
@@ -22,43 +20,18 @@ constexpr uint64_t kTurn = uint64_t{4} << 20;  // bytes read before others have 
 
 uint64_t RoundUp(uint64_t bytes) { return (bytes + kUnit - 1) / kUnit * kUnit; }
 
-Status Closed() { return Status(Code::kUnavailable, "the connection is closed"); }
-
 }  // namespace
 
 SharedLink::SharedLink(int socket, std::unique_ptr<Segment> segment, int mine, int peer,
                        std::weak_ptr<Receiver> receiver)
-    : socket_(socket),
-      peer_(peer),
+    : QueuedLink(socket, peer, std::move(receiver)),
       segment_(std::move(segment)),
       capacity_(segment_->ring_bytes()),
       most_(capacity_ / 4 - kUnit),
       out_(segment_->head(mine)),
       in_(segment_->head(1 - mine)),
       out_bytes_(segment_->ring(mine)),
-      in_bytes_(segment_->ring(1 - mine)),
-      receiver_(std::move(receiver)) {}
-
-SharedLink::~SharedLink() { close(socket_); }
-
-void SharedLink::Close() {
-  std::deque<Outgoing> dropped;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    closed_ = true;
-    dropped.swap(outgoing_);
-  }
-  shutdown(socket_, SHUT_RDWR);
-  Loop::Get().Remove(this);
-  for (auto& out : dropped) {
-    if (out.written != nullptr) out.written(Closed());
-  }
-}
-
-void SharedLink::Lose(const std::string& why) {
-  Close();
-  if (const auto receiver = receiver_.lock()) receiver->Lost(peer_, why);
-}
+      in_bytes_(segment_->ring(1 - mine)) {}
 
 void SharedLink::Ring() {
   const uint8_t bell = 1;
@@ -68,40 +41,25 @@ void SharedLink::Ring() {
 // ---------------------------------------------------------------------------
 // Out
 
-void SharedLink::Send(const Frame& frame, View bytes, Done written) {
-  std::vector<Done> all_written;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!closed_) {
-      outgoing_.push_back({frame, std::move(bytes), std::move(written)});
-      written = nullptr;
-      if (outgoing_.size() == 1) Write(&all_written);
-    }
-  }
-  if (written != nullptr) written(Closed());
-  for (auto& done : all_written) done(Status());
-}
-
-// As much as there is room for. True if anything was written.
-bool SharedLink::Write(std::vector<Done>* written) {
+// As much as there is room for.
+bool SharedLink::Write(std::deque<Outgoing>* queue, std::vector<Done>* written) {
   const uint64_t before = written_;
-  while (!outgoing_.empty()) {
-    Outgoing& out = outgoing_.front();
+  while (!queue->empty()) {
+    Outgoing& out = queue->front();
     const size_t now = std::min<size_t>(out.bytes.size - out.done, most_);
     const uint64_t bytes = kUnit + RoundUp(now);
     uint8_t* record = RoomOrWait(bytes);
     if (record == nullptr) break;
     Frame frame = out.frame;
-    if (out.begun) frame.kind = Frame::kMore;
+    if (out.done > 0) frame.kind = Frame::kMore;
     frame.here = now;
     std::memcpy(record, &frame, sizeof(frame));
     if (now > 0) std::memcpy(record + kUnit, out.bytes.data + out.done, now);
     Publish(bytes);
-    out.begun = true;
     out.done += now;
     if (out.done < out.bytes.size) continue;
     if (out.written != nullptr) written->push_back(std::move(out.written));
-    outgoing_.pop_front();
+    queue->pop_front();
   }
   return written_ != before;
 }
@@ -153,14 +111,8 @@ void SharedLink::Ready(bool read, bool) {
 }
 
 bool SharedLink::Poll() {
-  bool busy = false;
-  std::vector<Done> written;
-  {
-    std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
-    if (lock.owns_lock() && !closed_) busy = Write(&written);
-  }
-  for (auto& done : written) done(Status());
-  return Read() || busy;
+  const bool wrote = Flush();
+  return Read() || wrote;
 }
 
 void SharedLink::Sleeps(bool asleep) { in_->reader_sleeps.store(asleep ? 1 : 0); }
@@ -204,9 +156,7 @@ bool SharedLink::ReadRecord(const Frame& frame, uint8_t* body, uint64_t number) 
       Lend(body, number);
       return true;
     }
-    if (arrival_->into.data == nullptr && !arrival_->discard) {
-      arrival_->into = BufferPool::OfProcess().Get(wanted_);
-    }
+    FindPlace();
     if (!arrival_->discard) std::memcpy(arrival_->into.data + got_, body, frame.here);
     got_ += frame.here;
     Release(number);
@@ -214,16 +164,7 @@ bool SharedLink::ReadRecord(const Frame& frame, uint8_t* body, uint64_t number) 
     return true;
   }
   Release(number);
-  const auto receiver = receiver_.lock();
-  return receiver != nullptr && frame.here == 0 && receiver->Told(peer_, frame);
-}
-
-bool SharedLink::Begin(const Frame& frame) {
-  const auto receiver = receiver_.lock();
-  if (receiver != nullptr) arrival_ = receiver->Begins(peer_, frame);
-  wanted_ = frame.size;
-  got_ = 0;
-  return arrival_ != nullptr;
+  return frame.here == 0 && Tell(frame);
 }
 
 // The receiver reads the message where it lies.
@@ -236,13 +177,6 @@ void SharedLink::Lend(uint8_t* body, uint64_t number) {
   auto self = shared_from_this();
   End({body, wanted_,
        std::shared_ptr<void>(body, [self, number](void*) { self->Release(number); })});
-}
-
-void SharedLink::End(View bytes) {
-  const auto arrival = std::move(arrival_);
-  arrival_ = nullptr;
-  const auto receiver = receiver_.lock();
-  if (receiver != nullptr) receiver->Ends(peer_, arrival, std::move(bytes));
 }
 
 // ---------------------------------------------------------------------------

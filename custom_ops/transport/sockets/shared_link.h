@@ -11,35 +11,24 @@
 #include <string>
 #include <vector>
 
-#include "custom_ops/transport/sockets/link.h"
+#include "custom_ops/transport/sockets/queued_link.h"
 #include "custom_ops/transport/sockets/segment.h"
 
 namespace tfscale {
 namespace sockets {
 
-class SharedLink : public Link, public std::enable_shared_from_this<SharedLink> {
+class SharedLink : public QueuedLink, public std::enable_shared_from_this<SharedLink> {
  public:
-  // Owns the connected socket, which does not block. `mine`: the ring that this side writes.
+  // `mine`: the ring that this side writes.
   SharedLink(int socket, std::unique_ptr<Segment> segment, int mine, int peer,
              std::weak_ptr<Receiver> receiver);
-  ~SharedLink() override;
 
-  void Send(const Frame& frame, View bytes, Done written) override;
-  void Close() override;
   std::string Name() const override { return "shared memory"; }
-  int Descriptor() const override { return socket_; }
   void Ready(bool read, bool write) override;
   bool Poll() override;
   void Sleeps(bool asleep) override;
 
  private:
-  struct Outgoing {
-    Frame frame;
-    View bytes;
-    Done written;
-    size_t done = 0;  // how many of its bytes are written
-    bool begun = false;
-  };
   // Records that are read; their room is free again when all before them are let go of.
   struct Held {
     uint64_t end;
@@ -47,44 +36,32 @@ class SharedLink : public Link, public std::enable_shared_from_this<SharedLink> 
     bool released;
   };
 
-  bool Write(std::vector<Done>* written);
+  bool Write(std::deque<Outgoing>* queue, std::vector<Done>* written) override;
   uint8_t* RoomOrWait(size_t bytes);
   uint8_t* Room(size_t bytes);
   void Publish(size_t bytes);
   void Ring();
   bool Read();
   bool ReadRecord(const Frame& frame, uint8_t* body, uint64_t number);
-  bool Begin(const Frame& frame);
   void Lend(uint8_t* body, uint64_t number);
   uint64_t Hold(uint64_t end);
   void Release(uint64_t number);
-  void End(View bytes);
-  void Lose(const std::string& why);
 
-  const int socket_;
-  const int peer_;
   const std::shared_ptr<Segment> segment_;
   const uint64_t capacity_, most_;  // of a ring; of the bytes of a message in one record
   RingHead* const out_;
   RingHead* const in_;
   uint8_t* const out_bytes_;
   uint8_t* const in_bytes_;
-  const std::weak_ptr<Receiver> receiver_;
 
-  std::mutex mutex_;  // of what follows
-  std::deque<Outgoing> outgoing_;
-  uint64_t written_ = 0;
-  bool closed_ = false;
+  uint64_t written_ = 0;  // under the lock of the queue
 
   std::mutex held_mutex_;  // of what follows
   std::deque<Held> held_;
   uint64_t first_held_ = 0;        // the number of the first of them
   std::atomic<uint64_t> lent_{0};  // bytes that others read where they lie
 
-  // Of the progress thread alone.
-  uint64_t read_ = 0;
-  std::shared_ptr<Arrival> arrival_;
-  size_t wanted_ = 0, got_ = 0;  // bytes of it
+  uint64_t read_ = 0;  // of the progress thread alone
 };
 
 }  // namespace sockets

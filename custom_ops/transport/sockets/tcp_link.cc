@@ -2,14 +2,12 @@
 
 #include <sys/socket.h>
 #include <sys/uio.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
 
-#include "custom_ops/engine/buffer_pool.h"
 #include "custom_ops/transport/sockets/causality.h"
 #include "custom_ops/transport/sockets/loop.h"
 
@@ -21,57 +19,22 @@ constexpr size_t kBuffer = 2 * (sizeof(Frame) + kSmall);
 constexpr size_t kTurn = size_t{4} << 20;  // bytes read before others have their turn
 constexpr size_t kBatch = 16;              // frames written at a time
 
-Status Closed() { return Status(Code::kUnavailable, "the connection is closed"); }
-
 }  // namespace
 
 TcpLink::TcpLink(int socket, int peer, std::string name, std::weak_ptr<Receiver> receiver)
-    : socket_(socket),
-      peer_(peer),
-      name_(std::move(name)),
-      receiver_(std::move(receiver)),
-      buffer_(kBuffer) {}
-
-TcpLink::~TcpLink() { close(socket_); }
-
-void TcpLink::Close() {
-  std::deque<Outgoing> dropped;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    closed_ = true;
-    dropped.swap(outgoing_);
-  }
-  shutdown(socket_, SHUT_RDWR);
-  Loop::Get().Remove(this);
-  for (auto& out : dropped) {
-    if (out.written != nullptr) out.written(Closed());
-  }
-}
+    : QueuedLink(socket, peer, std::move(receiver)), name_(std::move(name)), buffer_(kBuffer) {}
 
 // ---------------------------------------------------------------------------
 // Out
 
-void TcpLink::Send(const Frame& frame, View bytes, Done written) {
-  std::vector<Done> all_written;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!closed_) {
-      outgoing_.push_back({frame, std::move(bytes), std::move(written)});
-      written = nullptr;
-      if (outgoing_.size() == 1) Write(&all_written);
-    }
-  }
-  if (written != nullptr) written(Closed());
-  for (auto& done : all_written) done(Status());
-}
-
 // As much as the network takes now.
-void TcpLink::Write(std::vector<Done>* written) {
-  while (!outgoing_.empty()) {
+bool TcpLink::Write(std::deque<Outgoing>* queue, std::vector<Done>* written) {
+  bool wrote = false;
+  while (!queue->empty()) {
     iovec pieces[2 * kBatch];
     int count = 0;
-    for (size_t i = 0; i < std::min(kBatch, outgoing_.size()); ++i) {
-      Outgoing& out = outgoing_[i];
+    for (size_t i = 0; i < std::min(kBatch, queue->size()); ++i) {
+      Outgoing& out = (*queue)[i];
       const size_t header = std::min(out.done, sizeof(Frame)), body = out.done - header;
       if (header < sizeof(Frame)) {
         pieces[count++] = {reinterpret_cast<uint8_t*>(&out.frame) + header, sizeof(Frame) - header};
@@ -85,33 +48,28 @@ void TcpLink::Write(std::vector<Done>* written) {
     const ssize_t sent = sendmsg(socket_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0) break;  // full; or broken, of which reading tells
+    wrote = true;
     size_t left = static_cast<size_t>(sent);
     while (left > 0) {
-      Outgoing& out = outgoing_.front();
+      Outgoing& out = queue->front();
       const size_t all = sizeof(Frame) + out.bytes.size, now = std::min(left, all - out.done);
       out.done += now;
       left -= now;
       if (out.done < all) break;
       if (out.written != nullptr) written->push_back(std::move(out.written));
-      outgoing_.pop_front();
+      queue->pop_front();
     }
   }
-  const bool waits = !outgoing_.empty();
+  const bool waits = !queue->empty();
   if (waits != waits_to_write_) Loop::Get().WantToWrite(this, waits_to_write_ = waits);
+  return wrote;
 }
 
 // ---------------------------------------------------------------------------
 // In
 
 void TcpLink::Ready(bool read, bool write) {
-  if (write) {
-    std::vector<Done> written;
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      if (!closed_) Write(&written);
-    }
-    for (auto& done : written) done(Status());
-  }
+  if (write) Flush();
   if (read) Read();
 }
 
@@ -142,7 +100,7 @@ size_t TcpLink::ReadMessage() {
   const size_t now = arrival_->discard ? Receive(buffer_.data(), std::min(left, buffer_.size()))
                                        : Receive(arrival_->into.data + got_, left);
   got_ += now;
-  if (now > 0 && got_ == wanted_) End();
+  if (now > 0 && got_ == wanted_) End(arrival_->into);
   return now;
 }
 
@@ -163,45 +121,20 @@ bool TcpLink::Parse() {
     Frame frame;
     std::memcpy(&frame, buffer_.data() + begin_, sizeof(Frame));
     begin_ += sizeof(Frame);
-    if (!Begin(frame)) {
+    const bool data = frame.kind == Frame::kData;
+    if (frame.magic != Frame::kMagic || !(data ? Begin(frame) : Tell(frame))) {
       Lose("it sent what is no frame of this protocol");
       return false;
     }
-    if (arrival_ == nullptr) continue;
+    if (!data) continue;
+    FindPlace();
     got_ = std::min(wanted_, end_ - begin_);
     if (!arrival_->discard) std::memcpy(arrival_->into.data, buffer_.data() + begin_, got_);
     begin_ += got_;
-    if (got_ == wanted_) End();
+    if (got_ == wanted_) End(arrival_->into);
   }
   if (begin_ == end_) begin_ = end_ = 0;
   return true;
-}
-
-bool TcpLink::Begin(const Frame& frame) {
-  const auto receiver = receiver_.lock();
-  if (receiver == nullptr) return false;
-  if (frame.magic != Frame::kMagic) return false;
-  if (frame.kind != Frame::kData) return receiver->Told(peer_, frame);
-  arrival_ = receiver->Begins(peer_, frame);
-  if (arrival_ == nullptr) return false;
-  wanted_ = frame.size;
-  got_ = 0;
-  if (arrival_->into.data == nullptr && !arrival_->discard) {
-    arrival_->into = BufferPool::OfProcess().Get(wanted_);
-  }
-  return true;
-}
-
-void TcpLink::End() {
-  const auto arrival = std::move(arrival_);
-  arrival_ = nullptr;
-  const auto receiver = receiver_.lock();
-  if (receiver != nullptr) receiver->Ends(peer_, arrival, arrival->into);
-}
-
-void TcpLink::Lose(const std::string& why) {
-  Close();
-  if (const auto receiver = receiver_.lock()) receiver->Lost(peer_, why);
 }
 
 }  // namespace sockets
