@@ -148,8 +148,8 @@ void Communicator::LeaveWithFamily(uint32_t generation, const std::shared_ptr<Pa
   if (!LeaveGeneration(generation, parting, &failed_steps)) return parting->Report();
   for (auto& sibling : Families::Get().Of(family_)) {
     auto of_sibling = std::make_shared<Parting>(parting->why);
-    const bool left = sibling->LeaveGeneration(generation, of_sibling, &failed_steps);
-    if (left) parting->TakenBy(sibling->rank());
+    sibling->LeaveGeneration(generation, of_sibling, &failed_steps);
+    parting->TakenBy(sibling->rank());  // or it has left for another reason
   }
 }
 
@@ -248,8 +248,10 @@ void Communicator::SayFarewell(uint32_t generation, const std::shared_ptr<Partin
 // Once in a generation, to all ranks: those next to this one may have nothing
 // running, and then pass nothing on.
 void Communicator::Listen(const Collective& collective) {
-  const uint32_t generation = collective.generation();
-  const Open& open = collective.request().open;
+  Listen(collective.generation(), collective.request().open);
+}
+
+void Communicator::Listen(uint32_t generation, const Open& open) {
   std::shared_ptr<Channel> channel;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -259,6 +261,18 @@ void Communicator::Listen(const Collective& collective) {
         std::make_shared<Pulse>(others_, generation, patience_.deadline / kBeats, open(), pool_);
   }
   ListenTo(generation, channel);
+}
+
+Status Communicator::Watch(const Open& open) {
+  uint32_t generation;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    watches_ = true;
+    generation = generation_;
+  }
+  Listen(generation, open);
+  std::lock_guard<std::mutex> lock(mutex_);
+  return told_;
 }
 
 void Communicator::Beat(uint32_t generation, Clock::time_point now) {
@@ -314,6 +328,9 @@ void Communicator::HeardThatItIsGone(uint32_t generation, int from, const Status
   std::string bucket;
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    if (watches_ && generation == generation_ && told_.ok()) {
+      told_ = Status(status.code(), Describe(from) + " is gone: " + status.message());
+    }
     for (auto& entry : running_) {
       if (entry.second->NeedsMessagesOf(from)) bucket = entry.first;
     }

@@ -17,6 +17,8 @@
 // to the step that others have given up.
 // A step may also fail between collectives, where nothing tells the others: then
 // its process says farewell on demand.
+// A rank that runs no collectives of ours may watch: it then listens without them, and
+// keeps what it has heard.
 //
 // Then every rank has moved to the next generation, whose keys differ from all
 // that came before, and the group can go on. Ranks of one process (a family) fail
@@ -77,6 +79,10 @@ class Communicator : public Watched, public std::enable_shared_from_this<Communi
   void GiveUp(const std::string& reason, const Open& open, std::chrono::milliseconds linger,
               std::function<void()> told);
 
+  // From now on listens though nothing runs, as soon as that is free; and what has been heard of
+  // ranks that gave up or are gone, in words, or OK. For those whose steps run other collectives.
+  Status Watch(const Open& open);
+
   int rank() const { return rank_; }
   int ranks() const { return static_cast<int>(peers_.size()); }
   const std::vector<int>& Others() const { return others_; }
@@ -128,6 +134,7 @@ class Communicator : public Watched, public std::enable_shared_from_this<Communi
                        std::set<int64_t>* failed_steps);
   void Remember(const std::shared_ptr<Parting>& parting);
   void SayFarewell(uint32_t generation, const std::shared_ptr<Parting>& parting);
+  void Listen(uint32_t generation, const Open& open);
   void ListenTo(uint32_t generation, const std::shared_ptr<Channel>& channel);
   void Heard(uint32_t generation, int from, const View& bytes, const Status& status);
   void HeardThatItIsGone(uint32_t generation, int from, const Status& status);
@@ -148,6 +155,7 @@ class Communicator : public Watched, public std::enable_shared_from_this<Communi
   std::map<std::string, std::shared_ptr<Collective>> running_;
   std::set<int64_t> failed_steps_;
   Status last_failure_;
+  bool watches_ = false;                           // for others that are gone
   Status told_;                                    // heard while nothing ran
   std::shared_ptr<Channel> listening_;             // for farewells of this generation
   std::shared_ptr<Pulse> pulse_;                   // likewise; only once something stalled

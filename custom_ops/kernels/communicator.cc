@@ -118,6 +118,15 @@ std::vector<std::string> CommunicatorResource::Ways(std::string* why_not) const 
   return ways;
 }
 
+Status CommunicatorResource::Watch() {
+  std::shared_ptr<sockets::Endpoint> endpoint;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    endpoint = endpoint_;
+  }
+  return endpoint == nullptr ? Status() : engine_->Watch([endpoint] { return endpoint->Open(); });
+}
+
 std::string CommunicatorResource::Process(int rank) const {
   return config_.devices[rank].substr(0, config_.devices[rank].find("/device:"));
 }
@@ -147,6 +156,7 @@ REGISTER_OP("TfscaleCommunicator")
     .Attr("host: string = ''")
     .Attr("first_port: int = 0")
     .Attr("last_port: int = 0")
+    .Attr("streams: int >= 1 = 1")
     .Attr("shared_memory: bool = true")
     .Attr("shared_name: string")
     .SetIsStateful()
@@ -162,6 +172,7 @@ slow_after_ms: after how long of that a warning names the ranks that are late; 0
 transport: what messages travel over: our own sockets, TensorFlow's gRPC, or sockets if they work.
 host: the address of this process in the cluster, where sockets listen; empty if it is alone.
 first_port, last_port: which ports they may listen at; 0: any.
+streams: TCP connections of each pair of ranks.
 shared_memory: whether processes of one host share memory.
 )doc");
 
@@ -229,6 +240,7 @@ class CommunicatorOp : public OpKernel {
     TF_RETURN_IF_ERROR(ctx->GetAttr("host", &settings.host));
     TF_RETURN_IF_ERROR(ctx->GetAttr("first_port", &settings.first_port));
     TF_RETURN_IF_ERROR(ctx->GetAttr("last_port", &settings.last_port));
+    TF_RETURN_IF_ERROR(ctx->GetAttr("streams", &settings.streams));
     settings.choice = transport == "auto"      ? sockets::Choice::kAuto
                       : transport == "sockets" ? sockets::Choice::kSockets
                                                : sockets::Choice::kOther;

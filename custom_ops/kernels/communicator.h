@@ -47,6 +47,10 @@ class CommunicatorResource : public tensorflow::ResourceBase {
   // How messages go to each rank, once the group is formed; `why_not` says why not by sockets.
   std::vector<std::string> Ways(std::string* why_not) const;
 
+  // What has been heard of ranks that gave up or are gone: see Communicator::Watch. Over sockets
+  // only: there listening is free.
+  Status Watch();
+
   const Config& config() const { return config_; }
   const std::shared_ptr<Communicator>& engine() const { return engine_; }
   std::string DebugString() const override;

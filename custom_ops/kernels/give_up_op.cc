@@ -40,6 +40,24 @@ Tells all ranks that this one's step has failed: they give up theirs for `reason
 linger: how many seconds to wait, at the longest, until all have heard it.
 )doc");
 
+REGISTER_OP("TfscaleWatch")
+    .Input("communicator: resource")
+    .Output("code: int32")
+    .Output("why: string")
+    .SetIsStateful()
+    .SetShapeFn([](tensorflow::shape_inference::InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      c->set_output(1, c->Scalar());
+      return AreScalars(c, 0, 1);
+    })
+    .Doc(R"doc(
+Whether a rank has given up or is gone, though no collective of this op library runs.
+
+code: of TensorFlow's error; 0 if all are well, or if nothing tells: over gRPC, or before all ranks
+have come together.
+why: in words.
+)doc");
+
 class JoinOp : public tensorflow::AsyncOpKernel {
  public:
   using AsyncOpKernel::AsyncOpKernel;
@@ -97,6 +115,29 @@ class GiveUpOp : public JoinOp {
   static constexpr double kLongest = 86400;  // of a duration not every number can be made
 };
 
+class WatchOp : public tensorflow::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    tensorflow::core::RefCountPtr<CommunicatorResource> resource;
+    OP_REQUIRES_OK(ctx, FindResource(ctx, 0, "communicator", &resource));
+    const absl::Status heard = ToAbsl(resource->Watch());
+    tensorflow::Tensor *code, *why;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, tensorflow::TensorShape({}), &code));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, tensorflow::TensorShape({}), &why));
+    code->scalar<int32_t>()() = static_cast<int32_t>(heard.code());
+    why->scalar<tensorflow::tstring>()() = std::string(heard.message());
+  }
+};
+
+REGISTER_KERNEL_BUILDER(Name("TfscaleWatch").Device(tensorflow::DEVICE_CPU), WatchOp);
+REGISTER_KERNEL_BUILDER(Name("TfscaleWatch")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("communicator")
+                            .HostMemory("code")
+                            .HostMemory("why"),
+                        WatchOp);
 REGISTER_KERNEL_BUILDER(Name("TfscaleJoin").Device(tensorflow::DEVICE_CPU), JoinOp);
 REGISTER_KERNEL_BUILDER(
     Name("TfscaleJoin").Device(tensorflow::DEVICE_GPU).HostMemory("communicator"), JoinOp);

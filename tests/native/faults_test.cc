@@ -414,6 +414,33 @@ TEST(Idle, SiblingsWithNothingRunningHaveHeardAFarewell) {
   ExpectGoesOn(&world, Signed(Task(PlanOf("ring_4"), 3000, 256)));
 }
 
+// Until rank 0 has heard something, or nothing for too long.
+Status HeardBy0(World* world) {
+  const auto until = Clock::now() + milliseconds(30000);
+  Status heard;
+  while (heard.ok() && Clock::now() < until) {
+    std::this_thread::sleep_for(milliseconds(10));
+    heard = world->Watch(0);
+  }
+  return heard;
+}
+
+TEST(Idle, WhoWatchesHearsOfAFarewell) {
+  World world(3);
+  for (int r = 0; r < 3; ++r) EXPECT_EQ(world.Watch(r).code(), Code::kOk);
+  Outcomes told(1);
+  world.GiveUp(2, "enough", told.For(0));
+  ExpectAll(told.Wait(), Code::kOk, "");
+  ExpectAll({HeardBy0(&world)}, Code::kCancelled, Name(2) + " gave up: enough");
+}
+
+TEST(Idle, WhoWatchesHearsOfTheDead) {
+  World world(3);
+  for (int r = 0; r < 3; ++r) EXPECT_EQ(world.Watch(r).code(), Code::kOk);
+  world.network().Kill(1);
+  ExpectAll({HeardBy0(&world)}, Code::kUnavailable, Name(1) + " is gone");
+}
+
 TEST(Idle, WhoGivesUpStaysNoLongerThanItSaid) {
   World world(2);
   Outcomes told(1);

@@ -1,5 +1,5 @@
 // The networks that the engine's tests run over. The variable NETWORK names one: memory (the
-// default), pointers, shared (memory) or tcp.
+// default), pointers, shared (memory), tcp or streams (several TCP connections for each pair).
 #ifndef TFSCALE_TESTS_NATIVE_NETWORKS_H_
 #define TFSCALE_TESTS_NATIVE_NETWORKS_H_
 
@@ -86,6 +86,7 @@ inline sockets::Settings SettingsOf(const std::string& network) {
   settings.host = "127.0.0.1";
   settings.pointers = network == "pointers";
   settings.shared_memory = network == "shared";
+  settings.streams = network == "streams" ? 3 : 1;
   settings.ring_bytes = size_t{256} << 10;  // small enough to be full at times
   return settings;
 }

@@ -258,6 +258,18 @@ TEST(Joining, WaysAreNamed) {
   EXPECT_EQ(way("pointers"), "the same process");
   EXPECT_EQ(way("shared"), "shared memory");
   EXPECT_TRUE(Says(way("tcp"), "TCP to 127.0.0.1:"));
+  EXPECT_TRUE(Says(way("streams"), "3 TCP connections to 127.0.0.1:"));
+}
+
+TEST(Joining, RanksThatAskForMoreConnectionsThanOthersGetAsManyAsThese) {
+  std::vector<Settings> settings(3, SettingsOf("streams"));
+  settings[1].streams = 2;
+  settings[2].streams = 1;
+  const Joined joined = JoinAll(settings);
+  for (int way : {0, 1}) {
+    EXPECT_TRUE(Says(joined.endpoints[way]->Way(1 - way), "2 TCP connections to"));
+    EXPECT_TRUE(Says(joined.endpoints[way]->Way(2), "TCP to")) << joined.endpoints[way]->Way(2);
+  }
 }
 
 TEST(Joining, WhereOneRankSharesNoMemoryItsPairsGoByTcp) {
@@ -516,7 +528,7 @@ TEST_P(Pair, ManyMessagesArriveWhole) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Over, Pair, testing::Values("pointers", "shared", "tcp"),
+INSTANTIATE_TEST_SUITE_P(Over, Pair, testing::Values("pointers", "shared", "tcp", "streams"),
                          [](const auto& info) { return info.param; });
 
 // ---------------------------------------------------------------------------

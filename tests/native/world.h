@@ -223,6 +223,8 @@ class World {
     ranks_[rank]->GiveUp(reason, OpenFor(rank), linger, [told] { told(Status()); });
   }
 
+  Status Watch(int rank) { return ranks_[rank]->Watch(OpenFor(rank)); }
+
  private:
   Open OpenFor(int rank) const {
     return [network = network_, traffic = traffic_, rank] {

@@ -100,16 +100,16 @@ void Endpoint::Leave() {
     std::lock_guard<std::mutex> lock(mutex_);
     left_ = true;
   }
-  const int ranks = static_cast<int>(links_.size());
+  const int ranks = static_cast<int>(ways_.size());
   for (int peer = 0; peer < ranks; ++peer) {
-    if (links_[peer] != nullptr) links_[peer]->Close();
+    if (ways_[peer] != nullptr) ways_[peer]->Close();
     if (const auto neighbour = neighbours_[peer].lock()) neighbour->Lost(rank_, kLeft);
   }
   for (int peer = 0; peer < ranks; ++peer) Lost(peer, kHasLeft);
 }
 
 std::string Endpoint::Way(int peer) const {
-  return links_[peer] == nullptr ? "the same process" : links_[peer]->Name();
+  return ways_[peer] == nullptr ? "the same process" : ways_[peer]->Name();
 }
 
 void Endpoint::Tell(int peer, uint32_t kind, const Key& key, size_t size, uint64_t number) {
@@ -118,7 +118,7 @@ void Endpoint::Tell(int peer, uint32_t kind, const Key& key, size_t size, uint64
   frame.key = key;
   frame.size = size;
   frame.number = number;
-  links_[peer]->Send(frame, View(), nullptr);
+  ways_[peer]->Send(frame, View(), nullptr);
 }
 
 // ---------------------------------------------------------------------------
@@ -135,7 +135,7 @@ void Endpoint::Post(int to, const Key& key, Posted message) {
     lock.unlock();
     return message.done(gone);
   }
-  if (links_[to] == nullptr) {
+  if (ways_[to] == nullptr) {
     lock.unlock();
     const auto neighbour = neighbours_[to].lock();
     if (neighbour == nullptr) return message.done(Gone(kLeft));
@@ -146,7 +146,7 @@ void Endpoint::Post(int to, const Key& key, Posted message) {
     const View bytes = message.bytes;
     small_[frame.number] = {std::move(message), address};
     lock.unlock();
-    return links_[to]->Send(frame, bytes, nullptr);
+    return ways_[to]->Send(frame, bytes, nullptr);
   }
   if (wanted_.erase(address) > 0) {
     lock.unlock();
@@ -163,7 +163,7 @@ void Endpoint::SendLarge(const Address& address, Posted message) {
   Frame frame;
   frame.key = address.key;
   frame.size = message.bytes.size;
-  links_[address.peer]->Send(frame, std::move(message.bytes), std::move(message.done));
+  ways_[address.peer]->Send(frame, std::move(message.bytes), std::move(message.done));
 }
 
 // ---------------------------------------------------------------------------
@@ -171,7 +171,7 @@ void Endpoint::SendLarge(const Address& address, Posted message) {
 
 void Endpoint::Receive(int from, const Key& key, Awaited awaited) {
   const Address address{from, key};
-  const bool ask = links_[from] != nullptr && awaited.into.size > kSmall;
+  const bool ask = ways_[from] != nullptr && awaited.into.size > kSmall;
   const size_t size = awaited.into.size;
   bool waits = false;
   Status refused;
@@ -397,7 +397,7 @@ void Endpoint::Cancel(const Channel* channel) {
   for (auto& entry : large) entry.second.done(Cancelled());
   for (auto& entry : awaited) {
     const int from = entry.first.peer;
-    const bool asked = links_[from] != nullptr && entry.second.into.size > kSmall;
+    const bool asked = ways_[from] != nullptr && entry.second.into.size > kSmall;
     if (asked) Tell(from, Frame::kUnwant, entry.first.key, 0, 0);
     entry.second.done(Cancelled(), View());
   }

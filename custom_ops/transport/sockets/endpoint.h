@@ -32,11 +32,11 @@ struct AddressHash {
 
 class Endpoint : public Receiver, public std::enable_shared_from_this<Endpoint> {
  public:
-  Endpoint(int rank, int ranks) : rank_(rank), links_(ranks), neighbours_(ranks), lost_(ranks) {}
+  Endpoint(int rank, int ranks) : rank_(rank), ways_(ranks), neighbours_(ranks), lost_(ranks) {}
   ~Endpoint() override;
 
   // Before the first message. A neighbour is a rank of the same process.
-  void Connect(int peer, std::shared_ptr<Link> link) { links_[peer] = std::move(link); }
+  void Connect(int peer, std::shared_ptr<sockets::Way> way) { ways_[peer] = std::move(way); }
   void Connect(int peer, std::weak_ptr<Endpoint> neighbour) { neighbours_[peer] = neighbour; }
 
   std::shared_ptr<Channel> Open();
@@ -96,7 +96,7 @@ class Endpoint : public Receiver, public std::enable_shared_from_this<Endpoint> 
   void SendLarge(const Address& address, Posted message);
 
   const int rank_;
-  std::vector<std::shared_ptr<Link>> links_;         // by rank
+  std::vector<std::shared_ptr<sockets::Way>> ways_;  // by rank
   std::vector<std::weak_ptr<Endpoint>> neighbours_;  // likewise
 
   std::mutex mutex_;               // of what follows

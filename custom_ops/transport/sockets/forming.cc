@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "custom_ops/engine/text.h"
+#include "custom_ops/transport/sockets/bundle.h"
 #include "custom_ops/transport/sockets/connecting.h"
 #include "custom_ops/transport/sockets/loop.h"
 #include "custom_ops/transport/sockets/segment.h"
@@ -32,6 +33,7 @@ struct Card {
   uint32_t version = kVersion;
   uint32_t choice = 0;
   int32_t port = 0;
+  int32_t streams = 1;
   char host[64] = {};  // a number
   char process[16] = {}, machine[64] = {};
   char secret[kSecret] = {};  // rank 0's is the group's
@@ -199,6 +201,7 @@ class Forming {
   Card MakeCard() {
     Card card;
     card.choice = static_cast<uint32_t>(settings_.choice);
+    card.streams = settings_.streams;
     std::memcpy(card.process, ThisProcess().data(), sizeof(card.process));
     Put(ThisMachine(), card.machine);
     std::memcpy(card.secret, Random(kSecret).data(), kSecret);
@@ -263,11 +266,16 @@ class Forming {
       Socket socket;
       Status status = door.Answer(until, &from, &socket);
       if (!status.ok()) return status;
-      if (IsNeighbour(cards, from) || links_.count(from) > 0) {
+      if (missing_[from] > 0) {
+        AddStream(from, std::move(socket));
+        continue;
+      }
+      if (IsNeighbour(cards, from) || ways_.count(from) > 0) {
         return Status(Code::kInvalidArgument, Who(from) + " called twice");
       }
       status = Welcome(cards, from, std::move(socket), until);
       if (!status.ok()) return About(from, status);
+      callers += missing_[from];
     }
     return Status();
   }
@@ -282,10 +290,10 @@ class Forming {
       if (IsNeighbour(cards, peer)) {
         endpoint_->Connect(peer, Neighbours::Get().Find(secret_, peer));
       } else {
-        endpoint_->Connect(peer, links_[peer]);
+        endpoint_->Connect(peer, ways_[peer]);
       }
     }
-    for (auto& entry : links_) Loop::Get().Add(entry.second);
+    for (auto& link : links_) Loop::Get().Add(link);
     return endpoint_;
   }
 
@@ -324,7 +332,12 @@ class Forming {
                               std::string(offer.nonce, Segment::kNonce), &why);
     }
     status = SendAll(socket.get(), std::string(1, segment != nullptr ? 1 : 0), until);
-    if (status.ok()) Link(peer, std::move(socket), std::move(segment), 1, place.Name());
+    if (status.ok()) Link(cards, peer, std::move(socket), std::move(segment), 1);
+    while (status.ok() && missing_[peer] > 0) {
+      status = ConnectTo(place, until, &socket);
+      if (status.ok()) status = ProveAsCaller(socket.get(), secret_, rank_, peer, until);
+      if (status.ok()) AddStream(peer, std::move(socket));
+    }
     return status;
   }
 
@@ -348,20 +361,37 @@ class Forming {
     if (status.ok()) status = ReceiveAll(socket.get(), 1, until, &taken);
     if (!status.ok()) return status;
     if (taken[0] != 1) segment = nullptr;
-    Link(peer, std::move(socket), std::move(segment), 0,
-         Place{Get(cards[peer].host), cards[peer].port}.Name());
+    Link(cards, peer, std::move(socket), std::move(segment), 0);
     return Status();
   }
 
-  void Link(int peer, Socket socket, std::unique_ptr<Segment> segment, int mine,
-            const std::string& place) {
-    if (segment == nullptr) {
-      links_[peer] = std::make_shared<TcpLink>(socket.Take(), peer, "TCP to " + place, endpoint_);
-      return;
+  void Link(const std::vector<Card>& cards, int peer, Socket socket,
+            std::unique_ptr<Segment> segment, int mine) {
+    const std::string to = " to " + Place{Get(cards[peer].host), cards[peer].port}.Name();
+    const int streams = std::min(cards[peer].streams, cards[rank_].streams);
+    if (segment != nullptr) {
+      segment->CloseFile();
+      Take(peer,
+           std::make_shared<SharedLink>(socket.Take(), std::move(segment), mine, peer, endpoint_));
+    } else if (streams <= 1) {
+      Take(peer, std::make_shared<TcpLink>(socket.Take(), peer, "TCP" + to, endpoint_));
+    } else {
+      bundles_[peer] =
+          std::make_shared<Bundle>(peer, Text(streams, " TCP connections", to), endpoint_);
+      ways_[peer] = bundles_[peer];
+      missing_[peer] = streams;
+      AddStream(peer, std::move(socket));
     }
-    segment->CloseFile();
-    links_[peer] =
-        std::make_shared<SharedLink>(socket.Take(), std::move(segment), mine, peer, endpoint_);
+  }
+
+  void Take(int peer, const std::shared_ptr<sockets::Link>& link) {
+    ways_[peer] = link;
+    links_.push_back(link);
+  }
+
+  void AddStream(int peer, Socket socket) {
+    links_.push_back(bundles_[peer]->Add(socket.Take()));
+    --missing_[peer];
   }
 
   const int rank_, ranks_;
@@ -372,7 +402,10 @@ class Forming {
   Status listening_;
   std::string secret_;
   size_t ring_bytes_ = 0;
-  std::map<int, std::shared_ptr<sockets::Link>> links_;
+  std::map<int, std::shared_ptr<Way>> ways_;
+  std::map<int, std::shared_ptr<Bundle>> bundles_;
+  std::map<int, int> missing_;  // connections of a bundle
+  std::vector<std::shared_ptr<sockets::Link>> links_;
 };
 
 }  // namespace

@@ -25,6 +25,7 @@ struct Settings {
   bool pointers = true;                 // between ranks of one process
   bool shared_memory = true;            // between processes of one host
   std::chrono::seconds connecting{10};  // the longest that it may take; only firewalls take longer
+  int streams = 1;                      // TCP connections of each pair
   size_t ring_bytes = 0;                // of shared memory, in each direction; 0: by their number
 };
 

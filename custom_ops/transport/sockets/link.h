@@ -36,9 +36,10 @@ class Receiver {
   virtual void Lost(int peer, const std::string& why) = 0;
 };
 
-class Link {
+// How frames go out to a peer.
+class Way {
  public:
-  virtual ~Link() = default;
+  virtual ~Way() = default;
 
   // From any thread. `bytes` stay owned until they are written; then comes `written`, if any.
   virtual void Send(const Frame& frame, View bytes, Done written) = 0;
@@ -47,7 +48,11 @@ class Link {
 
   // "TCP to 10.0.0.3:20001", "shared memory"
   virtual std::string Name() const = 0;
+};
 
+// A way that is one connection.
+class Link : public Way {
+ public:
   // For the progress thread. Descriptor() can be waited for; Ready() says that it is ready to
   // be read or written; Poll() looks where nothing can be waited for, and is true if there was
   // something. Between Sleeps(true) and Sleeps(false) the other side rings.
