@@ -179,6 +179,21 @@ def test_two_of_one_index(begin, free):
         ), output
 
 
+def test_two_of_one_index_tell_those_whom_they_have_not_met(begin, free):
+    """Worker 0 is slow: it has not said a word when they find each other."""
+    addresses = free(3)
+    with socket.create_server(split(addresses[0])) as slow:
+        for _ in range(2):
+            begin(addresses, 1)
+        heard = ""
+        while "two processes were started as worker 1" not in heard:
+            talking, _ = slow.accept()
+            talking.settimeout(PATIENCE)
+            with talking, talking.makefile() as lines:
+                talking.shutdown(socket.SHUT_WR)
+                heard = lines.read()
+
+
 @pytest.mark.parametrize(
     ("place", "said"),
     [

@@ -4,7 +4,7 @@ Each worker listens at its own address, as its server will later, and connects t
 each connection both send who they are and their list of workers. A worker that has connected to
 all others, and to which all others have connected, tells them that it is ready. When all are
 ready, all close their sockets and go on. A worker that waits logs for whom; a worker that gives up
-tells all that it can reach.
+tells all that it can reach, those too that it has not met yet.
 """
 
 from __future__ import annotations
@@ -160,6 +160,7 @@ class _Meeting:
             secrets.token_hex(8),
             list(workers),
         )
+        self._introduction = {"tfscale": greeting.PROTOCOL, **self._hello._asdict()}
         self._me = me
         self._timeout = timeout
         self._share_port = share_port
@@ -179,8 +180,7 @@ class _Meeting:
         try:
             await self._end
         except JoinError as error:
-            self._to_all({"gave up": str(error)})
-            await asyncio.sleep(0)
+            await self._give_up({"gave up": str(error)})
             raise
         finally:
             for task in tasks:
@@ -231,6 +231,25 @@ class _Meeting:
         for peer in self._everyone:
             for link in peer.links:
                 greeting.write(link.writer, message)
+
+    async def _give_up(self, message: dict[str, Any]) -> None:
+        """Tell all, those too that this worker has not met yet: they would wait for it."""
+        self._to_all(message)
+        unmet = [self._call_to_tell(peer, message) for peer in self._others if not peer.links]
+        with contextlib.suppress(asyncio.TimeoutError):
+            await addresses.within(_LAST_WORDS, asyncio.gather(*unmet))
+
+    async def _call_to_tell(self, peer: _Peer, message: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError, NoWorker):
+            host, port = addresses.split(peer.worker.address)
+            reader, writer = await asyncio.open_connection(host, port, limit=greeting.LONGEST)
+            try:
+                greeting.write(writer, self._introduction)
+                greeting.write(writer, message)
+                while await greeting.line(reader):  # closed unread, it might be lost on the way
+                    pass
+            finally:
+                writer.close()
 
     def _fail(self, message: str) -> None:
         if not self._end.done():
@@ -297,7 +316,7 @@ class _Meeting:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, whom: _Peer | None
     ) -> None:
         """Until the connection ends. ``whom`` this worker has called; None if it was called."""
-        greeting.write(writer, {"tfscale": greeting.PROTOCOL, **self._hello._asdict()})
+        greeting.write(writer, self._introduction)
         hello = greeting.read_hello(await addresses.within(_ANSWER, greeting.line(reader)))
         if hello.start == self._hello.start:  # the address leads back to this process, as it should
             self._own_trouble = ""
