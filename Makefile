@@ -35,7 +35,7 @@ READY := $(VENV)/.ready-tf-$(TF)
 CPP := $(shell find custom_ops tests/native -name '*.h' -o -name '*.cc' -o -name '*.inc' 2>/dev/null)
 STEP = @printf '\n==> %s\n'
 
-.PHONY: help venv build demo bench bench-native gallery ci ci-tf test test-all test-native test-python $(PYTHON_PARTS) test-tf test-faults test-addons lint format clean
+.PHONY: help venv build demo bench bench-native gallery ci ci-tf test test-all test-gpu test-native test-python $(PYTHON_PARTS) test-tf test-faults test-addons lint format clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -101,6 +101,12 @@ test-tf: build ## run a third of what depends on TensorFlow: make test-tf TF=2.2
 
 ci-tf: # the other TensorFlow, built by the other compiler
 	@$(MAKE) --no-print-directory test-tf TF=2.20 CXX=clang++
+
+test-gpu: build ## test what needs a GPU (make test-gpu VENV=.venv-gpu TF_PACKAGE='tensorflow[and-cuda]')
+	$(STEP) "tests on GPUs"
+	@$(BIN)/python -c 'import sys, tensorflow as tf; sys.exit(not tf.config.list_physical_devices("GPU"))' \
+	  || { echo "TensorFlow sees no GPU here (VENV=$(VENV) has TF_PACKAGE=$(TF_PACKAGE))" >&2; exit 1; }
+	@$(BIN)/python -m pytest tests/gpu $(PYTEST_ARGS)
 
 test-faults: build ## let N trainings meet faults drawn by SEED, and start them again
 	$(STEP) "$(N) faults, seed $(SEED)"

@@ -106,7 +106,7 @@ def test_a_worker_that_fails_shows_its_last_words(tmp_path: Path) -> None:
     [
         ("one", ["none", "scale", "auto"]),
         ("devices", ["mirrored", "scale"] * 2),
-        ("workers", ["stock", "scale"]),
+        ("workers", ["stock", "scale", "tensorflow"]),
         ("overlap", ["apart", "scale", "sums"]),
     ],
 )

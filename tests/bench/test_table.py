@@ -23,7 +23,7 @@ from tfscale.bench.table import (
 
 def ranks(times: list[list[float]], digests: str) -> list[dict]:
     return [
-        {"times": each, "digest": digest, "calls": 2, "error": 0.5}
+        {"times": each, "processor": 0.1, "digest": digest, "calls": 2, "error": 0.5}
         for each, digest in zip(times, digests, strict=True)
     ]
 
@@ -51,6 +51,7 @@ def test_a_round_lasts_as_long_as_its_slowest_rank() -> None:
     record = make_record(Contestant("ring"), 10**6, 2, 100e6, ranks(times, "aa"))
     assert record.median_ms == pytest.approx(300)
     assert record.min_ms == pytest.approx(200)
+    assert record.processor_ms == pytest.approx(100 * record.processes)
     assert record.algbw_GBps == pytest.approx(4e6 / 0.3 / 1e9)
     assert record.busbw_GBps == pytest.approx(record.algbw_GBps)  # 2(P-1)/P is 1
     assert record.bound_ms == pytest.approx(40)
@@ -94,9 +95,9 @@ def test_contestants_take_turns() -> None:
     calls: list[str] = []
     functions = [lambda: calls.append("a"), lambda: calls.append("b")]
     turns = measure.Turns(lambda mine: 1.0, repeats=3, seconds=0)  # "everything takes a second"
-    times, per_turn = turns.measure(functions)
-    assert per_turn == [1, 1]
-    assert [len(each) for each in times] == [3, 3]
+    found = turns.measure(functions)
+    assert [each["calls"] for each in found] == [1, 1]
+    assert [len(each["times"]) for each in found] == [3, 3]
     assert "".join(calls) == "aaabbb" + "ababab"  # warm-up, then in turn
 
 

@@ -9,6 +9,7 @@ from helpers import PATIENCE, group
 
 from tfscale.exchange.collective_schedules import Fixed
 from tfscale.exchange.exchange import JOIN_UP_TO, Exchange, joined, separated
+from tfscale.exchange.tensorflow_exchange import TensorFlowExchange
 from tfscale.ops import Group
 
 RANKS = 3
@@ -17,8 +18,10 @@ HEIGHT = 12  # rows of the sparse tensors
 pytestmark = pytest.mark.parametrize("how", ["graph", "eager"])
 
 
-@pytest.fixture(scope="module")
-def exchange():
+@pytest.fixture(scope="module", params=["engine", "tensorflow"])
+def exchange(request):
+    if request.param == "tensorflow":
+        return TensorFlowExchange(group(RANKS))
     return Exchange(group(RANKS), Fixed("ring", RANKS))
 
 

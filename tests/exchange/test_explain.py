@@ -117,10 +117,24 @@ def test_long_names_are_not_broken():
     """But begin a new line, at a space."""
     path = "/a/folder/with/a/name/so/long/that/it/alone/is/longer/than/a/line/of/eighty/characters"
     row = Row("adam gradients 0: encoder/kernel", (), 10**10, "int4", True, 5 * 10**9, 4 * 10**10,
-              "hierarchical(8x8, ring)", f"pinned by {path}", 1.0, 1, 1.0, 1.0)  # fmt: skip
+              "hierarchical(8x8, ring)", f"pinned by {path}", 1.0, 0.0, 1, 1.0, 1.0)  # fmt: skip
     lines = str(Explanation([row], 2)).splitlines()
     assert f"  {path})" in lines
     assert max(len(line) for line in lines if path not in line) <= 80
+
+
+@pytest.mark.parametrize(("gamma", "pays"), [(0.0, True), (1e-8, False)])
+def test_a_wire_that_does_not_pay_is_said(gamma, pays):
+    """Of 8 bits, against fp32 which costs nothing but its bytes."""
+    strategy = on(2, "auto", "int8")
+    chooser = Chooser(Link(0.0, 1e-9), gamma, 2)
+    chooser.lossless = Chooser(Link(0.0, 1e-9), 0.0, 2)
+    strategy.reducer.exchange.schedules = chooser
+    trained(strategy)
+    explained = strategy.explain()
+    (row,) = [row for row in explained if row.wire == "int8"]
+    assert (row.gain > 0) == pays
+    assert ("The wire 'int8' does not pay here" in str(explained)) != pays
 
 
 def test_one_replica_has_nothing_to_explain():

@@ -48,13 +48,16 @@ def steady(rank: int, output: str) -> bool:
     before = [row for row in rows if third <= row[0] < 2 * third]
     after = [row for row in rows if row[0] >= 2 * third]
     memory = [statistics.median(row[1] for row in part) / 1e6 for part in (before, after)]
-    most = [[max(row[i] for row in part) for part in (before, after)] for i in (2, 3)]
+    # The fewest: the most depend on how busy the machine was.
+    fewest = [[min(row[i] for row in part) for part in (before, after)] for i in (2, 3)]
+    for when, held, descriptors, threads in rows[:: max(1, len(rows) // 12)]:
+        print(f"{when:5.0f} s: {held / 1e6:.0f} MB, {descriptors} and {threads}")
     print(
         f"worker {rank}: {len(rows)} epochs in {rows[-1][0]:.0f} s; second third and last: "
-        f"{memory[0]:.0f} and {memory[1]:.0f} MB, {most[0][0]} and {most[0][1]} descriptors, "
-        f"{most[1][0]} and {most[1][1]} threads"
+        f"{memory[0]:.0f} and {memory[1]:.0f} MB, {fewest[0][0]} and {fewest[0][1]} descriptors, "
+        f"{fewest[1][0]} and {fewest[1][1]} threads"
     )
-    return memory[1] <= GROWTH * memory[0] and all(last <= first for first, last in most)
+    return memory[1] <= GROWTH * memory[0] and all(last <= first for first, last in fewest)
 
 
 if __name__ == "__main__":

@@ -59,6 +59,11 @@ def digests(outputs):
 OVER = {
     "shared memory": {"TFSCALE_TRANSPORT": "sockets"},
     "TCP": {"TFSCALE_TRANSPORT": "sockets", "TFSCALE_SHARED_MEMORY": 0},
+    "3 TCP connections": {
+        "TFSCALE_TRANSPORT": "sockets",
+        "TFSCALE_SHARED_MEMORY": 0,
+        "TFSCALE_STREAMS": 3,
+    },
     "gRPC": {"TFSCALE_TRANSPORT": "grpc"},
 }
 
@@ -66,7 +71,7 @@ OVER = {
 @pytest.mark.parametrize(
     ("workers", "devices", "over"),
     [
-        (2, 1, "TCP"),
+        (2, 1, "3 TCP connections"),
         (3, 1, "shared memory"),
         (4, 1, "gRPC"),
         (2, 2, "shared memory"),
@@ -112,7 +117,7 @@ def event(output):
     ("way", "victim", "over"),
     [
         ("kill", 0, "shared memory"),
-        ("kill", 2, "TCP"),
+        ("kill", 2, "3 TCP connections"),
         ("kill", 2, "gRPC"),
         ("kill beside a child", 1, "TCP"),
         pytest.param("kill beside a child", 0, "shared memory", marks=pytest.mark.full),

@@ -14,6 +14,7 @@ def test_by_default_nothing_is_asked_of_the_network():
         "host": "10.0.0.3",
         "first_port": 0,
         "last_port": 0,
+        "streams": 1,
         "shared_memory": True,
     }
 
@@ -26,6 +27,7 @@ def test_the_environment_says_where_to_listen():
             "TFSCALE_INTERFACE": "eth1",
             "TFSCALE_PORTS": "20000-20100",
             "TFSCALE_SHARED_MEMORY": "0",
+            "TFSCALE_STREAMS": "4",
             "TFSCALE_TRANSPORT": "grpc",
         },
     )
@@ -34,6 +36,7 @@ def test_the_environment_says_where_to_listen():
         "host": "eth1",
         "first_port": 20000,
         "last_port": 20100,
+        "streams": 4,
         "shared_memory": False,
     }
     assert attributes("auto", "", {"TFSCALE_INTERFACE": "eth1"})["host"] == "", "it is alone"
@@ -50,6 +53,8 @@ def test_the_environment_says_where_to_listen():
         ("auto", {"TFSCALE_PORTS": "9-8"}, "range of ports such as 20000-20100"),
         ("auto", {"TFSCALE_PORTS": "1-99999"}, "from 1 to 65535"),
         ("auto", {"TFSCALE_PORTS": "0"}, "from 1 to 65535"),
+        ("auto", {"TFSCALE_STREAMS": "0"}, "TFSCALE_STREAMS is a whole number from 1 to 64"),
+        ("auto", {"TFSCALE_STREAMS": "many"}, "got 'many'"),
         ("auto", {"TFSCALE_SHARED_MEMORY": "no"}, "TFSCALE_SHARED_MEMORY is 1 or 0, got 'no'"),
     ],
 )

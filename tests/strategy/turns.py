@@ -1,6 +1,7 @@
 """What a worker of these tests does: it takes cases in turn, and prints a line of JSON for each.
 
-STRATEGY is scale, stock (TensorFlow's own) or none (one device); LAYOUT is workers x devices.
+STRATEGY is scale, tensorflow (scale on TensorFlow's collectives), stock (TensorFlow's own
+strategy) or none (one device); LAYOUT is workers x devices, of which KIND is CPU or GPU.
 All leave together, through a folder called MEETING.
 """
 
@@ -20,13 +21,16 @@ from tfscale.bench.measure import leave
 
 WORKERS, DEVICES = (int(number) for number in os.environ["LAYOUT"].split("x"))
 ME = json.loads(os.environ["TF_CONFIG"]).get("task", {"index": 0})["index"]
+KIND = os.environ.get("KIND", "CPU")
 CASE_SECONDS, DEADLINE = 200, 100
 
 
 def make_devices():
-    (cpu,) = tf.config.list_physical_devices("CPU")
-    logical = [tf.config.LogicalDeviceConfiguration()] * DEVICES
-    tf.config.set_logical_device_configuration(cpu, logical)
+    physical = tf.config.list_physical_devices(KIND)
+    if KIND == "GPU" and len(physical) >= DEVICES:
+        return tf.config.set_visible_devices(physical[:DEVICES], "GPU")
+    part = tf.config.LogicalDeviceConfiguration(memory_limit=2048 if KIND == "GPU" else None)
+    tf.config.set_logical_device_configuration(physical[0], [part] * DEVICES)
 
 
 def make_strategy(algorithm):
@@ -36,7 +40,9 @@ def make_strategy(algorithm):
         return tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(DEVICES)])
     import tfscale
 
-    return tfscale.ScaleStrategy(algorithm, wire="fp32", deadline=DEADLINE)
+    if os.environ["STRATEGY"] == "tensorflow":
+        return tfscale.ScaleStrategy(backend="tensorflow", deadline=DEADLINE)
+    return tfscale.ScaleStrategy(algorithm, wire="fp32", deadline=DEADLINE, backend="engine")
 
 
 def attempt(act, strategy, name):

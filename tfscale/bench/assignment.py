@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-STOCK = ("tf", "gloo", "mpi")  # contestants that are not ours
+STOCK = ("tf", "gloo", "mpi", "horovod")  # contestants that are not ours
 TRANSPORTS = ("sockets", "tcp", "grpc")  # tcp: sockets without shared memory
 
 
@@ -40,7 +40,7 @@ class Contestant:
         return f"{self.algorithm} {self.wire}{pieces}{over}"
 
 
-_STOCK_LABELS = {"tf": "tf stock", "gloo": "gloo", "mpi": "mpi"}
+_STOCK_LABELS = {"tf": "tf stock", **{name: name for name in STOCK[1:]}}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -88,8 +88,8 @@ def make_parser() -> argparse.ArgumentParser:
     add("--piece-bytes", type=list_of(_bytes), default="0", metavar="BYTES,...",
         help="sizes of a message; K and M are understood, 0 lets the engine choose")  # fmt: skip
     add("--against", type=list_of(one_of([*STOCK, "none"])), default="tf", metavar="NAME,...",
-        help="also measure tf (stock MultiWorkerMirroredStrategy), gloo (torch), mpi (mpi4py); "
-        "or none (default: %(default)s)")  # fmt: skip
+        help="also measure tf (stock MultiWorkerMirroredStrategy), gloo (torch), mpi (mpi4py), "
+        "horovod; or none (default: %(default)s)")  # fmt: skip
     add("--repeats", type=whole_number, default=0, metavar="N",
         help="rounds per size (default: as many as --seconds allows, 5 to 40)")  # fmt: skip
     add("--seconds", type=float, default=2.0, metavar="S",
@@ -99,7 +99,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--json", type=Path, metavar="FILE", help="write all numbers to FILE")
     add("--plot", type=Path, metavar="FILE", help="draw time against size (png, svg or pdf)")
     add("--rival-python", default=sys.executable, metavar="PATH",
-        help="the interpreter that has torch or mpi4py, if not this one")  # fmt: skip
+        help="the interpreter that has torch, mpi4py or horovod, if not this one")  # fmt: skip
     add("--timeout", type=float, default=600.0, metavar="S",
         help="give up when one set of processes takes longer (default: %(default)s)")  # fmt: skip
     return parser
@@ -235,8 +235,11 @@ def footer(request: Request, outcome: Outcome, about: dict[str, Any], line: str)
             "bound: 2(P-1)/P x bytes on the wire / what bare TCP sockets reach here when all ranks "
             f"send and receive at once: {sockets}; without arithmetic; shared memory may beat it"
         )
-    time = "time: median over rounds of the slowest rank; tf takes turns with the others"
-    rivals = [name for name in ("gloo", "mpi") if name in request.against]
+    time = (
+        "time: median over rounds of the slowest rank; cpu: of all ranks, in sum; tf takes turns "
+        "with the others"
+    )
+    rivals = [name for name in request.against if name != "tf"]
     lines = [bound, time + (f"; {' and '.join(rivals)} before and after them" if rivals else "")]
     lines.append(
         f"machine: {about['cpu']}, {about['cores']} cores; {about['kernel']}; "

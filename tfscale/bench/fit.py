@@ -66,6 +66,9 @@ def make_parser() -> argparse.ArgumentParser:
         "the backward pass hides (default: all)")  # fmt: skip
     add("--wires", type=command.list_of(command.one_of(ALL_WIRES)), default=",".join(WIRES),
         metavar="NAME,...", help="of workers (default: %(default)s)")  # fmt: skip
+    add("--against", type=command.list_of(command.one_of(["horovod"])), default=[],
+        metavar="NAME,...", help="horovod, in the part workers, where this Python has it "
+        "(TensorFlow 2.15) and mpirun is installed")  # fmt: skip
     add("--rounds", type=command.whole_number, default=15, metavar="N",
         help="in each, every contestant has a turn (default: %(default)s)")  # fmt: skip
     add("--seconds", type=float, default=1.0, metavar="S",
@@ -91,7 +94,9 @@ class Bench:
         self.timelines: list[fit_trace.RankTimeline] = []
 
     def measure(self, part: str) -> list[FitResult]:
-        planned = contestants(part, self.arguments.wires, self.arguments.tiny)
+        planned = contestants(
+            part, self.arguments.wires, self.arguments.tiny, self.arguments.against
+        )
         groups = sorted({(each.processes, each.devices) for each in planned})
         return [
             record

@@ -37,10 +37,18 @@ class FitContestant:
         return self.processes * self.devices
 
 
-def contestants(part: str, wires: Sequence[str] = WIRES, tiny: bool = False) -> list[FitContestant]:
+def contestants(
+    part: str, wires: Sequence[str] = WIRES, tiny: bool = False, against: Sequence[str] = ()
+) -> list[FitContestant]:
     """All of a part, by groups of the same number of devices.
 
     The first of each group is what the others are compared with.
+
+    Args:
+        part: one of ``PARTS``.
+        wires: of the part ``"workers"``.
+        tiny: toy models.
+        against: other libraries, in the part ``"workers"``: ``"horovod"``.
     """
     small, wide, deep = ("tiny",) * 3 if tiny else ("conv", "dense", "deep")
     if part == "one":
@@ -55,6 +63,10 @@ def contestants(part: str, wires: Sequence[str] = WIRES, tiny: bool = False) -> 
             FitContestant(part, f"ScaleStrategy {wire}", "scale", wide, REPLICAS, wire=wire)
             for wire in wires
         ]
-        return [stock, *ours]
+        ours.append(
+            FitContestant(part, "ScaleStrategy, TensorFlow's sums", "tensorflow", wide, REPLICAS)
+        )
+        others = [FitContestant(part, "Horovod", way, wide, REPLICAS) for way in against]
+        return [stock, *others, *ours]
     rows = [("without exchange", "apart"), ("ScaleStrategy", "scale"), ("exchange alone", "sums")]
     return [FitContestant(part, name, way, deep, REPLICAS) for name, way in rows]

@@ -13,7 +13,7 @@ from typing import Any
 
 from tfscale.bench.fit_contestants import FitContestant
 from tfscale.bench.link import Network
-from tfscale.bench.run import QUIET
+from tfscale.bench.run import MPI, QUIET
 from tfscale.launch import LocalWorkers, WorkerFailed
 
 
@@ -37,17 +37,22 @@ class Crew:
         address = str(folder / f"{id(self)}.socket")
         text = json.dumps(dataclasses.asdict(contestant))
         shaped = network if contestant.processes > 1 else None
-        alone = contestant.processes == 1 or contestant.way == "apart"
+        alone = contestant.processes == 1 or contestant.way in ("apart", "horovod")
+        command = [sys.executable, "-m", "tfscale.bench.fit_worker", address, text]
+        by_mpi = contestant.way == "horovod"
+        if by_mpi:
+            command = ["mpirun", "-n", str(contestant.processes), *command]
         with socket.socket(socket.AF_UNIX) as server:
             server.bind(address)
             server.listen()
             self.workers = LocalWorkers(
-                [sys.executable, "-m", "tfscale.bench.fit_worker", address, text],
-                contestant.processes,
+                command,
+                1 if by_mpi else contestant.processes,
                 hosts=shaped.hosts if shaped else None,
                 prefixes=shaped.prefixes if shaped else None,
                 environment={
                     **QUIET,
+                    **(MPI if by_mpi else {}),
                     **(shaped.environment if shaped else {}),
                     **({"TF_CONFIG": "{}"} if alone else {}),
                 },

@@ -151,9 +151,10 @@ class Loop(Called):
 
         def part(x: Any, y: Any) -> Any:
             with tf.GradientTape() as tape:
-                loss = keras.losses.MeanSquaredError()(y, model(x, training=True)) / replicas
+                total = keras.losses.MeanSquaredError("sum")(y, model(x, training=True))
+                loss = total / (replicas * x.shape[0])
             gradients = tape.gradient(loss, model.trainable_variables)
-            model.optimizer.apply(gradients, model.trainable_variables)
+            model.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
             return loss
 
         def step() -> Any:
@@ -177,6 +178,19 @@ class Sums(Called):
         return lambda: self.strategy.run(part)
 
 
+class Horovod(Fit):
+    """``fit`` with Horovod's optimizer, as its guide has it."""
+
+    def __init__(self, contestant: FitContestant, strategy: Any, batch: int) -> None:
+        import horovod.tensorflow.keras as horovod
+
+        horovod.init()
+        super().__init__(contestant, strategy, batch)
+        optimizer = horovod.DistributedOptimizer(self.model.optimizer)
+        self.model.compile(optimizer, "mse")
+        self.model.optimizer.build(self.model.trainable_variables)
+
+
 def trainee(contestant: FitContestant) -> Fit:
     """What the contestant trains, and how."""
     batch = contestant.replicas * MODELS[contestant.model]()[-1]
@@ -185,7 +199,11 @@ def trainee(contestant: FitContestant) -> Fit:
 
 
 def _scale(contestant: FitContestant) -> Any:
-    return ScaleStrategy(wire=contestant.wire, deadline=DEADLINE)
+    return ScaleStrategy(wire=contestant.wire, deadline=DEADLINE, backend="engine")
+
+
+def _tensorflows(contestant: FitContestant) -> Any:
+    return ScaleStrategy(wire=contestant.wire, deadline=DEADLINE, backend="tensorflow")
 
 
 _WAYS: dict[str, tuple[Callable[[FitContestant], Any], type[Fit], bool]] = {
@@ -193,7 +211,9 @@ _WAYS: dict[str, tuple[Callable[[FitContestant], Any], type[Fit], bool]] = {
     "apart": (lambda _: tf.distribute.get_strategy(), Fit, True),
     "auto": (lambda _: auto_strategy(), Fit, False),
     "scale": (_scale, Fit, False),
+    "tensorflow": (_tensorflows, Fit, False),
     "sums": (_scale, Sums, False),
+    "horovod": (lambda _: tf.distribute.get_strategy(), Horovod, True),
     "mirrored": (lambda c: tf.distribute.MirroredStrategy(_names(c.devices)), Fit, False),
     "stock": (lambda _: tf.distribute.MultiWorkerMirroredStrategy(), Loop, False),
 }

@@ -1,8 +1,8 @@
 """What every process that measures does: make numbers, take turns, keep time.
 
 Run by its path, this file is also the worker for what is not TensorFlow:
-``python measure.py gloo PLAN`` and ``python measure.py mpi PLAN``. It needs numpy and
-torch or mpi4py, and nothing of tfscale, so it may run in another interpreter.
+``python measure.py gloo PLAN BEFORE`` and likewise for mpi and horovod. It needs numpy and
+torch, mpi4py or horovod, and nothing of tfscale, so it may run in another interpreter.
 """
 
 from __future__ import annotations
@@ -92,23 +92,26 @@ class Turns:
         self,
         functions: Sequence[Callable[[], object]],
         each_round: Callable[[int, int], None] = lambda done, rounds: None,
-    ) -> tuple[list[list[float]], list[int]]:
-        """Seconds per call, for each function and round; and calls per turn."""
+    ) -> list[dict[str, Any]]:
+        """For each function: ``times``, seconds per call in each round; ``processor``, those of
+        all threads of this process, on average; and ``calls`` per turn.
+        """
         once = [self._once(function) for function in functions]
         turn = self.seconds / LEAST_ROUNDS
         calls = [min(MOST_CALLS, max(1, math.ceil(turn / seconds))) for seconds in once]
         longest = max(n * t for n, t in zip(calls, once, strict=True))
         rounds = self.repeats or self._fitting(longest)
-        times: list[list[float]] = [[] for _ in functions]
+        found: list[dict[str, Any]] = [{"times": [], "processor": 0.0, "calls": n} for n in calls]
         for number in range(rounds):
-            for function, count, mine in zip(functions, calls, times, strict=True):
+            for function, mine in zip(functions, found, strict=True):
                 self.agree(0)
-                start = time.perf_counter()
+                count, begin, start = mine["calls"], time.process_time(), time.perf_counter()
                 for _ in range(count):
                     function()
-                mine.append((time.perf_counter() - start) / count)
+                mine["times"].append((time.perf_counter() - start) / count)
+                mine["processor"] += (time.process_time() - begin) / count / rounds
             each_round(number + 1, rounds)
-        return times, calls
+        return found
 
     def _once(self, function: Callable[[], object]) -> float:
         for _ in range(WARM_UP):
@@ -171,6 +174,29 @@ def mpi() -> tuple[int, Agree, Callable[[Any], Any]]:
     return world.rank, agree, prepare
 
 
+def horovod() -> tuple[int, Agree, Callable[[Any], Any]]:
+    """Horovod's op for TensorFlow; mpirun says who we are."""
+    import horovod.tensorflow as hvd
+    import tensorflow as tf
+
+    hvd.init()
+
+    def agree(mine: float) -> float:
+        value = tf.constant([mine], tf.float64)
+        return float(hvd.allreduce(value, op=hvd.Average, name="agree")[0])
+
+    def prepare(x: Any) -> Callable[[], Any]:
+        tensor = tf.constant(x)
+
+        @tf.function(autograph=False)
+        def total() -> Any:
+            return hvd.allreduce(tensor, op=hvd.Sum, name="total")
+
+        return lambda: total().numpy()
+
+    return hvd.rank(), agree, prepare
+
+
 def main(library: str, path: str, part: str) -> None:
     with open(path) as file:
         assignment = json.load(file)
@@ -179,7 +205,7 @@ def main(library: str, path: str, part: str) -> None:
         rank = int(json.loads(os.environ["TF_CONFIG"])["task"]["index"])
         agree, prepare = gloo(rank, ranks)
     else:
-        rank, agree, prepare = mpi()
+        rank, agree, prepare = {"mpi": mpi, "horovod": horovod}[library]()
     turns = Turns(agree, assignment["repeats"], assignment["seconds"])
     with open(os.path.join(assignment["folder"], f"{library}-{part}-{rank}.jsonl"), "w") as out:
         for size in assignment["sizes"]:
@@ -188,8 +214,8 @@ def main(library: str, path: str, part: str) -> None:
             record = {"size": size, "digest": digest(first)}
             if rank == 0:
                 record["error"] = error(first, exact(ranks, size))
-            (times,), (calls,) = turns.measure([prepare(np.zeros_like(x))])
-            print(json.dumps({**record, "times": times, "calls": calls}), file=out, flush=True)
+            (measured,) = turns.measure([prepare(np.zeros_like(x))])
+            print(json.dumps({**record, **measured}), file=out, flush=True)
     if library == "gloo":
         leave(assignment["folder"], f"{library}-{part}", rank, ranks)
 

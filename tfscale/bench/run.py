@@ -29,6 +29,9 @@ QUIET = {
 }
 
 
+BY_MPIRUN = ("mpi", "horovod")
+
+
 @dataclasses.dataclass(frozen=True)
 class Request:
     """What the user asked for; see the command line's help for the meaning."""
@@ -78,7 +81,7 @@ def _network(count: int, link: str | None) -> Iterator[Network | None]:
 
 
 def _available(request: Request) -> tuple[list[str], list[str]]:
-    """Which of gloo and mpi can be measured, and why the others cannot."""
+    """Which of gloo, mpi and horovod can be measured, and why the others cannot."""
     asked = [name for name in request.against if name != "tf"]
     found, notes = [], []
     for name in asked:
@@ -92,14 +95,16 @@ def _available(request: Request) -> tuple[list[str], list[str]]:
 
 def _problem(name: str, request: Request) -> str | None:
     python = request.rival_python
-    if name == "mpi":
+    if name in BY_MPIRUN:
         if request.link:
             return "mpirun does not start its processes in network namespaces (--link)"
         if shutil.which("mpirun") is None:
             return "there is no mpirun (sudo apt-get install openmpi-bin)"
-    module, package = {"gloo": ("torch.distributed", "torch"), "mpi": ("mpi4py.MPI", "mpi4py")}[
-        name
-    ]
+    module, package = {
+        "gloo": ("torch.distributed", "torch"),
+        "mpi": ("mpi4py.MPI", "mpi4py"),
+        "horovod": ("horovod.tensorflow", "horovod"),
+    }[name]
     try:
         done = subprocess.run(
             [python, "-c", f"import numpy, {module}"], capture_output=True, timeout=120
@@ -172,7 +177,7 @@ class _Set:
     def _measure_rival(self, name: str, part: str) -> None:
         self.show(f"{name}, {part} the others", 0.0 if part == "before" else 0.95)
         command = [self.request.rival_python, measure.__file__, name, str(self.assignment), part]
-        if name == "mpi":
+        if name in BY_MPIRUN:
             self._mpirun(command)
             return
         interface = self.network.interface if self.network else "lo"
@@ -182,7 +187,7 @@ class _Set:
 
     def _mpirun(self, command: Sequence[str]) -> None:
         with LocalWorkers(
-            ["mpirun", "-n", str(self.processes), *command], 1, environment={**_MPI, **_SAFE}
+            ["mpirun", "-n", str(self.processes), *command], 1, environment={**MPI, **_SAFE}
         ) as workers:
             workers.wait(self.request.timeout)
 
@@ -227,7 +232,10 @@ class _Set:
                 )
                 for part in ("before", "after")
             ]
-            joined.append({**parts[0], "times": parts[0]["times"] + parts[1]["times"]})
+            before, after = parts
+            processor = (before["processor"] + after["processor"]) / 2
+            times = before["times"] + after["times"]
+            joined.append({**before, "times": times, "processor": processor})
         return joined
 
 
@@ -235,7 +243,7 @@ class _Set:
 _SAFE = {"PYTHONSAFEPATH": "1"}
 
 # More processes than cores, and root in a container, are fine here.
-_MPI = {
+MPI = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "OMPI_MCA_rmaps_base_oversubscribe": "1",

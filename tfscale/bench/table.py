@@ -32,6 +32,7 @@ def bound_seconds(wire: str, size: int, processes: int, rate: float) -> float:
 class AllReduceResult:
     """One row: a contestant at a size and a number of processes.
 
+    ``processor_ms`` is what all threads of all ranks have computed in a call, on average;
     ``share_of_bound`` is the bound divided by the median time; ``error`` the largest
     error divided by the largest number of the exact sum; ``sent_bytes`` what the busiest
     rank sends, if it is known; ``times_tf`` how often faster than stock TensorFlow.
@@ -49,6 +50,7 @@ class AllReduceResult:
     calls_per_round: int
     median_ms: float
     min_ms: float
+    processor_ms: float
     algbw_GBps: float
     busbw_GBps: float
     sent_bytes: int | None
@@ -83,6 +85,7 @@ def make_record(
         calls_per_round=ranks[0]["calls"],
         median_ms=1e3 * median,
         min_ms=1e3 * min(seconds),
+        processor_ms=1e3 * sum(rank["processor"] for rank in ranks),
         algbw_GBps=4e-9 * size / median,
         busbw_GBps=4e-9 * size / median * bus_factor(processes),
         sent_bytes=_sent(contestant, size, processes),
@@ -122,6 +125,7 @@ def make_table(records: Sequence[AllReduceResult], title: str = "") -> Table:
     for name in (
         "ms",
         "min ms",
+        "cpu ms",
         "algbw\nGB/s",
         "busbw\nGB/s",
         "sent\nMB/rank",
@@ -149,6 +153,7 @@ def _cells(record: AllReduceResult, against: bool) -> list[str]:
         record.contestant,
         short(record.median_ms),
         short(record.min_ms),
+        short(record.processor_ms),
         f"{record.algbw_GBps:.3f}",
         f"{record.busbw_GBps:.3f}",
         sent,

@@ -79,9 +79,9 @@ class Worker:
             self.note({"size": size, "round": done, "of": rounds})
 
         turns = measure.Turns(self.agree, self.assignment.repeats, self.assignment.seconds)
-        times, calls = turns.measure(functions, each_round)
+        measured = turns.measure(functions, each_round)
         for index, record in enumerate(found):
-            self.note({**record, "contestant": index, "times": times[index], "calls": calls[index]})
+            self.note({**record, "contestant": index, **measured[index]})
 
     def _function(self, contestant: Contestant, x: Any) -> Callable[[], Any]:
         if contestant.algorithm == "tf":

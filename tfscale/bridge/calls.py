@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import itertools
 import sys
+import threading
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from tfscale.bridge.tensorflow import gradients_in_graph, imperative_grad
+import tensorflow as tf
+
+from tfscale.bridge.tensorflow import (
+    WhileBodyFuncGraph,
+    WhileCondFuncGraph,
+    gradients_in_graph,
+    imperative_grad,
+)
 
 
 def caller(kind: type | tuple[type, ...]) -> Any:
@@ -21,6 +29,19 @@ def called_by(name: str, levels: int = 9) -> bool:
     """Whether a function of this name is near among those that are being called."""
     near = itertools.islice(frames(sys._getframe(2)), levels)
     return any(frame.f_code.co_name == name for frame in near)
+
+
+def is_in_a_loop_of_a_replica() -> bool:
+    """Whether this is traced in a ``tf.while_loop`` that a replica has begun, each its own."""
+    if tf.executing_eagerly():
+        return False
+    graph = tf.compat.v1.get_default_graph()
+    begun_in = getattr(threading.current_thread(), "graph", None)  # a replica's thread has one
+    while graph is not None and graph is not begun_in:
+        if isinstance(graph, (WhileBodyFuncGraph, WhileCondFuncGraph)):
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
 
 
 def goes_back() -> bool:

@@ -40,6 +40,10 @@ from tensorflow.python.distribute.values import (
 from tensorflow.python.distribute.values_util import assign_on_device, mark_as_unsaveable
 from tensorflow.python.eager.context import eager_mode
 from tensorflow.python.eager.imperative_grad import imperative_grad
+from tensorflow.python.ops.control_flow_v2_func_graphs import (
+    WhileBodyFuncGraph,
+    WhileCondFuncGraph,
+)
 from tensorflow.python.ops.gradients_util import _GradientsHelper as gradients_in_graph
 from tensorflow.python.training.saving.saveable_object import SaveableObject, SaveSpec
 
@@ -60,6 +64,8 @@ __all__ = [
     "SaveSpec",
     "SaveableObject",
     "SyncOnReadVariable",
+    "WhileBodyFuncGraph",
+    "WhileCondFuncGraph",
     "WorkerIterator",
     "WorkerIteratorSpec",
     "assign_on_device",

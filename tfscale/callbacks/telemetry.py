@@ -205,7 +205,7 @@ class Telemetry(keras.callbacks.Callback):
         totals: dict[str, Any] = {"steps": self._whole.steps, "seconds": self._whole.seconds}
         totals |= {what: round(value) for what, value in self._whole.counted.items()
                    if what in ("samples", "sent", "saved")}  # fmt: skip
-        if self._engine_log is not None:
+        if self._engine_log is not None and self._engine_log.is_measured:
             totals["sent_in_all"] = self._engine_log.sent() - self._sent_before
         self._write("end", **totals, **self._numbers(self._whole, self._usual))
         for sink in (self._lines, self._board):
@@ -287,7 +287,7 @@ class Telemetry(keras.callbacks.Callback):
             self._write(kind, step=self._step, **before, **_fields(row))
         parts = [split(mine, laps) for mine in executions]
         for lap, ranks in zip(laps, zip(*parts, strict=True), strict=True):
-            if lap.begin >= since:
+            if lap.begin >= since and log.is_measured:
                 lap.account(ranks, log.saved)
         if self._samples is not None and laps:
             for distortion in self._samples.distortions():
@@ -333,7 +333,7 @@ class Telemetry(keras.callbacks.Callback):
         if board is not None:
             self._board = TensorBoard(board)
         if timeline is not None:
-            self._recording = Recording(timeline, self._ranks())
+            self._recording = Recording(timeline, self._ranks(), self._ways())
         self._begun = True
 
     def _own_path(self, name: str) -> Path | None:
@@ -364,6 +364,9 @@ class Telemetry(keras.callbacks.Callback):
     def _ranks(self) -> list[int]:
         return list(range(self._devices)) if self._engine_log is None else self._engine_log.ranks
 
+    def _ways(self) -> list[str]:
+        return [""] * self._devices if self._engine_log is None else self._engine_log.ways()
+
     def _numbers(self, whole: Mean, usual: Mean) -> dict[str, float]:
         mean = usual if usual.steps else whole
         return mean.numbers(self._devices, self._baseline)
@@ -375,6 +378,7 @@ class Telemetry(keras.callbacks.Callback):
             "strategy": type(self.model.distribute_strategy).__name__,
             "devices": self._devices,
             "ranks": self._ranks(),
+            "ways": self._ways(),
             "step": self._step,
             "batch": None if callable(self._batches.size) else self._batches.size,
             "baseline": self._baseline,
@@ -390,6 +394,11 @@ class Telemetry(keras.callbacks.Callback):
                 if self._devices == 1
                 else f"Bytes and times of communication are not known: {strategy} uses "
                 "TensorFlow's collectives, and tfscale measures those of ScaleStrategy."
+            )
+        elif not self._engine_log.is_measured:
+            said.append(
+                'Bytes and times of communication are not known: by backend="tensorflow" '
+                "gradients go by TensorFlow's collectives, and tfscale measures its own."
             )
         if self._batches.size is None:
             said.append(

@@ -55,6 +55,9 @@ class Chooser:
         gamma: seconds to add a byte that came over the wire (to decode it, too).
         ranks: how many take part.
 
+    Attributes:
+        lossless: the same for lossless bytes, if these are of another wire and both are known.
+
     Example:
         >>> chooser = Chooser(Link(alpha=1e-3, beta=1e-9), gamma=1e-10, ranks=6)
         >>> chooser.choose(1_000).algorithm
@@ -67,6 +70,7 @@ class Chooser:
         if isinstance(machine, Cluster) and sum(machine.sizes) != ranks:
             raise ValueError(f"groups of {machine.sizes} are not {ranks} ranks")
         self.machine, self.gamma, self.ranks = machine, gamma, ranks
+        self.lossless: Chooser | None = None
         self._candidates = _candidates(machine, ranks)
         self._single: dict[int, Choice] = {}  # by the exact number of bytes
         self._rows: list[tuple[int, str]] = []  # of a file: from so many bytes on
@@ -75,6 +79,10 @@ class Chooser:
     def choose(self, wire_bytes: int) -> Choice:
         """The schedule for a bucket of so many bytes on its wire."""
         return self._single.get(wire_bytes) or self._in_general(wire_bytes)
+
+    def predicted(self, wire_bytes: int) -> float:
+        """Seconds that a bucket of so many bytes takes at best, by the cost model."""
+        return self._predicted(wire_bytes).seconds
 
     def schedule(self, algorithm: str) -> Schedule:
         """Make the schedule that a choice names.

@@ -94,6 +94,11 @@ class WirePolicy:
                 return wire
         return wires.LOSSLESS if self._keeps_exact(path, shape, dtype) else self.wire
 
+    @property
+    def wires(self) -> list[str]:
+        """All that it may choose, each once."""
+        return list(dict.fromkeys([self.wire, *(wire for _, wire in self._rules)]))
+
     def idle(self, paths: Sequence[str]) -> list[str]:
         """The rules that match none of these paths."""
         patterns = [pattern for pattern, _ in self._rules]

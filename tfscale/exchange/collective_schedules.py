@@ -12,6 +12,7 @@ from tfscale.collectives.cost import slowest
 from tfscale.collectives.registry import resolve
 from tfscale.exchange.link import cached
 from tfscale.ops import Group
+from tfscale.wires import LOSSLESS
 
 AUTO = "auto"
 
@@ -68,8 +69,15 @@ def of_replicas(
         return Chooser.load(file, group.ranks)
     if algorithm != AUTO:
         return Fixed(algorithm, group.ranks)
-    measured = cached(group, wire=wire)
-    return Chooser(measured.machine, measured.gamma, group.ranks)
+    chooser = _measured(group, wire)
+    if wire != LOSSLESS:
+        chooser.lossless = _measured(group, LOSSLESS)
+    return chooser
+
+
+def _measured(group: Group, wire: str) -> Chooser:
+    links = cached(group, wire=wire)
+    return Chooser(links.machine, links.gamma, group.ranks)
 
 
 def of_hosts(replicas: CollectiveSchedules, group: Group | None) -> CollectiveSchedules:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from tfscale.ops import Communicator, Group, all_gather, all_reduce, broadcast
 from tfscale.ops.bucket import Name, bucket_id
 from tfscale.ops.collective import DTYPES
 from tfscale.ops.library import known_to_all
+from tfscale.ops.transport import WITHIN_PROCESS
 
 # Other types travel as one of those that the ops take.
 _CARRIERS = {
@@ -45,7 +47,12 @@ class Exchange:
     Args:
         group: who takes part; None if there is nobody else.
         schedules: which one suits a number of bytes.
+
+    Attributes:
+        is_measured: whether the engine's log tells what the collectives sent, and when.
     """
+
+    is_measured = True
 
     def __init__(self, group: Group | None, schedules: CollectiveSchedules) -> None:
         self.communicators: list[Communicator] = group.communicators if group else []
@@ -145,21 +152,37 @@ class Exchange:
         return tf.cast(broadcast(_carried(x), communicator, name=bucket), x.dtype)
 
     def _counts(self, replica: int, x: tf.Tensor, name: Name) -> tf.Tensor:
-        communicator = self.communicators[replica]
         rows = tf.shape(x, out_type=tf.int32)[:1]
         bucket = bucket_id(name)
-        counted = communicator.new_bucket(bucket._replace(label=f"{bucket.label}: rows"))
-        return all_gather(rows, communicator, name=counted)
+        return self._gathered(replica, rows, bucket._replace(label=f"{bucket.label}: rows"))
 
     def _join(self, replica: int, x: tf.Tensor, counts: tf.Tensor, name: Name) -> tf.Tensor:
         """All-gather takes as many rows of each: pad to the most, and drop the padding."""
-        communicator = self.communicators[replica]
         most = tf.reduce_max(counts)
         padding = [[0, most - tf.shape(x)[0]], *([0, 0] for _ in x.shape[1:])]
         padded = tf.pad(_carried(x), padding)
-        every = all_gather(padded, communicator, name=communicator.new_bucket(name))
+        every = self._gathered(replica, padded, name)
         kept = tf.reshape(tf.sequence_mask(counts, most), [-1])
         return tf.cast(tf.boolean_mask(every, kept), x.dtype)
+
+    def _gathered(self, replica: int, x: tf.Tensor, name: Name) -> tf.Tensor:
+        """The rows of all ranks, of which each has as many."""
+        communicator = self.communicators[replica]
+        return all_gather(x, communicator, name=communicator.new_bucket(name))
+
+    def ways(self, replica: int = 0) -> str:
+        """How a replica's gradients go to the others: ``"by shared memory to 1, by TCP to 2"``."""
+        if not self.communicators:
+            return ""
+        own = self.communicators[replica]
+        others = [way for rank, way in enumerate(own.ways()) if rank != own.rank]
+        counts = collections.Counter(way.partition(" to ")[0] for way in others)
+        said = ", ".join(
+            f"within this process to {count}" if way == WITHIN_PROCESS else f"by {way} to {count}"
+            for way, count in counts.items()
+        )
+        why_not = own.why_not_sockets()
+        return said + (why_not and f" (not by sockets: {why_not})")
 
     def on_each(self, body: Callable[[int], Any]) -> list[Any]:
         """``body(replica)`` for all replicas of this process.
@@ -180,7 +203,7 @@ class Exchange:
             except Exception as error:
                 running.discard(replica)
                 if not known_to_all(error):
-                    _give_up(communicator, error, running)
+                    self._give_up(communicator, error, running)
                 raise
             finally:
                 running.discard(replica)
@@ -191,6 +214,19 @@ class Exchange:
         if errors:
             raise min(errors, key=known_to_all)  # the cause, rather than what it caused
         return [one.result() for one in done]
+
+    def _give_up(self, communicator: Communicator, error: Exception, running: set[int]) -> None:
+        """End the exchanges of all other ranks.
+
+        A replica of this process that has not begun its exchange yet does not get the message,
+        because the engine assumes that ranks of one process fail together. So the message is sent
+        again as long as one of them runs.
+        """
+        while True:
+            communicator.give_up(failure(error))
+            if not running:
+                return
+            time.sleep(_AGAIN)
 
     def together(
         self, body: Callable[[int, list[Any]], list[Any]], tensors: list[Any]
@@ -210,6 +246,10 @@ class Exchange:
             return tuple(regroup(parts, wrap_class=Mirrored) for parts in zip(*each))
 
         return list(context.merge_call(meet, args=tuple(tensors)))
+
+
+def failure(error: Exception) -> str:
+    return f"its step failed: {type(error).__name__}: {error}"
 
 
 def wire_bytes(wire: str, dtype: tf.DType, size: int) -> int:
@@ -237,20 +277,6 @@ def _by_dtype(tensors: Sequence[Any]) -> dict[tf.DType, list[int]]:
         if not isinstance(x, tf.IndexedSlices):
             found.setdefault(x.dtype, []).append(i)
     return found
-
-
-def _give_up(communicator: Communicator, error: Exception, running: set[int]) -> None:
-    """End the exchanges of all other ranks.
-
-    A replica of this process that has not begun its exchange yet does not get the message,
-    because the engine assumes that ranks of one process fail together. So the message is sent
-    again as long as one of them runs.
-    """
-    while True:
-        communicator.give_up(f"its step failed: {type(error).__name__}: {error}")
-        if not running:
-            return
-        time.sleep(_AGAIN)
 
 
 def _of_each_replica(strategy: tf.distribute.Strategy, value: Any) -> tuple[Any, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import textwrap
 from collections.abc import Iterable, Iterator
@@ -10,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from tfscale.collectives.choose import Chooser
+from tfscale.exchange.buckets import Bucket
 from tfscale.exchange.exchange import wire_bytes
 from tfscale.exchange.reducer import Reducer, dense_bucket, sparse_bucket
 from tfscale.ops.bucket import BucketId
-from tfscale.ops.transport import WITHIN_PROCESS
 from tfscale.text import WIDTH, entries
 from tfscale.wires import LOSSLESS
 
 if TYPE_CHECKING:
-    from tfscale.ops.group import Communicator
     from tfscale.ops.log import Total
 
 
@@ -39,6 +38,8 @@ class Row:
         algorithm: the schedule's name.
         why: the reason for that schedule.
         predicted: seconds by the cost model; 0 if the model was not used.
+        gain: seconds that the wire saves against ``"fp32"``, by the cost model; 0 if it does not
+            know both.
         calls: how often the bucket has been sent.
         sent: bytes that this process's first replica has sent, on average per call.
         measured: seconds that a call took, on average.
@@ -54,6 +55,7 @@ class Row:
     algorithm: str
     why: str
     predicted: float
+    gain: float
     calls: int
     sent: float
     measured: float
@@ -77,18 +79,6 @@ def rows(reducer: Reducer) -> list[Row]:
     return list(_rows(reducer, totals))
 
 
-def ways(communicator: Communicator) -> str:
-    """How messages go to the other ranks, such as ``"by shared memory to 1, by TCP to 2"``."""
-    others = [way for rank, way in enumerate(communicator.ways()) if rank != communicator.rank]
-    counts = collections.Counter(way.partition(" to ")[0] for way in others)
-    said = ", ".join(
-        f"within this process to {count}" if way == WITHIN_PROCESS else f"by {way} to {count}"
-        for way, count in counts.items()
-    )
-    why_not = communicator.why_not_sockets()
-    return said + (why_not and f" (not by sockets: {why_not})")
-
-
 def _rows(reducer: Reducer, totals: dict[BucketId, Total]) -> Iterator[Row]:
     for packing in list(reducer.packings.values()):
         for bucket in packing.buckets:
@@ -97,6 +87,7 @@ def _rows(reducer: Reducer, totals: dict[BucketId, Total]) -> Iterator[Row]:
             size = wire_bytes(bucket.wire, tf.as_dtype(bucket.dtype), elements)
             choice = reducer.exchange.schedules.choose(size)
             sent = dense_bucket(packing.label, bucket)
+            lossless = sum(gradient.bytes for gradient in members)
             yield Row(
                 bucket=sent,
                 variables=tuple(gradient.path for gradient in members),
@@ -104,10 +95,11 @@ def _rows(reducer: Reducer, totals: dict[BucketId, Total]) -> Iterator[Row]:
                 wire=bucket.wire,
                 feedback=bucket.wire in reducer.feedback,
                 bytes=size,
-                lossless=sum(gradient.bytes for gradient in members),
+                lossless=lossless,
                 algorithm=choice.algorithm,
                 why=choice.why,
                 predicted=choice.seconds,
+                gain=_gain(reducer, bucket, size, lossless),
                 **_measured(totals, sent),
             )
         for gradient in packing.sparse:
@@ -123,8 +115,18 @@ def _rows(reducer: Reducer, totals: dict[BucketId, Total]) -> Iterator[Row]:
                 algorithm="rows",
                 why="rows of a table",
                 predicted=0.0,
+                gain=0.0,
                 **_measured(totals, sent),
             )
+
+
+def _gain(reducer: Reducer, bucket: Bucket, size: int, lossless: int) -> float:
+    chooser = reducer.exchange.schedules
+    if not isinstance(chooser, Chooser) or chooser.lossless is None:
+        return 0.0
+    if bucket.wire != reducer.policy.wire:  # the one that was measured
+        return 0.0
+    return chooser.lossless.predicted(lossless) - chooser.predicted(size)
 
 
 def _measured(totals: dict[BucketId, Total], bucket: BucketId) -> dict[str, Any]:
@@ -159,8 +161,18 @@ class Explanation(list[Row]):
             return "Nothing to show yet: explain() describes the steps that have been traced."
         title = "Gradients, in the order in which they are sent"
         table = entries(_COLUMNS, [(row.words, _cells(row)) for row in self])
-        how = self.ways and "\n" + textwrap.fill(f"They go {self.ways}", WIDTH)
-        return f"{title}\n{table}{how}"
+        notes = [self.ways and f"They go {self.ways}", *self._without_gain()]
+        said = "".join("\n" + textwrap.fill(note, WIDTH) for note in notes if note)
+        return f"{title}\n{table}{said}"
+
+    def _without_gain(self) -> Iterator[str]:
+        for wire in dict.fromkeys(row.wire for row in self):
+            lost = -sum(row.gain for row in self if row.wire == wire)
+            if lost > 0:
+                yield (
+                    f"The wire {wire!r} does not pay here: by the model, sums take "
+                    f"{_ms(lost)} ms longer than as {LOSSLESS!r}"
+                )
 
     __str__ = __repr__
 

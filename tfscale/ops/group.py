@@ -42,6 +42,7 @@ class Communicator:
     Attributes:
         rank: its place in the group.
         devices: the full names of all ranks' devices.
+        group_key: a number that its group has alone in TensorFlow.
         handle: the resource that the ops take.
     """
 
@@ -57,6 +58,7 @@ class Communicator:
     ) -> None:
         self.rank = rank
         self.devices = tuple(devices)
+        self.group_key = group_key
         self._counts: weakref.WeakKeyDictionary[Any, collections.Counter[BucketId]] = (
             weakref.WeakKeyDictionary()
         )
@@ -123,6 +125,18 @@ class Communicator:
         with tf.init_scope(), tf.device(self.device):
             ways, why_not = library.load().tfscale_ways(self.handle)
         return [way.decode() for way in ways.numpy()], why_not.numpy().decode()
+
+    def watch(self) -> tuple[int, str]:
+        """Whether a rank has given up or is gone, though no collective of ours runs.
+
+        For steps that run other collectives. Over gRPC nothing tells.
+
+        Returns:
+            The code of TensorFlow's error, 0 if all are well; and who it is and why.
+        """
+        with tf.init_scope(), tf.device(self.device):
+            code, why = library.load().tfscale_watch(self.handle)
+        return int(code.numpy()), why.numpy().decode()
 
     def give_up(self, reason: str, linger: float = 5.0) -> None:
         """Tell all ranks that this process's step has failed where no collective was running.

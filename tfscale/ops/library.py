@@ -38,17 +38,21 @@ def _load(path: str) -> Any:
 def known_to_all(error: BaseException) -> bool:
     """Whether all ranks get to know an error without a farewell, or cannot be reached by one.
 
-    Our ops mark such errors. Keras replaces some by others, whose causes lead back to ours.
+    Our ops mark such errors, and what has ended TensorFlow's own collectives is in
+    ``told_by_others``. Keras replaces some by others, whose causes lead back to ours.
     """
     chain: BaseException | None = error
     while chain is not None:
         marks = getattr(chain, "experimental_payloads", None)
         if isinstance(marks, dict) and _KNOWN_TO_ALL in marks:
             return True
+        if any(told in str(chain) for told in told_by_others):
+            return True
         chain = chain.__cause__ or chain.__context__
     return False
 
 
+told_by_others: set[str] = set()
 _KNOWN_TO_ALL = b"tfscale/known-to-all"  # as in custom_ops/transport/tensorflow.cc
 
 

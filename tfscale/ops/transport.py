@@ -19,7 +19,10 @@ WITHIN_PROCESS = "the same process"
 TRANSPORT = "TFSCALE_TRANSPORT"  # decides where the program leaves it at "auto"
 INTERFACE = "TFSCALE_INTERFACE"  # where sockets listen: an address, or a network interface's name
 PORTS = "TFSCALE_PORTS"  # at which ports: 20000-20100
+STREAMS = "TFSCALE_STREAMS"  # how many TCP connections each pair of ranks has
 SHARED_MEMORY = "TFSCALE_SHARED_MEMORY"  # 0: processes of one host use TCP, too
+
+MOST_STREAMS = 64
 
 
 def attributes(
@@ -41,6 +44,7 @@ def attributes(
         "host": host and environment.get(INTERFACE, host),
         "first_port": first,
         "last_port": last,
+        "streams": _streams(environment.get(STREAMS, "1")),
         "shared_memory": _switch(environment.get(SHARED_MEMORY, "1")),
     }
 
@@ -110,6 +114,13 @@ def _ports(given: str) -> tuple[int, int]:
             f"{PORTS} is a range of ports such as 20000-20100, each from 1 to 65535; got {given!r}"
         )
     return first, last
+
+
+def _streams(given: str) -> int:
+    number = int(given) if re.fullmatch(r"\d{1,3}", given) else 0
+    if not 1 <= number <= MOST_STREAMS:
+        raise ValueError(f"{STREAMS} is a whole number from 1 to {MOST_STREAMS}, got {given!r}")
+    return number
 
 
 def _switch(given: str) -> bool:

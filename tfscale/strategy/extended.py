@@ -129,9 +129,9 @@ class Extended(CollectiveAllReduceExtended):
         self.group = self._make_group(self._devices)
         self.first_rank = self._id_in_cluster * len(self._devices)
 
-    def connect(self, replicas: CollectiveSchedules, hosts: CollectiveSchedules) -> None:
-        """From now on reduce by these schedules."""
-        self.exchange = Exchange(self.group, replicas)
+    def connect(self, exchange: Exchange, hosts: CollectiveSchedules) -> None:
+        """From now on replicas reduce by this exchange, and hosts by these schedules."""
+        self.exchange = exchange
         self.host_exchange = Exchange(self.hosts, hosts)
         self._cross_device_ops = _EngineOps(self._devices, self.exchange)
         self._host_cross_device_ops = _EngineOps([host_of(self._devices[0])], self.host_exchange)
@@ -145,6 +145,10 @@ class Extended(CollectiveAllReduceExtended):
         return Group.of_workers(self._cluster_resolver, names, *self._patience, self._transport)
 
     # -- devices
+
+    @property
+    def on_gpus(self) -> bool:
+        return bool(self._local_device_type == "GPU")
 
     def _initialize_local_devices(self, cluster_resolver: Any, worker_device: str) -> Any:
         kind, names = local_devices(self._wanted)

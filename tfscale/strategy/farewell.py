@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -15,6 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfscale.exchange.lost_ranks import cause_of
 from tfscale.ops import Group
 from tfscale.ops.library import known_to_all
 
@@ -38,7 +40,12 @@ def when_the_program_fails(groups: Sequence[Group]) -> None:
 def _told_by(before: Hook) -> Hook:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         before(kind, error, trace)
-        if not known_to_all(error):
+        if known_to_all(error):
+            return
+        lost = cause_of(error)  # the others hear of that rank, too
+        if lost:
+            logging.getLogger("tfscale").error("%s", lost)
+        else:
             say(f"its program failed: {kind.__name__}: {error}")
 
     return hook

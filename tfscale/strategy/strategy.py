@@ -26,10 +26,13 @@ from tfscale.bridge.tensorflow import (
 )
 from tfscale.collectives.choose import Chooser
 from tfscale.compression import WirePolicy
+from tfscale.exchange import backends
 from tfscale.exchange.collective_schedules import Algorithm, of_hosts, of_replicas
 from tfscale.exchange.collective_schedules import bucket_bytes as suitable_bytes
-from tfscale.exchange.explain import Explanation, rows, ways
+from tfscale.exchange.exchange import Exchange
+from tfscale.exchange.explain import Explanation, rows
 from tfscale.exchange.reducer import Reducer
+from tfscale.exchange.tensorflow_exchange import TensorFlowExchange
 from tfscale.exchange.trial import Trials
 from tfscale.ops import xla
 from tfscale.ops.group import DEFAULT_JOIN_TIMEOUT, DEFAULT_SLOW_AFTER
@@ -100,6 +103,10 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         transport: what gradients travel over. ``"sockets"``: memory within a process, shared
             memory within a host, TCP between hosts; ``"grpc"``: TensorFlow's own; ``"auto"``:
             sockets if all workers can connect, else gRPC, with a warning that says why.
+        backend: whose collectives gradients go by. ``"engine"``: tfscale's own, with all that
+            this class offers; ``"tensorflow"``: TensorFlow's, which are NCCL between GPUs and a
+            ring on CPUs, for the wires fp32, bf16 and fp16; ``"auto"``: TensorFlow's where
+            replicas are on GPUs and nothing else is asked for that they lack.
 
     Example:
         >>> strategy = tfscale.ScaleStrategy(wire="bf16")
@@ -125,10 +132,19 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         slow_after: float = DEFAULT_SLOW_AFTER,
         join_timeout: float = DEFAULT_JOIN_TIMEOUT,
         transport: str = "auto",
+        backend: str = "auto",
     ) -> None:
         installed.check()
         _check(batch_norm, error_feedback, cluster_resolver)
         policy = WirePolicy.of(wire)
+        backend = backends.checked(
+            backend,
+            policy,
+            error_feedback=error_feedback,
+            algorithm=algorithm,
+            schedule_file=schedule_file,
+            transport=transport,
+        )
         if bucket_bytes is not None:
             bucket_bytes = number_of_bytes(bucket_bytes, "bucket_bytes")
         self.synchronizes_batch_norm = batch_norm == "synchronized"
@@ -139,6 +155,8 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             self, Extended(self, devices, cluster_resolver, *patience, transport)
         )
         extended = self.extended
+        if backend == backends.AUTO:
+            backend = backends.TENSORFLOW if extended.on_gpus else backends.ENGINE
         _say_who_trains(extended)
         if extended._num_replicas_in_sync == 1 and policy != WirePolicy():
             logging.getLogger("tfscale").warning(_NOTHING_TRAVELS, wire)
@@ -150,25 +168,29 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 "wire": repr(policy),
                 "error_feedback": error_feedback,
                 "bucket_bytes": bucket_bytes,
+                "backend": backend,
                 "batch_norm": batch_norm,
                 "own_losses": own_losses,
                 "schedule_file": schedule_file and records.read_text(Path(schedule_file)),
             },
         )
+        if backend == backends.TENSORFLOW:
+            exchange: Exchange = TensorFlowExchange(extended.group)
+        else:
+            exchange = Exchange(
+                extended.group, of_replicas(algorithm, extended.group, policy.wire, schedule_file)
+            )
+        schedules = exchange.schedules
+        extended.connect(exchange, of_hosts(schedules, extended.hosts))
         if extended._num_workers > 1:
             logging.getLogger("tfscale").info(
-                "gradients go from this worker's first replica to the others: %s",
-                ways(extended.group.communicators[0]),
+                "gradients go from this worker's first replica to the others: %s", exchange.ways()
             )
-        schedules = of_replicas(algorithm, extended.group, policy.wire, schedule_file)
-        extended.connect(schedules, of_hosts(schedules, extended.hosts))
         trials = Trials(schedules, enabled=isinstance(schedules, Chooser))
         self.reducer = Reducer(
-            extended.exchange,
+            exchange,
             policy,
-            suitable_bytes(schedules, extended.exchange.ranks)
-            if bucket_bytes is None
-            else bucket_bytes,
+            suitable_bytes(schedules, exchange.ranks) if bucket_bytes is None else bucket_bytes,
             _feedback(error_feedback),
             trials,
         )
@@ -268,9 +290,8 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         Returns:
             A list of rows; ``print`` and notebooks show it as a table.
         """
-        communicators = self.extended.exchange.communicators
-        how = ways(communicators[0]) if communicators else ""
-        return Explanation(rows(self.reducer), self.extended._num_replicas_in_sync, how)
+        exchange = self.extended.exchange
+        return Explanation(rows(self.reducer), exchange.ranks, exchange.ways())
 
     def dump(self, path: str | Path) -> None:
         """Write what ``"auto"`` measured and chose; edit it and pass it as ``schedule_file``."""

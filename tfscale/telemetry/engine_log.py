@@ -32,10 +32,18 @@ class EngineLog:
         return [each.rank for each in self.communicators]
 
     @property
+    def is_measured(self) -> bool:
+        """Whether gradients go by the engine, which logs when and how many bytes."""
+        return self._reducer.exchange.is_measured
+
+    @property
     def is_lossy(self) -> bool:
         """Whether any gradient may be sent on a lossy wire."""
-        policy = self._reducer.policy.describe()
-        return any(wire != LOSSLESS for wire in (policy["wire"], *dict(policy["rules"]).values()))
+        return any(wire != LOSSLESS for wire in self._reducer.policy.wires)
+
+    def ways(self) -> list[str]:
+        """How gradients go from each rank of this process to the others, in words."""
+        return [self._reducer.exchange.ways(place) for place in range(len(self.communicators))]
 
     @property
     def processes(self) -> int:

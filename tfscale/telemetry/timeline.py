@@ -39,7 +39,7 @@ class Exchanged(NamedTuple):
 
 # An op and its type, unless it waits for others rather than computes.
 _COMPUTES = re.compile(
-    r"^[^:]+:(?!Tfscale|\w*Iterator|\w*PartitionedCall|_Recv|_Send|\w*Dataset)\w+$"
+    r"^[^:]+:(?!Tfscale|Collective|\w*Iterator|\w*PartitionedCall|_Recv|_Send|\w*Dataset)\w+$"
 )
 _BACKWARD = re.compile(r"gradient_tape|Grad|Backprop")
 _REPLICA = re.compile(r"(?:^|/)replica_(\d+)/")
@@ -47,12 +47,15 @@ _REPLICA = re.compile(r"(?:^|/)replica_(\d+)/")
 
 @dataclasses.dataclass(frozen=True)
 class RankTimeline:
-    """Some steps of one rank. ``compute`` are its ops, ``buckets`` its exchanges."""
+    """Some steps of one rank. ``compute`` are its ops, ``buckets`` its exchanges, and ``ways`` says
+    how these go to the others.
+    """
 
     rank: int
     ends: Sequence[float]  # of each step
     compute: Sequence[Span]
     buckets: Sequence[Exchanged]
+    ways: str = ""
 
 
 class Profile:
@@ -82,11 +85,13 @@ class Recording:
     Args:
         path: of the file.
         ranks: of this process.
+        ways: how gradients go from each of them to the others, in words.
     """
 
-    def __init__(self, path: Path, ranks: Sequence[int]) -> None:
+    def __init__(self, path: Path, ranks: Sequence[int], ways: Sequence[str]) -> None:
         self._path = path
         self._ranks = ranks
+        self._ways = ways
         self._profile: Profile | None = None
         self._begins: list[float] = []
         self._buckets: list[list[Exchanged]] = [[] for _ in ranks]
@@ -122,8 +127,10 @@ class Recording:
         ops = of_replicas(self._profile.stop() if self._profile else [], len(self._ranks))
         ends = [*self._begins, now]
         timelines = [
-            RankTimeline(rank, ends, _within(compute, ends), _within(buckets, ends))
-            for rank, compute, buckets in zip(self._ranks, ops, self._buckets, strict=True)
+            RankTimeline(rank, ends, _within(compute, ends), _within(buckets, ends), ways)
+            for rank, ways, compute, buckets in zip(
+                self._ranks, self._ways, ops, self._buckets, strict=True
+            )
         ]
         records.write(self._path, chrome(timelines, begin=0.0))
 
@@ -178,7 +185,7 @@ def chrome(timelines: Sequence[RankTimeline], begin: float | None = None) -> dic
     for timeline in timelines:
         events += [
             {"ph": "M", "pid": timeline.rank, "name": "process_name",
-             "args": {"name": f"rank {timeline.rank}"}},
+             "args": {"name": f"rank {timeline.rank}" + (timeline.ways and f", {timeline.ways}")}},
             {"ph": "M", "pid": timeline.rank, "tid": 0, "name": "thread_name",
              "args": {"name": "compute"}},
         ]  # fmt: skip
@@ -254,6 +261,9 @@ def step_of(timeline: RankTimeline, number: int) -> RankTimeline:
     def inside(spans: Sequence[Any]) -> list[Any]:
         return [span for span in spans if first <= span[1] < last]
 
-    return RankTimeline(
-        timeline.rank, (first, last), inside(timeline.compute), inside(timeline.buckets)
+    return dataclasses.replace(
+        timeline,
+        ends=(first, last),
+        compute=inside(timeline.compute),
+        buckets=inside(timeline.buckets),
     )

@@ -92,9 +92,10 @@ def data():
 
 
 def train():
-    slow_after = float(os.environ["SLOW_AFTER"])
     strategy = tfscale.ScaleStrategy(
-        "ring", deadline=float(os.environ["DEADLINE"]), slow_after=slow_after
+        deadline=float(os.environ["DEADLINE"]),
+        slow_after=float(os.environ["SLOW_AFTER"]),
+        backend=os.environ.get("BACKEND", "engine"),
     )
     if WAY == "kill while others make variables" and ME == VICTIM:
         end_by(signal.SIGKILL)
