@@ -6,21 +6,14 @@ import pytest
 
 from tests.gallery.programs import LAYOUTS, PROGRAMS, QUICK, QUICK_LAYOUTS, WORKER
 from tests.strategy.compare import check
-from tests.strategy.groups import SECONDS, chosen, judge, take
+from tests.strategy.groups import SECONDS, judge, take, trained_once
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * SECONDS + 60)]
 
 
 @pytest.fixture(scope="module")
 def trained(request):
-    """Trains what the selected tests need, when the first of them asks."""
-
-    @functools.cache
-    def outcome(strategy, layout):
-        layouts = LAYOUTS if strategy == "none" else [layout]
-        return take(WORKER, strategy, layout, chosen(request, PROGRAMS, layouts))
-
-    return outcome
+    return trained_once(request, WORKER, PROGRAMS, LAYOUTS)
 
 
 def pairs():

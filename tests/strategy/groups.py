@@ -12,6 +12,7 @@ The processes are warm, and live until their group has taken all its cases.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -55,6 +56,19 @@ def chosen(request, cases, layouts):
     tests = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
     wanted = {test.get("case") for test in tests if test.get("layout") in layouts}
     return [case for case in cases if case in wanted]
+
+
+def trained_once(request, script, cases, layouts):
+    """``outcome(strategy, layout)``: records of what the selected tests need, trained when asked
+    for the first time. One device trains for all ``layouts``.
+    """
+
+    @functools.cache
+    def outcome(strategy, layout):
+        about = layouts if strategy == "none" else [layout]
+        return take(script, strategy, layout, chosen(request, cases, about))
+
+    return outcome
 
 
 def records(output):

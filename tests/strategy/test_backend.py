@@ -17,7 +17,7 @@ import tfscale
 from tests.covering import params
 from tests.strategy.cases import BY_NAME, LAYOUTS, rows
 from tests.strategy.compare import check
-from tests.strategy.groups import SECONDS, chosen, judge, start, take
+from tests.strategy.groups import SECONDS, judge, start, take, trained_once
 from tests.strategy.test_faults import error, event, run
 from tfscale.callbacks import Recompute, Telemetry
 
@@ -31,12 +31,7 @@ DELICATE = ("global_clipnorm", "embedding", "batch_norm", "last_batch_of_1", "fl
 
 @pytest.fixture(scope="session")
 def trained(request):
-    @functools.cache
-    def outcome(strategy, layout):
-        layouts = LAYOUTS if strategy == "none" else [layout]
-        return train(strategy, layout, chosen(request, BY_NAME, layouts))
-
-    return outcome
+    return trained_once(request, "exact.py", BY_NAME, LAYOUTS)
 
 
 def aspects(row):

@@ -14,7 +14,7 @@ import pytest
 from tests.covering import params
 from tests.strategy.cases import BY_NAME, LAYOUTS, aspects, rows
 from tests.strategy.compare import check, differences, unequal
-from tests.strategy.groups import SECONDS, chosen, judge, take
+from tests.strategy.groups import SECONDS, judge, take, trained_once
 from tests.strategy.models import EPOCHS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * SECONDS + 60)]
@@ -25,14 +25,7 @@ train = functools.partial(take, "exact.py")
 
 @pytest.fixture(scope="session")
 def trained(request):
-    """Trains what the selected tests need, when the first of them asks."""
-
-    @functools.cache
-    def outcome(strategy, layout):
-        layouts = LAYOUTS if strategy == "none" else [layout]
-        return train(strategy, layout, chosen(request, BY_NAME, layouts))
-
-    return outcome
+    return trained_once(request, "exact.py", BY_NAME, LAYOUTS)
 
 
 @pytest.mark.parametrize(("layout", "case"), params(rows(), aspects))

@@ -13,7 +13,7 @@ from typing import Any
 
 from tfscale.bench.fit_contestants import FitContestant
 from tfscale.bench.link import Network
-from tfscale.bench.run import MPI, QUIET
+from tfscale.bench.run import MPI, QUIET, by_mpirun
 from tfscale.launch import LocalWorkers, WorkerFailed
 
 
@@ -41,7 +41,7 @@ class Crew:
         command = [sys.executable, "-m", "tfscale.bench.fit_worker", address, text]
         by_mpi = contestant.way == "horovod"
         if by_mpi:
-            command = ["mpirun", "-n", str(contestant.processes), *command]
+            command = by_mpirun(command, contestant.processes)
         with socket.socket(socket.AF_UNIX) as server:
             server.bind(address)
             server.listen()

@@ -32,6 +32,11 @@ QUIET = {
 BY_MPIRUN = ("mpi", "horovod")
 
 
+def by_mpirun(command: Sequence[str], processes: int) -> list[str]:
+    """One command that starts all processes."""
+    return ["mpirun", "-n", str(processes), *command]
+
+
 @dataclasses.dataclass(frozen=True)
 class Request:
     """What the user asked for; see the command line's help for the meaning."""
@@ -186,9 +191,8 @@ class _Set:
         self._work(command, {**meeting, "GLOO_SOCKET_IFNAME": interface, **_SAFE})
 
     def _mpirun(self, command: Sequence[str]) -> None:
-        with LocalWorkers(
-            ["mpirun", "-n", str(self.processes), *command], 1, environment={**MPI, **_SAFE}
-        ) as workers:
+        command = by_mpirun(command, self.processes)
+        with LocalWorkers(command, 1, environment={**MPI, **_SAFE}) as workers:
             workers.wait(self.request.timeout)
 
     def _show_last(self) -> None:

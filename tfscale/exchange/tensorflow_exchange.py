@@ -80,8 +80,8 @@ class TensorFlowExchange(Exchange):
         return summed(x)
 
     def _sum(self, replica: int, x: tf.Tensor, name: Name, wire: str) -> tf.Tensor:
-        carrier = WIRES[wire] or _wide(x.dtype)
         wide = _wide(x.dtype)
+        carrier = WIRES[wire] or wide
         if carrier != tf.float16:
             return tf.cast(self._reduce(replica, tf.cast(x, carrier), name), x.dtype)
         scale = tf.cast(self._scale(replica, x, name), wide)
