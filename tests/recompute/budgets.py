@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfscale.bench.memory import make_meter
+from tfscale.bench.memory import COUNTED, make_meter
 from tfscale.callbacks import Recompute
 from tfscale.recompute import BudgetError
 from tfscale.strategy.feed import untuned
@@ -122,6 +123,7 @@ def in_a_process(net):
     ran = subprocess.run(
         [sys.executable, "-m", "tests.recompute.budgets", "--here", net],
         cwd=Path(__file__).parents[2],
+        env={**os.environ, **COUNTED},
         capture_output=True,
         text=True,
         check=False,

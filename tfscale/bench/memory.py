@@ -70,6 +70,14 @@ MODELS: dict[str, Callable[[Any], tuple[Any, int]]] = {
 # The shares of the plain step's memory that each is asked to keep to.
 FRACTIONS = {"mlp": 0.3, "conv": 0.45, "transformer": 0.33}
 
+# Of TensorFlow's allocators for CPUs, this one counts on every processor; oneDNN's counts, too, but
+# is in use only where oneDNN is.
+COUNTED = {
+    "TF_CPU_ALLOCATOR_USE_BFC": "true",
+    "CUDA_VISIBLE_DEVICES": "-1",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+}
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -200,10 +208,9 @@ def _share(text: str) -> float:
 def measure(asked: Asked, timeout: float = 1800) -> Found:
     """Train in a process of its own, for no more than so many seconds."""
     command = [sys.executable, "-m", "tfscale", "bench", "memory", "--training"]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     ran = subprocess.run(
         [*command, json.dumps(asdict(asked))],
-        env=environment, capture_output=True, text=True, timeout=timeout, check=False,
+        env={**os.environ, **COUNTED}, capture_output=True, text=True, timeout=timeout, check=False,
     )  # fmt: skip
     if ran.returncode:
         raise RuntimeError(ran.stderr.strip().rpartition("\n")[2])
