@@ -20,6 +20,7 @@ FLOORS = (
     ("callbacks",),
     ("strategy",),
     ("tfscale",),
+    ("launcher",),
     ("bench",),
     ("demo",),
     ("cli",),

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 # Commands with a module of their own: its main(argv) reads the rest of the command line.
 _MODULES = {
     "demo": "train on one device and on four replicas of this machine, and draw the results",
+    "launch": "start a training on several devices, of this host or of several",
     "bench": "measure all-reduces and optimizers, and how models learn with each",
 }
 
@@ -68,7 +69,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run_module(name: str, argv: Sequence[str]) -> int:
-    result = importlib.import_module(f"tfscale.{name}").main(argv)
+    module = {"launch": "launcher"}.get(name, name)
+    result = importlib.import_module(f"tfscale.{module}").main(argv)
     return int(result or 0)
 
 

@@ -52,7 +52,7 @@ class LocalWorkers:
         environments: Sequence[Mapping[str, str]] | None = None,
     ) -> None:
         self._logs = tempfile.TemporaryDirectory(prefix="tfscale-workers-")
-        self._ports = _held_ports(count)
+        self._ports = held_ports(count)
         ports = [each.getsockname()[1] for each in self._ports]
         addresses = [
             f"{host}:{port}"
@@ -63,7 +63,8 @@ class LocalWorkers:
             for index in range(count):
                 prefix = prefixes[index] if prefixes else []
                 variables = {
-                    **_environment(addresses, index),
+                    **os.environ,
+                    **cluster_environment(addresses, index),
                     **(environment or {}),
                     **(environments[index] if environments else {}),
                 }
@@ -163,14 +164,16 @@ class LocalWorkers:
         self._logs.cleanup()
 
 
-def _environment(addresses: Sequence[str], index: int) -> dict[str, str]:
+def cluster_environment(addresses: Sequence[str], index: int) -> dict[str, str]:
+    """Variables that tell a worker who all are and which of them it is; its port is held."""
     task = {"type": "worker", "index": index}
     config = {"cluster": {"worker": list(addresses)}, "task": task}
-    return {**os.environ, "TF_CONFIG": json.dumps(config), "TF_GRPC_REUSE_PORT": "1"}
+    return {"TF_CONFIG": json.dumps(config), "TF_GRPC_REUSE_PORT": "1"}
 
 
-def _held_ports(count: int) -> list[socket.socket]:
-    """Free ports, held so that nobody else gets them before their workers open them.
+def held_ports(count: int, host: str = "127.0.0.1") -> list[socket.socket]:
+    """Free ports of an address, or of all if that is empty: held, so that nobody else gets them
+    before their workers open them.
 
     A worker of the same user may share one with the socket that holds it; TensorFlow's
     server does if TF_GRPC_REUSE_PORT says so.
@@ -178,5 +181,5 @@ def _held_ports(count: int) -> list[socket.socket]:
     held = [socket.socket() for _ in range(count)]
     for each in held:
         each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        each.bind(("127.0.0.1", 0))
+        each.bind((host, 0))
     return held

@@ -9,8 +9,10 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -40,15 +42,24 @@ def when_the_program_fails(groups: Sequence[Group]) -> None:
 def _told_by(before: Hook) -> Hook:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         before(kind, error, trace)
+        lost = cause_of(error)  # the others hear of that rank, too
+        if lost or known_to_all(error):
+            _mark_as_not_first()
         if known_to_all(error):
             return
-        lost = cause_of(error)  # the others hear of that rank, too
         if lost:
             logging.getLogger("tfscale").error("%s", lost)
         else:
             say(f"its program failed: {kind.__name__}: {error}")
 
     return hook
+
+
+def _mark_as_not_first() -> None:
+    """``tfscale launch`` shows who failed first: this worker failed since another had."""
+    if path := os.environ.get("TFSCALE_NOT_FIRST"):
+        with contextlib.suppress(OSError):
+            Path(path).touch()
 
 
 def say(reason: str) -> None:

@@ -1,0 +1,238 @@
+"""``tfscale launch`` on this machine: real processes, which fail in every way."""
+
+import os
+import re
+import signal
+import subprocess
+
+import pytest
+
+from tests.launcher.launching import PROGRAMS, Launched, all_end, launch, runs
+
+PROCESS = r"process (\d+)"
+
+
+def lines(launched):
+    return sorted(launched.out.splitlines())
+
+
+def test_workers_know_each_other():
+    status, launched = launch("-n", 3, "says.py", "environment=TF_CONFIG")
+    assert status == 0, launched.said
+    found = re.findall(r"\[(\d)\] environment TF_CONFIG (.*)", launched.out)
+    clusters = {text.partition('"task"')[0] for _, text in found}
+    assert len(found) == 3 and len(clusters) == 1
+    assert len(set(re.findall(r"127\.0\.0\.1:\d+", clusters.pop()))) == 3
+    assert all(f'"index": {rank}' in text for rank, text in found)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--nproc-per-node=2", "says.py"],
+        ["--nproc_per_node", "2", "--standalone", "--nnodes=1", "says.py"],  # torchrun's
+        ["-np", "2", "says.py"],
+        ["-np", "2", "-H", "localhost:4", "python3", "says.py"],  # horovodrun's
+        ["-n", "2", "-m", "says"],
+    ],
+)
+def test_what_users_of_other_launchers_type(words):
+    status, launched = launch(*words, "print=here")
+    assert status == 0, launched.said
+    assert lines(launched) == ["[0] here", "[1] here"]
+
+
+def test_threads_are_shared_out_and_the_users_word_counts():
+    cores = len(os.sched_getaffinity(0))
+    _, launched = launch("-n", 2, "says.py", "0:environment=TF_NUM_INTRAOP_THREADS")
+    assert f"TF_NUM_INTRAOP_THREADS {max(1, cores // 2)}" in launched.out
+    words = ("-n", 2, "says.py", "0:environment=TF_NUM_INTRAOP_THREADS")
+    _, launched = launch(*words, TF_NUM_INTRAOP_THREADS="7")
+    assert "TF_NUM_INTRAOP_THREADS 7" in launched.out
+
+
+def test_each_worker_has_cores_of_its_own():
+    cores = sorted(os.sched_getaffinity(0))
+    _, launched = launch("-n", 2, "--bind", "says.py", "cores")
+    found = [set(map(int, re.findall(r"\d+", text))) for text in
+             re.findall(r"cores \[(.*)\]", launched.out)]  # fmt: skip
+    assert len(found) == 2 and set.union(*found) <= set(cores)
+    assert len(cores) < 2 or not set.intersection(*found)
+
+
+# ------------------------------------------------------------------------ failures
+
+
+def test_the_one_that_failed_first_is_shown_once_and_gives_the_status():
+    status, launched = launch("-n", 3, "says.py", "print=works", "0.2", "1:error=bad", "1:exit=3",
+                              "1")  # fmt: skip
+    assert status == 3
+    (story,) = re.findall(r"tfscale launch: (worker .*)", launched.err)
+    assert re.fullmatch(
+        r"worker 1 on localhost failed first, \S+ s after its start: it exited with 3\. "
+        r"Its last lines:", story
+    )  # fmt: skip
+    assert launched.err.count("    bad\n") == 1
+    assert launched.err.index("[1] bad") < launched.err.index(story)
+
+
+def test_a_signal_is_told_by_name():
+    status, launched = launch("-n", 2, "says.py", "0.2", "1:kill=SIGKILL", "wait")
+    assert status == 128 + signal.SIGKILL
+    assert "worker 1 on localhost failed first" in launched.err
+    assert "it was killed by SIGKILL, as the kernel does when memory is short" in launched.err
+
+
+def test_all_end_when_one_fails_even_those_that_do_not_hear():
+    status, launched = launch("-n", 2, "--grace", "0.5", "says.py", "child", "pid", "0:deaf", "0.3",
+                              "1:exit=4", "wait")  # fmt: skip
+    assert status == 4
+    processes = re.findall(PROCESS, launched.out)
+    assert len(processes) == 4
+    assert not [each for each in processes if runs(each)]
+
+
+def test_nothing_is_left_when_the_launcher_is_killed():
+    with Launched("-n", 2, "--grace", 1, "says.py", "child", "pid", "0:deaf", "wait") as launched:
+        launched.until("waits", 2)
+        processes = re.findall(PROCESS, launched.out)
+        assert len(processes) == 4
+        launched.signal(signal.SIGKILL)
+        launched.end()
+        assert all_end(processes) == []
+
+
+def test_nothing_is_left_when_the_supervisor_is_killed():
+    with Launched("-n", 2, "says.py", "pid", "wait") as launched:
+        launched.until("waits", 2)
+        processes = re.findall(PROCESS, launched.out)
+        supervisors = subprocess.run(
+            ["pgrep", "-P", str(launched.process.pid)], capture_output=True, text=True, check=True
+        )
+        (supervisor,) = supervisors.stdout.split()
+        os.kill(int(supervisor), signal.SIGKILL)
+        assert launched.end() == 255
+        assert "its host was lost: localhost: its connection was cut" in launched.err
+        assert all_end(processes) == []
+
+
+def test_a_script_that_is_missing(tmp_path):
+    status, launched = launch("-n", 2, "nowhere.py", folder=tmp_path)
+    assert status == 2
+    assert f"error: there is no nowhere.py in {tmp_path}" in launched.err
+
+
+def test_a_module_that_is_missing():
+    status, launched = launch("-n", 2, "-m", "no_such_module")
+    assert status == 1
+    assert "No module named no_such_module" in launched.err
+
+
+def test_a_disk_that_is_full_ends_no_training(tmp_path):
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(folder)]
+    if os.geteuid() or subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("only root may make a small disk")
+    try:
+        text = "x" * 500
+        words = [f"print={text}"] * 100
+        status, launched = launch("-n", 2, "--log-dir", folder, "says.py", *words, "0.2", "pid")
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+    assert status == 0, launched.err
+    assert launched.out.count(text) == 200 and len(re.findall(PROCESS, launched.out)) == 2
+    (told,) = re.findall(r"tfscale launch: (.*)", launched.err)
+    assert "attempt-0 cannot be written (No space left on device): training goes on" in told
+
+
+def test_logs_keep_what_each_worker_prints(tmp_path):
+    words = ["says.py", "print=all", "1:print=one", "1:error=wrong", "0.2", "1:exit=1", "1"]
+    launch("-n", 2, "--log-dir", tmp_path / "logs", "--restarts", 1, *words)
+    for attempt in (0, 1):
+        kept = tmp_path / "logs" / f"attempt-{attempt}"
+        assert (kept / "worker-0.log").read_text() == "all\n"
+        assert sorted((kept / "worker-1.log").read_text().split()) == ["all", "one", "wrong"]
+
+
+def test_output_that_nobody_reads_any_more():
+    """As with ``tfscale launch ... | head -1``."""
+    script = f"{os.sys.executable} -m tfscale launch -n 2 says.py pid 0.5 print=more wait | head -1"
+    ran = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {script}"], cwd=PROGRAMS, capture_output=True, text=True,
+        timeout=60, check=False, env={**os.environ, "PYTHONPATH": str(PROGRAMS.parents[2])},
+    )  # fmt: skip
+    assert ran.returncode == 141
+    assert "Traceback" not in ran.stderr
+    assert all_end(re.findall(PROCESS, ran.stdout)) == []
+
+
+# ------------------------------------------------------------------------- signals
+
+
+def test_signals_are_passed_on():
+    with Launched("-n", 2, "says.py", "handle", "wait") as launched:
+        launched.until("waits", 2)
+        launched.signal(signal.SIGUSR1)
+        launched.until("heard SIGUSR1", 2)
+        launched.signal(signal.SIGTERM)
+        assert launched.end() == 0, launched.said
+        assert launched.out.count("heard SIGTERM") == 2
+
+
+def test_sigterm_ends_workers_that_do_not_handle_it_and_starts_no_others():
+    with Launched("-n", 2, "--restarts", 3, "says.py", "wait") as launched:
+        launched.until("waits", 2)
+        launched.signal(signal.SIGTERM)
+        assert launched.end() == 128 + signal.SIGTERM
+        assert "ended by SIGTERM, which was passed on" in launched.err
+        assert "attempt" not in launched.err
+
+
+def test_interrupted_once_workers_hear_it():
+    with Launched("-n", 2, "--restarts", 3, "says.py", "wait") as launched:
+        launched.until("waits", 2)
+        launched.signal(signal.SIGINT)
+        assert launched.end() == 130
+        assert launched.err.count("KeyboardInterrupt") == 2
+
+
+def test_interrupted_twice_it_ends_at_once():
+    words = ("-n", 2, "--grace", 1000, "says.py", "pid", "deaf", "handle", "wait")
+    ignoring = ("env", "--ignore-signal=INT")
+    with Launched(*words, prefix=()) as launched:
+        del ignoring
+        launched.until("waits", 2)
+        processes = re.findall(PROCESS, launched.out)
+        launched.signal(signal.SIGINT)
+        launched.until("press Ctrl-C again")
+        launched.signal(signal.SIGINT)
+        assert launched.end() == 130
+        assert all_end(processes) == []
+
+
+# ------------------------------------------------------------------------ restarts
+
+
+def test_it_starts_again(tmp_path):
+    words = ["says.py", f"once={tmp_path / 'first'}", "0.1", "0:exit=3", "wait"]
+    status, launched = launch("-n", 2, "--restarts", 2, *words)
+    assert status == 0, launched.said
+    assert "worker 0 on localhost failed first" in launched.err
+    assert "attempt 2 of 3 begins in 1 s. It goes on from the last backup" in launched.err
+
+
+def test_it_gives_up_after_so_many_attempts():
+    status, launched = launch("-n", 2, "--restarts", 1, "says.py", "0.1", "1:exit=5", "wait")
+    assert status == 5
+    assert launched.err.count("failed first") == 2
+
+
+def test_a_worker_that_fails_twice_is_left_out():
+    words = ["says.py", "print=begins", "0.1", "2:exit=3", "1:0.5"]
+    status, launched = launch("-n", 3, "--restarts", 2, "--min-workers", 2, *words)
+    assert status == 0, launched.said
+    assert launched.out.count("begins") == 3 + 3 + 2
+    assert "with 2 workers instead of 3: the global batch and the steps of an epoch stay" in (
+        launched.err
+    )

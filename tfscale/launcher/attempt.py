@@ -1,0 +1,245 @@
+"""One start of all workers, until all have ended."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tfscale.launch.local import cluster_environment
+from tfscale.launcher.hosts import Host, Place, places
+from tfscale.launcher.output import Logs, Screen
+from tfscale.launcher.request import Request
+from tfscale.launcher.supervised import HostError, Supervised
+
+_HEAR = 3.0  # seconds in which the others may hear who has failed, and end by themselves
+
+
+class HostsLost(HostError):
+    """Hosts that cannot take part."""
+
+    def __init__(self, hosts: set[int], message: str) -> None:
+        super().__init__(message)
+        self.hosts = hosts
+
+
+class Ended(NamedTuple):
+    """How a worker ended."""
+
+    place: Place
+    code: int  # minus the number of the signal that ended it
+    after: float  # seconds
+    not_first: bool = False  # it failed since another had failed
+    why: str = ""  # where it could not be started, or its host was lost
+
+    @property
+    def status(self) -> int:
+        """As shells have it."""
+        return 128 - self.code if self.code < 0 else self.code
+
+    @property
+    def how(self) -> str:
+        if self.why:
+            return self.why
+        if self.code >= 0:
+            return f"it exited with {self.code}"
+        name = signal.Signals(-self.code).name
+        memory = ", as the kernel does when memory is short" if name == "SIGKILL" else ""
+        return f"it was killed by {name}{memory}"
+
+
+@dataclass
+class Outcome:
+    """How an attempt ended."""
+
+    ends: list[Ended] = field(default_factory=list)  # in order
+    lost: set[int] = field(default_factory=set)  # hosts
+
+    @property
+    def first(self) -> Ended | None:
+        """The worker that failed first: not one that only followed."""
+        failed = [end for end in self.ends if end.code]
+        own = [end for end in failed if not end.not_first]
+        return next(iter(own or failed), None)
+
+
+class Attempt:
+    """Starts all workers and watches them.
+
+    Args:
+        request: what the user asked for.
+        hosts: those that take part.
+        screen, logs: where what workers print goes.
+        number: of this attempt, the first is 0.
+    """
+
+    def __init__(
+        self, request: Request, hosts: Sequence[Host], screen: Screen, logs: Logs, number: int
+    ) -> None:
+        self._request = request
+        self._hosts = hosts
+        self._screen = screen
+        self._logs = logs
+        self._number = number
+        self._outcome = Outcome()
+        self._supervisors: list[Supervised] = []
+        self._is_ending = False
+        self._running: dict[int, Place] = {}
+
+    async def run(self) -> Outcome:
+        """Until all workers have ended; ``HostError`` if a host can't take part."""
+        try:
+            await self._begin()
+            self._began = time.monotonic()
+            self._start()
+            await asyncio.gather(
+                *(self._watch(at, one) for at, one in enumerate(self._supervisors))
+            )
+        finally:
+            await asyncio.gather(*(one.end() for one in self._supervisors))
+        return self._outcome
+
+    def signal(self, number: int) -> None:
+        """Pass a signal on to all workers."""
+        for one in self._supervisors:
+            one.tell(signal=number)
+
+    def stop(self, number: int) -> None:
+        """The user wants it to end: by this signal, and by force after the grace."""
+        self.signal(number)
+        self._end_later(self._request.grace)
+
+    # -- beginning
+
+    async def _begin(self) -> None:
+        request = self._request
+        loopback = all(host.is_here for host in self._hosts) and request.nodes is None
+        begun = await asyncio.gather(
+            *(
+                Supervised.begin(
+                    host,
+                    ssh=request.ssh,
+                    python=request.python,
+                    loopback=loopback,
+                    grace=request.grace,
+                )
+                for host in self._hosts
+            ),
+            return_exceptions=True,
+        )
+        self._supervisors = [one for one in begun if isinstance(one, Supervised)]
+        errors = [one for one in begun if isinstance(one, BaseException)]
+        self._outcome.lost = {at for at, one in enumerate(begun) if isinstance(one, HostError)}
+        for error in errors:
+            if not isinstance(error, HostError):
+                raise error
+        if errors:
+            raise HostsLost(self._outcome.lost, "; ".join(map(str, errors)))
+
+    def _start(self) -> None:
+        request, addresses = self._request, self._addresses()
+        all_of_them = places(self._hosts)
+        self._running = {place.rank: place for place in all_of_them}
+        for at, one in enumerate(self._supervisors):
+            one.tell(
+                start=[
+                    {
+                        "rank": place.rank,
+                        "share": [place.local, self._hosts[at].workers],
+                        "environment": cluster_environment(addresses, place.rank),
+                    }
+                    for place in all_of_them
+                    if place.host == at
+                ],
+                command=request.command,
+                folder=request.folder,
+                environment={
+                    **request.environment,
+                    "PYTHONUNBUFFERED": "1",  # lines come as they are printed
+                    "TFSCALE_LAUNCH": str(self._number),
+                },
+                devices=request.devices,
+                bind=request.bind,
+            )
+
+    def _addresses(self) -> list[str]:
+        found = []
+        for one in self._supervisors:
+            host = _address(one, self._supervisors)
+            found += [f"{host}:{port}" for port in one.greeting["ports"]]
+        return found
+
+    # -- watching
+
+    async def _watch(self, at: int, one: Supervised) -> None:
+        mine = {place.rank for place in places(self._hosts) if place.host == at}
+        while mine & set(self._running):
+            message = await one.next()
+            if message is None:
+                self._lost(at, mine, one)
+                return
+            self._heed(message, mine)
+
+    def _heed(self, message: Mapping[str, object], mine: set[int]) -> None:
+        rank = message.get("rank")
+        if not isinstance(rank, int) or rank not in mine:
+            return
+        for stream, what in ((self._screen.out, "text"), (self._screen.err, "error")):
+            if isinstance(text := message.get(what), str):
+                self._screen.heard(rank, text, stream)
+                self._logs.heard(rank, text)
+        if isinstance(code := message.get("ended"), int) and rank in self._running:
+            self._screen.ended(rank)
+            self._ended(rank, code, bool(message.get("not_first")), str(message.get("why", "")))
+
+    def _lost(self, at: int, mine: set[int], one: Supervised) -> None:
+        self._outcome.lost.add(at)
+        for rank in sorted(mine & set(self._running)):
+            self._ended(rank, 255, False, f"its host was lost: {one.lost()}")
+
+    def _ended(self, rank: int, code: int, not_first: bool, why: str) -> None:
+        place = self._running.pop(rank)
+        after = time.monotonic() - self._began
+        self._outcome.ends.append(Ended(place, code, after, not_first, why))
+        if code:
+            self._end_later(_HEAR)
+
+    def _end_later(self, seconds: float) -> None:
+        if not self._is_ending:
+            self._is_ending = True
+            asyncio.get_running_loop().call_later(seconds, self._end)
+
+    def _end(self) -> None:
+        for one in self._supervisors:
+            one.tell(end=True)
+
+
+def _address(one: Supervised, all_of_them: Sequence[Supervised]) -> str:
+    """The address at which a host's workers are reached by those of all others."""
+    if all(each.host.is_here for each in all_of_them):
+        return "127.0.0.1"
+    if not one.host.is_here:
+        name = one.host.name.rpartition("@")[2]
+        return (
+            name if _is_known(name) else _connection(one)[1]
+        )  # ssh may know it by a name of its own
+    return _connection(next(each for each in all_of_them if not each.host.is_here))[0]
+
+
+def _connection(one: Supervised) -> tuple[str, str]:
+    """From which address ssh has connected, and to which."""
+    words = str(one.greeting["connection"]).split()
+    if len(words) != 4:
+        raise HostError(f"{one.host.name}: its ssh does not tell which address it was reached at")
+    return words[0], words[2]
+
+
+def _is_known(name: str) -> bool:
+    try:
+        return bool(socket.getaddrinfo(name.strip("[]"), None))
+    except OSError:
+        return False

@@ -1,0 +1,197 @@
+"""``tfscale launch``: attempts, until one ends well, or there are no more."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Sequence
+
+from tfscale.launcher import machine
+from tfscale.launcher.attempt import Attempt, Ended, HostsLost, Outcome
+from tfscale.launcher.hosts import Host, places
+from tfscale.launcher.output import Logs, Screen
+from tfscale.launcher.request import Request, parse
+from tfscale.launcher.supervised import HostError
+
+_PASSED_ON = (signal.SIGTERM, signal.SIGUSR1)
+_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds before another attempt: the first, and at most
+_CLOSED_OUTPUT = 141  # what shells report of a command whose reader has gone
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Runs the command; the status is that of the worker that failed first."""
+    request = parse(sys.argv[1:] if words is None else words)
+    if request.dry_run:
+        print(described(request))
+        return 0
+    try:
+        return asyncio.run(_Launcher(request).run())
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _CLOSED_OUTPUT
+
+
+def described(request: Request) -> str:
+    """What would be started, a worker per line."""
+    lines = []
+    for place in places(request.hosts):
+        host = request.hosts[place.host]
+        way = f" (over {request.ssh})" if not host.is_here else ""
+        shared = machine.shared(place.local, host.workers, request.devices) if host.is_here else {}
+        words = [*(f"{name}={value}" for name, value in shared.items()), *request.command]
+        lines.append(f"worker {place.rank} on {host.name}{way}: {shlex.join(words)}")
+    if request.nodes:
+        lines.append(
+            f"These are the workers of node {request.nodes.rank} of {request.nodes.count}; all "
+            "nodes' ranks are counted in the order of nodes."
+        )
+    lines.append(
+        f"in {request.folder}; each gets its own TF_CONFIG, with ports chosen at the start"
+    )
+    return "\n".join(lines)
+
+
+class _Launcher:
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._hosts = list(request.hosts)
+        self._interrupts = 0
+        self._attempt: Attempt | None = None
+        self._stopped = asyncio.Event()
+        self._failed_before: tuple[str, int] | None = None
+        self._screen = self._new_screen()
+
+    def _new_screen(self) -> Screen:
+        workers = sum(host.workers for host in self._hosts)
+        return Screen(workers, prefix=self._request.prefix, all_bars=self._request.all_bars)
+
+    async def run(self) -> int:
+        """All attempts; the exit status."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, self._interrupt)
+        for passed_on in _PASSED_ON:
+            loop.add_signal_handler(passed_on, self._pass_on, passed_on)
+        pause = _PAUSE
+        for number in range(self._request.restarts + 1):
+            try:
+                outcome = await self._once(number)
+                status, why = self._judge(outcome)
+            except HostsLost as lost:
+                outcome, status, why = Outcome(lost=lost.hosts), 255, str(lost)
+            except (HostError, ValueError) as error:
+                self._screen.say(str(error))
+                return 1
+            if status == 0 or self._stopped.is_set():
+                return status
+            if number == self._request.restarts or not self._go_on(outcome, number, why, pause):
+                return status
+            await self._rest(pause)
+            if self._stopped.is_set():
+                return status
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        raise AssertionError("the last attempt returns")
+
+    async def _once(self, number: int) -> Outcome:
+        self._screen = self._new_screen()
+        folder = self._request.log_dir
+        logs = Logs(folder / f"attempt-{number}" if folder else None, self._screen)
+        self._attempt = Attempt(self._request, self._hosts, self._screen, logs, number)
+        try:
+            return await self._attempt.run()
+        finally:
+            self._attempt = None
+            logs.close()
+
+    async def _rest(self, seconds: float) -> None:
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._stopped.wait(), seconds)
+
+    # -- how it ended
+
+    def _judge(self, outcome: Outcome) -> tuple[int, str]:
+        """The exit status, and a line; says which worker failed first, and its last lines."""
+        first = outcome.first
+        if self._interrupts:
+            return 128 + signal.SIGINT, ""
+        if first is None:
+            return 0, ""
+        if self._stopped.is_set():
+            self._screen.say(f"ended by SIGTERM, which was passed on: {first.how}")
+            return first.status, ""
+        text = self._story(first)
+        last = self._screen.last(first.place.rank)
+        ending = ". Its last lines:\n" + "\n".join(f"    {line}" for line in last) if last else ""
+        self._screen.say(text + ending)
+        return first.status, text
+
+    def _story(self, first: Ended) -> str:
+        host = self._hosts[first.place.host].name
+        who = f"worker {first.place.rank} on {host}"
+        return f"{who} failed first, {first.after:.1f} s after its start: {first.how}"
+
+    # -- another attempt
+
+    def _go_on(self, outcome: Outcome, number: int, why: str, pause: float) -> bool:
+        """Whether enough workers are left; tells what was lost, and what that means."""
+        before = sum(host.workers for host in self._hosts)
+        left = self._left(outcome)
+        workers = sum(host.workers for host in left)
+        if workers < self._request.least:
+            needed = f"{self._request.least} are needed (--min-workers)"
+            self._screen.say(f"{workers} of {before} workers are left, and {needed}: {why}")
+            return False
+        self._hosts = left
+        fewer = (
+            f" with {workers} workers instead of {before}: the global batch and the steps of an "
+            "epoch stay, each worker takes a larger part, and what wires had lost is shared out "
+            "anew"
+            if workers < before
+            else ""
+        )
+        self._screen.say(
+            f"attempt {number + 2} of {self._request.restarts + 1} begins in {pause:g} s{fewer}. "
+            "It goes on from the last backup, if the program makes one (BackupAndRestore)"
+        )
+        return True
+
+    def _left(self, outcome: Outcome) -> list[Host]:
+        """Lost hosts are left out; and a place that has failed first in two attempts running."""
+        if outcome.lost:
+            self._failed_before = None
+            return [host for at, host in enumerate(self._hosts) if at not in outcome.lost]
+        first = outcome.first
+        assert first is not None
+        failed = (self._hosts[first.place.host].name, first.place.local)
+        again, self._failed_before = failed == self._failed_before, failed
+        workers = sum(host.workers for host in self._hosts)
+        if not again or workers <= self._request.least:
+            return self._hosts
+        self._failed_before = None
+        at = first.place.host
+        fewer = self._hosts[at]._replace(workers=self._hosts[at].workers - 1)
+        all_of_them = [*self._hosts[:at], fewer, *self._hosts[at + 1 :]]
+        return [host for host in all_of_them if host.workers]
+
+    # -- signals
+
+    def _interrupt(self) -> None:
+        """Ctrl-C: workers hear it; the second time they are ended at once."""
+        self._interrupts += 1
+        self._stopped.set()
+        if self._attempt is None:
+            return
+        if self._interrupts == 1:
+            self._screen.say("interrupted: workers are told so; press Ctrl-C again to end them now")
+            self._attempt.stop(signal.SIGINT)
+        else:
+            self._attempt.signal(signal.SIGKILL)
+
+    def _pass_on(self, number: int) -> None:
+        if number == signal.SIGTERM:
+            self._stopped.set()
+        if self._attempt is not None:
+            self._attempt.signal(number)

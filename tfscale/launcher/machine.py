@@ -1,0 +1,74 @@
+"""What a host has: cores and GPUs, and how workers share them; and processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+
+def cores() -> list[int]:
+    """Those on which this process may run."""
+    return sorted(os.sched_getaffinity(0))
+
+
+def gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """What CUDA_VISIBLE_DEVICES lists, or all that the driver knows."""
+    chosen = environment.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        found = Path("/proc/driver/nvidia/gpus")
+        return [str(i) for i in range(len(list(found.iterdir())))] if found.is_dir() else []
+    names = [name.strip() for name in chosen.split(",")]
+    return [name for name in names if name and name != "-1"]
+
+
+def part(things: Sequence, index: int, count: int) -> list:  # type: ignore[type-arg]
+    """This one's share: equal shares in order; where there are too few, one for several."""
+    if len(things) < count:
+        return [things[index * len(things) // count]] if things else []
+    each = len(things) // count
+    return list(things[index * each : (index + 1) * each])
+
+
+def shared(
+    local: int, count: int, devices: int | None, environment: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """Variables that give one of this host's workers its share of threads and GPUs."""
+    found = {}
+    if count > 1:
+        threads = str(len(part(cores(), local, count)))
+        names = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
+        found = {name: threads for name in names if name not in environment}
+    if listed := gpus(environment):
+        found["CUDA_VISIBLE_DEVICES"] = ",".join(_own_gpus(listed, local, count, devices))
+    elif devices:
+        found["TFSCALE_LOGICAL_CPUS"] = str(devices)
+    return found
+
+
+def _own_gpus(listed: Sequence[str], local: int, count: int, devices: int | None) -> list[str]:
+    if count * (devices or 1) > len(listed):
+        raise ValueError(
+            f"{count} workers with {devices or 1} GPU each need {count * (devices or 1)} GPUs, and "
+            f"this host has {len(listed)} ({', '.join(listed)}): start fewer workers, or train on "
+            "CPUs with CUDA_VISIBLE_DEVICES=-1"
+        )
+    each = devices or len(listed) // count
+    return list(listed[local * each : (local + 1) * each])
+
+
+def children(process: int) -> list[int]:
+    """Processes whose parent it is now."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and _parent(folder) == process:
+            found.append(int(folder.name))
+    return found
+
+
+def _parent(folder: Path) -> int:
+    try:
+        stat = (folder / "stat").read_text()
+    except OSError:  # it has ended
+        return 0
+    return int(stat.rpartition(")")[2].split()[1])  # the name before may have any character

@@ -1,0 +1,169 @@
+"""What workers print, line by line with their ranks, and the bars that they draw."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, TextIO
+
+_COLOURS = (36, 33, 32, 35, 34, 31)  # of ANSI terminals
+_KEPT = 20  # lines of each worker
+_LONGEST = 1 << 20  # characters that wait for the end of their line
+_CLEAR = "\r\x1b[J"  # from here to the end of the screen
+
+
+class Screen:
+    """Workers' lines on standard output and standard error, as they print them.
+
+    A line that is drawn over itself (with carriage returns or backspaces) is a bar: those of rank 0
+    are shown, on a terminal as they change and below all other lines, else once they are complete.
+
+    Args:
+        ranks: how many workers there are.
+        prefix: whether lines begin with their ranks.
+        all_bars: whether the others' bars are shown, too.
+        out, err: where to; standard output and standard error by default.
+        colours, live: whether there are colours, and bars that change; where it is a terminal,
+            by default.
+    """
+
+    def __init__(
+        self,
+        ranks: int,
+        *,
+        prefix: bool = True,
+        all_bars: bool = False,
+        out: TextIO | None = None,
+        err: TextIO | None = None,
+        colours: bool | None = None,
+        live: bool | None = None,
+    ) -> None:
+        self.out, self.err = out or sys.stdout, err or sys.stderr
+        terminal = self.out.isatty()
+        self._prefix = prefix
+        self._all_bars = all_bars
+        self._colours = terminal if colours is None else colours
+        self._live = terminal if live is None else live
+        self._width = len(str(ranks - 1))
+        self._begun: dict[tuple[int, TextIO], str] = {}  # lines without an end yet
+        self._drawn = 0  # bars
+        self._last: dict[int, collections.deque[str]] = {}
+
+    def heard(self, rank: int, text: str, stream: TextIO) -> None:
+        """A worker has printed something."""
+        *whole, rest = (self._begun.get((rank, stream), "") + text).split("\n")
+        self._begun[rank, stream] = "\r" + _visible(rest) if _is_bar(rest) else rest
+        if len(rest) > _LONGEST:
+            whole.append(self._begun.pop((rank, stream)))
+        lines = [self._line(rank, line) for line in whole]
+        self._write("".join(lines), stream)
+
+    def ended(self, rank: int) -> None:
+        """A worker will print no more."""
+        for stream in (self.out, self.err):
+            if self._begun.get((rank, stream), "").strip():
+                self.heard(rank, "\n", stream)
+
+    def say(self, text: str) -> None:
+        """The launcher's own words."""
+        self._write(f"tfscale launch: {text}\n", self.err)
+
+    def last(self, rank: int) -> Sequence[str]:
+        """A worker's last lines."""
+        return list(self._last.get(rank, ()))
+
+    def _write(self, text: str, stream: TextIO) -> None:
+        """Above the bars."""
+        if self._drawn:
+            up = f"\x1b[{self._drawn - 1}A" if self._drawn > 1 else ""
+            self.out.write(up + _CLEAR)
+            self.out.flush()
+        stream.write(text)
+        stream.flush()
+        bars = self._bars() if self._live else []
+        self.out.write("\n".join(bars))
+        self.out.flush()
+        self._drawn = len(bars)
+
+    def _line(self, rank: int, line: str) -> str:
+        text = _visible(line)
+        if _is_bar(line) and not self._shows_bars_of(rank):
+            return ""
+        self._last.setdefault(rank, collections.deque(maxlen=_KEPT)).append(text)
+        return f"{self._begin(rank)}{text}\n"
+
+    def _begin(self, rank: int) -> str:
+        if not self._prefix:
+            return ""
+        text = f"[{rank:{self._width}}]"
+        return (
+            f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{text}\x1b[0m " if self._colours else text + " "
+        )
+
+    def _shows_bars_of(self, rank: int) -> bool:
+        return rank == 0 or self._all_bars
+
+    def _bars(self) -> list[str]:
+        room = shutil.get_terminal_size().columns - 1 - (self._width + 3 if self._prefix else 0)
+        return [
+            self._begin(rank) + _clipped(_visible(text), max(1, room))
+            for (rank, _), text in sorted(self._begun.items(), key=lambda item: item[0][0])
+            if _is_bar(text) and self._shows_bars_of(rank)
+        ]
+
+
+def _is_bar(line: str) -> bool:
+    return "\r" in line.rstrip("\r") or "\b" in line
+
+
+def _visible(line: str) -> str:
+    """What one sees at the end of a line that was drawn over itself."""
+    drawn = [part for part in line.replace("\b", "").split("\r") if part.strip()]
+    return drawn[-1].rstrip() if drawn else ""
+
+
+def _clipped(text: str, room: int) -> str:
+    """So many characters of it; codes of colours take no room."""
+    parts = re.split(r"(\x1b\[[0-9;]*m)", text)
+    for at in range(0, len(parts), 2):
+        parts[at], room = parts[at][:room], max(0, room - len(parts[at]))
+    return "".join(parts)
+
+
+class Logs:
+    """A file for each worker; None if none were asked for.
+
+    Training does not depend on it: a full disk costs the rest of the file, and is told once.
+    """
+
+    def __init__(self, folder: Path | None, screen: Screen) -> None:
+        self._folder = folder
+        self._screen = screen
+        self._files: dict[int, IO[str]] = {}
+
+    def heard(self, rank: int, text: str) -> None:
+        if self._folder is None:
+            return
+        try:
+            if rank not in self._files:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                path = self._folder / f"worker-{rank}.log"
+                self._files[rank] = path.open("w", errors="replace", newline="")
+            self._files[rank].write(text)
+            self._files[rank].flush()
+        except OSError as error:
+            self._screen.say(
+                f"{self._folder} cannot be written ({error.strerror}): training goes on, and what "
+                "workers print from now on is not kept"
+            )
+            self._folder = None
+
+    def close(self) -> None:
+        for file in self._files.values():
+            with contextlib.suppress(OSError):
+                file.close()

@@ -1,0 +1,33 @@
+"""What a launcher and its supervisors say to each other: lines of JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+PROTOCOL = 1  # changes whenever two versions could no longer talk to each other
+LONGEST = 4 << 20  # bytes of a line: environments and command lines are long
+PIECE = 1 << 16  # bytes of output in a line
+PULSE, SILENCE = 5.0, 60.0  # seconds: a launcher says so often that it lives; and how long to wait
+
+
+def line(message: dict[str, Any]) -> bytes:
+    return json.dumps(message).encode() + b"\n"
+
+
+def parsed(data: bytes) -> dict[str, Any] | None:
+    """The message; None if this line is none, such as a greeting of a login shell."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+async def read(reader: asyncio.StreamReader) -> bytes:
+    """The next line; empty at the end, and where a line is longer than any of ours."""
+    try:
+        return await reader.readline()
+    except (ValueError, OSError):
+        return b""

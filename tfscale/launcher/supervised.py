@@ -1,0 +1,153 @@
+"""A host as the launcher sees it: a supervisor there, started here or over ssh."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from tfscale.launcher import protocol
+from tfscale.launcher.hosts import Host
+from tfscale.version import __version__
+
+_GREETING = 60.0  # seconds: ssh has a time limit of its own, and Python may be slow to start
+_GONE = 10.0  # seconds, beyond the grace, until a supervisor has ended its workers
+
+# Without a terminal, ssh shall rather fail than ask; and it shall notice a host that is gone.
+_SSH_OPTIONS = (
+    "-T", "-oBatchMode=yes", "-oConnectTimeout=10", "-oServerAliveInterval=10",
+    "-oServerAliveCountMax=3",
+)  # fmt: skip
+_ADVICE = (
+    ("Host key verification failed", "ssh does not know this host yet: connect once by hand"),
+    ("Permission denied", "ssh could not log in without a password: add your key there"),
+    ("No module named", "tfscale is not installed there for this Python: install it, or --python"),
+    ("not found", "there is no such Python there: install it, or name another one by --python"),
+    ("No such file", "there is no such Python there: install it, or name another one by --python"),
+    ("Could not resolve", "its name is not known here: check it, or write the address"),
+)
+
+
+class HostError(RuntimeError):
+    """A host where nothing can be started, or that was lost; the message says which and why."""
+
+
+class Supervised:
+    """A supervisor and its workers.
+
+    Attributes:
+        greeting: what it has said of itself: its version, its held ports, its connection.
+    """
+
+    def __init__(self, host: Host, process: asyncio.subprocess.Process) -> None:
+        self.host = host
+        self.greeting: dict[str, Any] = {}
+        self._process = process
+        self._words: list[str] = []  # which are no messages: ssh's, or a login shell's
+        self._hears = asyncio.create_task(self._hear_errors())
+        self._pulse: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def begin(
+        cls, host: Host, *, ssh: str, python: str, loopback: bool, grace: float
+    ) -> Supervised:
+        """Start it, and hear its greeting; ``HostError`` if that does not work."""
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *_command(host, ssh, python),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                limit=protocol.LONGEST,
+                cwd="/",  # no file of the user's folder can be taken for a module of Python's
+                start_new_session=True,  # Ctrl-C is for the launcher
+            )
+        except OSError as error:
+            raise HostError(f"{host.name}: {error.strerror}: {error.filename}") from None
+        one = cls(host, process)
+        first = {"grace": grace, "ports": host.workers, "loopback": loopback}
+        try:
+            one.tell(**first, pulse=not host.is_here)
+            await one._greet()
+        except BaseException:
+            await one.end()
+            raise
+        if not host.is_here:
+            one._pulse = asyncio.create_task(one._live())
+        return one
+
+    async def _greet(self) -> None:
+        with contextlib.suppress(asyncio.TimeoutError):
+            while message := await asyncio.wait_for(self.next(), _GREETING):
+                if (
+                    message.get("protocol") == protocol.PROTOCOL
+                    and message["tfscale"] == __version__
+                ):
+                    self.greeting = message
+                    return
+                if "tfscale" in message:
+                    raise HostError(
+                        f"{self.host.name}: tfscale {message['tfscale']} is installed there, and "
+                        f"{__version__} here; install the same on all hosts"
+                    )
+        raise self.lost(f"it did not start within {_GREETING:.0f} s")
+
+    async def next(self) -> dict[str, Any] | None:
+        """What it says next; None at its end."""
+        assert self._process.stdout is not None
+        while data := await protocol.read(self._process.stdout):
+            message = protocol.parsed(data)
+            if message is not None:
+                return message
+            self._words.append(data.decode(errors="replace"))
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.shield(self._hears), 1.0)
+        return None
+
+    def tell(self, **order: Any) -> None:
+        assert self._process.stdin is not None
+        if not self._process.stdin.is_closing():
+            self._process.stdin.write(protocol.line(order))
+
+    def lost(self, what: str = "its connection was cut") -> HostError:
+        """The error that says why it is gone."""
+        said = " ".join("".join(self._words).split())[-400:]
+        advice = next((f" ({advice})" for sign, advice in _ADVICE if sign in said), "")
+        return HostError(f"{self.host.name}: {said or what}{advice}")
+
+    async def end(self) -> None:
+        """It ends its workers, if they still run, and itself."""
+        if self._pulse is not None:
+            self._pulse.cancel()
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._process.wait(), _GONE)
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        self._hears.cancel()
+
+    async def _hear_errors(self) -> None:
+        assert self._process.stderr is not None
+        while data := await protocol.read(self._process.stderr):
+            self._words.append(data.decode(errors="replace"))
+            del self._words[:-50]
+
+    async def _live(self) -> None:
+        while True:
+            await asyncio.sleep(protocol.PULSE)
+            self.tell(pulse=True)
+
+
+def _command(host: Host, ssh: str, python: str) -> Sequence[str]:
+    program = [python, "-m", "tfscale.launcher.supervisor"]
+    if host.is_here:
+        return program
+    # Where this package is found by PYTHONPATH, it is found there by it, too.
+    path = [f"PYTHONPATH={value}"] if (value := os.environ.get("PYTHONPATH")) else []
+    there = shlex.join(["env", *path, *program])
+    return [*shlex.split(ssh), *_SSH_OPTIONS, host.name.strip("[]"), f"cd / && exec {there}"]

@@ -1,0 +1,217 @@
+"""Runs on each host, between the launcher and the host's workers, and ends with either.
+
+The launcher may be killed, or its connection cut: then nobody could end the workers. So each host
+has a process that is told what to start, tells what workers print and how they end, and ends them
+all when its input ends, or is silent for too long. Workers die with it, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import contextlib
+import ctypes
+import functools
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from tfscale.launch.local import held_ports
+from tfscale.launcher import machine, protocol
+from tfscale.version import __version__
+
+_DIE_WITH_PARENT, _ADOPT_ORPHANS = 1, 36  # of prctl
+_LAST_OUTPUT = 1.0  # seconds to read what a worker's own children still print
+
+_prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+
+def main() -> None:
+    # Ctrl-C and hang-ups are the launcher's to hear; it says what becomes of them.
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    _prctl(_ADOPT_ORPHANS, 1, 0, 0, 0)  # so that whatever workers leave can be found
+    try:
+        asyncio.run(_Supervisor().run())
+    finally:
+        _kill_descendants()
+
+
+class _Worker:
+    """A process, in a group of its own with all that it starts."""
+
+    def __init__(self, process: subprocess.Popen[bytes], mark: Path) -> None:
+        self.process = process
+        self.mark = mark  # a file that it writes if it fails because another worker has failed
+        self.over = asyncio.Event()
+
+    @property
+    def runs(self) -> bool:
+        return not self.over.is_set()
+
+    def signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, number)
+
+
+class _Supervisor:
+    def __init__(self) -> None:
+        self._workers: dict[int, _Worker] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._grace = 10.0
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGCHLD, self._look)
+        orders = await _reader(sys.stdin.buffer)
+        transport, flow = await loop.connect_write_pipe(
+            asyncio.streams.FlowControlMixin, sys.stdout.buffer
+        )
+        self._out = asyncio.StreamWriter(transport, flow, None, loop)
+        with tempfile.TemporaryDirectory(prefix="tfscale-launch-") as folder:
+            self._folder = Path(folder)
+            with contextlib.suppress(asyncio.TimeoutError, ConnectionError):
+                await self._obey(orders)
+            await self._end()
+
+    async def _obey(self, orders: asyncio.StreamReader) -> None:
+        first = protocol.parsed(await protocol.read(orders))
+        if first is None:
+            return
+        silence = protocol.SILENCE if first["pulse"] else None
+        self._grace = float(first["grace"])
+        held = held_ports(int(first["ports"]), "127.0.0.1" if first["loopback"] else "")
+        self._say(
+            tfscale=__version__,
+            protocol=protocol.PROTOCOL,
+            host=socket.gethostname(),
+            ports=[each.getsockname()[1] for each in held],
+            connection=os.environ.get("SSH_CONNECTION", ""),
+        )
+        while data := await asyncio.wait_for(protocol.read(orders), silence):
+            order = protocol.parsed(data) or {}
+            if "start" in order:
+                for one in order["start"]:
+                    self._start(one, order)
+            elif "signal" in order:
+                self._signal(int(order["signal"]))
+            elif "end" in order:
+                self._spawn(self._end())
+
+    def _say(self, **message: Any) -> None:
+        self._out.write(protocol.line(message))
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # -- workers
+
+    def _start(self, one: dict[str, Any], order: dict[str, Any]) -> None:
+        rank, mark = int(one["rank"]), self._folder / f"{one['rank']}.not-first"
+        local, count = one["share"]
+        given = {**order["environment"], **one["environment"]}
+        environment = {**os.environ, **given, "TFSCALE_NOT_FIRST": str(mark)}
+        cores = machine.part(machine.cores(), local, count) if order["bind"] else None
+        try:
+            shared = machine.shared(local, count, order["devices"], environment)
+            process = subprocess.Popen(
+                order["command"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                cwd=order["folder"],
+                env={**environment, **shared},
+                start_new_session=True,
+                preexec_fn=functools.partial(_prepare, cores, os.getpid()),
+            )
+        except OSError as error:
+            where = error.filename if isinstance(error.filename, str) else order["command"][0]
+            self._say(rank=rank, ended=127, why=f"it cannot be started: {error.strerror}: {where}")
+        except ValueError as error:
+            self._say(rank=rank, ended=2, why=f"it cannot be started: {error}")
+        else:
+            self._workers[rank] = _Worker(process, mark)
+            self._spawn(self._follow(rank, self._workers[rank]))
+
+    async def _follow(self, rank: int, worker: _Worker) -> None:
+        """Tell what it prints, and how it ends."""
+        streams = {"text": worker.process.stdout, "error": worker.process.stderr}
+        printed = [asyncio.create_task(self._tell(rank, *each)) for each in streams.items()]
+        await worker.over.wait()
+        worker.signal(signal.SIGKILL)  # what it has left behind
+        await asyncio.wait(printed, timeout=_LAST_OUTPUT)
+        for each in printed:
+            each.cancel()
+        code = worker.process.returncode
+        self._say(rank=rank, ended=code, not_first=worker.mark.exists())
+
+    async def _tell(self, rank: int, what: str, stream: IO[bytes] | None) -> None:
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        reader = await _reader(stream)
+        while data := await reader.read(protocol.PIECE):
+            if text := decoder.decode(data):
+                self._say(**{"rank": rank, what: text})
+                with contextlib.suppress(ConnectionError):
+                    await (
+                        self._out.drain()
+                    )  # whoever reads slowly slows workers down, as a pipe does
+
+    def _look(self) -> None:
+        """A child has ended."""
+        for worker in self._workers.values():
+            if worker.process.poll() is not None:
+                worker.over.set()
+
+    def _signal(self, number: int) -> None:
+        for worker in self._workers.values():
+            if worker.runs:
+                worker.signal(number)
+
+    async def _end(self) -> None:
+        """Ask workers to end; after the grace, end them."""
+        running = [worker for worker in self._workers.values() if worker.runs]
+        self._signal(signal.SIGTERM)
+        with contextlib.suppress(asyncio.TimeoutError):
+            waiting = (worker.over.wait() for worker in running)
+            await asyncio.wait_for(asyncio.gather(*waiting), self._grace)
+        self._signal(signal.SIGKILL)
+
+
+async def _reader(stream: Any) -> asyncio.StreamReader:
+    found = asyncio.StreamReader(limit=protocol.LONGEST)
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(found), stream)
+    return found
+
+
+def _prepare(cores: Sequence[int] | None, parent: int) -> None:
+    """Runs in a worker's process before its program."""
+    _prctl(_DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it has died before
+        os._exit(1)
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_DFL)
+    if cores:
+        os.sched_setaffinity(0, cores)
+
+
+def _kill_descendants() -> None:
+    """Those, too, that have left their worker's group: as orphans they are children of this one."""
+    while children := machine.children(os.getpid()):
+        for child in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(-1, 0)
+
+
+if __name__ == "__main__":
+    main()
