@@ -1,10 +1,14 @@
 """How replicas get their batches: in turn, from an iterator that tf.data does not tune."""
 
+import gc
+
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.strategy.twins import two
+from tfscale.bridge.fit import EpochIterator
 from tfscale.strategy.feed import untuned
 
 ROWS, BATCH = 11, 4
@@ -95,3 +99,19 @@ def test_what_autotune_would_choose_still_runs(strategy):
     batches = list(strategy.experimental_distribute_dataset(dataset))
     found = [x for batch in batches for part in halves(strategy, batch) for x in part]
     np.testing.assert_array_equal(found, np.arange(ROWS) + 1)
+
+
+def test_a_training_leaves_no_iterator_behind(strategy):
+    """With threads of its own, it would live until Python looks for cycles, which may be late."""
+    with strategy.scope():
+        model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    x, y = np.zeros([8, 4], np.float32), np.zeros([8, 1], np.float32)
+    gc.collect()
+    gc.disable()
+    try:
+        model.fit(x, y, batch_size=4, verbose=0)
+        left = [one for one in gc.get_objects() if isinstance(one, EpochIterator)]
+    finally:
+        gc.enable()
+    assert not left

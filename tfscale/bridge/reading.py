@@ -7,6 +7,7 @@ a ``PyDataset`` hears of one more epoch, and threads that read ahead take from w
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -34,15 +35,17 @@ def shapes_apart(dataset: Any, distributed: Any, distribute: Callable[[Any], Any
     if reads is None:
         return
     begun: list[Any] = []  # an iterator that has given a batch for its shapes
-    epochs = reads._enumerate_iterator
+    adapter = reads.data_adapter
+    # Weak: with itself among its attributes it would live, and its threads, until Python looks for
+    # cycles, which may be after a hundred trainings.
+    epochs = weakref.WeakMethod(reads._enumerate_iterator)
 
     def enumerate_iterator() -> Any:
         if not wants_only_shapes():
-            return epochs()
+            return epochs()()  # type: ignore[misc]
         return iter([(0, 0, iter([batch()]))])
 
     def batch() -> Any:
-        adapter = reads.data_adapter
         if isinstance(adapter, GeneratorDataAdapter):  # it keeps the batch that is taken from it
             return next(iter(distribute(_first(dataset))))
         found = _shapes(distributed)
