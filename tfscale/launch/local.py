@@ -18,6 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+from tfscale.launch.sources import ONLY_TF_CONFIG
+
 WATCH_SECONDS = 0.2
 
 
@@ -166,7 +168,12 @@ class LocalWorkers:
 def _environment(addresses: Sequence[str], index: int) -> dict[str, str]:
     task = {"type": "worker", "index": index}
     config = {"cluster": {"worker": list(addresses)}, "task": task}
-    return {**os.environ, "TF_CONFIG": json.dumps(config), "TF_GRPC_REUSE_PORT": "1"}
+    return {
+        **os.environ,
+        "TF_CONFIG": json.dumps(config),
+        ONLY_TF_CONFIG: "1",
+        "TF_GRPC_REUSE_PORT": "1",
+    }
 
 
 def _held_ports(count: int) -> list[socket.socket]:
