@@ -396,7 +396,7 @@ def test_the_nearest_ancestor_of_a_name(tmp_path):
 def test_kubernetes_workers_as_the_page_makes_them():
     """The command in docs/clusters.md, run with the variable that Kubernetes sets."""
     page = (ROOT / "docs" / "clusters.md").read_text()
-    script = re.search(r" +hosts=(?:.*\n)+?(?= +exec python train.py)", page)[0]
+    script = re.search(r" +hosts=(?:.*\n)+?(?= +exec python /app/train.py)", page)[0]
     done = subprocess.run(
         ["sh", "-c", script + "echo $TF_CONFIG"],
         env={"JOB_COMPLETION_INDEX": "2", "WORKERS": "4", "PATH": "/usr/bin:/bin"},
