@@ -5,84 +5,30 @@ import json
 import re
 import signal
 import socket
-import subprocess
-import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.launch.processes import PATIENCE, free_ports, processes, squatter
 from tfscale.launch.addresses import split
 
-WORKER = Path(__file__).parent / "workers" / "meet.py"
-ROOT = Path(__file__).resolve().parents[2]
-PATIENCE = 100  # seconds, longer than anything here takes
-
-
-class Process:
-    """One of the processes, and what it prints."""
-
-    def __init__(self, addresses, me, timeout=PATIENCE):
-        command = [sys.executable, str(WORKER), json.dumps(addresses), str(me), str(timeout)]
-        self.process = subprocess.Popen(
-            command, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        self.lines = []
-        self.reader = threading.Thread(target=self._read, daemon=True)
-        self.reader.start()
-
-    def _read(self):
-        for line in self.process.stdout:
-            self.lines.append(line)
-
-    def until(self, pattern):
-        end = time.monotonic() + PATIENCE
-        while True:
-            found = re.search(pattern, self.said)
-            if found:
-                return found
-            assert time.monotonic() < end and self.reader.is_alive(), self.said
-            time.sleep(0.01)
-
-    @property
-    def said(self):
-        return "".join(self.lines)
-
-    def end(self):
-        self.process.wait(PATIENCE)
-        self.reader.join(PATIENCE)
-        return self.said
+WORKER = str(Path(__file__).parent / "workers" / "meet.py")
 
 
 @pytest.fixture
 def begin():
-    with contextlib.ExitStack() as stack:
+    with processes() as start:
 
-        def start(*arguments):
-            one = Process(*arguments)
-            stack.callback(one.process.wait)
-            stack.callback(one.process.kill)
-            return one
+        def begin(addresses, me, timeout=PATIENCE):
+            return start(WORKER, json.dumps(addresses), str(me), str(timeout))
 
-        yield start
+        yield begin
 
 
 @pytest.fixture
 def free():
-    """Addresses of which nobody makes use, while the test lasts."""
-
-    def some(count):
-        held = [socket.socket() for _ in range(count)]
-        for each in held:
-            each.bind(("127.0.0.1", 0))
-        addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in held]
-        for each in held:
-            each.close()
-        return addresses
-
-    return some
+    return lambda count: [f"127.0.0.1:{port}" for port in free_ports(count)]
 
 
 def test_all_meet_and_leave_their_ports_free(begin, free):
@@ -142,16 +88,7 @@ def test_an_address_of_another_machine(begin, free):
 def test_a_port_that_another_program_has(begin, free, answer):
     """Silent, or like a server of gRPC; told on the worker that wants the port, and on others."""
     addresses = free(2)
-    with socket.create_server(split(addresses[1])) as other:
-
-        def serve():
-            with contextlib.suppress(OSError):
-                while True:
-                    talking.append(other.accept()[0])
-                    talking[-1].sendall(answer)
-
-        talking = []
-        threading.Thread(target=serve, daemon=True).start()
+    with squatter(split(addresses[1])[1], answer):
         outputs = [one.end() for one in [begin(addresses, i, 4) for i in (0, 1)]]
     own = r"worker 1 at \S+ \[its port cannot be opened: another program has it; (.*?)\]"
     what = "something answers" if answer else "it accepts connections, but sends nothing"

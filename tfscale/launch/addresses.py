@@ -13,11 +13,12 @@ from typing import Any
 
 from tfscale.launch.greeting import LONGEST
 
+NOTHING_LISTENS = "nothing listens there"
 _TAKEN = 1.0  # seconds to find out whether somebody listens at a port of this machine
 
 
 async def listen(
-    called: Callable[..., Any], host: str, port: int, share_port: bool
+    called: Callable[..., Any], host: str, port: int, share_port: bool, longest: int = LONGEST
 ) -> asyncio.AbstractServer:
     """At this address, or everywhere, as TensorFlow's own server.
 
@@ -27,7 +28,7 @@ async def listen(
     for place in places:
         try:
             return await asyncio.start_server(
-                called, place, port, limit=LONGEST, backlog=4096, reuse_port=share_port or None
+                called, place, port, limit=longest, backlog=4096, reuse_port=share_port or None
             )
         except OSError as error:
             if error.errno == errno.EADDRINUSE or place is places[-1]:
@@ -80,11 +81,15 @@ def split(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def joined(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def words(error: OSError) -> str:
     if isinstance(error, socket.gaierror):
         return "its host name is not known here"
     if error.errno == errno.ECONNREFUSED or "refused" in str(error):  # of several, one text
-        return "nothing listens there"
+        return NOTHING_LISTENS
     if error.errno == errno.EADDRINUSE:
         return "another program has it"
     return os.strerror(error.errno) if error.errno else str(error)

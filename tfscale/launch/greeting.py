@@ -13,6 +13,7 @@ SILENT = (
     "something answers there that is not a starting worker: "
     "another program uses this port, or a training that already runs"
 )
+OTHER_VERSION = "another version of tfscale runs there; install the same everywhere"
 
 
 class Worker(NamedTuple):
@@ -65,7 +66,7 @@ def read_hello(data: bytes) -> Hello:
     found = parsed(data)
     protocol = found.get("tfscale")
     if protocol is not None and protocol != PROTOCOL:
-        raise NoWorker("another version of tfscale runs there; install the same everywhere")
+        raise NoWorker(OTHER_VERSION)
     place, process, start = (found.get(name) for name in ("place", "process", "start"))
     workers = _read_workers(found.get("workers"))
     if protocol is None or not isinstance(process, str) or not isinstance(start, str):

@@ -18,6 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+from tfscale.launch.sources import ONLY_TF_CONFIG
+
 WATCH_SECONDS = 0.2
 
 
@@ -168,7 +170,11 @@ def cluster_environment(addresses: Sequence[str], index: int) -> dict[str, str]:
     """Variables that tell a worker who all are and which of them it is; its port is held."""
     task = {"type": "worker", "index": index}
     config = {"cluster": {"worker": list(addresses)}, "task": task}
-    return {"TF_CONFIG": json.dumps(config), "TF_GRPC_REUSE_PORT": "1"}
+    return {
+        "TF_CONFIG": json.dumps(config),
+        ONLY_TF_CONFIG: "1",
+        "TF_GRPC_REUSE_PORT": "1",
+    }
 
 
 def held_ports(count: int, host: str = "127.0.0.1") -> list[socket.socket]:

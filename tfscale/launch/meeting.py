@@ -10,7 +10,6 @@ tells all that it can reach, those too that it has not met yet.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import logging
 import os
@@ -23,6 +22,7 @@ from typing import Any
 
 from tfscale.launch import addresses, greeting
 from tfscale.launch.greeting import Hello, NoWorker, Worker
+from tfscale.launch.threads import outcome_of
 
 _log = logging.getLogger("tfscale")
 
@@ -62,22 +62,7 @@ def meet(
         say: called now and then with a line about who is missing.
     """
     meeting = _Meeting(workers, me, timeout, share_port, say)
-    outcome: concurrent.futures.Future[None] = concurrent.futures.Future()
-
-    def run() -> None:
-        try:
-            outcome.set_result(asyncio.run(meeting.run()))
-        except BaseException as error:
-            outcome.set_exception(error)
-
-    # In a thread of its own: a notebook's has an event loop already, and this one hears Ctrl-C.
-    thread = threading.Thread(target=run, name="tfscale-meeting", daemon=True)
-    thread.start()
-    try:
-        outcome.result()
-    finally:
-        meeting.abandon()
-        thread.join(_ANSWER)
+    outcome_of(meeting.run(), "tfscale-meeting")
 
 
 @contextlib.contextmanager
@@ -166,13 +151,11 @@ class _Meeting:
         self._share_port = share_port
         self._say = say
         self._own_trouble = ""
-        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def run(self) -> None:
-        self._loop = asyncio.get_running_loop()
         self._everyone = [_Peer(worker) for worker in self._hello.workers]
         self._others = [p for i, p in enumerate(self._everyone) if i != self._me]
-        self._end: asyncio.Future[None] = self._loop.create_future()
+        self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._server: asyncio.AbstractServer | None = None
         tasks = [asyncio.create_task(one) for one in (self._listen(), self._tell())]
         tasks += [asyncio.create_task(self._call(peer)) for peer in self._others]
@@ -186,16 +169,6 @@ class _Meeting:
             for task in tasks:
                 task.cancel()
             await self._close()
-
-    def abandon(self) -> None:
-        """Called from another thread when nobody waits for the outcome any more."""
-
-        def cancel() -> None:
-            self._end.cancel()
-
-        with contextlib.suppress(RuntimeError):  # it has ended
-            if self._loop is not None:
-                self._loop.call_soon_threadsafe(cancel)
 
     async def _close(self) -> None:
         if self._server is not None:

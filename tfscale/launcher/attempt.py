@@ -157,11 +157,8 @@ class Attempt:
                 ],
                 command=request.command,
                 folder=request.folder,
-                environment={
-                    **request.environment,
-                    "PYTHONUNBUFFERED": "1",  # lines come as they are printed
-                    "TFSCALE_LAUNCH": str(self._number),
-                },
+                # Lines come as they are printed.
+                environment={**request.environment, "PYTHONUNBUFFERED": "1"},
                 devices=request.devices,
                 bind=request.bind,
             )

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tensorflow.python.distribute.multi_worker_util import coordination_leader
 from tensorflow.python.eager import context
 
-from tfscale.launch import addresses, config
+from tfscale.launch import addresses, cluster, config
 from tfscale.launch.greeting import Worker
 from tfscale.launch.meeting import JoinError, meet, narrated, unreachable
 from tfscale.launch.watch import watched
@@ -24,6 +24,7 @@ from tfscale.ops import library
 from tfscale.ops import log as _log
 from tfscale.ops import transport as _transport
 from tfscale.ops.bucket import BucketId, Name, bucket_id
+from tfscale.ops.gpus import take_share
 from tfscale.ops.heap import keep_freed_memory
 
 DEFAULT_DEADLINE = 120.0
@@ -242,7 +243,8 @@ class Group:
         """The devices of all workers; every worker must have as many as this one.
 
         Args:
-            resolver: where the workers are; ``TF_CONFIG`` by default.
+            resolver: where the workers are; by default what ``TF_CONFIG``, or the launcher that
+                started this process, says.
             deadline: how many seconds a collective may go without any progress.
             slow_after: after how many of them a warning names the ranks that are late;
                 0 for no warnings.
@@ -250,7 +252,7 @@ class Group:
             transport: what messages travel over; see ``Group``.
         """
         _transport.checked(transport)
-        resolver = resolver_of(resolver)
+        resolver = resolver_of(resolver, join_timeout)
         keep_freed_memory()
         with starting(resolver, deadline, join_timeout):
             tf.distribute.MultiWorkerMirroredStrategy(resolver)  # starts this worker's server
@@ -396,9 +398,20 @@ def _new_group_key(devices: Sequence[str]) -> int:
     return 0x40000000 | zlib.crc32(text.encode()) >> 2
 
 
-def resolver_of(given: Any) -> Any:
-    """The resolver that lists the workers: the given one, or that of ``TF_CONFIG``."""
+def resolver_of(
+    given: Any,
+    join_timeout: float = DEFAULT_JOIN_TIMEOUT,
+    devices: Sequence[str] | None = None,
+) -> Any:
+    """The resolver that lists the workers: the given one, or that of ``TF_CONFIG``.
+
+    If a launcher has started the workers and told them without it, ``TF_CONFIG`` is made first,
+    and this worker takes its share of the host's GPUs, unless the caller names its devices.
+    """
     by_variable = tf.distribute.cluster_resolver.TFConfigClusterResolver
+    source = None if given else cluster.configure(timeout=join_timeout)
+    if source and devices is None:
+        take_share(source)
     resolver = given or by_variable()
     if isinstance(resolver, by_variable):
         config.check(os.environ.get("TF_CONFIG", "{}"))

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale.ops.group import resolver_of, tasks_of
+from tfscale.ops.group import DEFAULT_JOIN_TIMEOUT, resolver_of, tasks_of
 from tfscale.strategy.extended import local_devices
 from tfscale.strategy.strategy import ScaleStrategy
 
@@ -17,7 +17,8 @@ def auto_strategy(**arguments: Any) -> tf.distribute.Strategy:
     """Make the strategy that fits this machine, and log which one and why.
 
     - On a TPU, TensorFlow's ``TPUStrategy``: tfscale cannot use the links between TPUs.
-    - With several workers (``TF_CONFIG``) or several devices, a ``ScaleStrategy``.
+    - With several workers, by ``TF_CONFIG`` or a launcher's variables, or with several devices, a
+      ``ScaleStrategy``.
     - On one device TensorFlow's default strategy, which costs nothing.
 
     Args:
@@ -29,10 +30,15 @@ def auto_strategy(**arguments: Any) -> tf.distribute.Strategy:
     """
     if _has_tpu():
         return _said("TPUStrategy", "this machine has a TPU", _tpu_strategy(), arguments)
-    workers = _workers(resolver_of(arguments.get("cluster_resolver")))
-    devices = local_devices(arguments.get("devices"))[1]
-    if workers > 1 or len(devices) > 1:
-        why = f"there are {workers} workers" if workers > 1 else f"there are {len(devices)} devices"
+    wanted = arguments.get("devices")
+    join_timeout = arguments.get("join_timeout", DEFAULT_JOIN_TIMEOUT)
+    workers = _workers(resolver_of(arguments.get("cluster_resolver"), join_timeout, wanted))
+    if workers > 1:  # TensorFlow lists devices only after it has joined the others
+        why = f"there are {workers} workers"
+        return _said("ScaleStrategy", why, ScaleStrategy(**arguments), {})
+    devices = local_devices(wanted)[1]
+    if len(devices) > 1:
+        why = f"there are {len(devices)} devices"
         return _said("ScaleStrategy", why, ScaleStrategy(**arguments), {})
     default = tf.distribute.get_strategy()
     return _said("TensorFlow's default strategy", "there is one device", default, arguments)

@@ -117,7 +117,7 @@ class Extended(CollectiveAllReduceExtended):
         self._patience = (deadline, slow_after)
         self._transport = checked(transport)
         self._wanted = devices
-        cluster_resolver = resolver_of(cluster_resolver)
+        cluster_resolver = resolver_of(cluster_resolver, join_timeout, devices)
         keep_freed_memory()
         with starting(cluster_resolver, deadline, join_timeout), _without_tensorflows_words():
             super().__init__(container, cluster_resolver, _options())

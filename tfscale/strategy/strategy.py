@@ -80,8 +80,8 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             patterns of variables' paths to names, or a ``WirePolicy``.
         devices: names of the devices that this process uses, such as ``["GPU:0", "GPU:1"]``;
             by default all GPUs, or all logical CPUs if there is no GPU.
-        cluster_resolver: lists the workers; ``TF_CONFIG`` by default. All workers must have
-            the same devices.
+        cluster_resolver: lists the workers; by default ``TF_CONFIG``, or what Slurm, ``mpirun`` or
+            ``torchrun`` has set for this process. All workers must have the same devices.
         error_feedback: whether what rounding loses in one step is added to the gradients of
             the next step; by default on wires of less than 8 bits.
         bucket_bytes: how many bytes of gradients share an all-reduce, a number or a text
@@ -321,7 +321,7 @@ def _check(batch_norm: str, error_feedback: bool | None, cluster_resolver: Any) 
     if cluster_resolver is not None and not hasattr(cluster_resolver, "cluster_spec"):
         raise ValueError(
             "cluster_resolver is one of tf.distribute.cluster_resolver, such as "
-            f"SlurmClusterResolver(), or None for TF_CONFIG; got {cluster_resolver!r}"
+            f"TFConfigClusterResolver(), or None to find the cluster; got {cluster_resolver!r}"
         )
 
 

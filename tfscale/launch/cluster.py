@@ -1,0 +1,68 @@
+"""Turns what a launcher says of this process into ``TF_CONFIG``, from which all else is read."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+from collections.abc import MutableMapping
+
+from tfscale.launch.collect import collect
+from tfscale.launch.sources import TF_CONFIG, Source, found
+
+_log = logging.getLogger("tfscale")
+
+_made: dict[str, Source] = {}  # of each TF_CONFIG that this process has set
+_held: list[socket.socket] = []  # for as long as the process lives
+
+
+def configure(
+    environ: MutableMapping[str, str] = os.environ, timeout: float = 300.0
+) -> Source | None:
+    """Set ``TF_CONFIG`` if a launcher has started this process as one of several workers.
+
+    Where the launcher tells no addresses, this waits until all workers have told each other
+    theirs: ``JoinError`` if they do not come. A second call finds that all is done.
+
+    Args:
+        environ: the variables to read and to set.
+        timeout: how many seconds to wait for the others.
+
+    Returns:
+        What the launcher says; None if there is none, or whoever made ``TF_CONFIG`` says it all.
+    """
+    made = _made.get(environ.get("TF_CONFIG", ""))
+    if made is not None:
+        return made
+    source = found(environ)
+    if source is None or source.name == TF_CONFIG:
+        return None
+    addresses = source.addresses
+    if addresses is None:
+        addresses = _collected(source, timeout)
+        environ["TF_GRPC_REUSE_PORT"] = "1"  # TensorFlow's server shares the port with its holder
+    task = {"type": "worker", "index": source.index}
+    environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": task})
+    _made[environ["TF_CONFIG"]] = source
+    _log.info(
+        "cluster of %d workers found in the variables of %s; this is worker %d at %s",
+        source.count, source.name, source.index, addresses[source.index],
+    )  # fmt: skip
+    return source
+
+
+def _collected(source: Source, timeout: float) -> list[str]:
+    assert source.master is not None
+    held = _free_port()
+    _held.append(held)
+    port = held.getsockname()[1]
+    return collect(source.master, source.index, source.count, port, source.identity, timeout)
+
+
+def _free_port() -> socket.socket:
+    """Held so that nobody else gets it before TensorFlow's server opens it, on all interfaces."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    held.bind(("", 0))
+    return held

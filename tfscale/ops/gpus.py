@@ -1,0 +1,40 @@
+"""Which GPUs a worker takes that shares its host with others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import tensorflow as tf
+
+from tfscale.launch.sources import Source
+
+_T = TypeVar("_T")
+
+
+def share_of(gpus: Sequence[_T], local_index: int, local_count: int) -> list[_T]:
+    """Of GPUs that several workers see, equally many for each; all, where there are too few.
+
+    Where a process sees fewer than there are workers, its launcher gave each its own.
+    """
+    each = len(gpus) // local_count
+    if each == 0:
+        return list(gpus)
+    return list(gpus[each * local_index : each * (local_index + 1)])
+
+
+def take_share(source: Source) -> None:
+    """Make the GPUs of the other workers of this host invisible; before any is used."""
+    visible = tf.config.get_visible_devices("GPU")
+    own = share_of(visible, source.local_index, source.local_count)
+    if not source.shares_gpus or own == visible:
+        return
+    try:
+        tf.config.set_visible_devices(own, "GPU")
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"{source.local_count} workers share this host and its {len(visible)} GPUs, and this "
+            f"one takes {', '.join(gpu.name for gpu in own)}; but TensorFlow has already begun to "
+            "use them. Make the strategy before any tensor, or set CUDA_VISIBLE_DEVICES for each "
+            "worker."
+        ) from error
