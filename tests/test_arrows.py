@@ -21,7 +21,7 @@ FLOORS = (
     ("strategy",),
     ("tfscale",),
     ("bench",),
-    ("demo",),
+    ("demo", "doctor"),
     ("cli",),
     ("__main__",),
 )
