@@ -275,6 +275,18 @@ def test_localhost_among_other_hosts(monkeypatch):
     assert "own loopback" in found["worker 0"].found
 
 
+def test_a_cluster_whose_workers_learn_where_the_others_are():
+    pytest.importorskip("tfscale.launch.sources")
+    from tfscale.doctor import cluster
+
+    environ = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    source, found = cluster.find(environ)
+    assert found.found.startswith("torchrun: this is worker 1 of 2; workers learn")
+    assert [each.state for each in cluster.workers(source)] == ["ok"]
+    source, _ = cluster.find({**environ, "MASTER_ADDR": "no-such-host.invalid"})
+    assert [each.state for each in cluster.workers(source)] == ["problem"]
+
+
 # -------------------------------------------------------------- library, all-reduce
 
 

@@ -67,6 +67,8 @@ def test_a_machine_that_is_well():
     assert {each["algorithm"] for each in found["all_reduce"]["auto"]} == {"ring"}
     assert ", fits" in checks["library"]["found"]
     assert {"Python", "TensorFlow", "Keras", "NumPy", "tfscale", "cluster"} <= states(checks, "ok")
+    page = (ROOT / "docs" / "doctor.md").read_text()
+    assert not [name for name in checks if f"`{name}`" not in page]
 
 
 def test_each_wrong_setting_is_named_with_what_to_do():

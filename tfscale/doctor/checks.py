@@ -91,11 +91,14 @@ class Checks:
         wanted = self.wanted
         where = f"between {wanted.hosts}" if wanted.hosts else "between two processes of this host"
         logging.getLogger("tfscale").info("an all-reduce %s ...", where)
+        from tfscale.bench.command import ended_by_signals
+
         try:
-            if wanted.hosts:
-                self.all_reduce = all_reduce.between(wanted.hosts, wanted.seconds)
-            else:
-                self.all_reduce = all_reduce.on_this_host(wanted.seconds)
+            with ended_by_signals():
+                if wanted.hosts:
+                    self.all_reduce = all_reduce.between(wanted.hosts, wanted.seconds)
+                else:
+                    self.all_reduce = all_reduce.on_this_host(wanted.seconds)
         except all_reduce.Failed as error:
             return all_reduce.failed(error, where)
         return all_reduce.check(self.all_reduce)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+from tfscale.doctor import network
 from tfscale.doctor.check import Check, ok, problem, warning
 from tfscale.launch import addresses
 from tfscale.ops import transport
@@ -31,16 +32,16 @@ def find(environ: Mapping[str, str]) -> tuple[Source | None, Check]:
         return None, ok("cluster", f"none: trains alone (looked for {', '.join(sources.ORDER)})")
     return source, ok(
         "cluster",
-        f"{source.name}: this is worker {source.index} of {source.count}, {_listed(source)}",
+        f"{source.name}: this is worker {source.index} of {source.count}{_listed(source)}",
     )
 
 
 def _listed(source: Source) -> str:
     if source.addresses is None:
-        return "and workers learn at the start where the others are"
+        return "; workers learn at the start where the others are"
     places = source.addresses
     more = f" and {len(places) - _SHOWN} more" if len(places) > _SHOWN else ""
-    return f"of {', '.join(places[:_SHOWN])}{more}"
+    return f": {', '.join(places[:_SHOWN])}{more}"
 
 
 def workers(source: Source) -> list[Check]:
@@ -79,24 +80,22 @@ def _worker(places: list[str], index: int, own: int) -> Check | None:
 
 
 def _unknown(name: str, address: str) -> Check | None:
-    host, port = addresses.split(address)
-    try:
-        socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError:
-        return problem(
-            name,
-            f"{address}: this machine does not know the host name {host}",
-            "Correct the name in the cluster, or add it to DNS or /etc/hosts.",
-        )
-    return None
+    host = addresses.split(address)[0]
+    if network.resolves(host):
+        return None
+    return problem(
+        name,
+        f"{address}: this machine does not know the host name {host}",
+        "Correct the name in the cluster, or add it to DNS or /etc/hosts.",
+    )
 
 
 def _hides_in_loopback(places: list[str], address: str, own: bool) -> bool:
     """A worker may know its own name by the loopback, as Debian does; others do not."""
-    host, hosts = addresses.split(address)[0], [addresses.split(each)[0] for each in places]
-    if not transport.is_loopback(host) or all(map(transport.is_loopback, hosts)):
+    host = addresses.split(address)[0]
+    if not transport.is_loopback(host) or (own and not addresses.is_number(host)):
         return False
-    return not own or addresses.is_number(host)
+    return any(network.is_far(addresses.split(each)[0]) for each in places)
 
 
 def _answers(name: str, address: str) -> Check | None:

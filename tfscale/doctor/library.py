@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 import time
 from pathlib import Path
@@ -14,7 +15,7 @@ from tfscale.ops.toolchain import LIBRARY, BuildError, TensorFlow
 
 def is_there(tf: TensorFlow) -> bool:
     """Whether no compiler is needed."""
-    with contextlib.suppress(BuildError):  # which ``library`` will tell
+    with contextlib.suppress(BuildError, OSError):  # which ``library`` will tell
         return build.ready_made() is not None or build.cached_library(tf) is not None
     return False
 
@@ -49,7 +50,7 @@ def cache(needed: bool) -> Check:
 
 
 def _wrong_with(folder: Path) -> str:
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    existing = next(path for path in (folder, *folder.parents) if os.path.exists(path))
     try:
         # Permissions say little: root has them all, and a file system may be read-only.
         with tempfile.TemporaryDirectory(dir=existing):
@@ -71,6 +72,8 @@ def library(tf: TensorFlow, *, may_build: bool) -> Check:
             return ok("library", f"{_described(cached)}, fits")
     except BuildError as error:
         return of_error("library", error)
+    except OSError as error:  # folders of somebody else
+        return problem("library", str(error), "See what to do about the cache.")
     return ok("library", f"not built yet{_stale()}; the first use or `tfscale build` builds it")
 
 

@@ -55,7 +55,7 @@ def interface(environ: Mapping[str, str], cluster: Sequence[str], index: int) ->
         return _cannot_listen(environ, f"{said}: {wrong}")
     name = next((name for name, address in there.items() if address == host), "")
     found = f"listens at {host}{name and f' ({name})'}, by {said}"
-    if transport.is_loopback(host) and any(not transport.is_loopback(each) for each in hosts):
+    if transport.is_loopback(host) and any(map(is_far, hosts)):
         return _cannot_listen(environ, f"{found}: other hosts cannot reach that")
     return ok("interface", found)
 
@@ -92,6 +92,18 @@ def _cannot_listen(environ: Mapping[str, str], found: str) -> Check:
     if environ.get(transport.TRANSPORT) == "sockets":
         return problem("interface", found, advice)
     return warning("interface", f"{found}; {_FALLS_BACK}", advice)
+
+
+def is_far(host: str) -> bool:
+    """Whether a host is known, and by more than the loopback."""
+    return resolves(host) and not transport.is_loopback(host)
+
+
+def resolves(host: str) -> bool:
+    try:
+        return bool(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
+    except OSError:
+        return False
 
 
 def interfaces() -> dict[str, str]:

@@ -28,8 +28,8 @@ def line(console: Console, check: Check) -> None:
     mark, style = _MARKS[check.state]
     # Where it goes to a file, each line stays whole, for programs that search it.
     width = console.width if console.is_terminal else 0
-    text = Text(f"{mark:{_MARK}}", style).append(f"{check.name:{_NAME}}", "bold")
-    text.append(_set_in(check.found, _MARK + _NAME, width)[_MARK + _NAME :], "")
+    text = Text().append(f"{mark:{_MARK}}", style).append(f"{check.name:{_NAME}}", "bold")
+    text.append(_set_in(check.found, _MARK + _NAME, width)[_MARK + _NAME :])
     console.print(text)
     if check.advice:
         console.print(Text(_set_in(check.advice, _MARK + _NAME, width), style="italic"))
