@@ -27,12 +27,8 @@ class Failed(RuntimeError):
 
 def on_this_host(seconds: float) -> Found:
     """What two processes find."""
-    from tfscale.launch import sources
-
-    command = [sys.executable, "-m", MODULE]
-    only_these = {sources.ONLY_TF_CONFIG: "1"}  # and not the cluster that doctor runs in
     try:
-        with LocalWorkers(command, PROCESSES, environment=only_these) as workers:
+        with LocalWorkers([sys.executable, "-m", MODULE], PROCESSES) as workers:
             outputs = workers.wait(seconds)
     except WorkerFailed as error:
         raise Failed(_shortened(str(error))) from error
