@@ -22,7 +22,7 @@ FLOORS = (
     ("tfscale",),
     ("launcher",),
     ("bench",),
-    ("demo",),
+    ("demo", "doctor"),
     ("cli",),
     ("__main__",),
 )

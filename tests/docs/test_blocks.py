@@ -70,6 +70,6 @@ def test_commands_of_tfscale_exist():
     named = [(page, words.split()) for page, words in commands("tfscale")]
     assert len(named) > 20
     for page, (command, *rest) in named:
-        assert command in {"build", "doctor", *cli._MODULES}, (page, command)
+        assert command in {"build", *cli._MODULES}, (page, command)
         if command == "bench" and rest and not rest[0].startswith("-"):
             assert rest[0] in ("allreduce", *bench._WITH_OPTIONS_OF_THEIR_OWN), (page, rest)

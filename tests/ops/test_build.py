@@ -459,21 +459,6 @@ def test_command_build_into_a_folder_that_cannot_be(small_world, capsys):
     assert "cannot write /proc/tfscale" in capsys.readouterr().err
 
 
-def test_command_doctor(small_world, capsys):
-    assert cli.main(["doctor"]) == 0
-    assert "not built yet" in capsys.readouterr().out
-    assert cli.main(["build"]) == 0
-    capsys.readouterr()
-    assert cli.main(["doctor"]) == 0
-    assert "fits" in capsys.readouterr().out
-
-
-def test_command_doctor_names_the_problem(small_world, monkeypatch, capsys):
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    assert cli.main(["doctor"]) == 1
-    assert "PROBLEM: no C++ compiler" in capsys.readouterr().out
-
-
 def test_help_does_not_import_tensorflow():
     program = (
         "import sys, tfscale.cli\n"

@@ -89,7 +89,7 @@ def test_a_worker_listens_where_others_reach_it(monkeypatch, own, others, expect
 
     monkeypatch.setattr(transport, "_resolved", lambda h: [(2, 1, 6, "", (address(h), 0))])
     monkeypatch.setattr(
-        transport, "_is_here", lambda h: address(h).startswith("127.") or address(h) == "10.0.0.1"
+        transport, "is_here", lambda h: address(h).startswith("127.") or address(h) == "10.0.0.1"
     )
     monkeypatch.setattr(transport, "_address_towards", lambda h: "10.0.0.1")
     assert transport.reachable_host(own, others) == expected
@@ -98,9 +98,9 @@ def test_a_worker_listens_where_others_reach_it(monkeypatch, own, others, expect
 def test_names_and_routes_of_this_machine():
     assert transport.reachable_host("127.0.0.1", ["127.0.0.1"]) == "127.0.0.1"
     assert transport.reachable_host("localhost", ["no such host"]) in ("localhost", "127.0.0.1")
-    assert transport._is_here("127.0.0.1")
-    assert not transport._is_here("192.0.2.1")
-    assert transport._is_loopback("localhost")
+    assert transport.is_here("127.0.0.1")
+    assert not transport.is_here("192.0.2.1")
+    assert transport.is_loopback("localhost")
     assert transport._address_towards("127.0.0.1") == "127.0.0.1"
 
 

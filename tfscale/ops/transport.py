@@ -67,9 +67,9 @@ def reachable_host(own: str, others: Sequence[str]) -> str:
         own: a name or number.
         others: of the other workers.
     """
-    if _is_here(own) and not _is_loopback(own):
+    if is_here(own) and not is_loopback(own):
         return own
-    far = next((other for other in others if not _is_loopback(other)), None)
+    far = next((other for other in others if not is_loopback(other)), None)
     if far is None:
         return own
     return _address_towards(far) or own
@@ -82,12 +82,14 @@ def _resolved(host: str) -> list[Any]:
         return []
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether this machine knows a host by loopback addresses alone."""
     found = [entry[4][0].partition("%")[0] for entry in _resolved(host)]
     return bool(found) and all(ipaddress.ip_address(each).is_loopback for each in found)
 
 
-def _is_here(host: str) -> bool:
+def is_here(host: str) -> bool:
+    """Whether one can listen at a host's address on this machine."""
     for family, kind, _, _, address in _resolved(host):
         with socket.socket(family, kind) as tried, contextlib.suppress(OSError):
             tried.bind(address)

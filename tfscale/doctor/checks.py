@@ -1,0 +1,104 @@
+"""All checks, in the order of the report."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from tfscale.doctor import all_reduce, cluster, library, machine, network, probe, versions
+from tfscale.doctor.check import PROBLEM, Check
+from tfscale.ops import transport
+
+if TYPE_CHECKING:
+    from tfscale.ops.toolchain import TensorFlow
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """What the command line says.
+
+    Args:
+        quick: without an all-reduce, and without building what it needs.
+        hosts: between which hosts; empty for two processes of this one.
+        seconds: how long the all-reduce may take.
+    """
+
+    quick: bool
+    hosts: str
+    seconds: float
+
+
+class Checks:
+    """Runs all checks.
+
+    Attributes:
+        all_reduce: what the all-reduce found; None if there was none.
+    """
+
+    def __init__(self, wanted: Wanted) -> None:
+        self.wanted = wanted
+        self.all_reduce: dict[str, Any] | None = None
+
+    def __iter__(self) -> Iterator[Check]:
+        possible = True
+        for check in self._of_this_machine():
+            possible = possible and check.state != PROBLEM
+            yield check
+        yield from self._of_cluster()
+        if possible and not self.wanted.quick:
+            yield self._of_all_reduce()
+
+    def _of_this_machine(self) -> Iterator[Check]:
+        yield versions.of_tfscale()
+        yield versions.of_python()
+        seen = probe.look()
+        yield versions.of_tensorflow(seen)
+        yield versions.of_keras(seen)
+        yield versions.of_numpy(seen)
+        if seen.tensorflow is not None:
+            yield from self._of_library(seen.tensorflow)
+            yield machine.devices(seen)
+        yield machine.cores()
+        yield machine.memory()
+        yield machine.shm(len(seen.gpus or ()))
+        yield network.ways(os.environ)
+        yield network.host_name()
+
+    def _of_library(self, tensorflow: TensorFlow) -> Iterator[Check]:
+        needed = not library.is_there(tensorflow)
+        before = [library.compiler(needed), library.cache(needed)]
+        yield from before
+        can = all(check.state != PROBLEM for check in before)
+        yield library.library(tensorflow, may_build=can and not self.wanted.quick)
+
+    def _of_cluster(self) -> Iterator[Check]:
+        source, check = cluster.find(os.environ)
+        yield check
+        addresses = (source.addresses or []) if source else []
+        if source:
+            yield from cluster.workers(source)
+        try:
+            streams = transport.attributes("auto", "", os.environ)["streams"]
+        except ValueError:
+            return  # said above
+        yield network.interface(os.environ, addresses, source.index if source else 0)
+        yield machine.descriptors(source.count - 1 if source else 0, streams)
+
+    def _of_all_reduce(self) -> Check:
+        wanted = self.wanted
+        where = f"between {wanted.hosts}" if wanted.hosts else "between two processes of this host"
+        logging.getLogger("tfscale").info("an all-reduce %s ...", where)
+        from tfscale.bench.command import ended_by_signals
+
+        try:
+            with ended_by_signals():
+                if wanted.hosts:
+                    self.all_reduce = all_reduce.between(wanted.hosts, wanted.seconds)
+                else:
+                    self.all_reduce = all_reduce.on_this_host(wanted.seconds)
+        except all_reduce.Failed as error:
+            return all_reduce.failed(error, where)
+        return all_reduce.check(self.all_reduce)

@@ -1,0 +1,123 @@
+"""What TensorFlow and Keras say of themselves, asked in a process of its own.
+
+They take seconds to load, and a broken CUDA can end the process that loads them. The process
+prints a line as soon as it knows something, so what it knew before it ended is not lost.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import subprocess
+import sys
+from typing import Any
+
+from tfscale.ops.toolchain import BuildError, TensorFlow, find_tensorflow
+
+SECONDS = 120
+_MARK = "TFSCALE-DOCTOR "
+_LINES = 3  # of what a process said last
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """What the process knew.
+
+    Args:
+        tensorflow: None if it cannot be loaded.
+        keras: its version; None if it cannot be loaded.
+        backend: what Keras computes with.
+        missing: what tfscale needs and this Keras lacks, and what to do.
+        gpus: their names; None if TensorFlow could not say.
+        error: why the process ended before it knew all.
+    """
+
+    tensorflow: TensorFlow | None = None
+    keras: str | None = None
+    backend: str = ""
+    missing: str = ""
+    gpus: tuple[str, ...] | None = None
+    error: str = ""
+
+
+def look(seconds: float = SECONDS) -> Seen:
+    """Start the process and read what it prints."""
+    command = [sys.executable, "-m", "tfscale.doctor.probe"]
+    try:
+        ran = subprocess.run(command, capture_output=True, timeout=seconds)
+        output, errors, ended = ran.stdout, ran.stderr, _ended(ran.returncode)
+    except subprocess.TimeoutExpired as error:
+        output, errors = error.stdout or b"", error.stderr or b""
+        ended = f"it gave no answer in {seconds:.0f} s"
+    told: dict[str, Any] = {}
+    for line in output.decode(errors="replace").splitlines():
+        if line.startswith(_MARK):
+            told |= json.loads(line.removeprefix(_MARK))
+    if ended and "error" not in told:
+        last = errors.decode(errors="replace").strip().splitlines()[-_LINES:]
+        told["error"] = "\n  ".join(
+            [f"{ended}; the end of what it said:", *last] if last else [ended]
+        )
+    return _seen(told)
+
+
+def _ended(code: int) -> str:
+    if code < 0:
+        return f"the process was ended by {signal.Signals(-code).name}"
+    return f"the process ended with {code}" if code else ""
+
+
+def _seen(told: dict[str, Any]) -> Seen:
+    if tensorflow := told.get("tensorflow"):
+        flags = {name: tuple(tensorflow[name]) for name in ("compile_flags", "link_flags")}
+        told["tensorflow"] = TensorFlow(**{**tensorflow, **flags})
+    if "gpus" in told:
+        told["gpus"] = tuple(told["gpus"])
+    return Seen(**told)
+
+
+# ------------------------------------------------------------------- in that process
+
+
+def _tell(**known: Any) -> None:
+    print(_MARK + json.dumps(known), flush=True)
+
+
+def _tell_all() -> None:
+    try:
+        _tell(tensorflow=dataclasses.asdict(find_tensorflow()))
+    except BuildError as error:
+        _tell(error=str(error))
+        return
+    _tell_keras()
+    _tell(gpus=_gpus())
+
+
+def _tell_keras() -> None:
+    try:
+        import keras
+
+        from tfscale.bridge import installed
+    except ImportError as error:
+        _tell(missing=f"Keras cannot be imported: {error}\nInstall it: pip install 'keras==3.15.*'")
+        return
+    _tell(keras=keras.__version__, backend=installed.backend())
+    try:
+        installed.check()
+    except ImportError as error:
+        _tell(missing=str(error))
+
+
+def _gpus() -> list[str]:
+    import tensorflow as tf
+
+    found = []
+    for gpu in tf.config.list_physical_devices("GPU"):
+        details = tf.config.experimental.get_device_details(gpu)
+        found.append(details.get("device_name", gpu.name))
+    return found
+
+
+if __name__ == "__main__":
+    _tell_all()

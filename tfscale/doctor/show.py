@@ -1,0 +1,66 @@
+"""The report, for people."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tfscale.doctor.check import OK, PROBLEM, WARNING, Check
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_MARKS = {OK: ("ok", "green"), WARNING: ("warning", "yellow"), PROBLEM: ("PROBLEM", "bold red")}
+_MARK, _NAME = 9, 13  # columns
+
+
+def make_console() -> Console:
+    from rich.console import Console
+
+    return Console(highlight=False, markup=False, soft_wrap=True)
+
+
+def line(console: Console, check: Check) -> None:
+    """One check; what to do is set in below it."""
+    from rich.text import Text
+
+    mark, style = _MARKS[check.state]
+    # Where it goes to a file, each line stays whole, for programs that search it.
+    width = console.width if console.is_terminal else 0
+    text = Text().append(f"{mark:{_MARK}}", style).append(f"{check.name:{_NAME}}", "bold")
+    text.append(_set_in(check.found, _MARK + _NAME, width)[_MARK + _NAME :])
+    console.print(text)
+    if check.advice:
+        console.print(Text(_set_in(check.advice, _MARK + _NAME, width), style="italic"))
+
+
+def _set_in(text: str, columns: int, width: int) -> str:
+    margin = " " * columns
+    lines = text.splitlines()
+    if width <= 2 * columns:
+        return "\n".join(margin + each for each in lines)
+    return "\n".join(
+        textwrap.fill(
+            each,
+            width,
+            initial_indent=margin,
+            subsequent_indent=margin,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for each in lines
+    )
+
+
+def verdict(console: Console, checks: Sequence[Check]) -> None:
+    """The last line."""
+    problems, warnings = (
+        [check.name for check in checks if check.state == state] for state in (PROBLEM, WARNING)
+    )
+    if problems:
+        console.print(f"\nTraining would fail: see {', '.join(problems)}.", style="bold red")
+    elif warnings:
+        console.print(f"\nTraining works; see the warnings: {', '.join(warnings)}.")
+    else:
+        console.print("\nAll is well.")
