@@ -22,7 +22,7 @@ def begin():
 
         def begin(port, index, count, timeout=PATIENCE, host="127.0.0.1", **other):
             of_worker = {
-                "master": [host, port], "index": index, "count": count, "own_port": 9000 + index,
+                "master": [host, port], "index": index, "count": count, "ports": [9000 + index],
                 "identity": "job 7", "timeout": timeout, **other,
             }  # fmt: skip
             return start(WORKER, json.dumps(of_worker))
@@ -38,7 +38,7 @@ def port():
 def found(one):
     output = one.end()
     (text,) = re.findall("^FOUND (.*)$", output, re.MULTILINE) or [output]
-    return json.loads(text)
+    return [address for (address,) in json.loads(text)]
 
 
 def refused(one):
@@ -156,14 +156,14 @@ def test_worker_0_that_is_killed_may_come_again(begin, port):
 def test_whatever_strangers_send_does_no_harm(begin, port):
     first = begin(port, 0, 2)
     first.until("has waited .* for worker 1")
-    hello = {"index": 1, "count": 2, "port": 9001, "process": "p"}
+    hello = {"who": "worker", "index": 1, "count": 2, "ports": [9001], "process": "p"}
     wrong = [
         b"", b"\n", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 5000 + b"\n", b"[]\n", b"{}\n", b"7\n",
         b"[" * 10**4 + b"\n", b'{"gave up": "all"}\n', b"x" * (5 << 20),
         *(json.dumps({**hello, **odd}).encode() + b"\n" for odd in (
             {"index": 2}, {"index": -1}, {"index": True}, {"index": "1"}, {"process": 7},
-            {"port": 0}, {"port": 65536}, {"port": None}, {"count": "2"}, {"count": None},
-            {"process": "p" * 10**5},
+            {"ports": [0]}, {"ports": [65536]}, {"ports": None}, {"ports": []}, {"who": 7},
+            {"count": "2"}, {"count": None}, {"process": "p" * 10**5},
         )),
     ]  # fmt: skip
     for data in wrong:
@@ -220,9 +220,9 @@ class Writer:
     ],
 )
 def test_each_is_told_the_address_at_which_others_reach_it(connections, addresses):
-    me = collect._Hello(0, 2, 9000, "p")
+    me = collect._Hello("worker", 0, 2, (9000,), "p")
     host = collect._Host(("h", 29400), me, "job", None)
     for index, ends in enumerate(connections):
-        hello = collect._Hello(index, 2, 9000 + index, "p")
+        hello = collect._Hello("worker", index, 2, (9000 + index,), "p")
         host._links[index].append(collect._Link(hello, Writer(*ends)))
-    assert host._addresses() == addresses
+    assert host._addresses() == [[address] for address in addresses]

@@ -57,7 +57,8 @@ def _collected(source: Source, timeout: float) -> list[str]:
     held = _free_port()
     _held.append(held)
     port = held.getsockname()[1]
-    return collect(source.master, source.index, source.count, port, source.identity, timeout)
+    job = source.master, source.index, source.count, [port], source.identity, timeout
+    return [address for (address,) in collect(*job)]
 
 
 def _free_port() -> socket.socket:

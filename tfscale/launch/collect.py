@@ -1,9 +1,11 @@
 """Workers whose launcher tells them no addresses tell each other theirs, through worker 0.
 
+So do launchers that are started by hand, one on each node; each has the ports of several workers.
+
 Worker 0 listens at the master's port, or at one of the next where another program has that port,
 as torchrun itself often has. All call there, worker 0 itself, too. Whoever listens speaks first, so
 that a program that has nothing to do with this is never sent a byte. Each worker sends its index
-and its port; its host is where its call comes from. When all have called, worker 0 sends all the
+and its ports; its host is where its call comes from. When all have called, worker 0 sends all the
 list.
 """
 
@@ -15,7 +17,7 @@ import ipaddress
 import logging
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -43,39 +45,51 @@ _CHECK = (
 )
 
 
-def collect(
+def collect(*arguments: Any, **more: Any) -> list[list[str]]:
+    """``collected``, for programs without an event loop."""
+    return outcome_of(collected(*arguments, **more), "tfscale-collect")
+
+
+async def collected(
     master: tuple[str, int],
     index: int,
     count: int,
-    own_port: int,
+    ports: Sequence[int],
     identity: str,
     timeout: float,
     *,
+    who: str = "worker",
     say: Callable[[str], None] = _log.warning,
-) -> list[str]:
-    """The addresses of all workers, "host:port", in their order; ``JoinError`` if some are missing.
+) -> list[list[str]]:
+    """The addresses, "host:port", of all in their order; ``JoinError`` if some are missing.
 
     Args:
-        master: worker 0's host, and the first port to try there.
-        index: which worker this is.
+        master: the first one's host, and the first port to try there.
+        index: which one this is.
         count: how many there are.
-        own_port: of this worker's server.
-        identity: a text that workers of this job share, and others do not.
+        ports: of this worker's server; or of those of a node's workers.
+        identity: a text that those of this job share, and others do not.
         timeout: how many seconds to wait for all.
+        who: "worker", or "node".
         say: called now and then with a line about who is missing.
     """
-    me = _Hello(index, count, own_port, f"process {os.getpid()} on {socket.gethostname()}")
-    return outcome_of(_run(master, me, identity, timeout, say), "tfscale-collect")
+    process = f"process {os.getpid()} on {socket.gethostname()}"
+    me = _Hello(who, index, count, tuple(ports), process)
+    return await _run(master, me, identity, timeout, say)
 
 
 @dataclass(frozen=True)
 class _Hello:
-    """What a worker says of itself."""
+    """What a worker or a node says of itself."""
 
+    who: str
     index: int
     count: int  # of all workers
-    port: int
+    ports: tuple[int, ...]
     process: str  # for people to read
+
+    def __str__(self) -> str:
+        return f"{self.who} {self.index}"
 
 
 async def _run(
@@ -84,8 +98,8 @@ async def _run(
     identity: str,
     timeout: float,
     say: Callable[[str], None],
-) -> list[str]:
-    end: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+) -> list[list[str]]:
+    end: asyncio.Future[list[list[str]]] = asyncio.get_running_loop().create_future()
     caller = _Caller(master, me, identity, end)
     host = _Host(master, me, identity, end) if me.index == 0 else None
     tasks = [asyncio.create_task(one) for one in (caller.run(), _tell(caller, host, timeout, say))]
@@ -119,7 +133,7 @@ class _Caller:
         master: tuple[str, int],
         me: _Hello,
         identity: str,
-        end: asyncio.Future[list[str]],
+        end: asyncio.Future[list[list[str]]],
     ) -> None:
         self.me = me
         self._master = master
@@ -188,7 +202,8 @@ class _Caller:
         return (
             isinstance(workers, list)
             and len(workers) == self.me.count
-            and all(isinstance(one, str) and config.is_address(one) for one in workers)
+            and all(isinstance(each, list) for each in workers)
+            and all(isinstance(o, str) and config.is_address(o) for each in workers for o in each)
         )
 
     def fail(self, message: str) -> None:
@@ -197,7 +212,7 @@ class _Caller:
 
     @property
     def _host(self) -> str:
-        return f"worker 0 at {addresses.joined(*self._master)}"
+        return f"{self.me.who} 0 at {addresses.joined(*self._master)}"
 
     def waits_for(self) -> str:
         if self._missing:
@@ -222,7 +237,7 @@ async def _tell(
 
     def story(seconds: float) -> str:
         trouble = f" [{host.trouble}]" if host and host.trouble else ""
-        who = f"worker {caller.me.index}{trouble}"
+        who = f"{caller.me.who} {caller.me.index}{trouble}"
         return f"{who} has waited {seconds:.0f} s for {caller.waits_for()}"
 
     while at < timeout:
@@ -255,7 +270,7 @@ class _Host:
         master: tuple[str, int],
         me: _Hello,
         identity: str,
-        end: asyncio.Future[list[str]],
+        end: asyncio.Future[list[list[str]]],
     ) -> None:
         self.trouble = ""
         self._master = master
@@ -297,9 +312,9 @@ class _Host:
         hello = link.hello
         if hello.count != self._me.count:
             self._fail(
-                f"worker {hello.index} ({hello.process}) was started as one of {hello.count}, "
-                f"worker 0 ({self._me.process}) as one of {self._me.count}. "
-                "Tell all workers the same number of workers."
+                f"{hello} ({hello.process}) was started as one of {hello.count}, "
+                f"{self._me} ({self._me.process}) as one of {self._me.count}. "
+                f"Tell all {hello.who}s the same number of {hello.who}s."
             )
         if self._wrong:
             return greeting.write(link.writer, {"gave up": self._wrong})
@@ -321,7 +336,7 @@ class _Host:
         if all(len(links) == 1 for links in self._links.values()):
             self.to_all({"workers": self._addresses()})
 
-    def _addresses(self) -> list[str]:
+    def _addresses(self) -> list[list[str]]:
         """A loopback address is of use on this host alone; others reach it where they have called,
         and IPv4's serves if nobody else has called.
         """
@@ -330,7 +345,7 @@ class _Host:
         here = next((host for host in called if not _is_loopback(host)), "127.0.0.1")
         hosts = [link.end("peername") for link in links]
         return [
-            addresses.joined(here if _is_loopback(host) else host, link.hello.port)
+            [addresses.joined(here if _is_loopback(host) else host, p) for p in link.hello.ports]
             for link, host in zip(links, hosts)
         ]
 
@@ -338,8 +353,8 @@ class _Host:
         if len(self._links[index]) > 1:
             one, other, *_ = (link.hello.process for link in self._links[index])
             self._fail(
-                f"two processes were started as worker {index}: {one}, and {other}. "
-                "Start each worker once, each with its own index."
+                f"two processes were started as {self._me.who} {index}: {one}, and {other}. "
+                f"Start each {self._me.who} once, each with its own index."
             )
 
     def _fail(self, message: str) -> None:
@@ -356,7 +371,9 @@ class _Host:
     async def spread_news(self) -> None:
         told = ""
         while True:
-            missing = [f"worker {index}" for index, links in self._links.items() if not links]
+            missing = [
+                f"{self._me.who} {index}" for index, links in self._links.items() if not links
+            ]
             more = [f"{len(missing) - _NAMED} more"] if len(missing) > _NAMED else []
             news = ", ".join(missing[:_NAMED] + more)
             if news != told:
@@ -381,14 +398,20 @@ class _Host:
 def _read(data: bytes) -> _Hello:
     """Anybody may have sent anything."""
     found = greeting.parsed(data)
-    index, count, port, process = (
-        found.get(name) for name in ("index", "count", "port", "process")
+    who, index, count, ports, process = (
+        found.get(name) for name in ("who", "index", "count", "ports", "process")
     )
-    if type(index) is not int or type(count) is not int or type(port) is not int:
+    if type(index) is not int or type(count) is not int or index < 0:
         raise NoWorker(greeting.SILENT)
-    if index < 0 or not 0 < port < 65536 or not isinstance(process, str):
+    if not isinstance(ports, list) or not ports or not all(map(_is_port, ports)):
         raise NoWorker(greeting.SILENT)
-    return _Hello(index, count, port, greeting.printable(process))
+    if who not in ("worker", "node") or not isinstance(process, str):
+        raise NoWorker(greeting.SILENT)
+    return _Hello(who, index, count, tuple(ports), greeting.printable(process))
+
+
+def _is_port(found: Any) -> bool:
+    return type(found) is int and 0 < found < 65536
 
 
 def _is_loopback(host: str) -> bool:

@@ -74,28 +74,30 @@ class Attempt:
         request: what the user asked for.
         hosts: those that take part.
         screen, logs: where what workers print goes.
-        number: of this attempt, the first is 0.
     """
 
-    def __init__(
-        self, request: Request, hosts: Sequence[Host], screen: Screen, logs: Logs, number: int
-    ) -> None:
+    def __init__(self, request: Request, hosts: Sequence[Host], screen: Screen, logs: Logs) -> None:
         self._request = request
         self._hosts = hosts
         self._screen = screen
         self._logs = logs
-        self._number = number
         self._outcome = Outcome()
         self._supervisors: list[Supervised] = []
         self._is_ending = False
+        self._task: asyncio.Task[object] | None = None
+        self._places: list[Place] = []
         self._running: dict[int, Place] = {}
 
     async def run(self) -> Outcome:
         """Until all workers have ended; ``HostError`` if a host can't take part."""
+        self._task = asyncio.current_task()
         try:
             await self._begin()
+            addresses, first_rank = await self._addresses()
             self._began = time.monotonic()
-            self._start()
+            self._places = places(self._hosts, first_rank)
+            self._running = {place.rank: place for place in self._places}
+            self._start(addresses)
             await asyncio.gather(
                 *(self._watch(at, one) for at, one in enumerate(self._supervisors))
             )
@@ -103,15 +105,28 @@ class Attempt:
             await asyncio.gather(*(one.end() for one in self._supervisors))
         return self._outcome
 
+    def pass_on(self, number: int) -> None:
+        """Send all workers a signal; one that asks to end ends what has not begun yet."""
+        if self._places:
+            self.signal(number)
+        elif number == signal.SIGTERM and self._task is not None:
+            self._task.cancel()
+
     def signal(self, number: int) -> None:
-        """Pass a signal on to all workers."""
+        """To all workers."""
         for one in self._supervisors:
             one.tell(signal=number)
 
     def stop(self, number: int) -> None:
-        """The user wants it to end: by this signal, and by force after the grace."""
-        self.signal(number)
-        self._end_later(self._request.grace)
+        """The user wants it to end: by this signal, and by force after the grace.
+
+        Before workers were started, ``run`` is cancelled.
+        """
+        if self._places:
+            self.signal(number)
+            self._end_later(self._request.grace)
+        elif self._task is not None:
+            self._task.cancel()
 
     # -- beginning
 
@@ -140,10 +155,8 @@ class Attempt:
         if errors:
             raise HostsLost(self._outcome.lost, "; ".join(map(str, errors)))
 
-    def _start(self) -> None:
-        request, addresses = self._request, self._addresses()
-        all_of_them = places(self._hosts)
-        self._running = {place.rank: place for place in all_of_them}
+    def _start(self, addresses: Sequence[str]) -> None:
+        request = self._request
         for at, one in enumerate(self._supervisors):
             one.tell(
                 start=[
@@ -152,7 +165,7 @@ class Attempt:
                         "share": [place.local, self._hosts[at].workers],
                         "environment": cluster_environment(addresses, place.rank),
                     }
-                    for place in all_of_them
+                    for place in self._places
                     if place.host == at
                 ],
                 command=request.command,
@@ -163,17 +176,23 @@ class Attempt:
                 bind=request.bind,
             )
 
-    def _addresses(self) -> list[str]:
+    async def _addresses(self) -> tuple[list[str], int]:
+        """Of all workers; and the rank of the first one that is started here."""
+        if self._request.nodes:
+            ports = self._supervisors[0].greeting["ports"]
+            each = await self._request.nodes.meet(ports, self._screen.say)
+            first_rank = sum(map(len, each[: self._request.nodes.rank]))
+            return [address for node in each for address in node], first_rank
         found = []
         for one in self._supervisors:
             host = _address(one, self._supervisors)
             found += [f"{host}:{port}" for port in one.greeting["ports"]]
-        return found
+        return found, 0
 
     # -- watching
 
     async def _watch(self, at: int, one: Supervised) -> None:
-        mine = {place.rank for place in places(self._hosts) if place.host == at}
+        mine = {place.rank for place in self._places if place.host == at}
         while mine & set(self._running):
             message = await one.next()
             if message is None:

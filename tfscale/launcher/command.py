@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from tfscale.launch import JoinError
 from tfscale.launcher import machine
 from tfscale.launcher.attempt import Attempt, Ended, HostsLost, Outcome
 from tfscale.launcher.hosts import Host, places
@@ -82,9 +83,11 @@ class _Launcher:
                 status, why = self._judge(outcome)
             except HostsLost as lost:
                 outcome, status, why = Outcome(lost=lost.hosts), 255, str(lost)
-            except (HostError, ValueError) as error:
+            except (HostError, JoinError) as error:
                 self._screen.say(str(error))
                 return 1
+            except asyncio.CancelledError:
+                return 128 + (signal.SIGINT if self._interrupts else signal.SIGTERM)
             if status == 0 or self._stopped.is_set():
                 return status
             if number == self._request.restarts or not self._go_on(outcome, number, why, pause):
@@ -99,7 +102,7 @@ class _Launcher:
         self._screen = self._new_screen()
         folder = self._request.log_dir
         logs = Logs(folder / f"attempt-{number}" if folder else None, self._screen)
-        self._attempt = Attempt(self._request, self._hosts, self._screen, logs, number)
+        self._attempt = Attempt(self._request, self._hosts, self._screen, logs)
         try:
             return await self._attempt.run()
         finally:
@@ -191,7 +194,7 @@ class _Launcher:
             self._attempt.signal(signal.SIGKILL)
 
     def _pass_on(self, number: int) -> None:
-        if number == signal.SIGTERM:
+        if self._attempt is None or number == signal.SIGTERM:
             self._stopped.set()
         if self._attempt is not None:
-            self._attempt.signal(number)
+            self._attempt.pass_on(number)

@@ -83,7 +83,7 @@ def first(hosts: Sequence[Host], total: int | None) -> list[Host]:
     return chosen
 
 
-def places(hosts: Sequence[Host]) -> list[Place]:
+def places(hosts: Sequence[Host], first_rank: int = 0) -> list[Place]:
     """All workers, in the order of their ranks."""
     pairs = [(at, local) for at, host in enumerate(hosts) for local in range(host.workers)]
-    return [Place(rank, at, local) for rank, (at, local) in enumerate(pairs)]
+    return [Place(rank, at, local) for rank, (at, local) in enumerate(pairs, first_rank)]

@@ -6,15 +6,17 @@ import argparse
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tfscale.launch.collect import collected
 from tfscale.launcher import hosts as named
 from tfscale.launcher import machine
 from tfscale.launcher.hosts import Host
 
 _PORT = 29400
+_PATIENCE = 600.0  # seconds: somebody goes from host to host
 
 # What a host over ssh gets of this one's environment, beside --env.
 _CARRIED = ("CUDA_", "KERAS_", "NCCL_", "OMP_", "PYTHON", "TF_", "TFSCALE_", "XLA_")
@@ -27,6 +29,11 @@ class Nodes:
     count: int
     rank: int
     master: tuple[str, int]
+
+    async def meet(self, ports: Sequence[int], say: Callable[[str], None]) -> list[list[str]]:
+        """The addresses of all nodes' workers; ``JoinError`` if some do not come."""
+        job = self.master, self.rank, self.count, ports, "tfscale launch"
+        return await collected(*job, _PATIENCE, who="node", say=say)
 
 
 @dataclass(frozen=True)
