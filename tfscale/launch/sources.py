@@ -184,7 +184,7 @@ def _torchrun(environ: Mapping[str, str]) -> Source | None:
     host, port = _master(variables)
     # Not TORCHELASTIC_RESTART_COUNT: after a failure on one host, the others' may be lower.
     run = variables.text("TORCHELASTIC_RUN_ID")
-    identity = f"{TORCHRUN} {run} at {host}:{port}"
+    identity = f"{TORCHRUN} {run} at {port}"  # some may know the host by another name
     return Source(
         TORCHRUN, index, count, None, (host, port), local_index, local_count, identity,
         variables.read,
@@ -227,7 +227,7 @@ def _of_mpi(variables: _Variables, name: str, names: tuple[str, ...], job: str) 
     master = None
     if variables.text("MASTER_ADDR") or variables.text("MASTER_PORT"):
         master = _master(variables)
-        identity += f" at {master[0]}:{master[1]}"
+        identity += f" at {master[1]}"
     elif local_count == count and job:
         master = "127.0.0.1", slurm.FIRST_PORT + zlib.crc32(identity.encode()) % slurm.PORTS
     return Source(
