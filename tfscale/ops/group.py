@@ -24,7 +24,7 @@ from tfscale.ops import library
 from tfscale.ops import log as _log
 from tfscale.ops import transport as _transport
 from tfscale.ops.bucket import BucketId, Name, bucket_id
-from tfscale.ops.gpus import take_share
+from tfscale.ops.devices import split_cpu, take_share
 from tfscale.ops.heap import keep_freed_memory
 
 DEFAULT_DEADLINE = 120.0
@@ -406,12 +406,15 @@ def resolver_of(
     """The resolver that lists the workers: the given one, or that of ``TF_CONFIG``.
 
     If a launcher has started the workers and told them without it, ``TF_CONFIG`` is made first,
-    and this worker takes its share of the host's GPUs, unless the caller names its devices.
+    and this worker takes its share of the host's GPUs, or splits its CPU, unless the caller names
+    its devices.
     """
     by_variable = tf.distribute.cluster_resolver.TFConfigClusterResolver
     source = None if given else cluster.configure(timeout=join_timeout)
-    if source and devices is None:
-        take_share(source)
+    if devices is None:
+        split_cpu()
+        if source:
+            take_share(source)
     resolver = given or by_variable()
     if isinstance(resolver, by_variable):
         config.check(os.environ.get("TF_CONFIG", "{}"))

@@ -1,8 +1,9 @@
-"""Which GPUs a worker takes that shares its host with others."""
+"""Which devices a worker takes: of GPUs that others see, too, and as many CPUs as it is told."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import tensorflow as tf
@@ -37,4 +38,26 @@ def take_share(source: Source) -> None:
             f"one takes {', '.join(gpu.name for gpu in own)}; but TensorFlow has already begun to "
             "use them. Make the strategy before any tensor, or set CUDA_VISIBLE_DEVICES for each "
             "worker."
+        ) from error
+
+
+LOGICAL_CPUS = "TFSCALE_LOGICAL_CPUS"  # as ``tfscale launch --devices-per-worker`` sets it
+
+
+def split_cpu(environ: Mapping[str, str] = os.environ) -> None:
+    """Make the CPU as many logical devices as asked for, unless the program has made its own."""
+    wanted = environ.get(LOGICAL_CPUS)
+    if wanted is None:
+        return
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    if len(tf.config.get_logical_device_configuration(cpu) or ()) > 1 or wanted == "1":
+        return
+    try:
+        logical = [tf.config.LogicalDeviceConfiguration()] * int(wanted)
+        tf.config.set_logical_device_configuration(cpu, logical)
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"this worker is to have {wanted} logical CPUs ({LOGICAL_CPUS}), but TensorFlow has "
+            "already begun to use its CPU. Make the strategy before any tensor, or leave out "
+            "--devices-per-worker."
         ) from error
