@@ -141,6 +141,7 @@ class Attempt:
                     python=request.python,
                     loopback=loopback,
                     grace=request.grace,
+                    silence=request.silence,
                 )
                 for host in self._hosts
             ),

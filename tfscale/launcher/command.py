@@ -82,6 +82,7 @@ class _Launcher:
                 outcome = await self._once(number)
                 status, why = self._judge(outcome)
             except HostsLost as lost:
+                self._screen.say(str(lost))
                 outcome, status, why = Outcome(lost=lost.hosts), 255, str(lost)
             except (HostError, JoinError) as error:
                 self._screen.say(str(error))

@@ -9,7 +9,6 @@ from typing import Any
 PROTOCOL = 1  # changes whenever two versions could no longer talk to each other
 LONGEST = 4 << 20  # bytes of a line: environments and command lines are long
 PIECE = 1 << 16  # bytes of output in a line
-PULSE, SILENCE = 5.0, 60.0  # seconds: a launcher says so often that it lives; and how long to wait
 
 
 def line(message: dict[str, Any]) -> bytes:

@@ -54,6 +54,7 @@ class Request:
     log_dir: Path | None
     timeline: Path | None
     grace: float
+    silence: float
     restarts: int
     least: int
     dry_run: bool
@@ -90,6 +91,7 @@ def _request(asked: argparse.Namespace) -> Request:
         log_dir=asked.log_dir,
         timeline=asked.timeline,
         grace=asked.grace,
+        silence=asked.silence,
         restarts=asked.restarts,
         least=least,
         dry_run=asked.dry_run,
@@ -221,6 +223,9 @@ def _parser() -> argparse.ArgumentParser:
     ssh.add_argument("--ssh", default="ssh", metavar="COMMAND",
         help="such as 'ssh -p 2222 -i key' (default: %(default)s)")  # fmt: skip
     ssh.add_argument("-p", "--ssh-port", type=_positive, metavar="PORT", help="ssh's port")
+    ssh.add_argument("--silence", type=_seconds, default=60.0, metavar="SECONDS",
+        help="a host that has not heard of this one for so long ends its workers "
+        "(default: %(default)g)")  # fmt: skip
     ssh.add_argument("--python", default=sys.executable, metavar="PATH",
         help="the Python that runs on all hosts (default: this one)")  # fmt: skip
     ssh.add_argument("--env", action="append", default=[], metavar="NAME[=VALUE]",

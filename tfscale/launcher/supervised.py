@@ -52,7 +52,7 @@ class Supervised:
 
     @classmethod
     async def begin(
-        cls, host: Host, *, ssh: str, python: str, loopback: bool, grace: float
+        cls, host: Host, *, ssh: str, python: str, loopback: bool, grace: float, silence: float
     ) -> Supervised:
         """Start it, and hear its greeting; ``HostError`` if that does not work."""
         try:
@@ -70,13 +70,13 @@ class Supervised:
         one = cls(host, process)
         first = {"grace": grace, "ports": host.workers, "loopback": loopback}
         try:
-            one.tell(**first, pulse=not host.is_here)
+            one.tell(**first, silence=None if host.is_here else silence)
             await one._greet()
         except BaseException:
             await one.end()
             raise
         if not host.is_here:
-            one._pulse = asyncio.create_task(one._live())
+            one._pulse = asyncio.create_task(one._live(silence / 4))
         return one
 
     async def _greet(self) -> None:
@@ -137,9 +137,9 @@ class Supervised:
             self._words.append(data.decode(errors="replace"))
             del self._words[:-50]
 
-    async def _live(self) -> None:
+    async def _live(self, each: float) -> None:
         while True:
-            await asyncio.sleep(protocol.PULSE)
+            await asyncio.sleep(each)
             self.tell(pulse=True)
 
 

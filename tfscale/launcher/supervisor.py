@@ -84,7 +84,7 @@ class _Supervisor:
         first = protocol.parsed(await protocol.read(orders))
         if first is None:
             return
-        silence = protocol.SILENCE if first["pulse"] else None
+        silence = first["silence"]
         self._grace = float(first["grace"])
         held = held_ports(int(first["ports"]), "127.0.0.1" if first["loopback"] else "")
         self._say(

@@ -1,0 +1,73 @@
+"""``tfscale launch`` with real trainings on two workers of this machine."""
+
+import re
+import signal
+
+import pytest
+
+from tests.launcher.launching import Launched, launch
+
+pytestmark = pytest.mark.slow
+
+
+def weights(launched):
+    return {text for text in re.findall(r"weights (\S+)", launched.out)}
+
+
+@pytest.mark.parametrize(("way", "status"), [("raise", 1), ("kill", 128 + signal.SIGKILL)])
+def test_who_failed_first_though_all_fail(way, status):
+    """Worker 0 fails, too, since worker 1 has: it says so, and is not blamed."""
+    code, launched = launch("-n", 2, "fit.py", way)
+    assert code == status, launched.said
+    assert "tfscale launch: worker 1 on localhost failed first" in launched.err
+    assert launched.err.count("failed first") == 1
+
+
+def test_it_goes_on_from_the_backup(tmp_path):
+    plain = launch("-n", 2, "fit.py", "epochs=4")[1]
+    words = ["kill", f"once={tmp_path / 'once'}", f"backup={tmp_path / 'backup'}", "epochs=4"]
+    status, launched = launch("-n", 2, "--restarts", 1, "fit.py", *words)
+    assert status == 0, launched.said
+    assert "attempt 2 of 2 begins" in launched.err
+    assert launched.out.count("epoch 0 ") == 2, "it began again from the start"
+    assert weights(launched) == weights(plain) != set()
+
+
+def test_fewer_workers_go_on_with_the_same_training(tmp_path):
+    plain = launch("-n", 1, "fit.py", "epochs=4")[1]
+    words = ["kill", f"backup={tmp_path / 'backup'}", "epochs=4"]
+    options = ["--restarts", 3, "--min-workers", 1]
+    status, launched = launch("-n", 2, *options, "fit.py", *words)
+    assert status == 0, launched.said
+    assert "with 1 workers instead of 2" in launched.err
+    (found,), (expected,) = weights(launched), weights(plain)
+    assert abs(float(found) - float(expected)) < 1e-4
+
+
+def test_devices_per_worker():
+    status, launched = launch("-n", 2, "--devices-per-worker", 2, "fit.py")
+    assert status == 0, launched.said
+    assert "4 replicas train, on 2 workers, each on its CPU:0, CPU:1" in launched.err
+    assert len(weights(launched)) == 1
+
+
+def test_preemption_saves_and_ends_well(tmp_path):
+    """As under Slurm's --signal=TERM@60."""
+    words = ["fit.py", f"preemption={tmp_path / 'backup'}"]
+    with Launched("-n", 2, *words, "epochs=1000") as launched:
+        launched.until("epoch 1 ", 2)
+        launched.signal(signal.SIGTERM)
+        assert launched.end() == 0, launched.said
+    assert "failed" not in launched.err
+    reached = max(map(int, re.findall(r"epoch (\d+) ", launched.out)))
+    status, launched = launch("-n", 2, *words, f"epochs={reached + 3}")
+    assert status == 0, launched.said
+    assert min(map(int, re.findall(r"epoch (\d+) ", launched.out))) >= reached
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_many_workers():
+    status, launched = launch("-n", 32, "fit.py")
+    assert status == 0, launched.said
+    assert launched.out.count("weights") == 32 and len(weights(launched)) == 1
