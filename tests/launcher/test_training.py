@@ -1,5 +1,6 @@
 """``tfscale launch`` with real trainings on two workers of this machine."""
 
+import json
 import re
 import signal
 
@@ -14,7 +15,13 @@ def weights(launched):
     return {text for text in re.findall(r"weights (\S+)", launched.out)}
 
 
-@pytest.mark.parametrize(("way", "status"), [("raise", 1), ("kill", 128 + signal.SIGKILL)])
+@pytest.mark.parametrize(
+    ("way", "status"),
+    [
+        ("raise", 1),
+        pytest.param("kill", 128 + signal.SIGKILL, marks=pytest.mark.full),
+    ],
+)
 def test_who_failed_first_though_all_fail(way, status):
     """Worker 0 fails, too, since worker 1 has: it says so, and is not blamed."""
     code, launched = launch("-n", 2, "fit.py", way)
@@ -33,9 +40,10 @@ def test_it_goes_on_from_the_backup(tmp_path):
     assert weights(launched) == weights(plain) != set()
 
 
+@pytest.mark.full
 def test_fewer_workers_go_on_with_the_same_training(tmp_path):
     plain = launch("-n", 1, "fit.py", "epochs=4")[1]
-    words = ["kill", f"backup={tmp_path / 'backup'}", "epochs=4"]
+    words = ["kill", "always", f"backup={tmp_path / 'backup'}", "epochs=4"]
     options = ["--restarts", 3, "--min-workers", 1]
     status, launched = launch("-n", 2, *options, "fit.py", *words)
     assert status == 0, launched.said
@@ -44,11 +52,15 @@ def test_fewer_workers_go_on_with_the_same_training(tmp_path):
     assert abs(float(found) - float(expected)) < 1e-4
 
 
-def test_devices_per_worker():
-    status, launched = launch("-n", 2, "--devices-per-worker", 2, "fit.py")
+def test_devices_per_worker_and_a_timeline(tmp_path):
+    file = tmp_path / "timeline.json"
+    options = ["--devices-per-worker", 2, "--timeline", file]
+    status, launched = launch("-n", 2, *options, "fit.py", "telemetry")
     assert status == 0, launched.said
     assert "4 replicas train, on 2 workers, each on its CPU:0, CPU:1" in launched.err
     assert len(weights(launched)) == 1
+    assert f"the timelines of 2 workers are in {file}" in launched.err
+    assert {event["pid"] for event in json.loads(file.read_text())["traceEvents"]} == {0, 1, 2, 3}
 
 
 def test_preemption_saves_and_ends_well(tmp_path):

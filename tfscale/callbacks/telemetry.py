@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,7 +62,8 @@ class Telemetry(keras.callbacks.Callback):
     Args:
         jsonl: a file for JSON lines: one for each step, and a few more.
         tensorboard: a folder for TensorBoard.
-        timeline: a file for Perfetto (https://ui.perfetto.dev), of the steps in ``profile``.
+        timeline: a file for Perfetto (https://ui.perfetto.dev), of the steps in ``profile``;
+            ``tfscale launch --timeline`` asks for one, too.
         progress: whether the progress bar and ``History`` show the numbers.
         batch: how many samples the global batch has, if ``fit`` cannot know (a generator); or a
             function from a step's number to that, such as ``BatchGrowth.size``.
@@ -100,6 +102,7 @@ class Telemetry(keras.callbacks.Callback):
         for name, value in (("batch", batch), ("baseline", baseline)):
             if value is not None and not callable(value) and value <= 0:
                 raise ValueError(f"{name} is a number above 0, got {value!r}")
+        timeline = timeline or os.environ.get("TFSCALE_TIMELINE")
         self._paths = {"jsonl": jsonl, "tensorboard": tensorboard, "timeline": timeline}
         self._progress = progress
         self._given = batch

@@ -58,6 +58,7 @@ class Outcome:
 
     ends: list[Ended] = field(default_factory=list)  # in order
     lost: set[int] = field(default_factory=set)  # hosts
+    timelines: dict[int, str] = field(default_factory=dict)  # of each worker that has written one
 
     @property
     def first(self) -> Ended | None:
@@ -175,6 +176,7 @@ class Attempt:
                 environment={**request.environment, "PYTHONUNBUFFERED": "1"},
                 devices=request.devices,
                 bind=request.bind,
+                timeline=request.timeline is not None,
             )
 
     async def _addresses(self) -> tuple[list[str], int]:
@@ -209,6 +211,9 @@ class Attempt:
             if isinstance(text := message.get(what), str):
                 self._screen.heard(rank, text, stream)
                 self._logs.heard(rank, text)
+        if isinstance(text := message.get("timeline"), str):
+            timelines = self._outcome.timelines
+            timelines[rank] = timelines.get(rank, "") + text
         if isinstance(code := message.get("ended"), int) and rank in self._running:
             self._screen.ended(rank)
             self._ended(rank, code, bool(message.get("not_first")), str(message.get("why", "")))

@@ -8,7 +8,9 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from tfscale.launch import JoinError
 from tfscale.launcher import machine
@@ -54,6 +56,28 @@ def described(request: Request) -> str:
         f"in {request.folder}; each gets its own TF_CONFIG, with ports chosen at the start"
     )
     return "\n".join(lines)
+
+
+def merged(timelines: Mapping[int, str], to: Path) -> str:
+    """Write the workers' timelines to one file; what became of it."""
+    from tfscale.telemetry import merge
+
+    if not timelines:
+        return (
+            f"nothing was written to {to}: no worker recorded a timeline. Give fit the callback "
+            "tfscale.callbacks.Telemetry(), which records steps 10 to 12"
+        )
+    with tempfile.TemporaryDirectory(prefix="tfscale-timelines-") as folder:
+        files = [Path(folder) / f"{rank}.json" for rank in sorted(timelines)]
+        for file, rank in zip(files, sorted(timelines)):
+            file.write_text(timelines[rank])
+        try:
+            merge(files, to)
+        except (OSError, ValueError) as error:
+            return f"the timelines could not be written to {to}: {error}"
+    return (
+        f"the timelines of {len(timelines)} workers are in {to}: open it in https://ui.perfetto.dev"
+    )
 
 
 class _Launcher:
@@ -105,10 +129,13 @@ class _Launcher:
         logs = Logs(folder / f"attempt-{number}" if folder else None, self._screen)
         self._attempt = Attempt(self._request, self._hosts, self._screen, logs)
         try:
-            return await self._attempt.run()
+            outcome = await self._attempt.run()
         finally:
             self._attempt = None
             logs.close()
+        if self._request.timeline:
+            self._screen.say(merged(outcome.timelines, self._request.timeline))
+        return outcome
 
     async def _rest(self, seconds: float) -> None:
         with contextlib.suppress(asyncio.TimeoutError):

@@ -119,6 +119,8 @@ class _Supervisor:
         local, count = one["share"]
         given = {**order["environment"], **one["environment"]}
         environment = {**os.environ, **given, "TFSCALE_NOT_FIRST": str(mark)}
+        if order["timeline"]:
+            environment["TFSCALE_TIMELINE"] = str(self._folder / f"timeline-{rank}.json")
         cores = machine.part(machine.cores(), local, count) if order["bind"] else None
         try:
             shared = machine.shared(local, count, order["devices"], environment)
@@ -150,8 +152,17 @@ class _Supervisor:
         await asyncio.wait(printed, timeout=_LAST_OUTPUT)
         for each in printed:
             each.cancel()
+        await self._send_timeline(rank)
         code = worker.process.returncode
         self._say(rank=rank, ended=code, not_first=worker.mark.exists())
+
+    async def _send_timeline(self, rank: int) -> None:
+        for path in self._folder.glob(f"timeline-{rank}.*"):
+            text = path.read_text()
+            for at in range(0, len(text), protocol.PIECE):
+                self._say(rank=rank, timeline=text[at : at + protocol.PIECE])
+                with contextlib.suppress(ConnectionError):
+                    await self._out.drain()
 
     async def _tell(self, rank: int, what: str, stream: IO[bytes] | None) -> None:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")

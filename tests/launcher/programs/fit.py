@@ -1,7 +1,7 @@
 """A training, in which worker 1 may ``raise`` or ``kill`` itself after the second epoch.
 
-``once=FILE`` makes it do so the first time only; ``backup=FOLDER`` goes on from there, and
-``preemption=FOLDER``, too; ``epochs=N``.
+``always`` makes it do so after each epoch from there, ``once=FILE`` the first time only;
+``backup=FOLDER`` goes on from there, and ``preemption=FOLDER``, too; ``epochs=N``; ``telemetry``.
 """
 
 import os
@@ -28,7 +28,8 @@ with strategy.scope():
 class Fails(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         print("epoch", epoch, "loss", f"{logs['loss']:.6f}")
-        if epoch != 1 or strategy.cluster_resolver.task_id != 1:
+        when = epoch >= 1 if "always" in words else epoch == 1
+        if not when or strategy.cluster_resolver.task_id != 1:
             return
         if words.get("once") and os.path.exists(words["once"]):
             return
@@ -45,6 +46,8 @@ if "backup" in words:
     callbacks.insert(0, keras.callbacks.BackupAndRestore(words["backup"]))
 if "preemption" in words:
     callbacks.insert(0, tfscale.callbacks.Preemption(words["preemption"], check_every=1))
+if "telemetry" in words:
+    callbacks.append(tfscale.callbacks.Telemetry(progress=False, profile=(2, 4)))
 epochs = int(words.get("epochs", 3))
 model.fit(x, y, epochs=epochs, batch_size=32, callbacks=callbacks, verbose=0)
 print("weights", float(model.get_weights()[0].sum()))
