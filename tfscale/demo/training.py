@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tfscale.bench.run import QUIET
-from tfscale.launch import LocalWorkers
+from tfscale.launch import WorkerFailed
 
 PROCESSES, DEVICES = 2, 2
 SECONDS = 600.0  # much more than any training takes
@@ -62,11 +66,8 @@ def train(setup: Setup, epochs: int, show: Show) -> Training:
     with tempfile.TemporaryDirectory(prefix="tfscale-demo-") as folder:
         weights = Path(folder) / "weights.npy"
         words = [setup.wire or "none", str(epochs), str(weights)]
-        command = [sys.executable, "-m", "tfscale.demo.worker", *words]
         count = 1 if setup.wire is None else PROCESSES
-        with LocalWorkers(command, count, environment=QUIET) as workers:
-            outputs = workers.wait(SECONDS, watch=lambda: show(_epochs(workers.output(0))))
-        show(_epochs(outputs[0]))
+        outputs = _launched(count, words, show)
         ends = [_notes(output)[-1] for output in outputs]
         return Training(
             label=setup.label,
@@ -76,6 +77,41 @@ def train(setup: Setup, epochs: int, show: Show) -> Training:
             weights=np.load(weights),
             same_bits=len({digest for end in ends for digest in end["digests"]}) == 1,
         )
+
+
+def _launched(count: int, words: Sequence[str], show: Show) -> list[str]:
+    """What each worker has printed, once all have ended well."""
+    command = [sys.executable, "-m", "tfscale", "launch", "-n", str(count), "-m"]
+    outputs = [""] * count
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(
+            [*command, "tfscale.demo.worker", *words],
+            env={**os.environ, **QUIET}, stdout=subprocess.PIPE, stderr=errors, text=True,
+        ) as launcher,
+        _limited(launcher),
+    ):  # fmt: skip
+        assert launcher.stdout is not None
+        for line in launcher.stdout:
+            rank, _, text = line.partition("] ")
+            outputs[int(rank.strip("[ "))] += text
+            show(_epochs(outputs[0]))
+        if launcher.wait():
+            errors.seek(0)
+            raise WorkerFailed(errors.read()[-4000:])
+    return outputs
+
+
+@contextlib.contextmanager
+def _limited(process: subprocess.Popen[str]) -> Iterator[None]:
+    """It and its workers end with this context, and after so many seconds."""
+    timer = threading.Timer(SECONDS, process.kill)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        process.kill()
 
 
 def _epochs(output: str) -> list[dict[str, float]]:

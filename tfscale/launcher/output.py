@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import os
 import re
 import shutil
 import sys
@@ -47,7 +48,8 @@ class Screen:
         terminal = self.out.isatty()
         self._prefix = prefix
         self._all_bars = all_bars
-        self._colours = terminal if colours is None else colours
+        coloured = terminal and not os.environ.get("NO_COLOR")
+        self._colours = coloured if colours is None else colours
         self._live = terminal if live is None else live
         self._width = len(str(ranks - 1))
         self._begun: dict[tuple[int, TextIO], str] = {}  # lines without an end yet

@@ -248,7 +248,7 @@ def _parser() -> argparse.ArgumentParser:
     shown.add_argument("--no-prefix", action="store_true", help="lines without [rank]")
     shown.add_argument("--all-bars", action="store_true",
         help="progress bars of all workers, not of rank 0 alone")  # fmt: skip
-    shown.add_argument("--log-dir", "--log_dir", type=Path, metavar="DIR",
+    shown.add_argument("--log-dir", "--log_dir", "--output-filename", type=Path, metavar="DIR",
         help="keep what each worker prints: DIR/attempt-0/worker-0.log")  # fmt: skip
     shown.add_argument("--timeline", "--timeline-filename", type=Path, metavar="FILE",
         help="record some steps of all workers, for https://ui.perfetto.dev")  # fmt: skip
