@@ -47,7 +47,8 @@ class Ended(NamedTuple):
             return self.why
         if self.code >= 0:
             return f"it exited with {self.code}"
-        name = signal.Signals(-self.code).name
+        known = {each.value: each.name for each in signal.Signals}
+        name = known.get(-self.code, f"signal {-self.code}")
         memory = ", as the kernel does when memory is short" if name == "SIGKILL" else ""
         return f"it was killed by {name}{memory}"
 
@@ -246,9 +247,9 @@ def _address(one: Supervised, all_of_them: Sequence[Supervised]) -> str:
         return "127.0.0.1"
     if not one.host.is_here:
         name = one.host.name.rpartition("@")[2]
-        return (
-            name if _is_known(name) else _connection(one)[1]
-        )  # ssh may know it by a name of its own
+        if _is_known(name):
+            return name
+        return _connection(one)[1]  # a name that ssh alone knows
     return _connection(next(each for each in all_of_them if not each.host.is_here))[0]
 
 

@@ -29,7 +29,11 @@ def main(words: Sequence[str] | None = None) -> int:
     """Runs the command; the status is that of the worker that failed first."""
     request = parse(sys.argv[1:] if words is None else words)
     if request.dry_run:
-        print(described(request))
+        try:
+            print(described(request))
+        except ValueError as error:
+            print(f"tfscale launch: {error}", file=sys.stderr)
+            return 2
         return 0
     try:
         return asyncio.run(_Launcher(request).run())
