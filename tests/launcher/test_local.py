@@ -4,10 +4,12 @@ import os
 import re
 import signal
 import subprocess
+import sys
+import time
 
 import pytest
 
-from tests.launcher.launching import PROGRAMS, Launched, all_end, launch, runs
+from tests.launcher.launching import PROGRAMS, ROOT, Launched, all_end, launch, runs
 
 PROCESS = r"process (\d+)"
 
@@ -157,14 +159,72 @@ def test_logs_keep_what_each_worker_prints(tmp_path):
 
 def test_output_that_nobody_reads_any_more():
     """As with ``tfscale launch ... | head -1``."""
-    script = f"{os.sys.executable} -m tfscale launch -n 2 says.py pid 0.5 print=more wait | head -1"
+    script = f"{sys.executable} -m tfscale launch -n 2 says.py pid 0.5 print=more wait | head -1"
     ran = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {script}"], cwd=PROGRAMS, capture_output=True, text=True,
-        timeout=60, check=False, env={**os.environ, "PYTHONPATH": str(PROGRAMS.parents[2])},
+        timeout=60, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert ran.returncode == 141
     assert "Traceback" not in ran.stderr
     assert all_end(re.findall(PROCESS, ran.stdout)) == []
+
+
+def test_a_reader_that_is_slow_gets_all():
+    """Also what was printed just before the end, as with a pager."""
+    script = f"{sys.executable} -m tfscale launch -n 1 says.py lines=40000 | (sleep 4; wc -l)"
+    ran = subprocess.run(
+        ["bash", "-c", script], cwd=PROGRAMS, capture_output=True, text=True, timeout=60,
+        check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert ran.stdout.strip() == "40000", ran.stderr
+
+
+def test_interrupted_though_nobody_reads():
+    """The terminal is stopped, or the pager waits: the launcher still hears."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tfscale", "launch", "-n", "2", "says.py", "forever"],
+        cwd=PROGRAMS, env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        assert process.stdout.read(1)
+        time.sleep(2)  # by now all pipes are full
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_the_program_of_a_shell_script_may_save(tmp_path):
+    script = tmp_path / "run.sh"
+    script.write_text(f"#!/bin/bash\n{sys.executable} -u {PROGRAMS / 'says.py'} saves wait\n")
+    script.chmod(0o755)
+    with Launched("-n", 2, script) as launched:
+        launched.until("waits", 2)
+        launched.signal(signal.SIGTERM)
+        launched.end()
+        assert launched.out.count("saved") == 2, launched.said
+
+
+def test_characters_that_the_output_has_not():
+    status, launched = launch("-n", 1, "says.py", "bytes=\u2501", PYTHONIOENCODING="ascii")
+    assert status == 0, launched.said
+    assert "?" in launched.out
+
+
+def test_orphans_do_not_stay_as_zombies():
+    status, launched = launch("-n", 1, "says.py", "zombies")
+    assert status == 0, launched.said
+    assert "zombies 0" in launched.out
+
+
+def test_a_signal_without_a_name():
+    status, launched = launch("-n", 1, "says.py", "kill=40")
+    assert status == 168
+    assert "it was killed by signal 40" in launched.err
 
 
 # ------------------------------------------------------------------------- signals
@@ -189,6 +249,16 @@ def test_sigterm_ends_workers_that_do_not_handle_it_and_starts_no_others():
         assert "attempt" not in launched.err
 
 
+def test_sigterm_twice_ends_those_that_do_not_hear():
+    with Launched("-n", 2, "--grace", 1, "says.py", "deaf", "pid", "wait") as launched:
+        launched.until("waits", 2)
+        launched.signal(signal.SIGTERM)
+        time.sleep(0.5)
+        launched.signal(signal.SIGTERM)
+        assert launched.end() == 128 + signal.SIGKILL
+        assert all_end(re.findall(PROCESS, launched.out)) == []
+
+
 def test_interrupted_once_workers_hear_it():
     with Launched("-n", 2, "--restarts", 3, "says.py", "wait") as launched:
         launched.until("waits", 2)
@@ -198,14 +268,12 @@ def test_interrupted_once_workers_hear_it():
 
 
 def test_interrupted_twice_it_ends_at_once():
-    words = ("-n", 2, "--grace", 1000, "says.py", "pid", "deaf", "handle", "wait")
-    ignoring = ("env", "--ignore-signal=INT")
-    with Launched(*words, prefix=()) as launched:
-        del ignoring
+    words = ("-n", 2, "--grace", 1000, "says.py", "pid", "unheard", "wait")
+    with Launched(*words) as launched:
         launched.until("waits", 2)
         processes = re.findall(PROCESS, launched.out)
         launched.signal(signal.SIGINT)
-        launched.until("press Ctrl-C again")
+        launched.until("Ctrl-C again ends them now")
         launched.signal(signal.SIGINT)
         assert launched.end() == 130
         assert all_end(processes) == []

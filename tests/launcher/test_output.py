@@ -100,6 +100,32 @@ def test_a_bar_stays_below_what_others_print(terminal):
     assert terminal.shown == ["[1] warning", "[0] 2/2", "[0] Epoch 2", "tfscale launch: words"]
 
 
+def test_lines_that_end_with_a_carriage_return(terminal):
+    """As ``print(..., end="\\r")`` makes them."""
+    screen = Screen(2, out=terminal, err=terminal, colours=False)
+    for i in range(5):
+        screen.heard(0, f"step {i}\r", terminal)
+        screen.heard(1, f"step {i}\r", terminal)
+        assert terminal.shown == [f"[0] step {i}"]
+    screen.heard(0, "done  \n", terminal)
+    assert terminal.shown == ["[0] done"]
+
+
+def test_a_spinner(terminal):
+    screen = Screen(1, out=terminal, err=terminal, colours=False)
+    for sign in "|/-\\|":
+        screen.heard(0, f"{sign}\b", terminal)
+        assert terminal.shown == [f"[0] {sign}"]
+    screen.heard(0, "ok\n", terminal)
+    assert terminal.shown == ["[0] ok"]
+
+
+def test_lines_of_windows_are_no_bars(file):
+    screen = Screen(2, out=file, err=file)
+    screen.heard(1, "a\r\nb\r\n", file)
+    assert file.getvalue() == "[1] a\n[1] b\n"
+
+
 def test_all_bars(terminal):
     screen = Screen(3, out=terminal, err=terminal, colours=False, all_bars=True)
     for rank in (2, 0, 1):

@@ -35,6 +35,7 @@ def refused(capsys, *words):
         (["-n4", "says.py"], [("localhost", 4)]),
         (["-H", "a:2,b", "says.py"], [("a", 2), ("b", 1)]),
         (["-n", "3", "--hosts", "a,me@b:1", "says.py"], [("a", 3), ("me@b", 1)]),
+        (["-H", "a,b:2,a,a:1", "says.py"], [("a", 3), ("b", 2)]),  # a line per worker
         (["-np", "3", "-H", "a:2,b:2,c:2", "says.py"], [("a", 2), ("b", 1)]),
         (["-H", "[fe80::1]:2,10.0.0.1:1", "says.py"], [("[fe80::1]", 2), ("10.0.0.1", 1)]),
     ],
@@ -74,6 +75,9 @@ def test_ranks_count_host_by_host():
         (["-n", "gpu", "says.py"], "this host has no GPU; use a number, or -n cpu"),
         (["-n", "2", "-np", "2", "says.py"], "-np is the total and -n is per host"),
         (["-np", "5", "-H", "a:2,b:2", "says.py"], "the hosts have room for 4: a:2, b:2"),
+        (["-H", ",,", "says.py"], "names no host"),
+        (["--env", "=x", "says.py"], "expected NAME or NAME=VALUE"),
+        (["--nnodes=2", "--node-rank=0", "--master-addr=h:abc", "says.py"], "no host:port"),
         (["-H", "a:b", "says.py"], "'a:b' is no host with a number of workers"),
         (["-H", "a", "--nnodes", "2", "says.py"], "--nnodes is for launchers that are started"),
         (["--nnodes", "1:4", "says.py"], "expected one number; for fewer workers after a failure"),

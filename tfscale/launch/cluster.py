@@ -32,6 +32,8 @@ def configure(
     Returns:
         What the launcher says; None if there is none, or whoever made ``TF_CONFIG`` says it all.
     """
+    if environ.get("TF_CONFIG") == "":
+        del environ["TF_CONFIG"]  # TensorFlow takes it for broken JSON
     made = _made.get(environ.get("TF_CONFIG", ""))
     if made is not None:
         return made

@@ -136,7 +136,7 @@ class _Variables:
 
 def _cluster(environ: Mapping[str, str]) -> dict[str, Any] | None:
     """The whole ``TF_CONFIG``, if it has a cluster."""
-    text = environ.get("TF_CONFIG", "{}")
+    text = environ.get("TF_CONFIG") or "{}"
     config.check(text)
     found = json.loads(text)
     return found if found.get("cluster") else None

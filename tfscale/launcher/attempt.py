@@ -6,10 +6,11 @@ import asyncio
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from tfscale.launch.addresses import joined
 from tfscale.launch.local import cluster_environment
 from tfscale.launcher.hosts import Host, Place, places
 from tfscale.launcher.output import Logs, Screen
@@ -76,19 +77,33 @@ class Attempt:
         request: what the user asked for.
         hosts: those that take part.
         screen, logs: where what workers print goes.
+        room: waits until there is room for more on the screen.
     """
 
-    def __init__(self, request: Request, hosts: Sequence[Host], screen: Screen, logs: Logs) -> None:
+    def __init__(
+        self,
+        request: Request,
+        hosts: Sequence[Host],
+        screen: Screen,
+        logs: Logs,
+        room: Callable[[], Awaitable[None]],
+    ) -> None:
         self._request = request
         self._hosts = hosts
         self._screen = screen
         self._logs = logs
+        self._room = room
         self._outcome = Outcome()
         self._supervisors: list[Supervised] = []
         self._is_ending = False
         self._task: asyncio.Task[object] | None = None
         self._places: list[Place] = []
         self._running: dict[int, Place] = {}
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether workers were started."""
+        return bool(self._places)
 
     async def run(self) -> Outcome:
         """Until all workers have ended; ``HostError`` if a host can't take part."""
@@ -109,7 +124,7 @@ class Attempt:
 
     def pass_on(self, number: int) -> None:
         """Send all workers a signal; one that asks to end ends what has not begun yet."""
-        if self._places:
+        if self.has_begun:
             self.signal(number)
         elif number == signal.SIGTERM and self._task is not None:
             self._task.cancel()
@@ -124,7 +139,7 @@ class Attempt:
 
         Before workers were started, ``run`` is cancelled.
         """
-        if self._places:
+        if self.has_begun:
             self.signal(number)
             self._end_later(self._request.grace)
         elif self._task is not None:
@@ -190,7 +205,7 @@ class Attempt:
         found = []
         for one in self._supervisors:
             host = _address(one, self._supervisors)
-            found += [f"{host}:{port}" for port in one.greeting["ports"]]
+            found += [joined(host, port) for port in one.greeting["ports"]]
         return found, 0
 
     # -- watching
@@ -203,6 +218,9 @@ class Attempt:
                 self._lost(at, mine, one)
                 return
             self._heed(message, mine)
+            if isinstance(why := message.get("ends"), str):
+                self._screen.say(f"{one.host.name} ends its workers: {why}")
+            await self._room()
 
     def _heed(self, message: Mapping[str, object], mine: set[int]) -> None:
         rank = message.get("rank")
@@ -246,7 +264,7 @@ def _address(one: Supervised, all_of_them: Sequence[Supervised]) -> str:
     if all(each.host.is_here for each in all_of_them):
         return "127.0.0.1"
     if not one.host.is_here:
-        name = one.host.name.rpartition("@")[2]
+        name = one.host.name.rpartition("@")[2].strip("[]")
         if _is_known(name):
             return name
         return _connection(one)[1]  # a name that ssh alone knows
@@ -263,6 +281,6 @@ def _connection(one: Supervised) -> tuple[str, str]:
 
 def _is_known(name: str) -> bool:
     try:
-        return bool(socket.getaddrinfo(name.strip("[]"), None))
+        return bool(socket.getaddrinfo(name, None))
     except OSError:
         return False

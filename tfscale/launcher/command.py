@@ -19,9 +19,11 @@ from tfscale.launcher.hosts import Host, places
 from tfscale.launcher.output import Logs, Screen
 from tfscale.launcher.request import Request, parse
 from tfscale.launcher.supervised import HostError
+from tfscale.launcher.writer import Writer, replace_what_cannot_be_shown
 
 _PASSED_ON = (signal.SIGTERM, signal.SIGUSR1)
 _PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds before another attempt: the first, and at most
+_SHOWN = 500  # characters of each of a failed worker's last lines
 _CLOSED_OUTPUT = 141  # what shells report of a command whose reader has gone
 
 
@@ -35,8 +37,12 @@ def main(words: Sequence[str] | None = None) -> int:
             print(f"tfscale launch: {error}", file=sys.stderr)
             return 2
         return 0
+    replace_what_cannot_be_shown(sys.stdout, sys.stderr)
+    writer = Writer()
     try:
-        return asyncio.run(_Launcher(request).run())
+        status = asyncio.run(_Launcher(request, writer).run())
+        writer.leave(status)
+        return status
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _CLOSED_OUTPUT
@@ -85,8 +91,9 @@ def merged(timelines: Mapping[int, str], to: Path) -> str:
 
 
 class _Launcher:
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, writer: Writer) -> None:
         self._request = request
+        self._writer = writer
         self._hosts = list(request.hosts)
         self._interrupts = 0
         self._attempt: Attempt | None = None
@@ -96,10 +103,20 @@ class _Launcher:
 
     def _new_screen(self) -> Screen:
         workers = sum(host.workers for host in self._hosts)
-        return Screen(workers, prefix=self._request.prefix, all_bars=self._request.all_bars)
+        return Screen(
+            workers,
+            prefix=self._request.prefix,
+            all_bars=self._request.all_bars,
+            put=self._writer.put,
+        )
 
     async def run(self) -> int:
-        """All attempts; the exit status."""
+        """All attempts; the exit status, once all is written or nobody wants to wait for that."""
+        status = await self._run()
+        await self._writer.all_written()
+        return status
+
+    async def _run(self) -> int:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, self._interrupt)
         for passed_on in _PASSED_ON:
@@ -123,7 +140,7 @@ class _Launcher:
                 return status
             await self._rest(pause)
             if self._stopped.is_set():
-                return status
+                return 128 + signal.SIGINT if self._interrupts else status
             pause = min(2 * pause, _LONGEST_PAUSE)
         raise AssertionError("the last attempt returns")
 
@@ -131,7 +148,7 @@ class _Launcher:
         self._screen = self._new_screen()
         folder = self._request.log_dir
         logs = Logs(folder / f"attempt-{number}" if folder else None, self._screen)
-        self._attempt = Attempt(self._request, self._hosts, self._screen, logs)
+        self._attempt = Attempt(self._request, self._hosts, self._screen, logs, self._writer.room)
         try:
             outcome = await self._attempt.run()
         finally:
@@ -158,9 +175,8 @@ class _Launcher:
             self._screen.say(f"ended by SIGTERM, which was passed on: {first.how}")
             return first.status, ""
         text = self._story(first)
-        last = self._screen.last(first.place.rank)
-        ending = ". Its last lines:\n" + "\n".join(f"    {line}" for line in last) if last else ""
-        self._screen.say(text + ending)
+        last = [f"    {line[:_SHOWN]}" for line in self._screen.last(first.place.rank)]
+        self._screen.say("\n".join([f"{text}. Its last lines:", *last] if last else [text]))
         return first.status, text
 
     def _story(self, first: Ended) -> str:
@@ -217,16 +233,26 @@ class _Launcher:
         """Ctrl-C: workers hear it; the second time they are ended at once."""
         self._interrupts += 1
         self._stopped.set()
+        if self._interrupts > 1:
+            self._writer.hurry()
         if self._attempt is None:
             return
         if self._interrupts == 1:
-            self._screen.say("interrupted: workers are told so; press Ctrl-C again to end them now")
+            if self._attempt.has_begun:
+                self._screen.say("interrupted: workers hear it; Ctrl-C again ends them now")
             self._attempt.stop(signal.SIGINT)
         else:
             self._attempt.signal(signal.SIGKILL)
 
     def _pass_on(self, number: int) -> None:
-        if self._attempt is None or number == signal.SIGTERM:
+        """SIGTERM for a second time ends workers as a failure does: SIGKILL after the grace."""
+        again = number == signal.SIGTERM and self._stopped.is_set()
+        if number == signal.SIGTERM:
             self._stopped.set()
-        if self._attempt is not None:
+        if self._attempt is None:
+            return
+        if again:
+            self._writer.hurry()
+            self._attempt.stop(number)
+        else:
             self._attempt.pass_on(number)

@@ -34,7 +34,10 @@ class Place(NamedTuple):
 
 def listed(text: str, each: int) -> list[Host]:
     """``a:2,b`` has two workers on a, and ``each`` on b."""
-    return [_host(word, each) for word in text.split(",") if word.strip()]
+    found = [_host(word, each) for word in text.split(",") if word.strip()]
+    if not found:
+        raise ValueError(f"{text!r} names no host; expected hosts such as 'a:2,b:2'")
+    return _together(found)
 
 
 def in_file(path: Path, each: int) -> list[Host]:
@@ -53,7 +56,15 @@ def in_file(path: Path, each: int) -> list[Host]:
             found.append(_host(f"{words[0]}:{slots[1]}" if slots else words[0], each))
     if not found:
         raise ValueError(f"{path} names no host; expected lines like 'host slots=2'")
-    return found
+    return _together(found)
+
+
+def _together(hosts: Sequence[Host]) -> list[Host]:
+    """A host that is named several times is one: its workers share it."""
+    workers: dict[str, int] = {}
+    for host in hosts:
+        workers[host.name] = workers.get(host.name, 0) + host.workers
+    return [Host(*each) for each in workers.items()]
 
 
 def _host(word: str, each: int) -> Host:

@@ -8,9 +8,11 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, TextIO
+
+from tfscale.launcher.writer import Pieces, write_at_once
 
 _COLOURS = (36, 33, 32, 35, 34, 31)  # of ANSI terminals
 _KEPT = 20  # lines of each worker
@@ -29,6 +31,7 @@ class Screen:
         prefix: whether lines begin with their ranks.
         all_bars: whether the others' bars are shown, too.
         out, err: where to; standard output and standard error by default.
+        put: writes; at once by default.
         colours, live: whether there are colours, and bars that change; where it is a terminal,
             by default.
     """
@@ -41,11 +44,13 @@ class Screen:
         all_bars: bool = False,
         out: TextIO | None = None,
         err: TextIO | None = None,
+        put: Callable[[Pieces], None] = write_at_once,
         colours: bool | None = None,
         live: bool | None = None,
     ) -> None:
         self.out, self.err = out or sys.stdout, err or sys.stderr
         terminal = self.out.isatty()
+        self._put = put
         self._prefix = prefix
         self._all_bars = all_bars
         coloured = terminal and not os.environ.get("NO_COLOR")
@@ -59,7 +64,7 @@ class Screen:
     def heard(self, rank: int, text: str, stream: TextIO) -> None:
         """A worker has printed something."""
         *whole, rest = (self._begun.get((rank, stream), "") + text).split("\n")
-        self._begun[rank, stream] = "\r" + _visible(rest) if _is_bar(rest) else rest
+        self._begun[rank, stream] = _kept(rest) if _is_bar(rest) else rest
         if len(rest) > _LONGEST:
             whole.append(self._begun.pop((rank, stream)))
         lines = [self._line(rank, line) for line in whole]
@@ -81,18 +86,15 @@ class Screen:
 
     def _write(self, text: str, stream: TextIO) -> None:
         """Above the bars."""
-        if self._drawn:
-            up = f"\x1b[{self._drawn - 1}A" if self._drawn > 1 else ""
-            self.out.write(up + _CLEAR)
-            self.out.flush()
-        stream.write(text)
-        stream.flush()
+        up = f"\x1b[{self._drawn - 1}A" if self._drawn > 1 else ""
+        clear = up + _CLEAR if self._drawn else ""
         bars = self._bars() if self._live else []
-        self.out.write("\n".join(bars))
-        self.out.flush()
         self._drawn = len(bars)
+        pieces = [(self.out, clear), (stream, text), (self.out, "\n".join(bars))]
+        self._put([(each, text) for each, text in pieces if text])
 
     def _line(self, rank: int, line: str) -> str:
+        line = line.rstrip("\r")  # as Windows ends lines
         text = _visible(line)
         if _is_bar(line) and not self._shows_bars_of(rank):
             return ""
@@ -120,13 +122,37 @@ class Screen:
 
 
 def _is_bar(line: str) -> bool:
-    return "\r" in line.rstrip("\r") or "\b" in line
+    return "\r" in line or "\b" in line
 
 
 def _visible(line: str) -> str:
     """What one sees at the end of a line that was drawn over itself."""
-    drawn = [part for part in line.replace("\b", "").split("\r") if part.strip()]
-    return drawn[-1].rstrip() if drawn else ""
+    drawn = [part for part in line.split("\r") if part.strip("\b ")]
+    return _overwritten(drawn[-1])[0].rstrip() if drawn else ""
+
+
+def _kept(line: str) -> str:
+    """A bar that is not complete, without what was drawn over."""
+    text, place = _overwritten(line.rstrip("\r").rpartition("\r")[2])
+    if not text.strip():  # Keras goes back by backspaces, and then by a carriage return
+        text, place = _visible(line), 0
+    back = "\r" if line.endswith("\r") or place == 0 else "\b" * (len(text) - place)
+    return "\r" + text + back
+
+
+def _overwritten(text: str) -> tuple[str, int]:
+    """What backspaces leave, and where the next character would be."""
+    if "\b" not in text:
+        return text, len(text)
+    shown: list[str] = []
+    place = 0
+    for character in text:
+        if character == "\b":
+            place = max(0, place - 1)
+        else:
+            shown[place : place + 1] = [character]
+            place += 1
+    return "".join(shown), place
 
 
 def _clipped(text: str, room: int) -> str:

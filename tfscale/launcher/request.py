@@ -79,12 +79,12 @@ def _request(asked: argparse.Namespace) -> Request:
     return Request(
         command=_command(asked),
         hosts=hosts,
-        folder=os.getcwd(),
+        folder=_folder(),
         devices=asked.devices,
         environment=_environment(asked.env),
         nodes=_nodes(asked),
         ssh=asked.ssh + (f" -p {asked.ssh_port}" if asked.ssh_port else ""),
-        python=asked.python,
+        python=os.path.abspath(asked.python) if "/" in asked.python else asked.python,
         bind=asked.bind,
         prefix=not asked.no_prefix,
         all_bars=asked.all_bars,
@@ -96,6 +96,13 @@ def _request(asked: argparse.Namespace) -> Request:
         least=least,
         dry_run=asked.dry_run,
     )
+
+
+def _folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise ValueError("this folder is gone: change to another one") from None
 
 
 def _hosts(asked: argparse.Namespace) -> list[Host]:
@@ -140,7 +147,12 @@ def _nodes(asked: argparse.Namespace) -> Nodes | None:
             f"--nnodes {asked.nnodes}: expected one number; for fewer workers after a failure use "
             "--hosts with --restarts and --min-workers"
         )
-    host, _, port = (asked.endpoint or asked.master_addr or "").partition(":")
+    place = asked.endpoint or asked.master_addr or ""
+    host, colon, port = place.rpartition(":")
+    if not colon or place.endswith("]") or (place.count(":") > 1 and not place.startswith("[")):
+        host, port = place, ""
+    if port and not port.isdecimal():
+        raise ValueError(f"{place!r} is no host, and no host:port")
     if not host or asked.node_rank is None:
         raise ValueError(
             "--nnodes needs --node-rank (0 on the first host) and --master-addr (the first host's "
@@ -149,7 +161,7 @@ def _nodes(asked: argparse.Namespace) -> Nodes | None:
     count = int(asked.nnodes)
     if not 0 <= asked.node_rank < count:
         raise ValueError(f"--node-rank {asked.node_rank} is not between 0 and {count - 1}")
-    return Nodes(count, asked.node_rank, (host, int(port or asked.master_port)))
+    return Nodes(count, asked.node_rank, (host.strip("[]"), int(port or asked.master_port)))
 
 
 def _command(asked: argparse.Namespace) -> list[str]:
@@ -172,6 +184,8 @@ def _environment(wanted: Sequence[str]) -> dict[str, str]:
     chosen.pop("TF_CONFIG", None)
     for word in wanted:
         name, assigned, value = word.partition("=")
+        if not name:
+            raise ValueError(f"--env {word}: expected NAME or NAME=VALUE")
         if not assigned and name not in os.environ:
             raise ValueError(f"--env {name}: there is no such variable here; or give NAME=VALUE")
         chosen[name] = value if assigned else os.environ[name]
@@ -223,7 +237,7 @@ def _parser() -> argparse.ArgumentParser:
     ssh.add_argument("--ssh", default="ssh", metavar="COMMAND",
         help="such as 'ssh -p 2222 -i key' (default: %(default)s)")  # fmt: skip
     ssh.add_argument("-p", "--ssh-port", type=_positive, metavar="PORT", help="ssh's port")
-    ssh.add_argument("--silence", type=_seconds, default=60.0, metavar="SECONDS",
+    ssh.add_argument("--silence", type=_positive, default=60, metavar="SECONDS",
         help="a host that has not heard of this one for so long ends its workers "
         "(default: %(default)g)")  # fmt: skip
     ssh.add_argument("--python", default=sys.executable, metavar="PATH",

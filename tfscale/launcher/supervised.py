@@ -42,8 +42,9 @@ class Supervised:
         greeting: what it has said of itself: its version, its held ports, its connection.
     """
 
-    def __init__(self, host: Host, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, host: Host, process: asyncio.subprocess.Process, grace: float) -> None:
         self.host = host
+        self._grace = grace
         self.greeting: dict[str, Any] = {}
         self._process = process
         self._words: list[str] = []  # which are no messages: ssh's, or a login shell's
@@ -62,12 +63,13 @@ class Supervised:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 limit=protocol.LONGEST,
+                env={**os.environ, **_path()},
                 cwd="/",  # no file of the user's folder can be taken for a module of Python's
                 start_new_session=True,  # Ctrl-C is for the launcher
             )
         except OSError as error:
             raise HostError(f"{host.name}: {error.strerror}: {error.filename}") from None
-        one = cls(host, process)
+        one = cls(host, process, grace)
         first = {"grace": grace, "ports": host.workers, "loopback": loopback}
         try:
             one.tell(**first, silence=None if host.is_here else silence)
@@ -126,7 +128,7 @@ class Supervised:
         with contextlib.suppress(OSError):
             self._process.stdin.close()
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._process.wait(), _GONE)
+            await asyncio.wait_for(self._process.wait(), self._grace + _GONE)
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         self._hears.cancel()
@@ -148,6 +150,13 @@ def _command(host: Host, ssh: str, python: str) -> Sequence[str]:
     if host.is_here:
         return program
     # Where this package is found by PYTHONPATH, it is found there by it, too.
-    path = [f"PYTHONPATH={value}"] if (value := os.environ.get("PYTHONPATH")) else []
+    path = [f"{name}={value}" for name, value in _path().items()]
     there = shlex.join(["env", *path, *program])
     return [*shlex.split(ssh), *_SSH_OPTIONS, host.name.strip("[]"), f"cd / && exec {there}"]
+
+
+def _path() -> dict[str, str]:
+    """PYTHONPATH as seen from any folder."""
+    words = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    found = os.pathsep.join(os.path.abspath(word) for word in words if word)
+    return {"PYTHONPATH": found} if found else {}

@@ -12,12 +12,14 @@ import codecs
 import contextlib
 import ctypes
 import functools
+import math
 import os
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -28,6 +30,7 @@ from tfscale.version import __version__
 
 _DIE_WITH_PARENT, _ADOPT_ORPHANS = 1, 36  # of prctl
 _LAST_OUTPUT = 1.0  # seconds to read what a worker's own children still print
+_LOOK = 0.05  # seconds
 
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
@@ -50,14 +53,26 @@ class _Worker:
         self.process = process
         self.mark = mark  # a file that it writes if it fails because another worker has failed
         self.over = asyncio.Event()
+        self.left = _LAST_OUTPUT  # seconds to wait for what others print, once it has ended
+        self.warned = -math.inf  # when it got SIGTERM
 
     @property
     def runs(self) -> bool:
         return not self.over.is_set()
 
     def signal(self, number: int) -> None:
+        if number == signal.SIGTERM:
+            self.warned = time.monotonic()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, number)
+
+    def has_group(self) -> bool:
+        """Whether it, or what it has started, still runs."""
+        try:
+            os.killpg(self.process.pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
 
 
 class _Supervisor:
@@ -94,7 +109,7 @@ class _Supervisor:
             ports=[each.getsockname()[1] for each in held],
             connection=os.environ.get("SSH_CONNECTION", ""),
         )
-        while data := await asyncio.wait_for(protocol.read(orders), silence):
+        while data := await self._order(orders, silence):
             order = protocol.parsed(data) or {}
             if "start" in order:
                 for one in order["start"]:
@@ -103,6 +118,13 @@ class _Supervisor:
                 self._signal(int(order["signal"]))
             elif "end" in order:
                 self._spawn(self._end())
+
+    async def _order(self, orders: asyncio.StreamReader, silence: float | None) -> bytes:
+        try:
+            return await asyncio.wait_for(protocol.read(orders), silence)
+        except asyncio.TimeoutError:
+            self._say(ends=f"it has not heard of the launcher for {silence:g} s (--silence)")
+            raise
 
     def _say(self, **message: Any) -> None:
         self._out.write(protocol.line(message))
@@ -123,6 +145,7 @@ class _Supervisor:
             environment["TFSCALE_TIMELINE"] = str(self._folder / f"timeline-{rank}.json")
         cores = machine.part(machine.cores(), local, count) if order["bind"] else None
         try:
+            environment.pop("TFSCALE_LOGICAL_CPUS", None)  # of a launcher that started this one
             shared = machine.shared(local, count, order["devices"], environment)
             process = subprocess.Popen(
                 order["command"],
@@ -146,12 +169,11 @@ class _Supervisor:
     async def _follow(self, rank: int, worker: _Worker) -> None:
         """Tell what it prints, and how it ends."""
         streams = {"text": worker.process.stdout, "error": worker.process.stderr}
-        printed = [asyncio.create_task(self._tell(rank, *each)) for each in streams.items()]
+        tell = (self._tell(rank, worker, *each) for each in streams.items())
+        printed = asyncio.gather(*tell)
         await worker.over.wait()
-        worker.signal(signal.SIGKILL)  # what it has left behind
-        await asyncio.wait(printed, timeout=_LAST_OUTPUT)
-        for each in printed:
-            each.cancel()
+        await self._end_rest(worker)
+        await printed
         await self._send_timeline(rank)
         code = worker.process.returncode
         self._say(rank=rank, ended=code, not_first=worker.mark.exists())
@@ -164,10 +186,18 @@ class _Supervisor:
                 with contextlib.suppress(ConnectionError):
                     await self._out.drain()
 
-    async def _tell(self, rank: int, what: str, stream: IO[bytes] | None) -> None:
+    async def _end_rest(self, worker: _Worker) -> None:
+        """What it has left behind, such as the program of a shell script, has the grace to end."""
+        if worker.has_group() and time.monotonic() > worker.warned + self._grace:
+            worker.signal(signal.SIGTERM)
+        while worker.has_group() and time.monotonic() < worker.warned + self._grace:
+            await asyncio.sleep(_LOOK)
+        worker.signal(signal.SIGKILL)
+
+    async def _tell(self, rank: int, worker: _Worker, what: str, stream: IO[bytes] | None) -> None:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         reader = await _reader(stream)
-        while data := await reader.read(protocol.PIECE):
+        while data := await _next(reader, worker):
             if text := decoder.decode(data):
                 self._say(**{"rank": rank, what: text})
                 with contextlib.suppress(ConnectionError):
@@ -176,10 +206,16 @@ class _Supervisor:
                     )  # whoever reads slowly slows workers down, as a pipe does
 
     def _look(self) -> None:
-        """A child has ended."""
-        for worker in self._workers.values():
-            if worker.process.poll() is not None:
-                worker.over.set()
+        """Children have ended: workers, or orphans that they have left."""
+        own = {worker.process.pid: worker for worker in self._workers.values()}
+        peek = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        with contextlib.suppress(ChildProcessError):
+            while ended := os.waitid(os.P_ALL, 0, peek):
+                if worker := own.get(ended.si_pid):
+                    worker.process.wait()
+                    worker.over.set()
+                else:
+                    os.waitpid(ended.si_pid, 0)
 
     def _signal(self, number: int) -> None:
         for worker in self._workers.values():
@@ -188,12 +224,32 @@ class _Supervisor:
 
     async def _end(self) -> None:
         """Ask workers to end; after the grace, end them."""
-        running = [worker for worker in self._workers.values() if worker.runs]
         self._signal(signal.SIGTERM)
-        with contextlib.suppress(asyncio.TimeoutError):
-            waiting = (worker.over.wait() for worker in running)
-            await asyncio.wait_for(asyncio.gather(*waiting), self._grace)
-        self._signal(signal.SIGKILL)
+        end = time.monotonic() + self._grace
+        while time.monotonic() < end and any(w.has_group() for w in self._workers.values()):
+            await asyncio.sleep(_LOOK)
+        for worker in self._workers.values():
+            worker.signal(signal.SIGKILL)
+
+
+async def _next(reader: asyncio.StreamReader, worker: _Worker) -> bytes:
+    """What it prints next; empty at the end, or once it has ended and nobody else prints at once.
+
+    A process that it has left behind may hold its output open. Only waiting for that is limited:
+    whoever reads what was printed may be slow.
+    """
+    reading = asyncio.ensure_future(reader.read(protocol.PIECE))
+    over = asyncio.ensure_future(worker.over.wait())
+    await asyncio.wait({reading, over}, return_when=asyncio.FIRST_COMPLETED)
+    over.cancel()
+    if not reading.done():
+        began = time.monotonic()
+        await asyncio.wait({reading}, timeout=max(0.0, worker.left))
+        worker.left -= time.monotonic() - began
+    if not reading.done():
+        reading.cancel()
+        return b""
+    return reading.result()
 
 
 async def _reader(stream: Any) -> asyncio.StreamReader:

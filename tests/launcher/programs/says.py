@@ -1,10 +1,12 @@
 """A worker without TensorFlow: does what its arguments say, one after the other.
 
-``RANK:WORD`` is for one worker. Words: a number of seconds to sleep, ``exit=3``, ``kill=SIGKILL``,
-``print=text``, ``error=text``, ``raise``, ``pid``, ``environment=NAME``, ``cores``, ``child`` (a
-process in a session of its own, that nothing but a kill ends), ``deaf`` (to SIGTERM), ``handle``
-(signals: says so, and ends at SIGTERM), ``wait`` (for signals), ``once=FILE`` (what follows is for
-the first time only), ``bar=N``, ``torn`` (a bar without an end).
+``RANK:WORD`` is for one worker. Words: a number of seconds to sleep, ``exit=3``, ``kill=SIGKILL``
+(or a number), ``print=text``, ``error=text``, ``bytes=text`` (as UTF-8), ``raise``, ``pid``,
+``environment=NAME``, ``cores``, ``child`` (a process in a session of its own, that nothing but a
+kill ends), ``deaf`` (to SIGTERM), ``unheard`` (SIGINT), ``handle`` (signals: says so, and ends at
+SIGTERM), ``wait`` (for signals), ``once=FILE`` (what follows is for the first time only),
+``lines=N``, ``forever`` (prints), ``saves`` (for a second after SIGTERM), ``zombies`` (how many of
+its orphans are left).
 """
 
 import json
@@ -35,7 +37,7 @@ for word in sys.argv[1:]:
     elif name == "exit":
         sys.exit(int(value))
     elif name == "kill":
-        os.kill(os.getpid(), getattr(signal, value))
+        os.kill(os.getpid(), int(value) if value.isdigit() else getattr(signal, value))
     elif name == "print":
         print(value)
     elif name == "error":
@@ -53,6 +55,8 @@ for word in sys.argv[1:]:
         print("process", child.pid)
     elif name == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    elif name == "unheard":
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     elif name == "handle":
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, handle)
@@ -66,14 +70,22 @@ for word in sys.argv[1:]:
             break
         if rank == 0:
             open(value, "w").close()
-    elif name == "bar":
-        for i in range(int(value)):
-            sys.stdout.write("\b" * 9 + f"\r{i + 1}/{value} of a bar")
-            sys.stdout.flush()
-            time.sleep(0.02)
-        sys.stdout.write("\n")
-    elif name == "torn":
-        sys.stdout.write("\rbar without an end")
-        sys.stdout.flush()
+    elif name == "bytes":
+        sys.stdout.buffer.write(f"{value}\n".encode())
+    elif name == "lines":
+        print("\n".join(f"line {i} " + "x" * 50 for i in range(int(value))))
+    elif name == "forever":
+        while True:
+            print("x" * 1000)
+    elif name == "saves":
+        signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), print("saved"), sys.exit(0)))
+        print("ready")
+    elif name == "zombies":
+        for _ in range(20):
+            subprocess.run(["sh", "-c", "sleep 0.01 &"], check=True)
+        time.sleep(1)
+        its = subprocess.run(["ps", "-o", "stat=", "--ppid", str(os.getppid())],
+                             capture_output=True, text=True).stdout  # fmt: skip
+        print("zombies", its.count("Z"))
     else:
         raise SystemExit(f"what is {word!r}?")
