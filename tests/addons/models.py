@@ -27,8 +27,11 @@ def scale(devices, wire="fp32"):
     return tfscale.ScaleStrategy("ring", WirePolicy(wire, rules={".": wire}), names)
 
 
-def train(optimizer, strategy=None, epochs=3):
-    """The weights of a small model after some epochs, and what ``fit`` has logged."""
+def train(optimizer, strategy=None, epochs=3, backwards=False):
+    """The weights of a small model after some epochs, and what ``fit`` has logged.
+
+    ``backwards``: the same batches, their rows in the opposite order.
+    """
     tf.keras.utils.set_random_seed(1)
     with strategy.scope() if strategy else contextlib.nullcontext():
         layers = tf.keras.layers
@@ -45,6 +48,8 @@ def train(optimizer, strategy=None, epochs=3):
         model.compile(OPTIMIZERS[optimizer](), loss, metrics=[tfa.metrics.RSquare()])
     rng = np.random.default_rng(0)
     x = rng.standard_normal((64, 8), np.float32)
+    if backwards:
+        x = x.reshape(4, 16, 8)[:, ::-1].reshape(64, 8)
     y = x.sum(1, keepdims=True)
     history = model.fit(
         x, y, batch_size=16, epochs=epochs, shuffle=False, validation_data=(x, y), verbose=0
