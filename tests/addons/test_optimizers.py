@@ -50,10 +50,7 @@ def test_lamb_is_that_of_tensorflow_addons(decay, fused):
 
 @pytest.mark.parametrize("optimizer", OURS)
 def test_two_replicas_are_one_device(optimizer):
-    """But for rounding, of which one device that adds in another order gives the size.
-
-    What was wrong in the past, such as a row left out, was off by thousands of times that.
-    """
+    """But for rounding, of which one device that adds in another order gives the size."""
     weights, _ = train(optimizer)
     found, _ = train(optimizer, scale(2))
     other_order, _ = train(optimizer, backwards=True)
