@@ -328,8 +328,8 @@ def launcher(tmp_path, monkeypatch):
 
 def test_between_hosts(launcher):
     words = launcher(f"echo hello; echo 'DOCTOR {FOUND}'")
-    found = all_reduce.between("a:1,b:1", 60)
-    expected = "-m tfscale launch --no-prefix --hosts a:1,b:1 -m tfscale.doctor.worker\n"
+    found = all_reduce.between("a:1,b:1", "ssh", 60)
+    expected = "-m tfscale launch --no-prefix --hosts a:1,b:1 --ssh ssh -m tfscale.doctor.worker\n"
     assert words.read_text() == expected
     told = all_reduce.check(found)
     assert told.state == "ok"
@@ -339,19 +339,19 @@ def test_between_hosts(launcher):
 def test_hosts_that_fail(launcher):
     launcher("echo 'ssh: b: no such host'; exit 3")
     with pytest.raises(all_reduce.Failed, match=r"ended with 3.*\n.*ssh: b: no such host"):
-        all_reduce.between("a:1,b:1", 60)
+        all_reduce.between("a:1,b:1", "ssh", 60)
 
 
 def test_hosts_that_hang_are_told_to_end(launcher):
     launcher("sleep 1000 & wait $!")
     with pytest.raises(all_reduce.Failed, match=r"still runs after 1 s.*\n.*asked to end"):
-        all_reduce.between("a:1,b:1", 1)
+        all_reduce.between("a:1,b:1", "ssh", 1)
 
 
 def test_a_launcher_that_prints_nothing_of_the_worker(launcher):
     launcher("echo hello")
     with pytest.raises(all_reduce.Failed, match=r"worker 0 has not said.*\n.*hello"):
-        all_reduce.between("a:1,b:1", 60)
+        all_reduce.between("a:1,b:1", "ssh", 60)
 
 
 # -------------------------------------------------------------------------- show

@@ -1,5 +1,7 @@
 """``tfscale launch --hosts``: several hosts, a real ssh, and all that goes wrong with it."""
 
+import json
+import os
 import re
 import shutil
 import signal
@@ -53,6 +55,20 @@ def test_a_training(hosts, over):
     weights = re.findall(r"\[\d\] weights (.*)", launched.out)
     assert len(weights) == 2 and len(set(weights)) == 1
     assert "by TCP to 1" in launched.err or "by shared memory to 1" in launched.err
+
+
+@pytest.mark.slow
+def test_doctor_between_hosts(hosts):
+    listed = ",".join(hosts.names[1:])
+    ran = subprocess.run(
+        [*hosts.prefix, sys.executable, "-m", "tfscale", "doctor", "--json", "--hosts", listed,
+         "--ssh", hosts.ssh],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120,
+        check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    found = json.loads(ran.stdout)["all_reduce"]
+    assert found["workers"] == 2 and found["sum_is_right"]
 
 
 def test_the_first_failure_is_told_with_its_host(hosts, over):

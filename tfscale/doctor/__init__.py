@@ -17,7 +17,7 @@ SECONDS = 120.0
 def main(argv: Sequence[str]) -> int:
     """Run the command line; returns 1 if training would fail."""
     arguments = _parser().parse_args(argv)
-    checks = Checks(Wanted(arguments.quick, arguments.hosts, arguments.time_limit))
+    checks = Checks(Wanted(arguments.quick, arguments.hosts, arguments.ssh, arguments.time_limit))
     console = show.make_console()
     found = []
     for check in checks:
@@ -50,6 +50,12 @@ def _parser() -> argparse.ArgumentParser:
         default="",
         metavar="HOST,...",
         help="all-reduce between these hosts, as `tfscale launch --hosts` takes them",
+    )
+    parser.add_argument(
+        "--ssh",
+        default="ssh",
+        metavar="COMMAND",
+        help="with which --hosts are reached, as `tfscale launch --ssh` takes it",
     )
     parser.add_argument(
         "--time-limit",

@@ -35,12 +35,13 @@ def on_this_host(seconds: float) -> Found:
     return _read(outputs[0])
 
 
-def between(hosts: str, seconds: float) -> Found:
+def between(hosts: str, ssh: str, seconds: float) -> Found:
     """What a process on each host finds."""
-    command = [sys.executable, "-m", "tfscale", "launch", "--no-prefix", "--hosts", hosts]
+    command = [sys.executable, "-m", "tfscale", "launch", "--no-prefix"]
     # No pipe: whoever outlives the launcher would hold its end open.
     with tempfile.TemporaryFile("w+", errors="replace") as output:
-        launcher = subprocess.Popen([*command, "-m", MODULE], stdout=output, stderr=output)
+        words = ["--hosts", hosts, "--ssh", ssh, "-m", MODULE]
+        launcher = subprocess.Popen([*command, *words], stdout=output, stderr=output)
         try:
             ended = f"`tfscale launch` ended with {launcher.wait(seconds)}"
         except subprocess.TimeoutExpired:

@@ -23,11 +23,13 @@ class Wanted:
     Args:
         quick: without an all-reduce, and without building what it needs.
         hosts: between which hosts; empty for two processes of this one.
+        ssh: with which they are reached.
         seconds: how long the all-reduce may take.
     """
 
     quick: bool
     hosts: str
+    ssh: str
     seconds: float
 
 
@@ -96,7 +98,7 @@ class Checks:
         try:
             with ended_by_signals():
                 if wanted.hosts:
-                    self.all_reduce = all_reduce.between(wanted.hosts, wanted.seconds)
+                    self.all_reduce = all_reduce.between(wanted.hosts, wanted.ssh, wanted.seconds)
                 else:
                     self.all_reduce = all_reduce.on_this_host(wanted.seconds)
         except all_reduce.Failed as error:
