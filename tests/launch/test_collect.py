@@ -47,6 +47,13 @@ def refused(one):
     return text
 
 
+def never_came(index, port, timeout):
+    return (
+        f"waited {timeout} s for worker {index} (not heard of at 127.0.0.1:{port}). Check that all "
+        "workers were started"
+    )
+
+
 def local(count):
     return [f"127.0.0.1:{9000 + index}" for index in range(count)]
 
@@ -101,13 +108,31 @@ def test_another_number_of_workers(begin, port):
         )
 
 
-def test_one_that_never_comes_is_named_on_all(begin, port):
-    for one in [begin(port, index, 4, timeout=4) for index in (0, 1, 3)]:
-        error = refused(one)
-        assert re.search(
-            rf"has waited 4 s for worker 2 \(not heard of at 127.0.0.1:{port}\)", error
-        )
-        assert "Check that all workers were started" in error and "(join_timeout=4)" in error
+def test_worker_0_names_to_all_the_one_that_never_comes(begin, port):
+    others = [begin(port, index, 4) for index in (1, 3)]
+    for one in others:
+        one.until("has waited .* for worker 0")
+    for one in [begin(port, 0, 4, timeout=6), *others]:
+        assert never_came(2, port, timeout=6) in refused(one)
+
+
+def test_who_waits_no_longer_than_worker_0_names_the_missing_one_too(begin, port):
+    others = [begin(port, index, 4) for index in (0, 1)]
+    for one in others:
+        one.until("has waited .* for worker 2, worker 3")
+    assert "worker 3 has " + never_came(2, port, timeout=4) in refused(begin(port, 3, 4, timeout=4))
+
+
+def test_who_calls_again_is_told_who_is_missing_though_nothing_has_changed(begin, port):
+    first = begin(port, 0, 3)
+    first.until("has waited .* for worker 1, worker 2")
+    caller = json.dumps({"who": "worker", "index": 1, "count": 3, "ports": [9001], "process": "p"})
+    for _ in range(3):
+        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as called:
+            lines = called.makefile("rw")
+            assert "collects" in json.loads(lines.readline())
+            print(caller, file=lines, flush=True)
+            assert json.loads(lines.readline()) == {"missing": "worker 2"}
 
 
 def test_worker_0_never_comes(begin, port):

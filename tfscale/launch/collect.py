@@ -281,6 +281,7 @@ class _Host:
         self._writers: set[asyncio.StreamWriter] = set()  # of whoever has said hello
         self._server: asyncio.AbstractServer | None = None
         self._wrong = ""  # what worker 0 has found to be wrong
+        self._told = ""  # to all who have called: who is missing
 
     async def listen(self) -> None:
         """At the first port that is free."""
@@ -322,6 +323,7 @@ class _Host:
             raise NoWorker(greeting.SILENT)
         links = self._links[hello.index]
         links.append(link)
+        self._told = ""  # not yet to this one
         asyncio.get_running_loop().call_later(_GRACE, self._refuse_two_of, hello.index)
         try:
             self._look()
@@ -369,16 +371,15 @@ class _Host:
             await asyncio.sleep(_LAST_WORDS)
 
     async def spread_news(self) -> None:
-        told = ""
         while True:
             missing = [
                 f"{self._me.who} {index}" for index, links in self._links.items() if not links
             ]
             more = [f"{len(missing) - _NAMED} more"] if len(missing) > _NAMED else []
             news = ", ".join(missing[:_NAMED] + more)
-            if news != told:
+            if news != self._told:
                 self.to_all({"missing": news})
-                told = news
+                self._told = news
             await asyncio.sleep(_NEWS)
 
     def to_all(self, message: dict[str, Any]) -> None:
