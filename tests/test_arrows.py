@@ -11,9 +11,10 @@ ROOT = Path(__file__).parent.parent
 FLOORS = (
     ("files", "names", "messages", "sealed", "sizes", "text", "version"),
     ("figures", "records", "wires"),
-    ("bridge", "collectives", "compression", "launch"),
+    ("bridge", "collectives", "launch"),
     ("ops",),
     ("tensorflow_needed",),
+    ("compression",),
     ("exchange", "optimizers", "schedules"),
     ("recompute",),
     ("telemetry",),
@@ -26,7 +27,7 @@ FLOORS = (
     ("cli",),
     ("__main__",),
 )
-NATIVE_FLOORS = (("wire",), ("engine", "optimizers"), ("transport",), ("kernels",))
+NATIVE_FLOORS = (("wire", "sparse"), ("engine", "optimizers"), ("transport",), ("kernels",))
 
 
 def room(module):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import doctest
 import pickle
-import subprocess
-import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tfscale import compression
 from tfscale.compression import WirePolicy, policy
 from tfscale.wires import FLOATS, WIRES
 
@@ -194,13 +193,8 @@ class TestComparison:
         assert repr(POLICIES[2]) == "WirePolicy('int8', small=7)"
 
 
-def test_tensorflow_is_not_needed() -> None:
-    code = "import sys, tfscale.compression; sys.exit('tensorflow' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
-
-
 def test_examples_in_docstrings() -> None:
-    failed, tried = doctest.testmod(policy)
+    failed, tried = doctest.testmod(policy, extraglobs=vars(compression))
     assert tried and not failed
 
 

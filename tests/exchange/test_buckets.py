@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfscale.compression import WirePolicy
+from tfscale.compression import Gradient, MethodPolicy
+from tfscale.compression.gradient import ELEMENT_BYTES
 from tfscale.exchange import buckets
-from tfscale.exchange.buckets import ELEMENT_BYTES, Bucket, Gradient, pack
+from tfscale.exchange.buckets import Bucket, pack
 
-POLICY = WirePolicy("int8", rules={"embed": "bf16"}, small=20)
+POLICY = MethodPolicy("int8", rules={"embed": "bf16"}, small=20)
 
 
 def gradient(path: str, *shape: int, dtype: str = "float32") -> Gradient:
@@ -63,15 +64,15 @@ def test_a_bucket_has_one_wire_and_one_type(gradients, bucket_bytes, first_bytes
     for bucket in pack(gradients, POLICY, bucket_bytes, first_bytes):
         for one in (gradients[member] for member in bucket.members):
             assert one.dtype == bucket.dtype
-            assert POLICY.wire_of(one.path, one.shape, one.dtype) == bucket.wire
+            assert POLICY.method_of(one) == bucket.method
 
 
 @given(GRADIENTS, BYTES, BYTES)
 def test_buckets_are_as_full_as_they_may_be(gradients, bucket_bytes, first_bytes) -> None:
     """None exceeds its limit unless alone, and none is closed while the next one fits."""
     packed = pack(gradients, POLICY, bucket_bytes, first_bytes)
-    for kind in {(bucket.wire, bucket.dtype) for bucket in packed}:
-        alike = [bucket for bucket in packed if (bucket.wire, bucket.dtype) == kind]
+    for kind in {(bucket.method, bucket.dtype) for bucket in packed}:
+        alike = [bucket for bucket in packed if (bucket.method, bucket.dtype) == kind]
         limits = [min(first_bytes, bucket_bytes)] + [bucket_bytes] * (len(alike) - 1)
         for bucket, limit in zip(alike, limits, strict=True):
             assert size(bucket, gradients) <= limit or len(bucket.members) == 1
@@ -84,8 +85,8 @@ def test_buckets_are_as_full_as_they_may_be(gradients, bucket_bytes, first_bytes
 def test_the_last_layer_goes_first(gradients, bucket_bytes, first_bytes) -> None:
     packed = pack(gradients, POLICY, bucket_bytes, first_bytes)
     assert completed(packed, gradients) == list(packed)
-    for kind in {(bucket.wire, bucket.dtype) for bucket in packed}:
-        alike = [bucket for bucket in packed if (bucket.wire, bucket.dtype) == kind]
+    for kind in {(bucket.method, bucket.dtype) for bucket in packed}:
+        alike = [bucket for bucket in packed if (bucket.method, bucket.dtype) == kind]
         members = [member for bucket in alike for member in bucket.members]
         assert members == sorted(members, reverse=True)
 
@@ -105,7 +106,7 @@ def test_names_say_what_is_inside() -> None:
         gradient("model/block/dense/bias", 5),
     ]
     packed = pack(gradients, POLICY, bucket_bytes=1000)
-    assert [(bucket.name, bucket.wire) for bucket in packed] == [
+    assert [(bucket.name, str(bucket.method)) for bucket in packed] == [
         ("gradients 0: dense/bias..conv/bias", "fp32"),
         ("gradients 1: dense/kernel..conv/kernel", "int8"),
     ]

@@ -413,7 +413,11 @@ class Telemetry(keras.callbacks.Callback):
 
 def _fields(of: Row | Distortion) -> dict[str, Any]:
     """For a file, which has names."""
-    return {**dataclasses.asdict(of), "bucket": str(of.bucket)}
+    fields = {field.name: getattr(of, field.name) for field in dataclasses.fields(of)}
+    collectives = (
+        {"collectives": list(map(str, fields["collectives"]))} if "collectives" in fields else {}
+    )
+    return {**fields, "bucket": str(of.bucket), **collectives}
 
 
 def _for_the_bar(numbers: dict[str, float]) -> dict[str, float]:

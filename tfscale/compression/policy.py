@@ -1,4 +1,4 @@
-"""Which gradient is sent on which wire."""
+"""Which gradient is sent on which wire, and summed by which method."""
 
 from __future__ import annotations
 
@@ -7,16 +7,96 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from tfscale import wires
+from tfscale.compression.gradient import Gradient
+from tfscale.compression.method import Method, Wire
 
 # Few numbers with much say. The last word of a path tells them, for the shape alone
 # does not: an attention's bias and a layer norm's gamma may have two dimensions.
 DEFAULT_SENSITIVE = r"(?i)(^|[/_])(bias|gamma|beta|scale)(:\d+)?$"
 
 
-class WirePolicy:
+Choice = TypeVar("Choice")
+
+
+class _Rules(Generic[Choice]):
+    """One choice for each gradient: by rules on paths, and else by what the gradient is.
+
+    Args:
+        usual: what is chosen without a rule for gradients that need not be exact.
+        exact: what is chosen for those that need.
+        rules, small, sensitive: see ``WirePolicy``.
+    """
+
+    def __init__(
+        self,
+        usual: Choice,
+        exact: Choice,
+        rules: Mapping[str, Choice],
+        small: int,
+        sensitive: str,
+    ) -> None:
+        if not isinstance(small, int) or small < 0:
+            raise ValueError(f"small is a number of elements, 0 or more; got {small!r}")
+        self.small = small
+        self._usual, self._exact = usual, exact
+        self._rules = [(_compiled(pattern), choice) for pattern, choice in rules.items()]
+        self._sensitive = _compiled(sensitive)
+
+    def _chosen(self, path: str, shape: Sequence[int], dtype: str) -> tuple[Choice, str]:
+        """And who says so."""
+        for pattern, choice in self._rules:
+            if pattern.search(path):
+                return choice, f"the rule {pattern.pattern!r} for {path}"
+        return (self._exact if self._keeps_exact(path, shape, dtype) else self._usual), ""
+
+    @property
+    def _choices(self) -> list[Choice]:
+        return list(dict.fromkeys([self._usual, *(choice for _, choice in self._rules)]))
+
+    def idle(self, paths: Sequence[str]) -> list[str]:
+        """The rules that match none of these paths."""
+        patterns = [pattern for pattern, _ in self._rules]
+        return [p.pattern for p in patterns if not any(p.search(path) for path in paths)]
+
+    def _keeps_exact(self, path: str, shape: Sequence[int], dtype: str) -> bool:
+        return (
+            dtype not in wires.FLOATS
+            or dtype == "float64"  # who chose it wants its digits
+            or len(shape) < 2
+            or math.prod(shape) < self.small
+            or self._sensitive.search(path) is not None
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """All settings of the policy, in types that JSON knows."""
+        raise NotImplementedError
+
+    def fingerprint(self) -> str:
+        """A short string, the same on every host; workers whose strings differ disagree."""
+        text = json.dumps(self.describe(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, type(self)):
+            return NotImplemented
+        return self.describe() == other.describe()
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint())
+
+    def __repr__(self) -> str:
+        usual = type(self)(self._usual).describe()  # type: ignore[call-arg, arg-type]
+        own = {key: value for key, value in self.describe().items() if value != usual[key]}
+        if self._rules:
+            own["rules"] = {pattern.pattern: choice for pattern, choice in self._rules}
+        said = [repr(self._usual), *(f"{key}={value!r}" for key, value in own.items())]
+        return f"{type(self).__name__}({', '.join(said)})"
+
+
+class WirePolicy(_Rules[str]):
     """The wire on which each gradient is sent.
 
     The wire of the first rule that matches. Without one, the lossless ``"fp32"`` for tensors
@@ -48,12 +128,8 @@ class WirePolicy:
         small: int = 1024,
         sensitive: str = DEFAULT_SENSITIVE,
     ) -> None:
-        if not isinstance(small, int) or small < 0:
-            raise ValueError(f"small is a number of elements, 0 or more; got {small!r}")
-        self.wire = wires.checked(wire)
-        self.small = small
-        self._rules = [(_compiled(p), wires.checked(w)) for p, w in (rules or {}).items()]
-        self._sensitive = _compiled(sensitive)
+        named = {pattern: wires.checked(each) for pattern, each in (rules or {}).items()}
+        super().__init__(wires.checked(wire), wires.LOSSLESS, named, small, sensitive)
 
     @classmethod
     def of(cls, wire: str | Mapping[str, str] | WirePolicy) -> WirePolicy:
@@ -88,30 +164,19 @@ class WirePolicy:
             shape: its shape.
             dtype: its type's name, such as ``"float32"``.
         """
-        for pattern, wire in self._rules:
-            if pattern.search(path):
-                _check_carries(wire, dtype, f"the rule {pattern.pattern!r} for {path}")
-                return wire
-        return wires.LOSSLESS if self._keeps_exact(path, shape, dtype) else self.wire
+        wire, who = self._chosen(path, shape, dtype)
+        _check_carries(wire == wires.LOSSLESS, wire, dtype, who)
+        return wire
+
+    @property
+    def wire(self) -> str:
+        """Of all gradients that no rule matches and that need not be exact."""
+        return self._usual
 
     @property
     def wires(self) -> list[str]:
         """All that it may choose, each once."""
-        return list(dict.fromkeys([self.wire, *(wire for _, wire in self._rules)]))
-
-    def idle(self, paths: Sequence[str]) -> list[str]:
-        """The rules that match none of these paths."""
-        patterns = [pattern for pattern, _ in self._rules]
-        return [p.pattern for p in patterns if not any(p.search(path) for path in paths)]
-
-    def _keeps_exact(self, path: str, shape: Sequence[int], dtype: str) -> bool:
-        return (
-            dtype not in wires.FLOATS
-            or dtype == "float64"  # who chose it wants its digits
-            or len(shape) < 2
-            or math.prod(shape) < self.small
-            or self._sensitive.search(path) is not None
-        )
+        return self._choices
 
     def describe(self) -> dict[str, Any]:
         """All settings of the policy, in types that JSON knows."""
@@ -122,26 +187,100 @@ class WirePolicy:
             "sensitive": self._sensitive.pattern,
         }
 
-    def fingerprint(self) -> str:
-        """A short string, the same on every host; workers whose strings differ disagree."""
-        text = json.dumps(self.describe(), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+    def methods(self, error_feedback: bool | None = None) -> MethodPolicy:
+        """The same, as a policy of methods."""
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, WirePolicy):
-            return NotImplemented
-        return self.describe() == other.describe()
+        def method(wire: str) -> Wire:
+            return Wire(wire, error_feedback)
 
-    def __hash__(self) -> int:
-        return hash(self.fingerprint())
+        rules = {pattern.pattern: method(wire) for pattern, wire in self._rules}
+        return MethodPolicy(method(self.wire), rules, self.small, self._sensitive.pattern)
 
-    def __repr__(self) -> str:
-        usual = WirePolicy(self.wire).describe()
-        own = {key: value for key, value in self.describe().items() if value != usual[key]}
-        if self._rules:
-            own["rules"] = dict(own["rules"])
-        said = [repr(self.wire), *(f"{key}={value!r}" for key, value in own.items())]
-        return f"WirePolicy({', '.join(said)})"
+
+class MethodPolicy(_Rules[Method]):
+    """The method by which each gradient is summed.
+
+    The method of the first rule that matches. Without one, ``Wire("fp32")``, which is exact, for
+    tensors that are small, have fewer than two dimensions, or are sensitive, and for float64 and
+    integers; ``method`` for all others. A method may leave a gradient that it does not suit to
+    another: ``PowerSGD`` leaves vectors to a wire.
+
+    Args:
+        method: that of all other gradients; a string is the name of a wire.
+        rules, small, sensitive: as for ``WirePolicy``, with methods instead of wires.
+
+    Example:
+        >>> policy = MethodPolicy(PowerSGD(rank=4), rules={"embedding": "int8"})
+        >>> print(policy.method_of(Gradient("dense/kernel", (512, 512), "float32")))
+        PowerSGD(4) + feedback
+        >>> print(policy.method_of(Gradient("dense/bias", (512,), "float32")))
+        fp32
+    """
+
+    def __init__(
+        self,
+        method: Method | str = wires.LOSSLESS,
+        rules: Mapping[str, Method | str] | None = None,
+        small: int = 1024,
+        sensitive: str = DEFAULT_SENSITIVE,
+    ) -> None:
+        named = {pattern: _method(each) for pattern, each in (rules or {}).items()}
+        super().__init__(_method(method), Wire(), named, small, sensitive)
+
+    @classmethod
+    def of(cls, method: Method | str | Mapping[str, Method | str] | MethodPolicy) -> MethodPolicy:
+        """Make a policy from what a user passes as ``method``.
+
+        Args:
+            method: a method; a wire's name; a policy; or a mapping of rules, as for
+                ``WirePolicy.of``.
+        """
+        if isinstance(method, MethodPolicy):
+            return method
+        if isinstance(method, Mapping):
+            rules = dict(method)
+            return cls(rules.pop("*", wires.LOSSLESS), rules)
+        return cls(method)
+
+    def method_of(self, gradient: Gradient) -> Method:
+        """The method of one variable's gradient."""
+        if gradient.exact:
+            return self._exact
+        method, who = self._chosen(gradient.path, gradient.shape, gradient.dtype)
+        suited = method.suited(gradient)
+        _check_carries(suited.lossless, str(suited), gradient.dtype, who)
+        return suited
+
+    @property
+    def method(self) -> Method:
+        """Of all gradients that no rule matches and that need not be exact."""
+        return self._usual
+
+    @property
+    def methods(self) -> list[Method]:
+        """All that it may choose, each once, and those that they leave gradients to."""
+        every = [self._exact, *self._choices]
+        return list(dict.fromkeys(one for each in every for one in (each, *each.others)))
+
+    def describe(self) -> dict[str, Any]:
+        """All settings of the policy, in types that JSON knows."""
+        return {
+            "method": repr(self.method),
+            "rules": [[pattern.pattern, repr(method)] for pattern, method in self._rules],
+            "small": self.small,
+            "sensitive": self._sensitive.pattern,
+        }
+
+
+def _method(given: Method | str) -> Method:
+    if isinstance(given, str):
+        return Wire(given)
+    if isinstance(given, Method):
+        return given
+    raise TypeError(
+        f"a method is one of tfscale.compression, such as PowerSGD(rank=4), or a wire's name; got "
+        f"{given!r}"
+    )
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:
@@ -154,9 +293,9 @@ def _compiled(pattern: str) -> re.Pattern[str]:
         ) from error
 
 
-def _check_carries(wire: str, dtype: str, who: str) -> None:
-    if wire != wires.LOSSLESS and dtype not in wires.FLOATS:
+def _check_carries(lossless: bool, name: str, dtype: str, who: str) -> None:
+    if not lossless and dtype not in wires.FLOATS:
         raise TypeError(
-            f"{who} says {wire!r}, which carries {', '.join(wires.FLOATS)}, and not {dtype}. "
+            f"{who} says {name!r}, which carries {', '.join(wires.FLOATS)}, and not {dtype}. "
             f"Put a rule with {wires.LOSSLESS!r}, which carries every type, before it."
         )

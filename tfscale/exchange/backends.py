@@ -5,25 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tfscale.compression import WirePolicy
+from tfscale.compression.method import Wire
+from tfscale.compression.policy import MethodPolicy
 from tfscale.exchange.tensorflow_exchange import NAME, WIRES
+from tfscale.wires import LOSSLESS
 
 AUTO, ENGINE, TENSORFLOW = "auto", "engine", NAME
 BACKENDS = (AUTO, ENGINE, TENSORFLOW)
 
 
-def checked(backend: str, policy: WirePolicy, error_feedback: bool | None, **engines: Any) -> str:
+def checked(backend: str, policy: MethodPolicy, **engines: Any) -> str:
     """The same; ``"engine"`` for ``"auto"`` where something is asked for that TensorFlow's lack.
 
     Args:
         backend: as the user says it.
-        policy: which gradient is sent on which wire.
-        error_feedback: as the user says it.
+        policy: which gradient is summed by which method.
         engines: arguments that ask something of the engine, unless they are None or "auto".
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend is one of {', '.join(map(repr, BACKENDS))}, got {backend!r}")
-    lacking = next(_lacking(policy, error_feedback, engines), None)
+    lacking = next(_lacking(policy, engines), None)
     if lacking is None or backend == ENGINE:
         return backend
     if backend == AUTO:
@@ -31,17 +32,22 @@ def checked(backend: str, policy: WirePolicy, error_feedback: bool | None, **eng
     raise ValueError(f"backend={backend!r} {lacking}. Leave that out, or use backend={ENGINE!r}")
 
 
-def _lacking(
-    policy: WirePolicy, error_feedback: bool | None, engines: dict[str, Any]
-) -> Iterator[str]:
-    for wire in policy.wires:
-        if wire not in WIRES:
+def _lacking(policy: MethodPolicy, engines: dict[str, Any]) -> Iterator[str]:
+    for method in policy.methods:
+        known = WIRES if isinstance(method, Wire) else (LOSSLESS,)
+        unknown = [wire for wire in method.wires if wire not in known]
+        if unknown and isinstance(method, Wire):
             yield (
                 f"sends the wires {', '.join(map(repr, WIRES))}: TensorFlow's collectives cannot "
-                f"add up numbers of {wire!r}"
+                f"add up numbers of {unknown[0]!r}"
             )
-    if error_feedback:
-        yield "has no error feedback (error_feedback=True): TensorFlow does not say what is lost"
+        elif unknown:
+            yield f"sends what {method} makes of gradients as {LOSSLESS!r} only"
+        if isinstance(method, Wire) and method.feedback:
+            yield (
+                f"has no error feedback (error_feedback=True, or {method!r}): TensorFlow does not "
+                "say what is lost"
+            )
     for name, value in engines.items():
         if value not in (None, AUTO):
             yield (

@@ -7,58 +7,23 @@ first of them are sent while the backward pass goes on.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tfscale.compression import WirePolicy
-from tfscale.wires import LOSSLESS
-
-ELEMENT_BYTES = {
-    "float32": 4,
-    "float16": 2,
-    "bfloat16": 2,
-    "float64": 8,
-    "int32": 4,
-    "int64": 8,
-}
+from tfscale.compression.gradient import Gradient
+from tfscale.compression.method import Method
+from tfscale.compression.policy import MethodPolicy
 
 # Enough to be worth a collective, and soon full.
 FIRST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Gradient:
-    """What is known of a variable's gradient before there is one."""
-
-    path: str
-    shape: tuple[int, ...]
-    dtype: str
-    # Travels losslessly, whatever the policy says.
-    exact: bool = False
-
-    @property
-    def elements(self) -> int:
-        """How many numbers it has."""
-        return math.prod(self.shape)
-
-    @property
-    def bytes(self) -> int:
-        """Its size in memory."""
-        if self.dtype not in ELEMENT_BYTES:
-            raise TypeError(
-                f"the gradient of {self.path} has type {self.dtype}; collectives take "
-                f"{', '.join(ELEMENT_BYTES)}. Cast the variable, or reduce it yourself."
-            )
-        return self.elements * ELEMENT_BYTES[self.dtype]
-
-
-@dataclass(frozen=True)
 class Bucket:
-    """Gradients of one type that are sent in one collective on one wire."""
+    """Gradients of one type that one method sums together."""
 
     name: str
-    wire: str
+    method: Method
     dtype: str
     # Positions in the list of gradients, in the order in which they lie in the bucket.
     members: tuple[int, ...]
@@ -66,7 +31,7 @@ class Bucket:
 
 def pack(
     gradients: Sequence[Gradient],
-    policy: WirePolicy,
+    policy: MethodPolicy,
     bucket_bytes: int,
     first_bytes: int = FIRST_BYTES,
 ) -> tuple[Bucket, ...]:
@@ -76,10 +41,10 @@ def pack(
 
     Args:
         gradients: in the order of their variables, the first layer's first.
-        policy: says on which wire each is sent.
+        policy: says by which method each is summed.
         bucket_bytes: what a bucket may hold, in memory. A larger gradient is a bucket
             of its own.
-        first_bytes: the same for the first bucket of each wire and type, if that is
+        first_bytes: the same for the first bucket of each method and type, if that is
             less: a small one is on its way sooner.
 
     Returns:
@@ -87,8 +52,8 @@ def pack(
 
     Example:
         >>> layers = [Gradient(f"dense_{i}/kernel", (256, 256), "float32") for i in range(4)]
-        >>> for bucket in pack(layers, WirePolicy("int8"), 1 << 19, first_bytes=1 << 18):
-        ...     print(bucket.name, bucket.wire, bucket.members)
+        >>> for bucket in pack(layers, MethodPolicy("int8"), 1 << 19, first_bytes=1 << 18):
+        ...     print(bucket.name, bucket.method, bucket.members)
         gradients 0: dense_3/kernel int8 (3,)
         gradients 1: dense_2/kernel..dense_1/kernel int8 (2, 1)
         gradients 2: dense_0/kernel int8 (0,)
@@ -105,18 +70,19 @@ def pack(
     # The gradient that is ready last completes its bucket.
     filled.sort(key=lambda bucket: bucket[1][-1], reverse=True)
     return tuple(
-        Bucket(_name(number, members, gradients), wire, dtype, members)
-        for number, ((wire, dtype), members) in enumerate(filled)
+        Bucket(_name(number, members, gradients), method, dtype, members)
+        for number, ((method, dtype), members) in enumerate(filled)
     )
 
 
-def _by_kind(gradients: Sequence[Gradient], policy: WirePolicy) -> dict[tuple[str, str], list[int]]:
-    """Positions by wire and type, each in the order in which the gradients get ready."""
-    kinds: dict[tuple[str, str], list[int]] = {}
+def _by_kind(
+    gradients: Sequence[Gradient], policy: MethodPolicy
+) -> dict[tuple[Method, str], list[int]]:
+    """Positions by method and type, each in the order in which the gradients get ready."""
+    kinds: dict[tuple[Method, str], list[int]] = {}
     for position in reversed(range(len(gradients))):
         one = gradients[position]
-        wire = LOSSLESS if one.exact else policy.wire_of(one.path, one.shape, one.dtype)
-        kinds.setdefault((wire, one.dtype), []).append(position)
+        kinds.setdefault((policy.method_of(one), one.dtype), []).append(position)
     return kinds
 
 

@@ -13,8 +13,9 @@ import tensorflow as tf
 from tfscale import wires
 from tfscale.bridge.tensorflow import Mirrored, eager_mode, regroup
 from tfscale.collectives import Schedule
+from tfscale.compression.method import joined, separated
 from tfscale.exchange.collective_schedules import CollectiveSchedules
-from tfscale.ops import Communicator, Group, all_gather, all_reduce, broadcast
+from tfscale.ops import Communicator, Group, all_gather, all_reduce, broadcast, reduce_scatter
 from tfscale.ops.bucket import Name, bucket_id
 from tfscale.ops.collective import DTYPES
 from tfscale.ops.library import known_to_all
@@ -50,9 +51,11 @@ class Exchange:
 
     Attributes:
         is_measured: whether the engine's log tells what the collectives sent, and when.
+        sends_rows_on_wires: whether rows of tables may be sent on another wire than the lossless.
     """
 
     is_measured = True
+    sends_rows_on_wires = True
 
     def __init__(self, group: Group | None, schedules: CollectiveSchedules) -> None:
         self.communicators: list[Communicator] = group.communicators if group else []
@@ -102,35 +105,80 @@ class Exchange:
                 sums[i] = self.sum_slices(replica, value, name)
         return sums
 
-    def sum_slices(self, replica: int, slices: tf.IndexedSlices, name: Name) -> tf.IndexedSlices:
+    def sum_slices(
+        self,
+        replica: int,
+        slices: tf.IndexedSlices,
+        name: Name,
+        wire: str = wires.LOSSLESS,
+        seed: Any = 0,
+        lost: tf.Variable | None = None,
+    ) -> tf.IndexedSlices:
         """The sum of sparse tensors: their rows joined, or densely where joining costs far more.
 
         To join, a rank receives the rows of all ranks, P times as many as its own; a dense
         sum sends twice the dense tensor. Joined rows are what one device would have, and
         some optimizers treat two rows otherwise than their sum. So rows are joined even if
         that costs somewhat more.
+
+        Args:
+            replica: of this process.
+            slices: rows of a table.
+            name: of the bucket.
+            wire: the format in which rows are sent.
+            seed: for wires that round at random.
+            lost: what earlier steps have lost of each row of the table. It is added to the rows
+                that are sent, and becomes what these lose. Rows that occur twice are added first.
         """
         if self.ranks == 1:
             return slices
+        if lost is not None:
+            slices = _unique(slices)
         counts = self._counts(replica, slices.indices, name)
         height = tf.cast(_height(slices), tf.int64)
 
         def join() -> tuple[tf.Tensor, tf.Tensor]:
-            parts = [slices.values, slices.indices]
-            values, indices = (self._join(replica, x, counts, name) for x in parts)
+            indices = self._join(replica, slices.indices, counts, name)
+            if lost is None:
+                return self._join(replica, slices.values, counts, name, wire, seed), indices
+            owed = slices.values + tf.cast(tf.gather(lost, slices.indices), slices.dtype)
+            values = self._join(replica, owed, counts, name, wire, seed)
+            rank = self.communicators[replica].rank
+            first = tf.reduce_sum(counts[:rank])
+            sent = values[first : first + counts[rank]]
+            _remember(lost, slices.indices, owed - sent, values)
             return values, indices
 
         def dense() -> tuple[tf.Tensor, tf.Tensor]:
-            total = self.sum(replica, tf.convert_to_tensor(slices), name)
-            return total, tf.cast(tf.range(height), slices.indices.dtype)
+            table = tf.convert_to_tensor(slices)
+            every = tf.cast(tf.range(height), slices.indices.dtype)
+            if lost is None:
+                return self.sum(replica, table, name, wire, seed=seed), every
+            total, rest = self.sum(replica, table, name, wire, lost.read_value(), seed)
+            lost.assign(rest)
+            return total, every
 
         joined_rows = self.ranks * tf.cast(tf.reduce_max(counts), tf.int64)
         values, indices = tf.cond(joined_rows <= JOIN_UP_TO * 2 * height, join, dense)
         return tf.IndexedSlices(values, indices, slices.dense_shape)
 
-    def sum_rows(self, replica: int, slices: tf.IndexedSlices, name: Name) -> tf.IndexedSlices:
+    def sum_rows(
+        self,
+        replica: int,
+        slices: tf.IndexedSlices,
+        name: Name,
+        wire: str = wires.LOSSLESS,
+        seed: Any = 0,
+        lost: tf.Variable | None = None,
+    ) -> tf.IndexedSlices:
         """The sum of sparse tensors that have the same rows on all replicas: see lookups.py."""
-        total = self.sum(replica, slices.values, name)
+        if lost is None or self.ranks == 1:
+            total = self.sum(replica, slices.values, name, wire, seed=seed)
+            return tf.IndexedSlices(total, slices.indices, slices.dense_shape)
+        slices = _unique(slices)
+        owed = tf.cast(tf.gather(lost, slices.indices), tf.float32)
+        total, rest = self.sum(replica, slices.values, name, wire, owed, seed)
+        _remember(lost, slices.indices, rest, total)
         return tf.IndexedSlices(total, slices.indices, slices.dense_shape)
 
     def rows(self, replica: int, x: tf.Tensor, axis: int, name: Name = "gather") -> tf.Tensor:
@@ -154,21 +202,40 @@ class Exchange:
     def _counts(self, replica: int, x: tf.Tensor, name: Name) -> tf.Tensor:
         rows = tf.shape(x, out_type=tf.int32)[:1]
         bucket = bucket_id(name)
-        return self._gathered(replica, rows, bucket._replace(label=f"{bucket.label}: rows"))
+        return self.gathered(replica, rows, bucket._replace(label=f"{bucket.label}: rows"))
 
-    def _join(self, replica: int, x: tf.Tensor, counts: tf.Tensor, name: Name) -> tf.Tensor:
+    def _join(
+        self,
+        replica: int,
+        x: tf.Tensor,
+        counts: tf.Tensor,
+        name: Name,
+        wire: str = wires.LOSSLESS,
+        seed: Any = 0,
+    ) -> tf.Tensor:
         """All-gather takes as many rows of each: pad to the most, and drop the padding."""
         most = tf.reduce_max(counts)
         padding = [[0, most - tf.shape(x)[0]], *([0, 0] for _ in x.shape[1:])]
         padded = tf.pad(_carried(x), padding)
-        every = self._gathered(replica, padded, name)
+        every = self.gathered(replica, padded, name, wire, seed)
         kept = tf.reshape(tf.sequence_mask(counts, most), [-1])
         return tf.cast(tf.boolean_mask(every, kept), x.dtype)
 
-    def _gathered(self, replica: int, x: tf.Tensor, name: Name) -> tf.Tensor:
+    def gathered(
+        self, replica: int, x: tf.Tensor, name: Name, wire: str = wires.LOSSLESS, seed: Any = 0
+    ) -> tf.Tensor:
         """The rows of all ranks, of which each has as many."""
         communicator = self.communicators[replica]
-        return all_gather(x, communicator, name=communicator.new_bucket(name))
+        bucket = communicator.new_bucket(name)
+        return all_gather(x, communicator, wire=wire, seed=seed, name=bucket)
+
+    def scattered(
+        self, replica: int, x: tf.Tensor, name: Name, wire: str = wires.LOSSLESS, seed: Any = 0
+    ) -> tf.Tensor:
+        """This rank's share of the rows of the sum."""
+        communicator = self.communicators[replica]
+        bucket = communicator.new_bucket(name)
+        return reduce_scatter(x, communicator, wire=wire, seed=seed, name=bucket)
 
     def ways(self, replica: int = 0) -> str:
         """How a replica's gradients go to the others: ``"by shared memory to 1, by TCP to 2"``."""
@@ -257,20 +324,6 @@ def wire_bytes(wire: str, dtype: tf.DType, size: int) -> int:
     return max(1, size * dtype.size if wire == wires.LOSSLESS else wires.nbytes(wire, size))
 
 
-def joined(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Tensors as one vector."""
-    flat = [tf.reshape(x, [-1]) for x in tensors]
-    return flat[0] if len(flat) == 1 else tf.concat(flat, 0)
-
-
-def separated(vector: tf.Tensor, like: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The inverse of ``joined``."""
-    if len(like) == 1:
-        return [tf.reshape(vector, tf.shape(like[0]))]
-    parts = tf.split(vector, [tf.size(x) for x in like])
-    return [tf.reshape(part, tf.shape(x)) for part, x in zip(parts, like)]
-
-
 def _by_dtype(tensors: Sequence[Any]) -> dict[tf.DType, list[int]]:
     found: dict[tf.DType, list[int]] = {}
     for i, x in enumerate(tensors):
@@ -296,6 +349,20 @@ def _carried(x: tf.Tensor) -> tf.Tensor:
             f"replicas can exchange only numbers, not {x.dtype.name}: convert the values to numbers"
         )
     return tf.cast(x, _CARRIERS.get(x.dtype, x.dtype))
+
+
+def _unique(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Rows that occur twice are added."""
+    indices, places = tf.unique(slices.indices)
+    values = tf.math.unsorted_segment_sum(slices.values, places, tf.size(indices))
+    return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+
+def _remember(table: tf.Variable, rows: tf.Tensor, lost: tf.Tensor, sums: tf.Tensor) -> None:
+    """Sums that are not finite leave the table as it was: such a step may be taken back."""
+    finite = tf.reduce_all(tf.math.is_finite(sums))
+    lost = tf.where(finite, tf.cast(lost, table.dtype), tf.gather(table, rows))
+    table.scatter_update(tf.IndexedSlices(lost, rows))
 
 
 def _height(slices: tf.IndexedSlices) -> Any:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import tensorflow as tf
-
 from tfscale.collectives.choose import Chooser
-from tfscale.exchange.buckets import Bucket
-from tfscale.exchange.exchange import wire_bytes
-from tfscale.exchange.reducer import Reducer, dense_bucket, sparse_bucket
+from tfscale.compression.method import RESIDUAL, Method, Wire
+from tfscale.exchange.reducer import Collective, Reducer, dense_bucket, sparse_bucket
 from tfscale.ops.bucket import BucketId
 from tfscale.text import WIDTH, entries
 from tfscale.wires import LOSSLESS
@@ -23,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One bucket of dense gradients; or one sparse gradient, sent as rows and losslessly.
+    """One bucket of dense gradients; or one sparse gradient, sent as rows.
 
     The number of rows differs from step to step, so their ``elements`` and bytes are 0.
 
@@ -31,9 +28,10 @@ class Row:
         bucket: its name in errors and logs, but for where it was traced.
         variables: the variables whose gradients it holds.
         elements: how many numbers it holds.
-        wire: the format in which they are sent.
-        feedback: whether the wire has error feedback.
-        bytes: the bucket's size on the wire.
+        wire: the format in which they, or what the method makes of them, are sent.
+        feedback: whether what is not sent is added to the gradients of the next step.
+        bytes: the bucket's size on the wire; where a method sends something else, that of an
+            all-reduce which sends as much.
         lossless: its size on the wire ``"fp32"``.
         algorithm: the schedule's name.
         why: the reason for that schedule.
@@ -43,6 +41,8 @@ class Row:
         calls: how often the bucket has been sent.
         sent: bytes that this process's first replica has sent, on average per call.
         measured: seconds that a call took, on average.
+        method: the method's name, such as ``"int8"`` or ``"PowerSGD(rank=4)"``.
+        collectives: what they are called in errors and logs, but for where they were traced.
     """
 
     bucket: BucketId
@@ -59,6 +59,8 @@ class Row:
     calls: int
     sent: float
     measured: float
+    method: str = ""
+    collectives: tuple[BucketId, ...] = ()
 
     @property
     def saved(self) -> float:
@@ -83,56 +85,65 @@ def _rows(reducer: Reducer, totals: dict[BucketId, Total]) -> Iterator[Row]:
     for packing in list(reducer.packings.values()):
         for bucket in packing.buckets:
             members = [packing.gradients[i] for i in bucket.members]
-            elements = sum(gradient.elements for gradient in members)
-            size = wire_bytes(bucket.wire, tf.as_dtype(bucket.dtype), elements)
-            choice = reducer.exchange.schedules.choose(size)
-            sent = dense_bucket(packing.label, bucket)
+            collectives = packing.collectives.get(bucket, [])
+            size = sum(one.bytes for one in collectives)
             lossless = sum(gradient.bytes for gradient in members)
+            choices = [
+                reducer.exchange.schedules.choose(one.reduced)
+                for one in sorted(collectives, key=lambda one: -(one.reduced or 0))
+                if one.reduced is not None
+            ]
             yield Row(
-                bucket=sent,
+                bucket=dense_bucket(packing.label, bucket),
                 variables=tuple(gradient.path for gradient in members),
-                elements=elements,
-                wire=bucket.wire,
-                feedback=bucket.wire in reducer.feedback,
+                elements=sum(gradient.elements for gradient in members),
+                wire=bucket.method.wires[0],
+                feedback=any(RESIDUAL in bucket.method.state(gradient) for gradient in members),
                 bytes=size,
                 lossless=lossless,
-                algorithm=choice.algorithm,
-                why=choice.why,
-                predicted=choice.seconds,
-                gain=_gain(reducer, bucket, size, lossless),
-                **_measured(totals, sent),
+                algorithm=choices[0].algorithm if choices else "ring",
+                why=choices[0].why if choices else "rows of all replicas joined",
+                predicted=sum(choice.seconds for choice in choices),
+                gain=_gain(reducer, bucket.method, size, lossless),
+                method=str(bucket.method),
+                collectives=tuple(one.bucket for one in collectives),
+                **_measured(totals, collectives),
             )
         for gradient in packing.sparse:
             sent = sparse_bucket(packing.label, gradient)
+            wire, feedback = reducer.of_rows(gradient)
             yield Row(
                 bucket=sent,
                 variables=(gradient.path,),
                 elements=0,
-                wire=LOSSLESS,
-                feedback=False,
+                wire=wire,
+                feedback=feedback,
                 bytes=0,
                 lossless=0,
                 algorithm="rows",
                 why="rows of a table",
                 predicted=0.0,
                 gain=0.0,
-                **_measured(totals, sent),
+                method=str(Wire(wire, feedback)),
+                collectives=(sent,),
+                **_measured(totals, [Collective(sent, 0)]),
             )
 
 
-def _gain(reducer: Reducer, bucket: Bucket, size: int, lossless: int) -> float:
+def _gain(reducer: Reducer, method: Method, size: int, lossless: int) -> float:
     chooser = reducer.exchange.schedules
     if not isinstance(chooser, Chooser) or chooser.lossless is None:
         return 0.0
-    if bucket.wire != reducer.policy.wire:  # the one that was measured
+    if not isinstance(method, Wire) or method != reducer.policy.method:  # the one that was measured
         return 0.0
     return chooser.lossless.predicted(lossless) - chooser.predicted(size)
 
 
-def _measured(totals: dict[BucketId, Total], bucket: BucketId) -> dict[str, Any]:
-    """How often it was sent by any graph, how many bytes and how long on average."""
-    ran = [total for key, total in totals.items() if key.untraced == bucket]
-    calls = sum(total.calls for total in ran)
+def _measured(totals: dict[BucketId, Total], collectives: Sequence[Collective]) -> dict[str, Any]:
+    """How often they were sent by any graph, how many bytes and how long on average."""
+    names = {one.bucket for one in collectives}
+    ran = [total for key, total in totals.items() if key.untraced in names]
+    calls = sum(total.calls for total in ran) // max(1, len(names))
     return {
         "calls": calls,
         "sent": sum(total.sent for total in ran) / max(1, calls),
@@ -177,14 +188,14 @@ class Explanation(list[Row]):
     __str__ = __repr__
 
 
-_COLUMNS = ("numbers", "bytes", "wire", "ms by model", "ms taken")
+_COLUMNS = ("numbers", "bytes", "method", "ms by model", "ms taken")
 
 
 def _cells(row: Row) -> tuple[str, ...]:
     return (
         f"{row.elements:,}" if row.elements else "-",
         f"{row.bytes:,}" if row.bytes else "-",
-        row.wire + (" + feedback" if row.feedback else ""),
+        row.method,
         _ms(row.predicted),
         _ms(row.measured),
     )

@@ -1,4 +1,4 @@
-"""Sums gradients over replicas: in buckets, each on its wire, with error feedback."""
+"""Sums gradients over replicas: in buckets, each by its method."""
 
 from __future__ import annotations
 
@@ -14,28 +14,30 @@ import tensorflow as tf
 from tfscale.bridge.objects import path_of
 from tfscale.bridge.protocols import Optimizer, Variable
 from tfscale.collectives import Schedule
-from tfscale.compression import WirePolicy
+from tfscale.compression.gradient import Gradient
+from tfscale.compression.method import RESIDUAL, Kept, Method, Wire, joined
+from tfscale.compression.policy import MethodPolicy
 from tfscale.exchange import lookups
-from tfscale.exchange.buckets import Bucket, Gradient, pack
-from tfscale.exchange.exchange import Exchange, joined, separated, wire_bytes
+from tfscale.exchange.buckets import Bucket, pack
+from tfscale.exchange.exchange import Exchange, wire_bytes
 from tfscale.exchange.state import ExchangeState
 from tfscale.exchange.trial import Trial, Trials
 from tfscale.ops.bucket import BucketId
 from tfscale.wires import FORMATS, LOSSLESS
 
 _IDLE = (
-    "The wire policy's rule %r matches no trainable variable, and does nothing. It is a regular "
+    "The rule %r matches no trainable variable, and does nothing. It is a regular "
     "expression that is searched in paths such as %s."
 )
 
 _SPARSE = (
-    "The gradient of %s is sparse (rows of a table) and is sent as fp32: the wire %r, which you "
-    "chose for it, is for dense gradients only."
+    "The gradient of %s is sparse (rows of a table), and its rows are sent as fp32: %r, which you "
+    "chose for it, is for dense gradients here."
 )
 
-# Sees, while a step is traced, what goes out on a lossy wire: the bucket and its wire, the first
-# replica's gradients, and what they have lost if that is remembered.
-Watch = Callable[[BucketId, str, tf.Tensor, tf.Tensor | None], None]
+# Sees, while a step is traced, what a method that is not lossless sums: the bucket and its method,
+# the first replica's gradients, and what they have lost if that is remembered.
+Watch = Callable[[BucketId, Method, tf.Tensor, tf.Tensor | None], None]
 
 
 class Reducer:
@@ -43,23 +45,20 @@ class Reducer:
 
     Args:
         exchange: the replicas.
-        policy: which gradient is sent on which wire.
+        policy: which gradient is summed by which method.
         bucket_bytes: how many bytes of gradients share a collective.
-        feedback: the wires with error feedback.
         trials: compares, on live steps, schedules whose predicted times are close.
     """
 
     def __init__(
         self,
         exchange: Exchange,
-        policy: WirePolicy,
+        policy: MethodPolicy,
         bucket_bytes: int,
-        feedback: Sequence[str],
         trials: Trials,
     ) -> None:
         self.exchange = exchange
         self.policy = policy
-        self.feedback = tuple(feedback)
         self.trials = trials
         # Of optimizers, in the order in which they were traced.
         self.packings: weakref.WeakKeyDictionary[Any, Packing] = weakref.WeakKeyDictionary()
@@ -81,37 +80,38 @@ class Reducer:
             self._told.add(subject)
             logging.getLogger("tfscale").warning(message, subject, *others)
 
-    def remembers(self, variable: Variable) -> bool:
-        """Whether a variable's gradients are sent on a wire with error feedback."""
-        return self._wire_of(variable) in self.feedback
-
-    def rounds_at_random(self, variable: Variable) -> bool:
-        """Whether they are sent on a wire that rounds at random."""
-        return self.needs_seed(self._wire_of(variable))
-
-    def needs_seed(self, wire: str) -> bool:
-        """Whether a wire rounds at random."""
-        return FORMATS[wire].rounds_at_random(with_residual=wire in self.feedback)
-
     def prepare(
-        self, state: ExchangeState, optimizer: Optimizer, variables: list[Variable]
+        self,
+        state: ExchangeState,
+        optimizer: Optimizer,
+        variables: Sequence[Variable],
+        gradients: Sequence[Any],
+        rows_too: bool = True,
     ) -> None:
-        """Make the residuals of wires with error feedback; called on a replica, before ``reduce``.
+        """Make what methods keep; called on a replica, before ``reduce``.
 
         Args:
             state: where.
             optimizer: whose variables they are.
-            variables: those whose gradients are sent whole, and not as rows.
+            variables: all.
+            gradients: theirs, as they are now.
+            rows_too: whether those of which there are some rows will be sent as rows.
         """
-        shapes = {place_of(optimizer, v): v.shape for v in variables if self.remembers(v)}
-        rounding = any(self.rounds_at_random(v) for v in variables)
-        if not state.has(shapes, rounding):
+        wanted: dict[tuple[str, str], Kept] = {}
+        random = False
+        for variable, value in zip(variables, gradients, strict=True):
+            if value is None:
+                continue
+            gradient, place = describe(variable), place_of(optimizer, variable)
+            method = self.policy.method_of(gradient)
+            random |= method.random
+            kept = method.state(gradient)
+            if rows_too and isinstance(value, tf.IndexedSlices):
+                kept = {RESIDUAL: kept[RESIDUAL]} if self.of_rows(gradient)[1] else {}
+            wanted |= {(name, place): each for name, each in kept.items()}
+        if not state.has(wanted, random):
             context = tf.distribute.get_replica_context()
-            context.merge_call(lambda strategy: state.prepare(shapes, rounding))
-
-    def _wire_of(self, variable: Variable) -> str:
-        one = describe(variable)
-        return self.policy.wire_of(one.path, one.shape, one.dtype)
+            context.merge_call(lambda strategy: state.prepare(wanted, random))
 
     def reduce(
         self,
@@ -169,30 +169,40 @@ class Reducer:
         described = tuple(load.gradients[i] for i in dense)
         buckets = pack(described, self.policy, self._bucket_bytes) if dense else ()
         sparse = [i for i in range(len(tensors)) if i not in dense]
-        self.packings[load.optimizer] = Packing(
-            load.label, buckets, described, tuple(load.gradients[i] for i in sparse)
-        )
+        packing = Packing(load.label, buckets, described, tuple(load.gradients[i] for i in sparse))
+        self.packings[load.optimizer] = packing
         with self.trials.of_step(self.exchange.communicators[replica]) as trial:
             for bucket in buckets:
-                elements = sum(described[i].elements for i in bucket.members)
-                travel = _Travel(self, replica, load, bucket, elements, trial)
                 members = [dense[i] for i in bucket.members]
-                for i, total in zip(members, travel(tensors, members), strict=True):
+                travel = Travel(self, replica, load, bucket, trial, tensors, members)
+                for i, total in zip(members, travel.sums(), strict=True):
                     sums[i] = total
+                packing.collectives[bucket] = travel.collectives
         for i in sparse:
-            sums[i] = self._sum_sparse(replica, tensors[i], load.label, load.gradients[i])
+            sums[i] = self._sum_sparse(replica, tensors[i], load, i)
         return sums
 
     def _sum_sparse(
-        self, replica: int, slices: tf.IndexedSlices, label: str, gradient: Gradient
+        self, replica: int, slices: tf.IndexedSlices, load: _Load, position: int
     ) -> tf.IndexedSlices:
-        wire = self.policy.wire_of(gradient.path, gradient.shape, gradient.dtype)
-        if wire != LOSSLESS and not gradient.exact:
-            self._tell(_SPARSE, gradient.path, wire)
-        bucket = sparse_bucket(label, gradient)
-        if lookups.are_of_all_samples(slices.indices):
-            return self.exchange.sum_rows(replica, slices, bucket)
-        return self.exchange.sum_slices(replica, slices, bucket)
+        gradient = load.gradients[position]
+        wire, feedback = self.of_rows(gradient)
+        if wire == LOSSLESS and not (method := self.policy.method_of(gradient)).lossless:
+            self._tell(_SPARSE, gradient.path, str(method))
+        at_random = FORMATS[wire].rounds_at_random(with_residual=feedback)
+        seed = load.state.next_seed(replica) if at_random else 0
+        lost = load.state.kept(RESIDUAL, load.places[position], replica) if feedback else None
+        together = lookups.are_of_all_samples(slices.indices)
+        add = self.exchange.sum_rows if together else self.exchange.sum_slices
+        return add(replica, slices, sparse_bucket(load.label, gradient), wire, seed, lost)
+
+    def of_rows(self, gradient: Gradient) -> tuple[str, bool]:
+        """The wire of a gradient of which some rows are sent, and whether it has feedback."""
+        if not self.exchange.sends_rows_on_wires:
+            return LOSSLESS, False
+        method = self.policy.method_of(gradient)
+        wire = method.rows_wire
+        return wire, wire != LOSSLESS and RESIDUAL in method.state(gradient)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,6 +217,21 @@ class _Load:
 
 
 @dataclasses.dataclass(frozen=True)
+class Collective:
+    """One of those by which a bucket is summed.
+
+    Args:
+        bucket: what the engine calls it, but for where it was traced.
+        bytes: an all-reduce of so many sends as much.
+        reduced: the size on its wire if it is an all-reduce, for which a schedule is chosen.
+    """
+
+    bucket: BucketId
+    bytes: int
+    reduced: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Packing:
     """How an optimizer's gradients are sent.
 
@@ -215,65 +240,115 @@ class Packing:
         buckets: of the dense ones.
         gradients: these, as buckets number them.
         sparse: those of which some rows are sent, each by itself.
+        collectives: by bucket.
     """
 
     label: str
     buckets: tuple[Bucket, ...]
     gradients: tuple[Gradient, ...]
     sparse: tuple[Gradient, ...]
+    collectives: dict[Bucket, list[Collective]] = dataclasses.field(default_factory=dict)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Travel:
-    """One bucket of one replica, from its gradients to their sums."""
+class Travel:
+    """One bucket of one replica, from its gradients to their sums: a ``Load`` for its method.
 
-    reducer: Reducer
-    replica: int
-    load: _Load
-    bucket: Bucket
-    elements: int
-    trial: Trial
+    Args:
+        reducer: whose replicas these are.
+        replica: which of this process's replicas this is.
+        load: the step's gradients, without numbers.
+        bucket: of them.
+        trial: of schedules.
+        tensors: the gradients of the step.
+        members: the positions of the bucket's among them.
+    """
 
-    def __call__(self, tensors: list[Any], members: list[int]) -> list[tf.Tensor]:
-        parts = [tensors[i] for i in members]
-        flat = joined(parts)
-        if self.bucket.wire not in self.reducer.feedback:
-            total = self._sum(flat, None)
-            self._show(flat, None)
-            return separated(total, parts)
-        state, places = self.load.state, self.load.places
-        kept = [state.residual(places[i], self.replica) for i in members]
-        total, lost = self._sum(flat, joined([residual.read_value() for residual in kept]))
-        for residual, value in zip(kept, separated(lost, parts), strict=True):
-            residual.assign(value)
-        self._show(flat, lost)
-        return separated(total, parts)
+    def __init__(
+        self,
+        reducer: Reducer,
+        replica: int,
+        load: _Load,
+        bucket: Bucket,
+        trial: Trial,
+        tensors: list[Any],
+        members: list[int],
+    ) -> None:
+        self.described = [load.gradients[i] for i in members]
+        self.replicas = reducer.exchange.ranks
+        self.rank = reducer.exchange.communicators[replica].rank
+        self.collectives: list[Collective] = []
+        self._given = [tensors[i] for i in members]
+        self.gradients = self._given
+        self._places = [load.places[i] for i in members]
+        self._reducer, self._replica, self._load = reducer, replica, load
+        self._bucket, self._trial = bucket, trial
+        self._lost: Sequence[tf.Tensor] | None = None
 
-    def _show(self, flat: tf.Tensor, lost: tf.Tensor | None) -> None:
-        watch, wire = self.reducer.watch, self.bucket.wire
-        if watch is not None and self.replica == 0 and wire != LOSSLESS:
-            watch(dense_bucket(self.load.label, self.bucket), wire, flat, lost)
+    def sums(self) -> list[tf.Tensor]:
+        """By the bucket's method."""
+        method = self._bucket.method
+        if not isinstance(method, Wire):  # whose collectives take all types
+            self.gradients = [tf.cast(x, tf.float32) for x in self._given]
+        sums = method.sums(self)
+        self._show(method)
+        return [tf.cast(total, x.dtype) for total, x in zip(sums, self._given, strict=True)]
 
-    def _sum(self, flat: tf.Tensor, residual: tf.Tensor | None) -> Any:
-        wire, name = self.bucket.wire, dense_bucket(self.load.label, self.bucket)
-        random = self.reducer.needs_seed(wire)
-        seed = self.load.state.next_seed(self.replica) if random else 0
+    def _show(self, method: Method) -> None:
+        watch = self._reducer.watch
+        if watch is not None and self._replica == 0 and not method.lossless:
+            lost = None if self._lost is None else joined(self._lost)
+            watch(self._name(""), method, joined(self.gradients), lost)
+
+    def kept(self, name: str) -> list[tf.Tensor]:
+        return [variable.read_value() for variable in self._kept(name)]
+
+    def keep(self, name: str, values: Sequence[tf.Tensor]) -> None:
+        for variable, value in zip(self._kept(name), values, strict=True):
+            variable.assign(value)
+        if name == RESIDUAL:
+            self._lost = values
+
+    def _kept(self, name: str) -> list[tf.Variable]:
+        return [self._load.state.kept(name, place, self._replica) for place in self._places]
+
+    def all_reduce(
+        self, x: tf.Tensor, wire: str = LOSSLESS, residual: tf.Tensor | None = None, what: str = ""
+    ) -> Any:
+        size = wire_bytes(wire, x.dtype, x.shape.num_elements())
+        name, seed = self._new(what, size, size), self._seed_of(wire, residual is not None)
 
         def by(schedule: Schedule) -> Any:
-            exchange = self.reducer.exchange
-            return exchange.sum(self.replica, flat, name, wire, residual, seed, schedule)
+            exchange = self._reducer.exchange
+            return exchange.sum(self._replica, x, name, wire, residual, seed, schedule)
 
-        inputs = [flat] if residual is None else [flat, residual]
-        return self.trial.run(by, inputs, wire_bytes(wire, flat.dtype, self.elements))
+        return self._trial.run(by, [x] if residual is None else [x, residual], size)
 
+    def all_gather(self, x: tf.Tensor, wire: str = LOSSLESS, what: str = "") -> tf.Tensor:
+        whole = self.replicas * wire_bytes(wire, x.dtype, x.shape.num_elements())
+        name, seed = self._new(what, whole // 2), self._seed_of(wire, False)
+        return self._reducer.exchange.gathered(self._replica, x, name, wire, seed)
 
-def whole(gradients: list[Any], variables: list[Variable], sparse_too: bool = False) -> list[Any]:
-    """The variables whose gradients are dense, or are sparse and will be added up to dense ones."""
-    return [
-        v
-        for g, v in zip(gradients, variables, strict=True)
-        if g is not None and (sparse_too or not isinstance(g, tf.IndexedSlices))
-    ]
+    def reduce_scatter(self, x: tf.Tensor, wire: str = LOSSLESS, what: str = "") -> tf.Tensor:
+        whole = wire_bytes(wire, x.dtype, x.shape.num_elements())
+        name, seed = self._new(what, whole // 2), self._seed_of(wire, False)
+        return self._reducer.exchange.scattered(self._replica, x, name, wire, seed)
+
+    def seed(self) -> tf.Tensor:
+        if not self._bucket.method.random:
+            raise ValueError(f"{self._bucket.method} asks for a seed, but does not say random=True")
+        return self._load.state.next_seed(self._replica)
+
+    def _seed_of(self, wire: str, with_residual: bool) -> Any:
+        return self.seed() if FORMATS[wire].rounds_at_random(with_residual) else 0
+
+    def _new(self, what: str, size: int, reduced: int | None = None) -> BucketId:
+        name = self._name(what)
+        self.collectives.append(Collective(name, size, reduced))
+        return name
+
+    def _name(self, what: str) -> BucketId:
+        name = dense_bucket(self._load.label, self._bucket)
+        return name._replace(label=f"{name.label}, {what}") if what else name
 
 
 def dense_bucket(optimizer: str, bucket: Bucket) -> BucketId:

@@ -1,23 +1,28 @@
-"""Residuals, what rounding on wires has lost and later steps will send: saved with the optimizer.
+"""What methods keep from step to step, such as residuals: saved with the optimizer.
 
-They are attributes of an optimizer, and are saved wherever it is: in ``tf.train.Checkpoint``, in
-``.keras`` and ``.weights.h5`` files, by ``BackupAndRestore``. Where no wire needs it,
-nothing more is saved than without a strategy.
+A residual is what rounding on a wire has lost and later steps will send. It hangs on the
+optimizer, and is saved wherever that is: in ``tf.train.Checkpoint``, in ``.keras`` and
+``.weights.h5`` files, by ``BackupAndRestore``. Where no method keeps anything, nothing more is
+saved than without a strategy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import types
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfscale.bridge.objects import LAYER_SEED, Saveable
 from tfscale.bridge.protocols import Model, Optimizer
+from tfscale.compression.method import RESIDUAL, Kept
 
 # The names of variables, by which a strategy knows them.
-RESIDUAL = "tfscale_residual"
+PART = "tfscale_part"  # of a sum, different on each replica
+COMMON = "tfscale_common"  # the same on all replicas
 ROUNDING_SEED = "tfscale_rounding_seed"
 
 ATTRIBUTE = "_tfscale_memory"  # as checkpoints and files call it
@@ -27,7 +32,7 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class ExchangeState(tf.Module, Saveable):
-    """Residuals, the seed of stochastic rounding, and the seeds of the model's layers.
+    """What methods keep, the seed that they share, and the seeds of the model's layers.
 
     Keras itself saves no seeds, so an interrupted training would go on with other dropout
     masks than one that was never interrupted.
@@ -39,10 +44,11 @@ class ExchangeState(tf.Module, Saveable):
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         super().__init__(name="memory")
         self._strategy = strategy
-        self._residuals: dict[str, Any] = {}
         self._layer_seeds: dict[str, Any] = {}
         self._rounding_seed: Any = None
         self._early_seeds: Mapping[str, Any] = _NOTHING
+        # By name and place. TensorFlow would take a dict for variables to save.
+        self._own = types.SimpleNamespace(described={})
 
     @classmethod
     def of(cls, optimizer: Optimizer, strategy: tf.distribute.Strategy) -> ExchangeState:
@@ -62,30 +68,41 @@ class ExchangeState(tf.Module, Saveable):
                 seed.assign(self._early_seeds[str(place)])
         self._early_seeds = _NOTHING
 
-    def has(self, places: Iterable[str], rounding: bool) -> bool:
+    def has(self, wanted: Mapping[tuple[str, str], Kept], rounding: bool) -> bool:
         """Whether ``prepare`` has nothing to do."""
         rounds = self._rounding_seed is not None or not rounding
-        return rounds and self._residuals.keys() >= set(places)
+        return rounds and all(self._own.described.get(key) == wanted[key] for key in wanted)
 
-    def prepare(self, shapes: Mapping[str, Sequence[int]], rounding: bool) -> None:
+    def prepare(self, wanted: Mapping[tuple[str, str], Kept], rounding: bool) -> None:
         """Make what is missing, before the first step and outside of replicas.
 
         Args:
-            shapes: of the variables whose losses are remembered, by their places.
-            rounding: whether a wire rounds at random.
+            wanted: what is to be kept, by its name and the variable's place.
+            rounding: whether a method draws seeds.
         """
         with tf.init_scope(), self._strategy.scope():
             if rounding and self._rounding_seed is None:
                 self._rounding_seed = tf.Variable(
                     0, dtype=tf.int64, trainable=False, name=ROUNDING_SEED
                 )
-            for place in sorted(shapes.keys() - self._residuals.keys()):
-                zeros = tf.zeros(shapes[place], tf.float32)
-                self._residuals[place] = tf.Variable(zeros, trainable=False, name=RESIDUAL)
+            for (name, place), kept in sorted(wanted.items(), key=lambda item: item[0]):
+                old = self._own.described.get((name, place))
+                if old is None or (old.shape, old.common) != (kept.shape, kept.common):
+                    start = tf.constant(kept.start(kept.shape), tf.float32)
+                    kind = COMMON if kept.common else PART
+                    self._of(name)[place] = tf.Variable(start, trainable=False, name=kind)
+                self._own.described[name, place] = kept
 
-    def residual(self, place: str, replica: int) -> tf.Variable:
-        """What one replica's gradients of a variable have lost."""
-        return self._residuals[place].values[replica]
+    def _of(self, name: str) -> dict[str, Any]:
+        """The variables of that name, by place: an attribute, so that TensorFlow saves them."""
+        attribute = "_residuals" if name == RESIDUAL else f"_kept_{name}"
+        if not hasattr(self, attribute):
+            setattr(self, attribute, {})
+        return getattr(self, attribute)  # type: ignore[no-any-return]
+
+    def kept(self, name: str, place: str, replica: int) -> tf.Variable:
+        """What one replica keeps by that name for a variable."""
+        return self._of(name)[place].values[replica]
 
     def next_seed(self, replica: int) -> tf.Tensor:
         """A seed: another one for each bucket and step, the same on all replicas."""
@@ -105,25 +122,44 @@ class ExchangeState(tf.Module, Saveable):
     def load_own_variables(self, store: Any) -> None:
         """Called by Keras. What a file does not hold begins anew."""
         saved = {key: store[key][()] for key in list(store.keys())}
-        shapes = {place: rows.shape[1:] for place, rows in _of("residual", saved).items()}
-        self.prepare(shapes, rounding=bool(_of("rounding seed", saved)))
+        self.prepare(_described(saved), rounding=bool(_of("rounding seed", saved)))
         for kind, variables in self._kinds().items():
             for place, variable in variables.items():
                 if f"{kind} {place}" in saved:
                     variable.assign(saved[f"{kind} {place}"])
-                elif kind == "residual":
-                    variable.assign(tf.zeros_like(variable.numpy()))
+        for (name, place), kept in self._own.described.items():
+            if not saved.keys() & {f"{name} {place}", f"common {name} {place}"}:
+                self._begin_anew(name, place, kept)
         # A model that is being loaded is not watched yet.
         if not self._layer_seeds:
             self._early_seeds = MappingProxyType(_of("layer seed", saved))
 
+    def _begin_anew(self, name: str, place: str, kept: Kept) -> None:
+        start = kept.start(kept.shape)
+        rows = (self._strategy.extended._num_replicas_in_sync, *kept.shape)
+        self._of(name)[place].assign(start if kept.common else np.broadcast_to(start, rows))
+
     def _kinds(self) -> dict[str, dict[str, Any]]:
         rounding = {} if self._rounding_seed is None else {"0": self._rounding_seed}
-        return {
-            "residual": dict(self._residuals),
+        kinds: dict[str, dict[str, Any]] = {
             "layer seed": dict(self._layer_seeds),
             "rounding seed": rounding,
         }
+        for (name, place), kept in self._own.described.items():
+            kind = f"common {name}" if kept.common else name
+            kinds.setdefault(kind, {})[place] = self._of(name)[place]
+        return kinds
+
+
+def _described(saved: Mapping[str, Any]) -> dict[tuple[str, str], Kept]:
+    """What a file says was kept, but for how that had begun."""
+    found = {}
+    for key, value in saved.items():
+        if not key.startswith(("layer seed ", "rounding seed ")):
+            common = key.startswith("common ")
+            name, _, place = key.removeprefix("common ").partition(" ")
+            found[name, place] = Kept(tuple(value.shape[0 if common else 1 :]), common)
+    return found
 
 
 def _of(kind: str, saved: Mapping[str, Any]) -> dict[str, Any]:

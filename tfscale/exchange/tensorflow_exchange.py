@@ -41,6 +41,7 @@ class TensorFlowExchange(Exchange):
     """
 
     is_measured = False
+    sends_rows_on_wires = False
 
     def __init__(self, group: Group | None) -> None:
         hint = _NCCL if group and _have_gpus_of_their_own(group) else _RING
@@ -117,9 +118,13 @@ class TensorFlowExchange(Exchange):
             end_collectives(tf.errors.CANCELLED, failure(error))
         super()._give_up(communicator, error, running)
 
-    def _gathered(self, replica: int, x: tf.Tensor, name: Name) -> tf.Tensor:
+    def gathered(
+        self, replica: int, x: tf.Tensor, name: Name, wire: str = wires.LOSSLESS, seed: Any = 0
+    ) -> tf.Tensor:
+        """The rows of all ranks, of which each has as many."""
+        assert wire == wires.LOSSLESS, "backends.py refuses others"
         if self._is_in_a_loop():
-            return super()._gathered(replica, x, name)
+            return super().gathered(replica, x, name)
 
         @tf.custom_gradient
         def gathered(x: tf.Tensor) -> Any:
@@ -132,6 +137,14 @@ class TensorFlowExchange(Exchange):
             return self._gather(replica, x, name), gradient
 
         return gathered(x)
+
+    def scattered(
+        self, replica: int, x: tf.Tensor, name: Name, wire: str = wires.LOSSLESS, seed: Any = 0
+    ) -> tf.Tensor:
+        """This rank's share of the rows of the sum."""
+        share = tf.shape(x)[0] // self.ranks
+        rank = self.communicators[replica].rank
+        return self.sum(replica, x, name, wire)[rank * share : (rank + 1) * share]
 
     # -- TensorFlow's ops, on vectors
 

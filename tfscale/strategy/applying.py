@@ -17,7 +17,7 @@ from tfscale.bridge.objects import innermost, measures_curvature, path_of
 from tfscale.bridge.optimizers import scale_of
 from tfscale.bridge.protocols import MeasuresCurvature, Optimizer, Variable
 from tfscale.bridge.shadow import shadowed
-from tfscale.exchange.reducer import Reducer, whole
+from tfscale.exchange.reducer import Reducer
 from tfscale.exchange.state import ExchangeState
 from tfscale.strategy import origin, own_losses
 from tfscale.strategy.current import current, during
@@ -56,7 +56,7 @@ def _apply(
     reduce = functools.partial(reducer.reduce, optimizer=optimizer, state=state)
     inner = innermost(optimizer)
     windows = bool(inner.gradient_accumulation_steps)  # what is accumulated is whole
-    reducer.prepare(state, optimizer, whole(grads, variables, windows))
+    reducer.prepare(state, optimizer, variables, grads, rows_too=not windows)
     curvature = inner.curvature(grads, variables) if measures_curvature(inner) else []
     if windows:
         curvature = _summed_if_due(inner, curvature)

@@ -20,7 +20,6 @@ from tfscale.bridge.fit import fitted
 from tfscale.bridge.objects import measures_curvature
 from tfscale.bridge.protocols import MeasuresCurvature, Optimizer, Variable
 from tfscale.bridge.shadow import shadowed
-from tfscale.exchange.reducer import whole
 from tfscale.exchange.state import ExchangeState
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ def _sums(
         with tf.init_scope():
             optimizer.build(variables)
     state = ExchangeState.of(optimizer, strategy)
-    strategy.reducer.prepare(state, optimizer, whole(gradients, variables))
+    strategy.reducer.prepare(state, optimizer, variables, gradients)
     reduce = functools.partial(strategy.reducer.reduce, gradients, variables, optimizer, state)
     if not measures_curvature(optimizer):
         sums = reduce()

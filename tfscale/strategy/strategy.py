@@ -25,7 +25,8 @@ from tfscale.bridge.tensorflow import (
     autograph_artifact,
 )
 from tfscale.collectives.choose import Chooser
-from tfscale.compression import WirePolicy
+from tfscale.compression.method import Method
+from tfscale.compression.policy import MethodPolicy, WirePolicy
 from tfscale.exchange import backends
 from tfscale.exchange.collective_schedules import Algorithm, of_hosts, of_replicas
 from tfscale.exchange.collective_schedules import bucket_bytes as suitable_bytes
@@ -50,14 +51,14 @@ from tfscale.strategy import (
 from tfscale.strategy.current import current
 from tfscale.strategy.extended import Extended
 from tfscale.strategy.own_losses import checked
-from tfscale.wires import FORMATS
+from tfscale.wires import LOSSLESS
 
 DEADLINE = 120.0
 
 _hooked = keras2_applying.hooked if KERAS_2 else applying.hooked
 
 _NOTHING_TRAVELS = (
-    "wire=%r has no effect: there is one replica, so no gradients are sent. For several replicas "
+    "%s has no effect: there is one replica, so no gradients are sent. For several replicas "
     "use several GPUs, logical CPUs or workers"
 )
 
@@ -77,13 +78,16 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             ranks to a ``Schedule``, or ``"auto"``, which measures the links and chooses.
         wire: the format in which gradients are sent: a name (``"fp32"``, ``"bf16"``, ``"fp16"``,
             ``"fp8"``, ``"int8"``, ``"int4"``, ``"ternary"``, ``"sign"``), a mapping from
-            patterns of variables' paths to names, or a ``WirePolicy``.
+            patterns of variables' paths to names, or a ``WirePolicy``; by default ``"fp32"``.
         devices: names of the devices that this process uses, such as ``["GPU:0", "GPU:1"]``;
             by default all GPUs, or all logical CPUs if there is no GPU.
         cluster_resolver: lists the workers; by default ``TF_CONFIG``, or what Slurm, ``mpirun`` or
             ``torchrun`` has set for this process. All workers must have the same devices.
-        error_feedback: whether what rounding loses in one step is added to the gradients of
-            the next step; by default on wires of less than 8 bits.
+        method: instead of ``wire``, how gradients become sums: a method of
+            ``tfscale.compression``, such as ``PowerSGD(rank=4)``, a mapping from patterns of
+            variables' paths to methods or wires' names, or a ``MethodPolicy``.
+        error_feedback: whether what rounding on ``wire`` loses in one step is added to the
+            gradients of the next step; by default on wires of less than 8 bits.
         bucket_bytes: how many bytes of gradients share an all-reduce, a number or a text
             such as ``"25MB"``; by default computed from the measured links.
         batch_norm: ``"synchronized"``, statistics of the global batch, as on one device;
@@ -119,10 +123,11 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     def __init__(
         self,
         algorithm: Algorithm = "auto",
-        wire: str | Mapping[str, str] | WirePolicy = "fp32",
+        wire: str | Mapping[str, str] | WirePolicy | None = None,
         devices: Sequence[str] | None = None,
         cluster_resolver: Any = None,
         *,
+        method: Method | Mapping[str, Method | str] | MethodPolicy | None = None,
         error_feedback: bool | None = None,
         bucket_bytes: int | str | None = None,
         batch_norm: str = "synchronized",
@@ -136,11 +141,10 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     ) -> None:
         installed.check()
         _check(batch_norm, error_feedback, cluster_resolver)
-        policy = WirePolicy.of(wire)
+        policy = _policy(wire, method, error_feedback)
         backend = backends.checked(
             backend,
             policy,
-            error_feedback=error_feedback,
             algorithm=algorithm,
             schedule_file=schedule_file,
             transport=transport,
@@ -158,14 +162,16 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         if backend == backends.AUTO:
             backend = backends.TENSORFLOW if extended.on_gpus else backends.ENGINE
         _say_who_trains(extended)
-        if extended._num_replicas_in_sync == 1 and policy != WirePolicy():
-            logging.getLogger("tfscale").warning(_NOTHING_TRAVELS, wire)
+        if extended._num_replicas_in_sync == 1 and policy != MethodPolicy():
+            asked = f"wire={wire!r}" if method is None else f"method={method!r}"
+            logging.getLogger("tfscale").warning(_NOTHING_TRAVELS, asked)
         _join(
             extended,
             {
                 "list of devices": [name.rsplit("device:", 1)[-1] for name in extended._devices],
                 "algorithm": algorithm,
-                "wire": repr(policy),
+                "wire": repr(WirePolicy.of(wire or LOSSLESS)) if method is None else None,
+                "method": method and repr(policy),
                 "error_feedback": error_feedback,
                 "bucket_bytes": bucket_bytes,
                 "backend": backend,
@@ -178,7 +184,8 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             exchange: Exchange = TensorFlowExchange(extended.group)
         else:
             exchange = Exchange(
-                extended.group, of_replicas(algorithm, extended.group, policy.wire, schedule_file)
+                extended.group,
+                of_replicas(algorithm, extended.group, policy.method.wires[0], schedule_file),
             )
         schedules = exchange.schedules
         extended.connect(exchange, of_hosts(schedules, extended.hosts))
@@ -191,7 +198,6 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             exchange,
             policy,
             suitable_bytes(schedules, exchange.ranks) if bucket_bytes is None else bucket_bytes,
-            _feedback(error_feedback),
             trials,
         )
 
@@ -355,10 +361,17 @@ def _say_who_trains(extended: Any) -> None:
     logging.getLogger("tfscale").info("ScaleStrategy: %d %s, on %s", replicas, word, where)
 
 
-def _feedback(wanted: bool | None) -> tuple[str, ...]:
-    if wanted is None:
-        return tuple(wire.name for wire in FORMATS.values() if wire.feedback)
-    return tuple(wire.name for wire in FORMATS.values() if not wire.lossless) if wanted else ()
+def _policy(wire: Any, method: Any, error_feedback: bool | None) -> MethodPolicy:
+    if method is None:
+        return WirePolicy.of(LOSSLESS if wire is None else wire).methods(error_feedback)
+    for name, other in {"wire": wire, "error_feedback": error_feedback}.items():
+        if other is not None:
+            raise ValueError(
+                f"method={method!r} says how gradients become sums, and {name}={other!r} says so, "
+                'too. Leave one of them out: method={"head": "bf16", "*": Wire("int8", '
+                "feedback=True)} says all that wire and error_feedback can"
+            )
+    return MethodPolicy.of(method)
 
 
 def _rank(value: Any) -> Any:

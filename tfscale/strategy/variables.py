@@ -25,7 +25,7 @@ from tfscale.bridge.tensorflow import (
     regroup,
 )
 from tfscale.exchange import dataflow
-from tfscale.exchange.state import RESIDUAL, ROUNDING_SEED
+from tfscale.exchange.state import COMMON, PART, ROUNDING_SEED
 from tfscale.strategy.current import current
 
 # Far apart in the first word of a generator's state, so that no two replicas
@@ -195,8 +195,8 @@ class Accumulator(_Private):
         return self.distribute_strategy.reduce("SUM", parts, axis=None)
 
 
-class Residual(_Private):
-    """Residuals, different on each replica; outside of replicas, one reads all of them."""
+class Part(_Private):
+    """Each replica's part of a sum, such as a residual; outside of replicas, one reads all."""
 
     def of_replica(self, local_id: int, whole: tf.Tensor) -> tf.Tensor:
         extended = self.distribute_strategy.extended
@@ -225,7 +225,8 @@ def kind_of(keywords: dict[str, Any]) -> type[Weight]:
 _BY_NAME: dict[str, type[Weight]] = {
     LAYER_SEED: Seed,
     "rnn_state": SampleState,
-    RESIDUAL: Residual,
+    PART: Part,
+    COMMON: Weight,
     ROUNDING_SEED: Weight,
 }
 

@@ -9,7 +9,6 @@ from tfscale.exchange.reducer import Reducer
 from tfscale.ops import Communicator
 from tfscale.ops.bucket import BucketId
 from tfscale.ops.log import Execution
-from tfscale.wires import LOSSLESS
 
 
 class EngineLog:
@@ -38,8 +37,8 @@ class EngineLog:
 
     @property
     def is_lossy(self) -> bool:
-        """Whether any gradient may be sent on a lossy wire."""
-        return any(wire != LOSSLESS for wire in self._reducer.policy.wires)
+        """Whether any gradient may be summed by a method that loses something."""
+        return any(not method.lossless for method in self._reducer.policy.methods)
 
     def ways(self) -> list[str]:
         """How gradients go from each rank of this process to the others, in words."""
@@ -74,7 +73,8 @@ class EngineLog:
         """Buckets that are new or have another schedule than at the last call: before, now."""
         before = {row.bucket: row for row in self.rows}
         now = rows(self._reducer)
-        self.rows, self._saved = now, {row.bucket: row.saved - 1 for row in now}
+        self.rows = now
+        self._saved = {name: row.saved - 1 for row in now for name in row.collectives}
         pairs = [(before.get(row.bucket), row) for row in now]
         return [(old, new) for old, new in pairs if old is None or old.algorithm != new.algorithm]
 

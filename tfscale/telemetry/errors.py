@@ -1,7 +1,7 @@
-"""How much of a gradient a wire loses, bucket by bucket.
+"""How much of a gradient a method loses, bucket by bucket.
 
-While a step is traced, each bucket on a lossy wire gets a few operations more, which copy a
-sample of it. The errors are computed from the copies, between steps.
+While a step is traced, each bucket that is not summed exactly gets a few operations more, which
+copy a sample of it. The errors are computed from the copies, between steps.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfscale.compression.method import Method, Wire
 from tfscale.exchange.trial import Cell
 from tfscale.ops.bucket import BucketId
 from tfscale.ops.group import host_of
@@ -22,23 +23,25 @@ _BLOCKS = 64  # of a sample
 
 @dataclasses.dataclass(frozen=True)
 class Distortion:
-    """What a wire loses of one bucket, in the last step, on this process's first rank.
+    """What a method loses of one bucket, in the last step, on this process's first rank.
 
     Attributes:
         bucket: which.
-        wire: the bucket's wire.
+        wire: the format of what the bucket's method sends.
+        method: the method's name.
         error: norm of what was lost / norm of the gradients.
         measured: whether the error was measured; if not, it is a bound for one rounding.
     """
 
     bucket: BucketId
     wire: str
+    method: str
     error: float
     measured: bool
 
 
 class Samples:
-    """Samples of all buckets on lossy wires.
+    """Samples of all buckets that are not summed exactly.
 
     Args:
         device: of this process's first rank.
@@ -46,12 +49,14 @@ class Samples:
 
     def __init__(self, device: str) -> None:
         self._host = host_of(device)
-        self._cells: dict[BucketId, tuple[str, list[Cell]]] = {}
+        self._cells: dict[BucketId, tuple[Method, list[Cell]]] = {}
 
     def watch(
-        self, bucket: BucketId, wire: str, gradients: tf.Tensor, lost: tf.Tensor | None
+        self, bucket: BucketId, method: Method, gradients: tf.Tensor, lost: tf.Tensor | None
     ) -> None:
         """Called while a step is traced: see ``Reducer.watch``."""
+        if lost is None and not isinstance(method, Wire):
+            return  # nothing is known of what it loses
         parts = [_sample(x) for x in (gradients, lost) if x is not None]
         with tf.device(self._host):
             if bucket not in self._cells:
@@ -59,19 +64,21 @@ class Samples:
                     cells = [Cell(tf.float32) for _ in parts]
                     for cell in cells:
                         cell.assign(tf.zeros([0, BLOCK]))
-                self._cells[bucket] = (wire, cells)
+                self._cells[bucket] = (method, cells)
             for cell, part in zip(self._cells[bucket][1], parts, strict=True):
                 cell.assign(part)
 
     def distortions(self) -> list[Distortion]:
         """Of the last step that exchanged gradients, of buckets that have gradients."""
         found = []
-        for bucket, (wire, cells) in self._cells.items():
+        for bucket, (method, cells) in self._cells.items():
             x, *lost = [cell.numpy().astype(np.float64) for cell in cells]
-            gone = lost[0] if lost else _bound(wire, x)
+            gone = lost[0] if lost else _bound(method.wires[0], x)
             size, missing = _norm(x), _norm(gone)
             if size > 0 and np.isfinite(size) and np.isfinite(missing):
-                found.append(Distortion(bucket, wire, missing / size, bool(lost)))
+                found.append(
+                    Distortion(bucket, method.wires[0], str(method), missing / size, bool(lost))
+                )
         return found
 
 

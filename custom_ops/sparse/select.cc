@@ -1,0 +1,112 @@
+#include "custom_ops/sparse/select.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <vector>
+
+namespace tfscale {
+namespace sparse {
+namespace {
+
+constexpr int64_t kPart = 1 << 16;    // numbers that a thread takes at once
+constexpr int64_t kRow = 32;          // numbers that are looked at together
+constexpr int64_t kSample = 1 << 14;  // at least so many, where there are as many
+
+struct Candidate {
+  uint32_t size;
+  int32_t place;
+};
+
+// Of floats without a sign, larger ones have larger bits; NaN have the largest.
+uint32_t SizeOf(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  return bits & 0x7fffffffu;
+}
+
+// A size that most likely a few more than k numbers reach; 0 where a sample is of no use.
+uint32_t Guess(const float* x, int64_t n, int64_t k) {
+  const int64_t stride = std::max<int64_t>(1, n / std::max(kSample, n / 256));
+  std::vector<uint32_t> sample;
+  sample.reserve(n / stride + 1);
+  for (int64_t i = stride / 2; i < n; i += stride) sample.push_back(SizeOf(x[i]));
+  const double expected = static_cast<double>(k) * sample.size() / n;
+  const auto rank = static_cast<size_t>(expected + 4 * std::sqrt(expected) + 4);
+  if (rank >= sample.size()) return 0;
+  std::nth_element(sample.begin(), sample.begin() + rank, sample.end(), std::greater<>());
+  return sample[rank];
+}
+
+bool AnyReaches(const float* x, uint32_t size) {
+  bool found = false;
+  for (int64_t i = 0; i < kRow; ++i) found |= SizeOf(x[i]) >= size;
+  return found;
+}
+
+void Collect(const float* x, int64_t first, int64_t last, uint32_t size,
+             std::vector<Candidate>* found) {
+  for (int64_t row = first; row < last; row += kRow) {
+    const int64_t end = std::min(row + kRow, last);
+    if (end - row == kRow && !AnyReaches(x + row, size)) continue;
+    for (int64_t i = row; i < end; ++i) {
+      const uint32_t one = SizeOf(x[i]);
+      if (one >= size) found->push_back({one, static_cast<int32_t>(i)});
+    }
+  }
+}
+
+// All that reach the size, by parts that follow each other.
+std::vector<std::vector<Candidate>> Reaching(const float* x, int64_t n, uint32_t size,
+                                             const Runner& run) {
+  const int64_t parts = (n + kPart - 1) / kPart;
+  std::vector<std::vector<Candidate>> found(parts);
+  run(parts, [&](int64_t first, int64_t last) {
+    for (int64_t part = first; part < last; ++part) {
+      Collect(x, part * kPart, std::min(n, (part + 1) * kPart), size, &found[part]);
+    }
+  });
+  return found;
+}
+
+std::vector<uint32_t> SizesOf(const std::vector<std::vector<Candidate>>& parts) {
+  std::vector<uint32_t> sizes;
+  for (const auto& part : parts) {
+    for (const Candidate& one : part) sizes.push_back(one.size);
+  }
+  return sizes;
+}
+
+}  // namespace
+
+void Largest(const float* x, int64_t n, int64_t k, int32_t offset, int32_t* places,
+             const Runner& run) {
+  if (k == 0) return;
+  const uint32_t guess = Guess(x, n, k);
+  auto parts = Reaching(x, n, guess, run);
+  std::vector<uint32_t> sizes = SizesOf(parts);
+  if (static_cast<int64_t>(sizes.size()) < k) {
+    parts = Reaching(x, n, 0, run);
+    sizes = SizesOf(parts);
+  }
+  std::nth_element(sizes.begin(), sizes.begin() + (k - 1), sizes.end(), std::greater<>());
+  const uint32_t least = sizes[k - 1];
+  int64_t equal = k - std::count_if(sizes.begin(), sizes.begin() + (k - 1),
+                                    [least](uint32_t size) { return size > least; });
+  for (const auto& part : parts) {
+    for (const Candidate& one : part) {
+      if (one.size > least || (one.size == least && equal-- > 0)) *places++ = one.place + offset;
+    }
+  }
+}
+
+bool Add(const float* values, const int32_t* places, int64_t count, float* sums, int64_t size) {
+  const auto outside = [size](int32_t place) { return place < 0 || place >= size; };
+  if (std::any_of(places, places + count, outside)) return false;
+  for (int64_t i = 0; i < count; ++i) sums[places[i]] += values[i];
+  return true;
+}
+
+}  // namespace sparse
+}  // namespace tfscale

@@ -1,0 +1,190 @@
+"""What a method is: how a bucket's gradients become their sums over all replicas.
+
+A method gets the gradients of one replica, what was kept for them from earlier steps, and the
+exchange's collectives; it gives the sums. It runs on all replicas at once, while a step is traced,
+and must do the same on all of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from tfscale import wires
+from tfscale.compression.gradient import Gradient
+from tfscale.wires import FORMATS, LOSSLESS
+
+RESIDUAL = "residual"  # what was not sent yet; the name of a state
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """What a method keeps for a variable from step to step; it is saved with the optimizer.
+
+    Args:
+        shape: of the tensor, which is float32.
+        common: whether it is the same on all replicas. Otherwise each replica has its own, and
+            they are parts of a sum: for another number of replicas the sum is shared out anew.
+        start: makes the first value of that shape; zeros by default. It must be the same on all
+            replicas.
+    """
+
+    shape: tuple[int, ...]
+    common: bool = False
+    start: Callable[[tuple[int, ...]], Any] = np.zeros
+
+
+class Load(Protocol):
+    """The gradients of one bucket on one replica, and what a method may do with them.
+
+    Attributes:
+        gradients: this replica's, float32, in the order of ``described``.
+        described: what they are.
+        replicas: how many there are.
+        rank: which of them this one is.
+    """
+
+    gradients: list[tf.Tensor]
+    described: list[Gradient]
+    replicas: int
+    rank: int
+
+    def kept(self, name: str) -> list[tf.Tensor]:
+        """What was kept by that name for each gradient."""
+
+    def keep(self, name: str, values: Sequence[tf.Tensor]) -> None:
+        """Keep these until the next step. What is common must be the same on all replicas."""
+
+    def all_reduce(
+        self, x: tf.Tensor, wire: str = LOSSLESS, residual: tf.Tensor | None = None, what: str = ""
+    ) -> Any:
+        """The sum of x over all replicas; with a residual, ``(sum, new_residual)``.
+
+        Args:
+            x: a tensor, of one shape on all replicas.
+            wire: the format in which it is sent.
+            residual: what earlier calls have lost, of x's shape.
+            what: a name for it, which another call for the same bucket must not have.
+        """
+
+    def all_gather(self, x: tf.Tensor, wire: str = LOSSLESS, what: str = "") -> tf.Tensor:
+        """The rows of all replicas' x, in the order of their ranks; shapes must be equal."""
+
+    def reduce_scatter(self, x: tf.Tensor, wire: str = LOSSLESS, what: str = "") -> tf.Tensor:
+        """This replica's share of the rows of x's sum: ``[r n / P, (r + 1) n / P)`` of n rows."""
+
+    def seed(self) -> tf.Tensor:
+        """An int64: another one at each call and in each step, the same on all replicas.
+
+        Only for methods with ``random``.
+        """
+
+
+class Method:
+    """How a bucket's gradients become their sums over all replicas.
+
+    To make your own, write a frozen dataclass: methods that are equal share buckets.
+
+    Attributes:
+        random: whether it asks for seeds.
+        lossless: whether its sums are exact, for every type.
+        others: the methods that ``suited`` leaves gradients to.
+        wires: the formats in which it sends anything.
+        rows_wire: the format for a gradient of which only some rows are sent.
+
+    Example:
+        >>> @dataclasses.dataclass(frozen=True)
+        ... class Mean(Method):
+        ...     def sums(self, load):
+        ...         return [load.all_reduce(g, what=str(i)) for i, g in enumerate(load.gradients)]
+    """
+
+    random: bool = False
+    lossless: bool = False
+    others: tuple[Method, ...] = ()
+    wires: tuple[str, ...] = (LOSSLESS,)
+
+    def suited(self, gradient: Gradient) -> Method:
+        """The method for this gradient: itself, or another where it would not pay."""
+        return self
+
+    def state(self, gradient: Gradient) -> Mapping[str, Kept]:
+        """What is kept for this gradient, by name."""
+        return {}
+
+    def sums(self, load: Load) -> list[tf.Tensor]:
+        """The sums over all replicas, the same bits on each; called while a step is traced."""
+        raise NotImplementedError
+
+    @property
+    def rows_wire(self) -> str:
+        return self.wires[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Wire(Method):
+    """One all-reduce of all numbers, each in a format of few bits: see docs/wires.md.
+
+    Args:
+        name: of the wire.
+        feedback: whether what rounding loses in one step is added to the gradients of the next;
+            by default on wires of less than 8 bits.
+
+    Example:
+        >>> strategy = tfscale.ScaleStrategy(method={"head": Wire("bf16"), "*": Wire("int8", True)})
+    """
+
+    name: str = LOSSLESS
+    feedback: bool | None = None
+
+    def __post_init__(self) -> None:
+        wires.checked(self.name)
+        if self.feedback not in (None, True, False):
+            raise ValueError(f"feedback is True, False or None, got {self.feedback!r}")
+        default = FORMATS[self.name].feedback
+        wanted = default if self.feedback is None else self.feedback
+        object.__setattr__(self, "feedback", wanted and not self.lossless)
+
+    @property
+    def lossless(self) -> bool:  # type: ignore[override]
+        return FORMATS[self.name].lossless
+
+    @property
+    def random(self) -> bool:  # type: ignore[override]
+        return FORMATS[self.name].rounds_at_random(with_residual=bool(self.feedback))
+
+    @property
+    def wires(self) -> tuple[str, ...]:  # type: ignore[override]
+        return (self.name,)
+
+    def state(self, gradient: Gradient) -> Mapping[str, Kept]:
+        return {RESIDUAL: Kept(gradient.shape)} if self.feedback else {}
+
+    def sums(self, load: Load) -> list[tf.Tensor]:
+        flat = joined(load.gradients)
+        if not self.feedback:
+            return separated(load.all_reduce(flat, self.name), load.gradients)
+        total, lost = load.all_reduce(flat, self.name, joined(load.kept(RESIDUAL)))
+        load.keep(RESIDUAL, separated(lost, load.gradients))
+        return separated(total, load.gradients)
+
+    def __str__(self) -> str:
+        return self.name + (" + feedback" if self.feedback else "")
+
+
+def joined(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Tensors as one vector."""
+    flat = [tf.reshape(x, [-1]) for x in tensors]
+    return flat[0] if len(flat) == 1 else tf.concat(flat, 0)
+
+
+def separated(vector: tf.Tensor, like: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """The inverse of ``joined``."""
+    if len(like) == 1:
+        return [tf.reshape(vector, tf.shape(like[0]))]
+    parts = tf.split(vector, [tf.size(x) for x in like])
+    return [tf.reshape(part, tf.shape(x)) for part, x in zip(parts, like)]
