@@ -11,18 +11,36 @@ from keras import layers
 
 from tests.strategy.features import StopBefore, bits
 from tfscale import ScaleStrategy
+from tfscale.compression import PowerSGD, RandomK, TopK
 
 FEATURES, BATCH = 16, 8
-KERNELS = ("0", "2")  # by their places; the last one and the biases are small
+# By their places; biases are small.
+KERNELS = ("0", "2")
+METHODS = {
+    "first": PowerSGD(2, factors="bf16"),
+    "second/kernel": TopK(0.05, momentum=0.5),
+    "head/kernel": RandomK(0.5),
+}
 
 
 def on(replicas, wire="int4", **arguments):
     return ScaleStrategy("ring", wire, [f"CPU:{i}" for i in range(replicas)], **arguments)
 
 
+def by(kind, replicas=2, **arguments):
+    if kind == "methods":
+        return on(replicas, None, method=METHODS, **arguments)
+    return on(replicas, kind, **arguments)
+
+
+@pytest.fixture(scope="module", params=["int4", "methods"])
+def kind(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def two():
-    return on(2)
+def two(kind):
+    return by(kind)
 
 
 def build(strategy, seed=1):
@@ -30,8 +48,8 @@ def build(strategy, seed=1):
     keras.utils.set_random_seed(seed)
     with strategy.scope():
         inputs = keras.Input([FEATURES])
-        hidden = layers.Dropout(0.3)(layers.Dense(64, activation="tanh")(inputs))
-        outputs = layers.Dense(1)(layers.Dense(32)(hidden))
+        hidden = layers.Dropout(0.3)(layers.Dense(64, "tanh", name="first")(inputs))
+        outputs = layers.Dense(1, name="head")(layers.Dense(32, name="second")(hidden))
         model = keras.Model(inputs, outputs)
         model.compile(keras.optimizers.SGD(0.01, 0.9), "mse", jit_compile=False)
         model.optimizer.build(model.trainable_variables)  # else Keras restores nothing into it
@@ -88,8 +106,8 @@ def saved(two, tmp_path_factory):
     return Saved(two, tmp_path_factory.mktemp("saved"))
 
 
-def test_something_is_lost_and_remembered(saved):
-    assert tuple(saved.residuals) == KERNELS
+def test_something_is_lost_and_remembered(kind, saved):
+    assert tuple(saved.residuals) == (KERNELS if kind == "int4" else (*KERNELS, "4"))
     for rows in saved.residuals.values():
         assert len(rows) == 2
         assert np.abs(rows).max(axis=(1, 2)).min() > 0
@@ -169,9 +187,9 @@ def test_keras_alone_reads_such_files(saved):
     assert bits(model) != saved.bits
 
 
-def test_another_number_of_replicas_shares_it_out(other, saved, tmp_path):
+def test_another_number_of_replicas_shares_it_out(kind, other, saved, tmp_path):
     """Two to four to two: what is owed to the model stays the same."""
-    four = build(on(4), seed=2)
+    four = build(by(kind, 4), seed=2)
     four.load_weights(saved.weights_file)
     assert_same_sum(residuals(four), saved.residuals)
     train(four)
@@ -196,9 +214,9 @@ def test_another_batch_size_traces_anew_and_keeps_it(two, other, saved):
     assert np.abs(kept.numpy() - saved.residuals["0"]).max() > 0
 
 
-def test_buckets_of_another_size_restore_it(saved):
+def test_buckets_of_another_size_restore_it(kind, saved):
     """Residuals belong to variables: here each has a bucket of its own."""
-    model = build(on(2, bucket_bytes=1), seed=2)
+    model = build(by(kind, bucket_bytes=1), seed=2)
     model.load_weights(saved.weights_file)
     assert_same(residuals(model), saved.residuals)
     train(model)
@@ -229,11 +247,24 @@ def saved_of_memory(model, path):
         ("int4", {"error_feedback": False}, []),
         ("int8", {"error_feedback": True}, ["residual 0", "residual 2"]),
         ("ternary", {}, ["residual 0", "residual 2"]),
-        ({"dense.*/kernel$": "ternary"}, {"error_feedback": False}, ["rounding seed 0"]),
+        ({"(first|second)/kernel$": "ternary"}, {"error_feedback": False}, ["rounding seed 0"]),
+        (None, {"method": {"first": RandomK(0.5, False)}}, ["rounding seed 0"]),
+        (
+            None,
+            {"method": METHODS},
+            [
+                "common factor 0",
+                "residual 0",
+                "residual 2",
+                "residual 4",
+                "rounding seed 0",
+                "velocity 2",
+            ],
+        ),
     ],
 )
-def test_only_what_a_wire_needs_is_saved(tmp_path, wire, arguments, expected):
+def test_only_what_a_method_needs_is_saved(tmp_path, wire, arguments, expected):
     model = build(on(2, wire, **arguments))
     train(model)
     found = saved_of_memory(model, tmp_path / "saved.weights.h5")
-    assert found == ["layer seed 0", *expected]
+    assert found == sorted(["layer seed 0", *expected])

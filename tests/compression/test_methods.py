@@ -1,0 +1,273 @@
+"""Every method against the same computed in numpy, and what holds for all of them."""
+
+import itertools
+import re
+
+import numpy as np
+import pytest
+
+from tests.compression.methods import Trial, assert_conserved, gradients
+from tfscale import ScaleStrategy
+from tfscale.compression import (
+    Gradient,
+    MethodPolicy,
+    PowerSGD,
+    RandomK,
+    TopK,
+    Wire,
+)
+
+SHAPES = [(12, 20), (3, 3, 4, 10), (7, 5)]
+CLOSE = 1e-6
+WITH_FEEDBACK = [
+    Wire("int4"), Wire("int8", True), Wire("sign"),
+    PowerSGD(2, saves=0), PowerSGD(2, factors="bf16", saves=0),
+    PowerSGD(1, factors="int8", saves=0), TopK(0.05), TopK(0.05, wire="int8"), RandomK(0.1), RandomK(0.1, wire="bf16"),
+]  # fmt: skip
+WITHOUT = [PowerSGD(2, feedback=False, saves=0), TopK(0.1, feedback=False),
+           RandomK(0.1, feedback=False)]  # fmt: skip
+
+
+def matrix(x):
+    return np.reshape(x, [-1, np.shape(x)[-1]])
+
+
+def assert_close(found, expected):
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=CLOSE * np.abs(other).max())
+
+
+def powersgd(given, factors, rests):
+    """A step as the paper has it, in float64; ``rests[variable][replica]``."""
+    found = []
+    for of_replicas, q, rest in zip(given, factors, rests, strict=True):
+        parts = [matrix(g) + matrix(e) for g, e in zip(of_replicas, rest)]
+        p, _ = np.linalg.qr(sum(m @ q for m in parts))
+        total = sum(m.T @ p for m in parts)
+        found.append(np.reshape(p @ total.T, of_replicas[0].shape))
+    return found
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("feedback", [True, False])
+@pytest.mark.parametrize("rank", [1, 3])
+def test_powersgd_is_the_papers(rank, feedback, replicas):
+    """Each step, from what the steps before have left."""
+    method = PowerSGD(rank, feedback, saves=0)
+    trial = Trial(method, SHAPES, replicas)
+    nothing = [np.zeros((replicas, *shape)) for shape in SHAPES]
+    trial.sums([[np.zeros(shape, "float32")] * replicas for shape in SHAPES])
+    for step in range(4):
+        given = gradients(SHAPES, replicas, step)
+        rests = trial.kept("residual") if feedback else nothing
+        factors = [np.asarray(q, float) for q in trial.kept("factor")]
+        expected = powersgd(given, factors, [np.asarray(rest, float) for rest in rests])
+        assert_close(trial.sums(given), expected)
+
+
+@pytest.mark.parametrize("rank", [5, 100])
+def test_powersgd_of_full_rank_is_exact(rank):
+    shapes = [(7, 5), (5, 7)]
+    trial = Trial(PowerSGD(rank, saves=0), shapes)
+    for step in range(3):
+        given = gradients(shapes, seed=step)
+        assert_close(trial.sums(given), [sum(g) for g in given])
+
+
+def largest(x, fraction):
+    """The places of the largest numbers of each replica."""
+    count = max(1, int(np.ceil(fraction * x.size)))
+    return np.argsort(-np.abs(x.ravel()), kind="stable")[:count]
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+@pytest.mark.parametrize("fraction", [0.02, 0.3, 1.0])
+def test_top_k(fraction, momentum, replicas):
+    trial = Trial(TopK(fraction, momentum=momentum), SHAPES, replicas)
+    rests = [[np.zeros(shape) for _ in range(replicas)] for shape in SHAPES]
+    speeds = [[np.zeros(shape) for _ in range(replicas)] for shape in SHAPES]
+    for step in range(4):
+        given = gradients(SHAPES, replicas, step)
+        expected = []
+        for i, of_replicas in enumerate(given):
+            total = np.zeros(of_replicas[0].size)
+            for replica, g in enumerate(of_replicas):
+                speeds[i][replica] = momentum * speeds[i][replica] + g
+                rests[i][replica] = rests[i][replica] + speeds[i][replica]
+                chosen = largest(rests[i][replica], fraction)
+                total[chosen] += rests[i][replica].ravel()[chosen]
+                rests[i][replica].ravel()[chosen] = 0
+                speeds[i][replica].ravel()[chosen] = 0
+            expected.append(np.reshape(total, of_replicas[0].shape))
+        assert_close(trial.sums(given), expected)
+
+
+def test_random_k_sends_the_same_places_of_all_and_others_in_each_step():
+    trial = Trial(RandomK(0.1), [(40, 50)])
+    rests, seen = [0.0, 0.0], []
+    for step in range(4):
+        given = gradients([(40, 50)], seed=step)
+        (total,) = trial.sums(given)
+        chosen = total != 0
+        assert chosen.sum() == 200
+        parts = [g + e for g, e in zip(given[0], rests)]
+        np.testing.assert_allclose(total[chosen], sum(parts)[chosen], atol=1e-5)
+        rests = [np.where(chosen, 0, part) for part in parts]
+        seen.append(chosen)
+    assert all((one != other).any() for one, other in itertools.pairwise(seen))
+
+
+def test_random_k_without_feedback_is_right_on_average():
+    trial = Trial(RandomK(0.25, feedback=False), [(10, 20)])
+    given = gradients([(10, 20)])
+    steps = 400
+    mean = sum(trial.sums(given)[0].astype(float) for _ in range(steps)) / steps
+    exact = sum(given[0])
+    deviation = np.abs(exact) * np.sqrt((1 / 0.25 - 1) / steps)
+    assert np.abs(mean - exact).max() < 5 * deviation.max()
+    assert np.sqrt(np.mean(((mean - exact) / deviation) ** 2)) < 1.2
+
+
+@pytest.mark.parametrize("method", WITH_FEEDBACK, ids=repr)
+def test_nothing_is_lost_only_late(method):
+    given = [gradients(SHAPES, 3, seed) for seed in range(3)]
+    assert_conserved(Trial(method, SHAPES, 3), given, steps=7)
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "tree", "direct", "halving", "hierarchical"])
+@pytest.mark.parametrize(
+    "method", [PowerSGD(2, saves=0), TopK(0.1), RandomK(0.2)], ids=lambda m: type(m).__name__
+)
+def test_the_algorithm_does_not_matter(method, algorithm):
+    given = [gradients(SHAPES, 4, seed) for seed in range(2)]
+    trial, ring = Trial(method, SHAPES, 4, algorithm), Trial(method, SHAPES, 4)
+    for each in given:
+        assert_close(trial.sums(each), ring.sums(each))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("method", WITH_FEEDBACK + WITHOUT, ids=repr)
+def test_what_is_not_finite_arrives_and_leaves_no_trace(method, bad):
+    """The sums tell it, and the next steps are as if there had been none such."""
+    shapes = [(12, 20), (7, 5)]
+    trial, other = Trial(method, shapes), Trial(method, shapes)
+    first, second = gradients(shapes, seed=1), gradients(shapes, seed=2)
+    spoilt = gradients(shapes, seed=3)
+    spoilt[0][1][3, 4] = bad
+    spoilt[1][0][1, 1] = bad
+    for each in (trial, other):
+        each.sums(first)
+    found = trial.sums(spoilt)
+    if not isinstance(method, RandomK):  # which sends it once it is drawn
+        assert not any(np.isfinite(each).all() for each in found)
+        if method.random:
+            other.sums(first)
+        else:
+            for one, same in zip(trial.sums(second), other.sums(second)):
+                np.testing.assert_array_equal(one, same)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e30])
+def test_the_size_of_gradients_does_not_matter(size):
+    """Loss scaling makes them large, and the end of a training small."""
+    shapes = [(12, 20)]
+    for method in (PowerSGD(2, saves=0), TopK(0.1)):
+        trial, usual = Trial(method, shapes), Trial(method, shapes)
+        for seed in range(3):
+            given = gradients(shapes, seed=seed)
+            found = trial.sums([[np.float32(size) * g for g in each] for each in given])
+            np.testing.assert_allclose(found[0] / size, usual.sums(given)[0], atol=1e-4)
+
+
+@pytest.mark.parametrize("method", WITH_FEEDBACK + WITHOUT, ids=repr)
+def test_zeros_stay_zeros(method):
+    trial = Trial(method, [(8, 9), (4, 4)])
+    nothing = [[np.zeros(shape, "float32")] * 2 for shape in [(8, 9), (4, 4)]]
+    for _ in range(2):
+        assert not any(total.any() for total in trial.sums(nothing))
+    assert all(np.isfinite(total).all() for total in trial.sums(gradients([(8, 9), (4, 4)])))
+
+
+def test_gradients_in_halves():
+    """Under mixed precision Keras's variables are float32; these are not."""
+    import keras
+    import tensorflow as tf
+
+    for method in (PowerSGD(1, saves=0), TopK(0.5), RandomK(0.5)):
+        trial = Trial(method, [])
+        with trial.strategy.scope():
+            trial.variables = [keras.Variable(tf.zeros([6, 6]), dtype="float16", name="half")]
+            trial.optimizer = keras.optimizers.SGD(1.0)
+            trial.optimizer.build(trial.variables)
+        (total,) = trial.sums([[np.eye(6, dtype="float16")] * 2])
+        assert total.dtype == np.float16
+
+
+def test_policies_choose_methods():
+    policy = MethodPolicy.of({"embedding": TopK(0.01), "kernel$": PowerSGD(4), "*": "int8"})
+    chosen = {
+        ("embedding/embeddings", (1000, 64)): TopK(0.01),
+        ("dense/kernel", (512, 512)): PowerSGD(4),
+        ("dense/bias", (512,)): Wire(),
+        ("conv/kernel", (3, 3, 64, 64)): PowerSGD(4),
+        ("tiny/kernel", (4, 4)): Wire(),  # no matrix for rank 4
+        ("other/table", (512, 512)): Wire("int8"),
+        ("norm/gamma", (512,)): Wire(),
+    }
+    for (path, shape), method in chosen.items():
+        assert policy.method_of(Gradient(path, shape, "float32")) == method
+    assert policy.method_of(Gradient("dense/kernel", (512, 512), "float32", exact=True)) == Wire()
+    assert eval(repr(policy)) == policy
+    assert policy.fingerprint() != MethodPolicy.of({"embedding": TopK(0.02)}).fingerprint()
+    with pytest.raises(TypeError, match=r"carries float32.*and not int32"):
+        policy.method_of(Gradient("embedding/count", (1000, 64), "int32"))
+
+
+@pytest.mark.parametrize(
+    "wrong, words",
+    [
+        (lambda: PowerSGD(0), "rank is a number of columns, 1 or more; got 0"),
+        (lambda: PowerSGD(1.5), "got 1.5"),
+        (lambda: PowerSGD(1, factors="int7"), "int7"),
+        (lambda: PowerSGD(1, otherwise="int7"), "int7"),
+        (lambda: PowerSGD(saves=-1), "saves is a factor"),
+        (lambda: TopK(0), "fraction is the part of a gradient's numbers"),
+        (lambda: TopK(1.1), "got 1.1"),
+        (lambda: TopK(momentum=1), "momentum is 0 or more and less than 1; got 1"),
+        (lambda: TopK(feedback=False, momentum=0.5), "Leave one of them out"),
+        (lambda: RandomK(-1), "got -1"),
+        (lambda: Wire("int7"), "int7"),
+        (lambda: Wire("int8", "yes"), "feedback is True, False or None, got 'yes'"),
+        (lambda: MethodPolicy.of(7), "a method is one of tfscale.compression"),
+        (lambda: MethodPolicy.of({"*": int}), "a method is one of tfscale.compression"),
+        (lambda: ScaleStrategy(method="int8", wire="int8"), "Leave one of them out"),
+        (lambda: ScaleStrategy(method="int8", error_feedback=True), "Leave one of them out"),
+        (lambda: ScaleStrategy(method=PowerSGD), "a method is one of tfscale.compression"),
+        (
+            lambda: ScaleStrategy(method=PowerSGD(factors="int8"), backend="tensorflow"),
+            r"sends what PowerSGD\(4\) \+ feedback makes of gradients as 'fp32' only",
+        ),
+        (
+            lambda: ScaleStrategy(method=Wire("bf16", True), backend="tensorflow"),
+            r"has no error feedback .*Wire\(name='bf16', feedback=True\)",
+        ),
+    ],
+)
+def test_refusals_say_what_was_received(wrong, words):
+    with pytest.raises((TypeError, ValueError)) as refused:
+        wrong()
+    assert re.search(words, str(refused.value)), refused.value
+
+
+@pytest.mark.parametrize(
+    "method", [PowerSGD(2, saves=0), TopK(0.1), RandomK(0.2)], ids=lambda m: type(m).__name__
+)
+def test_by_tensorflows_collectives(method):
+    given = [gradients(SHAPES, seed=seed) for seed in range(2)]
+    trial, ours = (
+        Trial(method, SHAPES, backend="tensorflow", algorithm="auto"),
+        Trial(method, SHAPES),
+    )
+    for each in given:
+        assert_close(trial.sums(each), ours.sums(each))
