@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.compression.methods import Trial, assert_conserved, gradients
+from tests.covering import grid, singles
 from tfscale import ScaleStrategy
 from tfscale.compression import (
     Gradient,
@@ -22,7 +23,8 @@ CLOSE = 1e-6
 WITH_FEEDBACK = [
     Wire("int4"), Wire("int8", True), Wire("sign"),
     PowerSGD(2, saves=0), PowerSGD(2, factors="bf16", saves=0),
-    PowerSGD(1, factors="int8", saves=0), TopK(0.05), TopK(0.05, wire="int8"), RandomK(0.1), RandomK(0.1, wire="bf16"),
+    PowerSGD(1, factors="int8", saves=0), TopK(0.05), TopK(0.05, wire="int8"),
+    RandomK(0.1), RandomK(0.1, wire="bf16"),
 ]  # fmt: skip
 WITHOUT = [PowerSGD(2, feedback=False, saves=0), TopK(0.1, feedback=False),
            RandomK(0.1, feedback=False)]  # fmt: skip
@@ -48,9 +50,7 @@ def powersgd(given, factors, rests):
     return found
 
 
-@pytest.mark.parametrize("replicas", [2, 3])
-@pytest.mark.parametrize("feedback", [True, False])
-@pytest.mark.parametrize("rank", [1, 3])
+@grid("rank, feedback, replicas", [1, 3], [True, False], [2, 3])
 def test_powersgd_is_the_papers(rank, feedback, replicas):
     """Each step, from what the steps before have left."""
     method = PowerSGD(rank, feedback, saves=0)
@@ -80,9 +80,7 @@ def largest(x, fraction):
     return np.argsort(-np.abs(x.ravel()), kind="stable")[:count]
 
 
-@pytest.mark.parametrize("replicas", [2, 3])
-@pytest.mark.parametrize("momentum", [0.0, 0.5])
-@pytest.mark.parametrize("fraction", [0.02, 0.3, 1.0])
+@grid("fraction, momentum, replicas", [0.02, 0.3, 1.0], [0.0, 0.5], [2, 3])
 def test_top_k(fraction, momentum, replicas):
     trial = Trial(TopK(fraction, momentum=momentum), SHAPES, replicas)
     rests = [[np.zeros(shape) for _ in range(replicas)] for shape in SHAPES]
@@ -135,20 +133,21 @@ def test_nothing_is_lost_only_late(method):
     assert_conserved(Trial(method, SHAPES, 3), given, steps=7)
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "tree", "direct", "halving", "hierarchical"])
-@pytest.mark.parametrize(
-    "method", [PowerSGD(2, saves=0), TopK(0.1), RandomK(0.2)], ids=lambda m: type(m).__name__
+@grid(
+    "algorithm, method",
+    ["tree", "direct", "halving", "hierarchical"],
+    [PowerSGD(2, saves=0), TopK(0.1), RandomK(0.2)],
+    aspects=singles,
 )
-def test_the_algorithm_does_not_matter(method, algorithm):
+def test_the_algorithm_does_not_matter(algorithm, method):
     given = [gradients(SHAPES, 4, seed) for seed in range(2)]
     trial, ring = Trial(method, SHAPES, 4, algorithm), Trial(method, SHAPES, 4)
     for each in given:
         assert_close(trial.sums(each), ring.sums(each))
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("method", WITH_FEEDBACK + WITHOUT, ids=repr)
-def test_what_is_not_finite_arrives_and_leaves_no_trace(method, bad):
+@grid("bad, method", [np.nan, np.inf, -np.inf], WITH_FEEDBACK + WITHOUT, aspects=singles)
+def test_what_is_not_finite_arrives_and_leaves_no_trace(bad, method):
     """The sums tell it, and the next steps are as if there had been none such."""
     shapes = [(12, 20), (7, 5)]
     trial, other = Trial(method, shapes), Trial(method, shapes)
