@@ -14,6 +14,8 @@ constexpr int64_t kPart = 1 << 16;    // numbers that a thread takes at once
 constexpr int64_t kRow = 32;          // numbers that are looked at together
 constexpr int64_t kSample = 1 << 14;  // at least so many, where there are as many
 
+constexpr uint32_t kLeast = 1;  // all numbers but zeros reach it
+
 struct Candidate {
   uint32_t size;
   int32_t place;
@@ -26,7 +28,7 @@ uint32_t SizeOf(float x) {
   return bits & 0x7fffffffu;
 }
 
-// A size that most likely a few more than k numbers reach; 0 where a sample is of no use.
+// A size that most likely a few more than k numbers reach.
 uint32_t Guess(const float* x, int64_t n, int64_t k) {
   const int64_t stride = std::max<int64_t>(1, n / std::max(kSample, n / 256));
   std::vector<uint32_t> sample;
@@ -34,9 +36,9 @@ uint32_t Guess(const float* x, int64_t n, int64_t k) {
   for (int64_t i = stride / 2; i < n; i += stride) sample.push_back(SizeOf(x[i]));
   const double expected = static_cast<double>(k) * sample.size() / n;
   const auto rank = static_cast<size_t>(expected + 4 * std::sqrt(expected) + 4);
-  if (rank >= sample.size()) return 0;
+  if (rank >= sample.size()) return kLeast;
   std::nth_element(sample.begin(), sample.begin() + rank, sample.end(), std::greater<>());
-  return sample[rank];
+  return std::max(sample[rank], kLeast);
 }
 
 bool AnyReaches(const float* x, uint32_t size) {
@@ -78,6 +80,13 @@ std::vector<uint32_t> SizesOf(const std::vector<std::vector<Candidate>>& parts) 
   return sizes;
 }
 
+// There are fewer than k: all but zeros, and the first of those.
+void AllAndZeros(const float* x, int64_t n, int64_t zeros, int32_t offset, int32_t* places) {
+  for (int64_t i = 0; i < n; ++i) {
+    if (SizeOf(x[i]) >= kLeast || zeros-- > 0) *places++ = static_cast<int32_t>(i) + offset;
+  }
+}
+
 }  // namespace
 
 void Largest(const float* x, int64_t n, int64_t k, int32_t offset, int32_t* places,
@@ -86,10 +95,12 @@ void Largest(const float* x, int64_t n, int64_t k, int32_t offset, int32_t* plac
   const uint32_t guess = Guess(x, n, k);
   auto parts = Reaching(x, n, guess, run);
   std::vector<uint32_t> sizes = SizesOf(parts);
-  if (static_cast<int64_t>(sizes.size()) < k) {
-    parts = Reaching(x, n, 0, run);
+  const auto too_few = [&] { return static_cast<int64_t>(sizes.size()) < k; };
+  if (too_few() && guess > kLeast) {
+    parts = Reaching(x, n, kLeast, run);
     sizes = SizesOf(parts);
   }
+  if (too_few()) return AllAndZeros(x, n, k - sizes.size(), offset, places);
   std::nth_element(sizes.begin(), sizes.begin() + (k - 1), sizes.end(), std::greater<>());
   const uint32_t least = sizes[k - 1];
   int64_t equal = k - std::count_if(sizes.begin(), sizes.begin() + (k - 1),
