@@ -15,10 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from tfscale import figures
-from tfscale.bench import command, fit_trace, link, machine
-from tfscale.bench.fit_contestants import PARTS, REPLICAS, WIRES, FitContestant, contestants
+from tfscale.bench import command, fit_trace, link, machine, methods
+from tfscale.bench.fit_contestants import (
+    METHODS,
+    PARTS,
+    REPLICAS,
+    USUAL_PARTS,
+    WIRES,
+    FitContestant,
+    contestants,
+)
 from tfscale.bench.fit_crew import Crew
-from tfscale.bench.fit_table import FitResult, conclude, hidden_share, make_table
+from tfscale.bench.fit_table import FitResult, conclude, exposed, hidden_share, make_table
 from tfscale.launch import WorkerFailed
 from tfscale.wires import WIRES as ALL_WIRES
 
@@ -60,10 +68,26 @@ def make_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--parts", type=command.list_of(command.one_of(PARTS)), default=",".join(PARTS),
-        metavar="NAME,...", help="one: a single device; devices: 2 and 4 logical devices of one "
+    add(
+        "--parts",
+        type=command.list_of(command.one_of(PARTS)),
+        default=",".join(USUAL_PARTS),
+        metavar="NAME,...",
+        help="one: a single device; devices: 2 and 4 logical devices of one "
         "process; workers: 2 processes and 25M parameters; overlap: which share of the exchange "
-        "the backward pass hides (default: all)")  # fmt: skip
+        "the backward pass hides; methods: 25M parameters by several methods (default: all others)",
+    )
+    add(
+        "--methods",
+        type=methods.checked,
+        nargs="+",
+        default=list(METHODS),
+        metavar="METHOD",
+        help="of the part methods: wires, or methods such as 'PowerSGD(4)'; all are compared "
+        "with the first (default: %(default)s)",
+    )
+    add("--processes", type=command.whole_number, default=REPLICAS, metavar="P",
+        help="of the part methods (default: %(default)s)")  # fmt: skip
     add("--wires", type=command.list_of(command.one_of(ALL_WIRES)), default=",".join(WIRES),
         metavar="NAME,...", help="of workers (default: %(default)s)")  # fmt: skip
     add("--against", type=command.list_of(command.one_of(["horovod"])), default=[],
@@ -94,9 +118,8 @@ class Bench:
         self.timelines: list[fit_trace.RankTimeline] = []
 
     def measure(self, part: str) -> list[FitResult]:
-        planned = contestants(
-            part, self.arguments.wires, self.arguments.tiny, self.arguments.against
-        )
+        of = self.arguments
+        planned = contestants(part, of.wires, of.tiny, of.against, of.methods, of.processes)
         groups = sorted({(each.processes, each.devices) for each in planned})
         return [
             record
@@ -155,6 +178,8 @@ def _title(part: str, arguments: argparse.Namespace) -> str:
         "devices": "fit on logical devices of one process",
         "workers": f"fit of a model bound by communication, {between}",
         "overlap": f"fit of a model bound by computation, {between}",
+        "methods": f"fit of a model bound by communication, {arguments.processes} processes, "
+        f"{arguments.link or '127.0.0.1'}",
     }[part]
 
 
@@ -169,10 +194,14 @@ def footer(
     share = hidden_share(records)
     if share is not None:
         lines.append(f"hidden behind the backward pass: {share:.0%} of the exchange")
-    if timelines:
-        exposed = 1e3 * fit_trace.exposed_seconds(timelines)
+    for name, added, less in exposed(records):
         lines.append(
-            f"traced: gradients travel for {exposed:.1f} ms of a step while nothing computes"
+            f"communication that a step waits for: {name} {added:.1f} ms, {less:.2f}x less"
+        )
+    if timelines:
+        seconds = 1e3 * fit_trace.exposed_seconds(timelines)
+        lines.append(
+            f"traced: gradients travel for {seconds:.1f} ms of a step while nothing computes"
         )
     lines.append(
         f"machine: {about['cpu']}, {about['cores']} cores; {about['kernel']}; "

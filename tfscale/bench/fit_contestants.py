@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-PARTS = ("one", "devices", "workers", "overlap")
+PARTS = ("one", "devices", "workers", "overlap", "methods")
+USUAL_PARTS = PARTS[:-1]
+METHODS = ("fp32", "int8", "int4", "sign", "PowerSGD(4)", "TopK(0.01)")
 WIRES = ("fp32", "bf16", "int8")
 REPLICAS = 2  # processes of a part that has several
 
@@ -21,7 +23,7 @@ class FitContestant:
         model: its name in ``fit_worker``.
         processes: how many; each has a replica on every device.
         devices: logical devices of each process.
-        wire: in which format gradients travel.
+        wire: in which format gradients travel; or a method, as Python has it.
     """
 
     part: str
@@ -38,7 +40,12 @@ class FitContestant:
 
 
 def contestants(
-    part: str, wires: Sequence[str] = WIRES, tiny: bool = False, against: Sequence[str] = ()
+    part: str,
+    wires: Sequence[str] = WIRES,
+    tiny: bool = False,
+    against: Sequence[str] = (),
+    methods: Sequence[str] = METHODS,
+    processes: int = REPLICAS,
 ) -> list[FitContestant]:
     """All of a part, by groups of the same number of devices.
 
@@ -49,6 +56,8 @@ def contestants(
         wires: of the part ``"workers"``.
         tiny: toy models.
         against: other libraries, in the part ``"workers"``: ``"horovod"``.
+        methods: of the part ``"methods"``.
+        processes: of that part.
     """
     small, wide, deep = ("tiny",) * 3 if tiny else ("conv", "dense", "deep")
     if part == "one":
@@ -68,5 +77,9 @@ def contestants(
         )
         others = [FitContestant(part, "Horovod", way, wide, REPLICAS) for way in against]
         return [stock, *others, *ours]
+    if part == "methods":
+        without = FitContestant(part, "without exchange", "apart", wide, processes)
+        ours = [FitContestant(part, m, "scale", wide, processes, wire=m) for m in methods]
+        return [without, *ours]
     rows = [("without exchange", "apart"), ("ScaleStrategy", "scale"), ("exchange alone", "sums")]
     return [FitContestant(part, name, way, deep, REPLICAS) for name, way in rows]

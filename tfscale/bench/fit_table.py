@@ -78,6 +78,26 @@ def hidden_share(records: Sequence[FitResult]) -> float | None:
     return statistics.median(1 - (whole - without) / alone for whole, without, alone in rounds)
 
 
+def exposed(records: Sequence[FitResult]) -> list[tuple[str, float, float]]:
+    """What each method adds to a step, in ms, and how many times less that is than the first's.
+
+    Medians over rounds of the part ``"methods"``, whose first contestant exchanges nothing.
+    """
+    found = [record for record in records if record.part == "methods"]
+    if not found:
+        return []
+    without, *others = (record.all_ms for record in found)
+    added = [[own - least for own, least in zip(each, without, strict=True)] for each in others]
+    return [
+        (
+            record.contestant,
+            statistics.median(mine),
+            statistics.median(one / max(own, 1e-3) for one, own in zip(added[0], mine)),
+        )
+        for record, mine in zip(found[1:], added, strict=True)
+    ]
+
+
 def make_table(records: Sequence[FitResult], title: str) -> Table:
     """The rows of a part, grouped by the number of devices."""
     from rich import box

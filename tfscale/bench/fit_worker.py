@@ -17,7 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale.bench import machine
+from tfscale.bench import machine, methods
 from tfscale.bench.fit_contestants import FitContestant
 from tfscale.exchange.state import ExchangeState
 from tfscale.exchange.trial import TURNS
@@ -199,7 +199,8 @@ def trainee(contestant: FitContestant) -> Fit:
 
 
 def _scale(contestant: FitContestant) -> Any:
-    return ScaleStrategy(wire=contestant.wire, deadline=DEADLINE, backend="engine")
+    method = methods.method_of(contestant.wire)
+    return ScaleStrategy(method=method, deadline=DEADLINE, backend="engine")
 
 
 def _tensorflows(contestant: FitContestant) -> Any:
