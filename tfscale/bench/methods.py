@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-
 from typing import TYPE_CHECKING
 
 from tfscale.wires import WIRES
@@ -36,8 +35,8 @@ def method_of(text: str) -> Method:
         method: Method = kind(*arguments, **named)
     except (SyntaxError, TypeError, ValueError) as error:
         raise argparse.ArgumentTypeError(
-            f"{text!r}: {error}. Say a wire ({', '.join(WIRES)}), or a method such as 'PowerSGD(4)' "
-            "or 'TopK(0.01)'"
+            f"{text!r}: {error}. Say a wire, {', '.join(WIRES)}, or a method, such as "
+            "'PowerSGD(4)' or 'TopK(0.01)'"
         ) from error
     return method
 
