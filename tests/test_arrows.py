@@ -27,7 +27,7 @@ FLOORS = (
     ("cli",),
     ("__main__",),
 )
-NATIVE_FLOORS = (("wire", "sparse"), ("engine", "optimizers"), ("transport",), ("kernels",))
+NATIVE_FLOORS = (("wire",), ("engine", "optimizers", "compression"), ("transport",), ("kernels",))
 
 
 def room(module):

@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.compression.methods import Trial, assert_conserved, gradients
 from tests.covering import grid, singles
@@ -16,7 +17,10 @@ from tfscale.compression import (
     RandomK,
     TopK,
     Wire,
+    low_rank,
+    sparse,
 )
+from tfscale.ops import compression as ops
 
 SHAPES = [(12, 20), (3, 3, 4, 10), (7, 5)]
 CLOSE = 1e-6
@@ -44,7 +48,7 @@ def powersgd(given, factors, rests):
     found = []
     for of_replicas, q, rest in zip(given, factors, rests, strict=True):
         parts = [matrix(g) + matrix(e) for g, e in zip(of_replicas, rest)]
-        p, _ = np.linalg.qr(sum(m @ q for m in parts))
+        p, _ = np.linalg.qr(sum(m @ q.T for m in parts))
         total = sum(m.T @ p for m in parts)
         found.append(np.reshape(p @ total.T, of_replicas[0].shape))
     return found
@@ -191,7 +195,6 @@ def test_zeros_stay_zeros(method):
 def test_gradients_in_halves():
     """Under mixed precision Keras's variables are float32; these are not."""
     import keras
-    import tensorflow as tf
 
     for method in (PowerSGD(1, saves=0), TopK(0.5), RandomK(0.5)):
         trial = Trial(method, [])
@@ -270,3 +273,36 @@ def test_by_tensorflows_collectives(method):
     )
     for each in given:
         assert_close(trial.sums(each), ours.sums(each))
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        PowerSGD(3, saves=0),
+        PowerSGD(2, factors="bf16", saves=0),
+        TopK(0.1),
+        TopK(0.1, momentum=0.5),
+    ],
+    ids=repr,
+)
+def test_in_cpp_it_is_the_same_as_by_tensorflows_operations(method, monkeypatch):
+    """Which replicas on GPUs use."""
+    fused = Trial(method, SHAPES)
+    given = [gradients(SHAPES, seed=seed) for seed in range(3)]
+    found = [fused.sums(each) for each in given]
+    monkeypatch.setattr(low_rank, "_Fused", lambda load: low_rank._Plain(load, True))
+    monkeypatch.setattr(sparse, "_Fused", lambda load, g: sparse._Plain(load, g, True))
+    plain = Trial(method, SHAPES)
+    for each, expected in zip(given, found):
+        for one, other in zip(plain.sums(each), expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * np.abs(other).max())
+    for one, other in zip(plain.kept("residual"), fused.kept("residual")):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
+
+
+def test_a_place_that_a_peer_made_up_is_refused():
+    residual = tf.Variable(tf.zeros([4]))
+    for place in (-1, 4):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="outside of 4 numbers"):
+            ops.sum_at(tf.zeros([4]), [0], [0.0], [place], [1.0], True, residual)
+    np.testing.assert_array_equal(residual, 0)

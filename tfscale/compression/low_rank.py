@@ -25,6 +25,7 @@ import tensorflow as tf
 
 from tfscale.compression.gradient import Gradient
 from tfscale.compression.method import RESIDUAL, Kept, Load, Method, Wire, joined, separated
+from tfscale.ops import compression as ops
 from tfscale.wires import FORMATS, LOSSLESS, checked
 
 _FACTOR = "factor"
@@ -90,45 +91,85 @@ class PowerSGD(Method):
     def state(self, gradient: Gradient) -> Mapping[str, Kept]:
         """The residual, and the factor that the next step begins with."""
         _, columns, rank = self._sizes(gradient.shape)
-        kept = {_FACTOR: Kept((columns, rank), common=True, start=_Start(gradient.path))}
+        kept = {_FACTOR: Kept((rank, columns), common=True, start=_Start(gradient.path))}
         return {RESIDUAL: Kept(gradient.shape), **kept} if self.feedback else kept
 
     def sums(self, load: Load) -> list[tf.Tensor]:
         """See the module."""
-        matrices = [tf.reshape(g, [-1, g.shape[-1]]) for g in load.gradients]
-        if self.feedback:
-            residuals = load.kept(RESIDUAL)
-            matrices = [m + tf.reshape(e, m.shape) for m, e in zip(matrices, residuals)]
+        passes = _Fused(load) if self.feedback and load.on_cpu else _Plain(load, self.feedback)
         factors = load.kept(_FACTOR)
-        products = [m @ q for m, q in zip(matrices, factors)]
+        products = [passes.rows(i, factor) for i, factor in enumerate(factors)]
         sums = separated(load.all_reduce(joined(products), self.factors, what="rows"), products)
         bases = [_orthonormal(total) for total in sums]
-        own = [tf.matmul(m, p, transpose_a=True) for m, p in zip(matrices, bases)]
+        own = [passes.columns(i, basis) for i, basis in enumerate(bases)]
         flat = joined(own)
-        # What the wire loses of a factor stays with the replica, as the rest of its matrix does.
         if self.feedback and not FORMATS[self.factors].lossless:
+            # What the wire loses of a factor stays with the replica, as the rest of its matrix.
             total, lost = load.all_reduce(flat, self.factors, tf.zeros_like(flat), "columns")
             own = separated(flat - lost, own)
         else:
             total = load.all_reduce(flat, self.factors, what="columns")
-        columns = separated(total, own)
+        totals = separated(total, own)
         finite = tf.reduce_all(tf.math.is_finite(total))  # so are the bases, or these were not
-        if self.feedback:
-            rests = [m - _product(p, q) for m, p, q in zip(matrices, bases, own)]
-            load.keep(
-                RESIDUAL,
-                [tf.where(finite, tf.reshape(m, e.shape), e) for m, e in zip(rests, residuals)],
-            )
-        load.keep(
-            _FACTOR,
-            [tf.where(finite, _scaled(q, old), old) for q, old in zip(columns, factors)],
-        )
-        return [
-            tf.reshape(_product(p, q), g.shape) for p, q, g in zip(bases, columns, load.gradients)
-        ]
+        found = [passes.sum(i, *each, finite) for i, each in enumerate(zip(bases, own, totals))]
+        nexts = [tf.where(finite, _scaled(q, old), old) for q, old in zip(totals, factors)]
+        load.keep(_FACTOR, nexts)
+        return [tf.reshape(total, g.shape) for total, g in zip(found, load.gradients)]
 
     def __str__(self) -> str:
         return f"PowerSGD({self.rank})" + (" + feedback" if self.feedback else "")
+
+
+class _Plain:
+    """The passes over a bucket's matrices as TensorFlow's operations."""
+
+    def __init__(self, load: Load, feedback: bool) -> None:
+        self._load, self._feedback = load, feedback
+        self._matrices = [_matrix(g) for g in load.gradients]
+        self._old = load.kept(RESIDUAL) if feedback else []
+        for i, rest in enumerate(self._old):
+            self._matrices[i] += _matrix(rest)
+
+    def rows(self, i: int, factor: tf.Tensor) -> tf.Tensor:
+        """Of each row of the i-th matrix, its part in the directions of the factor's rows."""
+        return tf.matmul(self._matrices[i], factor, transpose_b=True)
+
+    def columns(self, i: int, basis: tf.Tensor) -> tf.Tensor:
+        """Of each column of the i-th matrix, its part in the directions of the basis."""
+        return tf.matmul(basis, self._matrices[i], transpose_a=True)
+
+    def sum(
+        self, i: int, basis: tf.Tensor, own: tf.Tensor, total: tf.Tensor, finite: tf.Tensor
+    ) -> tf.Tensor:
+        """The sum of the i-th matrix; what this replica did not send is kept, if finite."""
+        if self._feedback:
+            old = self._old[i]
+            rest = tf.reshape(self._matrices[i] - basis @ own, tf.shape(old))
+            self._load.variables(RESIDUAL)[i].assign(tf.where(finite, rest, old))
+        return basis @ total
+
+
+class _Fused:
+    """The same in C++, for CPUs, with feedback: three passes, and no matrix is made but the sum."""
+
+    def __init__(self, load: Load) -> None:
+        self._matrices = [_matrix(g) for g in load.gradients]
+        self._rests = load.variables(RESIDUAL)
+
+    def rows(self, i: int, factor: tf.Tensor) -> tf.Tensor:
+        return ops.low_rank_rows(self._matrices[i], factor, self._rests[i])
+
+    def columns(self, i: int, basis: tf.Tensor) -> tf.Tensor:
+        return ops.low_rank_columns(self._matrices[i], basis, self._rests[i])
+
+    def sum(
+        self, i: int, basis: tf.Tensor, own: tf.Tensor, total: tf.Tensor, finite: tf.Tensor
+    ) -> tf.Tensor:
+        return ops.low_rank_sum(self._matrices[i], basis, own, total, finite, self._rests[i])
+
+
+def _matrix(x: tf.Tensor) -> tf.Tensor:
+    return tf.reshape(x, [-1, x.shape[-1]])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,10 +182,6 @@ class _Start:
         return np.random.default_rng(zlib.crc32(self.path.encode())).standard_normal(
             shape, np.float32
         )
-
-
-def _product(p: tf.Tensor, q: tf.Tensor) -> tf.Tensor:
-    return tf.matmul(p, q, transpose_b=True)
 
 
 def _orthonormal(x: tf.Tensor) -> tf.Tensor:

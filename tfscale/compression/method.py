@@ -46,18 +46,23 @@ class Load(Protocol):
         described: what they are.
         replicas: how many there are.
         rank: which of them this one is.
+        on_cpu: whether it computes on a CPU.
     """
 
     gradients: list[tf.Tensor]
     described: list[Gradient]
     replicas: int
     rank: int
+    on_cpu: bool
 
     def kept(self, name: str) -> list[tf.Tensor]:
         """What was kept by that name for each gradient."""
 
     def keep(self, name: str, values: Sequence[tf.Tensor]) -> None:
         """Keep these until the next step. What is common must be the same on all replicas."""
+
+    def variables(self, name: str) -> list[tf.Variable]:
+        """Where that is kept, for operations that change it in place."""
 
     def all_reduce(
         self, x: tf.Tensor, wire: str = LOSSLESS, residual: tf.Tensor | None = None, what: str = ""

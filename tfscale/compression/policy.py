@@ -88,7 +88,7 @@ class _Rules(Generic[Choice]):
         return hash(self.fingerprint())
 
     def __repr__(self) -> str:
-        usual = type(self)(self._usual).describe()  # type: ignore[call-arg, arg-type]
+        usual = type(self)(self._usual).describe()  # type: ignore[call-arg]
         own = {key: value for key, value in self.describe().items() if value != usual[key]}
         if self._rules:
             own["rules"] = {pattern.pattern: choice for pattern, choice in self._rules}

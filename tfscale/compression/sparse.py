@@ -17,17 +17,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
 from tfscale.compression.gradient import Gradient
 from tfscale.compression.method import RESIDUAL, Kept, Load, Method, Wire, joined, separated
-from tfscale.ops.select import largest, sum_at
+from tfscale.ops import compression as ops
 from tfscale.wires import FORMATS, LOSSLESS, checked
 
 _VELOCITY = "velocity"
-_INDEX_BYTES = 4
 
 
 def _check(fraction: float, wire: str) -> None:
@@ -101,35 +100,101 @@ class TopK(Method):
 
     def sums(self, load: Load) -> list[tf.Tensor]:
         """See the module."""
-        sizes = [each.elements for each in load.described]
         counts = [_count(self.fraction, each) for each in load.described]
-        flat = joined(load.gradients)
+        given = load.gradients
         if self.momentum:
-            flat = velocity = self.momentum * joined(load.kept(_VELOCITY)) + flat
-        if self.feedback:
-            old = joined(load.kept(RESIDUAL))
-            flat = flat + old
-        places = largest(flat, sizes, counts)
-        chosen = tf.gather(flat, places)
-        values = load.all_gather(chosen, self.wire, what="values")
-        every = load.all_gather(places, what="places")
-        total = sum_at(values, every, sum(sizes))
-        if self.feedback:
-            count = sum(counts)
-            sent = values[load.rank * count : (load.rank + 1) * count]
-            finite = tf.reduce_all(tf.math.is_finite(values))
-            rest = tf.tensor_scatter_nd_update(flat, places[:, tf.newaxis], chosen - sent)
-            load.keep(RESIDUAL, separated(tf.where(finite, rest, old), load.gradients))
-        if self.momentum:
-            stopped = tf.tensor_scatter_nd_update(
-                velocity, places[:, tf.newaxis], tf.zeros_like(chosen)
-            )
-            before = joined(load.kept(_VELOCITY))
-            load.keep(_VELOCITY, separated(tf.where(finite, stopped, before), load.gradients))
-        return separated(total, load.gradients)
+            before = load.kept(_VELOCITY)
+            given = [self.momentum * u + g for u, g in zip(before, load.gradients)]
+        passes = (
+            _Fused(load, given)
+            if self.feedback and load.on_cpu
+            else _Plain(load, given, self.feedback)
+        )
+        found = [passes.largest(i, count) for i, count in enumerate(counts)]
+        places, numbers = [tf.concat(each, 0) for each in zip(*found)]
+        all_places = tf.reshape(load.all_gather(places, what="places"), [load.replicas, -1])
+        all_numbers = load.all_gather(numbers, self.wire, what="values")
+        finite = tf.reduce_all(tf.math.is_finite(all_numbers))
+        all_numbers = tf.reshape(all_numbers, [load.replicas, -1])
+        if self.momentum:  # what is sent begins anew
+            stopped = [_with(u, each, tf.zeros_like(sent)) for u, (each, sent) in zip(given, found)]
+            load.keep(_VELOCITY, [tf.where(finite, new, old) for new, old in zip(stopped, before)])
+        sums, start = [], 0
+        for i, (own, chosen) in enumerate(found):
+            here = slice(start, start + counts[i])
+            kept = chosen - all_numbers[load.rank, here]
+            every_place = tf.reshape(all_places[:, here], [-1])
+            every_number = tf.reshape(all_numbers[:, here], [-1])
+            sums.append(passes.sum(i, own, kept, every_place, every_number, finite))
+            start += counts[i]
+        return sums
 
     def __str__(self) -> str:
         return f"TopK({self.fraction:g})" + (" + feedback" if self.feedback else "")
+
+
+class _Plain:
+    """The passes over what a bucket gives and has not sent yet, as TensorFlow's operations."""
+
+    def __init__(self, load: Load, given: Sequence[tf.Tensor], feedback: bool) -> None:
+        self._load, self._feedback = load, feedback
+        self._old = load.kept(RESIDUAL) if feedback else []
+        self._wholes = [g + e for g, e in zip(given, self._old)] if feedback else list(given)
+
+    def largest(self, i: int, count: int) -> tuple[tf.Tensor, tf.Tensor]:
+        """The places and numbers of the i-th gradient that are sent."""
+        return ops.largest(self._wholes[i], count)
+
+    def at(self, i: int, places: tf.Tensor) -> tf.Tensor:
+        """The numbers of the i-th gradient at these places."""
+        return tf.gather(tf.reshape(self._wholes[i], [-1]), places)
+
+    def sum(
+        self,
+        i: int,
+        places: tf.Tensor,
+        kept: tf.Tensor,
+        every_place: tf.Tensor,
+        every_number: tf.Tensor,
+        finite: tf.Tensor,
+    ) -> tf.Tensor:
+        """The sum of the i-th gradient; what this replica did not send is kept, if finite."""
+        whole = self._wholes[i]
+        if self._feedback:
+            rest = _with(whole, places, kept)
+            rest = tf.where(finite, rest, self._old[i])
+            self._load.variables(RESIDUAL)[i].assign(rest)
+        sums = tf.scatter_nd(every_place[:, tf.newaxis], every_number, [tf.size(whole)])
+        return tf.reshape(sums, tf.shape(whole))
+
+
+class _Fused:
+    """The same in C++, for CPUs, with feedback: two passes, and no tensor is made but the sum."""
+
+    def __init__(self, load: Load, given: Sequence[tf.Tensor]) -> None:
+        self._given, self._rests = given, load.variables(RESIDUAL)
+
+    def largest(self, i: int, count: int) -> tuple[tf.Tensor, tf.Tensor]:
+        return ops.largest(self._given[i], count, self._rests[i])
+
+    def sum(
+        self,
+        i: int,
+        places: tf.Tensor,
+        kept: tf.Tensor,
+        every_place: tf.Tensor,
+        every_number: tf.Tensor,
+        finite: tf.Tensor,
+    ) -> tf.Tensor:
+        numbers = (places, kept, every_place, every_number)
+        return ops.sum_at(self._given[i], *numbers, finite, self._rests[i])
+
+
+def _with(x: tf.Tensor, places: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
+    """The same tensor with other numbers at these places."""
+    flat = tf.reshape(x, [-1])
+    changed = tf.tensor_scatter_nd_update(flat, places[:, tf.newaxis], numbers)
+    return tf.reshape(changed, tf.shape(x))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,34 +240,31 @@ class RandomK(Method):
 
     def sums(self, load: Load) -> list[tf.Tensor]:
         """See the module."""
-        flat = joined(load.gradients)
-        if self.feedback:
-            old = joined(load.kept(RESIDUAL))
-            flat = flat + old
+        passes = _Plain(load, load.gradients, self.feedback)
         places = self._places(load)
-        chosen = tf.gather(flat, places)[:, 0]
+        numbers = [passes.at(i, each) for i, each in enumerate(places)]
+        chosen = joined(numbers)
         if self.feedback and not FORMATS[self.wire].lossless:
             total, lost = load.all_reduce(chosen, self.wire, tf.zeros_like(chosen))
         else:
             total, lost = load.all_reduce(chosen, self.wire), tf.zeros_like(chosen)
-        if self.feedback:
-            finite = tf.reduce_all(tf.math.is_finite(total))
-            rest = tf.tensor_scatter_nd_update(flat, places, lost)
-            load.keep(RESIDUAL, separated(tf.where(finite, rest, old), load.gradients))
-        sums = tf.scatter_nd(places, total, tf.shape(flat))
-        return separated(sums if self.feedback else sums / self.fraction, load.gradients)
+        finite = tf.reduce_all(tf.math.is_finite(total))
+        if not self.feedback:
+            total /= self.fraction
+        parts = zip(places, separated(lost, numbers), separated(total, numbers))
+        return [
+            passes.sum(i, each, kept, each, all_of_it, finite)
+            for i, (each, kept, all_of_it) in enumerate(parts)
+        ]
 
-    def _places(self, load: Load) -> tf.Tensor:
-        """In the joined gradients, as a column."""
-        seed, start, places = load.seed(), 0, []
+    def _places(self, load: Load) -> list[tf.Tensor]:
+        """In each gradient, the same on all replicas."""
+        found = []
         for number, gradient in enumerate(load.described):
-            draws = tf.random.stateless_uniform(
-                [gradient.elements], tf.stack([seed, tf.cast(number, tf.int64)])
-            )
-            found = largest(draws, [gradient.elements], [_count(self.fraction, gradient)])
-            places.append(found + start)
-            start += gradient.elements
-        return tf.concat(places, 0)[:, tf.newaxis]
+            seed = tf.stack([load.seed(), tf.constant(number, tf.int64)])
+            draws = tf.random.stateless_uniform([gradient.elements], seed)
+            found.append(ops.largest(draws, _count(self.fraction, gradient))[0])
+        return found
 
     def __str__(self) -> str:
         return f"RandomK({self.fraction:g})" + (" + feedback" if self.feedback else "")

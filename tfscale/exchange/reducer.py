@@ -275,14 +275,14 @@ class Travel:
     ) -> None:
         self.described = [load.gradients[i] for i in members]
         self.replicas = reducer.exchange.ranks
-        self.rank = reducer.exchange.communicators[replica].rank
+        communicator = reducer.exchange.communicators[replica]
+        self.rank, self.on_cpu = communicator.rank, ":CPU:" in communicator.device.upper()
         self.collectives: list[Collective] = []
         self._given = [tensors[i] for i in members]
         self.gradients = self._given
         self._places = [load.places[i] for i in members]
         self._reducer, self._replica, self._load = reducer, replica, load
         self._bucket, self._trial = bucket, trial
-        self._lost: Sequence[tf.Tensor] | None = None
 
     def sums(self) -> list[tf.Tensor]:
         """By the bucket's method."""
@@ -296,19 +296,18 @@ class Travel:
     def _show(self, method: Method) -> None:
         watch = self._reducer.watch
         if watch is not None and self._replica == 0 and not method.lossless:
-            lost = None if self._lost is None else joined(self._lost)
+            remembers = any(RESIDUAL in method.state(gradient) for gradient in self.described)
+            lost = joined(self.kept(RESIDUAL)) if remembers else None
             watch(self._name(""), method, joined(self.gradients), lost)
 
     def kept(self, name: str) -> list[tf.Tensor]:
-        return [variable.read_value() for variable in self._kept(name)]
+        return [variable.read_value() for variable in self.variables(name)]
 
     def keep(self, name: str, values: Sequence[tf.Tensor]) -> None:
-        for variable, value in zip(self._kept(name), values, strict=True):
+        for variable, value in zip(self.variables(name), values, strict=True):
             variable.assign(value)
-        if name == RESIDUAL:
-            self._lost = values
 
-    def _kept(self, name: str) -> list[tf.Variable]:
+    def variables(self, name: str) -> list[tf.Variable]:
         return [self._load.state.kept(name, place, self._replica) for place in self._places]
 
     def all_reduce(

@@ -1,4 +1,4 @@
-#include "custom_ops/sparse/select.h"
+#include "custom_ops/compression/select.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,7 +7,7 @@
 #include <vector>
 
 namespace tfscale {
-namespace sparse {
+namespace compression {
 namespace {
 
 constexpr int64_t kPart = 1 << 16;    // numbers that a thread takes at once
@@ -19,6 +19,7 @@ constexpr uint32_t kLeast = 1;  // all numbers but zeros reach it
 struct Candidate {
   uint32_t size;
   int32_t place;
+  float number;
 };
 
 // Of floats without a sign, larger ones have larger bits; NaN have the largest.
@@ -28,8 +29,24 @@ uint32_t SizeOf(float x) {
   return bits & 0x7fffffffu;
 }
 
+// The numbers that are looked at: those of one array, or the sums of two.
+struct Numbers {
+  const float* x;
+  const float* rest;
+
+  float operator[](int64_t i) const { return rest == nullptr ? x[i] : x[i] + rest[i]; }
+
+  void Row(int64_t first, int64_t count, float* row) const {
+    if (rest == nullptr) {
+      for (int64_t i = 0; i < count; ++i) row[i] = x[first + i];
+    } else {
+      for (int64_t i = 0; i < count; ++i) row[i] = x[first + i] + rest[first + i];
+    }
+  }
+};
+
 // A size that most likely a few more than k numbers reach.
-uint32_t Guess(const float* x, int64_t n, int64_t k) {
+uint32_t Guess(const Numbers& x, int64_t n, int64_t k) {
   const int64_t stride = std::max<int64_t>(1, n / std::max(kSample, n / 256));
   std::vector<uint32_t> sample;
   sample.reserve(n / stride + 1);
@@ -41,26 +58,28 @@ uint32_t Guess(const float* x, int64_t n, int64_t k) {
   return std::max(sample[rank], kLeast);
 }
 
-bool AnyReaches(const float* x, uint32_t size) {
-  bool found = false;
-  for (int64_t i = 0; i < kRow; ++i) found |= SizeOf(x[i]) >= size;
-  return found;
-}
-
-void Collect(const float* x, int64_t first, int64_t last, uint32_t size,
+void Collect(const Numbers& x, int64_t first, int64_t last, uint32_t size,
              std::vector<Candidate>* found) {
-  for (int64_t row = first; row < last; row += kRow) {
-    const int64_t end = std::min(row + kRow, last);
-    if (end - row == kRow && !AnyReaches(x + row, size)) continue;
-    for (int64_t i = row; i < end; ++i) {
-      const uint32_t one = SizeOf(x[i]);
-      if (one >= size) found->push_back({one, static_cast<int32_t>(i)});
+  float row[kRow];
+  for (int64_t start = first; start < last; start += kRow) {
+    const int64_t count = std::min(kRow, last - start);
+    uint32_t largest = 0;
+    if (count == kRow) {
+      x.Row(start, kRow, row);
+      for (int64_t i = 0; i < kRow; ++i) largest = std::max(largest, SizeOf(row[i]));
+      if (largest < size) continue;
+    } else {
+      x.Row(start, count, row);
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      const uint32_t one = SizeOf(row[i]);
+      if (one >= size) found->push_back({one, static_cast<int32_t>(start + i), row[i]});
     }
   }
 }
 
 // All that reach the size, by parts that follow each other.
-std::vector<std::vector<Candidate>> Reaching(const float* x, int64_t n, uint32_t size,
+std::vector<std::vector<Candidate>> Reaching(const Numbers& x, int64_t n, uint32_t size,
                                              const Runner& run) {
   const int64_t parts = (n + kPart - 1) / kPart;
   std::vector<std::vector<Candidate>> found(parts);
@@ -81,43 +100,59 @@ std::vector<uint32_t> SizesOf(const std::vector<std::vector<Candidate>>& parts) 
 }
 
 // There are fewer than k: all but zeros, and the first of those.
-void AllAndZeros(const float* x, int64_t n, int64_t zeros, int32_t offset, int32_t* places) {
+void AllAndZeros(const Numbers& x, int64_t n, int64_t zeros, int32_t* places, float* numbers) {
   for (int64_t i = 0; i < n; ++i) {
-    if (SizeOf(x[i]) >= kLeast || zeros-- > 0) *places++ = static_cast<int32_t>(i) + offset;
+    if (SizeOf(x[i]) < kLeast && zeros-- <= 0) continue;
+    *places++ = static_cast<int32_t>(i);
+    *numbers++ = x[i];
   }
 }
 
 }  // namespace
 
-void Largest(const float* x, int64_t n, int64_t k, int32_t offset, int32_t* places,
-             const Runner& run) {
+void Largest(const float* x, const float* rest, int64_t n, int64_t k, int32_t* places,
+             float* numbers, const Runner& run) {
   if (k == 0) return;
-  const uint32_t guess = Guess(x, n, k);
-  auto parts = Reaching(x, n, guess, run);
+  const Numbers all{x, rest};
+  const uint32_t guess = Guess(all, n, k);
+  auto parts = Reaching(all, n, guess, run);
   std::vector<uint32_t> sizes = SizesOf(parts);
   const auto too_few = [&] { return static_cast<int64_t>(sizes.size()) < k; };
   if (too_few() && guess > kLeast) {
-    parts = Reaching(x, n, kLeast, run);
+    parts = Reaching(all, n, kLeast, run);
     sizes = SizesOf(parts);
   }
-  if (too_few()) return AllAndZeros(x, n, k - sizes.size(), offset, places);
+  if (too_few()) return AllAndZeros(all, n, k - sizes.size(), places, numbers);
   std::nth_element(sizes.begin(), sizes.begin() + (k - 1), sizes.end(), std::greater<>());
   const uint32_t least = sizes[k - 1];
   int64_t equal = k - std::count_if(sizes.begin(), sizes.begin() + (k - 1),
                                     [least](uint32_t size) { return size > least; });
   for (const auto& part : parts) {
     for (const Candidate& one : part) {
-      if (one.size > least || (one.size == least && equal-- > 0)) *places++ = one.place + offset;
+      if (one.size < least || (one.size == least && equal-- <= 0)) continue;
+      *places++ = one.place;
+      *numbers++ = one.number;
     }
   }
 }
 
-bool Add(const float* values, const int32_t* places, int64_t count, float* sums, int64_t size) {
-  const auto outside = [size](int32_t place) { return place < 0 || place >= size; };
-  if (std::any_of(places, places + count, outside)) return false;
-  for (int64_t i = 0; i < count; ++i) sums[places[i]] += values[i];
-  return true;
+void Keep(const float* x, float* rest, int64_t n, const int32_t* places, const float* kept,
+          int64_t k, const Runner& run) {
+  run((n + kPart - 1) / kPart, [=](int64_t first, int64_t last) {
+    const int64_t end = std::min(n, last * kPart);
+    for (int64_t i = first * kPart; i < end; ++i) rest[i] += x[i];
+  });
+  for (int64_t i = 0; i < k; ++i) rest[places[i]] = kept[i];
 }
 
-}  // namespace sparse
+bool AreWithin(const int32_t* places, int64_t count, int64_t size) {
+  return std::all_of(places, places + count,
+                     [size](int32_t place) { return 0 <= place && place < size; });
+}
+
+void Add(const float* values, const int32_t* places, int64_t count, float* sums) {
+  for (int64_t i = 0; i < count; ++i) sums[places[i]] += values[i];
+}
+
+}  // namespace compression
 }  // namespace tfscale
