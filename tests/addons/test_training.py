@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfscale
 from tests.addons.models import OPTIMIZERS, furthest, scale, train
+from tfscale.compression import PowerSGD, TopK
 from tfscale.launch import LocalWorkers
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,6 +40,17 @@ def test_low_precision_learns_and_remembers_what_it_lost():
     assert seen["loss"][-1] < seen["loss"][0]
     assert seen["loss"][-1] == pytest.approx(logs["loss"][-1], rel=0.1)
     assert furthest(weights, found) > 1e-6, "nothing was lost: int4 was not used"
+
+
+def test_methods_other_than_wires():
+    method = {"kernel": PowerSGD(1, saves=0), ".": TopK(0.5)}
+    strategy = tfscale.ScaleStrategy("ring", None, ["CPU:0", "CPU:1"], method=method)
+    _, logs = train("adam", strategy)
+    assert logs["loss"][-1] < 0.9 * logs["loss"][0]
+    assert {row.method for row in strategy.explain()} == {
+        "PowerSGD(1) + feedback",
+        "TopK(0.5) + feedback",
+    }
 
 
 @pytest.mark.timeout(400)

@@ -252,7 +252,7 @@ def test_policies_choose_methods():
         ),
         (
             lambda: ScaleStrategy(method=Wire("bf16", True), backend="tensorflow"),
-            r"has no error feedback .*Wire\(name='bf16', feedback=True\)",
+            r"has no error feedback, as Wire\(name='bf16', feedback=True\)",
         ),
     ],
 )

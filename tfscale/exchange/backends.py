@@ -14,17 +14,21 @@ AUTO, ENGINE, TENSORFLOW = "auto", "engine", NAME
 BACKENDS = (AUTO, ENGINE, TENSORFLOW)
 
 
-def checked(backend: str, policy: MethodPolicy, **engines: Any) -> str:
+_NO_RESIDUAL = "TensorFlow does not say what is lost"
+
+
+def checked(backend: str, policy: MethodPolicy, error_feedback: bool | None, **engines: Any) -> str:
     """The same; ``"engine"`` for ``"auto"`` where something is asked for that TensorFlow's lack.
 
     Args:
         backend: as the user says it.
         policy: which gradient is summed by which method.
+        error_feedback: as the user says it.
         engines: arguments that ask something of the engine, unless they are None or "auto".
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend is one of {', '.join(map(repr, BACKENDS))}, got {backend!r}")
-    lacking = next(_lacking(policy, engines), None)
+    lacking = next(_lacking(policy, error_feedback, engines), None)
     if lacking is None or backend == ENGINE:
         return backend
     if backend == AUTO:
@@ -32,7 +36,9 @@ def checked(backend: str, policy: MethodPolicy, **engines: Any) -> str:
     raise ValueError(f"backend={backend!r} {lacking}. Leave that out, or use backend={ENGINE!r}")
 
 
-def _lacking(policy: MethodPolicy, engines: dict[str, Any]) -> Iterator[str]:
+def _lacking(
+    policy: MethodPolicy, error_feedback: bool | None, engines: dict[str, Any]
+) -> Iterator[str]:
     for method in policy.methods:
         known = WIRES if isinstance(method, Wire) else (LOSSLESS,)
         unknown = [wire for wire in method.wires if wire not in known]
@@ -43,11 +49,10 @@ def _lacking(policy: MethodPolicy, engines: dict[str, Any]) -> Iterator[str]:
             )
         elif unknown:
             yield f"sends what {method} makes of gradients as {LOSSLESS!r} only"
-        if isinstance(method, Wire) and method.feedback:
-            yield (
-                f"has no error feedback (error_feedback=True, or {method!r}): TensorFlow does not "
-                "say what is lost"
-            )
+        elif isinstance(method, Wire) and method.feedback:
+            yield f"has no error feedback, as {method!r} has: {_NO_RESIDUAL}"
+    if error_feedback:
+        yield f"has no error feedback (error_feedback=True): {_NO_RESIDUAL}"
     for name, value in engines.items():
         if value not in (None, AUTO):
             yield (

@@ -145,6 +145,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         backend = backends.checked(
             backend,
             policy,
+            error_feedback=error_feedback,
             algorithm=algorithm,
             schedule_file=schedule_file,
             transport=transport,
