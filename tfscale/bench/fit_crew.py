@@ -71,8 +71,11 @@ class Crew:
 
     def ask(self, **order: int) -> list[Any]:
         """Give all processes an order at once; their answers."""
-        for line in self.lines:
-            print(json.dumps(order), file=line, flush=True)
+        try:
+            for line in self.lines:
+                print(json.dumps(order), file=line, flush=True)
+        except BrokenPipeError:
+            self._fail()
         return self._hear()
 
     def _welcome(self, server: socket.socket, count: int) -> None:
