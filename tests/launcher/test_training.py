@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from tests.launcher.launching import Launched, launch
+from tests.launcher.launching import Launched, all_end, launch
 
 pytestmark = pytest.mark.slow
 
@@ -61,6 +61,22 @@ def test_devices_per_worker_and_a_timeline(tmp_path):
     assert len(weights(launched)) == 1
     assert f"the timelines of 2 workers are in {file}" in launched.err
     assert {event["pid"] for event in json.loads(file.read_text())["traceEvents"]} == {0, 1, 2, 3}
+
+
+def test_a_port_that_another_program_has():
+    status, launched = launch("-n", 2, "starts.py", "taken")
+    assert status == 1, launched.said
+    assert "tfscale launch: worker 1 on localhost failed first" in launched.err
+    assert "another program has" in launched.err
+
+
+def test_a_worker_that_hangs_at_the_start():
+    """The others give up, and nobody is left."""
+    status, launched = launch("-n", 2, "starts.py", "hangs")
+    assert status == 1, launched.said
+    assert "tfscale launch: worker 0 on localhost failed first" in launched.err
+    assert "waited 5 s for worker 1" in launched.err
+    assert not all_end(re.findall(r"pid (\d+)", launched.out))
 
 
 def test_preemption_saves_and_ends_well(tmp_path):
