@@ -99,9 +99,11 @@ std::vector<uint32_t> SizesOf(const std::vector<std::vector<Candidate>>& parts) 
   return sizes;
 }
 
-// There are fewer than k: all but zeros, and the first of those.
-void AllAndZeros(const Numbers& x, int64_t n, int64_t zeros, int32_t* places, float* numbers) {
-  for (int64_t i = 0; i < n; ++i) {
+// There are fewer than k but zeros: those, and the first of the zeros.
+void AllAndZeros(const Numbers& x, int64_t n, int64_t k, int64_t zeros, int32_t* places,
+                 float* numbers) {
+  const int32_t* end = places + k;
+  for (int64_t i = 0; i < n && places < end; ++i) {
     if (SizeOf(x[i]) < kLeast && zeros-- <= 0) continue;
     *places++ = static_cast<int32_t>(i);
     *numbers++ = x[i];
@@ -122,7 +124,7 @@ void Largest(const float* x, const float* rest, int64_t n, int64_t k, int32_t* p
     parts = Reaching(all, n, kLeast, run);
     sizes = SizesOf(parts);
   }
-  if (too_few()) return AllAndZeros(all, n, k - sizes.size(), places, numbers);
+  if (too_few()) return AllAndZeros(all, n, k, k - sizes.size(), places, numbers);
   std::nth_element(sizes.begin(), sizes.begin() + (k - 1), sizes.end(), std::greater<>());
   const uint32_t least = sizes[k - 1];
   int64_t equal = k - std::count_if(sizes.begin(), sizes.begin() + (k - 1),

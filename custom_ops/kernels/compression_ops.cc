@@ -198,6 +198,8 @@ class LargestOp : public tensorflow::OpKernel {
     Tensor *places, *numbers;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({count_}), &places));
     OP_REQUIRES_OK(ctx, ctx->allocate_output(1, TensorShape({count_}), &numbers));
+    // Here as on the workers: a sum that is denormal must be zero for all, or for none.
+    const tensorflow::port::ScopedFlushDenormal flush;
     compression::Largest(x.flat<float>().data(), residual.numbers(), x.NumElements(), count_,
                          places->flat<int32_t>().data(), numbers->flat<float>().data(),
                          OnWorkers(ctx));

@@ -12,6 +12,8 @@ from tests.covering import grid, singles
 from tfscale import ScaleStrategy
 from tfscale.compression import (
     Gradient,
+    Kept,
+    Method,
     MethodPolicy,
     PowerSGD,
     RandomK,
@@ -190,6 +192,71 @@ def test_zeros_stay_zeros(method):
     for _ in range(2):
         assert not any(total.any() for total in trial.sums(nothing))
     assert all(np.isfinite(total).all() for total in trial.sums(gradients([(8, 9), (4, 4)])))
+
+
+def test_random_k_of_few_numbers_is_right_on_average():
+    """One of five: the part that is sent is not the part that was asked for."""
+    trial = Trial(RandomK(0.1, feedback=False), [(5,)])
+    given = [[np.ones(5, "float32")] * 2]
+    mean = sum(trial.sums(given)[0] for _ in range(300)) / 300
+    assert np.abs(mean - 2).max() < 1
+
+
+def test_residuals_on_ternary_do_not_grow():
+    """As they would if what is gathered were rounded at random."""
+    trial = Trial(TopK(0.5, wire="ternary"), [(40, 50)])
+    sizes = []
+    for step in range(30):
+        trial.sums(gradients([(40, 50)], seed=step))
+        sizes.append(np.abs(trial.kept("residual")[0]).mean())
+    assert sizes[-1] < 3 * sizes[4]
+
+
+def test_gradients_whose_shape_is_not_known_while_a_step_is_traced():
+    """Such as those of products with sparse tensors."""
+    for method in (Wire(), Wire("int8"), PowerSGD(1, saves=0), TopK(0.5)):
+        trial = Trial(method, [(6, 8)])
+        usual = trial.strategy.reducer.reduce
+
+        def reduce(own, *others, usual=usual):
+            return usual([tf.reshape(g, tf.cast(tf.shape(g) + 0, tf.int32)) for g in own], *others)
+
+        trial.strategy.reducer.reduce = reduce
+        given = gradients([(6, 8)])
+        assert trial.sums(given)[0].shape == (6, 8)
+
+
+def test_names_of_what_is_kept_fit_into_files():
+    import dataclasses
+
+    @dataclasses.dataclass(frozen=True)
+    class Odd(Method):
+        def state(self, gradient):
+            return {"first moment": Kept(gradient.shape)}
+
+    with pytest.raises(ValueError, match="keeps something by the name 'first moment'"):
+        Trial(Odd(), [(5, 5)]).sums(gradients([(5, 5)]))
+
+
+@pytest.mark.parametrize("method", [PowerSGD(1, saves=0), TopK(0.1), Wire("int4")], ids=repr)
+def test_what_is_kept_has_no_loss_scale(method):
+    """A scale that doubles from step to step changes no weight, but for rounding."""
+    import keras
+
+    def train(growth):
+        keras.utils.set_random_seed(1)
+        with ScaleStrategy("ring", None, ["CPU:0", "CPU:1"], method={"kernel": method}).scope():
+            model = keras.Sequential([keras.Input([32]), keras.layers.Dense(48)])
+            sgd = keras.optimizers.SGD(0.1)
+            scaler = keras.optimizers.LossScaleOptimizer(sgd, 1.0, dynamic_growth_steps=growth)
+            model.compile(scaler, "mse")
+        x = np.random.default_rng(1).standard_normal((64, 32)).astype("float32")
+        model.fit(x, np.repeat(x, 2, 1)[:, :48], batch_size=8, epochs=2, shuffle=False, verbose=0)
+        return model.get_weights()[0], float(scaler.dynamic_scale)
+
+    (plain, one), (scaled, grown) = train(10**6), train(1)
+    assert one == 1 and grown > 1000
+    np.testing.assert_allclose(scaled, plain, rtol=0, atol=1e-5)
 
 
 def test_gradients_in_halves():

@@ -81,7 +81,7 @@ def test_sums_are_as_close_as_the_wire(method, close, counts):
 
 @pytest.mark.parametrize("counts", [(3, 5), (0, 4), (120, 130)], ids=["few", "none", "dense"])
 @pytest.mark.parametrize(
-    "method", [Wire("int4"), Wire("sign"), PowerSGD(1, factors="int8")], ids=str
+    "method", [Wire("int4"), Wire("sign"), Wire("ternary"), PowerSGD(1, factors="int8")], ids=str
 )
 def test_nothing_is_lost_only_late(method, counts):
     table = Rows(method)

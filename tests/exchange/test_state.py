@@ -224,6 +224,22 @@ def test_buckets_of_another_size_restore_it(kind, saved):
     assert_same(residuals(model), saved.residuals)
 
 
+def test_another_rank_begins_anew(saved, kind, caplog):
+    """Whether the model has been traced or not, and goes on."""
+    if kind == "int4":
+        pytest.skip("has no rank")
+    for trained in (False, True):
+        model = build(on(2, None, method={**METHODS, "first": PowerSGD(1)}), seed=2)
+        if trained:
+            train(model)
+        model.load_weights(saved.weights_file)
+        assert_same(residuals(model), saved.residuals)
+        train(model)
+        model.save_weights(saved.weights_file.with_name("other.weights.h5"))
+        model.load_weights(saved.weights_file.with_name("other.weights.h5"))
+    assert "'common factor 0' has another shape" in caplog.text
+
+
 def test_without_it_the_training_is_another(other, saved):
     """A residual is a part of the next gradient; the seeds are still restored."""
     other.load_weights(saved.weights_file)

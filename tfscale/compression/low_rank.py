@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import zlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -91,7 +90,7 @@ class PowerSGD(Method):
     def state(self, gradient: Gradient) -> Mapping[str, Kept]:
         """The residual, and the factor that the next step begins with."""
         _, columns, rank = self._sizes(gradient.shape)
-        kept = {_FACTOR: Kept((rank, columns), common=True, start=_Start(gradient.path))}
+        kept = {_FACTOR: Kept((rank, columns), common=True, start=_directions)}
         return {RESIDUAL: Kept(gradient.shape), **kept} if self.feedback else kept
 
     def sums(self, load: Load) -> list[tf.Tensor]:
@@ -172,16 +171,9 @@ def _matrix(x: tf.Tensor) -> tf.Tensor:
     return tf.reshape(x, [-1, x.shape[-1]])
 
 
-@dataclasses.dataclass(frozen=True)
-class _Start:
-    """Random directions, the same on all replicas, others for each variable."""
-
-    path: str
-
-    def __call__(self, shape: tuple[int, ...]) -> np.ndarray:
-        return np.random.default_rng(zlib.crc32(self.path.encode())).standard_normal(
-            shape, np.float32
-        )
+def _directions(shape: tuple[int, ...]) -> np.ndarray:
+    """At random, and always the same: layers have other names in each run of a notebook's cell."""
+    return np.random.default_rng(1).standard_normal(shape, np.float32)
 
 
 def _orthonormal(x: tf.Tensor) -> tf.Tensor:

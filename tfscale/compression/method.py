@@ -37,6 +37,9 @@ class Kept:
     common: bool = False
     start: Callable[[tuple[int, ...]], Any] = np.zeros
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(self.shape))
+
 
 class Load(Protocol):
     """The gradients of one bucket on one replica, and what a method may do with them.
@@ -80,7 +83,9 @@ class Load(Protocol):
         """The rows of all replicas' x, in the order of their ranks; shapes must be equal."""
 
     def reduce_scatter(self, x: tf.Tensor, wire: str = LOSSLESS, what: str = "") -> tf.Tensor:
-        """This replica's share of the rows of x's sum: ``[r n / P, (r + 1) n / P)`` of n rows."""
+        """This replica's share of the rows of x's sum: ``[r n / P, (r + 1) n / P)`` of n rows,
+        which must be a multiple of P.
+        """
 
     def seed(self) -> tf.Tensor:
         """An int64: another one at each call and in each step, the same on all replicas.
@@ -118,7 +123,7 @@ class Method:
         return self
 
     def state(self, gradient: Gradient) -> Mapping[str, Kept]:
-        """What is kept for this gradient, by name."""
+        """What is kept for this gradient, by names such as variables in Python have."""
         return {}
 
     def sums(self, load: Load) -> list[tf.Tensor]:

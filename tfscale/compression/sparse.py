@@ -56,7 +56,8 @@ class TopK(Method):
         wire: the format of the numbers; places take 4 bytes each.
         momentum: correct what is sent late as if a momentum of that size had seen it in time
             (deep gradient compression): each replica adds up velocities instead of gradients.
-            Then give the optimizer no momentum of its own.
+            Then give the optimizer no momentum of its own; gradients that go by another method,
+            such as those of biases, have none then.
 
     Example:
         >>> strategy = tfscale.ScaleStrategy(method={"kernel$": TopK(0.01)})
@@ -87,7 +88,7 @@ class TopK(Method):
 
     @property
     def random(self) -> bool:  # type: ignore[override]
-        return FORMATS[self.wire].rounds_at_random(with_residual=False)
+        return FORMATS[self.wire].rounds_at_random(with_residual=self.feedback)
 
     def suited(self, gradient: Gradient) -> Method:
         """Itself; nothing is to be selected of nothing."""
@@ -164,7 +165,13 @@ class _Plain:
             rest = _with(whole, places, kept)
             rest = tf.where(finite, rest, self._old[i])
             self._load.variables(RESIDUAL)[i].assign(rest)
-        sums = tf.scatter_nd(every_place[:, tf.newaxis], every_number, [tf.size(whole)])
+        # One replica after the other: on GPUs nobody knows in which order numbers are added that
+        # one operation adds at one place, and replicas must end with the same bits.
+        sums = tf.zeros([tf.size(whole)])
+        count = max(1, places.shape[0])
+        for first in range(0, every_place.shape[0], count):
+            at = every_place[first : first + count, tf.newaxis]
+            sums = tf.tensor_scatter_nd_add(sums, at, every_number[first : first + count])
         return tf.reshape(sums, tf.shape(whole))
 
 
@@ -207,7 +214,7 @@ class RandomK(Method):
     Args:
         fraction: which part of a gradient's numbers is sent, at least one.
         feedback: whether all others are added to the gradients of the next step. Without it sums
-            are multiplied by ``1 / fraction``, which makes them right on average.
+            are divided by that part, which makes them right on average.
         wire: the format of the numbers.
 
     Example:
@@ -249,13 +256,15 @@ class RandomK(Method):
         else:
             total, lost = load.all_reduce(chosen, self.wire), tf.zeros_like(chosen)
         finite = tf.reduce_all(tf.math.is_finite(total))
-        if not self.feedback:
-            total /= self.fraction
         parts = zip(places, separated(lost, numbers), separated(total, numbers))
-        return [
+        sums = [
             passes.sum(i, each, kept, each, all_of_it, finite)
             for i, (each, kept, all_of_it) in enumerate(parts)
         ]
+        if self.feedback:
+            return sums
+        chances = [_count(self.fraction, each) / each.elements for each in load.described]
+        return [total / chance for total, chance in zip(sums, chances)]
 
     def _places(self, load: Load) -> list[tf.Tensor]:
         """In each gradient, the same on all replicas."""

@@ -132,6 +132,7 @@ class Exchange:
         """
         if self.ranks == 1:
             return slices
+        dtype = slices.dtype
         if lost is not None:
             slices = _unique(slices)
         counts = self._counts(replica, slices.indices, name)
@@ -141,8 +142,8 @@ class Exchange:
             indices = self._join(replica, slices.indices, counts, name)
             if lost is None:
                 return self._join(replica, slices.values, counts, name, wire, seed), indices
-            owed = slices.values + tf.cast(tf.gather(lost, slices.indices), slices.dtype)
-            values = self._join(replica, owed, counts, name, wire, seed)
+            owed = slices.values + tf.gather(lost, slices.indices)
+            values = self._join(replica, owed, counts, name, wire, seed, feedback=True)
             rank = self.communicators[replica].rank
             first = tf.reduce_sum(counts[:rank])
             sent = values[first : first + counts[rank]]
@@ -160,7 +161,7 @@ class Exchange:
 
         joined_rows = self.ranks * tf.cast(tf.reduce_max(counts), tf.int64)
         values, indices = tf.cond(joined_rows <= JOIN_UP_TO * 2 * height, join, dense)
-        return tf.IndexedSlices(values, indices, slices.dense_shape)
+        return tf.IndexedSlices(tf.cast(values, dtype), indices, slices.dense_shape)
 
     def sum_rows(
         self,
@@ -175,11 +176,12 @@ class Exchange:
         if lost is None or self.ranks == 1:
             total = self.sum(replica, slices.values, name, wire, seed=seed)
             return tf.IndexedSlices(total, slices.indices, slices.dense_shape)
+        dtype = slices.dtype
         slices = _unique(slices)
-        owed = tf.cast(tf.gather(lost, slices.indices), tf.float32)
+        owed = tf.gather(lost, slices.indices)
         total, rest = self.sum(replica, slices.values, name, wire, owed, seed)
         _remember(lost, slices.indices, rest, total)
-        return tf.IndexedSlices(total, slices.indices, slices.dense_shape)
+        return tf.IndexedSlices(tf.cast(total, dtype), slices.indices, slices.dense_shape)
 
     def rows(self, replica: int, x: tf.Tensor, axis: int, name: Name = "gather") -> tf.Tensor:
         """All ranks' ``x``, joined along an axis, in which they may differ."""
@@ -212,22 +214,32 @@ class Exchange:
         name: Name,
         wire: str = wires.LOSSLESS,
         seed: Any = 0,
+        feedback: bool = False,
     ) -> tf.Tensor:
         """All-gather takes as many rows of each: pad to the most, and drop the padding."""
         most = tf.reduce_max(counts)
         padding = [[0, most - tf.shape(x)[0]], *([0, 0] for _ in x.shape[1:])]
         padded = tf.pad(_carried(x), padding)
-        every = self.gathered(replica, padded, name, wire, seed)
+        every = self.gathered(replica, padded, name, wire, seed, feedback)
         kept = tf.reshape(tf.sequence_mask(counts, most), [-1])
         return tf.cast(tf.boolean_mask(every, kept), x.dtype)
 
     def gathered(
-        self, replica: int, x: tf.Tensor, name: Name, wire: str = wires.LOSSLESS, seed: Any = 0
+        self,
+        replica: int,
+        x: tf.Tensor,
+        name: Name,
+        wire: str = wires.LOSSLESS,
+        seed: Any = 0,
+        feedback: bool = False,
     ) -> tf.Tensor:
-        """The rows of all ranks, of which each has as many."""
+        """The rows of all ranks, of which each has as many; if what is lost is sent later, rounded
+        to the nearest as all-reduces then do.
+        """
         communicator = self.communicators[replica]
         bucket = communicator.new_bucket(name)
-        return all_gather(x, communicator, wire=wire, seed=seed, name=bucket)
+        stochastic = False if feedback else None
+        return all_gather(x, communicator, wire=wire, stochastic=stochastic, seed=seed, name=bucket)
 
     def scattered(
         self, replica: int, x: tf.Tensor, name: Name, wire: str = wires.LOSSLESS, seed: Any = 0
@@ -352,16 +364,17 @@ def _carried(x: tf.Tensor) -> tf.Tensor:
 
 
 def _unique(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Rows that occur twice are added."""
+    """In float32, rows that occur twice are added."""
     indices, places = tf.unique(slices.indices)
-    values = tf.math.unsorted_segment_sum(slices.values, places, tf.size(indices))
+    values = tf.cast(slices.values, tf.float32)
+    values = tf.math.unsorted_segment_sum(values, places, tf.size(indices))
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
 def _remember(table: tf.Variable, rows: tf.Tensor, lost: tf.Tensor, sums: tf.Tensor) -> None:
     """Sums that are not finite leave the table as it was: such a step may be taken back."""
     finite = tf.reduce_all(tf.math.is_finite(sums))
-    lost = tf.where(finite, tf.cast(lost, table.dtype), tf.gather(table, rows))
+    lost = tf.where(finite, lost, tf.gather(table, rows))
     table.scatter_update(tf.IndexedSlices(lost, rows))
 
 

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -105,9 +105,11 @@ class Reducer:
             gradient, place = describe(variable), place_of(optimizer, variable)
             method = self.policy.method_of(gradient)
             random |= method.random
-            kept = method.state(gradient)
+            kept = _checked(method.state(gradient), method)
             if rows_too and isinstance(value, tf.IndexedSlices):
-                kept = {RESIDUAL: kept[RESIDUAL]} if self.of_rows(gradient)[1] else {}
+                wire, feedback = self.of_rows(gradient)
+                random |= FORMATS[wire].rounds_at_random(with_residual=feedback)
+                kept = {RESIDUAL: kept[RESIDUAL]} if feedback else {}
             wanted |= {(name, place): each for name, each in kept.items()}
         if not state.has(wanted, random):
             context = tf.distribute.get_replica_context()
@@ -120,6 +122,7 @@ class Reducer:
         optimizer: Optimizer,
         state: ExchangeState,
         curvature: Sequence[Any] = (),
+        scale: Any = None,
     ) -> list[Any]:
         """The sums over all replicas, on each of them; None stays None.
 
@@ -130,6 +133,7 @@ class Reducer:
             state: what earlier steps lost.
             curvature: what the optimizer wants to be summed besides, for each variable; it
                 is sent with the gradients, losslessly, and comes after them in the result.
+            scale: what gradients are multiplied by, if that may be another in the next step.
         """
         both = [*gradients, *curvature]
         described = [describe(v) for v in variables]
@@ -141,6 +145,7 @@ class Reducer:
             [described[i] for i in given],
             [place_of(optimizer, variables[i % len(variables)]) for i in given],
             state,
+            scale,
         )
 
         def exchanged(replica: int, tensors: list[Any]) -> list[Any]:
@@ -194,7 +199,10 @@ class Reducer:
         lost = load.state.kept(RESIDUAL, load.places[position], replica) if feedback else None
         together = lookups.are_of_all_samples(slices.indices)
         add = self.exchange.sum_rows if together else self.exchange.sum_slices
-        return add(replica, slices, sparse_bucket(load.label, gradient), wire, seed, lost)
+        times = load.scale if feedback else None
+        slices = _times(slices, times, -1)
+        total = add(replica, slices, sparse_bucket(load.label, gradient), wire, seed, lost)
+        return _times(total, times, 1)
 
     def of_rows(self, gradient: Gradient) -> tuple[str, bool]:
         """The wire of a gradient of which some rows are sent, and whether it has feedback."""
@@ -214,6 +222,7 @@ class _Load:
     gradients: list[Gradient]
     places: list[str]
     state: ExchangeState
+    scale: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -278,7 +287,7 @@ class Travel:
         communicator = reducer.exchange.communicators[replica]
         self.rank, self.on_cpu = communicator.rank, ":CPU:" in communicator.device.upper()
         self.collectives: list[Collective] = []
-        self._given = [tensors[i] for i in members]
+        self._given = [_of_known_shape(tensors[i], load.gradients[i].shape) for i in members]
         self.gradients = self._given
         self._places = [load.places[i] for i in members]
         self._reducer, self._replica, self._load = reducer, replica, load
@@ -286,18 +295,26 @@ class Travel:
 
     def sums(self) -> list[tf.Tensor]:
         """By the bucket's method."""
-        method = self._bucket.method
-        if not isinstance(method, Wire):  # whose collectives take all types
+        method, scale = self._bucket.method, self._load.scale
+        if not method.lossless and not isinstance(method, Wire):  # whose collectives take all types
             self.gradients = [tf.cast(x, tf.float32) for x in self._given]
-        sums = method.sums(self)
+        if scale is None or not self._remembers:
+            sums = method.sums(self)
+        else:  # what is kept has no scale, which may be another one in the next step
+            self.gradients = [x / tf.cast(scale, x.dtype) for x in self.gradients]
+            sums = [total * tf.cast(scale, total.dtype) for total in method.sums(self)]
         self._show(method)
         return [tf.cast(total, x.dtype) for total, x in zip(sums, self._given, strict=True)]
+
+    @property
+    def _remembers(self) -> bool:
+        """Whether the method keeps what it does not send."""
+        return any(RESIDUAL in self._bucket.method.state(each) for each in self.described)
 
     def _show(self, method: Method) -> None:
         watch = self._reducer.watch
         if watch is not None and self._replica == 0 and not method.lossless:
-            remembers = any(RESIDUAL in method.state(gradient) for gradient in self.described)
-            lost = joined(self.kept(RESIDUAL)) if remembers else None
+            lost = joined(self.kept(RESIDUAL)) if self._remembers else None
             watch(self._name(""), method, joined(self.gradients), lost)
 
     def kept(self, name: str) -> list[tf.Tensor]:
@@ -324,8 +341,9 @@ class Travel:
 
     def all_gather(self, x: tf.Tensor, wire: str = LOSSLESS, what: str = "") -> tf.Tensor:
         whole = self.replicas * wire_bytes(wire, x.dtype, x.shape.num_elements())
-        name, seed = self._new(what, whole // 2), self._seed_of(wire, False)
-        return self._reducer.exchange.gathered(self._replica, x, name, wire, seed)
+        name, seed = self._new(what, whole // 2), self._seed_of(wire, self._remembers)
+        exchange = self._reducer.exchange
+        return exchange.gathered(self._replica, x, name, wire, seed, self._remembers)
 
     def reduce_scatter(self, x: tf.Tensor, wire: str = LOSSLESS, what: str = "") -> tf.Tensor:
         whole = wire_bytes(wire, x.dtype, x.shape.num_elements())
@@ -348,6 +366,29 @@ class Travel:
     def _name(self, what: str) -> BucketId:
         name = dense_bucket(self._load.label, self._bucket)
         return name._replace(label=f"{name.label}, {what}") if what else name
+
+
+def _of_known_shape(x: tf.Tensor, shape: tuple[int, ...]) -> tf.Tensor:
+    """Products with sparse tensors do not know theirs while they are traced."""
+    return x if x.shape.is_fully_defined() else tf.ensure_shape(x, shape)
+
+
+def _times(slices: tf.IndexedSlices, scale: Any, power: int) -> tf.IndexedSlices:
+    if scale is None:
+        return slices
+    scale = tf.cast(scale, slices.dtype)
+    values = slices.values * scale if power > 0 else slices.values / scale
+    return tf.IndexedSlices(values, slices.indices, slices.dense_shape)
+
+
+def _checked(kept: Mapping[str, Kept], method: Method) -> Mapping[str, Kept]:
+    for name in kept:
+        if not name.isidentifier():  # files and checkpoints put it together with other words
+            raise ValueError(
+                f"{method} keeps something by the name {name!r}; take one that could be a "
+                "variable's name in Python, such as 'residual'"
+            )
+    return kept
 
 
 def dense_bucket(optimizer: str, bucket: Bucket) -> BucketId:

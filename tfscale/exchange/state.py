@@ -8,6 +8,7 @@ saved than without a strategy.
 
 from __future__ import annotations
 
+import logging
 import types
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -19,6 +20,8 @@ import tensorflow as tf
 from tfscale.bridge.objects import LAYER_SEED, Saveable
 from tfscale.bridge.protocols import Model, Optimizer
 from tfscale.compression.method import RESIDUAL, Kept
+
+_log = logging.getLogger("tfscale")
 
 # The names of variables, by which a strategy knows them.
 PART = "tfscale_part"  # of a sum, different on each replica
@@ -122,6 +125,7 @@ class ExchangeState(tf.Module, Saveable):
     def load_own_variables(self, store: Any) -> None:
         """Called by Keras. What a file does not hold begins anew."""
         saved = {key: store[key][()] for key in list(store.keys())}
+        saved = self._of_these_shapes(saved)
         self.prepare(_described(saved), rounding=bool(_of("rounding seed", saved)))
         for kind, variables in self._kinds().items():
             for place, variable in variables.items():
@@ -133,6 +137,22 @@ class ExchangeState(tf.Module, Saveable):
         # A model that is being loaded is not watched yet.
         if not self._layer_seeds:
             self._early_seeds = MappingProxyType(_of("layer seed", saved))
+
+    def _of_these_shapes(self, saved: dict[str, Any]) -> dict[str, Any]:
+        """Without what a method with other arguments has kept: steps may be traced already."""
+        described = self._own.described
+        others = [
+            f"{'common ' * kept.common}{name} {place}"
+            for (name, place), kept in _described(saved).items()
+            if (name, place) in described and described[name, place].shape != kept.shape
+        ]
+        if others:
+            _log.warning(
+                "What was kept of %s has another shape than this method keeps, and begins anew: "
+                "the file comes from another method, or from one with other arguments.",
+                ", ".join(map(repr, others)),
+            )
+        return {key: value for key, value in saved.items() if key not in others}
 
     def _begin_anew(self, name: str, place: str, kept: Kept) -> None:
         start = kept.start(kept.shape)

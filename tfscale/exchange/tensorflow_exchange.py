@@ -119,7 +119,13 @@ class TensorFlowExchange(Exchange):
         super()._give_up(communicator, error, running)
 
     def gathered(
-        self, replica: int, x: tf.Tensor, name: Name, wire: str = wires.LOSSLESS, seed: Any = 0
+        self,
+        replica: int,
+        x: tf.Tensor,
+        name: Name,
+        wire: str = wires.LOSSLESS,
+        seed: Any = 0,
+        feedback: bool = False,
     ) -> tf.Tensor:
         """The rows of all ranks, of which each has as many."""
         assert wire == wires.LOSSLESS, "backends.py refuses others"
@@ -142,7 +148,12 @@ class TensorFlowExchange(Exchange):
         self, replica: int, x: tf.Tensor, name: Name, wire: str = wires.LOSSLESS, seed: Any = 0
     ) -> tf.Tensor:
         """This rank's share of the rows of the sum."""
-        share = tf.shape(x)[0] // self.ranks
+        if x.shape[0] is None or x.shape[0] % self.ranks:
+            raise ValueError(
+                f"reduce_scatter shares {x.shape[0]} rows out over {self.ranks} replicas: give a "
+                "tensor whose number of rows is known and a multiple of theirs"
+            )
+        share = x.shape[0] // self.ranks
         rank = self.communicators[replica].rank
         return self.sum(replica, x, name, wire)[rank * share : (rank + 1) * share]
 

@@ -53,8 +53,8 @@ def _apply(
     if not optimizer.built:
         with tf.init_scope():
             optimizer.build(variables)
-    reduce = functools.partial(reducer.reduce, optimizer=optimizer, state=state)
     inner = innermost(optimizer)
+    reduce = functools.partial(reducer.reduce, optimizer=optimizer, state=state)
     windows = bool(inner.gradient_accumulation_steps)  # what is accumulated is whole
     reducer.prepare(state, optimizer, variables, grads, rows_too=not windows)
     curvature = inner.curvature(grads, variables) if measures_curvature(inner) else []
@@ -66,6 +66,8 @@ def _apply(
         window = functools.partial(reduce, variables=waiting)
         with during(reduced=True, window=window), _given(optimizer, curvature):
             return original(grads, trainable_variables)
+    if optimizer is not inner:  # by which the gradients of this step are multiplied
+        reduce = functools.partial(reduce, scale=tf.convert_to_tensor(scale_of(optimizer)))
     if curvature and inner.update_each > 1:
         curvature = _summed_if_due(inner, curvature)
         grads = reduce(grads, variables=variables)
