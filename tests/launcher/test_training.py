@@ -63,11 +63,13 @@ def test_devices_per_worker_and_a_timeline(tmp_path):
     assert {event["pid"] for event in json.loads(file.read_text())["traceEvents"]} == {0, 1, 2, 3}
 
 
-def test_a_port_that_another_program_has():
+def test_no_other_program_gets_a_workers_port():
+    """The launcher holds it until the worker has it."""
     status, launched = launch("-n", 2, "starts.py", "taken")
     assert status == 1, launched.said
     assert "tfscale launch: worker 1 on localhost failed first" in launched.err
-    assert "another program has" in launched.err
+    assert re.search(r"starts.py.*\n.*squatter = .*create_server", launched.err), launched.said
+    assert "Address already in use" in launched.err
 
 
 def test_a_worker_that_hangs_at_the_start():
