@@ -1,4 +1,4 @@
-"""Worker 1 may begin badly: ``taken``: another program wants its port; ``hangs``: it never starts."""
+"""Worker 1 may begin badly: ``taken``: another program wants its port; ``hangs``."""
 
 import json
 import os
