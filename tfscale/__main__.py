@@ -2,6 +2,10 @@
 
 import sys
 
+# Python looks in the user's folder first: a json.py beside train.py would be taken for Python's.
+if not getattr(sys.flags, "safe_path", False):
+    del sys.path[0]
+
 from tfscale.cli import main
 
 sys.exit(main())

@@ -54,6 +54,22 @@ def test_keras(seen, state, words):
     assert bool(found.advice) == (state != "ok")
 
 
+@pytest.mark.parametrize(
+    ("text", "environ", "backend"),
+    [
+        (None, {}, "tensorflow"),
+        ('{"backend": "torch"}', {}, "torch"),
+        ('{"backend": "torch"}', {"KERAS_BACKEND": "jax"}, "jax"),
+        ('{"floatx": "float32"}', {}, "tensorflow"),
+        ("no JSON", {}, "tensorflow"),
+    ],
+)
+def test_the_backend_that_was_asked_for(tmp_path, text, environ, backend):
+    if text is not None:
+        (tmp_path / "keras.json").write_text(text)
+    assert probe.asked_backend({"KERAS_HOME": str(tmp_path), **environ}) == backend
+
+
 def test_tensorflow_2_15_needs_numpy_1(monkeypatch):
     monkeypatch.setattr(versions, "_version_of", lambda package: "2.4.6")
     assert versions.of_numpy(WELL).state == "ok"
@@ -273,6 +289,19 @@ def test_localhost_among_other_hosts(monkeypatch):
     found = workers(0, "localhost:1", "192.0.2.1:1")
     assert found["worker 0"].state == "problem"
     assert "own loopback" in found["worker 0"].found
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({}, "the first that is there of TF_CONFIG, torchrun, Open MPI, MPICH (PMI), Slurm"),
+        ({"TFSCALE_LAUNCH": "1"}, "TF_CONFIG alone, as TFSCALE_LAUNCH is set"),
+    ],
+)
+def test_the_order_of_sources(environ, said):
+    from tfscale.doctor import cluster
+
+    assert cluster.order(environ).found == said
 
 
 def test_a_cluster_whose_workers_learn_where_the_others_are():

@@ -93,6 +93,7 @@ def test_each_wrong_setting_is_named_with_what_to_do():
     assert "unset TFSCALE_LIBRARY" in checks["library"]["advice"]
     assert "does not know the host name no-such-host.invalid" in checks["worker 1"]["found"]
     assert checks["workers"]["found"].startswith("1 of 2 ")
+    assert checks["sources"]["found"].startswith("the first that is there of TF_CONFIG, torchrun")
 
 
 def test_nothing_to_build_with_and_a_broken_cluster(tmp_path):
@@ -199,6 +200,14 @@ def test_devices_that_end_the_process(tensorflow):
     assert checks["Keras"]["state"] == "problem"
     assert checks["devices"]["state"] == "problem"
     assert "ended by SIGSEGV" in checks["devices"]["found"]
+
+
+def test_a_backend_that_is_not_installed():
+    _, checks = report("--quick", KERAS_BACKEND="torch")
+    assert states(checks, "problem") == {"Keras"}
+    assert checks["Keras"]["found"].endswith(", which computes with torch")
+    assert "KERAS_BACKEND=tensorflow" in checks["Keras"]["advice"]
+    assert checks["TensorFlow"]["state"] == "ok"
 
 
 # ------------------------------------------------------------------ command line

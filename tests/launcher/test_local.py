@@ -44,6 +44,23 @@ def test_what_users_of_other_launchers_type(words):
     assert lines(launched) == ["[0] here", "[1] here"]
 
 
+def test_workers_know_their_numbers_as_under_torchrun():
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    _, launched = launch("-n", 2, "says.py", *(f"environment={name}" for name in names))
+    for rank in (0, 1):
+        found = re.findall(rf"\[{rank}\] environment (\w+) (\d+)", launched.out)
+        assert dict(found) == dict(zip(names, [str(rank), "2", str(rank), "2"], strict=True))
+
+
+def test_files_beside_the_program_that_are_named_as_pythons(tmp_path):
+    for name in ("json", "argparse", "asyncio", "shlex", "subprocess"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('the file of the user')")
+    (tmp_path / "train.py").write_text("print('trains')")
+    status, launched = launch("-n", 1, "train.py", folder=tmp_path)
+    assert status == 0, launched.said
+    assert lines(launched) == ["[0] trains"]
+
+
 def test_threads_are_shared_out_and_the_users_word_counts():
     cores = len(os.sched_getaffinity(0))
     _, launched = launch("-n", 2, "says.py", "0:environment=TF_NUM_INTRAOP_THREADS")
@@ -155,6 +172,16 @@ def test_logs_keep_what_each_worker_prints(tmp_path):
         kept = tmp_path / "logs" / f"attempt-{attempt}"
         assert (kept / "worker-0.log").read_text() == "all\n"
         assert sorted((kept / "worker-1.log").read_text().split()) == ["all", "one", "wrong"]
+
+
+def test_logs_of_an_earlier_launch_stay(tmp_path):
+    for text in ("first", "second"):
+        launch("-n", 1, "--log-dir", tmp_path, "says.py", f"print={text}")
+    first, empty, began, second = (
+        (tmp_path / "attempt-0" / "worker-0.log").read_text().split("\n")[:4]
+    )
+    assert (first, empty, second) == ("first", "", "second")
+    assert began.startswith("--- tfscale launch began again: 20")
 
 
 def test_output_that_nobody_reads_any_more():

@@ -84,6 +84,17 @@ def test_ranks_count_host_by_host():
         (["--nnodes", "2", "says.py"], "--nnodes needs --node-rank"),
         (["--nnodes=2", "--node-rank=2", "--master-addr=a", "says.py"], "not between 0 and 1"),
         (["-n", "2", "--min-workers", "3", "says.py"], "--min-workers 3 is not between 1 and 2"),
+        (
+            ["--nnodes=2", "--node-rank=0", "--master-addr=a", "--min-workers=1", "says.py"],
+            "start all from one host, by --hosts a:2,b:2 --restarts N --min-workers M",
+        ),
+        (
+            ["--rdzv_backend=c10d", "says.py"],
+            "there is no --rdzv_backend here: launchers that are started by hand meet at the "
+            "first one: leave it out, and give each --nnodes N --node-rank I --master-addr HOST",
+        ),
+        (["-np", "2", "--gloo", "python", "says.py"], "sockets of tfscale's own"),
+        (["--rdzv-id", "7", "says.py"], "different values of --master-port"),
         (["--env", "NO_SUCH_VARIABLE", "says.py"], "there is no such variable here"),
         (["no-such-command"], "neither a file that ends with .py nor a command"),
         (["nowhere.py"], "there is no nowhere.py in "),

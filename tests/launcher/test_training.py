@@ -52,6 +52,15 @@ def test_fewer_workers_go_on_with_the_same_training(tmp_path):
     assert abs(float(found) - float(expected)) < 1e-4
 
 
+def test_a_timeline_that_no_callback_records(tmp_path):
+    """It is said when fit begins, and again at the end."""
+    options = ["--timeline", tmp_path / "timeline.json"]
+    status, launched = launch("-n", 1, *options, "fit.py", "epochs=1")
+    assert status == 0, launched.said
+    assert launched.err.count("this fit records none: give it the callback") == 1
+    assert "nothing was written to" in launched.err
+
+
 def test_devices_per_worker_and_a_timeline(tmp_path):
     file = tmp_path / "timeline.json"
     options = ["--devices-per-worker", 2, "--timeline", file]
@@ -60,6 +69,7 @@ def test_devices_per_worker_and_a_timeline(tmp_path):
     assert "4 replicas train, on 2 workers, each on its CPU:0, CPU:1" in launched.err
     assert len(weights(launched)) == 1
     assert f"the timelines of 2 workers are in {file}" in launched.err
+    assert "records none" not in launched.err
     assert {event["pid"] for event in json.loads(file.read_text())["traceEvents"]} == {0, 1, 2, 3}
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 VERSION = 2  # of the JSON lines
+ASKED = "TFSCALE_TIMELINE"  # names the file that ``tfscale launch --timeline`` asks for
 
 _TOO_SHORT = (
     "no timeline was written: it was to begin after %d steps of fit, but fit made only %d. "
@@ -102,7 +103,7 @@ class Telemetry(keras.callbacks.Callback):
         for name, value in (("batch", batch), ("baseline", baseline)):
             if value is not None and not callable(value) and value <= 0:
                 raise ValueError(f"{name} is a number above 0, got {value!r}")
-        timeline = timeline or os.environ.get("TFSCALE_TIMELINE")
+        timeline = timeline or os.environ.get(ASKED)
         self._paths = {"jsonl": jsonl, "tensorboard": tensorboard, "timeline": timeline}
         self._progress = progress
         self._given = batch

@@ -77,6 +77,7 @@ class Checks:
         yield library.library(tensorflow, may_build=can and not self.wanted.quick)
 
     def _of_cluster(self) -> Iterator[Check]:
+        yield cluster.order(os.environ)
         source, check = cluster.find(os.environ)
         yield check
         addresses = (source.addresses or []) if source else []

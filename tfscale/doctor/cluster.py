@@ -29,11 +29,20 @@ def find(environ: Mapping[str, str]) -> tuple[Source | None, Check]:
     except ValueError as error:
         return None, problem("cluster", str(error), "Correct it, or unset it to train alone.")
     if source is None:
-        return None, ok("cluster", f"none: trains alone (looked for {', '.join(sources.ORDER)})")
+        return None, ok("cluster", "none: trains alone")
     return source, ok(
         "cluster",
         f"{source.name}: this is worker {source.index} of {source.count}{_listed(source)}",
     )
+
+
+def order(environ: Mapping[str, str]) -> Check:
+    """Where a training looks for its cluster, and what counts."""
+    from tfscale.launch import sources
+
+    if environ.get(sources.ONLY_TF_CONFIG):
+        return ok("sources", f"TF_CONFIG alone, as {sources.ONLY_TF_CONFIG} is set")
+    return ok("sources", f"the first that is there of {', '.join(sources.ORDER)}")
 
 
 def _listed(source: Source) -> str:

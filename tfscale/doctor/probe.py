@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from tfscale.ops.toolchain import BuildError, TensorFlow, find_tensorflow
@@ -85,16 +88,30 @@ def _tell(**known: Any) -> None:
 
 
 def _tell_all() -> None:
+    # With another backend that is not installed, nothing else could be said.
+    asked = asked_backend(os.environ)
+    os.environ["KERAS_BACKEND"] = "tensorflow"
     try:
         _tell(tensorflow=dataclasses.asdict(find_tensorflow()))
     except BuildError as error:
         _tell(error=str(error))
         return
-    _tell_keras()
+    _tell_keras(asked)
     _tell(gpus=_gpus())
 
 
-def _tell_keras() -> None:
+def asked_backend(environ: Mapping[str, str]) -> str:
+    """What Keras 3 would compute with, as it finds that out."""
+    if asked := environ.get("KERAS_BACKEND"):
+        return asked
+    home = Path(environ.get("KERAS_HOME") or Path("~/.keras").expanduser())
+    try:
+        return str(json.loads((home / "keras.json").read_text())["backend"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return "tensorflow"
+
+
+def _tell_keras(asked: str) -> None:
     try:
         import keras
 
@@ -102,7 +119,7 @@ def _tell_keras() -> None:
     except ImportError as error:
         _tell(missing=f"Keras cannot be imported: {error}\nInstall it: pip install 'keras==3.15.*'")
         return
-    _tell(keras=keras.__version__, backend=installed.backend())
+    _tell(keras=keras.__version__, backend="tensorflow" if installed.KERAS_2 else asked)
     try:
         installed.check()
     except ImportError as error:

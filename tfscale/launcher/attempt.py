@@ -181,7 +181,10 @@ class Attempt:
                     {
                         "rank": place.rank,
                         "share": [place.local, self._hosts[at].workers],
-                        "environment": cluster_environment(addresses, place.rank),
+                        "environment": {
+                            **cluster_environment(addresses, place.rank),
+                            **_numbers(place, self._hosts[at].workers, len(addresses)),
+                        },
                     }
                     for place in self._places
                     if place.host == at
@@ -257,6 +260,16 @@ class Attempt:
     def _end(self) -> None:
         for one in self._supervisors:
             one.tell(end=True)
+
+
+def _numbers(place: Place, on_host: int, workers: int) -> dict[str, str]:
+    """By torchrun's names, for programs that read them; without MASTER_ADDR they are no cluster."""
+    return {
+        "RANK": str(place.rank),
+        "WORLD_SIZE": str(workers),
+        "LOCAL_RANK": str(place.local),
+        "LOCAL_WORLD_SIZE": str(on_host),
+    }
 
 
 def _address(one: Supervised, all_of_them: Sequence[Supervised]) -> str:

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, TextIO
@@ -17,6 +18,7 @@ from tfscale.launcher.writer import Pieces, write_at_once
 _COLOURS = (36, 33, 32, 35, 34, 31)  # of ANSI terminals
 _KEPT = 20  # lines of each worker
 _LONGEST = 1 << 20  # characters that wait for the end of their line
+_BEGINS = "tfscale launch began again:"
 _CLEAR = "\r\x1b[J"  # from here to the end of the screen
 
 
@@ -166,6 +168,7 @@ def _clipped(text: str, room: int) -> str:
 class Logs:
     """A file for each worker; None if none were asked for.
 
+    What an earlier launch has left there stays, above a line that says when this one began.
     Training does not depend on it: a full disk costs the rest of the file, and is told once.
     """
 
@@ -181,7 +184,9 @@ class Logs:
             if rank not in self._files:
                 self._folder.mkdir(parents=True, exist_ok=True)
                 path = self._folder / f"worker-{rank}.log"
-                self._files[rank] = path.open("w", errors="replace", newline="")
+                self._files[rank] = path.open("a", errors="replace", newline="")
+                if self._files[rank].tell():
+                    self._files[rank].write(f"\n--- {_BEGINS} {time.strftime('%F %T')}\n")
             self._files[rank].write(text)
             self._files[rank].flush()
         except OSError as error:

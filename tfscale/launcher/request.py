@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NoReturn
 
 from tfscale.launch.collect import collected
 from tfscale.launcher import hosts as named
@@ -17,6 +18,31 @@ from tfscale.launcher.hosts import Host
 
 _PORT = 29400
 _PATIENCE = 600.0  # seconds: somebody goes from host to host
+
+# Options of torchrun and horovodrun that mean nothing here, and what to type.
+_SOCKETS = "gradients go over sockets of tfscale's own, or TFSCALE_TRANSPORT=grpc: leave it out"
+_ELSEWHERE = {
+    "--rdzv-backend": "launchers that are started by hand meet at the first one: leave it out, and "
+    "give each --nnodes N --node-rank I --master-addr HOST",
+    "--rdzv-id": "launchers meet at an address: leave it out, and give trainings that run at the "
+    "same time different values of --master-port",
+    "--rdzv-conf": "there is nothing to set: launchers wait 600 s for each other; leave it out",
+    "--start-method": "each worker is a process of its own: leave it out",
+    "--redirects": "--log-dir DIR keeps what workers print, and it is shown as well",
+    "--tee": "--log-dir DIR keeps what workers print, and it is shown as well",
+    "--local-addr": "set the variable TFSCALE_INTERFACE",
+    "--gloo": _SOCKETS,
+    "--mpi": f"{_SOCKETS}; or start workers by mpirun itself, without a launcher of ours: "
+    "mpirun -np N python train.py",
+    "--network-interface": "set the variable TFSCALE_INTERFACE",
+    "--network-interfaces": "set the variable TFSCALE_INTERFACE",
+    "--no-python": "a program that does not end with .py is a command: leave it out",
+    "--monitor-interval": "workers are watched all the time: leave it out",
+    "--role": "all workers are alike: leave it out",
+    "--host-discovery-script": "name the hosts: --hosts a:2,b:2, or --hostfile FILE",
+    "--max-np": "with --hosts, --restarts and --min-workers it goes on with the workers that are "
+    "left; more than it began with are never added: leave it out",
+}
 
 # What a host over ssh gets of this one's environment, beside --env.
 _CARRIED = ("CUDA_", "KERAS_", "NCCL_", "OMP_", "PYTHON", "TF_", "TFSCALE_", "XLA_")
@@ -74,6 +100,12 @@ def _request(asked: argparse.Namespace) -> Request:
     hosts = _hosts(asked)
     workers = sum(host.workers for host in hosts)
     least = workers if asked.least is None else asked.least
+    if asked.least is not None and _nodes(asked):
+        raise ValueError(
+            "--min-workers counts the workers of all hosts, and with --nnodes each launcher knows "
+            "its own alone: start all from one host, by "
+            "--hosts a:2,b:2 --restarts N --min-workers M"
+        )
     if not 1 <= least <= workers:
         raise ValueError(f"--min-workers {least} is not between 1 and {workers}, the workers")
     return Request(
@@ -212,6 +244,19 @@ def _positive(text: str) -> int:
     return value
 
 
+class _Elsewhere(argparse.Action):
+    """Ends with what to type in place of another launcher's option."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> NoReturn:
+        parser.error(f"there is no {option_string} here: {self.const}")
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tfscale launch",
@@ -275,6 +320,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N", help="start again so often (default: %(default)s)")  # fmt: skip
     end.add_argument("--min-workers", "--min-np", dest="least", type=_positive, metavar="M",
         help="after a failure go on if so many are left (default: all)")  # fmt: skip
+
+    for name, advice in _ELSEWHERE.items():
+        names = dict.fromkeys([name, "--" + name[2:].replace("-", "_")])
+        parser.add_argument(
+            *names, nargs="?", action=_Elsewhere, const=advice, help=argparse.SUPPRESS
+        )
 
     what = parser.add_argument_group("the program")
     what.add_argument("-m", "--module", action="store_true", help="it is a module, as python -m")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -222,6 +223,8 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             join.same_model(self.extended.hosts, model)
             join.same_length(self.extended.hosts, length)
             backup.arrange(self.extended.hosts, callbacks)
+            if self.extended._id_in_cluster == 0:
+                _say_if_no_timeline(callbacks)
         return super().scope()
 
     @autograph_artifact
@@ -318,6 +321,19 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         """An optimizer has been made in this strategy's scope."""
         self.optimizers.add(optimizer)
         building.remember(self, optimizer)
+
+
+def _say_if_no_timeline(callbacks: Sequence[Any]) -> None:
+    """The launcher could say it at the end only, perhaps after days."""
+    from tfscale.callbacks import telemetry
+
+    if os.environ.get(telemetry.ASKED) and not any(
+        isinstance(each, telemetry.Telemetry) for each in callbacks
+    ):
+        logging.getLogger("tfscale").warning(
+            "tfscale launch --timeline asks for a timeline, and this fit records none: give it the "
+            "callback tfscale.callbacks.Telemetry(), which records steps 10 to 12"
+        )
 
 
 def _check(batch_norm: str, error_feedback: bool | None, cluster_resolver: Any) -> None:
