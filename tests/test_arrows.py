@@ -14,7 +14,7 @@ FLOORS = (
     ("bridge", "collectives", "launch"),
     ("ops",),
     ("tensorflow_needed",),
-    ("compression",),
+    ("compression", "curvature"),
     ("exchange", "optimizers", "schedules"),
     ("recompute",),
     ("telemetry",),

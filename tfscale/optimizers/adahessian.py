@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfscale.bridge import optimizers as bridge
 from tfscale.bridge.objects import native
 from tfscale.bridge.optimizers import ops
+from tfscale.curvature.probes import signs
 from tfscale.optimizers import curvature as hutchinson
 from tfscale.optimizers import rules
 from tfscale.optimizers.averaging import Averaging, averaged, checked, rule_for
@@ -27,7 +28,6 @@ from tfscale.optimizers.base import (
     warn_of_idle,
 )
 from tfscale.optimizers.paths import BIAS_AND_NORM
-from tfscale.optimizers.probes import signs
 from tfscale.optimizers.recording import Now, OpenTape, follow
 
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfscale.bridge import optimizers as bridge
 from tfscale.bridge.installed import backend
 from tfscale.bridge.objects import native, path_of
+from tfscale.curvature.derivatives import dense
 from tfscale.optimizers import paths
 
 Patterns = Iterable[str] | str | None
@@ -144,14 +145,6 @@ def warn_of_idle(argument: str, patterns: Iterable[str], variables: Iterable[Any
 
 def _exact(variable: Any) -> str:
     return "float64" if tf.as_dtype(variable.dtype) == tf.float64 else "float32"
-
-
-def dense(gradient: Any, variable: Any) -> Any:
-    """A gradient with all rows of its variable; those that come twice are summed."""
-    if not isinstance(gradient, tf.IndexedSlices):
-        return gradient
-    rows = variable.shape[0]
-    return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, rows)
 
 
 def at_least(argument: str, value: float, low: float) -> float:

@@ -6,38 +6,21 @@ there; eagerly, a tape must have recorded it.
 
 from __future__ import annotations
 
-import contextlib
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfscale.bridge.objects import native, path_of
-from tfscale.optimizers.base import dense
-from tfscale.optimizers.tracing import TracedGraphs
+from tfscale.curvature.derivatives import REMEDY, UNKNOWN, again, dense, first_sentence
+from tfscale.curvature.tracing import TracedGraphs
 
 # Of what is differentiated, its weights, and variables: for each of these a gradient or None.
 Differentiate = Callable[[list[Any], list[Any], list[Any]], list[Any]]
 
-# What TensorFlow takes for constant when it differentiates gradients, and says nothing.
-_SILENT = {
-    "ResizeBilinearGrad": 'interpolation="bilinear" (not "nearest")',
-    "FakeQuantWithMinMaxArgsGradient": "quantization-aware training",
-    "FakeQuantWithMinMaxVarsGradient": "quantization-aware training",
-    "FakeQuantWithMinMaxVarsPerChannelGradient": "quantization-aware training",
-    "SparseAddGrad": "a sum of sparse tensors",
-}
-
-# tf.nn.moments, of which batch, layer and group normalization are made, takes the mean in its
-# variance for constant: right for first derivatives, which are zero there, not for second ones.
-_MEAN = re.compile(r"(^|/)moments(_\d+)?/StopGradient$")
-
 _UNKNOWN = (
     "AdaHessian needs second derivatives, and TensorFlow cannot differentiate the gradient of %s: "
-    "%s. Replace the layer that this names, or that follows the variable (for LSTM and GRU: "
-    "use_cudnn=False, for attention: flash_attention=False), set trainable=False on what comes "
-    "before it, or use another optimizer."
+    f"%s. {REMEDY}, or use another optimizer."
 )
 
 _FOREIGN = (
@@ -104,9 +87,9 @@ def _products(
 ) -> list[Any]:
     try:
         products = differentiate(ys, weights, variables)
-    except (LookupError, NotImplementedError) as error:
+    except UNKNOWN as error:
         path = _last_without(differentiate, ys, weights, variables)
-        raise NotImplementedError(_UNKNOWN % (path, _first_sentence(error))) from error
+        raise NotImplementedError(_UNKNOWN % (path, first_sentence(error))) from error
     if products and all(hz is None for hz in products):
         raise ValueError(_CONSTANT % ", ".join(path_of(v) for v in variables[:3]))
     return products
@@ -119,13 +102,9 @@ def _last_without(
     for y, weight, variable in reversed(list(zip(ys, weights, variables, strict=True))):
         try:
             differentiate([y], [weight], variables)
-        except (LookupError, NotImplementedError):
+        except UNKNOWN:
             return path_of(variable)
     return "all variables together"
-
-
-def _first_sentence(error: Exception) -> str:
-    return str(error.args[0] if error.args else error).split(". ")[0].strip()
 
 
 def on_tape(
@@ -145,28 +124,10 @@ def in_graph(ys: list[Any], weights: list[Any], variables: list[Any]) -> list[An
     for y, variable in zip(ys, variables, strict=False):
         if not graphs.is_made_here(y):
             raise ValueError(_FOREIGN % path_of(variable))
-    operations = list(graphs.operations_before(ys))
-    for operation in operations:
-        if operation.type in _SILENT:
-            raise LookupError(f"{operation.name}, for {_SILENT[operation.type]}")
     names = graphs.names([native(v).handle for v in variables])
-    with _means_that_depend(operations):
-        found = iter(tf.gradients(ys, [name for several in names for name in several], weights))
+    found = iter(again(ys, [name for several in names for name in several], weights))
     parts = [[next(found) for _ in several] for several in names]
     return [_sum(several, v) for several, v in zip(parts, variables, strict=True)]
-
-
-@contextlib.contextmanager
-def _means_that_depend(operations: list[Any]) -> Iterator[None]:
-    """While it lasts, the mean within ``tf.nn.moments`` depends on what it is the mean of."""
-    stops = [one for one in operations if one.type == "StopGradient" and _MEAN.search(one.name)]
-    for stop in stops:
-        stop._gradient_function = lambda op, dy: dy
-    try:
-        yield
-    finally:
-        for stop in stops:
-            stop._gradient_function = None
 
 
 def _sum(parts: list[Any], variable: Any) -> Any:

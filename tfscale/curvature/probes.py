@@ -1,4 +1,4 @@
-"""Random signs: the probes of Hutchinson's estimate of a diagonal."""
+"""Random signs: the probes of estimators."""
 
 from __future__ import annotations
 

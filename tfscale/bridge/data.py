@@ -1,0 +1,65 @@
+"""Data in batches, as Keras's ``evaluate`` reads it, once or many times."""
+
+from __future__ import annotations
+
+import collections.abc
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfscale.bridge.installed import KERAS_2
+
+if not KERAS_2:
+    from keras.src.trainers.data_adapters import get_data_adapter
+
+_ONE_SHOT = (
+    "{who} reads its data many times, and a {kind} can be read once: give arrays, a "
+    "tf.data.Dataset, or a keras.utils.PyDataset"
+)
+_ENDLESS = (
+    "{who} reads all of its data for each product, and this dataset has no end: give steps=..., "
+    "the number of batches to read"
+)
+
+
+class Batches:
+    """The batches of some data, in the same order each time, each a part for every replica.
+
+    Args:
+        model: whose strategy hands the batches out.
+        data: ``x``, ``y`` and ``sample_weight``, as ``evaluate`` takes them.
+        batch_size: global, of arrays.
+        steps: how many batches to read; None for all.
+        who: reads them, for messages.
+    """
+
+    def __init__(
+        self, model: Any, data: tuple[Any, Any, Any], batch_size: int | None, steps: int | None,
+        who: str,
+    ) -> None:  # fmt: skip
+        x, y, sample_weight = data
+        if isinstance(x, collections.abc.Iterator):
+            raise ValueError(_ONE_SHOT.format(who=who, kind=type(x).__name__))
+        self._adapter = get_data_adapter(
+            x, y=y, sample_weight=sample_weight, batch_size=batch_size, steps_per_epoch=steps
+        )
+        dataset = self._adapter.get_tf_dataset()
+        if steps is not None:
+            dataset = dataset.take(steps)
+        elif int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
+            if not self._adapter.num_batches:
+                raise ValueError(_ENDLESS.format(who=who))
+            dataset = dataset.take(self._adapter.num_batches)
+        known = int(dataset.cardinality())
+        self.count = known if known >= 0 else self._adapter.num_batches
+        self._dataset = model.distribute_strategy.experimental_distribute_dataset(dataset)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._adapter.on_epoch_begin()
+        count = 0
+        for batch in self._dataset:
+            count += 1
+            yield batch
+        self.count = count
+        self._adapter.on_epoch_end()
