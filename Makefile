@@ -19,7 +19,7 @@ CXX := $(firstword $(notdir $(shell command -v g++ clang++)) g++)
 endif
 
 # The parts of the Python tests, each a run of pytest: these folders, longest first, and all else.
-FOLDERS := strategy recompute gallery docs faults optimizers callbacks bench launcher launch ops exchange doctor integration
+FOLDERS := strategy recompute gallery docs faults optimizers callbacks bench launcher launch ops exchange pains doctor packaging integration
 PYTHON_PARTS := $(FOLDERS:%=python-%) python-rest
 WHERE = tests/$*
 WHERE_rest := $(filter-out $(FOLDERS:%=tests/%) tests/native tests/addons tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/))) $(wildcard tests/test_*.py)
@@ -35,7 +35,7 @@ READY := $(VENV)/.ready-tf-$(TF)
 CPP := $(shell find custom_ops tests/native -name '*.h' -o -name '*.cc' -o -name '*.inc' 2>/dev/null)
 STEP = @printf '\n==> %s\n'
 
-.PHONY: help venv build demo bench bench-native gallery ci ci-tf test test-all test-gpu test-native test-python $(PYTHON_PARTS) test-tf test-faults test-addons lint format clean
+.PHONY: help venv build demo bench bench-native gallery pains ci ci-tf test test-all test-gpu test-native test-python $(PYTHON_PARTS) test-tf test-faults test-addons lint format clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -64,6 +64,10 @@ bench-native: ## measure the codecs
 gallery: build ## train programs of the kinds that keras.io shows, on replicas and on one device
 	$(STEP) "gallery"
 	@$(BIN)/python -m tests.gallery $(PROGRAMS)
+
+pains: build ## run programs that people complained of, under TensorFlow's strategies and under ours
+	$(STEP) "programs of public complaints"
+	@$(BIN)/python -m tests.pains
 
 ci: test-native test-python ci-tf lint test-addons ## check all that CI checks (make -j2 ci: two parts at a time)
 	@.ci/timed

@@ -37,6 +37,8 @@ def make_strategy(algorithm):
     if os.environ["STRATEGY"] == "none":
         return tf.distribute.get_strategy()
     if os.environ["STRATEGY"] == "stock":
+        if WORKERS > 1:
+            return tf.distribute.MultiWorkerMirroredStrategy()
         return tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(DEVICES)])
     import tfscale
 
