@@ -6,8 +6,6 @@ import shutil
 import stat
 import subprocess
 import sys
-import tarfile
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -467,70 +465,3 @@ def test_help_does_not_import_tensorflow():
         "assert not {'tensorflow', 'keras', 'numpy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], cwd=CHECKOUT, check=True, timeout=250)
-
-
-# --------------------------------------------------------------------- packages
-
-
-@pytest.fixture(scope="module")
-def copy_of_checkout(tmp_path_factory):
-    """What packaging needs, apart, so that it leaves nothing in the checkout."""
-    copy = tmp_path_factory.mktemp("checkout")
-    for name in ("setup.cfg", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(CHECKOUT / name, copy)
-    for name in ("tfscale", "custom_ops"):
-        ignore = shutil.ignore_patterns("__pycache__", "*.so", "*.o")
-        shutil.copytree(CHECKOUT / name, copy / name, ignore=ignore)
-    return copy
-
-
-def native_files():
-    return {str(p.relative_to(CHECKOUT)) for p in (CHECKOUT / "custom_ops").rglob("*.[ch]*")}
-
-
-def packaging(folder, function):
-    """Runs a function of the build backend; returns the file that it made."""
-    pytest.importorskip("wheel")
-    program = f"import setuptools.build_meta as b; print(b.{function}('made'))"
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=250
-    )
-    assert done.returncode == 0, done.stderr
-    return folder / "made" / done.stdout.splitlines()[-1]
-
-
-def test_wheel_carries_the_sources_and_brings_no_tensorflow(copy_of_checkout):
-    wheel = zipfile.ZipFile(packaging(copy_of_checkout, "build_wheel"))
-    names = set(wheel.namelist())
-    assert {f"tfscale/{f}" for f in native_files()} <= names
-    assert {n.split("/")[0] for n in names if ".dist-info" not in n} == {"tfscale"}
-    metadata = wheel.read(next(n for n in names if n.endswith("/METADATA"))).decode()
-    required = [
-        line.removeprefix("Requires-Dist: ")
-        for line in metadata.splitlines()
-        if line.startswith("Requires-Dist") and "extra ==" not in line
-    ]
-    assert sorted(required) == ["numpy", "rich"]
-
-
-def test_a_build_leaves_nothing_beside_what_it_made(copy_of_checkout):
-    """What lies in build/ gets into the next wheel, modules that are deleted since too."""
-    packaging(copy_of_checkout, "build_wheel")
-    left = {path.name for path in copy_of_checkout.iterdir()}
-    expected = {"setup.cfg", "setup.py", "pyproject.toml", "README.md", "LICENSE"}
-    assert left == {*expected, "tfscale", "custom_ops", "made"}
-
-
-def test_sdist_carries_the_sources(copy_of_checkout):
-    sdist = packaging(copy_of_checkout, "build_sdist")
-    with tarfile.open(sdist) as archive:
-        names = {n.split("/", 1)[-1] for n in archive.getnames()}
-    assert native_files() <= names
-    assert {"LICENSE", "README.md", "setup.cfg", "tfscale/ops/build.py"} <= names
-
-
-def test_every_python_package_is_listed_in_setup_cfg(copy_of_checkout):
-    wheel = zipfile.ZipFile(packaging(copy_of_checkout, "build_wheel"))
-    modules = {str(p.relative_to(CHECKOUT)) for p in (CHECKOUT / "tfscale").rglob("*.py")}
-    missing = modules - set(wheel.namelist())
-    assert not missing, f"add their folders to `packages` in setup.cfg: {sorted(missing)}"

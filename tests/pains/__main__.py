@@ -24,7 +24,7 @@ STRATEGIES = {
     "1x2": "MirroredStrategy",
     "2x1": "MultiWorkerMirroredStrategy",
 }
-LONGEST = 160  # characters of an error
+LONGEST = 100  # characters of an error
 
 
 def reason(error):
