@@ -10,7 +10,7 @@ FUZZ_SECONDS ?= 10
 PYTEST_ARGS ?=
 N ?= 30
 SEED ?= 1
-EXTRAS ?= plot,dev
+EXTRAS ?= plot,docs,dev
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; do \
   $$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null \
   && echo $$p && break; done)
@@ -35,7 +35,7 @@ READY := $(VENV)/.ready-tf-$(TF)
 CPP := $(shell find custom_ops tests/native -name '*.h' -o -name '*.cc' -o -name '*.inc' 2>/dev/null)
 STEP = @printf '\n==> %s\n'
 
-.PHONY: help venv build demo bench bench-native gallery pains ci ci-tf test test-all test-gpu test-native test-python $(PYTHON_PARTS) test-tf test-faults test-addons lint format clean
+.PHONY: help venv build demo bench bench-native gallery pains docs ci ci-tf test test-all test-gpu test-native test-python $(PYTHON_PARTS) test-tf test-faults test-addons lint format clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -68,6 +68,11 @@ gallery: build ## train programs of the kinds that keras.io shows, on replicas a
 pains: build ## run programs that people complained of, under TensorFlow's strategies and under ours
 	$(STEP) "programs of public complaints"
 	@$(BIN)/python -m tests.pains
+
+docs: $(READY) ## make the site of docs/, in build/site, with links and anchors checked
+	$(STEP) "site"
+	@$(BIN)/python -m sphinx -W --keep-going -q -c docs/site docs build/site
+	@echo "build/site/index.html"
 
 ci: test-native test-python ci-tf lint test-addons ## check all that CI checks (make -j2 ci: two parts at a time)
 	@.ci/timed

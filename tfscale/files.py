@@ -15,7 +15,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
     Example:
         >>> with replacing(Path("losses.json")) as fresh:
-        ...     fresh.write_text("[]")
+        ...     _ = fresh.write_text("[]")
     """
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     try:

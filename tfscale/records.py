@@ -77,23 +77,27 @@ class Record:
         return int(number)
 
     def text(self, key: str) -> str:
+        """The field of that name, which must be a text."""
         value = self._fields.get(key)
         if not isinstance(value, str):
             raise self.wrong(key, "a text")
         return value
 
     def integers(self, key: str) -> list[int]:
+        """The field of that name, which must be a list of whole numbers."""
         value = self._fields.get(key)
         if not isinstance(value, list) or not all(type(each) is int for each in value):
             raise self.wrong(key, "a list of whole numbers")
         return value
 
     def record(self, key: str) -> Record:
+        """The field of that name as a record of its own."""
         if key not in self._fields:
             raise self.wrong(key, "an object {...}")
         return Record(self._fields[key], self.path, f"{self._where}{key}.")
 
     def records(self, key: str) -> list[Record]:
+        """The field of that name as a list of records."""
         value = self._fields.get(key)
         if not isinstance(value, list):
             raise self.wrong(key, "a list [...]")

@@ -1,7 +1,5 @@
 """Warmup in real trainings on one device."""
 
-import doctest
-
 import keras
 import numpy as np
 import pytest
@@ -21,7 +19,7 @@ from tests.callbacks.warmups import (
     rates,
 )
 from tfscale import schedules
-from tfscale.callbacks import Warmup, warmup
+from tfscale.callbacks import Warmup
 
 CLOSED = HILL.in_steps(STEPS)
 COMPILED = float(np.float32(RATE))  # as an optimizer's variable holds it
@@ -328,8 +326,3 @@ def test_a_base_batch_needs_a_batch():
     recipe = schedules.Constant(0.1, base_batch=256)
     with pytest.raises(ValueError, match="for batches of 256.*batch_per_replica"):
         fit(compiled(momentum()), [Warmup(recipe)])
-
-
-def test_examples_in_docstrings():
-    failed, tried = doctest.testmod(warmup)
-    assert tried and not failed

@@ -1,6 +1,5 @@
 """Batches that grow, in real trainings."""
 
-import doctest
 import itertools
 
 import keras
@@ -10,7 +9,7 @@ import tensorflow as tf
 
 from tests.callbacks.warmups import Seen, compiled, fit, momentum, numbers, rates
 from tfscale import schedules
-from tfscale.callbacks import BatchGrowth, Warmup, batch_growth
+from tfscale.callbacks import BatchGrowth, Warmup
 
 SIZES = {0: 8, 3: 12, 8: 24}
 ROWS, EPOCHS, STEPS = 48, 4, 3  # batches of 8, 12, 24 and 24 at the ends of the epochs
@@ -157,8 +156,3 @@ def test_other_data_is_noticed():
 def test_sizes_begin_with_the_first_step(sizes):
     with pytest.raises(ValueError, match=r"from step 0 on, .*got \{"):
         BatchGrowth(sizes)
-
-
-def test_examples_in_docstrings():
-    failed, tried = doctest.testmod(batch_growth)
-    assert tried and not failed

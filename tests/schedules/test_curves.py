@@ -1,14 +1,11 @@
 """What schedules say, alone and as what Keras and TensorFlow make of them."""
 
-import doctest
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tfscale import schedules
-from tfscale.schedules import curves, scaling
 
 EVERY = [
     schedules.Constant(0.4, warmup=8),
@@ -138,9 +135,3 @@ def test_an_open_definition_is_no_schedule_yet(schedule, told):
 def test_a_refusal_says_what_was_received(make, told):
     with pytest.raises(ValueError, match=told):
         make()
-
-
-@pytest.mark.parametrize("module", [schedules, curves, scaling])
-def test_examples_in_docstrings(module):
-    failed, tried = doctest.testmod(module)
-    assert tried and not failed

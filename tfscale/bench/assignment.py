@@ -29,10 +29,12 @@ class Contestant:
 
     @property
     def stock(self) -> bool:
+        """Whether it is another library, or TensorFlow's own."""
         return self.algorithm in STOCK
 
     @property
     def label(self) -> str:
+        """What tables call it."""
         if self.stock:
             return _STOCK_LABELS[self.algorithm]
         pieces = f" {self.piece_bytes >> 10} KiB" if self.piece_bytes else ""
@@ -66,10 +68,12 @@ class Assignment:
     ports: tuple[str, ...] = ()
 
     def save(self, path: Path) -> None:
+        """Writes it to a file, for workers."""
         path.write_text(json.dumps(dataclasses.asdict(self)))
 
     @classmethod
     def load(cls, path: str | Path) -> Assignment:
+        """Reads what ``save`` has written."""
         fields: dict[str, Any] = json.loads(Path(path).read_text())
         contestants = tuple(Contestant(**each) for each in fields.pop("contestants"))
         sizes, ports = tuple(fields.pop("sizes")), tuple(fields.pop("ports"))

@@ -32,6 +32,7 @@ T = TypeVar("T")
 
 
 def main(argv: Sequence[str]) -> int:
+    """Runs ``tfscale bench allreduce``."""
     parser = make_parser()
     arguments = parser.parse_args(argv)
     request = read(arguments)
@@ -65,6 +66,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
+    """The options of ``tfscale bench allreduce``."""
     parser = argparse.ArgumentParser(
         prog="tfscale bench",
         description="Measure all-reduces between processes of this machine.",
@@ -124,6 +126,8 @@ def read(arguments: argparse.Namespace) -> Request:
 
 
 def list_of(one: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
+    """For argparse: several words between commas, each read by ``one``."""
+
     def many(text: str) -> tuple[T, ...]:
         return tuple(dict.fromkeys(one(word.strip()) for word in text.split(",")))
 
@@ -131,6 +135,7 @@ def list_of(one: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
 
 
 def whole_number(text: str) -> int:
+    """For argparse: a whole number above 0, such as 1000 or 1e6."""
     try:
         number = float(text)
     except ValueError:
@@ -155,6 +160,8 @@ def _bytes(text: str) -> int:
 
 
 def one_of(names: Sequence[str] | dict[str, Any]) -> Callable[[str], str]:
+    """For argparse: one of these names."""
+
     def one(text: str) -> str:
         if text not in names:
             raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(names)}")
@@ -168,6 +175,7 @@ def one_of(names: Sequence[str] | dict[str, Any]) -> Callable[[str], str]:
 
 
 def make_console() -> Console:
+    """A console that is wide enough for tables where its output is no terminal."""
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -207,6 +215,7 @@ def ended_by_signals() -> Iterator[None]:
 def report(
     console: Console, request: Request, outcome: Outcome, about: dict[str, Any], line: str
 ) -> None:
+    """Prints the tables, and the lines below them."""
     for processes in request.processes:
         records = [record for record in outcome.records if record.processes == processes]
         title = f"all-reduce of float32, {processes} processes, {where(request)}"
@@ -216,6 +225,7 @@ def report(
 
 
 def where(request: Request) -> str:
+    """What the processes were connected by, in words."""
     return f"{request.link} links" if request.link else "127.0.0.1"
 
 
@@ -251,6 +261,7 @@ def footer(request: Request, outcome: Outcome, about: dict[str, Any], line: str)
 
 
 def as_json(request: Request, outcome: Outcome, about: dict[str, Any], line: str) -> dict[str, Any]:
+    """All results, as they are written to a file."""
     return {
         "command": line,
         "machine": about,

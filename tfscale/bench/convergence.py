@@ -52,6 +52,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
+    """The options of ``tfscale bench convergence``."""
     parser = argparse.ArgumentParser(
         prog="tfscale bench convergence",
         description="How well a model learns on each wire, with and without error feedback.",
@@ -79,6 +80,7 @@ def contestants(wires: Sequence[str]) -> Iterator[tuple[str, bool]]:
 
 
 def train_all(arguments: argparse.Namespace, show: Any) -> Iterator[Run]:
+    """Trains on each wire, with each seed."""
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
     machine.split_cpu(REPLICAS)
     data = digits.load()
@@ -91,6 +93,7 @@ def train_all(arguments: argparse.Namespace, show: Any) -> Iterator[Run]:
 
 
 def train(wire: str, feedback: bool, seed: int, arguments: argparse.Namespace, data: Any) -> Run:
+    """One training, and what it came to."""
     import keras
 
     from tfscale import ScaleStrategy
@@ -108,6 +111,7 @@ def train(wire: str, feedback: bool, seed: int, arguments: argparse.Namespace, d
 
 
 def make_model(rate: float) -> Any:
+    """The model that all of these trainings begin with."""
     import keras
 
     model = digits.perceptron()
@@ -119,10 +123,12 @@ def make_model(rate: float) -> Any:
 
 
 def label(wire: str, feedback: bool) -> str:
+    """What tables call a wire."""
     return f"{wire} with error feedback" if feedback else wire
 
 
 def make_table(runs: Sequence[Run]) -> Table:
+    """The table that users see."""
     from rich import box
     from rich.table import Table
 

@@ -24,6 +24,7 @@ ROUNDS = 200
 
 
 def main(argv: Sequence[str]) -> int:
+    """Runs ``tfscale bench devices``."""
     arguments = make_parser().parse_args(argv)
     about = machine.describe()
     console = make_console()
@@ -43,6 +44,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
+    """The options of ``tfscale bench devices``."""
     parser = argparse.ArgumentParser(
         prog="tfscale bench devices",
         description="Measure all-reduces between logical devices of one process.",

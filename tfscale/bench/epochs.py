@@ -46,6 +46,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
+    """The options of ``tfscale bench epochs``."""
     parser = argparse.ArgumentParser(
         prog="tfscale bench epochs",
         description="Measure how long a fit of few tiny steps with validation takes.",
@@ -95,6 +96,7 @@ def _fit(strategy: Any, arguments: argparse.Namespace) -> float:
 
 
 def make_table(title: str, seconds: dict[str, list[float]]) -> Table:
+    """The table that users see."""
     from rich import box
     from rich.table import Table
 

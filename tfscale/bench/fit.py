@@ -35,6 +35,7 @@ TRACED_STEPS = 3
 
 
 def main(argv: Sequence[str]) -> int:
+    """Runs ``tfscale bench fit``."""
     arguments = make_parser().parse_args(argv)
     console = command.make_console()
     try:
@@ -61,6 +62,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
+    """The options of ``tfscale bench fit``."""
     parser = argparse.ArgumentParser(
         prog="tfscale bench fit",
         description="Measure the training of Keras models.",
@@ -118,6 +120,7 @@ class Bench:
         self.timelines: list[fit_trace.RankTimeline] = []
 
     def measure(self, part: str) -> list[FitResult]:
+        """Measures one part of the benchmark, group after group of equal processes and devices."""
         of = self.arguments
         planned = contestants(part, of.wires, of.tiny, of.against, of.methods, of.processes)
         groups = sorted({(each.processes, each.devices) for each in planned})
@@ -189,6 +192,7 @@ def footer(
     about: dict[str, Any],
     words: str,
 ) -> list[str]:
+    """The lines below the table: what was measured how, and on which machine."""
     lines = ["ms: median over rounds of a step of the slowest process; "
              "times: median of the ratios of each round to its first contestant"]  # fmt: skip
     share = hidden_share(records)
@@ -218,6 +222,7 @@ def write(
     words: str,
     timelines: Sequence[fit_trace.RankTimeline],
 ) -> None:
+    """Writes the files that the options ask for."""
     if arguments.json:
         whole = {
             "command": words,

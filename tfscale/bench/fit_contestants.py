@@ -36,6 +36,7 @@ class FitContestant:
 
     @property
     def replicas(self) -> int:
+        """How many replicas train in all."""
         return self.processes * self.devices
 
 

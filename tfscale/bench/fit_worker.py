@@ -78,6 +78,7 @@ MODELS = {each.__name__: each for each in (conv, dense, deep, tiny)}
 
 
 def make_model(name: str) -> Any:
+    """A compiled model, by its name in the benchmark."""
     layers, shape, _ = MODELS[name]()
     model = keras.Sequential([keras.Input(shape), *layers])
     model.compile(keras.optimizers.SGD(0.001, momentum=0.9), "mse")
@@ -105,6 +106,7 @@ class Clock(keras.callbacks.Callback):
         self.ends: Ends = []
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Keras calls it after each step."""
         self.ends.append(time.perf_counter())
 
 
@@ -119,6 +121,7 @@ class Fit:
         self.data = make_data(self.model, batch)
 
     def steps(self, count: int) -> Ends:
+        """Runs steps of ``fit``, and tells when each has ended."""
         clock = Clock()
         self.model.fit(self.data, steps_per_epoch=count, verbose=0, callbacks=[clock])
         return clock.ends
@@ -132,9 +135,11 @@ class Called(Fit):
         self.step = tf.function(self.make_step(), autograph=False)
 
     def make_step(self) -> Callable[[], Any]:
+        """The function that runs one step."""
         raise NotImplementedError
 
     def steps(self, count: int) -> Ends:
+        """Runs steps, and tells when each has ended."""
         ends = []
         for _ in range(count):
             self.step()
@@ -146,6 +151,7 @@ class Loop(Called):
     """The custom loop of TensorFlow's guides; Keras 3's ``fit`` fails with several workers."""
 
     def make_step(self) -> Callable[[], Any]:
+        """A step of a training loop of one's own."""
         strategy, model, replicas = self.strategy, self.model, self.strategy.num_replicas_in_sync
         data = iter(strategy.experimental_distribute_dataset(self.data))
 
@@ -167,6 +173,7 @@ class Sums(Called):
     """A step's exchange of gradients, and nothing else."""
 
     def make_step(self) -> Callable[[], Any]:
+        """A step that sums gradients and does nothing else."""
         variables, optimizer = self.model.trainable_variables, self.model.optimizer
         memory = ExchangeState.of(optimizer, self.strategy)
 
@@ -229,6 +236,7 @@ def _names(devices: int) -> list[str]:
 
 
 def main(address: str, text: str) -> None:
+    """Trains as an assignment asks, as one of its workers."""
     contestant = FitContestant(**json.loads(text))
     _make_devices(contestant.devices)
     training = trainee(contestant)

@@ -45,6 +45,8 @@ NOISE = 3  # standard errors: less is no difference
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
+    """How one training differs from the others."""
+
     optimizer: str
     batch: int | str  # or FULL: all images that it learns from
     warmup: bool
@@ -68,6 +70,7 @@ class Run:
 
     @property
     def setting(self) -> Setting:
+        """How this training differed from the others."""
         return Setting(self.optimizer, self.batch, self.warmup)
 
 
@@ -88,6 +91,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
+    """The options of ``tfscale bench learning``."""
     parser = argparse.ArgumentParser(
         prog="tfscale bench learning",
         description="How well optimizers learn with small, large and full batches.",
@@ -115,6 +119,7 @@ def _batch(text: str) -> int | str:
 
 
 def train_all(arguments: argparse.Namespace, show: Any) -> Iterator[Run]:
+    """Trains each optimizer in each setting, with each rate and seed."""
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
     (x, y), test = digits.load(TRAINING)
     known = (x[:-VALIDATION], y[:-VALIDATION])
@@ -156,6 +161,7 @@ class Learner:
         self._begin = [variable.numpy() for variable in self._optimizer.variables]
 
     def run(self, setting: Setting, rate: float, seed: int, training: Any, test: Any) -> Run:
+        """One training from the first weights, and what it came to."""
         import keras
 
         keras.utils.set_random_seed(seed)
@@ -204,6 +210,7 @@ def make_optimizer(name: str) -> Any:
 
 
 def make_table(batch: int | str, runs: Sequence[Run]) -> Table:
+    """The table that users see."""
     from rich import box
     from rich.table import Table
 

@@ -77,8 +77,8 @@ class Network:
         rate: of each worker's port, out and in, as ``tc`` writes it.
 
     Example:
-        >>> with Network(4, "1gbit") as network:
-        ...     LocalWorkers(command, 4, hosts=network.hosts, prefixes=network.prefixes)
+        >>> with Network(2, "1gbit") as network:  # doctest: +SKIP
+        ...     LocalWorkers(command, 2, hosts=network.hosts, prefixes=network.prefixes)
     """
 
     def __init__(self, count: int, rate: str) -> None:

@@ -198,6 +198,7 @@ def horovod() -> tuple[int, Agree, Callable[[Any], Any]]:
 
 
 def main(library: str, path: str, part: str) -> None:
+    """Measures all-reduces of another library (Gloo, MPI, Horovod), as one of its processes."""
     with open(path) as file:
         assignment = json.load(file)
     ranks = assignment["processes"]

@@ -100,6 +100,7 @@ class Asked:
 
     @property
     def is_plain(self) -> bool:
+        """Whether nothing is recomputed."""
         return self.fraction is None and self.between is None
 
 
@@ -174,6 +175,7 @@ def _trainings(model: str, replicas: int, arguments: argparse.Namespace) -> Iter
 
 
 def make_parser() -> argparse.ArgumentParser:
+    """The options of ``tfscale bench memory``."""
     parser = argparse.ArgumentParser(
         prog="tfscale bench memory",
         description="Measure the memory of training steps, with and without Recompute.",
@@ -218,6 +220,7 @@ def measure(asked: Asked, timeout: float = 1800) -> Found:
 
 
 def make_table(trainings: Sequence[Asked], rounds: Sequence[Sequence[Found]]) -> Table:
+    """The table that users see."""
     from rich import box
     from rich.table import Table
 

@@ -27,6 +27,7 @@ PARTS = ("many", "one", "mlp", "conv")
 
 
 def main(argv: Sequence[str]) -> int:
+    """Runs ``tfscale bench optimizers``."""
     arguments = make_parser().parse_args(argv)
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
     about = machine.describe()
@@ -40,6 +41,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
+    """The options of ``tfscale bench optimizers``."""
     parser = argparse.ArgumentParser(
         prog="tfscale bench optimizers",
         description="Measure updates of optimizers, and training steps of AdaHessian.",
@@ -180,6 +182,7 @@ def _measure(calls: Calls, rounds: int) -> dict[str, list[float]]:
 
 
 def make_table(title: str, times: dict[str, list[float]]) -> Table:
+    """The table that users see."""
     from rich import box
     from rich.table import Table
 

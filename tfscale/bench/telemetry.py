@@ -64,6 +64,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
+    """The options of ``tfscale bench telemetry``."""
     parser = argparse.ArgumentParser(
         prog="tfscale bench telemetry",
         description="Measure steps of fit with telemetry and without.",
@@ -144,6 +145,7 @@ def _clock(callback: Any, calls: list[tuple[float, float]]) -> None:
 
 
 def make_table(title: str, turns: dict[str, Sequence[StepTimes]]) -> Table:
+    """The table that users see."""
     from rich import box
     from rich.table import Table
 

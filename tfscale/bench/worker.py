@@ -26,6 +26,7 @@ SOCKET_SECONDS, SOCKET_ROUNDS = 0.3, 3
 
 
 def main(path: str) -> None:
+    """Measures what an assignment asks for, as one of its workers."""
     assignment = Assignment.load(path)
     rank = int(json.loads(os.environ["TF_CONFIG"])["task"]["index"])
     with (Path(assignment.folder) / f"results-{rank}.jsonl").open("w") as out:
@@ -50,10 +51,12 @@ class Worker:
         self.average = self.group.function(lambda c, v: all_reduce(v, c, reduction="mean"))
 
     def agree(self, mine: float) -> float:
+        """The mean of all workers' numbers; it also makes them wait for each other."""
         (mean,) = self.average([tf.constant([mine], tf.float64)])
         return float(mean.numpy()[0])
 
     def run(self) -> None:
+        """Measures all sizes of the assignment."""
         self.agree(0)
         if self.assignment.ports:
             rate = sockets.ring_rate(

@@ -24,6 +24,8 @@ class Variable(Protocol):
 
 
 class Metric(Protocol):
+    """What is asked of a metric of Keras."""
+
     name: str
     variables: Sequence[Variable]
 
@@ -43,6 +45,8 @@ class Layer(Protocol):
 
 
 class Optimizer(Protocol):
+    """What is asked of an optimizer of Keras."""
+
     name: str
     variables: Sequence[Variable]
     iterations: Variable
@@ -74,6 +78,8 @@ class MeasuresCurvature(Optimizer, Protocol):
 
 
 class Model(Layer, Protocol):
+    """What is asked of a model of Keras."""
+
     optimizer: Any
     variables: Sequence[Any]
     metrics: Sequence[Metric]

@@ -37,7 +37,8 @@ class Preemption(WholeBackup):
         settings: further arguments of ``BackupAndRestore``.
 
     Example:
-        >>> model.fit(x, y, callbacks=[tfscale.callbacks.Preemption("/shared/backup")])
+        >>> preemption = tfscale.callbacks.Preemption("backup")  # a folder that all workers see
+        >>> history = model.fit(x, y, verbose=0, callbacks=[preemption])
     """
 
     _sigterm: Sigterm  # while it trains

@@ -58,7 +58,7 @@ class Recompute(keras.callbacks.Callback):
         verbose: 0 prints nothing.
 
     Example:
-        >>> history = model.fit(x, y, verbose=0, callbacks=[Recompute(fraction=0.4, verbose=0)])
+        >>> history = model.fit(x, y, verbose=0, callbacks=[Recompute(fraction=0.9, verbose=0)])
 
     Reference:
         [1] Chen, Xu, Zhang, Guestrin: Training Deep Nets with Sublinear Memory Cost.

@@ -76,8 +76,8 @@ class Telemetry(keras.callbacks.Callback):
 
     Example:
         >>> telemetry = tfscale.callbacks.Telemetry(jsonl="run.jsonl")
-        >>> history = model.fit(x, y, batch_size=64, callbacks=[telemetry])
-        >>> print(telemetry.summary())
+        >>> history = model.fit(x, y, batch_size=64, verbose=0, callbacks=[telemetry])
+        >>> summary = telemetry.summary()  # a text, to be printed
     """
 
     async_safe = True  # else Keras would wait for each step's result before it starts the next

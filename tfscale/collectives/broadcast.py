@@ -21,6 +21,15 @@ def broadcast(ranks: int, root: int = 0) -> Schedule:
     Cost: floor(log2 P) rounds; a rank sends at most 2 buffers and receives one;
     time about 2 log2 P (alpha + beta N) in one go.
 
+    Args:
+        ranks: how many ranks take part.
+        root: the rank whose buffer all get.
+
+    Example:
+        >>> from tfscale.collectives import broadcast
+        >>> broadcast(8, root=3).verify().rounds
+        3
+
     Reference: Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth
     broadcast, reduction and scan", Parallel Computing 2009 (one of the two trees).
     """

@@ -18,6 +18,14 @@ def central(ranks: int) -> Schedule:
     Cost: 2 rounds; rank 0 sends (P-1) times the buffer, the others once;
     time 2(P-1) (alpha + beta N) + gamma N, if adding is faster than receiving.
 
+    Args:
+        ranks: how many ranks take part.
+
+    Example:
+        >>> from tfscale.collectives import central
+        >>> print(central(8).cost.sent)  # buffers, by rank 0
+        7
+
     Reference: the baseline of Li et al., "Scaling distributed machine learning
     with the parameter server", OSDI 2014.
     """

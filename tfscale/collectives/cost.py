@@ -26,6 +26,11 @@ class Link:
     Args:
         alpha: seconds per message.
         beta: seconds per byte.
+
+    Example:
+        >>> gigabit = Link(alpha=5e-5, beta=8e-9)
+        >>> print(round(gigabit.seconds(1e6), 5))
+        0.00805
     """
 
     alpha: float

@@ -24,6 +24,14 @@ def direct(ranks: int) -> Schedule:
     time 2(P-1) (alpha + beta N/P) + gamma N/P, if adding is faster than
     receiving.
 
+    Args:
+        ranks: how many ranks take part.
+
+    Example:
+        >>> from tfscale.collectives import direct
+        >>> direct(100).verify().rounds
+        2
+
     Reference: Li et al., "Scaling distributed machine learning with the
     parameter server", OSDI 2014 (servers and workers on the same machines).
     """

@@ -28,6 +28,11 @@ def all_gather(schedule: Schedule) -> Schedule:
 
     Args:
         schedule: an all-reduce in which rank c owns chunk c.
+
+    Example:
+        >>> from tfscale.collectives import all_gather, ring
+        >>> all_gather(ring(4)).verify().rounds
+        3
     """
     return _half("all_gather", schedule)
 

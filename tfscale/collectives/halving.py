@@ -27,6 +27,14 @@ def halving(ranks: int) -> Schedule:
     time 2 log2 C alpha + (2 beta + gamma) N (C-1)/C,
     and where P > C another 2 (alpha + beta N) + gamma N.
 
+    Args:
+        ranks: how many ranks take part.
+
+    Example:
+        >>> from tfscale.collectives import halving
+        >>> [halving(ranks).verify().rounds for ranks in (4, 5, 8)]
+        [4, 6, 6]
+
     Reference: Thakur, Rabenseifner and Gropp, "Optimization of collective
     communication operations in MPICH", IJHPCA 2005.
     """

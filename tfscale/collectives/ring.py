@@ -21,6 +21,14 @@ def ring(ranks: int) -> Schedule:
     Cost: 2(P-1) rounds; each rank sends 2(P-1)/P of the buffer;
     time 2(P-1) (alpha + beta N/P) + (P-1) gamma N/P.
 
+    Args:
+        ranks: how many ranks take part.
+
+    Example:
+        >>> from tfscale.collectives import ring
+        >>> ring(4).verify().rounds
+        6
+
     Reference: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for
     clusters of workstations", JPDC 2009.
     """

@@ -75,22 +75,53 @@ def _span(chunks: int | range) -> tuple[int, int]:
 
 
 def send(peer: int, chunks: int | range) -> Move:
-    """Give ``peer`` what I hold of ``chunks`` (one chunk, or a range of them)."""
+    """Give ``peer`` what I hold of ``chunks``.
+
+    Args:
+        peer: the rank that gets it.
+        chunks: the number of one chunk, or a range of them.
+
+    Example:
+        >>> move = send(1, range(2))  # the chunks 0 and 1, to rank 1
+    """
     return Move(Kind.SEND, peer, *_span(chunks))
 
 
 def add(peer: int, chunks: int | range) -> Move:
-    """Receive the partial sum of ``peer`` and add it to mine."""
+    """Receive the partial sum of ``peer`` and add it to mine.
+
+    Args:
+        peer: the rank that sends it.
+        chunks: the number of one chunk, or a range of them.
+
+    Example:
+        >>> move = add(1, 0)
+    """
     return Move(Kind.ADD, peer, *_span(chunks))
 
 
 def finalise(chunks: int | range) -> Move:
-    """Declare my sum of ``chunks`` complete: I own them, and encode them once."""
+    """Declare my sum of ``chunks`` complete: I own them, and encode them once.
+
+    Args:
+        chunks: the number of one chunk, or a range of them.
+
+    Example:
+        >>> move = finalise(0)
+    """
     return Move(Kind.FINALISE, -1, *_span(chunks))
 
 
 def keep(peer: int, chunks: int | range) -> Move:
-    """Receive the owner's bytes from ``peer`` (the owner or a forwarder)."""
+    """Receive the final bytes of ``chunks`` from ``peer``.
+
+    Args:
+        peer: their owner, or a rank that forwards them.
+        chunks: the number of one chunk, or a range of them.
+
+    Example:
+        >>> move = keep(1, 1)
+    """
     return Move(Kind.KEEP, peer, *_span(chunks))
 
 

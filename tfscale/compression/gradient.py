@@ -17,12 +17,22 @@ ELEMENT_BYTES = {
 
 @dataclass(frozen=True)
 class Gradient:
-    """What is known of a variable's gradient before there is one."""
+    """What is known of a variable's gradient before there is one.
+
+    Args:
+        path: of the variable, such as ``"dense/kernel"``.
+        shape: of the variable, and so of its gradient.
+        dtype: the name of its type, such as ``"float32"``.
+        exact: whether it travels losslessly, whatever the policy says.
+
+    Example:
+        >>> Gradient("dense/kernel", (512, 10), "float32").bytes
+        20480
+    """
 
     path: str
     shape: tuple[int, ...]
     dtype: str
-    # Travels losslessly, whatever the policy says.
     exact: bool = False
 
     @property

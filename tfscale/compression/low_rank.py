@@ -65,14 +65,17 @@ class PowerSGD(Method):
 
     @property
     def others(self) -> tuple[Method, ...]:  # type: ignore[override]
+        """The wire of vectors and of small matrices."""
         return (Wire(self.otherwise),)
 
     @property
     def wires(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The wire of the factors."""
         return (self.factors,)
 
     @property
     def random(self) -> bool:  # type: ignore[override]
+        """Whether the factors' wire rounds at random."""
         return FORMATS[self.factors].rounds_at_random(with_residual=False)
 
     def suited(self, gradient: Gradient) -> Method:

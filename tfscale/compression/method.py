@@ -104,7 +104,6 @@ class Method:
         lossless: whether its sums are exact, for every type.
         others: the methods that ``suited`` leaves gradients to.
         wires: the formats in which it sends anything.
-        rows_wire: the format for a gradient of which only some rows are sent.
 
     Example:
         >>> @dataclasses.dataclass(frozen=True)
@@ -132,6 +131,7 @@ class Method:
 
     @property
     def rows_wire(self) -> str:
+        """The format for a gradient of which only some rows are sent: the first of ``wires``."""
         return self.wires[0]
 
 
@@ -161,20 +161,25 @@ class Wire(Method):
 
     @property
     def lossless(self) -> bool:  # type: ignore[override]
+        """Whether every number arrives as it was."""
         return FORMATS[self.name].lossless
 
     @property
     def random(self) -> bool:  # type: ignore[override]
+        """Whether it rounds at random."""
         return FORMATS[self.name].rounds_at_random(with_residual=bool(self.feedback))
 
     @property
     def wires(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Its only wire."""
         return (self.name,)
 
     def state(self, gradient: Gradient) -> Mapping[str, Kept]:
+        """The residual, with feedback."""
         return {RESIDUAL: Kept(gradient.shape)} if self.feedback else {}
 
     def sums(self, load: Load) -> list[tf.Tensor]:
+        """One all-reduce of all gradients, as one vector."""
         flat = joined(load.gradients)
         if not self.feedback:
             return separated(load.all_reduce(flat, self.name), load.gradients)

@@ -210,6 +210,7 @@ class MethodPolicy(_Rules[Method]):
         rules, small, sensitive: as for ``WirePolicy``, with methods instead of wires.
 
     Example:
+        >>> from tfscale.compression import Gradient, PowerSGD
         >>> policy = MethodPolicy(PowerSGD(rank=4), rules={"embedding": "int8"})
         >>> print(policy.method_of(Gradient("dense/kernel", (512, 512), "float32")))
         PowerSGD(4) + feedback

@@ -80,14 +80,17 @@ class TopK(Method):
 
     @property
     def others(self) -> tuple[Method, ...]:  # type: ignore[override]
+        """The fp32 wire, for gradients without numbers."""
         return (Wire(),)
 
     @property
     def wires(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The wire of the numbers."""
         return (self.wire,)
 
     @property
     def random(self) -> bool:  # type: ignore[override]
+        """Whether its wire rounds at random."""
         return FORMATS[self.wire].rounds_at_random(with_residual=self.feedback)
 
     def suited(self, gradient: Gradient) -> Method:
@@ -231,10 +234,12 @@ class RandomK(Method):
 
     @property
     def others(self) -> tuple[Method, ...]:  # type: ignore[override]
+        """The fp32 wire, for gradients without numbers."""
         return (Wire(),)
 
     @property
     def wires(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The wire of the numbers."""
         return (self.wire,)
 
     def suited(self, gradient: Gradient) -> Method:

@@ -33,6 +33,7 @@ class Setup:
 
     @property
     def label(self) -> str:
+        """What tables and pictures call it."""
         return f"{PROCESSES} x {DEVICES}, {self.wire}" if self.wire else "one device"
 
 

@@ -28,6 +28,7 @@ BATCH = 64
 
 
 def main(wire: str, epochs: int, file: str) -> None:
+    """Trains as the setup that was given says, and prints what happened as lines of JSON."""
     keras.utils.set_random_seed(0)
     strategy = make_strategy(wire)
     with strategy.scope():
@@ -95,6 +96,7 @@ def digests(strategy: tf.distribute.Strategy, model: keras.Model) -> list[str]:
 
 
 def note(**record: Any) -> None:
+    """Prints a line of JSON."""
     print(json.dumps(record), flush=True)
 
 
@@ -106,12 +108,15 @@ class Notes(keras.callbacks.Callback):
         self.seconds: list[float] = []
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Keras calls it before each step."""
         self._start = time.perf_counter()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Keras calls it after each step."""
         self.seconds.append(time.perf_counter() - self._start)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Keras calls it after each epoch."""
         note(epoch=logs)
 
 

@@ -108,6 +108,7 @@ def _time(seconds: float) -> str:
 
 
 def failed(error: Failed, where: str) -> Check:
+    """The check of an all-reduce that failed."""
     return problem(
         "all-reduce",
         f"failed {where}: {error}",

@@ -27,14 +27,17 @@ class Check:
 
 
 def ok(name: str, found: str) -> Check:
+    """A check that found nothing wrong."""
     return Check(name, OK, found)
 
 
 def warning(name: str, found: str, advice: str) -> Check:
+    """A check that found something that may go wrong, and what to do about it."""
     return Check(name, WARNING, found, advice)
 
 
 def problem(name: str, found: str, advice: str) -> Check:
+    """A check that found something that does not work, and what to do about it."""
     return Check(name, PROBLEM, found, advice)
 
 

@@ -21,6 +21,7 @@ def is_there(tf: TensorFlow) -> bool:
 
 
 def compiler(needed: bool) -> Check:
+    """Whether there is a C++ compiler, which is needed only for building."""
     try:
         return ok("compiler", str(toolchain.find_compiler()))
     except BuildError as error:

@@ -53,6 +53,7 @@ def _has_nvidia() -> bool:
 
 
 def cores() -> Check:
+    """How many cores this process may use."""
     here = len(os.sched_getaffinity(0))
     of = f" of the machine's {os.cpu_count()}" if here != os.cpu_count() else ""
     found = f"{here}{of} ({platform.machine()}{_vectors()})"
@@ -91,6 +92,7 @@ def _cpu_quota() -> float | None:
 
 
 def memory() -> Check:
+    """How much memory is free, within the container's limits."""
     total, free = _of_meminfo("MemTotal"), _of_meminfo("MemAvailable")
     found = f"{free / GB:.1f} of {total / GB:.1f} GB free"
     for limit, used in _memory_limits():

@@ -100,6 +100,7 @@ def is_far(host: str) -> bool:
 
 
 def resolves(host: str) -> bool:
+    """Whether this machine's own name leads to an address."""
     try:
         return bool(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
     except OSError:

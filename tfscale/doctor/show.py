@@ -16,6 +16,7 @@ _MARK, _NAME = 9, 13  # columns
 
 
 def make_console() -> Console:
+    """A console that writes whole lines where its output is no terminal."""
     from rich.console import Console
 
     return Console(highlight=False, markup=False, soft_wrap=True)

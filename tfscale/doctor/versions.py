@@ -20,10 +20,12 @@ _PACKAGES = ("tensorflow", "tensorflow-cpu", "tf-nightly", "tf-nightly-cpu")
 
 
 def of_tfscale() -> Check:
+    """Which tfscale this is, and where it lies."""
     return ok("tfscale", f"{__version__} in {PACKAGE}")
 
 
 def of_python() -> Check:
+    """Whether this Python is one that tfscale is tested with."""
     found = f"{platform.python_version()} ({sys.executable})"
     if _minor(platform.python_version()) in PYTHONS:
         return ok("Python", found)
@@ -35,6 +37,7 @@ def of_python() -> Check:
 
 
 def of_tensorflow(seen: Seen) -> Check:
+    """Which TensorFlow is installed, whether it can be imported, and whether it is alone."""
     if seen.tensorflow is None:
         check = of_error("TensorFlow", RuntimeError(seen.error))
         return check if check.advice else problem("TensorFlow", check.found, _INSTALL_AGAIN)
@@ -62,6 +65,7 @@ _INSTALL_AGAIN = (
 
 
 def of_keras(seen: Seen) -> Check:
+    """Which Keras TensorFlow uses, and whether it has what tfscale needs of it."""
     if seen.missing:
         first, _, advice = seen.missing.partition("\n")
         found = f"{seen.keras}: {first}" if seen.keras else first
@@ -88,6 +92,7 @@ def of_keras(seen: Seen) -> Check:
 
 
 def of_numpy(seen: Seen) -> Check:
+    """Which NumPy is installed, and whether this TensorFlow can use it."""
     version = _version_of("numpy")
     if version is None:
         return problem("NumPy", "not installed", "pip install numpy")

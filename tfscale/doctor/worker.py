@@ -24,6 +24,7 @@ _LAST = 1.0  # seconds by which worker 0 outlives the others
 
 
 def main() -> NoReturn:
+    """Does the all-reduces of one of doctor's two workers."""
     # It is the links that are measured, and several processes cannot share a GPU.
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

@@ -328,6 +328,7 @@ class Exchange:
 
 
 def failure(error: Exception) -> str:
+    """What the other ranks are told of an error between two collectives."""
     return f"its step failed: {type(error).__name__}: {error}"
 
 

@@ -318,18 +318,22 @@ class Travel:
             watch(self._name(""), method, joined(self.gradients), lost)
 
     def kept(self, name: str) -> list[tf.Tensor]:
+        """See ``Load``."""
         return [variable.read_value() for variable in self.variables(name)]
 
     def keep(self, name: str, values: Sequence[tf.Tensor]) -> None:
+        """See ``Load``."""
         for variable, value in zip(self.variables(name), values, strict=True):
             variable.assign(value)
 
     def variables(self, name: str) -> list[tf.Variable]:
+        """See ``Load``."""
         return [self._load.state.kept(name, place, self._replica) for place in self._places]
 
     def all_reduce(
         self, x: tf.Tensor, wire: str = LOSSLESS, residual: tf.Tensor | None = None, what: str = ""
     ) -> Any:
+        """See ``Load``."""
         size = wire_bytes(wire, x.dtype, x.shape.num_elements())
         name, seed = self._new(what, size, size), self._seed_of(wire, residual is not None)
 
@@ -340,17 +344,20 @@ class Travel:
         return self._trial.run(by, [x] if residual is None else [x, residual], size)
 
     def all_gather(self, x: tf.Tensor, wire: str = LOSSLESS, what: str = "") -> tf.Tensor:
+        """See ``Load``."""
         whole = self.replicas * wire_bytes(wire, x.dtype, x.shape.num_elements())
         name, seed = self._new(what, whole // 2), self._seed_of(wire, self._remembers)
         exchange = self._reducer.exchange
         return exchange.gathered(self._replica, x, name, wire, seed, self._remembers)
 
     def reduce_scatter(self, x: tf.Tensor, wire: str = LOSSLESS, what: str = "") -> tf.Tensor:
+        """See ``Load``."""
         whole = wire_bytes(wire, x.dtype, x.shape.num_elements())
         name, seed = self._new(what, whole // 2), self._seed_of(wire, False)
         return self._reducer.exchange.scattered(self._replica, x, name, wire, seed)
 
     def seed(self) -> tf.Tensor:
+        """See ``Load``."""
         if not self._bucket.method.random:
             raise ValueError(f"{self._bucket.method} asks for a seed, but does not say random=True")
         return self._load.state.next_seed(self._replica)

@@ -43,11 +43,13 @@ class Trials:
         enabled: False takes every pick as it is.
 
     Example:
-        >>> trials = Trials(chooser)
+        >>> group = tfscale.ops.Group.local(["CPU:0", "CPU:1"])
+        >>> link = tfscale.collectives.Link(alpha=1e-3, beta=1e-9)
+        >>> trials = Trials(Chooser(link, gamma=1e-10, ranks=2))
         >>> @group.function
         ... def exchange(communicator, gradients):
         ...     def reduce(schedule):
-        ...         return all_reduce(gradients, communicator, schedule=schedule, name="gradients")
+        ...         return tfscale.ops.all_reduce(gradients, communicator, schedule=schedule)
         ...     with trials.of_step(communicator) as trial:
         ...         return trial.run(reduce, gradients, 4_000_000)
     """
@@ -227,12 +229,15 @@ class Cell:
         )
 
     def read(self) -> tf.Tensor:
+        """The value, as a tensor."""
         return tf.raw_ops.ReadVariableOp(resource=self._handle, dtype=self._dtype)
 
     def numpy(self) -> Any:
+        """The value now, even while a function is traced."""
         with tf.init_scope():
             return self.read().numpy()
 
     def assign(self, value: Any) -> None:
+        """Sets the value."""
         value = tf.convert_to_tensor(value, self._dtype)
         tf.raw_ops.AssignVariableOp(resource=self._handle, value=value)

@@ -46,6 +46,7 @@ def is_number(host: str) -> bool:
 
 
 def listens_everywhere(server: Any) -> bool:
+    """Whether a server listens at all of this machine's addresses."""
     return "0.0.0.0" in {each.getsockname()[0] for each in server.sockets}
 
 
@@ -72,20 +73,24 @@ async def within(seconds: float, doing: Any) -> Any:
 
 
 async def closed(writer: asyncio.StreamWriter) -> None:
+    """Waits until a connection is closed, even if it was broken before."""
     with contextlib.suppress(OSError):
         await writer.wait_closed()
 
 
 def split(address: str) -> tuple[str, int]:
+    """The host and the port of an address such as ``host:port`` or ``[::1]:port``."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
 
 def joined(host: str, port: int) -> str:
+    """The inverse of ``split``."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def words(error: OSError) -> str:
+    """What a network's error means, in words."""
     if isinstance(error, socket.gaierror):
         return "its host name is not known here"
     if error.errno == errno.ECONNREFUSED or "refused" in str(error):  # of several, one text

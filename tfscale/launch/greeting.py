@@ -40,6 +40,7 @@ class NoWorker(Exception):
 
 
 async def line(reader: asyncio.StreamReader) -> bytes:
+    """The next line that the other side sends, unless it is longer than a message may be."""
     try:
         return await reader.readline()
     except ValueError:  # longer than a message may be
@@ -47,6 +48,7 @@ async def line(reader: asyncio.StreamReader) -> bytes:
 
 
 def write(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
+    """Sends a message, unless the connection is closing."""
     if not writer.is_closing():
         writer.write(json.dumps(message).encode() + b"\n")
 
@@ -63,6 +65,7 @@ def parsed(data: bytes) -> dict[str, Any]:
 
 
 def read_hello(data: bytes) -> Hello:
+    """The hello that a worker has sent; refuses what is none, or is of another version."""
     found = parsed(data)
     protocol = found.get("tfscale")
     if protocol is not None and protocol != PROTOCOL:

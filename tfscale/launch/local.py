@@ -39,8 +39,9 @@ class LocalWorkers:
         environments: more variables, for each.
 
     Example:
-        >>> with LocalWorkers([sys.executable, "train.py"], 2) as workers:
-        ...     workers.wait(60)
+        >>> import sys
+        >>> with LocalWorkers([sys.executable, "-c", "print('trained')"], 2) as workers:
+        ...     printed = workers.wait(60)
     """
 
     def __init__(

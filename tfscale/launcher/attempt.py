@@ -44,6 +44,7 @@ class Ended(NamedTuple):
 
     @property
     def how(self) -> str:
+        """How the worker ended, in words."""
         if self.why:
             return self.why
         if self.code >= 0:

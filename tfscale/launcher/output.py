@@ -178,6 +178,7 @@ class Logs:
         self._files: dict[int, IO[str]] = {}
 
     def heard(self, rank: int, text: str) -> None:
+        """Adds to the log file of a worker what it has printed."""
         if self._folder is None:
             return
         try:
@@ -197,6 +198,7 @@ class Logs:
             self._folder = None
 
     def close(self) -> None:
+        """Closes all log files."""
         for file in self._files.values():
             with contextlib.suppress(OSError):
                 file.close()

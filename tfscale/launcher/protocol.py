@@ -12,6 +12,7 @@ PIECE = 1 << 16  # bytes of output in a line
 
 
 def line(message: dict[str, Any]) -> bytes:
+    """A message as a line of JSON."""
     return json.dumps(message).encode() + b"\n"
 
 

@@ -110,6 +110,7 @@ class Supervised:
         return None
 
     def tell(self, **order: Any) -> None:
+        """Sends the supervisor an order."""
         assert self._process.stdin is not None
         if not self._process.stdin.is_closing():
             self._process.stdin.write(protocol.line(order))

@@ -36,6 +36,7 @@ _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 
 def main() -> None:
+    """Starts the workers of this host as the launcher orders, until the launcher is gone."""
     # Ctrl-C and hang-ups are the launcher's to hear; it says what becomes of them.
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)

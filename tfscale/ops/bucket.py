@@ -43,4 +43,5 @@ Name = str | BucketId  # a string is the label of what no optimizer owns
 
 
 def bucket_id(name: Name) -> BucketId:
+    """The identity of a bucket of that name; one that is an identity already is returned."""
     return BucketId(name) if isinstance(name, str) else name

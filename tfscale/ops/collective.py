@@ -71,7 +71,13 @@ def all_reduce(
         finite leaves the residual as it was.
 
     Example:
-        >>> y, lost = all_reduce(x, communicator, wire="int4", residual=lost)
+        >>> group = tfscale.ops.Group.local(["CPU:0", "CPU:1"])
+        >>> @group.function
+        ... def summed(communicator, x, lost):
+        ...     return all_reduce(x, communicator, wire="int4", residual=lost)
+        >>> (y, lost), _ = summed([tf.constant([1.0]), tf.constant([2.0])], [tf.zeros([1])] * 2)
+        >>> print(y.numpy())
+        [3.]
     """
     x = _checked(x)
     made = _resolve(schedule, communicator.ranks)
@@ -101,6 +107,15 @@ def reduce_scatter(
     with a power of two of ranks. A rank does not round its own share.
 
     Args and returns: see ``all_reduce``.
+
+    Example:
+        >>> group = tfscale.ops.Group.local(["CPU:0", "CPU:1"])
+        >>> @group.function
+        ... def shared(communicator, x):
+        ...     return reduce_scatter(x, communicator)
+        >>> first, second = shared([tf.constant([1.0, 2.0]), tf.constant([10.0, 20.0])])
+        >>> print(first.numpy(), second.numpy())
+        [11.] [22.]
     """
     x = _checked(x)
     half = _half(schedule, communicator.ranks, "reduce_scatter")
@@ -124,6 +139,15 @@ def all_gather(
     """Join the rows of all ranks' ``x``, in rank order; shapes must be equal.
 
     Args: see ``all_reduce``. The schedule must give chunk r to rank r.
+
+    Example:
+        >>> group = tfscale.ops.Group.local(["CPU:0", "CPU:1"])
+        >>> @group.function
+        ... def joined(communicator, x):
+        ...     return all_gather(x, communicator)
+        >>> first, second = joined([tf.constant([1.0]), tf.constant([2.0])])
+        >>> print(first.numpy(), second.numpy())
+        [1. 2.] [1. 2.]
     """
     x = _checked(x)
     half = _half(schedule, communicator.ranks, "all_gather")
@@ -150,6 +174,15 @@ def broadcast(
     Args:
         root: the rank whose numbers are sent; the others' ``x`` gives only shape and type.
         others: see ``all_reduce``.
+
+    Example:
+        >>> group = tfscale.ops.Group.local(["CPU:0", "CPU:1"])
+        >>> @group.function
+        ... def given(communicator, x):
+        ...     return broadcast(x, communicator, root=1)
+        >>> first, second = given([tf.constant([1.0]), tf.constant([2.0])])
+        >>> print(first.numpy(), second.numpy())
+        [2.] [2.]
     """
     x = _checked(x)
     made = _broadcast(communicator.ranks, root)

@@ -77,10 +77,12 @@ class Communicator:
 
     @property
     def ranks(self) -> int:
+        """How many ranks its group has."""
         return len(self.devices)
 
     @property
     def device(self) -> str:
+        """The full name of its device."""
         return self.devices[self.rank]
 
     def new_bucket(self, name: Name) -> BucketId:
@@ -179,8 +181,9 @@ class Group:
         >>> @group.function
         ... def total(communicator, x):
         ...     return tfscale.ops.all_reduce(x, communicator)
-        >>> total([tf.constant([1.0]), tf.constant([2.0])])
-        [<tf.Tensor: ... numpy=array([3.], dtype=float32)>, <tf.Tensor: ...>]
+        >>> first, second = total([tf.constant([1.0]), tf.constant([2.0])])
+        >>> print(first.numpy(), second.numpy())
+        [3.] [3.]
     """
 
     def __init__(
@@ -296,6 +299,7 @@ class Group:
 
     @property
     def ranks(self) -> int:
+        """How many ranks the group has, those of other processes included."""
         return len(self.peers)
 
     def give_up(self, reason: str, linger: float = 5.0) -> None:

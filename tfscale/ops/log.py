@@ -39,6 +39,7 @@ class Total:
 
 
 def executions(handle: Any, last: int | None = None) -> list[Execution]:
+    """The last collectives that a communicator's log holds."""
     most = tf.int64.max if last is None else last
     return [
         Execution(bucket, start / 1e6, end / 1e6, sent)
@@ -47,6 +48,7 @@ def executions(handle: Any, last: int | None = None) -> list[Execution]:
 
 
 def totals(handle: Any) -> dict[BucketId, Total]:
+    """All collectives of a communicator, added up for each bucket."""
     return {
         bucket: Total(calls, sent, microseconds / 1e6)
         for bucket, calls, sent, microseconds in _rows(library.load().tfscale_totals(handle))

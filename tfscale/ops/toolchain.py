@@ -37,6 +37,7 @@ class TensorFlow:
 
     @property
     def flags_without_paths(self) -> tuple[str, ...]:
+        """The flags for compiling and linking, without folders of this machine."""
         flags = self.compile_flags + self.link_flags
         return tuple(f for f in flags if not f.startswith(("-I", "-L")))
 
@@ -78,6 +79,7 @@ class Sources:
     headers: tuple[str, ...]
 
     def hash(self, *files: str) -> str:
+        """A hash of the names and contents of these files, by default of all."""
         digest = hashlib.sha256()
         for name in files or self.units + self.headers:
             content = (self.root / name).read_bytes()
@@ -85,6 +87,7 @@ class Sources:
         return digest.hexdigest()
 
     def short_hash(self) -> str:
+        """The beginning of the hash of all files, for names of files."""
         return self.hash()[:16]
 
 
@@ -106,6 +109,8 @@ def find_sources(root: Path | None = None) -> Sources:
 
 @dataclass(frozen=True)
 class Compiler:
+    """A C++ compiler that works: how to call it, and what it says of its version."""
+
     command: tuple[str, ...]
     version: str
 

@@ -147,7 +147,20 @@ def _quietly(done: int, of: int) -> None:
 def plan_budget(
     step: TracedStep, budget: float, pile_up: bool = False, tell: Tell = _quietly
 ) -> Plan:
-    """The cheapest plan whose step takes no more than a budget (in bytes)."""
+    """The cheapest plan whose step takes no more than a budget.
+
+    Args:
+        step: what ``trace`` has given.
+        budget: bytes that the step may take.
+        pile_up: whether gradients stay until the last one is there, as with clipping by their
+            global norm.
+        tell: is called with a text now and then, for long searches.
+
+    Example:
+        >>> from tfscale import recompute
+        >>> step = recompute.trace(model, (tf.TensorSpec([64, 8]), tf.TensorSpec([64, 1])))
+        >>> plan = recompute.plan_budget(step, 1e9)
+    """
     _refuse_unknown_sizes(step)
     plain = Plan(step, (), budget, pile_up, proven=True)
     if plain.bound <= budget:
@@ -208,12 +221,37 @@ def _search(
 def plan_fraction(
     step: TracedStep, fraction: float, pile_up: bool = False, tell: Tell = _quietly
 ) -> Plan:
-    """The cheapest plan within a share of what a step takes without one."""
+    """The cheapest plan within a share of what a step takes without one.
+
+    Args:
+        step: what ``trace`` has given.
+        fraction: of the bytes that the step takes if nothing is computed again.
+        pile_up: whether gradients stay until the last one is there, as with clipping by their
+            global norm.
+        tell: is called with a text now and then, for long searches.
+
+    Example:
+        >>> from tfscale import recompute
+        >>> step = recompute.trace(model, (tf.TensorSpec([64, 8]), tf.TensorSpec([64, 1])))
+        >>> plan = recompute.plan_fraction(step, 1.0)
+    """
     return plan_budget(step, fraction * Plan(step, (), pile_up=pile_up).bound, pile_up, tell)
 
 
 def plan_layers(step: TracedStep, layers: Sequence[str], pile_up: bool = False) -> Plan:
-    """Computes these layers again, and no others; neighbours together."""
+    """Computes these layers again, and no others; neighbours together.
+
+    Args:
+        step: what ``trace`` has given.
+        layers: their names.
+        pile_up: whether gradients stay until the last one is there, as with clipping by their
+            global norm.
+
+    Example:
+        >>> from tfscale import recompute
+        >>> step = recompute.trace(model, (tf.TensorSpec([64, 8]), tf.TensorSpec([64, 1])))
+        >>> plan = recompute.plan_layers(step, [model.layers[0].name])
+    """
     there = {name for unit in step.units for name in unit.layers}
     if missing := [name for name in layers if name not in there]:
         raise ValueError(
@@ -234,7 +272,18 @@ def _at(chosen: Sequence[bool], index: int) -> bool:
 
 
 def plan_sqrt(step: TracedStep, pile_up: bool = False) -> Plan:
-    """About sqrt(n) segments of n units, which save about the same; the last one is kept."""
+    """About sqrt(n) segments of n units, which save about the same; the last one is kept.
+
+    Args:
+        step: what ``trace`` has given.
+        pile_up: whether gradients stay until the last one is there, as with clipping by their
+            global norm.
+
+    Example:
+        >>> from tfscale import recompute
+        >>> step = recompute.trace(model, (tf.TensorSpec([64, 8]), tf.TensorSpec([64, 1])))
+        >>> plan = recompute.plan_sqrt(step)
+    """
     saved = measure(step, pile_up).saved
     parts = max(2, round(math.sqrt(sum(saved > 0))))
     total = saved.cumsum()

@@ -27,6 +27,9 @@ def trace(model: keras.Model, batch: Any) -> TracedStep:
     Args:
         model: compiled, with all its variables.
         batch: specifications of what ``train_step`` takes.
+
+    Example:
+        >>> step = trace(model, (tf.TensorSpec([64, 8]), tf.TensorSpec([64, 1])))
     """
     steps: list[TracedStep] = []
 
@@ -55,7 +58,18 @@ def trace(model: keras.Model, batch: Any) -> TracedStep:
 
 @contextlib.contextmanager
 def recomputing(model: keras.Model, plan: Plan) -> Iterator[None]:
-    """Within this context, training steps that are traced compute again what the plan says."""
+    """Within this context, training steps that are traced compute again what the plan says.
+
+    Args:
+        model: the one that was traced for the plan.
+        plan: which of its parts to compute again.
+
+    Example:
+        >>> from tfscale import recompute
+        >>> step = trace(model, (tf.TensorSpec([64, 8]), tf.TensorSpec([64, 1])))
+        >>> with recomputing(model, recompute.plan_sqrt(step)):
+        ...     history = model.fit(x, y, verbose=0)
+    """
 
     def change(forward: Forward, gradients: list[Any]) -> None:
         operations = forward.graph.get_operations()

@@ -26,7 +26,7 @@ def auto_strategy(**arguments: Any) -> tf.distribute.Strategy:
 
     Example:
         >>> with tfscale.auto_strategy(wire="bf16").scope():
-        ...     model = build()
+        ...     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
     """
     if _has_tpu():
         return _said("TPUStrategy", "this machine has a TPU", _tpu_strategy(), arguments)

@@ -148,6 +148,7 @@ class Extended(CollectiveAllReduceExtended):
 
     @property
     def on_gpus(self) -> bool:
+        """Whether this process's replicas are on GPUs."""
         return bool(self._local_device_type == "GPU")
 
     def _initialize_local_devices(self, cluster_resolver: Any, worker_device: str) -> Any:

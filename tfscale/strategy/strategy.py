@@ -118,7 +118,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         >>> with strategy.scope():
         ...     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
         ...     model.compile("adam", "mse")
-        >>> history = model.fit(x, y, batch_size=64)  # of the global batch
+        >>> history = model.fit(x, y, batch_size=64, verbose=0)  # of the global batch
     """
 
     def __init__(

@@ -102,15 +102,18 @@ class Tally(_Readable, SyncOnReadVariable):
     """
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """Keras calls it; a replica without rows keeps its value."""
         if current.rows is not None:
             now = self._get_on_device_or_primary().read_value()
             value = tf.where(current.rows.absent, now, tf.convert_to_tensor(value, self.dtype))
         return super().assign(value, *args, **kwargs)
 
     def assign_add(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """Keras calls it; a replica without rows adds nothing."""
         return super().assign_add(self._counted(value), *args, **kwargs)
 
     def assign_sub(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """Keras calls it; a replica without rows subtracts nothing."""
         return super().assign_sub(self._counted(value), *args, **kwargs)
 
     def _dense_var_to_tensor(self, *args: Any, **kwargs: Any) -> Any:
@@ -178,6 +181,7 @@ class Seed(_Private):
         return tf.cast(tf.constant([replica * _FOLD % (1 << 32), 0], tf.int64), self.dtype)
 
     def of_replica(self, local_id: int, whole: tf.Tensor) -> tf.Tensor:
+        """The seed of one replica of this process, made of that which all share."""
         return whole + self._fold(local_id)
 
     def _get_cross_replica(self) -> tf.Tensor:
@@ -188,6 +192,7 @@ class Accumulator(_Private):
     """Gradients that wait for the end of a window: a part of their sum on each replica."""
 
     def of_replica(self, local_id: int, whole: tf.Tensor) -> tf.Tensor:
+        """One replica's part of the sum of all."""
         return whole / self.distribute_strategy.extended._num_replicas_in_sync
 
     def _get_cross_replica(self) -> tf.Tensor:
@@ -199,6 +204,7 @@ class Part(_Private):
     """Each replica's part of a sum, such as a residual; outside of replicas, one reads all."""
 
     def of_replica(self, local_id: int, whole: tf.Tensor) -> tf.Tensor:
+        """One replica's row; an equal part of the sum if there were other replicas before."""
         extended = self.distribute_strategy.extended
         if whole.shape[0] == extended._num_replicas_in_sync:
             return whole[extended.first_rank + local_id]

@@ -46,6 +46,7 @@ class EngineLog:
 
     @property
     def processes(self) -> int:
+        """How many processes the group has."""
         return self.communicators[0].ranks // len(self.communicators)
 
     def sent(self) -> int:

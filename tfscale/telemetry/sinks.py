@@ -33,9 +33,11 @@ class JsonLines:
         self._file.write(text + "\n")
 
     def flush(self) -> None:
+        """Writes what has been held back."""
         self._file.flush()
 
     def close(self) -> None:
+        """Closes the file."""
         self._file.close()
 
 
@@ -51,10 +53,12 @@ class TensorBoard:
             self._writer = tf.summary.create_file_writer(str(folder))
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Writes the numbers of a step."""
         with tf.init_scope(), tf.device("CPU:0"), self._writer.as_default(step=step):
             tf.summary.experimental.write_raw_pb(_scalars(numbers).SerializeToString())
 
     def close(self) -> None:
+        """Closes the file."""
         self._writer.close()
 
 

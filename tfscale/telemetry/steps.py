@@ -48,6 +48,7 @@ class Lap:
 
     @property
     def seconds(self) -> float:
+        """How long it took."""
         return self.end - self.begin
 
     def account(
@@ -110,6 +111,7 @@ class Mean:
     during: dict[str, float] = dataclasses.field(default_factory=dict)  # seconds of these
 
     def add(self, lap: Lap) -> None:
+        """Counts in a lap."""
         self.steps += lap.steps
         self.seconds += lap.seconds
         for what in ("samples", "communication", "exposed", "sent", "saved"):
@@ -120,6 +122,7 @@ class Mean:
                 self.during[what] = self.during.get(what, 0) + lap.seconds
 
     def merge(self, other: Mean) -> None:
+        """Counts in all that another mean has counted."""
         self.steps += other.steps
         self.seconds += other.seconds
         for mine, more in (
@@ -129,6 +132,7 @@ class Mean:
                 mine[what] = mine.get(what, 0) + value  # type: ignore[assignment]
 
     def per_step(self, what: str) -> float | None:
+        """The mean over the steps in which it is known; None if there were none."""
         return self.counted[what] / self.over[what] if self.over.get(what) else None
 
     def share(self, what: str) -> float | None:

@@ -34,6 +34,7 @@ class Exchanged(NamedTuple):
 
     @classmethod
     def of(cls, one: Execution) -> Exchanged:
+        """What a timeline shows of a collective."""
         return cls(str(one.bucket._replace(graph="")), one.start, one.end, bool(one.bucket.owner))
 
 
@@ -98,6 +99,7 @@ class Recording:
 
     @property
     def runs(self) -> bool:
+        """Whether a recording has begun."""
         return bool(self._begins)
 
     def step(self, now: float) -> None:

@@ -1,0 +1,71 @@
+"""How Sphinx makes a site of docs/: ``make docs``."""
+
+from __future__ import annotations
+
+import re
+
+from docutils import nodes
+from docutils.utils.math.latex2mathml import tex2mathml
+from sphinx.application import Sphinx
+from sphinx.writers.html5 import HTML5Translator
+
+from tfscale.version import __version__
+
+project = "tfscale"
+author = "the authors of tfscale"
+copyright = f"{author}. Apache License 2.0"
+version = release = __version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+exclude_patterns = ["site", "images"]
+
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 4  # the anchors that a git host gives to headings
+
+autodoc_member_order = "bysource"
+autodoc_inherit_docstrings = False  # Keras's docstrings are not written for Sphinx
+
+html_theme = "furo"  # it has a dark mode, and asks no other server for fonts or scripts
+html_title = f"tfscale {release}"
+html_static_path = ["style.css"]
+html_css_files = ["style.css"]
+html_math_renderer = "mathml"  # browsers draw it by themselves; MathJax would be downloaded
+
+LISTED = re.compile(r"^- \[[^\]]+\]\(([\w/.-]+)\.(?:md|rst)\)", re.MULTILINE)
+
+
+def list_contents(app: Sphinx, page: str, source: list[str]) -> None:
+    """Makes the site's contents from index.md, which lists all pages under headings."""
+    if page != "index":
+        return
+    for section in source[0].split("\n## ")[1:]:
+        heading = section.split("\n", 1)[0]
+        pages = "\n".join(LISTED.findall(section))
+        source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {heading}\n\n{pages}\n```\n"
+
+
+def skip_defaults(
+    app: Sphinx, what: str, name: str, found: object, skip: bool, options: object
+) -> bool | None:
+    """Leaves out functions of other packages, which are defaults of our arguments."""
+    ours = getattr(found, "__module__", None) or "tfscale"
+    return None if ours.startswith("tfscale") else True
+
+
+def formula(html: HTML5Translator, node: nodes.math) -> None:
+    """Writes a formula within a line as MathML."""
+    html.body.append(tex2mathml(node.astext()))
+    raise nodes.SkipNode
+
+
+def formula_block(html: HTML5Translator, node: nodes.math_block) -> None:
+    """Writes a formula that stands by itself as MathML."""
+    html.body.append(f'<div class="formula">{tex2mathml(node.astext(), as_block=True)}</div>')
+    raise nodes.SkipNode
+
+
+def setup(app: Sphinx) -> None:
+    """Is called by Sphinx."""
+    app.connect("source-read", list_contents)
+    app.connect("autodoc-skip-member", skip_defaults)
+    app.add_html_math_renderer("mathml", (formula, None), (formula_block, None))
