@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
@@ -29,9 +30,12 @@ html_theme = "furo"  # it has a dark mode, and asks no other server for fonts or
 html_title = f"tfscale {release}"
 html_static_path = ["style.css"]
 html_css_files = ["style.css"]
+html_copy_source = False
+html_theme_options = {"top_of_page_buttons": []}
 html_math_renderer = "mathml"  # browsers draw it by themselves; MathJax would be downloaded
 
-LISTED = re.compile(r"^- \[[^\]]+\]\(([\w/.-]+)\.(?:md|rst)\)", re.MULTILINE)
+LINK_OUTSIDE = re.compile(r"\[([^\]]+)\]\((\.\./[^)#]+)\)")
+LISTED = re.compile(r"^- \[([^\]]+)\]\(([\w/.-]+)\.(?:md|rst)\)", re.MULTILINE)
 
 
 def list_contents(app: Sphinx, page: str, source: list[str]) -> None:
@@ -40,8 +44,17 @@ def list_contents(app: Sphinx, page: str, source: list[str]) -> None:
         return
     for section in source[0].split("\n## ")[1:]:
         heading = section.split("\n", 1)[0]
-        pages = "\n".join(LISTED.findall(section))
+        pages = "\n".join(f"{title} <{path}>" for title, path in LISTED.findall(section))
         source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {heading}\n\n{pages}\n```\n"
+
+
+def unlink_folders(app: Sphinx, page: str, source: list[str]) -> None:
+    """Shows folders of the repository by name alone: the site has copies of files only."""
+
+    def linked(link: re.Match[str]) -> str:
+        return link[1] if (Path(app.srcdir) / link[2]).is_dir() else link[0]
+
+    source[0] = LINK_OUTSIDE.sub(linked, source[0])
 
 
 def skip_defaults(
@@ -67,5 +80,6 @@ def formula_block(html: HTML5Translator, node: nodes.math_block) -> None:
 def setup(app: Sphinx) -> None:
     """Is called by Sphinx."""
     app.connect("source-read", list_contents)
+    app.connect("source-read", unlink_folders)
     app.connect("autodoc-skip-member", skip_defaults)
     app.add_html_math_renderer("mathml", (formula, None), (formula_block, None))

@@ -8,6 +8,7 @@ import sys
 import pytest
 from helpers import ROOT
 
+from tests import warm
 from tests.docs.page import BLOCK
 from tfscale import bench, cli
 
@@ -16,18 +17,26 @@ SECONDS = 500  # many times what a page takes
 
 
 @pytest.mark.timeout(SECONDS + 60)
+@pytest.mark.parametrize("start", ["warm", pytest.param("cold", marks=pytest.mark.full)])
 @pytest.mark.parametrize(
     "page", [p for p in PAGES if BLOCK.search(p.read_text())], ids=lambda page: page.name
 )
-def test_python_blocks_run(page, tmp_path):
-    """In a fresh interpreter and an empty folder: what a block needs is on the page."""
+def test_python_blocks_run(page, start, tmp_path):
+    """In a process of its own and an empty folder: what a block needs is on the page.
+
+    Cold, it is an interpreter that has imported nothing, as a reader's has.
+    """
     pytest.importorskip("matplotlib")
-    ran = subprocess.run(
-        [sys.executable, ROOT / "tests" / "docs" / "page.py", page],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=SECONDS,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr
+    command = [str(ROOT / "tests" / "docs" / "page.py"), str(page)]
+    path = {"PYTHONPATH": str(ROOT)}
+    if start == "warm":
+        ran = warm.run(command, environment=path, cwd=tmp_path, seconds=SECONDS)
+    else:
+        ran = subprocess.run(
+            [sys.executable, *command], cwd=tmp_path, env={**os.environ, **path}, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=SECONDS,
+        )  # fmt: skip
+    assert ran.returncode == 0, ran.stdout
 
 
 def test_every_python_block_is_found():
