@@ -24,6 +24,8 @@ myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4  # the anchors that a git host gives to headings
 
 autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # docstrings say in words what arguments are
+python_maximum_signature_line_length = 88
 autodoc_inherit_docstrings = False  # Keras's docstrings are not written for Sphinx
 
 html_theme = "furo"  # it has a dark mode, and asks no other server for fonts or scripts
@@ -57,12 +59,13 @@ def unlink_folders(app: Sphinx, page: str, source: list[str]) -> None:
     source[0] = LINK_OUTSIDE.sub(linked, source[0])
 
 
-def skip_defaults(
+def skip_foreign(
     app: Sphinx, what: str, name: str, found: object, skip: bool, options: object
 ) -> bool | None:
-    """Leaves out functions of other packages, which are defaults of our arguments."""
-    ours = getattr(found, "__module__", None) or "tfscale"
-    return None if ours.startswith("tfscale") else True
+    """Leaves out what others have written: functions that are defaults, fields of named tuples."""
+    ours = (getattr(found, "__module__", None) or "tfscale").startswith("tfscale")
+    generated = (getattr(found, "__doc__", None) or "").startswith("Alias for field number")
+    return True if generated or not ours else None
 
 
 def formula(html: HTML5Translator, node: nodes.math) -> None:
@@ -81,5 +84,5 @@ def setup(app: Sphinx) -> None:
     """Is called by Sphinx."""
     app.connect("source-read", list_contents)
     app.connect("source-read", unlink_folders)
-    app.connect("autodoc-skip-member", skip_defaults)
+    app.connect("autodoc-skip-member", skip_foreign)
     app.add_html_math_renderer("mathml", (formula, None), (formula_block, None))
