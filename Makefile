@@ -19,7 +19,7 @@ CXX := $(firstword $(notdir $(shell command -v g++ clang++)) g++)
 endif
 
 # The parts of the Python tests, each a run of pytest: these folders, longest first, and all else.
-FOLDERS := strategy recompute gallery docs faults optimizers callbacks bench launcher launch ops exchange pains doctor packaging integration
+FOLDERS := strategy recompute gallery docs faults optimizers callbacks bench launcher launch ops exchange pains colab doctor packaging integration
 PYTHON_PARTS := $(FOLDERS:%=python-%) python-rest
 WHERE = tests/$*
 WHERE_rest := $(filter-out $(FOLDERS:%=tests/%) tests/native tests/addons tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/))) $(wildcard tests/test_*.py)

@@ -33,7 +33,7 @@ def reason(error):
         return "hangs"
     plain = re.sub(r"\x1b\[\d*m|[`|]", "", error)
     *_, named = re.split(r"^(?=(?:\w+\.)*\w+(?:Error|Exception): )", plain, flags=re.MULTILINE)
-    words = " ".join(named.split())
+    words = " ".join(re.sub(r"^(\w+\.)+", "", named).split())
     short = words if len(words) <= LONGEST else words[:LONGEST].rsplit(" ", 1)[0] + " ..."
     return f"fails: `{short}`"
 

@@ -1,0 +1,64 @@
+"""Each notebook runs from top to bottom, without an edit, and shows no error and no warning."""
+
+import re
+
+import nbformat
+import pytest
+
+pytest.importorskip("nbclient")
+
+from tests.colab.notebooks import (
+    COLAB,
+    NOTEBOOKS,
+    SECONDS,
+    code_cells,
+    complaints,
+    pictures,
+    read,
+    run,
+)
+
+QUICK = ("1_quick_start", "2_all_reduce_seen", "7_telemetry")
+each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def test_there_are_notebooks():
+    assert {*QUICK} <= {path.stem for path in NOTEBOOKS}
+
+
+@each
+def test_git_holds_no_outputs(path):
+    notebook = read(path)
+    nbformat.validate(notebook)
+    for cell in code_cells(notebook):
+        assert cell.outputs == [] and cell.execution_count is None, "python -m tests.colab"
+
+
+@each
+def test_all_begin_with_the_same_cell(path):
+    """It finds out where it is; who edits it does so in all notebooks."""
+    first, *_ = code_cells(read(path))
+    assert first.source == code_cells(read(NOTEBOOKS[0]))[0].source
+    assert first.source.count("REPOSITORY = ") == 1
+
+
+@each
+def test_links_lead_somewhere(path):
+    text = "\n".join(cell.source for cell in read(path).cells if cell.cell_type == "markdown")
+    for link in re.findall(r"\]\((?!http)([^)#]+)", text):
+        assert (COLAB / link).exists(), link
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2 * SECONDS)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=[] if path.stem in QUICK else pytest.mark.full, id=path.stem)
+        for path in NOTEBOOKS
+    ],
+)
+def test_a_notebook_runs(path, tmp_path):
+    notebook = run(path, tmp_path)
+    assert not list(complaints(notebook))
+    assert pictures(notebook), "a notebook without a picture"
