@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 from keras import layers
 
-from tests.gallery.parts import BATCH, ROWS, classes, fit, fit_and_judge, random
+from tests.gallery.parts import BATCH, ROWS, classes, fit, fit_and_judge, images, integers, random
 from tests.pains.complaint import Complaint
 
 EVEN = 4 * BATCH
@@ -61,14 +61,33 @@ def loss_scaled():
 class MeanOfAllReplicas(layers.Layer):
     """Takes the mean of the whole batch off its inputs, as synchronized statistics do."""
 
-    def call(self, inputs):
+    def call(self, inputs, training=False):
         replica = tf.distribute.get_replica_context()
-        if replica is None:  # while Keras builds the model
+        if replica is None or not training:  # None while Keras builds the model
             return inputs
         total = tf.reduce_sum(inputs, axis=0)
         rows = tf.cast(tf.shape(inputs)[0], inputs.dtype)
         total, rows = replica.all_reduce(tf.distribute.ReduceOp.SUM, [total, rows])
         return inputs - total / rows
+
+
+def segmenter():
+    """A class for each pixel, so that what replicas predict has many axes."""
+    layer = layers.Conv2D
+    body = [layer(4, 3, padding="same"), MeanOfAllReplicas(), layers.Activation("relu")]
+    model = keras.Sequential([keras.Input([8, 8, 1]), *body, layer(3, 1)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(sgd(), loss, metrics=["accuracy"])
+    return model
+
+
+def segment(model):
+    """Train on batches that all replicas share, and judge by batches of which one gets nothing."""
+    seen = fit(lambda: images(rows=EVEN), lambda: integers(3, EVEN, 8, 8))(model)
+    x, y = images(), integers(3, ROWS, 8, 8)
+    judged = model.evaluate(x, y, batch_size=BATCH, verbose=0, return_dict=True)
+    seen |= {f"evaluated {name}": value for name, value in judged.items()}
+    return seen | {"predicted": model.predict(x, batch_size=BATCH, verbose=0)}
 
 
 class Accumulating(keras.Model):
@@ -142,8 +161,8 @@ COMPLAINTS = {
         title="Gradient accumulation support?",
     ),
     "keras#19246": Complaint(
-        classifier(sgd, lambda: layers.Dense(8), MeanOfAllReplicas),
-        fit(table(EVEN), kinds(EVEN)),
+        segmenter,
+        segment,
         title="INVALID_ARGUMENT: You must feed a value for placeholder tensor",
     ),
     "tf-keras#301": Complaint(
