@@ -71,7 +71,7 @@ pains: build ## run programs that people complained of, under TensorFlow's strat
 
 docs: $(READY) ## make the site of docs/, in build/site, with links and anchors checked
 	$(STEP) "site"
-	@$(BIN)/python -m sphinx -W --keep-going -q -c docs/site docs build/site
+	@TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/python -m sphinx -W --keep-going -q -c docs/site docs build/site
 	@echo "build/site/index.html"
 
 ci: test-native test-python ci-tf lint test-addons ## check all that CI checks (make -j2 ci: two parts at a time)
