@@ -42,6 +42,21 @@ def test_all_begin_with_the_same_cell(path):
     assert first.source.count("REPOSITORY = ") == 1
 
 
+def test_a_tensorflow_that_is_too_old_is_refused_with_a_sentence(monkeypatch):
+    monkeypatch.setattr("tensorflow.__version__", "2.19.1")
+    with pytest.raises(
+        RuntimeError, match=r"needs TensorFlow 2\.20 or newer, and here is 2\.19\.1"
+    ):
+        exec(code_cells(read(NOTEBOOKS[0]))[0].source, {})
+
+
+def test_where_tfscale_is_missing_it_says_what_to_put_where(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(RuntimeError, match="Put its wheel .* beside this notebook"):
+        exec(code_cells(read(NOTEBOOKS[0]))[0].source, {})
+
+
 @each
 def test_links_lead_somewhere(path):
     text = "\n".join(cell.source for cell in read(path).cells if cell.cell_type == "markdown")
