@@ -51,12 +51,12 @@ class Fails(keras.callbacks.Callback):
         raise KeyError("no such row")
 
 
-def train(scope, folder, *others, **settings):
+def train(scope, folder, *others, steps_per_execution=1, **settings):
     """The epochs that were trained and the state at the end; None if it was preempted."""
     keras.utils.set_random_seed(1)
     with scope.scope() if scope else threading.Lock():
         model = keras.Sequential([keras.Input([4]), keras.layers.Dense(3), keras.layers.Dense(1)])
-        model.compile(keras.optimizers.Adam(0.01), "mse")
+        model.compile(keras.optimizers.Adam(0.01), "mse", steps_per_execution=steps_per_execution)
     x = np.random.default_rng(0).standard_normal((8 * STEPS, 4), np.float32)
     callbacks = [*others, Preemption(str(folder), **settings)]
     how = {"batch_size": 8, "epochs": EPOCHS, "shuffle": False, "verbose": 0}
@@ -89,13 +89,24 @@ def spared():
 def test_two_devices_of_one_host(tmp_path, spared):
     strategy = tfscale.ScaleStrategy("ring", devices=["CPU:0", "CPU:1"])
     whole = train(strategy, tmp_path / "whole")
-    assert train(strategy, tmp_path / "backup", Signal(step=STEPS), check_every=2) is None
+    assert train(strategy, tmp_path / "backup", Signal(step=STEPS - 1), check_every=1) is None
     epochs, found = train(strategy, tmp_path / "backup")
-    # The epoch begins again, for the last save was before its end.
+    # The epoch begins again, for the save was before its end.
     assert epochs == [0, 1, 2] and len(found) == len(whole[1])
     iterations = found[4]
-    assert iterations == (EPOCHS + 1) * STEPS
+    assert iterations == (EPOCHS + 1) * STEPS - 1
     assert not spared
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 3])
+def test_a_signal_in_the_last_step_of_an_epoch_trains_none_twice(
+    tmp_path, uninterrupted, spared, steps_per_execution
+):
+    settings = {"steps_per_execution": steps_per_execution, "check_every": 1}
+    assert train(None, tmp_path, Signal(step=-(-STEPS // steps_per_execution)), **settings) is None
+    epochs, found = train(None, tmp_path)
+    assert epochs == [1, 2]
+    assert_same(found, uninterrupted)
 
 
 def test_a_thread_that_is_not_the_main_one(tmp_path, uninterrupted, spared):

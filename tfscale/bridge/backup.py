@@ -62,6 +62,8 @@ class InMemory(io.BytesIO):
 class WholeBackup(keras.callbacks.BackupAndRestore):
     """See the module. Arguments and names of files are Keras's."""
 
+    _trained = False  # whether all steps of the epoch are done
+
     def on_train_begin(self, logs: Any = None) -> None:
         """Called by Keras."""
         if not self.model.built:
@@ -71,6 +73,18 @@ class WholeBackup(keras.callbacks.BackupAndRestore):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Called by Keras, whose own class would count epochs from 0 again in each ``fit``."""
         self._current_epoch = epoch
+        self._trained = False
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Called by Keras."""
+        steps = self.params.get("steps")
+        self._trained = steps is not None and batch + 1 >= steps
+        super().on_train_batch_end(batch, logs)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Called by Keras."""
+        self._trained = False  # Keras counts it itself
+        super().on_epoch_end(epoch, logs)
 
     def on_train_end(self, logs: Any = None) -> None:
         """Called by Keras, whose own class would also begin the next ``fit`` at that epoch."""
@@ -91,6 +105,8 @@ class WholeBackup(keras.callbacks.BackupAndRestore):
         content = InMemory(self._weights_path)
         self.model.save_weights(content)
         moment = {"epoch": self._current_epoch, "batch": self._last_batch_seen}
+        if self._trained:  # a training that goes on must not train this epoch again
+            moment = {"epoch": self._current_epoch + 1, "batch": 0}
         self._keep(content.getbuffer(), moment)
 
     def _keep(self, content: memoryview, moment: dict[str, int]) -> None:
