@@ -13,6 +13,9 @@
 
 namespace tfscale {
 
+// How messages go between ranks of one process; as WITHIN_PROCESS in tfscale/ops/transport.py.
+inline constexpr char kWithinProcess[] = "the same process";
+
 // Names one message between two ranks. A sender and a receiver meet when their
 // keys are equal; a key is used once in the life of a communicator.
 struct Key {

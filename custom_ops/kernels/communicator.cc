@@ -112,7 +112,7 @@ std::vector<std::string> CommunicatorResource::Ways(std::string* why_not) const 
   for (int rank = 0; rank < engine_->ranks() && group_ != nullptr; ++rank) {
     ways.push_back(rank == config_.rank                     ? "itself"
                    : endpoint_ != nullptr                   ? endpoint_->Way(rank)
-                   : Process(rank) == Process(config_.rank) ? "the same process"
+                   : Process(rank) == Process(config_.rank) ? kWithinProcess
                                                             : "gRPC");
   }
   return ways;

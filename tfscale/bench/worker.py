@@ -121,14 +121,7 @@ def _over(transport: str, group: Group) -> Group:
         return group
     shared = {SHARED_MEMORY: "0"} if transport == "tcp" else {}
     with mock.patch.dict(os.environ, shared):
-        return Group(
-            group.communicators[0].devices,
-            group.peers,
-            [communicator.rank for communicator in group.communicators],
-            DEADLINE,
-            transport="sockets",
-            host=group.host,
-        )
+        return group.part(range(group.ranks), transport="sockets")
 
 
 if __name__ == "__main__":

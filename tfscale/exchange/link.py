@@ -100,24 +100,12 @@ def _workers(group: Group) -> list[list[int]]:
 
 def _own_worker(group: Group, workers: list[list[int]]) -> Group:
     mine = {communicator.rank for communicator in group.communicators}
-    return _part(group, next(ranks for ranks in workers if mine.issuperset(ranks)))
+    return group.part(next(ranks for ranks in workers if mine.issuperset(ranks)))
 
 
 def _across_workers(group: Group, workers: list[list[int]]) -> list[Group]:
     """One group of all workers' first devices, one of their second, and so on."""
-    return [_part(group, ranks) for ranks in zip(*workers, strict=False)]
-
-
-def _part(group: Group, ranks: Sequence[int]) -> Group:
-    mine = {communicator.rank for communicator in group.communicators}
-    return Group(
-        [group.communicators[0].devices[rank] for rank in ranks],
-        [group.peers[rank] for rank in ranks],
-        [place for place, rank in enumerate(ranks) if rank in mine],
-        group.deadline,
-        transport=group.transport,
-        host=group.host,
-    )
+    return [group.part(ranks) for ranks in zip(*workers, strict=False)]
 
 
 # ---------------------------------------------------------------------------- times

@@ -297,6 +297,23 @@ class Group:
         reached_at = _transport.reachable_host(own_host, [*hosts.values()]) if hosts else ""
         return cls(all_devices, peers, local_ranks, deadline, slow_after, transport, reached_at)
 
+    def part(self, ranks: Sequence[int], transport: str | None = None) -> Group:
+        """A group of some of these ranks, or of all, which each of their processes must make.
+
+        Args:
+            ranks: those that take part, in the order of their places in the new group.
+            transport: as for ``Group``; this group's by default.
+        """
+        mine = {communicator.rank for communicator in self.communicators}
+        return Group(
+            [self.communicators[0].devices[rank] for rank in ranks],
+            [self.peers[rank] for rank in ranks],
+            [place for place, rank in enumerate(ranks) if rank in mine],
+            self.deadline,
+            transport=transport or self.transport,
+            host=self.host,
+        )
+
     @property
     def ranks(self) -> int:
         """How many ranks the group has, those of other processes included."""

@@ -13,6 +13,7 @@ from typing import Any
 TRANSPORTS = ("auto", "sockets", "grpc")
 
 # How a message goes, as ``Communicator.ways`` says; or "shared memory", "TCP to ...", "gRPC".
+# C++ says it: custom_ops/engine/transport.h.
 WITHIN_PROCESS = "the same process"
 
 # Environment variables, read when a group is made.

@@ -109,7 +109,7 @@ void Endpoint::Leave() {
 }
 
 std::string Endpoint::Way(int peer) const {
-  return ways_[peer] == nullptr ? "the same process" : ways_[peer]->Name();
+  return ways_[peer] == nullptr ? kWithinProcess : ways_[peer]->Name();
 }
 
 void Endpoint::Tell(int peer, uint32_t kind, const Key& key, size_t size, uint64_t number) {
