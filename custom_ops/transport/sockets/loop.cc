@@ -37,9 +37,10 @@ void Loop::Add(const std::shared_ptr<Link>& link) {
   event.events = EPOLLIN;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    event.data.u64 = next_++;
-    links_[event.data.u64] = link;
-    numbers_[link.get()] = event.data.u64;
+    const uint64_t number = next_++;  // an epoll_event is packed: nothing may refer to its members
+    event.data.u64 = number;
+    links_[number] = link;
+    numbers_[link.get()] = number;
     ++changes_;
   }
   epoll_ctl(epoll_, EPOLL_CTL_ADD, link->Descriptor(), &event);
@@ -81,7 +82,8 @@ bool Loop::Handle(int timeout_ms) {
     std::shared_ptr<Link> link;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      const auto entry = links_.find(events[i].data.u64);
+      const uint64_t number = events[i].data.u64;
+      const auto entry = links_.find(number);
       if (entry != links_.end()) link = entry->second;
     }
     const bool read = (events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0;
