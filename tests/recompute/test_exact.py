@@ -60,6 +60,25 @@ KINDS = {
     "nested": models.nested,
     "subclassed": models.Subclassed,
     "unseeded noise": lambda: chain(models.Noise),
+    "many, of rows": lambda: chain(
+        *(layers.ELU, layers.PReLU, layers.LeakyReLU, lambda: layers.AlphaDropout(0.2)),
+        *(layers.LayerNormalization, layers.RMSNormalization, layers.UnitNormalization),
+        *(lambda: layers.SpatialDropout1D(0.3), lambda: layers.GaussianDropout(0.2)),
+        *(lambda: layers.GaussianNoise(0.3), lambda: layers.Dropout(0.3, seed=3)),
+        lambda: layers.TimeDistributed(layers.Dense(8, "tanh")),
+        depth=2,
+    ),
+    "many, of images": lambda: images(
+        lambda: layers.DepthwiseConv2D(3, padding="same", activation="relu"),
+        layers.BatchNormalization,
+        lambda: layers.SeparableConv2D(4, 3, padding="same", activation="leaky_relu"),
+        lambda: layers.GroupNormalization(2),
+        *(layers.UpSampling2D, lambda: layers.MaxPooling2D(2), lambda: layers.ReLU(0.1)),
+        lambda: layers.AveragePooling2D(2, 1, padding="same"),
+        lambda: layers.SpatialDropout2D(0.2),
+        lambda: layers.Conv2DTranspose(4, 3, padding="same", activation="gelu"),
+        depth=2,
+    ),
 }
 
 
@@ -71,11 +90,19 @@ def same_training(kind):
 
 # One of each kind of graph; the others are slow.
 QUICK = ("dense", "dropout", "stacked convolutions", "lstm", "batch norm", "shared")
-
-
-@pytest.mark.parametrize(
-    "kind", [pytest.param(k, marks=[] if k in QUICK else pytest.mark.slow) for k in KINDS]
+# By themselves in ``make test-all`` alone: they are among the many of one model, or like another.
+ALONE = (
+    *("seeded dropout", "noise", "alpha dropout", "spatial dropout", "layer norm"),
+    *("rms, unit norm", "group norm", "activations", "convolutions", "pooling", "up and down"),
+    *("transposed", "gru", "time distributed", "causal attention"),
 )
+
+
+def mark(kind):
+    return [pytest.mark.full] if kind in ALONE else [] if kind in QUICK else [pytest.mark.slow]
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=mark(kind)) for kind in KINDS])
 def test_same_bits(kind):
     same_training(kind)
 
@@ -125,7 +152,13 @@ def test_ways_to_train(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["dense", "dropout", "pooling", "residual", "transformer"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("pooling", "transformer"),
+        *(pytest.param(kind, marks=pytest.mark.full) for kind in ("dense", "dropout", "residual")),
+    ],
+)
 def test_batches_that_differ_in_size(kind):
     """Their size is not known where the graph is optimized."""
     assert_same_training(KINDS[kind], batch=7)
