@@ -18,11 +18,14 @@ ifeq ($(origin CXX),default)
 CXX := $(firstword $(notdir $(shell command -v g++ clang++)) g++)
 endif
 
-# The parts of the Python tests, each a run of pytest: these folders, longest first, and all else.
-FOLDERS := strategy recompute gallery docs faults optimizers callbacks bench launcher launch ops exchange pains colab doctor packaging integration
-PYTHON_PARTS := $(FOLDERS:%=python-%) python-rest
+# The parts of the Python tests, each a run of pytest: these folders, longest first, some of them together,
+# and all else. Together are those whose tests leave TensorFlow to processes of their own: its loading is shared.
+TOGETHER := gallery faults docs launcher launch doctor integration
+FOLDERS := strategy recompute optimizers callbacks bench ops exchange pains colab packaging
+PYTHON_PARTS := python-processes $(FOLDERS:%=python-%) python-rest
 WHERE = tests/$*
-WHERE_rest := $(filter-out $(FOLDERS:%=tests/%) tests/native tests/addons tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/))) $(wildcard tests/test_*.py)
+WHERE_processes := $(TOGETHER:%=tests/%)
+WHERE_rest := $(filter-out $(FOLDERS:%=tests/%) $(WHERE_processes) tests/native tests/addons tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/))) $(wildcard tests/test_*.py)
 
 # Where .ci/timed notes what each part took; a make that this one calls notes it in the same file.
 ifndef TIMES
@@ -103,9 +106,9 @@ $(PYTHON_PARTS): python-%: build
 	@.ci/timed $* sh -c '$(BIN)/python -m pytest $(or $(WHERE_$*),$(WHERE)) "$$@" \
 	  $(if $(PYTEST_ARGS),|| test $$? = 5)' pytest $(PYTEST_ARGS)
 
-test-tf: build ## run a third of what depends on TensorFlow: make test-tf TF=2.20
+test-tf: build ## run a fifth of what depends on TensorFlow: make test-tf TF=2.20
 	$(STEP) "quick tests, TensorFlow $(TF)"
-	@.ci/timed "TensorFlow $(TF)" $(BIN)/python -m pytest -m "not slow and not full" --one-in 3 \
+	@.ci/timed "TensorFlow $(TF)" $(BIN)/python -m pytest -m "not slow and not full" --one-in 5 \
 	  tests/ops tests/integration tests/bridge tests/exchange tests/strategy tests/recompute tests/optimizers tests/callbacks $(PYTEST_ARGS)
 
 ci-tf: # the other TensorFlow, built by the other compiler
