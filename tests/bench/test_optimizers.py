@@ -5,7 +5,7 @@ from tfscale.bench.optimizers import PARTS
 
 
 def test_it_measures_every_part(capsys):
-    assert optimizers.main(["--rounds", "1", "--shrink", "20"]) == 0
+    assert optimizers.main(["--rounds", "1", "--shrink", "200"]) == 0
     printed = capsys.readouterr().out
     for name in ("LAMB", "LARS", "keras Lamb", "ResourceApplyAdam", "AdaHessian"):
         assert name in printed
