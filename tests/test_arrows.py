@@ -16,7 +16,7 @@ FLOORS = (
     ("tensorflow_needed",),
     ("compression", "curvature"),
     ("exchange", "optimizers", "schedules"),
-    ("recompute",),
+    ("adversarial", "recompute"),
     ("telemetry",),
     ("callbacks",),
     ("strategy",),

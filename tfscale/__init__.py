@@ -13,6 +13,7 @@ from tfscale.version import __version__
 
 if TYPE_CHECKING:
     from tfscale import (
+        adversarial,
         callbacks,
         collectives,
         compression,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ScaleStrategy",
     "__version__",
+    "adversarial",
     "auto_strategy",
     "callbacks",
     "collectives",

@@ -1,10 +1,19 @@
 """Callbacks for Keras's ``fit``."""
 
 from tfscale import tensorflow_needed as _  # noqa: F401
+from tfscale.callbacks.adversarial import Adversarial
 from tfscale.callbacks.batch_growth import BatchGrowth
 from tfscale.callbacks.preemption import Preempted, Preemption
 from tfscale.callbacks.recompute import Recompute
 from tfscale.callbacks.telemetry import Telemetry
 from tfscale.callbacks.warmup import Warmup
 
-__all__ = ["BatchGrowth", "Preempted", "Preemption", "Recompute", "Telemetry", "Warmup"]
+__all__ = [
+    "Adversarial",
+    "BatchGrowth",
+    "Preempted",
+    "Preemption",
+    "Recompute",
+    "Telemetry",
+    "Warmup",
+]

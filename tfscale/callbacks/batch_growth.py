@@ -150,8 +150,7 @@ class BatchGrowth(keras.callbacks.Callback):
             logs["batch_size"] = self.size(max(0, self._steps_made() - 1))
 
     def _steps_made(self) -> int:
-        optimizer = self.model.optimizer
-        return progress.updates(optimizer) * progress.window(optimizer)
+        return progress.steps(self.model.optimizer)
 
 
 def _stage(

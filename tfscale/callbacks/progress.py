@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfscale.bridge.objects import innermost
+from tfscale.schedules.schedule import EPOCHS, STEPS
 
 
 def window(optimizer: Any) -> int:
@@ -17,6 +18,29 @@ def window(optimizer: Any) -> int:
 def updates(optimizer: Any) -> int:
     """How many updates were made, in this program or before it."""
     return int(number(innermost(optimizer).iterations))
+
+
+def steps(optimizer: Any) -> int:
+    """How many batches it has trained on, up to the last whole window."""
+    return updates(optimizer) * window(optimizer)
+
+
+def in_steps(schedule: Any, epoch: int | None, what: str) -> Any:
+    """The same schedule, or the one in steps of one that counts epochs.
+
+    Args:
+        schedule: of learning rates, or any function of a step.
+        epoch: how many steps an epoch has; None if ``fit`` does not know.
+        what: the argument that the schedule was given as.
+    """
+    if getattr(schedule, "unit", STEPS) != EPOCHS:
+        return schedule
+    if not epoch:
+        raise ValueError(
+            f"{schedule!r} counts epochs, and fit doesn't know how many steps one has (data "
+            f"from a generator?). Give fit steps_per_epoch=..., or give {what} a schedule in steps"
+        )
+    return schedule.in_steps(float(epoch))
 
 
 def number(variable: Any) -> float:

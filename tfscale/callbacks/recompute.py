@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -11,6 +12,7 @@ import keras
 from tfscale.bridge.grappler import sums_in_order
 from tfscale.bridge.installed import KERAS_2
 from tfscale.bridge.objects import innermost
+from tfscale.callbacks.one_fit import OneFit
 from tfscale.optimizers import AdaHessian
 from tfscale.recompute import (
     Plan,
@@ -93,7 +95,7 @@ class Recompute(keras.callbacks.Callback):
         self._example = example
         self._verbose = verbose
         self._plan: Plan | None = None
-        self._before: Any = None
+        self._fit: OneFit | None = None
 
     @property
     def plan(self) -> Plan:
@@ -110,9 +112,12 @@ class Recompute(keras.callbacks.Callback):
         self._tell(f"Recompute: planning {len(step.units)} units, {len(step.ops)} operations")
         self._plan = plan = self._choose(step, _gradients_pile_up(self.model), self._tell_how_far())
         self._tell(plan.summary())
-        self._before = self.model.train_function
-        self.model.make_train_function(force=True)
-        self.model.train_function = _Training(self.model, plan, self._before)
+        self._fit = OneFit(self.model, type(self).__name__, self._recomputing)
+
+    @contextlib.contextmanager
+    def _recomputing(self) -> Iterator[None]:
+        with recomputing(self.model, self.plan), sums_in_order():
+            yield
 
     def _tell(self, what: str) -> None:
         if self._verbose:
@@ -132,31 +137,9 @@ class Recompute(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         """Called by Keras."""
-        self.model.train_function = self._before
-        self._before = None
-
-
-class _Training:
-    """In place of a model's ``train_function``, for one ``fit``.
-
-    Keras does not say when a ``fit`` ends with an error. So this looks whether it is still
-    the one that it was made for, and if not, gives way.
-    """
-
-    def __init__(self, model: keras.Model, plan: Plan, before: Any) -> None:
-        self._model = model
-        self._plan = plan
-        self._before = before
-        self._train = model.train_function
-        self._history = model.history
-
-    def __call__(self, iterator: Any) -> Any:
-        if self._model.history is not self._history:
-            self._model.train_function = self._before
-            self._model.make_train_function()
-            return self._model.train_function(iterator)
-        with recomputing(self._model, self._plan), sums_in_order():
-            return self._train(iterator)
+        if self._fit is not None:
+            self._fit.end()
+        self._fit = None
 
 
 def _check(model: keras.Model) -> None:

@@ -153,7 +153,7 @@ class Telemetry(keras.callbacks.Callback):
         self._engine_log = engine_log_of(strategy)
         self._devices = int(strategy.num_replicas_in_sync)
         self._batches = batches_of_fit(self.params or {}, self._given)
-        self._step = self._first_step = progress.updates(optimizer) * progress.window(optimizer)
+        self._step = self._first_step = progress.steps(optimizer)
         if self._engine_log is not None:
             self._sent_before = self._engine_log.sent()
             if self._watches(self.model):

@@ -182,9 +182,7 @@ class Warmup(keras.callbacks.Callback):
                 f"batch and batch_per_replica scale a rate, and {schedule!r} does not say for "
                 "which batch its rate is. Give it base_batch=..., or leave them out here"
             )
-        if getattr(schedule, "unit", STEPS) == EPOCHS:
-            schedule = schedule.in_steps(self._epoch_in_steps(schedule))
-        return schedule
+        return progress.in_steps(schedule, self.params["steps"], "Warmup")
 
     def _samples_per_update(self, schedule: schedules.Schedule) -> int:
         if self._batch is not None:
@@ -198,16 +196,6 @@ class Warmup(keras.callbacks.Callback):
                 "batch_per_replica=..."
             )
         return batch * progress.window(self.model.optimizer)
-
-    def _epoch_in_steps(self, schedule: schedules.Schedule) -> float:
-        steps = self.params["steps"]
-        if not steps:
-            raise ValueError(
-                f"{schedule!r} counts epochs, and fit doesn't know how many steps one has (data "
-                "from a generator?). Give fit steps_per_epoch=..., or give Warmup a schedule in "
-                "steps"
-            )
-        return float(steps)
 
 
 def _check_settable(optimizer: Any) -> None:

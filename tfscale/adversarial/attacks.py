@@ -1,0 +1,133 @@
+"""Attacks: how far a sample may be moved, and in which steps, so that the loss rises."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+Tensors = list[Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class PGD:
+    r"""Projected gradient descent: several steps uphill, each followed by a projection.
+
+    No number of a sample is moved by more than :math:`\epsilon`:
+
+    .. math::
+        x_{t+1} = \Pi_{|x - x_0| \le \epsilon} \bigl( x_t + \alpha \,
+        \mathrm{sign} \nabla_x L(x_t, y) \bigr)
+
+    A gradient that is not finite (fp16 overflows) moves nothing.
+
+    Args:
+        epsilon: how far a number may be moved, in the units of the data.
+        steps: how many steps there are. Each is a forward and a backward pass.
+        step_size: :math:`\alpha`; by default 2.5 epsilon / steps.
+        random_start: begin at a random place within epsilon, not at the sample.
+        low: the smallest number that the data can have, if there is one.
+        high: the largest one.
+
+    Example:
+        >>> attack = tfscale.adversarial.PGD(0.1, steps=5, low=0.0, high=1.0)
+        >>> attack.step_size
+        0.05
+
+    Reference: Madry, Makelov, Schmidt, Tsipras, Vladu, Towards Deep Learning Models Resistant to
+    Adversarial Attacks, https://arxiv.org/abs/1706.06083.
+    """
+
+    epsilon: float
+    steps: int = 10
+    step_size: float | None = None
+    random_start: bool = True
+    low: float | None = None
+    high: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.step_size is None:
+            object.__setattr__(self, "step_size", 2.5 * self.epsilon / max(self.steps, 1))
+        for name in ("epsilon", "step_size"):
+            value = getattr(self, name)
+            if not value > 0:
+                raise ValueError(f"{name} is a number above 0, in the data's units; got {value!r}")
+        if not isinstance(self.steps, int) or self.steps < 1:
+            raise ValueError(f"steps is a whole number that is at least 1; got {self.steps!r}")
+        if self.low is not None and self.high is not None and self.low >= self.high:
+            raise ValueError(f"low is below high; got low={self.low!r}, high={self.high!r}")
+
+    def perturb(
+        self,
+        inputs: Tensors,
+        gradients: Callable[[Tensors], Tensors],
+        draws: Callable[[], Tensors],
+        strength: Any = 1.0,
+    ) -> Tensors:
+        """The same samples, moved.
+
+        Args:
+            inputs: floating-point tensors whose first dimension is the batch.
+            gradients: of the loss, by tensors in the place of the inputs.
+            draws: random numbers from -1 to 1 in the inputs' shapes; asked for a random start.
+            strength: what epsilon and the size of a step are multiplied by.
+        """
+        moved = inputs
+        if self.random_start:
+            far = [_times(self.epsilon * strength, draw) for draw in draws()]
+            moved = self._within(
+                inputs, [x + d for x, d in zip(inputs, far, strict=True)], strength
+            )
+        for _ in range(self.steps):
+            steps = [_times(self.step_size * strength, _sign(g)) for g in gradients(moved)]
+            moved = self._within(
+                inputs, [x + step for x, step in zip(moved, steps, strict=True)], strength
+            )
+        return moved
+
+    def _within(self, inputs: Tensors, moved: Tensors, strength: Any) -> Tensors:
+        """Nothing farther from its input than allowed, nor outside of the data's range."""
+        found = []
+        for x, other in zip(inputs, moved, strict=True):
+            reach = tf.cast(self.epsilon * strength, x.dtype)
+            other = tf.clip_by_value(other, x - reach, x + reach)
+            if self.low is not None:
+                other = tf.maximum(other, tf.cast(self.low, x.dtype))
+            if self.high is not None:
+                other = tf.minimum(other, tf.cast(self.high, x.dtype))
+            found.append(other)
+        return found
+
+
+class FGSM(PGD):
+    r"""The fast gradient sign method: one step, to the farthest place allowed.
+
+    .. math:: x' = x + \epsilon \, \mathrm{sign} \nabla_x L(x, y)
+
+    Args:
+        epsilon: how far a number is moved, in the units of the data.
+        low: the smallest number that the data can have, if there is one.
+        high: the largest one.
+
+    Example:
+        >>> tfscale.adversarial.FGSM(0.1, low=0.0, high=1.0)
+        FGSM(epsilon=0.1, steps=1, step_size=0.1, random_start=False, low=0.0, high=1.0)
+
+    Reference: Goodfellow, Shlens, Szegedy, Explaining and Harnessing Adversarial Examples,
+    https://arxiv.org/abs/1412.6572.
+    """
+
+    def __init__(
+        self, epsilon: float, *, low: float | None = None, high: float | None = None
+    ) -> None:
+        super().__init__(epsilon, 1, epsilon, random_start=False, low=low, high=high)
+
+
+def _sign(gradient: Any) -> Any:
+    return tf.sign(tf.where(tf.math.is_finite(gradient), gradient, tf.zeros_like(gradient)))
+
+
+def _times(factor: Any, x: Any) -> Any:
+    return tf.cast(factor, x.dtype) * x

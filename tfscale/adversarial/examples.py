@@ -1,0 +1,102 @@
+"""Adversarial examples of arrays, to see how well a model resists."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfscale.adversarial import draws, losses
+from tfscale.adversarial.attacks import PGD
+from tfscale.adversarial.inputs import Inputs
+
+
+def examples(
+    model: keras.Model,
+    x: Any,
+    y: Any,
+    attack: PGD,
+    *,
+    sample_weight: Any = None,
+    batch_size: int = 256,
+    inputs: Sequence[str] | None = None,
+) -> Any:
+    """The same samples, moved so that the model's compiled loss rises.
+
+    Args:
+        model: compiled with a loss. Nothing of it changes.
+        x: an array, or a structure of arrays, as for ``model.evaluate``.
+        y: the truth.
+        attack: ``FGSM`` or ``PGD``.
+        sample_weight: as for ``model.evaluate``; samples of weight 0 stay where they are.
+        batch_size: how many samples are attacked at once.
+        inputs: names of the inputs to move, if not all.
+
+    Returns:
+        Arrays in the structure of ``x``.
+
+    Example:
+        >>> attack = tfscale.adversarial.FGSM(0.1, low=0.0, high=1.0)
+        >>> wrong = tfscale.adversarial.examples(model, x, y, attack)
+        >>> loss = model.evaluate(wrong, y, verbose=0)
+    """
+    losses.check(model)
+    given = (x, y) if sample_weight is None else (x, y, sample_weight)
+    move = _move(model, attack, inputs)
+    parts = [move(batch) for batch in tf.data.Dataset.from_tensor_slices(given).batch(batch_size)]
+    return keras.tree.map_structure(lambda *arrays: np.concatenate(arrays), *parts)
+
+
+def _move(model: keras.Model, attack: PGD, names: Sequence[str] | None) -> Any:
+    @tf.function(reduce_retracing=True, autograph=False)
+    def traced(batch: Any) -> Any:
+        return moved(model, batch, attack, names)[0]
+
+    def move(batch: Any) -> Any:
+        losses.build(model, batch)
+        return keras.tree.map_structure(np.asarray, traced(batch))
+
+    return move
+
+
+def moved(
+    model: keras.Model,
+    data: Any,
+    attack: PGD,
+    names: Sequence[str] | None,
+    *,
+    number: Any = 0,
+    share: Any = None,
+    strength: Any = 1.0,
+) -> tuple[Any, Any, Any]:
+    """A batch, as ``train_step`` takes it apart, with inputs that have been moved.
+
+    Args:
+        model: compiled and built.
+        data: a batch.
+        attack: how.
+        names: of the inputs to move; None: all.
+        number: other draws for each, such as the step's.
+        share: of samples that are moved, from 0 to 1; None: all are.
+        strength: what the attack's epsilon is multiplied by.
+    """
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+    inputs = Inputs(x, names)
+    keys = draws.row_keys(inputs.moved, number)
+    found = attack.perturb(
+        inputs.moved,
+        losses.input_gradients(model, inputs, y, sample_weight),
+        lambda: [draws.spread(keys, like) for like in inputs.moved],
+        strength,
+    )
+    if share is not None:
+        chosen = draws.uniform(keys) < share
+        found = [_where(chosen, new, old) for new, old in zip(found, inputs.moved, strict=True)]
+    return inputs.with_moved([tf.stop_gradient(one) for one in found]), y, sample_weight
+
+
+def _where(chosen: Any, new: Any, old: Any) -> Any:
+    return tf.where(tf.reshape(chosen, [-1] + [1] * (old.shape.rank - 1)), new, old)

@@ -1,0 +1,75 @@
+"""Gradients of a model's loss by its inputs, of which the model notices nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfscale.adversarial.inputs import Inputs
+
+
+def input_gradients(
+    model: keras.Model, inputs: Inputs, y: Any, sample_weight: Any
+) -> Callable[[list[Any]], list[Any]]:
+    """Of tensors in the place of the inputs, makes the gradients of the compiled loss by them.
+
+    The model is called as in evaluation: dropout is off, and batch normalization uses its moving
+    statistics. What layers, losses and metrics assign to their variables meanwhile is dropped.
+    """
+
+    def gradients(moved: list[Any]) -> list[Any]:
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(moved)
+            x = inputs.with_moved(moved)
+            with keras.StatelessScope(_regularized(model), collect_losses=True):
+                predicted = model(x, **_evaluation(model))
+                loss = model.compute_loss(x, y, predicted, sample_weight)
+                if model.optimizer is not None:
+                    loss = model.optimizer.scale_loss(loss)  # else half precision may round to 0
+        found: list[Any] = tape.gradient(
+            loss, moved, unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
+        return found
+
+    return gradients
+
+
+def _evaluation(model: keras.Model) -> dict[str, bool]:
+    return {"training": False} if model._call_has_training_arg else {}
+
+
+def _regularized(model: keras.Model) -> list[tuple[Any, Any]]:
+    """Variables that Keras reads from the scope itself."""
+    return [(v, v.value) for v in model.trainable_variables if v.regularizer is not None]
+
+
+def check(model: keras.Model) -> None:
+    """Refuse a model without a loss to raise."""
+    own = type(model).compute_loss is not keras.Model.compute_loss
+    if not own and model._compile_loss is None:
+        raise ValueError(
+            f"an attack raises the compiled loss, and {model.name!r} has none. Compile it with a "
+            "loss, or give it a compute_loss(x, y, y_pred, sample_weight)"
+        )
+
+
+def build(model: keras.Model, data: Any) -> None:
+    """Make what Keras would make in the first step, which an attack comes before.
+
+    Args:
+        model: compiled.
+        data: a batch as ``train_step`` gets it.
+    """
+    losses = model._compile_loss
+    if all(layer.built for layer in model._flatten_layers()) and (losses is None or losses.built):
+        return
+    if not tf.distribute.in_cross_replica_context() and tf.distribute.has_strategy():
+        raise ValueError(
+            f"{model.name!r} has to be built before an attack on several replicas: call it on a "
+            "batch within the strategy's scope, or give it a keras.Input"
+        )
+    with tf.init_scope():
+        model._symbolic_build(data_batch=data)

@@ -1,0 +1,63 @@
+"""A training step on samples that have been moved first."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfscale.adversarial import losses
+from tfscale.adversarial.attacks import PGD
+from tfscale.adversarial.examples import moved
+from tfscale.bridge.objects import innermost
+
+
+class AdversarialStep:
+    """Hides a model's ``train_step``, and calls it with adversarial samples.
+
+    Args:
+        model: that trains.
+        attack: how samples are moved.
+        names: of the inputs to move; None: all.
+        share: a variable: of samples that are moved.
+        strength: a variable: what the attack's epsilon is multiplied by.
+    """
+
+    __name__ = "train_step"
+
+    def __init__(
+        self,
+        model: keras.Model,
+        attack: PGD,
+        names: Sequence[str] | None,
+        share: Any,
+        strength: Any,
+    ) -> None:
+        own = functools.partial(type(model).train_step, model)
+        self._step = vars(model).get("train_step", own)
+        self._attack = attack
+        self._names = names
+        self._share = share
+        self._strength = strength
+
+    def of(self, model: keras.Model) -> Any:
+        """The method that takes the place of the model's."""
+        return types.MethodType(self, model)
+
+    def __call__(self, model: keras.Model, data: Any) -> Any:
+        losses.build(model, data)
+        share, strength = tf.convert_to_tensor(self._share), tf.convert_to_tensor(self._strength)
+
+        def attacked() -> Any:
+            number = tf.convert_to_tensor(innermost(model.optimizer).iterations)
+            given = {"number": number, "share": share, "strength": strength}
+            return moved(model, data, self._attack, self._names, **given)[0]
+
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        # All replicas have the same share, and so take the same branch.
+        x = tf.cond(tf.minimum(share, strength) > 0, attacked, lambda: x)
+        return self._step(keras.utils.pack_x_y_sample_weight(x, y, sample_weight))

@@ -1,0 +1,147 @@
+"""Train on adversarial samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfscale.adversarial import PGD, losses
+from tfscale.adversarial.step import AdversarialStep
+from tfscale.bridge.installed import KERAS_2
+from tfscale.bridge.shadow import shadowed
+from tfscale.callbacks import progress
+from tfscale.callbacks.one_fit import OneFit
+
+Amount = float | Callable[[int], float]
+
+
+class Adversarial(keras.callbacks.Callback):
+    r"""Trains on samples that were moved a little, to where the model's loss is higher.
+
+    Before each step of ``fit`` an attack moves a share of the batch's samples, by the model as it
+    is then; the step itself is the model's own, so metrics are those of the moved samples. Such
+    training flattens the loss around its minima, which large batches need most [1].
+
+    - **What moves.** The gradients of the compiled loss by the inputs, with sample weights and
+      masks: a sample of weight 0, or a step that is masked, stays where it is. Inputs that are no
+      floating-point numbers are refused by name; ``inputs`` chooses among several.
+    - **What does not change.** The attack calls the model as in evaluation: no dropout, batch
+      normalization by its moving statistics. It changes no variable: no statistics, seeds, metrics.
+    - **Which samples.** Each sample of a batch is moved with probability ``share``, drawn from its
+      own values and the step's number. So any number of replicas move the same samples.
+    - **Replicas.** They train as one device does, but for numbers whose gradient is so small that
+      rounding decides on its sign.
+    - **Cost.** For each step of the attack a forward and a backward pass by the inputs, of the
+      whole batch whatever the share; nothing while the share is 0.
+    - **Resuming.** ``share`` and ``strength`` depend on the optimizer's step alone, so a training
+      that goes on from a checkpoint has the right ones. With ``steps_per_execution`` all steps of
+      an execution have those of its first.
+
+    Args:
+        attack: ``FGSM`` or ``PGD`` of ``tfscale.adversarial``.
+        share: of the samples that are moved, from 0 to 1: a number, a schedule of
+            ``tfscale.schedules``, or a function from the step to a number.
+        strength: what the attack's epsilon is multiplied by; likewise.
+        inputs: names of the inputs to move: keys of a dict, or places in a list, such as ``"0"``.
+
+    Example:
+        >>> attack = tfscale.adversarial.FGSM(0.05, low=0.0, high=1.0)
+        >>> fading = tfscale.schedules.Polynomial(0.2, end=10, unit="epochs")
+        >>> adversarial = tfscale.callbacks.Adversarial(attack, share=fading)
+        >>> history = model.fit(x, y, epochs=2, verbose=0, callbacks=[adversarial])
+
+    Reference:
+        [1] Yao, Gholami, Arfeen, Liaw, Gonzalez, Keutzer, Mahoney, Large batch size training of
+        neural networks with adversarial training and second-order information,
+        https://arxiv.org/abs/1810.01021.
+    """
+
+    def __init__(
+        self,
+        attack: PGD,
+        *,
+        share: Amount = 1.0,
+        strength: Amount = 1.0,
+        inputs: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__()
+        if KERAS_2:
+            raise ValueError(
+                f"Adversarial changes the steps of Keras 3, and this is Keras {keras.__version__}: "
+                "install TensorFlow 2.16 or later without TF_USE_LEGACY_KERAS"
+            )
+        if not isinstance(attack, PGD):
+            raise ValueError(
+                "attack is one of tfscale.adversarial, such as FGSM(0.05, low=0.0, high=1.0); got "
+                f"{attack!r}"
+            )
+        if isinstance(inputs, str) or (inputs is not None and not inputs):
+            raise ValueError(f'inputs is a list of names, such as ["image"]; got {inputs!r}')
+        self.attack = attack
+        self._inputs = inputs
+        self._amounts = {"share": share, "strength": strength}
+        for name, amount in self._amounts.items():
+            if not callable(amount):
+                _check(name, amount)
+        self._of_step: dict[str, Callable[[int], float]] = {}
+        self._variables: dict[str, Any] = {}
+        self._values: dict[str, float] = {}
+        self._fit: OneFit | None = None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Called by Keras."""
+        model = self.model
+        losses.check(model)
+        steps = (self.params or {}).get("steps")
+        self._of_step = {n: _by_step(n, amount, steps) for n, amount in self._amounts.items()}
+        with model.distribute_strategy.scope():
+            self._variables = {
+                name: tf.Variable(0.0, trainable=False, name=f"adversarial_{name}")
+                for name in self._amounts
+            }
+        self._values = dict.fromkeys(self._amounts, 0.0)
+        step = AdversarialStep(model, self.attack, self._inputs, **self._variables)
+        with shadowed(model, "train_step", step.of(model)):
+            self._fit = OneFit(model, type(self).__name__)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Called by Keras, once for each execution."""
+        step = progress.steps(self.model.optimizer)
+        for name, of_step in self._of_step.items():
+            value = _check(name, float(of_step(step)))
+            if value != self._values[name]:
+                self._variables[name].assign(value)
+                self._values[name] = value
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Called by Keras."""
+        if logs is not None:
+            logs["adversarial_share"] = self._values["share"]
+            logs["adversarial_epsilon"] = self._values["strength"] * self.attack.epsilon
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Called by Keras."""
+        if self._fit is not None:
+            self._fit.end()
+        self._fit = None
+
+
+def _by_step(name: str, amount: Amount, steps: int | None) -> Callable[[int], float]:
+    """A function from the step to the amount."""
+    if not callable(amount):
+        return lambda step: amount
+    amount = progress.in_steps(amount, steps, f"Adversarial({name}=...)")
+    if isinstance(amount, keras.optimizers.schedules.LearningRateSchedule):
+        traced = tf.function(amount, [tf.TensorSpec([], tf.int64)])
+        return lambda step: float(traced(tf.constant(step, tf.int64)))
+    return amount
+
+
+def _check(name: str, value: float) -> float:
+    if not value >= 0 or (name == "share" and value > 1):
+        what = "from 0 to 1" if name == "share" else "that is at least 0"
+        raise ValueError(f"{name} is a number {what}, got {value!r}")
+    return value
