@@ -30,6 +30,7 @@ def strategy():
 
 
 def norm_and_dropout():
+    keras.utils.set_random_seed(2)
     return keras.layers.BatchNormalization(), keras.layers.Dropout(0.3)
 
 
@@ -77,8 +78,9 @@ def test_the_next_fit_is_plain_after_a_good_end_and_after_an_error():
         fit(model, Adversarial(FGSM(0.1)), Stop())
     with pytest.raises(InterruptedError):
         fit(model, Adversarial(FGSM(0.1)), Stop())
+    plain.optimizer.build(plain.trainable_variables)
     plain.set_weights(model.get_weights())
-    for mine, other in zip(plain.optimizer.variables, model.optimizer.variables, strict=False):
+    for mine, other in zip(plain.optimizer.variables, model.optimizer.variables, strict=True):
         mine.assign(other)
     fit(plain, epochs=1)
     fit(model, epochs=1)
@@ -302,7 +304,7 @@ def test_recomputation_is_refused(first):
 
 def test_a_warmup_goes_with_it():
     history = fit(dense(), Adversarial(FGSM(0.1)), Warmup(epochs=2)).history
-    assert history["learning_rate"][-1] == pytest.approx(0.1)
+    assert history["learning_rate"] == pytest.approx([0.05 - 0.01, 0.1 - 0.01])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What benchmarks of learning share (convergence, learning): one training after another."""
+"""What benchmarks of learning share: one training after another."""
 
 from __future__ import annotations
 

@@ -107,6 +107,29 @@ def iterator() -> Any:
     return None
 
 
+def callbacks_of_fit() -> list[Any]:
+    """The callbacks of the ``fit`` that called, at whatever depth; none if none runs."""
+    return _listed(_callback_list())
+
+
+def read_anew(steps: int) -> None:
+    """Let the ``fit`` that called begin its data anew, with so many steps in each epoch from here.
+
+    Called by a callback at the beginning of an epoch.
+    """
+    epochs, told = iterator(), _callback_list()
+    epochs.steps_per_epoch = steps
+    epochs._current_iterator = None
+    told.set_params({**told.params, "steps": steps})
+
+
+def _callback_list() -> Any:
+    for frame in frames(sys._getframe(1)):
+        if isinstance(frame.f_locals.get("epoch_iterator"), EpochIterator):
+            return frame.f_locals.get("callbacks")
+    return None
+
+
 def batch_size(iterator: Any) -> int | None:
     """Of the data that an iterator of ``fit`` reads, if it is known without reading any."""
     for dataset in _with_sources(iterator.data_adapter.get_tf_dataset()):

@@ -42,7 +42,11 @@ else:
         (keras.optimizers.Optimizer, "__init__", ("_learning_rate", "_trainable_variables")),
         (keras.layers.BatchNormalization, "build", ("_reduction_axes",)),
         (EpochIterator, "__iter__", ("_enumerate_iterator",)),
-        (EpochIterator, "_enumerate_iterator", ("_get_iterator",)),
+        (
+            EpochIterator,
+            "_enumerate_iterator",
+            ("_get_iterator", "_current_iterator", "steps_per_epoch"),
+        ),
         (PyDatasetAdapter, "__init__", ("enqueuer", "shuffle")),
     )
 

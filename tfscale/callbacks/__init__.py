@@ -3,6 +3,7 @@
 from tfscale import tensorflow_needed as _  # noqa: F401
 from tfscale.callbacks.adversarial import Adversarial
 from tfscale.callbacks.batch_growth import BatchGrowth
+from tfscale.callbacks.curvature import Curvature
 from tfscale.callbacks.preemption import Preempted, Preemption
 from tfscale.callbacks.recompute import Recompute
 from tfscale.callbacks.telemetry import Telemetry
@@ -11,6 +12,7 @@ from tfscale.callbacks.warmup import Warmup
 __all__ = [
     "Adversarial",
     "BatchGrowth",
+    "Curvature",
     "Preempted",
     "Preemption",
     "Recompute",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -132,11 +133,15 @@ class Adversarial(keras.callbacks.Callback):
 def _by_step(name: str, amount: Amount, steps: int | None) -> Callable[[int], float]:
     """A function from the step to the amount."""
     if not callable(amount):
-        return lambda step: amount
-    amount = progress.in_steps(amount, steps, f"Adversarial({name}=...)")
-    if isinstance(amount, keras.optimizers.schedules.LearningRateSchedule):
-        traced = tf.function(amount, [tf.TensorSpec([], tf.int64)])
-        return lambda step: float(traced(tf.constant(step, tf.int64)))
+        return functools.partial(_always, amount)
+    of_step: Callable[[int], float] = progress.in_steps(amount, steps, f"Adversarial({name}=...)")
+    if isinstance(of_step, keras.optimizers.schedules.LearningRateSchedule):
+        traced = tf.function(of_step, [tf.TensorSpec([], tf.int64)])
+        return lambda step: float(traced(step))
+    return of_step
+
+
+def _always(amount: float, step: int) -> float:
     return amount
 
 

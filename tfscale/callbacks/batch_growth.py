@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tfscale.callbacks import progress
+
+if TYPE_CHECKING:
+    from tfscale.callbacks.curvature_growth import CurvatureGrowth
 
 
 class BatchGrowth(keras.callbacks.Callback):
@@ -77,6 +81,90 @@ class BatchGrowth(keras.callbacks.Callback):
             found[step] = following
         return cls({int(first): size for first, size in found.items()})
 
+    @classmethod
+    def by_curvature(
+        cls,
+        batch: int,
+        largest: int,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        samples: int,
+        batch_size: int | None = None,
+        factor: int = 2,
+        fall: float = 2.0,
+        patience: int = 10,
+        raise_rate: bool = True,
+        file: str | Path | None = None,
+    ) -> CurvatureGrowth:
+        r"""Growth of batch and learning rate as the loss becomes flatter (ABS, with adversarial
+        samples ABSA [1]).
+
+        Where the loss is steep, the noise of small batches is needed to leave; where it is flat,
+        large batches do. So before each epoch but the first, this measures the largest
+        eigenvalue :math:`\lambda` of the loss's Hessian. The batch is multiplied by ``factor``, up
+        to ``largest``, when
+
+        .. math:: \lambda \le \lambda_\text{ref} / \text{fall}
+
+        where :math:`\lambda_\text{ref}` is the first eigenvalue that was measured, and then the
+        one at which it last fell so far; or when it has not grown for ``patience`` epochs. The
+        learning rate is multiplied by as much as the batch.
+
+        - **Epochs.** An epoch is a pass over the data, rounded up to whole batches: leave out
+          ``steps_per_epoch``. As batches grow it has fewer steps. A new size begins a new pass.
+        - **Resuming.** What was measured and decided is written to ``file``. A training that goes
+          on takes from there what had been decided up to its step: size, rate, reference.
+        - **The learning rate** may be set by nothing else; ``Warmup`` is refused. With
+          ``raise_rate=False`` the rate is left alone, and anything may set it. Keras's SGD has
+          old rates in its momentum, so after growth it takes some steps to follow.
+        - **Replicas** get equal parts: ``batch`` and ``largest`` must be multiples of their
+          number.
+        - **Adversarial samples**: ``Adversarial(attack, share=growth.share(0.2))`` divides their
+          share by as much, and ends with them at the largest batch.
+
+        Args:
+            batch: the first global batch.
+            largest: where growth ends.
+            x: what to measure on: some hundreds of samples, the same each time; or a dataset.
+            y: their targets.
+            sample_weight: of each of them.
+            samples: how many samples a pass has.
+            batch_size: rows of a batch in measuring, of arrays.
+            factor: of the batch, and of the rate.
+            fall: so far the eigenvalue falls before the batch grows.
+            patience: after so many epochs it grows in any case.
+            raise_rate: whether the learning rate grows, too.
+            file: keeps what was decided; needed by a training that is to be resumed.
+
+        Example:
+            >>> import keras, numpy as np, tensorflow as tf, tfscale
+            >>> x, y = np.eye(40, 2), np.ones([40, 1])
+            >>> model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+            >>> model.compile(keras.optimizers.SGD(0.01), "mse")
+            >>> growth = tfscale.callbacks.BatchGrowth.by_curvature(
+            ...     10, 40, x, y, samples=40, patience=2
+            ... )
+            >>> data = growth.batches(tf.data.Dataset.from_tensor_slices((x, y)))
+            >>> history = model.fit(data, epochs=5, callbacks=[growth], verbose=0)
+            >>> print(history.history["batch_size"], growth.sizes)
+            [10, 10, 20, 20, 40] {0: 10, 8: 20, 12: 40}
+            >>> print(f"{float(model.optimizer.learning_rate):.2f}")
+            0.04
+
+        Reference:
+            [1] Yao, Gholami, Arfeen, Liaw, Gonzalez, Keutzer, Mahoney, Large batch size training of
+            neural networks with adversarial training and second-order information,
+            https://arxiv.org/abs/1810.01021. Its program measures after each epoch, on one batch.
+        """
+        from tfscale.callbacks.curvature_growth import CurvatureGrowth  # which is made of this
+
+        return CurvatureGrowth(
+            batch, largest, samples, (x, y, sample_weight), batch_size=batch_size, factor=factor,
+            fall=fall, patience=patience, raise_rate=raise_rate, file=file,
+        )  # fmt: skip
+
     def size(self, step: int) -> int:
         """The global batch of a step."""
         return self.sizes[max(first for first in self.sizes if first <= step)]
@@ -110,30 +198,37 @@ class BatchGrowth(keras.callbacks.Callback):
 
         def from_first_step(_: Any) -> tf.data.Dataset:
             begin = tf.ensure_shape(tf.numpy_function(first_step, [], tf.int64), [])
-            stages = [_stage(samples, begin, *stage) for stage in self._stages()]
-            data = stages[0]
-            for stage in stages[1:]:
-                data = data.concatenate(stage)
-            return data
+            return self._from(samples, begin)
 
         return tf.data.Dataset.range(1).flat_map(from_first_step).prefetch(tf.data.AUTOTUNE)
+
+    def _from(self, samples: tf.data.Dataset, begin: Any) -> tf.data.Dataset:
+        """All batches from a step on."""
+        stages = [_stage(samples, begin, *stage) for stage in self._stages()]
+        data = stages[0]
+        for stage in stages[1:]:
+            data = data.concatenate(stage)
+        return data
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Called by Keras."""
         self._read = False
+        self._check_sizes(self.sizes.values())
+        if self.params["steps"] is None:
+            raise ValueError(
+                "the data of BatchGrowth has no end, so fit doesn't know where an epoch ends. "
+                "Give fit steps_per_epoch=..."
+            )
+
+    def _check_sizes(self, sizes: Iterable[int]) -> None:
         replicas = self.model.distribute_strategy.num_replicas_in_sync
-        for size in self.sizes.values():
+        for size in sizes:
             if size % replicas:
                 near = max(1, round(size / replicas)) * replicas
                 raise ValueError(
                     f"a batch of {size} can't be shared equally by {replicas} replicas. "
                     f"Take a multiple of {replicas}, such as {near}"
                 )
-        if self.params["steps"] is None:
-            raise ValueError(
-                "the data of BatchGrowth has no end, so fit doesn't know where an epoch ends. "
-                "Give fit steps_per_epoch=..."
-            )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Called by Keras: after a checkpoint was restored, before the data is read."""

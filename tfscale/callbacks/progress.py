@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfscale.bridge.objects import innermost
@@ -41,6 +42,21 @@ def in_steps(schedule: Any, epoch: int | None, what: str) -> Any:
             f"from a generator?). Give fit steps_per_epoch=..., or give {what} a schedule in steps"
         )
     return schedule.in_steps(float(epoch))
+
+
+def check_settable(optimizer: Any, who: str) -> None:
+    """Refuse an optimizer whose learning rate a callback cannot set."""
+    if hasattr(optimizer, "optimizers"):
+        raise ValueError(
+            f"{who} sets one learning rate, and {type(optimizer).__name__} has one for each of "
+            "its optimizers. Give each of them a schedule of tfscale.schedules as learning_rate"
+        )
+    if not isinstance(optimizer._learning_rate, keras.Variable):
+        raise ValueError(
+            f"{who} sets optimizer.learning_rate, and the optimizer has "
+            f"{optimizer._learning_rate!r} there, which sets it itself. Compile with a number "
+            f"as learning_rate, or leave {who} out"
+        )
 
 
 def number(variable: Any) -> float:

@@ -335,7 +335,7 @@ class Telemetry(keras.callbacks.Callback):
         if jsonl is not None:
             self._lines = JsonLines(jsonl, more=self._begun)
         if board is not None:
-            self._board = TensorBoard(board)
+            self._board = TensorBoard(board, "telemetry")
         if timeline is not None:
             self._recording = Recording(timeline, self._ranks(), self._ways())
         self._begun = True

@@ -108,7 +108,7 @@ class Warmup(keras.callbacks.Callback):
         """Called by Keras, before a callback has restored a checkpoint."""
         super().set_model(model)
         optimizer = innermost(model.optimizer)
-        _check_settable(optimizer)
+        progress.check_settable(optimizer, "Warmup")
         rate = progress.number(optimizer.learning_rate)
         self._compiled = (rate, progress.updates(optimizer))
 
@@ -196,17 +196,3 @@ class Warmup(keras.callbacks.Callback):
                 "batch_per_replica=..."
             )
         return batch * progress.window(self.model.optimizer)
-
-
-def _check_settable(optimizer: Any) -> None:
-    if hasattr(optimizer, "optimizers"):
-        raise ValueError(
-            f"Warmup sets one learning rate, and {type(optimizer).__name__} has one for each of "
-            "its optimizers. Give each of them a schedule of tfscale.schedules as learning_rate"
-        )
-    if not isinstance(optimizer._learning_rate, keras.Variable):
-        raise ValueError(
-            "Warmup sets optimizer.learning_rate, and the optimizer has "
-            f"{optimizer._learning_rate!r} there, which sets it itself. Compile with a number "
-            "as learning_rate, or leave Warmup out"
-        )

@@ -46,25 +46,31 @@ def _finite(value: Any) -> Any:
 
 
 class TensorBoard:
-    """Scalars, by step."""
+    """Scalars, by step.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: of the files.
+        group: under which TensorBoard shows them.
+    """
+
+    def __init__(self, folder: Path, group: str) -> None:
+        self._group = group
         with tf.init_scope():
             self._writer = tf.summary.create_file_writer(str(folder))
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         """Writes the numbers of a step."""
         with tf.init_scope(), tf.device("CPU:0"), self._writer.as_default(step=step):
-            tf.summary.experimental.write_raw_pb(_scalars(numbers).SerializeToString())
+            tf.summary.experimental.write_raw_pb(_scalars(self._group, numbers).SerializeToString())
 
     def close(self) -> None:
         """Closes the file."""
         self._writer.close()
 
 
-def _scalars(numbers: Mapping[str, float]) -> Any:
+def _scalars(group: str, numbers: Mapping[str, float]) -> Any:
     """All in one operation, and without the package tensorboard, which tf.summary.scalar needs."""
     values = tf.compat.v1.Summary.Value
     return tf.compat.v1.Summary(
-        value=[values(tag=f"telemetry/{name}", simple_value=x) for name, x in numbers.items()]
+        value=[values(tag=f"{group}/{name}", simple_value=x) for name, x in numbers.items()]
     )

@@ -1,0 +1,40 @@
+"""One worker that trains while curvature is measured and batches grow by it."""
+
+from __future__ import annotations
+
+import json
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfscale
+from tests.callbacks.warmups import compiled, numbers
+from tfscale.adversarial import FGSM
+from tfscale.callbacks import Adversarial, BatchGrowth, Curvature
+
+
+def model():
+    return compiled(keras.optimizers.SGD(0.02))
+
+
+def train(model, folder=None):
+    x, y = numbers()
+    growth = BatchGrowth.by_curvature(8, 24, x, y, samples=len(x), batch_size=16, patience=2)
+    measured = Curvature(x, y, batch_size=16, samples=2, jsonl=folder and f"{folder}/lines.jsonl")
+    adversarial = Adversarial(FGSM(0.05), share=growth.share(0.5))
+    data = growth.batches(tf.data.Dataset.from_tensor_slices((x, y)))
+    callbacks = [growth, adversarial, measured]
+    history = model.fit(data, epochs=6, verbose=0, callbacks=callbacks).history
+    told = {name: history[name] for name in ("batch_size", "curvature_top", "curvature_trace")}
+    rate = float(np.asarray(model.optimizer.learning_rate))
+    return {**told, "rate": rate, "weights": [w.tolist() for w in model.get_weights()]}
+
+
+if __name__ == "__main__":
+    import sys
+
+    strategy = tfscale.ScaleStrategy(algorithm="ring")
+    with strategy.scope():
+        one = model()
+    print("TRAINED", json.dumps(train(one, sys.argv[1])))

@@ -1,0 +1,175 @@
+"""The curvature of the loss, measured while a model trains."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from tfscale import curvature
+from tfscale.bridge.installed import KERAS_2
+from tfscale.callbacks import progress
+from tfscale.telemetry.sinks import JsonLines, TensorBoard
+
+EPOCH = "epoch"
+VERSION = 1  # of the JSON lines
+
+
+class Curvature(keras.callbacks.Callback):
+    """Measures the Hessian of the loss while a model trains, and does not change the training.
+
+    It measures on data of its own, which stay the same, so numbers of different epochs can be
+    compared: some hundreds of samples of the training data will do. Weights, optimizer, seeds and
+    statistics are the same to the bit as without it. On several replicas all of them measure
+    together, and the first worker writes.
+
+    - ``"trace"``: the sum of all eigenvalues, with its standard error, and by layer in the JSON
+      lines. It costs as many products as ``samples``.
+    - ``"top"``: the largest eigenvalue; some tens of products.
+    - ``"bottom"``: the smallest, most negative one; as many.
+
+    A product is about three times the work of a forward and a backward pass over the data.
+
+    Args:
+        x: inputs, or a dataset, as for ``model.evaluate``.
+        y: targets.
+        sample_weight: of each row.
+        batch_size: rows of a batch, of arrays.
+        variables: as for ``tfscale.curvature.Hessian``; all trainable ones by default.
+        every: ``"epoch"``, or after how many steps.
+        what: of the three above.
+        samples: of the trace.
+        jsonl: a file for JSON lines, one for each time. A training that goes on adds to it.
+        tensorboard: a folder for TensorBoard.
+        progress: whether the progress bar and ``History`` show the numbers.
+
+    Example:
+        >>> measured = tfscale.callbacks.Curvature(x[:32], y[:32], what=("top",))
+        >>> history = model.fit(x, y, epochs=2, verbose=0, callbacks=[measured]).history
+        >>> [len(history["curvature_top"]), sorted(measured.measured[-1])]
+        [2, ['epoch', 'step', 'top']]
+    """
+
+    def __init__(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        batch_size: int | None = None,
+        variables: Any = None,
+        every: int | str = EPOCH,
+        what: Sequence[str] = ("trace", "top"),
+        samples: int = 16,
+        jsonl: str | Path | None = None,
+        tensorboard: str | Path | None = None,
+        progress: bool = True,
+    ) -> None:
+        super().__init__()
+        if KERAS_2:
+            raise ValueError(
+                f"Curvature measures models of Keras 3, and this is Keras {keras.__version__}: "
+                "install TensorFlow 2.16 or later without TF_USE_LEGACY_KERAS"
+            )
+        if every != EPOCH and not (isinstance(every, int) and every >= 1):
+            raise ValueError(f'every is "epoch" or a number of steps, got {every!r}')
+        if isinstance(what, str) or not what or set(what) - _MEASURES.keys():
+            raise ValueError(f"what is a list of {', '.join(map(repr, _MEASURES))}; got {what!r}")
+        self.measured: list[dict[str, Any]] = []
+        self._data = (x, y, sample_weight)
+        self._how = {"batch_size": batch_size, "variables": variables}
+        self._every = every
+        self._what = tuple(what)
+        self._samples = samples
+        self._jsonl = jsonl
+        self._tensorboard = tensorboard
+        self._progress = progress
+        self._hessian: Any = None
+        self._lines: JsonLines | None = None
+        self._board: TensorBoard | None = None
+        self._epoch = 0
+        self._next = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Called by Keras."""
+        step = progress.steps(self.model.optimizer)
+        goes_on = bool(self.measured) or step > 0
+        self._hessian = None  # a model may not be built yet
+        if isinstance(self._every, int):
+            self._next = step + self._every
+        if self.model.distribute_strategy.extended.should_save_summary:
+            if self._jsonl is not None:
+                self._lines = JsonLines(Path(self._jsonl), more=goes_on)
+                self._lines.write("start", {"version": VERSION, "step": step})
+            if self._tensorboard is not None:
+                self._board = TensorBoard(Path(self._tensorboard), "curvature")
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Called by Keras."""
+        self._epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Called by Keras, once for each execution."""
+        if isinstance(self._every, int):
+            step = progress.steps(self.model.optimizer)
+            if step >= self._next:
+                self._next = step + self._every
+                self._measure(step)
+        self._show(logs)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Called by Keras."""
+        if self._every == EPOCH:
+            self._measure(progress.steps(self.model.optimizer))
+        self._show(logs)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Called by Keras."""
+        for sink in (self._lines, self._board):
+            if sink is not None:
+                sink.close()
+        self._lines = self._board = None
+
+    def _measure(self, step: int) -> None:
+        if self._hessian is None:
+            self._hessian = curvature.Hessian(self.model, *self._data, **self._how)
+        numbers: dict[str, float] = {}
+        parts: dict[str, Any] = {}
+        for name in self._what:
+            found, of_layers = _MEASURES[name](self._hessian, self._samples)
+            numbers |= found
+            parts |= of_layers
+        self.measured.append({"epoch": self._epoch, "step": step, **numbers})
+        if self._lines is not None:
+            self._lines.write("curvature", {**self.measured[-1], **parts})
+            self._lines.flush()
+        if self._board is not None:
+            self._board.write(step, numbers)
+
+    def _show(self, logs: Any) -> None:
+        if self._progress and logs is not None and self.measured:
+            last = self.measured[-1]
+            logs.update({f"curvature_{name}": last[name] for name in self._what})
+
+
+_Measure = Callable[[Any, int], tuple[dict[str, float], dict[str, Any]]]
+
+
+def _trace(hessian: Any, samples: int) -> tuple[dict[str, float], dict[str, Any]]:
+    found = hessian.trace(samples=samples)
+    layers = {name: dataclasses.asdict(one) for name, one in found.layers.items()}
+    return {"trace": found.value, "trace_error": found.total.error}, {"layers": layers}
+
+
+def _top(hessian: Any, samples: int) -> tuple[dict[str, float], dict[str, Any]]:
+    return {"top": hessian.eigenvalues(top=1).top[0]}, {}
+
+
+def _bottom(hessian: Any, samples: int) -> tuple[dict[str, float], dict[str, Any]]:
+    return {"bottom": hessian.eigenvalues(top=0, bottom=1).bottom[0]}, {}
+
+
+_MEASURES: Mapping[str, _Measure] = {"trace": _trace, "top": _top, "bottom": _bottom}
