@@ -20,6 +20,7 @@ from tfscale.callbacks import Adversarial, Recompute, Warmup
 from tfscale.optimizers import AdaHessian
 
 ROOT = Path(__file__).parents[2]
+FULL = pytest.mark.full
 SECONDS = 600  # on the busiest machine
 STEPS = -(-ROWS // BATCH)
 
@@ -38,7 +39,9 @@ def norm_and_dropout():
 
 
 @pytest.mark.parametrize(
-    "how", [{}, {"run_eagerly": True}, {"jit_compile": True}], ids=["graph", "eager", "xla"]
+    "how",
+    [{}, {"run_eagerly": True}, pytest.param({"jit_compile": True}, marks=FULL)],
+    ids=["graph", "eager", "xla"],
 )
 def test_each_batch_is_moved_and_nothing_else_changes(how):
     """Statistics, seeds and momentum are compared too."""
@@ -258,7 +261,13 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        kind if kind in ("own loss", "several losses") else pytest.param(kind, marks=FULL)
+        for kind in MODELS
+    ],
+)
 def test_two_replicas_train_as_one_device(strategy, kind):
     with strategy.scope():
         model = MODELS[kind]()

@@ -120,7 +120,7 @@ class BatchGrowth(keras.callbacks.Callback):
           ``raise_rate=False`` the rate is left alone, and anything may set it. Keras's SGD has
           old rates in its momentum, so after growth it takes some steps to follow.
         - **Replicas** get equal parts: ``batch`` and ``largest`` must be multiples of their
-          number.
+          number. All must be in one process; several are refused.
         - **Adversarial samples**: ``Adversarial(attack, share=growth.share(0.2))`` divides their
           share by as much, and ends with them at the largest batch.
 

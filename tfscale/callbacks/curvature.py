@@ -11,7 +11,7 @@ import keras
 
 from tfscale import curvature
 from tfscale.bridge.installed import KERAS_2
-from tfscale.callbacks import progress
+from tfscale.callbacks import measuring, progress
 from tfscale.telemetry.sinks import JsonLines, TensorBoard
 
 EPOCH = "epoch"
@@ -23,8 +23,8 @@ class Curvature(keras.callbacks.Callback):
 
     It measures on data of its own, which stay the same, so numbers of different epochs can be
     compared: some hundreds of samples of the training data will do. Weights, optimizer, seeds and
-    statistics are the same to the bit as without it. On several replicas all of them measure
-    together, and the first worker writes.
+    statistics are the same to the bit as without it. Several devices of a process measure
+    together; trainings in several processes are refused.
 
     - ``"trace"``: the sum of all eigenvalues, with its standard error, and by layer in the JSON
       lines. It costs as many products as ``samples``.
@@ -95,17 +95,17 @@ class Curvature(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Called by Keras."""
+        measuring.check(self.model, "Curvature")
         step = progress.steps(self.model.optimizer)
         goes_on = bool(self.measured) or step > 0
         self._hessian = None  # a model may not be built yet
         if isinstance(self._every, int):
             self._next = step + self._every
-        if self.model.distribute_strategy.extended.should_save_summary:
-            if self._jsonl is not None:
-                self._lines = JsonLines(Path(self._jsonl), more=goes_on)
-                self._lines.write("start", {"version": VERSION, "step": step})
-            if self._tensorboard is not None:
-                self._board = TensorBoard(Path(self._tensorboard), "curvature")
+        if self._jsonl is not None:
+            self._lines = JsonLines(Path(self._jsonl), more=goes_on)
+            self._lines.write("start", {"version": VERSION, "step": step})
+        if self._tensorboard is not None:
+            self._board = TensorBoard(Path(self._tensorboard), "curvature")
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Called by Keras."""

@@ -15,7 +15,7 @@ from tfscale import curvature, records
 from tfscale.bridge import fit
 from tfscale.bridge.installed import KERAS_2
 from tfscale.bridge.objects import innermost
-from tfscale.callbacks import progress
+from tfscale.callbacks import measuring, progress
 from tfscale.callbacks.batch_growth import BatchGrowth
 from tfscale.callbacks.warmup import Warmup
 
@@ -135,6 +135,7 @@ class CurvatureGrowth(BatchGrowth):
                 f"batches grow, and fit was given steps_per_epoch={self.params['steps']}: leave it "
                 "out"
             )
+        measuring.check(self.model, "BatchGrowth.by_curvature")
         self._check_sizes([self.batch, self.largest])
         self._check_company()
         self._read = self._begun = False
