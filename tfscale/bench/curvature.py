@@ -194,7 +194,8 @@ def judged(task: str, way: str, seed: int, model: Any, training: Any, test: Any)
 
     _, loss = digits.judge(model, *training)
     accuracy, _ = digits.judge(model, *test)
-    robust, _ = digits.judge(model, examples(model, *test, FGSM(EPSILON)), test[1])
+    x, y = test
+    robust, _ = digits.judge(model, examples(model, x, y, FGSM(EPSILON)), y)
     hessian = curvature.Hessian(model, *training, batch_size=len(training[0]))
     top, trace = hessian.eigenvalues(top=1).top[0], hessian.trace(samples=32).value
     updates = int(model.optimizer.iterations)
