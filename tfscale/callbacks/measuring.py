@@ -8,7 +8,10 @@ import keras
 def check(model: keras.Model, who: str) -> None:
     """Refuse workers that would each measure its own part of the data, and disagree."""
     strategy = model.distribute_strategy
-    replicas, here = strategy.num_replicas_in_sync, len(strategy.extended.worker_devices)
+    replicas = strategy.num_replicas_in_sync
+    if replicas == 1:
+        return  # without a strategy there is no list of devices
+    here = len(strategy.extended.worker_devices)
     if replicas > here:
         raise ValueError(
             f"{who} measures in one process, on all of its devices, and {replicas} replicas train "
