@@ -3,17 +3,23 @@
 - ``policy.py``: which gradient is sent on which wire, or summed by which method.
 - ``method.py``: what a method is, and the first one: ``Wire``.
 - ``low_rank.py``: ``PowerSGD``; ``sparse.py``: ``TopK`` and ``RandomK``.
+- ``switching.py``: methods that are made of others; ``staged.py``: ``Staged`` and ``Settled``;
+  ``adaptive.py``: ``Adaptive``.
 """
 
 from tfscale import tensorflow_needed as _  # noqa: F401
+from tfscale.compression.adaptive import Adaptive
 from tfscale.compression.gradient import Gradient
 from tfscale.compression.low_rank import PowerSGD
 from tfscale.compression.method import Kept, Load, Method, Wire
 from tfscale.compression.policy import DEFAULT_SENSITIVE, MethodPolicy, WirePolicy
 from tfscale.compression.sparse import RandomK, TopK
+from tfscale.compression.staged import Settled, Staged
+from tfscale.compression.switching import Switching
 
 __all__ = [
     "DEFAULT_SENSITIVE",
+    "Adaptive",
     "Gradient",
     "Kept",
     "Load",
@@ -21,6 +27,9 @@ __all__ = [
     "MethodPolicy",
     "PowerSGD",
     "RandomK",
+    "Settled",
+    "Staged",
+    "Switching",
     "TopK",
     "Wire",
     "WirePolicy",

@@ -50,6 +50,7 @@ class Load(Protocol):
         replicas: how many there are.
         rank: which of them this one is.
         on_cpu: whether it computes on a CPU.
+        step: how many updates the optimizer has made, an int64.
     """
 
     gradients: list[tf.Tensor]
@@ -57,6 +58,9 @@ class Load(Protocol):
     replicas: int
     rank: int
     on_cpu: bool
+
+    @property
+    def step(self) -> tf.Tensor: ...
 
     def kept(self, name: str) -> list[tf.Tensor]:
         """What was kept by that name for each gradient."""
@@ -92,6 +96,15 @@ class Load(Protocol):
 
         Only for methods with ``random``.
         """
+
+    def within(self, variant: Method, number: int) -> Load:
+        """The same gradients for one of the methods that this one is made of, by its number."""
+
+    def note(self, number: tf.Tensor) -> None:
+        """Tell ``explain()`` by which of these methods the bucket is summed in this step."""
+
+    def adapted(self, method: Any) -> list[tf.Tensor]:
+        """The sums by that of its variants which is chosen on live steps: see ``Adaptive``."""
 
 
 class Method:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from tfscale import wires
+from tfscale.compression.adaptive import Adaptive
 from tfscale.compression.gradient import Gradient
 from tfscale.compression.method import Method, Wire
 
@@ -17,6 +18,8 @@ from tfscale.compression.method import Method, Wire
 # does not: an attention's bias and a layer norm's gamma may have two dimensions.
 DEFAULT_SENSITIVE = r"(?i)(^|[/_])(bias|gamma|beta|scale)(:\d+)?$"
 
+
+ADAPTIVE = "adaptive"  # a method's name, as wires have names
 
 Choice = TypeVar("Choice")
 
@@ -275,12 +278,12 @@ class MethodPolicy(_Rules[Method]):
 
 def _method(given: Method | str) -> Method:
     if isinstance(given, str):
-        return Wire(given)
+        return Adaptive() if given == ADAPTIVE else Wire(given)
     if isinstance(given, Method):
         return given
     raise TypeError(
-        f"a method is one of tfscale.compression, such as PowerSGD(rank=4), or a wire's name; got "
-        f"{given!r}"
+        f"a method is one of tfscale.compression, such as PowerSGD(rank=4), a wire's name, or "
+        f"{ADAPTIVE!r}; got {given!r}"
     )
 
 

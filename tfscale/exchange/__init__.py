@@ -7,5 +7,6 @@
 - ``state.py``: what lasts from step to step: residuals and seeds.
 - ``collective_schedules.py``: which schedule a bucket gets, with ``link.py`` (how fast the links
   are) and ``trial.py`` (which of two schedules is faster on live steps).
+- ``deciding.py``, ``adaptation.py``: which method ``Adaptive`` takes, and how that runs.
 - ``explain.py``: the table that tells all this.
 """

@@ -7,6 +7,7 @@ from typing import Any
 
 from tfscale.compression.method import Wire
 from tfscale.compression.policy import MethodPolicy
+from tfscale.compression.switching import Switching
 from tfscale.exchange.tensorflow_exchange import NAME, WIRES
 from tfscale.wires import LOSSLESS
 
@@ -40,6 +41,8 @@ def _lacking(
     policy: MethodPolicy, error_feedback: bool | None, engines: dict[str, Any]
 ) -> Iterator[str]:
     for method in policy.methods:
+        if isinstance(method, Switching):
+            yield f"cannot change the method while it trains, as {method!r} does"
         known = WIRES if isinstance(method, Wire) else (LOSSLESS,)
         unknown = [wire for wire in method.wires if wire not in known]
         if unknown and isinstance(method, Wire):

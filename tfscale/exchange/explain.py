@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from tfscale.collectives.choose import Chooser
 from tfscale.compression.method import RESIDUAL, Method, Wire
-from tfscale.exchange.reducer import Collective, Reducer, dense_bucket, sparse_bucket
+from tfscale.exchange.buckets import Bucket
+from tfscale.exchange.reducer import Collective, Packing, Reducer, dense_bucket, sparse_bucket
 from tfscale.ops.bucket import BucketId
 from tfscale.text import WIDTH, entries
 from tfscale.wires import LOSSLESS
@@ -43,6 +44,7 @@ class Row:
         measured: seconds that a call took, on average.
         method: the method's name, such as ``"int8"`` or ``"PowerSGD(rank=4)"``.
         collectives: what they are called in errors and logs, but for where they were traced.
+        switching: if the method is one of several that take turns: how, in words.
     """
 
     bucket: BucketId
@@ -61,6 +63,7 @@ class Row:
     measured: float
     method: str = ""
     collectives: tuple[BucketId, ...] = ()
+    switching: str = ""
 
     @property
     def saved(self) -> float:
@@ -70,7 +73,8 @@ class Row:
     @property
     def words(self) -> str:
         """The bucket's name, its schedule, and the reason for that schedule."""
-        return f"{self.bucket}, by {self.algorithm} ({self.why})"
+        switching = self.switching and f"; {self.switching}"
+        return f"{self.bucket}, by {self.algorithm} ({self.why}){switching}"
 
 
 def rows(reducer: Reducer) -> list[Row]:
@@ -85,7 +89,9 @@ def _rows(reducer: Reducer, totals: dict[BucketId, Total]) -> Iterator[Row]:
     for packing in list(reducer.packings.values()):
         for bucket in packing.buckets:
             members = [packing.gradients[i] for i in bucket.members]
-            collectives = packing.collectives.get(bucket, [])
+            method, way = packing.variant(bucket)
+            every = packing.collectives.get(bucket, [])
+            collectives = [one for one in every if one.variant == way]
             size = sum(one.bytes for one in collectives)
             lossless = sum(gradient.bytes for gradient in members)
             choices = [
@@ -97,15 +103,16 @@ def _rows(reducer: Reducer, totals: dict[BucketId, Total]) -> Iterator[Row]:
                 bucket=dense_bucket(packing.label, bucket),
                 variables=tuple(gradient.path for gradient in members),
                 elements=sum(gradient.elements for gradient in members),
-                wire=bucket.method.wires[0],
-                feedback=any(RESIDUAL in bucket.method.state(gradient) for gradient in members),
+                wire=method.wires[0],
+                feedback=any(RESIDUAL in method.state(gradient) for gradient in members),
                 bytes=size,
                 lossless=lossless,
                 algorithm=choices[0].algorithm if choices else "ring",
                 why=choices[0].why if choices else "rows of all replicas joined",
                 predicted=sum(choice.seconds for choice in choices),
                 gain=_gain(reducer, bucket.method, size, lossless),
-                method=str(bucket.method),
+                method=str(method),
+                switching=_switching(packing, bucket, method),
                 collectives=tuple(one.bucket for one in collectives),
                 **_measured(totals, collectives),
             )
@@ -128,6 +135,15 @@ def _rows(reducer: Reducer, totals: dict[BucketId, Total]) -> Iterator[Row]:
                 collectives=(sent,),
                 **_measured(totals, [Collective(sent, 0)]),
             )
+
+
+def _switching(packing: Packing, bucket: Bucket, method: Method) -> str:
+    if method is bucket.method:
+        return ""
+    name = str(dense_bucket(packing.label, bucket))
+    made = [change for change in packing.changes if change.bucket == name]
+    said = [f"{made[-1].after} from step {made[-1].step} on, as {made[-1].why}"] if made else []
+    return ": ".join([str(bucket.method), *said])
 
 
 def _gain(reducer: Reducer, method: Method, size: int, lossless: int) -> float:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import collections
+import contextlib
+import copy
 import dataclasses
+import itertools
 import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -11,18 +14,24 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale.bridge.objects import path_of
+from tfscale.bridge.objects import innermost, path_of
 from tfscale.bridge.protocols import Optimizer, Variable
 from tfscale.collectives import Schedule
+from tfscale.compression.adaptive import Adaptive
 from tfscale.compression.gradient import Gradient
 from tfscale.compression.method import RESIDUAL, Kept, Method, Wire, joined
 from tfscale.compression.policy import MethodPolicy
+from tfscale.compression.switching import SHARED, Switching, of_variant
 from tfscale.exchange import lookups
+from tfscale.exchange.adaptation import Adaptation, AdaptedStep, as_before
 from tfscale.exchange.buckets import Bucket, pack
+from tfscale.exchange.deciding import Change
 from tfscale.exchange.exchange import Exchange, wire_bytes
 from tfscale.exchange.state import ExchangeState
-from tfscale.exchange.trial import Trial, Trials
+from tfscale.exchange.trial import Cell, Trial, Trials
+from tfscale.ops import Communicator
 from tfscale.ops.bucket import BucketId
+from tfscale.ops.group import host_of
 from tfscale.wires import FORMATS, LOSSLESS
 
 _IDLE = (
@@ -174,12 +183,20 @@ class Reducer:
         described = tuple(load.gradients[i] for i in dense)
         buckets = pack(described, self.policy, self._bucket_bytes) if dense else ()
         sparse = [i for i in range(len(tensors)) if i not in dense]
-        packing = Packing(load.label, buckets, described, tuple(load.gradients[i] for i in sparse))
+        rows = tuple(load.gradients[i] for i in sparse)
+        before = self.packings[load.optimizer]  # of other graphs, which share what changes
+        packing = Packing(
+            load.label, buckets, described, rows, {}, before.notes, before.adaptations
+        )
         self.packings[load.optimizer] = packing
-        with self.trials.of_step(self.exchange.communicators[replica]) as trial:
+        communicator = self.exchange.communicators[replica]
+        with (
+            self.trials.of_step(communicator) as trial,
+            _adapted_step(replica, communicator, packing) as adapted,
+        ):
             for bucket in buckets:
                 members = [dense[i] for i in bucket.members]
-                travel = Travel(self, replica, load, bucket, trial, tensors, members)
+                travel = Travel(self, replica, load, bucket, trial, adapted, tensors, members)
                 for i, total in zip(members, travel.sums(), strict=True):
                     sums[i] = total
                 packing.collectives[bucket] = travel.collectives
@@ -233,11 +250,13 @@ class Collective:
         bucket: what the engine calls it, but for where it was traced.
         bytes: an all-reduce of so many sends as much.
         reduced: the size on its wire if it is an all-reduce, for which a schedule is chosen.
+        variant: if its method is made of others, by which of them it is run: see ``Switching``.
     """
 
     bucket: BucketId
     bytes: int
     reduced: int | None = None
+    variant: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,6 +269,8 @@ class Packing:
         gradients: these, as buckets number them.
         sparse: those of which some rows are sent, each by itself.
         collectives: by bucket.
+        notes: of buckets whose method is made of others, by which of them they are summed.
+        adaptations: by replica of this process and names of buckets.
     """
 
     label: str
@@ -257,6 +278,27 @@ class Packing:
     gradients: tuple[Gradient, ...]
     sparse: tuple[Gradient, ...]
     collectives: dict[Bucket, list[Collective]] = dataclasses.field(default_factory=dict)
+    notes: dict[tuple[BucketId, tuple[int, ...]], Cell] = dataclasses.field(default_factory=dict)
+    adaptations: dict[tuple[int, tuple[str, ...]], Adaptation] = dataclasses.field(
+        default_factory=dict
+    )
+
+    @property
+    def changes(self) -> list[Change]:
+        """What was changed while the model trained, the same on all replicas."""
+        every = [one for (replica, _), one in self.adaptations.items() if replica == 0]
+        made = [change for one in every if one.decider for change in one.decider.changes]
+        return sorted(made, key=lambda change: change.step)
+
+    def variant(self, bucket: Bucket) -> tuple[Method, tuple[int, ...]]:
+        """The method that has summed the bucket in the last step, and the way to it."""
+        method: Method = bucket.method
+        way: tuple[int, ...] = ()
+        while isinstance(method, Switching):
+            cell = self.notes.get((dense_bucket(self.label, bucket), way))
+            number = 0 if cell is None else int(cell.numpy())
+            method, way = method.variants[number], (*way, number)
+        return method, way
 
 
 class Travel:
@@ -268,6 +310,7 @@ class Travel:
         load: the step's gradients, without numbers.
         bucket: of them.
         trial: of schedules.
+        adapted: of methods, if there is any choice.
         tensors: the gradients of the step.
         members: the positions of the bucket's among them.
     """
@@ -279,6 +322,7 @@ class Travel:
         load: _Load,
         bucket: Bucket,
         trial: Trial,
+        adapted: AdaptedStep | None,
         tensors: list[Any],
         members: list[int],
     ) -> None:
@@ -291,14 +335,22 @@ class Travel:
         self.gradients = self._given
         self._places = [load.places[i] for i in members]
         self._reducer, self._replica, self._load = reducer, replica, load
-        self._bucket, self._trial = bucket, trial
+        self._bucket, self._trial, self._adapted = bucket, trial, adapted
+        self._method: Method = bucket.method
+        self.device = communicator.device
+        self._variant: tuple[int, ...] = ()
+        self._graph = tf.compat.v1.get_default_graph()
+        self._first_seed, self._seeds = None, itertools.count(1)
 
     def sums(self) -> list[tf.Tensor]:
         """By the bucket's method."""
-        method, scale = self._bucket.method, self._load.scale
+        method, scale = self._method, self._load.scale
+        if isinstance(method, Switching) and method.random:
+            # One for all variants: each bucket would wait for those before it that may draw any.
+            self._first_seed = self._load.state.next_seed(self._replica)
         if not method.lossless and not isinstance(method, Wire):  # whose collectives take all types
             self.gradients = [tf.cast(x, tf.float32) for x in self._given]
-        if scale is None or not self._remembers:
+        if scale is None or not any(method.state(each) for each in self.described):
             sums = method.sums(self)
         else:  # what is kept has no scale, which may be another one in the next step
             self.gradients = [x / tf.cast(scale, x.dtype) for x in self.gradients]
@@ -309,13 +361,56 @@ class Travel:
     @property
     def _remembers(self) -> bool:
         """Whether the method keeps what it does not send."""
-        return any(RESIDUAL in self._bucket.method.state(each) for each in self.described)
+        return any(RESIDUAL in self._method.state(each) for each in self.described)
+
+    @property
+    def step(self) -> tf.Tensor:
+        """See ``Load``."""
+        return tf.cast(tf.convert_to_tensor(innermost(self._load.optimizer).iterations), tf.int64)
+
+    def within(self, variant: Method, number: int) -> Travel:
+        """See ``Load``."""
+        inner = copy.copy(self)
+        inner._method, inner._variant = variant, (*self._variant, number)
+        return inner
+
+    @property
+    def of(self) -> Method:
+        """By which the bucket is summed."""
+        return self._method
+
+    @property
+    def name(self) -> BucketId:
+        return self._name("")
+
+    def adapted(self, method: Adaptive) -> list[tf.Tensor]:
+        """See ``Load``."""
+        if self._adapted is None:
+            return as_before(self, method)
+        return self._adapted.sums(self, method)
+
+    def note(self, number: tf.Tensor) -> None:
+        """See ``Load``."""
+        if self._replica == 0:
+            notes = self._reducer.packings[self._load.optimizer].notes
+            with tf.device(host_of(self._reducer.exchange.communicators[0].device)):
+                if (self._name(""), self._variant) not in notes:
+                    with tf.init_scope():
+                        notes[self._name(""), self._variant] = Cell(tf.int32)
+                notes[self._name(""), self._variant].assign(number)
 
     def _show(self, method: Method) -> None:
         watch = self._reducer.watch
         if watch is not None and self._replica == 0 and not method.lossless:
-            lost = joined(self.kept(RESIDUAL)) if self._remembers else None
+            known = self._remembers and all(map(self._tells_loss, self.described))
+            lost = joined(self.kept(RESIDUAL)) if known else None
             watch(self._name(""), method, joined(self.gradients), lost)
+
+    def _tells_loss(self, gradient: Gradient) -> bool:
+        """Whether what is kept is all that is lost, whichever method sums."""
+        method = self._method
+        each = method.variants if isinstance(method, Switching) else (method,)
+        return all(one.lossless or RESIDUAL in one.state(gradient) for one in each)
 
     def kept(self, name: str) -> list[tf.Tensor]:
         """See ``Load``."""
@@ -328,6 +423,9 @@ class Travel:
 
     def variables(self, name: str) -> list[tf.Variable]:
         """See ``Load``."""
+        if name not in SHARED:
+            for number in reversed(self._variant):
+                name = of_variant(name, number)
         return [self._load.state.kept(name, place, self._replica) for place in self._places]
 
     def all_reduce(
@@ -341,6 +439,9 @@ class Travel:
             exchange = self._reducer.exchange
             return exchange.sum(self._replica, x, name, wire, residual, seed, schedule)
 
+        if tf.compat.v1.get_default_graph() is not self._graph:  # in a branch or a loop
+            schedules = self._reducer.exchange.schedules
+            return by(schedules.schedule(schedules.choose(size).algorithm))
         return self._trial.run(by, [x] if residual is None else [x, residual], size)
 
     def all_gather(self, x: tf.Tensor, wire: str = LOSSLESS, what: str = "") -> tf.Tensor:
@@ -358,21 +459,38 @@ class Travel:
 
     def seed(self) -> tf.Tensor:
         """See ``Load``."""
-        if not self._bucket.method.random:
-            raise ValueError(f"{self._bucket.method} asks for a seed, but does not say random=True")
-        return self._load.state.next_seed(self._replica)
+        if not self._method.random:
+            raise ValueError(f"{self._method} asks for a seed, but does not say random=True")
+        if self._first_seed is None:
+            return self._load.state.next_seed(self._replica)
+        return self._first_seed + (next(self._seeds) << 32)
 
     def _seed_of(self, wire: str, with_residual: bool) -> Any:
         return self.seed() if FORMATS[wire].rounds_at_random(with_residual) else 0
 
     def _new(self, what: str, size: int, reduced: int | None = None) -> BucketId:
+        if self._variant:  # another name, by which the timeline shows who has sent it
+            what = f"{self._method}: {what}" if what else str(self._method)
         name = self._name(what)
-        self.collectives.append(Collective(name, size, reduced))
+        self.collectives.append(Collective(name, size, reduced, self._variant))
         return name
 
     def _name(self, what: str) -> BucketId:
         name = dense_bucket(self._load.label, self._bucket)
         return name._replace(label=f"{name.label}, {what}") if what else name
+
+
+def _adapted_step(
+    replica: int, communicator: Communicator, packing: Packing
+) -> contextlib.AbstractContextManager[AdaptedStep | None]:
+    """Eager steps measure nothing: replicas take turns there, and Python takes most of the time."""
+    names = tuple(b.name for b in packing.buckets if isinstance(b.method, Adaptive))
+    if not names or tf.executing_eagerly():
+        return contextlib.nullcontext()
+    key = (replica, names)
+    if key not in packing.adaptations:
+        packing.adaptations[key] = Adaptation(communicator, len(names))
+    return packing.adaptations[key].of_step()
 
 
 def _of_known_shape(x: tf.Tensor, shape: tuple[int, ...]) -> tf.Tensor:

@@ -7,14 +7,14 @@ import keras
 import numpy as np
 
 from tfscale import ScaleStrategy
-from tfscale.compression import PowerSGD, RandomK, TopK, Wire
+from tfscale.compression import PowerSGD, RandomK, Settled, Staged, TopK, Wire
 
 METHODS = {
     "embed": Wire("int4"),
     "conv": PowerSGD(2, factors="bf16"),
     "middle": TopK(0.05, wire="int8", momentum=0.5),
-    "head": RandomK(0.2),
-    "*": Wire("int8", feedback=True),
+    "head": Staged("int4", RandomK(0.2), when=5),
+    "*": Staged("fp32", Wire("int8", feedback=True), when=Settled(0.01, over=2)),
 }
 
 

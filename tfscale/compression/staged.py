@@ -1,0 +1,172 @@
+r"""Stages: one method first, as a rule full precision, and another one then.
+
+At the beginning of a training gradients change fast, and optimizers that divide by a running mean
+of their squares, such as Adam and LAMB, do not know it well yet: what compression loses then does
+most harm. Whether the mean has settled shows in its size: with the sums :math:`S_t`,
+
+.. math:: v_t = \beta v_{t-1} + (1 - \beta) \lVert S_t \rVert^2
+
+is the 1-norm of the running mean of squares, but for its bias, and has settled when it is nearly
+the same as :math:`1 / (1 - \beta)` steps before.
+
+References: Tang et al.: 1-bit Adam (ICML 2021), arXiv 2102.02888; Li et al.: 1-bit LAMB (HiPC
+2022), arXiv 2104.06069.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+
+import tensorflow as tf
+
+from tfscale.compression.gradient import Gradient
+from tfscale.compression.method import Kept, Load, Method
+from tfscale.compression.switching import Switching, methods_of, switched
+from tfscale.wires import LOSSLESS
+
+_SETTLING = "settling"  # steps, mean of squares, what it was at the last look, whether settled
+_STEPS, _MEAN, _BEFORE, _SETTLED = range(4)
+_LARGEST = 1e30
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settled:
+    """When the variance of the gradients has settled: the criterion of 1-bit Adam.
+
+    Every so many steps the running mean of squares is compared with what it was at the last look.
+    Each bucket of gradients has its own, and settles by itself, on all replicas at the same step.
+
+    Args:
+        ratio: it has settled if the smaller of the two is at least so many times the larger.
+        over: from how many steps the mean is; for Adam's ``beta_2`` that is ``1 / (1 - beta_2)``.
+        after: not before the optimizer has made so many updates, such as those of a warm-up of
+            the learning rate.
+
+    Example:
+        >>> method = Staged("fp32", "sign", when=Settled(over=100))
+    """
+
+    ratio: float = 0.96
+    over: int = 1000
+    after: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.ratio <= 1:
+            raise ValueError(f"ratio is more than 0 and at most 1; got {self.ratio!r}")
+        for name in ("over", "after"):
+            value, least = getattr(self, name), 1 if name == "over" else 0
+            if not _is_count(value) or value < least:
+                raise ValueError(f"{name} is a number of steps, {least} or more; got {value!r}")
+
+    def __str__(self) -> str:
+        return f"until variances have settled (ratio {self.ratio:g} over {self.over} steps)"
+
+
+@dataclasses.dataclass(frozen=True)
+class Staged(Switching):
+    """One method first, and another one then.
+
+    What ``first`` has not sent yet is sent by ``then``. The optimizer's updates are counted, so a
+    training that is restored goes on in the right stage; with accumulation of gradients a window
+    is one.
+
+    Args:
+        first: a method or a wire's name, such as ``"fp32"``.
+        then: the same, for the rest of the training.
+        when: how many updates are made by ``first``; or ``Settled(...)``. Three epochs are
+            ``3 * math.ceil(samples / batch_size)``.
+
+    Example:
+        >>> strategy = tfscale.ScaleStrategy(method=Staged("fp32", "sign", when=1000))
+    """
+
+    first: Method | str
+    then: Method | str
+    when: int | Settled = Settled()
+
+    def __post_init__(self) -> None:
+        for name, method in zip(("first", "then"), methods_of([self.first, self.then])):
+            object.__setattr__(self, name, method)
+        if not isinstance(self.when, Settled) and not (_is_count(self.when) and self.when >= 0):
+            raise ValueError(
+                "when is a number of steps, 0 or more, or Settled(...); got "
+                f"{self.when!r}. Three epochs are 3 * math.ceil(samples / batch_size) steps"
+            )
+
+    @property
+    def variants(self) -> tuple[Method, ...]:  # type: ignore[override]
+        return methods_of([self.first, self.then])
+
+    @property
+    def others(self) -> tuple[Method, ...]:  # type: ignore[override]
+        first, then = ([each, *each.others] for each in self.variants)
+        pairs = itertools.product(first, then)
+        return tuple(dict.fromkeys(self._of(*pair) for pair in [*pairs][1:]))
+
+    @property
+    def rows_wire(self) -> str:
+        """Rows of tables have no stages."""
+        return self.variants[0].rows_wire
+
+    def suited(self, gradient: Gradient) -> Method:
+        """The same stages of the methods that suit; one method if they are the same."""
+        return self._of(*(each.suited(gradient) for each in self.variants))
+
+    def _of(self, first: Method, then: Method) -> Method:
+        return first if first == then else dataclasses.replace(self, first=first, then=then)
+
+    def state(self, gradient: Gradient) -> Mapping[str, Kept]:
+        """That of both, and how far variances have settled."""
+        state = super().state(gradient)
+        if not isinstance(self.when, Settled):
+            return state
+        return {**state, _SETTLING: Kept((4,), common=True)}
+
+    def sums(self, load: Load) -> list[tf.Tensor]:
+        """See the module."""
+        when = self.when
+        if not isinstance(when, Settled):
+            return switched(load, tf.cast(load.step >= when, tf.int32), self)
+        known = load.kept(_SETTLING)
+        settled = tf.reduce_all(tf.stack([each[_SETTLED] for each in known]) > 0)
+        sums = switched(load, tf.cast(settled, tf.int32), self)
+
+        def look() -> tf.Tensor:
+            load.keep(_SETTLING, [_seen(load, when, known[0], sums)] * len(known))
+            return tf.constant(0)
+
+        tf.cond(settled, lambda: tf.constant(0), look)
+        return sums
+
+    def __str__(self) -> str:
+        when = self.when if isinstance(self.when, Settled) else f"until step {self.when}"
+        return f"{self.first} {when}, then {self.then}"
+
+
+def _seen(load: Load, when: Settled, known: tf.Tensor, sums: Sequence[tf.Tensor]) -> tf.Tensor:
+    """What is known after one more step; a sum that is not finite does not count."""
+    finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(total)) for total in sums])
+    square = tf.add_n([tf.reduce_sum(tf.square(tf.cast(total, tf.float64))) for total in sums])
+    square = tf.cast(tf.minimum(square, _LARGEST), tf.float32)
+    steps, decay = known[_STEPS] + 1, 1 - 1 / when.over
+    mean = decay * known[_MEAN] + (1 - decay) * square
+    settling = tf.stack([steps, mean, known[_BEFORE], 0.0])
+    looks = finite & (tf.math.floormod(steps, when.over) == 0)
+    seen = tf.cond(looks, lambda: _looked(load, when, settling), lambda: settling)
+    return tf.where(finite, seen, known)
+
+
+def _looked(load: Load, when: Settled, settling: tf.Tensor) -> tf.Tensor:
+    steps, mean, before, _ = tf.unstack(settling)
+    # Processors of different kinds add up in different orders: all decide by the same bits.
+    mean = load.all_reduce(mean[tf.newaxis], LOSSLESS, what="variance")[0] / load.replicas
+    now = mean / (1 - tf.pow(1 - 1 / when.over, steps))
+    ratio = tf.math.divide_no_nan(tf.minimum(now, before), tf.maximum(now, before))
+    settled = (ratio >= when.ratio) & (load.step >= when.after)
+    return tf.stack([steps, mean, now, tf.cast(settled, tf.float32)])

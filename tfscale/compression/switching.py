@@ -1,0 +1,135 @@
+"""Methods that are made of others, and sum by one of them in some steps and by another later.
+
+What was not sent yet belongs to the variables, and not to the method that has kept it: the next
+method goes on with it. A method that keeps nothing gets it together with the gradients of its
+first step, so nothing is lost when the method changes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+
+import tensorflow as tf
+
+from tfscale.compression.gradient import Gradient
+from tfscale.compression.method import RESIDUAL, Kept, Load, Method, Wire
+
+# Whether anything may be kept that was not sent yet.
+_OWED = "owed"
+
+SHARED = (RESIDUAL, _OWED)  # what all variants keep under one name
+
+
+class Switching(Method):
+    """A method that sums by one of its variants, all replicas by the same one.
+
+    Attributes:
+        variants: the methods between which it switches.
+        alone: whether it cannot be one of them itself.
+    """
+
+    variants: tuple[Method, ...] = ()
+    alone: bool = False
+
+    @property
+    def random(self) -> bool:  # type: ignore[override]
+        return any(each.random for each in self.variants)
+
+    @property
+    def lossless(self) -> bool:  # type: ignore[override]
+        return all(each.lossless for each in self.variants)
+
+    @property
+    def wires(self) -> tuple[str, ...]:  # type: ignore[override]
+        return tuple(dict.fromkeys(wire for each in self.variants for wire in each.wires))
+
+    def state(self, gradient: Gradient) -> Mapping[str, Kept]:
+        """That of all variants; the residual is one for all of them."""
+        states = [each.state(gradient) for each in self.variants]
+        kept = {
+            name if name in SHARED else of_variant(name, number): one
+            for number, state in enumerate(states)
+            for name, one in state.items()
+        }
+        if RESIDUAL in kept and not all(RESIDUAL in state for state in states):
+            kept[_OWED] = Kept((), common=True)
+        return kept
+
+
+def of_variant(name: str, number: int) -> str:
+    """What the state of that name is called that a variant keeps."""
+    return f"{name}_{number}"
+
+
+# Runs a variant and returns its sums, and perhaps more tensors, of one shape for all variants.
+Around = Callable[[Load, Callable[[], list[tf.Tensor]]], list[tf.Tensor]]
+
+
+def switched(
+    load: Load, index: tf.Tensor, method: Switching, around: Around = lambda _, run: run()
+) -> list[tf.Tensor]:
+    """The sums by the variant of this number, which must be the same on all replicas."""
+    load.note(index)
+
+    def by(number: int) -> list[tf.Tensor]:
+        variant = method.variants[number]
+        inner = load.within(variant, number)
+        return around(inner, lambda: _sums(inner, variant, method))
+
+    branches = [functools.partial(by, number) for number in range(len(method.variants))]
+    sums = list(tf.switch_case(index, branches))
+    for total, gradient in zip(sums, load.described):
+        total.set_shape(gradient.shape)
+    return sums
+
+
+def _sums(load: Load, variant: Method, of: Switching) -> list[tf.Tensor]:
+    if isinstance(variant, Switching) or not any(_OWED in of.state(g) for g in load.described):
+        return variant.sums(load)
+    if any(RESIDUAL in variant.state(each) for each in load.described):
+        load.keep(_OWED, [tf.ones([])] * len(load.described))
+        return variant.sums(load)
+    return _paying(load, variant)
+
+
+def _paying(load: Load, variant: Method) -> list[tf.Tensor]:
+    """By a method that keeps nothing, with what others have kept."""
+    owed = tf.reduce_any(tf.stack(load.kept(_OWED)) > 0)
+    given = load.gradients
+
+    def with_rests() -> list[tf.Tensor]:
+        return [g + tf.cast(rest, g.dtype) for g, rest in zip(given, load.kept(RESIDUAL))]
+
+    load.gradients = list(tf.cond(owed, with_rests, lambda: [tf.identity(g) for g in given]))
+    sums = variant.sums(load)
+
+    def forget() -> tf.Tensor:
+        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(total)) for total in sums])
+        tf.cond(finite, lambda: _forget(load), lambda: tf.constant(0))
+        return tf.constant(0)
+
+    tf.cond(owed, forget, lambda: tf.constant(0))
+    return sums
+
+
+def _forget(load: Load) -> tf.Tensor:
+    for name in SHARED:
+        load.keep(name, [tf.zeros(each.shape) for each in load.variables(name)])
+    return tf.constant(0)
+
+
+def methods_of(given: Sequence[Method | str]) -> tuple[Method, ...]:
+    """Methods, or wires by their names."""
+    found = []
+    for each in given:
+        method = Wire(each) if isinstance(each, str) else each
+        if not isinstance(method, Method):
+            raise TypeError(
+                "a method is one of tfscale.compression, such as PowerSGD(rank=4), or a wire's "
+                f"name; got {each!r}"
+            )
+        if isinstance(method, Switching) and method.alone:
+            raise ValueError(f"{method!r} decides by whole steps, and cannot be a part of another")
+        found.append(method)
+    return tuple(found)

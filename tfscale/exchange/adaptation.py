@@ -1,0 +1,300 @@
+"""Sums each bucket by the method that was chosen for it, and measures steps to choose the next.
+
+The graph itself runs laps of a few steps (see ``deciding.py``): it takes the methods that the lap
+says, times buckets and steps, and at the end of the lap exchanges the times, so that all ranks
+decide from the same numbers. What is in use is kept with the optimizer; all else begins anew in
+another process.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfscale.collectives.cost import Cost
+from tfscale.collectives.registry import resolve
+from tfscale.compression.adaptive import KNOWN, MOST, WIDTH, Adaptive
+from tfscale.compression.method import RESIDUAL, Load
+from tfscale.compression.switching import switched
+from tfscale.exchange import deciding
+from tfscale.exchange.deciding import LAP, PROBES, Decider, Seen, Step
+from tfscale.exchange.trial import Cell
+from tfscale.ops import Communicator, all_gather, all_reduce
+from tfscale.ops.group import host_of
+from tfscale.wires import BLOCK
+
+_IN_USE = -1  # a place in the plan: the method that is in use
+_OF_STEP, _OF_BUCKET = 3, 5  # numbers in a row: see _row
+_SAMPLED = 4  # gradients of a bucket, the largest
+_BLOCKS = 64  # of each of them
+
+
+class Adaptation:
+    """One rank's buckets of one optimizer that have ``Adaptive`` for a method.
+
+    Args:
+        communicator: the rank's.
+        buckets: how many there are.
+    """
+
+    def __init__(self, communicator: Communicator, buckets: int) -> None:
+        self._communicator, self._buckets = communicator, buckets
+        self._cost: Cost = _cost_of(communicator.ranks)
+        self.decider: Decider | None = None
+        with tf.init_scope(), tf.device(host_of(communicator.device)):
+            self._turn = Cell(tf.int32)
+            self._steps = Cell(tf.int32)  # of the lap
+            self._looks = Cell(tf.bool)
+            self._plan = Cell(tf.int32)  # by step and bucket
+            self._last = Cell(tf.float64)  # when the step before had ended; 0 before the first
+            self._rows = Cell(tf.float64)
+            self._turn.assign(0)
+            self._steps.assign(deciding.FIRST)
+            self._looks.assign(True)
+            self._plan.assign(tf.fill([LAP, buckets], _IN_USE))
+            self._last.assign(0.0)
+            self._rows.assign(tf.zeros([LAP, _OF_STEP + _OF_BUCKET * buckets], tf.float64))
+
+    def of_step(self) -> AdaptedStep:
+        """One step; a context for its tracing."""
+        return AdaptedStep(self)
+
+    def begin(self, described: Sequence[deciding.Bucket]) -> None:
+        """What buckets have turned out to be, when a step has been traced."""
+        if self.decider is None:
+            self.decider = Decider(described, self._cost)
+
+    # ------------------------------------------------------------- in the graph
+
+    def now(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """The turn, and the methods that the lap wants in it."""
+        with tf.device(host_of(self._communicator.device)):
+            turn = self._turn.read()
+            return turn, self._plan.read()[turn]
+
+    def advance(
+        self, turn: tf.Tensor, seen: list[tf.Tensor], known: tf.Tensor, step: tf.Tensor
+    ) -> Any:
+        """After the step's last bucket: what is known then.
+
+        Args:
+            turn: of the lap.
+            seen: by bucket, five numbers.
+            known: by bucket, what is kept.
+            step: the optimizer's.
+        """
+        buckets = tf.stack(seen)
+        probes = tf.cond(
+            self._looks.read(), lambda: self._probed(buckets), lambda: tf.zeros([2], tf.float64)
+        )
+        end = tf.reduce_max(buckets[:, 1])
+        last = self._last.read()
+        seconds = tf.where(last > 0, end - last, 0.0)
+        row = tf.concat([seconds[tf.newaxis], probes, tf.reshape(buckets, [-1])], 0)
+        rows = tf.tensor_scatter_nd_update(self._rows.read(), [[turn]], [row])
+        self._rows.assign(rows)
+        with tf.control_dependencies([probes]):
+            self._last.assign(tf.timestamp())
+        following = turn + 1
+        steps = self._steps.read()
+        self._turn.assign(tf.where(following < steps, following, 0))
+        return tf.cond(
+            following < steps, lambda: known, lambda: self._decided(rows, steps, known, step)
+        )
+
+    def _probed(self, after: tf.Tensor) -> tf.Tensor:
+        times = []
+        for size in PROBES:
+            with tf.control_dependencies([after]):
+                start = tf.timestamp()
+            with tf.control_dependencies([start]):
+                name = self._communicator.new_bucket(f"links, {size} bytes")
+                total = all_reduce(tf.zeros([size // 4]), self._communicator, name=name)
+            with tf.control_dependencies([total]):
+                after = tf.timestamp()
+            times.append(after - start)
+        return tf.stack(times)
+
+    def _decided(
+        self, rows: tf.Tensor, steps: tf.Tensor, known: tf.Tensor, step: tf.Tensor
+    ) -> tf.Tensor:
+        bucket = self._communicator.new_bucket("what a lap has shown")
+        every = all_gather(rows[tf.newaxis, :steps], self._communicator, name=bucket)
+        plan, length, looks, new = tf.numpy_function(
+            self._decide, [every, known, step], [tf.int32, tf.int32, tf.bool, tf.float32]
+        )
+        self._plan.assign(tf.ensure_shape(plan, [LAP, self._buckets]))
+        self._steps.assign(tf.ensure_shape(length, []))
+        self._looks.assign(tf.ensure_shape(looks, []))
+        return tf.ensure_shape(new, known.shape)
+
+    # ----------------------------------------------------------------- in Python
+
+    def _decide(self, every: Any, known: Any, step: Any) -> tuple[Any, ...]:
+        decider = self.decider
+        assert decider is not None  # made when the step was traced
+        _recall(decider, known)
+        ranks = [[_step_of(row) for row in rank] for rank in every]
+        lap = decider.decide(ranks, [int(n) for n in known[:, 0]], int(step))
+        plan = np.full([LAP, self._buckets], _IN_USE, np.int32)
+        for turn, methods in enumerate(lap.methods):
+            if methods is not None:
+                plan[turn] = methods
+        looks = np.bool_(lap.kind == "look")
+        return plan, np.int32(len(lap.methods)), looks, _to_keep(decider)
+
+
+class AdaptedStep:
+    """See ``Adaptation.of_step``."""
+
+    def __init__(self, adaptation: Adaptation) -> None:
+        self._adaptation = adaptation
+        self._loads: list[Any] = []
+        self._seen: list[tf.Tensor] = []
+
+    def __enter__(self) -> AdaptedStep:
+        self._turn, self._wanted = self._adaptation.now()
+        return self
+
+    def sums(self, load: Any, method: Adaptive) -> list[tf.Tensor]:
+        """The sums of the next bucket."""
+        place = len(self._loads)
+        self._loads.append(load)
+        wanted = self._wanted[place]
+        index = tf.where(wanted == _IN_USE, _in_use(load, method), wanted)
+        clock = functools.partial(_clock, load.device)
+        *sums, seen = switched(load, index, method, functools.partial(_watched, clock))
+        number = tf.cast(index, tf.float64)
+        self._seen.append(tf.concat([seen[:2], number[tf.newaxis], seen[2:]], 0))
+        return sums
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            return
+        self._adaptation.begin([_described(load) for load in self._loads])
+        known = tf.stack([load.kept(KNOWN)[0] for load in self._loads])
+        with tf.device(host_of(self._loads[0].device)):
+            # Clocks run one after the other on all devices; not those within a function.
+            new = tf.cond(
+                self._turn >= 0,
+                lambda: self._adaptation.advance(
+                    self._turn, self._seen, known, self._loads[0].step
+                ),
+                lambda: known,
+            )
+            changed = tf.reduce_any(tf.not_equal(new, known) & ~tf.math.is_nan(new))
+            tf.cond(changed, lambda: self._keep(new), lambda: tf.constant(0))
+
+    def _keep(self, known: tf.Tensor) -> tf.Tensor:
+        for load, one in zip(self._loads, tf.unstack(known)):
+            load.keep(KNOWN, [one] * len(load.described))
+        return tf.constant(0)
+
+
+def as_before(load: Load, method: Adaptive) -> list[tf.Tensor]:
+    """The sums by the method in use; nothing is measured."""
+    return switched(load, _in_use(load, method), method)
+
+
+def _in_use(load: Load, method: Adaptive) -> tf.Tensor:
+    number = tf.cast(load.kept(KNOWN)[0][0], tf.int32)
+    return tf.clip_by_value(number, 0, len(method.variants) - 1)
+
+
+def _watched(
+    clock: Callable[[Any], tf.Tensor], load: Any, run: Callable[[], list[tf.Tensor]]
+) -> list[tf.Tensor]:
+    """The sums; when they began and ended, and what was lost of what was to be sent."""
+    start = clock(load.gradients)
+    sampled = sorted(range(len(load.described)), key=lambda i: -load.described[i].elements)
+    sampled = sampled[:_SAMPLED]
+    feedback = any(RESIDUAL in load.of.state(each) for each in load.described)
+    squares = tf.zeros([2], tf.float64)
+    given = load.gradients
+    before = []
+    if feedback:
+        rests = load.variables(RESIDUAL)
+        before = [_sample(given[i]) + _sample(rests[i].read_value()) for i in sampled]
+    with tf.control_dependencies([start, *before]):
+        sums = run()
+    end = clock(sums)
+    if feedback:
+        after = [_sample(load.variables(RESIDUAL)[i].read_value()) for i in sampled]
+        squares = tf.stack([_square(after), _square(before)])
+    return [*sums, tf.concat([tf.stack([start, end]), squares], 0)]
+
+
+def _clock(device: str, after: Any) -> tf.Tensor:
+    with tf.control_dependencies(tf.nest.flatten(after)), tf.device(host_of(device)):
+        return tf.timestamp()
+
+
+def _sample(x: tf.Tensor) -> tf.Tensor:
+    """Blocks from all over a tensor."""
+    flat = tf.reshape(x, [-1])
+    blocks = x.shape.num_elements() // BLOCK
+    if blocks < 2 * _BLOCKS:
+        return tf.cast(flat, tf.float32)
+    rows = tf.reshape(flat[: blocks * BLOCK], [blocks, BLOCK])
+    return tf.cast(tf.gather(rows, range(0, blocks, blocks // _BLOCKS)), tf.float32)
+
+
+def _square(samples: Sequence[tf.Tensor]) -> tf.Tensor:
+    return tf.add_n([tf.reduce_sum(tf.square(tf.cast(each, tf.float64))) for each in samples])
+
+
+def _cost_of(ranks: int) -> Cost:
+    cost = resolve("ring", ranks).cost
+    assert cost is not None  # tfscale's own state theirs
+    return cost
+
+
+def _described(load: Any) -> deciding.Bucket:
+    method = load.of
+    return deciding.Bucket(
+        name=str(load.name),
+        elements=sum(each.elements for each in load.described),
+        methods=tuple(map(str, method.variants)),
+        bytes=tuple(
+            tuple(one.bytes for one in load.collectives if one.variant == (number,))
+            for number in range(len(method.variants))
+        ),
+        bound=method.bound,
+    )
+
+
+def _step_of(row: Any) -> Step:
+    numbers = [float(number) for number in row]
+    seen = [
+        Seen(start, end, int(method), lost, whole)
+        for start, end, method, lost, whole in zip(*[iter(numbers[_OF_STEP:])] * _OF_BUCKET)
+    ]
+    return Step(numbers[0], (numbers[1], numbers[2]), tuple(seen))
+
+
+def _to_keep(decider: Decider) -> np.ndarray:
+    known = np.full([len(decider.buckets), WIDTH], np.nan, np.float32)
+    for b, row in enumerate(known):
+        row[0] = decider.current[b]
+        row[1 : 1 + len(decider.computes[b])] = decider.computes[b]
+        row[MOST + 2 : MOST + 2 + len(decider.errors[b])] = decider.errors[b]
+    return known
+
+
+def _recall(decider: Decider, known: np.ndarray) -> None:
+    """What an earlier process has learnt, as far as this one does not know better."""
+    for b, row in enumerate(known):
+        for mine, kept in ((decider.computes[b], row[1:]), (decider.errors[b], row[MOST + 2 :])):
+            for method, number in enumerate(mine):
+                if np.isnan(number):
+                    mine[method] = float(kept[method])
