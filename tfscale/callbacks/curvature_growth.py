@@ -129,13 +129,13 @@ class CurvatureGrowth(BatchGrowth):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Called by Keras, perhaps before a checkpoint is restored."""
+        measuring.check(self.model, "BatchGrowth.by_curvature")
         if self.params["steps"] is not None:
             raise ValueError(
                 "an epoch of BatchGrowth.by_curvature is a pass over the data, of fewer steps as "
                 f"batches grow, and fit was given steps_per_epoch={self.params['steps']}: leave it "
                 "out"
             )
-        measuring.check(self.model, "BatchGrowth.by_curvature")
         self._check_sizes([self.batch, self.largest])
         self._check_company()
         self._read = self._begun = False
