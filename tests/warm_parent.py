@@ -12,6 +12,7 @@ import gc
 import importlib
 import json
 import os
+import signal
 import socket
 import sys
 import types
@@ -57,6 +58,8 @@ def become(request: dict[str, Any]) -> None:
     os.dup2(request["output"], 2)
     os.close(request["output"])
     os.chdir(request["cwd"])
+    # Where a shell has started the tests in its background, all of them ignore Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(request["environment"])
     sys.argv = list(request["command"])

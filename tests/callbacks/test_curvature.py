@@ -274,7 +274,8 @@ def test_several_processes_are_refused():
         printed = group.wait(SECONDS)
     for output in printed:
         refused = re.findall(r"^REFUSED (.*)$", output, re.MULTILINE)
-        assert [line.split()[0] for line in refused] == ["Curvature", "BatchGrowth.by_curvature"]
+        who = [line.split()[0] for line in refused]
+        assert who == ["Curvature", "BatchGrowth.by_curvature", "curvature.Hessian"]
 
 
 # ------------------------------------------------------------------- refusals

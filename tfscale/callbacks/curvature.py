@@ -11,7 +11,8 @@ import keras
 
 from tfscale import curvature
 from tfscale.bridge.installed import KERAS_2
-from tfscale.callbacks import measuring, progress
+from tfscale.callbacks import progress
+from tfscale.curvature import processes
 from tfscale.telemetry.sinks import JsonLines, TensorBoard
 
 EPOCH = "epoch"
@@ -95,7 +96,7 @@ class Curvature(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Called by Keras."""
-        measuring.check(self.model, "Curvature")
+        processes.check(self.model, "Curvature")
         step = progress.steps(self.model.optimizer)
         goes_on = bool(self.measured) or step > 0
         self._hessian = None  # a model may not be built yet

@@ -15,9 +15,10 @@ from tfscale import curvature, records
 from tfscale.bridge import fit
 from tfscale.bridge.installed import KERAS_2
 from tfscale.bridge.objects import innermost
-from tfscale.callbacks import measuring, progress
+from tfscale.callbacks import progress
 from tfscale.callbacks.batch_growth import BatchGrowth
 from tfscale.callbacks.warmup import Warmup
+from tfscale.curvature import processes
 
 KIND = "growth by curvature"
 
@@ -129,7 +130,7 @@ class CurvatureGrowth(BatchGrowth):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Called by Keras, perhaps before a checkpoint is restored."""
-        measuring.check(self.model, "BatchGrowth.by_curvature")
+        processes.check(self.model, "BatchGrowth.by_curvature")
         if self.params["steps"] is not None:
             raise ValueError(
                 "an epoch of BatchGrowth.by_curvature is a pass over the data, of fewer steps as "

@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfscale.bridge.data import Batches
 from tfscale.bridge.installed import KERAS_2
 from tfscale.bridge.objects import path_of
+from tfscale.curvature import processes
 from tfscale.curvature.derivatives import again, dense
 from tfscale.curvature.objective import Objective
 from tfscale.curvature.operator import Operator
@@ -62,6 +63,7 @@ class Hessian(Operator):
                 f"{who} needs the loss of the model, and {model.name!r} is not compiled: call "
                 "model.compile(loss=...)"
             )
+        processes.check(model, who)
         self.model = model
         self._batches = Batches(model, (x, y, sample_weight), batch_size, steps, who)
         self.variables = _chosen(model, variables)

@@ -39,3 +39,7 @@ if __name__ == "__main__":
             one.fit(x, y, verbose=0, callbacks=[callback])
         except ValueError as error:
             print("REFUSED", error)
+    try:
+        tfscale.curvature.Hessian(one, x, y)
+    except ValueError as error:
+        print("REFUSED", error)

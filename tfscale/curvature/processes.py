@@ -1,4 +1,4 @@
-"""Where callbacks can measure the curvature of the model that trains."""
+"""Where curvature can be measured: products are summed over the devices of one process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import keras
 
 
 def check(model: keras.Model, who: str) -> None:
-    """Refuse workers that would each measure its own part of the data, and disagree."""
+    """Refuse workers that would each measure a part of the data, and disagree."""
     strategy = model.distribute_strategy
     replicas = strategy.num_replicas_in_sync
     if replicas == 1:
