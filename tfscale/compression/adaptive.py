@@ -79,10 +79,12 @@ class Adaptive(Switching):
 
     @property
     def variants(self) -> tuple[Method, ...]:  # type: ignore[override]
+        """The exact method, and those among which it chooses."""
         return (Wire(), *methods_of(self.among))
 
     @property
     def others(self) -> tuple[Method, ...]:  # type: ignore[override]
+        """What it leaves gradients to that none of its methods suits."""
         return (Wire(),)
 
     @property

@@ -50,7 +50,6 @@ class Load(Protocol):
         replicas: how many there are.
         rank: which of them this one is.
         on_cpu: whether it computes on a CPU.
-        step: how many updates the optimizer has made, an int64.
     """
 
     gradients: list[tf.Tensor]
@@ -60,7 +59,8 @@ class Load(Protocol):
     on_cpu: bool
 
     @property
-    def step(self) -> tf.Tensor: ...
+    def step(self) -> tf.Tensor:
+        """How many updates the optimizer has made, an int64."""
 
     def kept(self, name: str) -> list[tf.Tensor]:
         """What was kept by that name for each gradient."""

@@ -101,10 +101,12 @@ class Staged(Switching):
 
     @property
     def variants(self) -> tuple[Method, ...]:  # type: ignore[override]
+        """The first method, and the one that follows."""
         return methods_of([self.first, self.then])
 
     @property
     def others(self) -> tuple[Method, ...]:  # type: ignore[override]
+        """The same stages of what its methods leave gradients to."""
         first, then = ([each, *each.others] for each in self.variants)
         pairs = itertools.product(first, then)
         return tuple(dict.fromkeys(self._of(*pair) for pair in [*pairs][1:]))

@@ -34,14 +34,17 @@ class Switching(Method):
 
     @property
     def random(self) -> bool:  # type: ignore[override]
+        """Whether any variant asks for seeds."""
         return any(each.random for each in self.variants)
 
     @property
     def lossless(self) -> bool:  # type: ignore[override]
+        """Whether the sums of all variants are exact."""
         return all(each.lossless for each in self.variants)
 
     @property
     def wires(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The formats in which any variant sends."""
         return tuple(dict.fromkeys(wire for each in self.variants for wire in each.wires))
 
     def state(self, gradient: Gradient) -> Mapping[str, Kept]:
