@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import ast
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tfscale.wires import WIRES
 
 if TYPE_CHECKING:
     from tfscale.compression import Method
 
-NAMES = ("PowerSGD", "TopK", "RandomK", "Wire")
+NAMES = ("PowerSGD", "TopK", "RandomK", "Wire", "Staged", "Settled")
 
 
 def method_of(text: str) -> Method:
@@ -26,19 +26,28 @@ def method_of(text: str) -> Method:
     if text in WIRES:
         return compression.Wire(text)
     try:
-        call = ast.parse(text, mode="eval").body
-        if not isinstance(call, ast.Call) or getattr(call.func, "id", "") not in NAMES:
-            raise ValueError("that is neither a wire nor a method")
-        arguments = [ast.literal_eval(each) for each in call.args]
-        named = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
-        kind = getattr(compression, call.func.id)  # type: ignore[attr-defined]
-        method: Method = kind(*arguments, **named)
+        method: Method = _made(ast.parse(text, mode="eval").body)
     except (SyntaxError, TypeError, ValueError) as error:
         raise argparse.ArgumentTypeError(
             f"{text!r}: {error}. Say a wire, {', '.join(WIRES)}, or a method, such as "
             "'PowerSGD(4)' or 'TopK(0.01)'"
         ) from error
     return method
+
+
+def _made(call: ast.expr) -> Method:
+    """Of a method's name and its arguments, among which there may be other methods."""
+    from tfscale import compression
+
+    if not isinstance(call, ast.Call) or getattr(call.func, "id", "") not in NAMES:
+        raise ValueError("that is neither a wire nor a method")
+
+    def value(each: ast.expr) -> Any:
+        return _made(each) if isinstance(each, ast.Call) else ast.literal_eval(each)
+
+    named = {str(each.arg): value(each.value) for each in call.keywords}
+    kind = getattr(compression, call.func.id)  # type: ignore[attr-defined]
+    return kind(*map(value, call.args), **named)  # type: ignore[no-any-return]
 
 
 def checked(text: str) -> str:
