@@ -15,6 +15,7 @@ import tfscale
 from tests import warm
 from tests.callbacks.warmups import BATCH, STEPS, compiled, fit, momentum, numbers
 from tests.callbacks.workers import curvature as worker
+from tests.strategy.features import StopBefore
 from tfscale import callbacks, curvature
 from tfscale.adversarial import FGSM
 from tfscale.callbacks import Adversarial, BatchGrowth, Curvature, Warmup
@@ -196,16 +197,6 @@ def test_the_rate_may_stay_and_then_others_set_it():
     ))  # fmt: skip
     assert history["batch_size"][-1] == 32
     assert float(model.optimizer.learning_rate) == pytest.approx(0.02 / 6)
-
-
-class StopBefore(keras.callbacks.Callback):
-    def __init__(self, epoch):
-        super().__init__()
-        self._epoch = epoch
-
-    def on_epoch_begin(self, epoch, logs=None):
-        if epoch == self._epoch:
-            raise InterruptedError
 
 
 @pytest.mark.parametrize(

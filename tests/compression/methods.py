@@ -1,11 +1,39 @@
 """Methods on replicas, fed with gradients that are known, and the same in numpy."""
 
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tfscale import ScaleStrategy
 from tfscale.exchange.state import ExchangeState
+from tfscale.launch import LocalWorkers
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def of_two_processes(worker, **environment):
+    """What each of two processes prints of its training; they must have trained alike.
+
+    Args:
+        worker: the name of their program, in workers/.
+        environment: variables of their environment.
+    """
+    environment |= {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+    }
+    program = Path(__file__).parent / "workers" / worker
+    with LocalWorkers([sys.executable, str(program)], 2, environment=environment) as workers:
+        outputs = workers.wait(200)
+    first, second = (json.loads(re.search("^TRAINED (.*)$", o, re.MULTILINE)[1]) for o in outputs)
+    assert first == second
+    return first
 
 
 class Trial:

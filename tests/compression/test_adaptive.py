@@ -1,17 +1,13 @@
 """Methods that are chosen on live steps: nothing is lost, and all replicas change together."""
 
 import contextlib
-import json
-import os
 import re
-import sys
-from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
 
-from tests.compression.methods import Trial, gradients
+from tests.compression.methods import Trial, gradients, of_two_processes
 from tests.compression.test_staged import Half, fitted, scaled, sgd
 from tests.exchange.test_state import assert_same_sum, residuals
 from tests.strategy.features import bits
@@ -27,10 +23,7 @@ from tfscale.compression import (
     Wire,
 )
 from tfscale.exchange import adaptation, deciding
-from tfscale.launch import LocalWorkers
 
-ROOT = Path(__file__).resolve().parents[2]
-WORKER = Path(__file__).parent / "workers" / "adapt.py"
 SHAPES = [(12, 20), (7, 5)]
 AMONG = ("int4", PowerSGD(2, saves=0), TopK(0.1), RandomK(0.2), Half())
 
@@ -184,15 +177,7 @@ def test_eager_steps_go_on_with_what_is_in_use(monkeypatch, tmp_path):
 
 
 def test_two_processes_change_at_the_same_steps():
-    environment = {
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-        "TF_CPP_MIN_LOG_LEVEL": "2",
-    }
-    with LocalWorkers([sys.executable, str(WORKER)], 2, environment=environment) as workers:
-        outputs = workers.wait(200)
-    first, second = (json.loads(re.search("^TRAINED (.*)$", o, re.MULTILINE)[1]) for o in outputs)
-    assert first == second
-    weights, changes = first
+    weights, changes = of_two_processes("adapt.py")
     assert changes and np.isfinite(weights).all()
 
 

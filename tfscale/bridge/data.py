@@ -51,15 +51,9 @@ class Batches:
             if not self._adapter.num_batches:
                 raise ValueError(_ENDLESS.format(who=who))
             dataset = dataset.take(self._adapter.num_batches)
-        known = int(dataset.cardinality())
-        self.count = known if known >= 0 else self._adapter.num_batches
         self._dataset = model.distribute_strategy.experimental_distribute_dataset(dataset)
 
     def __iter__(self) -> Iterator[Any]:
         self._adapter.on_epoch_begin()
-        count = 0
-        for batch in self._dataset:
-            count += 1
-            yield batch
-        self.count = count
+        yield from self._dataset
         self._adapter.on_epoch_end()

@@ -56,6 +56,19 @@ def backend() -> str:
     return "tensorflow" if KERAS_2 else str(keras.config.backend())
 
 
+def refuse_keras_2(what: str) -> None:
+    """Refuse what Keras 2 has not, where it is installed.
+
+    Args:
+        what: who does what of Keras 3, such as ``"Recompute watches layers of Keras 3"``.
+    """
+    if KERAS_2:
+        raise ValueError(
+            f"{what}, and this is Keras {keras.__version__}: install TensorFlow 2.16 or later "
+            "without TF_USE_LEGACY_KERAS"
+        )
+
+
 @functools.cache
 def check() -> None:
     """Refuse a Keras 3 without a name that would not be missed when it is looked up or hidden."""

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfscale.adversarial import PGD, losses
 from tfscale.adversarial.step import AdversarialStep
-from tfscale.bridge.installed import KERAS_2
+from tfscale.bridge.installed import refuse_keras_2
 from tfscale.bridge.shadow import shadowed
 from tfscale.callbacks import progress
 from tfscale.callbacks.one_fit import OneFit
@@ -69,11 +69,7 @@ class Adversarial(keras.callbacks.Callback):
         inputs: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
-        if KERAS_2:
-            raise ValueError(
-                f"Adversarial changes the steps of Keras 3, and this is Keras {keras.__version__}: "
-                "install TensorFlow 2.16 or later without TF_USE_LEGACY_KERAS"
-            )
+        refuse_keras_2("Adversarial changes the steps of Keras 3")
         if not isinstance(attack, PGD):
             raise ValueError(
                 "attack is one of tfscale.adversarial, such as FGSM(0.05, low=0.0, high=1.0); got "

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from tfscale import curvature
-from tfscale.bridge.installed import KERAS_2
+from tfscale.bridge.installed import refuse_keras_2
 from tfscale.callbacks import progress
 from tfscale.curvature import processes
 from tfscale.telemetry.sinks import JsonLines, TensorBoard
@@ -70,11 +70,7 @@ class Curvature(keras.callbacks.Callback):
         progress: bool = True,
     ) -> None:
         super().__init__()
-        if KERAS_2:
-            raise ValueError(
-                f"Curvature measures models of Keras 3, and this is Keras {keras.__version__}: "
-                "install TensorFlow 2.16 or later without TF_USE_LEGACY_KERAS"
-            )
+        refuse_keras_2("Curvature measures models of Keras 3")
         if every != EPOCH and not (isinstance(every, int) and every >= 1):
             raise ValueError(f'every is "epoch" or a number of steps, got {every!r}')
         if isinstance(what, str) or not what or set(what) - _MEASURES.keys():

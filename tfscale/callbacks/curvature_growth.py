@@ -249,7 +249,7 @@ class CurvatureGrowth(BatchGrowth):
         return self._file is not None and self._file.exists()
 
     def _saved(self) -> list[Measure]:
-        if self._file is None or not self._file.exists():
+        if self._file is None or not self._has_file():
             return []
         record = records.Record.read(self._file)
         if record.text("kind") != KIND:

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from tfscale.bridge.grappler import sums_in_order
-from tfscale.bridge.installed import KERAS_2
+from tfscale.bridge.installed import refuse_keras_2
 from tfscale.bridge.objects import innermost
 from tfscale.callbacks.one_fit import OneFit
 from tfscale.optimizers import AdaHessian
@@ -78,11 +78,7 @@ class Recompute(keras.callbacks.Callback):
         verbose: int = 1,
     ) -> None:
         super().__init__()
-        if KERAS_2:
-            raise ValueError(
-                f"Recompute watches layers of Keras 3, and this is Keras {keras.__version__}: "
-                "install TensorFlow 2.16 or later without TF_USE_LEGACY_KERAS"
-            )
+        refuse_keras_2("Recompute watches layers of Keras 3")
         given = {"budget": budget, "fraction": fraction, "layers": layers, "segments": segments}
         given = {name: value for name, value in given.items() if value is not None}
         if len(given) != 1:

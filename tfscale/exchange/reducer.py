@@ -381,7 +381,8 @@ class Travel:
 
     @property
     def name(self) -> BucketId:
-        return self._name("")
+        """What the engine and its log call the bucket, but for where it was traced."""
+        return dense_bucket(self._load.label, self._bucket)
 
     def adapted(self, method: Adaptive) -> list[tf.Tensor]:
         """See ``Load``."""
@@ -391,20 +392,21 @@ class Travel:
 
     def note(self, number: tf.Tensor) -> None:
         """See ``Load``."""
-        if self._replica == 0:
-            notes = self._reducer.packings[self._load.optimizer].notes
-            with tf.device(host_of(self._reducer.exchange.communicators[0].device)):
-                if (self._name(""), self._variant) not in notes:
-                    with tf.init_scope():
-                        notes[self._name(""), self._variant] = Cell(tf.int32)
-                notes[self._name(""), self._variant].assign(number)
+        if self._replica != 0:
+            return
+        notes, key = self._reducer.packings[self._load.optimizer].notes, (self.name, self._variant)
+        with tf.device(host_of(self.device)):
+            if key not in notes:
+                with tf.init_scope():
+                    notes[key] = Cell(tf.int32)
+            notes[key].assign(number)
 
     def _show(self, method: Method) -> None:
         watch = self._reducer.watch
         if watch is not None and self._replica == 0 and not method.lossless:
             known = self._remembers and all(map(self._tells_loss, self.described))
             lost = joined(self.kept(RESIDUAL)) if known else None
-            watch(self._name(""), method, joined(self.gradients), lost)
+            watch(self.name, method, joined(self.gradients), lost)
 
     def _tells_loss(self, gradient: Gradient) -> bool:
         """Whether what is kept is all that is lost, whichever method sums."""
@@ -476,7 +478,7 @@ class Travel:
         return name
 
     def _name(self, what: str) -> BucketId:
-        name = dense_bucket(self._load.label, self._bucket)
+        name = self.name
         return name._replace(label=f"{name.label}, {what}") if what else name
 
 
