@@ -12,6 +12,7 @@ from tfscale.bridge.fit import EpochIterator
 from tfscale.strategy.feed import untuned
 
 ROWS, BATCH = 11, 4
+WIDTH = 16  # of rows that begin where TensorFlow takes an array's memory as it is
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +100,63 @@ def test_what_autotune_would_choose_still_runs(strategy):
     batches = list(strategy.experimental_distribute_dataset(dataset))
     found = [x for batch in batches for part in halves(strategy, batch) for x in part]
     np.testing.assert_array_equal(found, np.arange(ROWS) + 1)
+
+
+def aligned(numbers):
+    """The same numbers, in memory that TensorFlow need not copy."""
+    raw = np.zeros(numbers.size + WIDTH, np.float32)
+    start = -raw.ctypes.data % 64 // raw.itemsize
+    array = raw[start : start + numbers.size].reshape(numbers.shape)
+    array[:] = numbers
+    return array
+
+
+class Halves(keras.utils.PyDataset):
+    def __init__(self, x, y):
+        super().__init__()
+        self.pair = x, y
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, i):
+        return tuple(array[8 * i : 8 * i + 8] for array in self.pair)
+
+
+def from_generator(x, y):
+    spec = tf.TensorSpec([None, WIDTH])
+    return tf.data.Dataset.from_generator(
+        lambda: iter(Halves(x, y)), output_signature=(spec, spec)
+    ).take(2)
+
+
+def from_a_function(x, y):
+    def half(i):
+        pair = tf.numpy_function(Halves(x, y).__getitem__, [i], [tf.float32] * 2, stateful=False)
+        return [tf.ensure_shape(array, [None, WIDTH]) for array in pair]
+
+    return tf.data.Dataset.range(2).map(lambda i: tuple(half(i)))
+
+
+def from_another_dataset(x, y):
+    inner = from_generator(x, y)
+    return tf.data.Dataset.range(1).interleave(lambda _: inner.map(lambda *pair: pair))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [Halves, from_generator, from_a_function, from_another_dataset],
+    ids=lambda kind: kind.__name__,
+)
+def test_arrays_that_python_gives_stay_as_they_are(strategy, data):
+    random = np.random.default_rng(0)
+    x, y = (aligned(random.normal(size=[16, WIDTH])) for _ in range(2))
+    before = x.copy(), y.copy()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input([WIDTH]), keras.layers.Dense(WIDTH)])
+        model.compile("sgd", "mse")
+    model.fit(data(x, y), verbose=0)
+    np.testing.assert_array_equal((x, y), before)
 
 
 def test_a_training_leaves_no_iterator_behind(strategy):

@@ -5,6 +5,7 @@ tfscale supports.
 """
 
 from tensorflow.python.autograph.impl.api import autograph_artifact
+from tensorflow.python.data.ops.dataset_ops import _VariantDataset as VariantDataset
 from tensorflow.python.distribute.collective_all_reduce_strategy import (
     CollectiveAllReduceExtended,
 )
@@ -64,6 +65,7 @@ __all__ = [
     "SaveSpec",
     "SaveableObject",
     "SyncOnReadVariable",
+    "VariantDataset",
     "WhileBodyFuncGraph",
     "WhileCondFuncGraph",
     "WorkerIterator",

@@ -8,6 +8,11 @@ tf.data tunes a pipeline in a thread that sleeps for up to a minute, and that ca
 that its iterator ends. Whoever drops the iterator, as Keras does after an epoch or a validation,
 then waits until the thread wakes. So the strategy turns tuning off, and ``tf.data.AUTOTUNE`` means
 as many calls at once as there are processors. A dataset whose own options ask for tuning gets it.
+
+A batch that a Python function gives, as ``from_generator`` does, can be a user's array itself:
+TensorFlow takes its memory, and marks it as not to be written to. Slices of it have lost that mark,
+and replicas get slices: an operation that may write to its argument would change the user's data.
+So replicas get copies of these.
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ from tfscale.bridge.tensorflow import (
     DistributedDatasetsFromFunction,
     DistributedIterator,
     DistributedIteratorSpec,
+    VariantDataset,
     WorkerIterator,
     WorkerIteratorSpec,
     split_by_replica,
@@ -39,6 +45,13 @@ def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
 class Batches(DistributedDataset):
     """A dataset of global batches, of which each local replica gets its part."""
 
+    _cloned_datasets: list[tf.data.Dataset]
+
+    def build(self, dataset_to_replace: tf.data.Dataset | None = None) -> None:
+        super().build(dataset_to_replace)
+        if _may_give_memory_of_python(dataset_to_replace or self._original_dataset):
+            self._cloned_datasets = [parts.map(_copies) for parts in self._cloned_datasets]
+
     def __iter__(self) -> DistributedIterator:
         return _iterator(self, self._cloned_datasets)
 
@@ -48,6 +61,35 @@ class BatchesOfReplicas(DistributedDatasetsFromFunction):
 
     def __iter__(self) -> DistributedIterator:
         return _iterator(self, self._datasets)
+
+
+_CALLS_OF_PYTHON = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
+
+
+def _may_give_memory_of_python(dataset: tf.data.Dataset) -> bool:
+    """Whether a Python function gives elements of the dataset, as far as can be seen."""
+    if isinstance(dataset, VariantDataset):
+        return True  # this one says nothing of how it was made
+    for function in dataset._functions():
+        graph = function.function.graph
+        uses_a_dataset = any(x.dtype == tf.variant for x in graph.external_captures)
+        if uses_a_dataset or _CALLS_OF_PYTHON & _operations(graph.as_graph_def()):
+            return True
+    return any(map(_may_give_memory_of_python, dataset._inputs()))
+
+
+def _operations(graph: Any) -> set[str]:
+    functions = [node.op for function in graph.library.function for node in function.node_def]
+    return {*functions, *(node.op for node in graph.node)}
+
+
+def _copies(*element: Any) -> Any:
+    copies = tf.nest.map_structure(
+        lambda x: tf.raw_ops.DeepCopy(x=x) if x.dtype.is_numpy_compatible else x,
+        element,
+        expand_composites=True,
+    )
+    return copies if len(copies) > 1 else copies[0]
 
 
 def _iterator(distributed: Any, datasets: list[tf.data.Dataset]) -> DistributedIterator:
