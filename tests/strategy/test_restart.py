@@ -61,13 +61,18 @@ def test_a_job_goes_on_from_its_backup_with_any_number_of_workers(run, tmp_path)
     ]
 
 
-def test_a_signal_makes_all_workers_save_and_leave_at_the_same_step(run):
-    """Worker 1 gets it after 7 steps; they look every second step."""
-    codes, told = run(2, "tfscale", devices=2, PREEMPT=7)
+@pytest.mark.parametrize(
+    ("preempted", "beginning"), [(5, (1, 6)), pytest.param(7, (2, 8), marks=pytest.mark.full)]
+)
+def test_a_signal_makes_all_workers_save_and_leave_at_the_same_step(run, preempted, beginning):
+    """Worker 1 gets it; they look every second step. In the middle of an epoch, that epoch begins
+    again and its steps are kept; after its last step, which is the 8th, the next one begins.
+    """
+    codes, told = run(2, "tfscale", devices=2, PREEMPT=preempted)
     assert codes == [3, 3], told
     codes, outputs = run(2, "tfscale", devices=2)
     assert codes == [0, 0], outputs
     for output in outputs:
-        assert beginnings(output)[0][:2] == (1, 8)  # the epoch begins again, its steps are kept
+        assert beginnings(output)[0][:2] == beginning
         assert beginnings(output) == beginnings(outputs[0])
         assert "DONE" in output
