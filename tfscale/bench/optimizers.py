@@ -120,7 +120,7 @@ def _mlp(shrink: int) -> tuple[str, Calls]:
     import keras
 
     layers = [keras.layers.Dense(1024 // shrink, activation="relu") for _ in range(3)]
-    return "10 steps of an MLP, batch 256", _steps((784,), layers, 256 // shrink)
+    return "10 steps of an MLP, batch 256", _steps((784,), layers, max(256 // shrink, 2))
 
 
 def _conv(shrink: int) -> tuple[str, Calls]:
@@ -132,7 +132,7 @@ def _conv(shrink: int) -> tuple[str, Calls]:
         layers += [keras.layers.BatchNormalization()]
     layers += [keras.layers.GlobalAveragePooling2D()]
     return "10 steps of a conv net with batch norm, batch 64", _steps(
-        (32, 32, 3), layers, 64 // shrink
+        (32, 32, 3), layers, max(64 // shrink, 2)
     )
 
 
