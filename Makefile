@@ -106,9 +106,9 @@ $(PYTHON_PARTS): python-%: build
 	@.ci/timed $* sh -c '$(BIN)/python -m pytest $(or $(WHERE_$*),$(WHERE)) "$$@" \
 	  $(if $(PYTEST_ARGS),|| test $$? = 5)' pytest $(PYTEST_ARGS)
 
-test-tf: build ## run a fifth of what depends on TensorFlow: make test-tf TF=2.20
+test-tf: build ## run an eighth of what depends on TensorFlow: make test-tf TF=2.20
 	$(STEP) "quick tests, TensorFlow $(TF)"
-	@.ci/timed "TensorFlow $(TF)" $(BIN)/python -m pytest -m "not slow and not full" --one-in 5 \
+	@.ci/timed "TensorFlow $(TF)" $(BIN)/python -m pytest -m "not slow and not full" --one-in 8 \
 	  tests/ops tests/integration tests/bridge tests/exchange tests/strategy tests/recompute tests/optimizers tests/callbacks $(PYTEST_ARGS)
 
 ci-tf: # the other TensorFlow, built by the other compiler

@@ -10,14 +10,14 @@ import tensorflow as tf
 
 import tfscale
 from tests.addons.models import OPTIMIZERS, furthest, scale, train
+from tests.covering import grid, singles
 from tfscale.compression import PowerSGD, TopK
 from tfscale.launch import LocalWorkers
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("devices", [2, 4])
+@grid("optimizer, devices", OPTIMIZERS, [2, 4], aspects=singles)
 def test_replicas_train_as_one_device(optimizer, devices):
     weights, logs = train(optimizer)
     found, seen = train(optimizer, scale(devices))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import math
 import os
 import statistics
 import time
@@ -53,7 +54,7 @@ def make_parser() -> argparse.ArgumentParser:
         "(default: %(default)s)")  # fmt: skip
     add("--rounds", type=whole_number, default=15, metavar="N")
     add("--shrink", type=whole_number, default=1, metavar="K",
-        help="make variables and batches K times smaller, to try the benchmark itself")  # fmt: skip
+        help="make all K times smaller, or fewer, to try the benchmark itself")  # fmt: skip
     return parser
 
 
@@ -62,8 +63,11 @@ def make_parser() -> argparse.ArgumentParser:
 
 def _many(shrink: int) -> tuple[str, Calls]:
     large = [(3, 3, 128, 280 // shrink), (512, 600 // shrink)]
-    shapes = [shape for kernel in 40 * large for shape in (kernel, kernel[-1:])]
-    return "updates of 25M parameters in 160 variables", _updates(shapes)
+    kernels = max(40 // shrink, 1) * large
+    shapes = [shape for kernel in kernels for shape in (kernel, kernel[-1:])]
+    millions = sum(map(math.prod, shapes)) / 1e6
+    title = f"updates of {millions:.0f}M parameters in {len(shapes)} variables"
+    return title, _updates(shapes)
 
 
 def _one(shrink: int) -> tuple[str, Calls]:
