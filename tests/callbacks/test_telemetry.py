@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import logging
@@ -14,11 +15,13 @@ import tensorflow as tf
 from helpers import mirrored
 
 from tests.callbacks.telemetries import BATCH, STEPS, WIDTH, added, compiled, fit, lines, numbers
+from tests.compression.test_adaptive import eager_to_change
 from tfscale import ScaleStrategy
 from tfscale.callbacks import BatchGrowth, Recompute, Telemetry
 from tfscale.callbacks import telemetry as module
 from tfscale.collectives import Link, ring
 from tfscale.collectives.choose import Choice, Chooser
+from tfscale.compression import Adaptive
 from tfscale.exchange.explain import rows
 from tfscale.exchange.state import ExchangeState
 from tfscale.ops import Communicator
@@ -399,6 +402,36 @@ def test_choices_and_switches(tmp_path):
     )
     assert decide.before == choices[switch["bucket"]]["algorithm"] != "tree"
     assert 2 * STEPS <= switch["step"] <= 3 * STEPS
+
+
+def test_methods_that_are_chosen_live(tmp_path, monkeypatch):
+    """Also where two models with optimizers of one name are trained by one strategy."""
+    strategy = ScaleStrategy("ring", devices=["CPU:0", "CPU:1"], method=Adaptive(1.0, ("int8",)))
+    made = 0
+    with eager_to_change(monkeypatch):
+        for name in "ab":
+            told, timeline = tmp_path / f"{name}.jsonl", tmp_path / f"{name}.json"
+            telemetry = Telemetry(told, timeline=timeline, profile=(1, 12 * STEPS))
+            trained(strategy, telemetry, epochs=12)
+            changes = [c for p in strategy.reducer.packings.values() for c in p.changes]
+            written = lines(told, "method")
+            assert written == [{"kind": "method", **dataclasses.asdict(c)} for c in changes[made:]]
+            assert len(written) > 1
+            check_marks(timeline, written)
+            made = len(changes)
+
+
+def check_marks(timeline, changes):
+    events = json.loads(timeline.read_text())["traceEvents"]
+    for rank in (0, 1):
+        marks = [event for event in events if event["ph"] == "i" and event["pid"] == rank]
+        assert [mark["args"] for mark in marks] == [
+            {"why": change["why"], "step": change["step"]} for change in changes
+        ]
+        for mark, change in zip(marks, changes, strict=True):
+            assert mark["name"].endswith(f"{change['after']} instead of {change['before']}")
+    names = " ".join(event["name"] for event in events if event["ph"] == "b")
+    assert changes[0]["bucket"] in names
 
 
 # --------------------------------------------------------------------- sinks

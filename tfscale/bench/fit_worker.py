@@ -74,7 +74,12 @@ def tiny() -> tuple[Layers, tuple[int, ...], int]:
     return [keras.layers.Dense(8), keras.layers.Dense(1)], (4,), 2
 
 
-MODELS = {each.__name__: each for each in (conv, dense, deep, tiny)}
+def wide() -> tuple[Layers, tuple[int, ...], int]:
+    """3 million parameters in three layers, and a little to compute."""
+    return [keras.layers.Dense(1000, "relu") for _ in range(3)], (1000,), 32
+
+
+MODELS = {each.__name__: each for each in (conv, dense, deep, tiny, wide)}
 
 
 def make_model(name: str) -> Any:
@@ -256,6 +261,10 @@ def _say(talk: Any, what: Any) -> None:
 
 
 def _obey(training: Fit, order: dict[str, int]) -> Any:
+    if "explain" in order:
+        rows = training.strategy.explain()
+        large = [row for row in rows if row.elements >= order["explain"]]
+        return [row.method for row in large or rows]
     if "trace" in order:
         from tfscale.bench import fit_trace
 

@@ -125,10 +125,17 @@ class Network:
             self._shape(name, "eth0")
             self._shape(switch, port)
 
-    def _shape(self, name: str, device: str) -> None:
+    def change(self, rate: str) -> None:
+        """Give all ports another rate, while programs use them."""
+        self.rate = rate
+        for index, name in enumerate(self._names):
+            self._shape(name, "eth0", "change")
+            self._shape(self._switch, f"port{index}", "change")
+
+    def _shape(self, name: str, device: str, how: str = "add") -> None:
         limit = f"rate {self.rate} burst {burst(self.rate)} latency 50ms"
         try:
-            _run(f"tc -n {name} qdisc add dev {device} root tbf {limit}")
+            _run(f"tc -n {name} qdisc {how} dev {device} root tbf {limit}")
         except LinkError as error:
             raise LinkError(
                 f"{error}\nIf this kernel lacks the token bucket filter, load it: modprobe sch_tbf"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import ast
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tfscale.wires import WIRES
 
 if TYPE_CHECKING:
     from tfscale.compression import Method
 
-NAMES = ("PowerSGD", "TopK", "RandomK", "Wire")
+NAMES = ("PowerSGD", "TopK", "RandomK", "Wire", "Staged", "Settled", "Adaptive")
 
 
 def method_of(text: str) -> Method:
@@ -25,20 +25,33 @@ def method_of(text: str) -> Method:
 
     if text in WIRES:
         return compression.Wire(text)
+    if text == "adaptive":
+        return compression.Adaptive()
     try:
-        call = ast.parse(text, mode="eval").body
-        if not isinstance(call, ast.Call) or getattr(call.func, "id", "") not in NAMES:
+        method: Method = _made(ast.parse(text, mode="eval").body)
+        if not isinstance(method, compression.Method):
             raise ValueError("that is neither a wire nor a method")
-        arguments = [ast.literal_eval(each) for each in call.args]
-        named = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
-        kind = getattr(compression, call.func.id)  # type: ignore[attr-defined]
-        method: Method = kind(*arguments, **named)
     except (SyntaxError, TypeError, ValueError) as error:
         raise argparse.ArgumentTypeError(
             f"{text!r}: {error}. Say a wire, {', '.join(WIRES)}, or a method, such as "
             "'PowerSGD(4)' or 'TopK(0.01)'"
         ) from error
     return method
+
+
+def _made(node: ast.expr) -> Any:
+    """What Python makes of it, of literals and of these names alone."""
+    from tfscale import compression
+
+    if isinstance(node, ast.Tuple):
+        return tuple(map(_made, node.elts))
+    if not isinstance(node, ast.Call):
+        return ast.literal_eval(node)
+    name = getattr(node.func, "id", "")
+    if name not in NAMES:
+        raise ValueError(f"{name or 'that'} is no method")
+    named = {str(each.arg): _made(each.value) for each in node.keywords}
+    return getattr(compression, name)(*map(_made, node.args), **named)
 
 
 def checked(text: str) -> str:

@@ -289,6 +289,10 @@ class Telemetry(keras.callbacks.Callback):
             before = {} if old is None else {"before": old.algorithm}
             kind = "choice" if old is None else "switch"
             self._write(kind, step=self._step, **before, **_fields(row))
+        for change in log.new_methods():
+            self._write("method", **dataclasses.asdict(change))
+            if self._recording is not None:
+                self._recording.changed(change)
         parts = [split(mine, laps) for mine in executions]
         for lap, ranks in zip(laps, zip(*parts, strict=True), strict=True):
             if lap.begin >= since and log.is_measured:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tfscale.exchange.deciding import Change
 from tfscale.exchange.explain import Row, rows
 from tfscale.exchange.reducer import Reducer
 from tfscale.ops import Communicator
@@ -24,6 +25,7 @@ class EngineLog:
         self._calls = [_calls(each) for each in self.communicators]
         self.rows: list[Row] = []  # as of the last call of changes()
         self._saved: dict[BucketId, float] = {}
+        self._told = set(self._made())
 
     @property
     def ranks(self) -> list[int]:
@@ -78,6 +80,15 @@ class EngineLog:
         self._saved = {name: row.saved - 1 for row in now for name in row.collectives}
         pairs = [(before.get(row.bucket), row) for row in now]
         return [(old, new) for old, new in pairs if old is None or old.algorithm != new.algorithm]
+
+    def new_methods(self) -> list[Change]:
+        """Buckets that have another method since the last call, where methods are chosen live."""
+        fresh = [change for change in self._made() if change not in self._told]
+        self._told.update(fresh)
+        return fresh
+
+    def _made(self) -> list[Change]:
+        return [one for each in list(self._reducer.packings.values()) for one in each.changes]
 
     def saved(self, bucket: BucketId) -> float:
         """Bytes that each byte on the wire saves, against the wire ``"fp32"``."""

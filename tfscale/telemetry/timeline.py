@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tfscale import records
 
 if TYPE_CHECKING:
+    from tfscale.exchange.deciding import Change
     from tfscale.ops.log import Execution
 
 Span = tuple[str, float, float]  # what, from, to
@@ -48,8 +49,8 @@ _REPLICA = re.compile(r"(?:^|/)replica_(\d+)/")
 
 @dataclasses.dataclass(frozen=True)
 class RankTimeline:
-    """Some steps of one rank. ``compute`` are its ops, ``buckets`` its exchanges, and ``ways`` says
-    how these go to the others.
+    """Some steps of one rank. ``compute`` are its ops, ``buckets`` its exchanges, ``ways`` says
+    how these go to the others, and ``changes`` which methods were changed meanwhile.
     """
 
     rank: int
@@ -57,6 +58,7 @@ class RankTimeline:
     compute: Sequence[Span]
     buckets: Sequence[Exchanged]
     ways: str = ""
+    changes: Sequence[Change] = ()
 
 
 class Profile:
@@ -96,6 +98,7 @@ class Recording:
         self._profile: Profile | None = None
         self._begins: list[float] = []
         self._buckets: list[list[Exchanged]] = [[] for _ in ranks]
+        self._changes: list[Change] = []
 
     @property
     def runs(self) -> bool:
@@ -124,12 +127,17 @@ class Recording:
             for buckets, mine in zip(self._buckets, executions, strict=True):
                 buckets += map(Exchanged.of, mine)
 
+    def changed(self, change: Change) -> None:
+        """A bucket has another method."""
+        self._changes.append(change)
+
     def finish(self, now: float) -> None:
         """Write the file."""
         ops = of_replicas(self._profile.stop() if self._profile else [], len(self._ranks))
         ends = [*self._begins, now]
+        changes = [one for one in self._changes if ends[0] <= one.time < ends[-1]]
         timelines = [
-            RankTimeline(rank, ends, _within(compute, ends), _within(buckets, ends), ways)
+            RankTimeline(rank, ends, _within(compute, ends), _within(buckets, ends), ways, changes)
             for rank, ways, compute, buckets in zip(
                 self._ranks, self._ways, ops, self._buckets, strict=True
             )
@@ -200,6 +208,11 @@ def chrome(timelines: Sequence[RankTimeline], begin: float | None = None) -> dic
                       "id": f"{timeline.rank}-{number}"}  # fmt: skip
             events.append({**common, "ph": "b", "ts": 1e6 * (start - begin)})
             events.append({**common, "ph": "e", "ts": 1e6 * (end - begin)})
+        for change in timeline.changes:
+            events.append({"ph": "i", "s": "p", "pid": timeline.rank, "tid": 0, "cat": "method",
+                           "name": f"{change.bucket}: {change.after} instead of {change.before}",
+                           "ts": 1e6 * (change.time - begin),
+                           "args": {"why": change.why, "step": change.step}})  # fmt: skip
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
