@@ -249,6 +249,76 @@ def test_a_model_without_call_trains(recwarn):
     assert not [w for w in recwarn if "build" in str(w.message)]  # nothing is wrong with it
 
 
+class Centred(keras.Model):
+    """Takes the mean of the whole batch off, though Keras builds models outside of all replicas."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = layers.Dense(4), layers.Dense(1)
+
+    def call(self, x):
+        x = self.first(x)
+        replica = tf.distribute.get_replica_context()
+        parts = [tf.reduce_sum(x, axis=0), tf.cast(tf.shape(x)[0], x.dtype)]
+        total, rows = replica.all_reduce(tf.distribute.ReduceOp.SUM, parts)
+        return self.second(x - total / rows)
+
+
+def centred():
+    model = Centred()
+    model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"])
+    return model
+
+
+@pytest.mark.parametrize("first", [keras.Model.fit, keras.Model.evaluate])
+def test_a_call_that_talks_to_other_replicas_is_built_by_its_step(first):
+    x, y = X[:32], Y[:32]  # a row that is lent to a replica without rows would be in its sums
+
+    def train(model):
+        first(model, x, y, batch_size=BATCH, verbose=0)
+        history = model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0).history
+        return history | {"predicted": model.predict(x, batch_size=BATCH, verbose=0)}
+
+    check_twins(centred, train)
+
+
+class Nested(Parts):
+    """Keras calls its first part apart, in the step of the first replica, to see what to build."""
+
+    class Block(layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.dense, self.norm = layers.Dense(4), layers.BatchNormalization()
+
+        def call(self, x):
+            return self.norm(self.dense(x), training=True)
+
+    def __init__(self):
+        super().__init__()
+        self.first = Nested.Block()
+
+
+def test_layers_that_a_step_builds_may_exchange():
+    def build():
+        model = Nested()
+        model.compile(keras.optimizers.SGD(0.05))
+        return model
+
+    check_twins(build, fit, own_losses="mean")
+
+
+def test_what_is_wrong_with_a_call_is_said_in_its_own_words():
+    class Wrong(keras.Model):
+        def call(self, x):
+            raise RuntimeError("not like this")
+
+    with two().scope():
+        model = Wrong()
+        model.compile("sgd", "mse")
+    with pytest.raises(RuntimeError, match="not like this"):
+        model.fit(X, Y, verbose=0)
+
+
 def test_one_tensor_for_all_replicas_eagerly():
     """As ``strategy.run`` gets it from outside of all replicas."""
     strategy = two()

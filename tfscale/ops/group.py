@@ -91,13 +91,14 @@ class Communicator:
         Buckets are counted from the start for each function that is traced (with its loops
         and branches), so a trace that fails, or that only one rank makes, does no harm.
         Eager ops run one after the other and share a bucket, since TensorFlow keeps a kernel
-        for every name that it has seen.
+        for every name that it has seen. Keras calls a layer in a graph of its own, which never
+        runs, to see what to build: the first replica alone does, so that counts apart.
         """
         bucket = bucket_id(name)
         if tf.executing_eagerly():
             return bucket
         graph = tf.compat.v1.get_default_graph()
-        while hasattr(getattr(graph, "outer_graph", None), "outer_graph"):
+        while _belongs_to_its_outer(graph):
             graph = graph.outer_graph
         counts = self._counts.setdefault(graph, collections.Counter())
         counts[bucket] += 1
@@ -379,6 +380,12 @@ class Group:
 
         run.__name__ = getattr(body, "__name__", "run")  # the graph's name, and so the buckets'
         return tf.function(run, autograph=False)  # type: ignore[no-any-return]
+
+
+def _belongs_to_its_outer(graph: Any) -> bool:
+    """Whether it runs as a part of the graph around it, as branches and loops do."""
+    is_traced = hasattr(getattr(graph, "outer_graph", None), "outer_graph")
+    return is_traced and "scratch_graph" not in graph.name  # as Keras 2 and 3 call theirs
 
 
 def _full_names(devices: Sequence[str] | None) -> list[str]:

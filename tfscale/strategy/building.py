@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 def prepare_to_build(strategy: ScaleStrategy) -> None:
     """Let Keras try to build a model before its first step, and go on where it cannot.
 
-    With a strategy, Keras calls a model on symbols to build it. One that has no ``call``, or whose
-    steps call it otherwise, can't be built so; as without a strategy, its layers are then built
-    while its step is traced.
+    With a strategy, Keras calls a model on symbols to build it, outside of all replicas. One that
+    has no ``call``, whose steps call it otherwise, or that talks to other replicas can't be built
+    so; as without a strategy, its layers are then built while its step is traced.
     """
     if fit.wants_only_shapes():
         model = fit.fitted()
@@ -43,12 +43,8 @@ def _build_if_possible(model: keras.Model, **batch: Any) -> None:
     own = any(getattr(type(model), own) is not getattr(keras.Model, own) for own in fit.STEPS)
     # Which metric "accuracy" is depends on what the step makes of the targets.
     metrics = shadowed(model, "_compile_metrics", None) if own else contextlib.nullcontext()
-    try:
-        with metrics:
-            getattr(model, _BUILD)(**batch)
-    except Exception:
-        if not own:
-            raise
+    with contextlib.suppress(Exception), metrics:  # what is wrong with a model, its step will say
+        getattr(model, _BUILD)(**batch)
 
 
 def take_over(strategy: ScaleStrategy, model: keras.Model) -> None:
