@@ -2,6 +2,7 @@
 
 import doctest
 import json
+import logging
 import os
 import re
 from pathlib import Path
@@ -53,7 +54,7 @@ def state(model):
         ({}, "epoch"),
         pytest.param({"run_eagerly": True}, "epoch", marks=FULL),
         pytest.param({}, 4, marks=FULL),
-        ({"run_eagerly": True}, 4),
+        pytest.param({"run_eagerly": True}, 4, marks=FULL),
     ],
 )
 def test_the_training_is_the_same_to_the_bit(how, every):
@@ -100,6 +101,20 @@ def test_files_hold_layers_and_a_second_fit_adds_to_them(tmp_path):
         for event in tf.compat.v1.train.summary_iterator(str(file)):
             tags |= {value.tag for value in event.summary.value}
     assert tags == {"curvature/trace", "curvature/trace_error", "curvature/top"}
+
+
+def diverged():
+    model = compiled(keras.optimizers.SGD(0.01))
+    model.layers[0].kernel.assign(np.full((3, 4), np.nan))
+    return model
+
+
+def test_a_loss_that_is_not_finite_does_not_end_the_training(caplog):
+    measured = Curvature(*numbers(), samples=2)
+    with caplog.at_level(logging.WARNING, "tfscale"):
+        history = fit(diverged(), [measured], epochs=2).history
+    assert np.isnan(history["curvature_trace"]).all() and len(measured.measured) == 2
+    assert "measured nothing after step 6: the loss of 'sequential" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -190,6 +205,7 @@ def test_the_samples_are_those_of_full_passes():
     np.testing.assert_array_equal(np.concatenate(seen), np.concatenate([x, x]))
 
 
+@FULL
 def test_the_rate_may_stay_and_then_others_set_it():
     model = compiled(keras.optimizers.SGD(0.02))
     history = grow(model, growing(raise_rate=False), keras.callbacks.LearningRateScheduler(
@@ -235,6 +251,7 @@ def test_a_resumed_training_goes_on(tmp_path, growth_first, stop):
     assert sum('"curvature"' in line for line in lines) == 6
 
 
+@FULL
 def test_a_second_fit_goes_on():
     model, growth = compiled(keras.optimizers.SGD(0.01)), growing()
     history = grow(model, growth, epochs=4)
@@ -242,6 +259,7 @@ def test_a_second_fit_goes_on():
     assert history["batch_size"] + more["batch_size"] == [8, 8, 16, 16, 32, 32, 32, 32]
 
 
+@FULL
 def test_two_replicas_train_as_one_device(strategy):
     with strategy.scope():
         model = worker.model()
@@ -259,14 +277,16 @@ def assert_same(found, alone):
 
 
 @pytest.mark.timeout(SECONDS + 60)
-def test_several_processes_are_refused():
+def test_two_processes_train_as_one_device(tmp_path):
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    with warm.Workers([worker.__file__], 2, environment={"PYTHONPATH": path}) as group:
+    with warm.Workers(
+        [worker.__file__, str(tmp_path)], 2, environment={"PYTHONPATH": path}
+    ) as group:
         printed = group.wait(SECONDS)
-    for output in printed:
-        refused = re.findall(r"^REFUSED (.*)$", output, re.MULTILINE)
-        who = [line.split()[0] for line in refused]
-        assert who == ["Curvature", "BatchGrowth.by_curvature", "curvature.Hessian"]
+    told = [re.findall(r"^TOLD (.*)$", output, re.MULTILINE) for output in printed]
+    assert told[0] == told[1], "workers trained in other ways"
+    assert_same(json.loads(told[0][0]), worker.train(worker.model()))
+    assert [file.name for file in tmp_path.iterdir()] == ["0"], "the first worker writes"
 
 
 # ------------------------------------------------------------------- refusals
@@ -283,6 +303,11 @@ def test_what_does_not_go_together_is_refused(tmp_path):
     rate = tfscale.schedules.Cosine(0.1, end=5)
     with pytest.raises(ValueError, match="BatchGrowth.by_curvature sets optimizer.learning_rate"):
         grow(compiled(momentum(rate)), growing())
+
+
+def test_batches_do_not_grow_by_a_loss_that_is_not_finite():
+    with pytest.raises(curvature.NotFiniteError, match="before epoch 2: .* is nan in batch 0"):
+        grow(diverged(), growing())
 
 
 def test_another_rate_is_noticed():

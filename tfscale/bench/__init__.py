@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 _WITH_OPTIONS_OF_THEIR_OWN = (
     "devices", "fit", "convergence", "optimizers", "learning", "memory", "telemetry",
-    "epochs", "curvature", "adaptive",
+    "epochs", "curvature", "adaptive", "products",
 )  # fmt: skip
 
 

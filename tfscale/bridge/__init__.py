@@ -4,6 +4,8 @@
 - ``calls.py``: which function is calling.
 - ``fit.py``: what the running ``fit``, ``evaluate``, ``predict`` or ``compile`` does.
 - ``reading.py``: what Keras reads for no more than its shapes, read apart from what is trained on.
+- ``data.py``: data in batches, read once or many times.
+- ``losses.py``: what Keras's losses are of each element, and what they divide by.
 - ``objects.py``: models, layers, variables, optimizers; ``protocols.py``: what is asked of them.
 - ``optimizers.py``: the base of tfscale's optimizers.
 - ``backup.py``: Keras's ``BackupAndRestore``, made safe.

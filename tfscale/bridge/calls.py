@@ -46,7 +46,7 @@ def is_in_a_loop_of_a_replica() -> bool:
 
 def goes_back() -> bool:
     """Whether TensorFlow is making gradients, and asks for those of a sum over replicas."""
-    return any(called_by(name, levels=12) for name in _MAKE_GRADIENTS)
+    return any(called_by(name, levels=14) for name in _MAKE_GRADIENTS)
 
 
 # Under a tape, and by ``tf.gradients``.

@@ -9,6 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfscale.bridge.installed import KERAS_2
+from tfscale.bridge.objects import layers_of
+from tfscale.bridge.shadow import shadowed
 
 if not KERAS_2:
     from keras.src.trainers.data_adapters import get_data_adapter
@@ -51,7 +53,18 @@ class Batches:
             if not self._adapter.num_batches:
                 raise ValueError(_ENDLESS.format(who=who))
             dataset = dataset.take(self._adapter.num_batches)
+        self._spec = dataset.element_spec
         self._dataset = model.distribute_strategy.experimental_distribute_dataset(dataset)
+
+    def build(self, model: Any) -> None:
+        """Build a model and its loss as ``fit`` would, if nobody has; not its optimizer."""
+        layers = [model, *layers_of(model)]
+        losses = model._compile_loss
+        if all(layer.built for layer in layers) and (losses is None or losses.built):
+            return
+        others = shadowed(model, "optimizer", None), shadowed(model, "_compile_metrics", None)
+        with others[0], others[1], model.distribute_strategy.scope():
+            model._symbolic_build(data_batch=self._spec)
 
     def __iter__(self) -> Iterator[Any]:
         self._adapter.on_epoch_begin()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,6 @@ import keras
 from tfscale import curvature
 from tfscale.bridge.installed import refuse_keras_2
 from tfscale.callbacks import progress
-from tfscale.curvature import processes
 from tfscale.telemetry.sinks import JsonLines, TensorBoard
 
 EPOCH = "epoch"
@@ -24,14 +25,15 @@ class Curvature(keras.callbacks.Callback):
 
     It measures on data of its own, which stay the same, so numbers of different epochs can be
     compared: some hundreds of samples of the training data will do. Weights, optimizer, seeds and
-    statistics are the same to the bit as without it. Several devices of a process measure
-    together; trainings in several processes are refused.
+    statistics are the same to the bit as without it. All devices and processes of a strategy
+    measure together, all with the same data; the first process writes the files.
 
     - ``"trace"``: the sum of all eigenvalues, with its standard error, and by layer in the JSON
       lines. It costs as many products as ``samples``.
     - ``"top"``: the largest eigenvalue; some tens of products.
     - ``"bottom"``: the smallest, most negative one; as many.
 
+    If the loss is not finite, the numbers are NaN, a warning says where, and the training goes on.
     A product is about three times the work of a forward and a backward pass over the data.
 
     Args:
@@ -92,16 +94,16 @@ class Curvature(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Called by Keras."""
-        processes.check(self.model, "Curvature")
         step = progress.steps(self.model.optimizer)
         goes_on = bool(self.measured) or step > 0
         self._hessian = None  # a model may not be built yet
         if isinstance(self._every, int):
             self._next = step + self._every
-        if self._jsonl is not None:
+        writes = self.model.distribute_strategy.extended.should_checkpoint  # of one process alone
+        if self._jsonl is not None and writes:
             self._lines = JsonLines(Path(self._jsonl), more=goes_on)
             self._lines.write("start", {"version": VERSION, "step": step})
-        if self._tensorboard is not None:
+        if self._tensorboard is not None and writes:
             self._board = TensorBoard(Path(self._tensorboard), "curvature")
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -135,10 +137,16 @@ class Curvature(keras.callbacks.Callback):
             self._hessian = curvature.Hessian(self.model, *self._data, **self._how)
         numbers: dict[str, float] = {}
         parts: dict[str, Any] = {}
-        for name in self._what:
-            found, of_layers = _MEASURES[name](self._hessian, self._samples)
-            numbers |= found
-            parts |= of_layers
+        try:
+            for name in self._what:
+                found, of_layers = _MEASURES[name](self._hessian, self._samples)
+                numbers |= found
+                parts |= of_layers
+        except curvature.NotFiniteError as error:
+            numbers = dict.fromkeys(self._what, math.nan)
+            logging.getLogger("tfscale").warning(
+                "Curvature measured nothing after step %d: %s", step, error
+            )
         self.measured.append({"epoch": self._epoch, "step": step, **numbers})
         if self._lines is not None:
             self._lines.write("curvature", {**self.measured[-1], **parts})

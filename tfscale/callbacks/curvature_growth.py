@@ -18,7 +18,6 @@ from tfscale.bridge.objects import innermost
 from tfscale.callbacks import progress
 from tfscale.callbacks.batch_growth import BatchGrowth
 from tfscale.callbacks.warmup import Warmup
-from tfscale.curvature import processes
 
 KIND = "growth by curvature"
 
@@ -130,7 +129,6 @@ class CurvatureGrowth(BatchGrowth):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Called by Keras, perhaps before a checkpoint is restored."""
-        processes.check(self.model, "BatchGrowth.by_curvature")
         if self.params["steps"] is not None:
             raise ValueError(
                 "an epoch of BatchGrowth.by_curvature is a pass over the data, of fewer steps as "
@@ -185,12 +183,13 @@ class CurvatureGrowth(BatchGrowth):
     def _measure(self, epoch: int, step: int) -> None:
         if self._hessian is None:
             self._hessian = curvature.Hessian(self.model, *self._data, batch_size=self._batch_size)
-        eigenvalue = max(0.0, float(self._hessian.eigenvalues(top=1).top[0]))
-        if not math.isfinite(eigenvalue):
-            raise ValueError(
-                f"the largest eigenvalue before epoch {epoch + 1} is {eigenvalue}: the loss is not "
-                "finite any more. Train with a lower learning rate"
-            )
+        try:
+            eigenvalue = max(0.0, float(self._hessian.eigenvalues(top=1).top[0]))
+        except curvature.NotFiniteError as error:
+            raise curvature.NotFiniteError(
+                f"BatchGrowth.by_curvature measured before epoch {epoch + 1}: {error}. If the data "
+                "are finite, train with a lower learning rate"
+            ) from error
         last = self.measures[-1] if self.measures else None
         reference = last.reference if last else eigenvalue
         grown = last.grown if last else 0

@@ -7,75 +7,159 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tfscale.curvature.lanczos import Basis
 from tfscale.curvature.results import Eigenvalues
 
 if TYPE_CHECKING:
     from tfscale.curvature.operator import Operator
 
+_NOT_CONVERGED = (
+    "eigenvalues of %s did not converge in %d products: the residual of %.6g is %.2g, and was to "
+    "be at most %.2g. Raise limit, or memory for a larger basis"
+)
+
 
 def lanczos(
     operator: Operator,
-    top: int,
-    bottom: int,
+    top: int = 1,
+    bottom: int = 0,
     *,
-    seed: int = 0,
     tolerance: float = 1e-4,
-    limit: int = 300,
-    basis: int | None = None,
+    limit: int = 500,
+    seed: int = 0,
 ) -> Eigenvalues:
-    """The largest and the smallest eigenvalues, by Lanczos's method, restarted with Ritz vectors.
+    r"""The largest and the smallest eigenvalues, by Lanczos's method with restarts.
 
-    Each new vector is made orthogonal to all others, twice.
+    Products build a basis of the space of :math:`s, Hs, H^2 s, \dots`, in which the ends of the
+    spectrum show first. When it is full, it shrinks to the vectors that look best, and grows again
+    (thick restart). A pair (e, v) has the residual :math:`\|H v - e v\|`.
+
+    An eigenvalue that comes several times may be found fewer times.
+
+    Args:
+        operator: a symmetric matrix.
+        top: how many of the largest.
+        bottom: how many of the smallest.
+        tolerance: what residuals may be, as a share of the largest eigenvalue's size. Errors of
+            eigenvalues are about the square of that, where there is a gap.
+        limit: products, at most; if they do not suffice, a warning says what was reached.
+        seed: of the first vector.
+
+    Reference: Wu, Simon, Thick-Restart Lanczos Method for Large Symmetric Eigenvalue
+    Problems, 2000.
     """
-    n, wanted = operator.size, top + bottom
-    width = min(n, basis or max(2 * wanted + 18, 20))
-    vectors = np.zeros((width + 1, n), operator.dtype)
-    projected = np.zeros((width, width))
-    start = np.random.default_rng(seed).standard_normal(n).astype(operator.dtype)
-    vectors[0] = start / np.linalg.norm(start)
-    kept, used = 0, 0
-    while True:
-        for j in range(kept, width):
-            w = operator.products(vectors[j : j + 1])[0]
-            used += 1
-            h = np.zeros(j + 1)
-            for _ in range(2):
-                c = vectors[: j + 1].astype(np.float64) @ w
-                w -= c @ vectors[: j + 1].astype(np.float64)
-                h += c
-            projected[j, : j + 1] = projected[: j + 1, j] = h
-            beta = float(np.linalg.norm(w))
-            if beta <= 1e-10 * max(1e-300, np.abs(projected).max()):
-                w = np.random.default_rng([seed, j]).standard_normal(n)
-                for _ in range(2):
-                    w -= (vectors[: j + 1] @ w) @ vectors[: j + 1]
-                beta, norm = 0.0, float(np.linalg.norm(w))
-            else:
-                norm = beta
-            if j + 1 < n:
-                vectors[j + 1] = w / norm
-        values, rotation = np.linalg.eigh(projected)
-        order = [*range(width - 1, width - 1 - top, -1), *range(bottom)]
-        residuals = np.abs(beta * rotation[-1, order])
-        size = np.abs(values).max()
-        done = bool(np.all(residuals <= tolerance * size)) or width == n
-        if done or used + 1 > limit:
-            break
-        kept = min(width - 2, wanted + (width - wanted) // 2)
-        high = max(top, kept - bottom - (kept - wanted) // 2) if top else 0
-        keep = [*range(width - high, width), *range(kept - high)]
-        fresh = rotation[:, keep].T @ vectors[:width]
-        vectors[kept] = vectors[width]
-        vectors[:kept] = fresh
-        projected[:] = 0
-        projected[range(kept), range(kept)] = values[keep]
-    if not done:
+    wanted = _wanted(operator, top, bottom)
+    width = min(operator.size, max(2 * wanted + 18, 20))
+    width = operator.check_memory(width + 1, "Lanczos's basis has", wanted + 4) - 1
+    start = np.random.default_rng(seed).standard_normal(operator.size)
+    basis, products = Basis(operator, width, start, seed), 0
+    with operator.telling("eigenvalues", limit):
+        while True:
+            while basis.count < width and (products < limit or basis.count < wanted):
+                basis.grow()
+                products += 1
+            count = basis.count
+            values, rotation = np.linalg.eigh(basis.projected[:count, :count])
+            ends = [*range(count - 1, count - 1 - top, -1), *range(bottom)]
+            residuals = np.abs(basis.rest * rotation[-1, ends])
+            bound = tolerance * float(np.abs(values).max())
+            converged = bool(np.all(residuals <= bound))
+            if converged or products >= limit or count == operator.size:
+                break
+            keep = _kept(count, top, bottom)
+            basis.shrink(rotation[:, keep], values[keep])
+    if not converged:
+        worst = int(residuals.argmax())
         logging.getLogger("tfscale").warning(
-            "eigenvalues did not converge in %d products: the largest residual is %.2g, of an "
-            "eigenvalue of %.6g", used, residuals.max(), values[order[int(residuals.argmax())]],
-        )  # fmt: skip
-    found = tuple(float(values[i]) for i in order)
+            _NOT_CONVERGED, operator.name, products, values[ends[worst]], residuals[worst], bound
+        )
+    found = tuple(float(values[i]) for i in ends)
     return Eigenvalues(
-        found[:top], found[top:], tuple(map(float, residuals)), used, done,
-        (rotation[:, order].T @ vectors[:width]).astype(operator.dtype),
+        found[:top], found[top:], tuple(float(r) for r in residuals), products, converged,
+        basis.combined(rotation[:, ends]),
     )  # fmt: skip
+
+
+def _kept(count: int, top: int, bottom: int) -> list[int]:
+    """The places of what stays: what is wanted, and as many others as half of the rest."""
+    spare = (count - top - bottom) // 2
+    low = bottom + (spare * bottom) // (top + bottom)
+    high = min(top + spare - (low - bottom), count - 1 - low)
+    return [*range(low), *range(count - high, count)]
+
+
+def block_power(
+    operator: Operator,
+    top: int = 1,
+    bottom: int = 0,
+    *,
+    tolerance: float = 1e-4,
+    limit: int = 2000,
+    seed: int = 0,
+) -> Eigenvalues:
+    r"""The same by repeated multiplication of a block of vectors: slow, simple, a check of Lanczos.
+
+    A block for the largest eigenvalues is multiplied by :math:`H + r I`, one for the smallest by
+    :math:`r I - H`, where r is above the size of all eigenvalues; Rayleigh and Ritz's
+    procedure reads the eigenvalues.
+
+    Args:
+        operator: a symmetric matrix.
+        top: how many of the largest.
+        bottom: how many of the smallest.
+        tolerance: what residuals may be, as a share of the largest eigenvalue's size.
+        limit: products, at most; if they do not suffice, a warning says what was reached.
+        seed: of the first vectors.
+    """
+    wanted = _wanted(operator, top, bottom)
+    operator.check_memory(4 * (wanted + 2), "the block has")
+    with operator.telling("eigenvalues", limit):
+        ends = [(1, top), (-1, bottom)]
+        parts = [_power(operator, sign, n, tolerance, limit, seed) for sign, n in ends if n]
+    values, vectors, residuals, products, bounds = zip(*parts, strict=True)
+    found, rest = np.concatenate(values), np.concatenate(residuals)
+    converged = all(r.max() <= bound for r, bound in zip(residuals, bounds, strict=True))
+    if not converged:
+        worst = int(rest.argmax())
+        logging.getLogger("tfscale").warning(
+            _NOT_CONVERGED, operator.name, sum(products), found[worst], rest[worst], max(bounds)
+        )
+    numbers = tuple(float(value) for value in found)
+    return Eigenvalues(
+        numbers[:top], numbers[top:], tuple(float(r) for r in rest), sum(products), converged,
+        np.concatenate(vectors),
+    )  # fmt: skip
+
+
+def _power(
+    operator: Operator, sign: int, count: int, tolerance: float, limit: int, seed: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, int, float]:
+    """Eigenvalues at one end, their vectors and residuals, products, and what residuals may be."""
+    width = min(count + 2, operator.size)
+    block = np.random.default_rng(seed).standard_normal((width, operator.size))
+    products, shift = 0, 0.0
+    while True:
+        block = np.linalg.qr(block.T)[0].T
+        images = operator.products(block.astype(operator.dtype))
+        products += width
+        values, rotation = np.linalg.eigh(sign * (block @ images.T))
+        order = np.argsort(values)[::-1]
+        block, images = rotation[:, order].T @ block, sign * (rotation[:, order].T @ images)
+        values = values[order]
+        residuals = np.linalg.norm(images - values[:, np.newaxis] * block, axis=1)[:count]
+        # No eigenvalue is larger than the longest image of an orthonormal block suggests.
+        shift = max(shift, 1.1 * float(np.linalg.norm(images, axis=1).max()))
+        bound = tolerance * float(np.abs(values).max())
+        if residuals.max() <= bound or products >= limit:
+            vectors = block[:count].astype(operator.dtype)
+            return sign * values[:count], vectors, residuals, products, bound
+        block = images + shift * block
+
+
+def _wanted(operator: Operator, top: int, bottom: int) -> int:
+    if top < 0 or bottom < 0 or not 1 <= top + bottom <= operator.size:
+        raise ValueError(
+            f"top and bottom are how many of the {operator.size} eigenvalues to find, got "
+            f"top={top!r} and bottom={bottom!r}"
+        )
+    return top + bottom

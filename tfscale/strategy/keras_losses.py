@@ -21,7 +21,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale.bridge.objects import Trainer, mask_of
+from tfscale.bridge.losses import sums, watched
+from tfscale.bridge.objects import Trainer
 from tfscale.bridge.protocols import Layer, Metric
 from tfscale.bridge.shadow import shadowed
 from tfscale.strategy import inexact, own_losses
@@ -141,7 +142,7 @@ class _Shared:
     """A loss object that knows what it divides by: by samples, what a mask leaves, or weights."""
 
     def __init__(self, loss: Any) -> None:
-        self._loss = loss
+        self._loss = self.wrapped = loss
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loss, name)
@@ -153,45 +154,20 @@ class _Shared:
 
     def _with_share(self, y_true: Any, y_pred: Any, sample_weight: Any) -> tuple[Any, Share]:
         """The loss, scaled by this replica's share if it is a mean of several; and that share."""
-        masks = [mask_of(y_pred)]
 
-        def call(*of_samples: Any) -> Any:
-            losses = type(self._loss).call(self._loss, *of_samples)
-            masks.append(mask_of(losses))  # a class to ignore gives one
-            current.count = self._share(masks, sample_weight)
-            return losses
+        def tell(_: Any, held: Any) -> None:
+            if held is not None:
+                current.count = self._share(held)
 
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(during(count=current.count))
-            if hasattr(type(self._loss), "call"):
-                stack.enter_context(shadowed(self._loss, "call", call))
-            else:
-                current.count = self._share(masks, sample_weight)
+        with during(count=current.count), watched(self._loss, y_pred, sample_weight, tell):
             return self._loss(y_true, y_pred, sample_weight), current.count
 
-    def _share(self, masks: list[Any], sample_weight: Any) -> Share:
+    def _share(self, held: tf.Tensor) -> Share:
+        """This replica's share of the divisor, where that is not its samples."""
         share: Share = current.count
-        given = [tf.cast(mask, tf.bool) for mask in masks if mask is not None]
-        mask = functools.reduce(tf.logical_and, given) if given else None
-        held = self._held(mask, sample_weight)
-        if held is None:
-            return share
         held = current.rows.counted(held)
         total = tf.distribute.get_replica_context().all_reduce("SUM", held)
         return Share(int(share), held, total)
-
-    def _held(self, mask: Any, sample_weight: Any) -> Any:
-        """What this replica holds of the divisor, if that is not its samples."""
-        weighted = getattr(self._loss, "reduction", None) == "mean_with_sample_weight"
-        if not weighted or sample_weight is None:
-            return None if mask is None else tf.reduce_sum(tf.cast(mask, tf.float32))
-        weights = tf.cast(sample_weight, tf.float32)
-        if mask is not None:
-            mask = tf.cast(mask, tf.float32)
-            if weights.shape.rank == mask.shape.rank + 1:
-                weights = tf.squeeze(weights, -1)
-            weights = weights * mask
-        return tf.reduce_sum(weights)
 
 
 class _Weighted(_Shared):
@@ -204,7 +180,7 @@ class _Weighted(_Shared):
         loss, share = self._with_share(y_true, y_pred, sample_weight)
         if is_scaled(loss, since):
             return loss
-        if getattr(self._loss, "reduction", None) in ("sum", "none", None):
+        if sums(self._loss):
             return loss * share.present(loss.dtype)
         inexact.warn_of_a_number(self._loss)
         return loss * share.part(loss.dtype)

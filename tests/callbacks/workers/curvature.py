@@ -1,6 +1,10 @@
-"""A training in which curvature is measured and batches grow; as a worker, what refuses that."""
+"""A training in which curvature is measured and batches grow; as a worker, prints its history."""
 
 from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -16,10 +20,10 @@ def model():
     return compiled(keras.optimizers.SGD(0.02))
 
 
-def train(model):
+def train(model, lines=None):
     x, y = numbers()
     growth = BatchGrowth.by_curvature(8, 24, x, y, samples=len(x), batch_size=16, patience=2)
-    measured = Curvature(x, y, batch_size=16, samples=2)
+    measured = Curvature(x, y, batch_size=16, samples=2, jsonl=lines)
     adversarial = Adversarial(FGSM(0.05), share=growth.share(0.5))
     data = growth.batches(tf.data.Dataset.from_tensor_slices((x, y)))
     callbacks = [growth, adversarial, measured]
@@ -33,13 +37,4 @@ if __name__ == "__main__":
     strategy = tfscale.ScaleStrategy(algorithm="ring")
     with strategy.scope():
         one = model()
-    x, y = numbers()
-    for callback in (Curvature(x, y), BatchGrowth.by_curvature(8, 24, x, y, samples=len(x))):
-        try:
-            one.fit(x, y, verbose=0, callbacks=[callback])
-        except ValueError as error:
-            print("REFUSED", error)
-    try:
-        tfscale.curvature.Hessian(one, x, y)
-    except ValueError as error:
-        print("REFUSED", error)
+    print("\nTOLD", json.dumps(train(one, Path(sys.argv[1]) / f"{strategy.extended.first_rank}")))

@@ -1,0 +1,52 @@
+"""What operators say of small nets, as numbers that are compared between devices and workers."""
+
+from __future__ import annotations
+
+import json
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.curvature import nets
+from tfscale import curvature
+
+# Nets, rows of a global batch (the last batch has one row), and whether layers train.
+CASES = {
+    "weights": (nets.by_weights, 16, False),
+    "masks": (nets.masked, 8, False),
+    "batch norm": (nets.normalized, 16, True),
+    "own loss": (nets.own_loss, 16, False),
+}
+
+
+def measured(strategy, cases):
+    """By case: the loss, and products of the Hessian, and of some others."""
+    found = {}
+    for name in cases:
+        build, batch, training = CASES[name]
+        keras.utils.set_random_seed(0)
+        with strategy.scope():
+            model, data = build()
+        data = tf.nest.map_structure(_single, data)
+        h = curvature.Hessian(model, *data, batch_size=batch, training=training)
+        v = np.random.default_rng(2).standard_normal(h.size)
+        found[name] = [h.loss, *(h @ v)]
+        if name == "weights":
+            others = [curvature.GaussNewton, curvature.Fisher]
+            of_others = [kind(model, *data, batch_size=batch) @ v for kind in others]
+            drawn = curvature.Fisher(model, *data, batch_size=batch, kind="sampled") @ v
+            found["others"] = np.concatenate([*of_others, drawn]).tolist()
+            found["top"] = list(h.eigenvalues(top=2, tolerance=1e-3).top)
+    return found
+
+
+def _single(x):
+    return x.astype(np.float32) if x.dtype == np.float64 else x
+
+
+def told(strategy, cases):
+    """The same as a line."""
+    return json.dumps(
+        {name: [float(n) for n in each] for name, each in measured(strategy, cases).items()}
+    )

@@ -1,0 +1,445 @@
+"""Matrices over the variables of a model: sums over its data, on all replicas and hosts."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import types
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfscale.bridge.data import Batches
+from tfscale.bridge.installed import KERAS_2
+from tfscale.bridge.losses import as_compiled
+from tfscale.bridge.objects import layers_of, native
+from tfscale.bridge.shadow import shadowed
+from tfscale.curvature import progress, surface
+from tfscale.curvature.derivatives import REMEDY, UNKNOWN, again, dense, first_sentence
+from tfscale.curvature.objective import Draw, Objective, OwnLoss, Parts
+from tfscale.curvature.operator import Operator
+from tfscale.curvature.samples import AT_ONCE
+from tfscale.curvature.surface import Landscape, Sharpness
+from tfscale.curvature.variables import chosen, places
+from tfscale.sizes import number_of_bytes
+
+PENALTIES = frozenset({"regularizers", "add_loss"})
+
+
+class NotFiniteError(ValueError):
+    """The loss, or a derivative of it, is infinite or NaN."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Seen:
+    """The loss of a pass over the data, and the state that the model had."""
+
+    loss: float
+    state: bytes
+
+
+# Computes something of a batch from its data, its number, the shares that it has in the loss, and
+# arguments: what the batch adds to the loss, and a list of lists of a tensor for each variable.
+Compute = Callable[..., tuple[Parts, list[list[tf.Tensor]]]]
+
+# In half precision products would be too small; these are powers of 2, and so exact.
+_SIZE_OF_HALVES = 2.0**10
+# Losses of two passes may differ by rounding, as a share.
+_SAME = 1e-3
+
+
+class OfModel(Operator):
+    """A symmetric matrix over variables of a model: what ``Hessian`` and others have in common."""
+
+    draws = False  # whether targets are drawn, so that products see another loss
+
+    def __init__(
+        self,
+        model: keras.Model,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        batch_size: int | None = None,
+        steps: int | None = None,
+        variables: str | Iterable[Any] | None = None,
+        loss: Any = None,
+        regularizers: bool = True,
+        add_loss: bool = True,
+        training: bool = False,
+        jit_compile: bool = False,
+        memory: float | str = "2GB",
+        progress: bool | None = None,
+    ) -> None:
+        who = f"curvature.{type(self).__name__}"
+        if KERAS_2:
+            raise ValueError(f"{who} needs Keras 3, and this is Keras {keras.__version__}")
+        self._given = {
+            "steps": steps, "batch_size": batch_size, "loss": loss, "regularizers": regularizers,
+            "add_loss": add_loss, "training": training, "jit_compile": jit_compile,
+            "memory": memory, "progress": progress,
+        }  # fmt: skip
+        self._data = (x, y, sample_weight)
+        self.model = model
+        self._compiled, own = _loss(who, model, loss)
+        self._batches = Batches(model, self._data, batch_size, steps, who)
+        with self._as_compiled():
+            self._batches.build(model)
+        self.variables = chosen(model, variables, who)
+        counted = {"regularizers": regularizers, "add_loss": add_loss}
+        penalties = frozenset(name for name, counts in counted.items() if counts)
+        self._objective = Objective(model, self.variables, training, penalties, own)
+        self._jit = jit_compile
+        self._shows = progress
+        self._advance: Callable[[float], None] = lambda _: None
+        self._functions: dict[Any, Any] = {}
+        computes = {layer.compute_dtype for layer in [model, *layers_of(model)]}
+        self._size = _SIZE_OF_HALVES if "float16" in computes else 1.0
+        double = all(tf.as_dtype(v.dtype) == tf.float64 for v in self.variables)
+        dtype = np.float64 if double else np.float32
+        super().__init__(places(self.variables), dtype, number_of_bytes(memory, "memory"))
+
+    # ------------------------------------------------------------- what there is
+
+    @functools.cached_property
+    def _shares(self) -> np.ndarray:
+        """Of each batch and part of the loss the share that it has in all: counted in one pass."""
+        rows = [numbers for numbers, _ in self._each_batch(self._only_loss, None, ())]
+        if not rows:
+            raise ValueError(f"curvature.{type(self).__name__} got no data: there is no batch")
+        divisors, terms = np.split(self._of_all_hosts(np.array(rows)), 2, axis=1)
+        self._refuse_nan(terms.sum(1))
+        total = divisors.sum(0)
+        if not total[-1]:
+            raise ValueError(f"curvature.{type(self).__name__} got no data: batches have no rows")
+        shares: np.ndarray = np.divide(divisors, total, out=np.ones_like(divisors), where=total > 0)
+        self._seen = _Seen(float((shares * terms).sum()), self._state())
+        return shares
+
+    def _state(self) -> bytes:
+        """Changes when the model does."""
+        found = hashlib.sha256()
+        for variable in self.model.variables:
+            found.update(tf.convert_to_tensor(native(variable)).numpy().tobytes())
+        return found.digest()
+
+    def _refuse_nan(self, losses: np.ndarray) -> None:
+        (bad,) = np.nonzero(~np.isfinite(losses))
+        if len(bad):
+            raise NotFiniteError(
+                f"the loss of {self.model.name!r} is {losses[bad[0]]} in batch {bad[0]} (from 0) "
+                f"of {len(losses)}: {len(bad)} batches are not finite. Look for NaN in the data or "
+                "in the variables; curvature is of finite losses"
+            )
+
+    @property
+    def loss(self) -> float:
+        """The loss on all data: a pass over them."""
+        return self._sum_of_terms(self._only_loss, None)
+
+    @property
+    def gradient(self) -> np.ndarray:
+        """The gradient of the loss on all data, flat: a pass over them."""
+        return self._sum(self._gradient, None).reshape(-1)
+
+    def loss_at(self, moved: np.ndarray) -> float:
+        """The loss where the variables are moved by a vector."""
+        return self._sum_of_terms(self._only_loss, self._tensors(moved))
+
+    def gradient_at(self, moved: np.ndarray) -> np.ndarray:
+        """The gradient where the variables are moved by a vector."""
+        return self._sum(self._gradient, self._tensors(moved)).reshape(-1)
+
+    def products(self, vectors: np.ndarray) -> np.ndarray:
+        """The products with vectors, each of which is a row: rows in float64."""
+        vectors = np.asarray(vectors)
+        several = [vectors[first : first + AT_ONCE] for first in range(0, len(vectors), AT_ONCE)]
+        found = [
+            self._sum(self._products, None, [self._tensors(v) for v in some]) for some in several
+        ]
+        return np.concatenate(found)
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"the {type(self).__name__} of {self.model.name!r}"
+
+    def __matmul__(self, v: Any) -> Any:
+        """The product with a flat vector, a matrix's columns, or an array for each variable."""
+        if isinstance(v, (list, tuple)):
+            return self.unflat(super().__matmul__(self.flat(v)))
+        return super().__matmul__(v)
+
+    def flat(self, arrays: Sequence[Any]) -> np.ndarray:
+        """An array for each variable as one vector."""
+        shapes = [tuple(np.shape(a)) for a in arrays]
+        if shapes != [tuple(v.shape) for v in self.variables]:
+            raise ValueError(
+                f"{self.name} wants an array for each of its variables, of shapes "
+                f"{[tuple(v.shape) for v in self.variables]}; got {shapes}"
+            )
+        return np.concatenate([np.ravel(np.asarray(a)) for a in arrays])
+
+    def unflat(self, vector: np.ndarray) -> list[np.ndarray]:
+        """A vector as an array for each variable."""
+        parts = zip(self.parts.values(), self.variables, strict=True)
+        return [np.reshape(vector[part], v.shape) for part, v in parts]
+
+    def sharpness(self, rho: float = 0.05, epsilon: float = 1e-3, **options: Any) -> Sharpness:
+        """How fast the loss rises around the variables; see ``tfscale.curvature.surface``."""
+        return surface.sharpness(self, rho, epsilon, **options)
+
+    def landscape(self, along: Any = 1, **options: Any) -> Landscape:
+        """The loss along eigenvectors; see ``tfscale.curvature.surface``."""
+        return surface.landscape(self, along, **options)
+
+    def block(self, variables: str | Iterable[Any]) -> OfModel:
+        """The block on the diagonal that belongs to some of the variables.
+
+        Args:
+            variables: regular expressions, searched in their paths, or variables.
+        """
+        x, y, sample_weight = self._data
+        some = chosen(self.model, variables, f"curvature.{type(self).__name__}.block")
+        some = [v for v in some if any(v is mine for mine in self.variables)]
+        return type(self)(self.model, x, y, sample_weight, variables=some, **self._given)
+
+    def layers(self) -> dict[str, OfModel]:
+        """For each layer its block on the diagonal."""
+        named: dict[str, list[Any]] = {}
+        for path, v in zip(self.parts, self.variables, strict=True):
+            named.setdefault(self.layer_of(path), []).append(v)
+        return {name: self.block(several) for name, several in named.items()}
+
+    @contextlib.contextmanager
+    def telling(self, what: str, products: int) -> Iterator[None]:
+        """While it lasts, a bar says how much is left."""
+        with progress.bar(what, products, self._shows) as self._advance:
+            try:
+                yield
+            finally:
+                self._advance = lambda _: None
+
+    # ---------------------------------------------------------------- of a batch
+
+    @abc.abstractmethod
+    def _products_of(self, parts: Parts, values: Any, vectors: Any) -> list[list[Any]]:
+        """What a batch adds to the products with vectors; None stands for zeros."""
+
+    def _draw(self, data: Any) -> Draw | None:
+        """What makes targets, in place of the true ones."""
+        return None
+
+    def _only_loss(self, data: Any, number: Any, scales: Any, moved: Any) -> Any:
+        return self._objective.on_batch(self._objective.values(moved), data, number, scales), []
+
+    def _gradient(self, data: Any, number: Any, scales: Any, moved: Any) -> Any:
+        values = self._objective.values(moved)
+        parts = self._objective.on_batch(values, data, number, scales)
+        return parts, [self.gradients(parts.loss, values)]
+
+    def _products(self, data: Any, number: Any, scales: Any, moved: Any, vectors: Any) -> Any:
+        values = self._objective.values(moved)
+        parts = self._objective.on_batch(values, data, number, scales, self._draw(data))
+        return parts, self._products_of(parts, values, vectors)
+
+    def gradients(self, loss: tf.Tensor, values: Sequence[Any]) -> list[tf.Tensor]:
+        """Those of a loss that depends on all variables."""
+        gradients = tf.gradients(loss, list(values))
+        idle = [path for path, g in zip(self.parts, gradients, strict=True) if g is None]
+        if idle:
+            raise ValueError(
+                f"the loss of {self.model.name!r} does not depend on {', '.join(idle[:5])}"
+                f"{', ...' if len(idle) > 5 else ''}: leave them out by variables=..., or look "
+                "whether a layer reads its variables in a way of its own"
+            )
+        return [dense(g, v) for g, v in zip(gradients, values, strict=True)]
+
+    def forward(self, ys: Sequence[Any], xs: Sequence[Any], vector: Sequence[Any]) -> list[Any]:
+        """The Jacobian of ``ys`` by ``xs`` times a vector: its transposed is linear, so the
+        derivative of that, times any numbers, by these numbers.
+        """
+        if all(g is None for g in tf.gradients(list(ys), list(xs))):
+            return [tf.zeros_like(y) for y in ys]
+        any_numbers = [tf.ones_like(y) for y in ys]
+        given = zip(tf.gradients(list(ys), list(xs), any_numbers), xs, vector, strict=True)
+        known = [(dense(g, x), v) for g, x, v in given if g is not None]
+        backwards, weights = zip(*known, strict=True)
+        found = self.again(backwards, any_numbers, weights)
+        return [tf.zeros_like(y) if f is None else f for f, y in zip(found, ys, strict=True)]
+
+    def again(self, ys: Sequence[Any], xs: Sequence[Any], weights: Sequence[Any]) -> list[Any]:
+        """Derivatives of gradients, or an error that names the layer that has none."""
+        try:
+            return again(ys, xs, weights)
+        except UNKNOWN as error:
+            raise NotImplementedError(
+                f"curvature.{type(self).__name__} needs second derivatives, and TensorFlow cannot "
+                f"differentiate a gradient of {self.model.name!r}: {first_sentence(error)}. "
+                f"{REMEDY}, or leave those variables out by variables=..."
+            ) from error
+
+    # ------------------------------------------------------------- over all data
+
+    def _sum(self, compute: Compute, *arguments: Any) -> np.ndarray:
+        """Sums over all data of what a batch gives for each variable: rows in float64."""
+        count = len(arguments[1]) if len(arguments) > 1 else 1
+        sums, terms = np.zeros((count, self.size)), []
+        shares = self._shares
+        for numbers, found in self._each_batch(compute, shares, arguments):
+            terms.append(numbers[len(numbers) // 2 :].sum())
+            for replica in found:
+                for row, each in zip(sums, replica, strict=True):
+                    for part, one in zip(self.parts.values(), each, strict=True):
+                        row[part] += np.ravel(one)
+            self._advance(count / len(shares))
+        if len(terms) != len(shares):
+            raise ValueError(_OTHER_DATA % f"there were {len(shares)} batches, now {len(terms)}")
+        total = self._of_all_hosts(np.append(sums.ravel(), terms)) / self._size
+        products, losses = total[: sums.size], total[sums.size :]
+        self._refuse_nan(losses)
+        if arguments[0] is None and not self.draws:
+            self._refuse_other_data(float(losses.sum()))
+        self._refuse_overflow(products)
+        return np.reshape(products, sums.shape)
+
+    def _sum_of_terms(self, compute: Compute, *arguments: Any) -> float:
+        each = self._each_batch(compute, self._shares, arguments)
+        total = sum(numbers[len(numbers) // 2 :].sum() for numbers, _ in each)
+        return float(self._of_all_hosts(np.array([total]))[0] / self._size)
+
+    def _each_batch(
+        self, compute: Compute, shares: np.ndarray | None, arguments: Sequence[Any]
+    ) -> Iterator[tuple[np.ndarray, list[Any]]]:
+        """Of each batch what its parts divide by and add, and what each local replica found."""
+        strategy = self.model.distribute_strategy
+        width = self._objective.losses + 1
+        arguments = arguments or (None,)
+        for number, batch in enumerate(self._batches):
+            if shares is not None and number >= len(shares):
+                raise ValueError(_OTHER_DATA % f"there is a batch {number}, which was not there")
+            scales = np.ones(width) if shares is None else self._size * shares[number]
+            numbers, found = self._function(compute)(
+                batch, tf.constant(number, tf.int32), tf.constant(scales), *arguments
+            )
+            replicas = [one.numpy() for one in strategy.experimental_local_results(numbers)]
+            self._replicas = len(replicas)
+            yield sum(replicas), list(zip(*(self._of_replicas(each) for each in found)))
+
+    def _of_replicas(self, found: list[Any]) -> list[list[Any]]:
+        local = self.model.distribute_strategy.experimental_local_results
+        each = [[one.numpy() for one in local(value)] for value in found]
+        return [list(of_one) for of_one in zip(*each, strict=True)]
+
+    def _function(self, compute: Any) -> Any:
+        if compute.__name__ not in self._functions:
+            self._functions[compute.__name__] = tf.function(
+                functools.partial(self._on_replicas, compute),
+                autograph=False, jit_compile=self._jit or None, reduce_retracing=not self._jit,
+            )  # fmt: skip
+        return self._functions[compute.__name__]
+
+    def _on_replicas(self, compute: Compute, batch: Any, *arguments: Any) -> Any:
+        @tf.autograph.experimental.do_not_convert
+        def step(_: Any, data: Any) -> Any:
+            parts, found = compute(data, *arguments)
+            numbers = tf.stack([*parts.divisors, *parts.terms])
+            return numbers, [
+                [_known(g, v) for g, v in zip(each, self.variables, strict=True)] for each in found
+            ]
+
+        # Strategies know a model's steps by their names.
+        step.__name__ = "train_step" if self._objective.training else "test_step"
+        strategy = self.model.distribute_strategy
+        with self._as_compiled():
+            return strategy.run(types.MethodType(step, self.model), args=(batch,))
+
+    def _as_compiled(self) -> contextlib.AbstractContextManager[None]:
+        """While it lasts, the model has the loss that is asked for."""
+        if self._compiled is None:
+            return contextlib.nullcontext()
+        return shadowed(self.model, "_compile_loss", self._compiled)
+
+    def _tensors(self, vector: np.ndarray) -> list[tf.Tensor]:
+        return [
+            tf.constant(vector[part].reshape(v.shape), v.dtype)
+            for part, v in zip(self.parts.values(), self.variables, strict=True)
+        ]
+
+    def _of_all_hosts(self, numbers: np.ndarray) -> np.ndarray:
+        """Sums over all hosts, the same bits on each."""
+        strategy = self.model.distribute_strategy
+        if int(strategy.num_replicas_in_sync) == self._replicas:
+            return numbers
+        others = [np.zeros_like(numbers)] * (self._replicas - 1)
+        mine = iter([numbers, *others])
+        given = strategy.experimental_distribute_values_from_function(
+            lambda _: tf.constant(next(mine))
+        )
+
+        @tf.function(autograph=False)
+        def total() -> Any:
+            return strategy.run(_total, args=(given,))
+
+        return np.array(strategy.experimental_local_results(total())[0])
+
+    def _refuse_other_data(self, loss: float) -> None:
+        """Where the loss is another one, the model must be, too."""
+        before = self._seen
+        if abs(loss - before.loss) <= _SAME * max(abs(before.loss), 1e-6):
+            return
+        self._seen = _Seen(loss, self._state())
+        if self._seen.state == before.state:
+            raise ValueError(_OTHER_DATA % f"the loss was {before.loss:.6g} and is {loss:.6g} now")
+
+    def _refuse_overflow(self, total: np.ndarray) -> None:
+        if np.all(np.isfinite(total)):
+            return
+        rows = total.reshape(-1, self.size)
+        bad = [path for path, part in self.parts.items() if not np.isfinite(rows[:, part]).all()]
+        raise NotFiniteError(
+            f"the loss of {self.model.name!r} is finite, and its derivatives by {bad[0]} are not: "
+            "they overflow, or there is a root or a logarithm of zero"
+        )
+
+
+_OTHER_DATA = (
+    "the data are not the same in each pass, so there is no one matrix: %s. Give data that do not "
+    "change: no random augmentation, no sampling, and a cache in place of what reads a stream"
+)
+
+
+@tf.autograph.experimental.do_not_convert
+def _total(value: Any) -> Any:
+    return tf.distribute.get_replica_context().all_reduce("SUM", value)
+
+
+def _known(found: Any, variable: Any) -> tf.Tensor:
+    """Zeros where there is no path."""
+    if found is None:
+        return tf.zeros(variable.shape, variable.dtype)
+    found = dense(found, variable)
+    return tf.cast(found, tf.float32) if found.dtype.size < 4 else found
+
+
+def _loss(who: str, model: Any, loss: Any) -> tuple[Any, OwnLoss | None]:
+    """What stands for the compiled loss, and a loss of one's own, if any."""
+    if isinstance(loss, (str, keras.losses.Loss)):
+        return as_compiled(loss), None
+    if loss is not None and not callable(loss):
+        raise ValueError(
+            f"{who}: loss is a loss of Keras or its name, or a function of the model and a batch "
+            f"that returns the mean loss of its rows; got {loss!r}"
+        )
+    if not getattr(model, "compiled", False):
+        raise ValueError(
+            f"{who} needs a loss, and {model.name!r} is not compiled: call model.compile(loss=...) "
+            "first" + (", which may be any loss: yours is used" if loss else "")
+        )
+    return None, loss
