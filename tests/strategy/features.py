@@ -5,6 +5,8 @@ A check is a function of a strategy and of a folder, which every worker has for 
 
 from __future__ import annotations
 
+import time
+
 import keras
 import numpy as np
 import pytest
@@ -225,6 +227,15 @@ def what_metrics_return_is_a_number(strategy, folder):
     assert np.array(model.metrics[1].metrics[0].hits.value).shape == ()
 
 
+def a_second_strategy(strategy, folder):
+    """A worker may ask for it long before another one makes it."""
+    if strategy.extended.first_rank == 0:
+        time.sleep(2)
+    another = type(strategy)("ring")
+    total = another.reduce("SUM", another.run(lambda: tf.constant(1.0)), axis=None)
+    assert total == another.num_replicas_in_sync == strategy.num_replicas_in_sync
+
+
 def jit_is_refused(strategy, folder):
     model = fresh(strategy, jit_compile=True)
     with pytest.raises(Exception, match='Use jit_compile="auto"'):
@@ -247,6 +258,7 @@ CHECKS = {
         gather_and_reduce,
         numbers_of_python,
         what_metrics_return_is_a_number,
+        a_second_strategy,
         jit_is_refused,
     )
 }

@@ -455,7 +455,7 @@ def starting(resolver: Any, deadline: float, join_timeout: float) -> Iterator[No
 
     A process starts its server once.
     """
-    if resolver.task_type not in ("chief", "worker") or _has_started():
+    if resolver.task_type not in ("chief", "worker") or has_started():
         yield
         return
     tasks, own = tasks_of(resolver), _task(resolver)
@@ -479,7 +479,8 @@ def starting(resolver: Any, deadline: float, join_timeout: float) -> Iterator[No
         ) from error
 
 
-def _has_started() -> bool:
+def has_started() -> bool:
+    """Whether this process's server has."""
     return context.context().coordination_service is not None
 
 

@@ -30,7 +30,7 @@ from tfscale.bridge.tensorflow import (
 from tfscale.exchange.collective_schedules import CollectiveSchedules
 from tfscale.exchange.exchange import Exchange
 from tfscale.ops import Group
-from tfscale.ops.group import host_of, resolver_of, starting
+from tfscale.ops.group import has_started, host_of, resolver_of, starting
 from tfscale.ops.heap import keep_freed_memory
 from tfscale.ops.transport import checked
 from tfscale.strategy import signals
@@ -119,6 +119,9 @@ class Extended(CollectiveAllReduceExtended):
         self._wanted = devices
         cluster_resolver = resolver_of(cluster_resolver, join_timeout, devices)
         keep_freed_memory()
+        # For a second strategy TensorFlow would set the server up anew, which then forgets a worker
+        # that was quicker and has asked to join already.
+        self._std_server_started = has_started()
         with starting(cluster_resolver, deadline, join_timeout), _without_tensorflows_words():
             super().__init__(container, cluster_resolver, _options())
         if self._task_type is not None:  # TensorFlow has started a server, which takes SIGTERM
