@@ -15,7 +15,7 @@ FLOORS = (
     ("ops",),
     ("tensorflow_needed",),
     ("compression", "curvature"),
-    ("exchange", "optimizers", "schedules"),
+    ("exchange", "optimizers", "schedules", "sync"),
     ("adversarial", "recompute"),
     ("telemetry",),
     ("callbacks",),

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         ops,
         optimizers,
         schedules,
+        sync,
         telemetry,
     )
     from tfscale.strategy import ScaleStrategy, auto_strategy
@@ -37,6 +38,7 @@ __all__ = [
     "ops",
     "optimizers",
     "schedules",
+    "sync",
     "telemetry",
 ]
 

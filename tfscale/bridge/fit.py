@@ -15,8 +15,9 @@ import keras
 import tensorflow as tf
 
 from tfscale.bridge.calls import called_by, caller, frames
-from tfscale.bridge.installed import BUILDS_FROM_SHAPES, KERAS_2, PREDICTS
+from tfscale.bridge.installed import BUILDS_FROM_SHAPES, KERAS_2, PREDICTS, REDUCES_LOGS
 from tfscale.bridge.objects import Trainer
+from tfscale.bridge.tensorflow import COUNTS_BATCHES
 
 if KERAS_2:
 
@@ -146,6 +147,29 @@ def _with_sources(dataset: Any) -> Iterator[Any]:
         one = waiting.pop()
         yield one
         waiting += getattr(one, "_inputs", list)()
+
+
+def trains() -> bool:
+    """Whether this is called for a step of training, and not for one of an evaluation within."""
+    for frame in frames(sys._getframe(1)):
+        name = frame.f_code.co_name
+        if name in _TRAIN + _JUDGE and isinstance(frame.f_locals.get("self"), Trainer):
+            return name in _TRAIN
+    return False
+
+
+_TRAIN = ("fit", "train_on_batch")
+_JUDGE = ("evaluate", "predict", "test_on_batch", "predict_on_batch")
+
+
+def counts_batches() -> bool:
+    """Whether TensorFlow asks how many replicas get a batch in the next step."""
+    return called_by(COUNTS_BATCHES.__name__)
+
+
+def reduces_logs() -> bool:
+    """Whether Keras makes one number of what replicas log in a step."""
+    return called_by(REDUCES_LOGS)
 
 
 def wants_only_shapes() -> bool:

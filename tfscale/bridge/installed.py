@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Mapping
+from types import CodeType
 from typing import Any
 
 import keras
@@ -20,6 +21,7 @@ _MISSING = (
 # Functions that are recognised by their names where they call.
 BUILDS_FROM_SHAPES = "_maybe_symbolic_build"
 PREDICTS = "one_step_on_data_distributed"
+REDUCES_LOGS = "reduce_per_replica"
 
 # What a fit that runs is asked: the names of its variables.
 OF_FIT = (
@@ -40,6 +42,7 @@ else:
         (keras.Model, "__init__", ("_distribute_strategy",)),
         (CompileLoss, "build", ("_flat_losses",)),
         (keras.optimizers.Optimizer, "__init__", ("_learning_rate", "_trainable_variables")),
+        (keras.optimizers.Optimizer, "__init__", ("_iterations",)),
         (keras.layers.BatchNormalization, "build", ("_reduction_axes",)),
         (EpochIterator, "__iter__", ("_enumerate_iterator",)),
         (
@@ -90,6 +93,12 @@ def _named_in(kind: type, method: str) -> set[str]:
     }
 
 
+def _names_within(code: CodeType) -> set[str]:
+    """The names that a function uses, and functions within it."""
+    inner = [const for const in code.co_consts if isinstance(const, CodeType)]
+    return set(code.co_names).union(*map(_names_within, inner))
+
+
 def _names() -> Mapping[str, bool]:
     model, loss = keras.Model, keras.losses.Loss
     names: list[tuple[Any, tuple[str, ...]]] = [
@@ -110,6 +119,8 @@ def _names() -> Mapping[str, bool]:
         found |= {f"{kind.__name__}.{name}": name in _named_in(kind, method) for name in of}
     of_fit = inspect.unwrap(model.fit).__code__.co_varnames
     found |= {f"variable {name!r} in Model.fit": name in of_fit for name in OF_FIT}
+    logs = REDUCES_LOGS in _names_within(model._make_function.__code__)
+    found[f"{REDUCES_LOGS!r} in Model._make_function"] = logs
     code = model.make_predict_function.__code__
     known = code.co_varnames + code.co_cellvars
     return found | {f"{PREDICTS!r} in Model.make_predict_function": PREDICTS in known}

@@ -54,6 +54,11 @@ def innermost(optimizer: Optimizer) -> Any:
     return optimizer
 
 
+def counter_of(optimizer: Optimizer) -> Any:
+    """The variable that counts an optimizer's steps, those that only accumulate included."""
+    return native(optimizer._iterations)
+
+
 def measures_curvature(optimizer: Optimizer) -> TypeGuard[MeasuresCurvature]:
     """Whether an optimizer wants to be asked for more than it gets as gradients."""
     return hasattr(optimizer, "curvature")

@@ -55,6 +55,7 @@ class Optimizer(Protocol):
     gradient_accumulation_steps: int | None
     loss_scale_factor: float | None
     _trainable_variables: Sequence[Variable]
+    _iterations: Variable
 
     def build(self, variables: Sequence[Variable]) -> None: ...
     def apply(

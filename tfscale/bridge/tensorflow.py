@@ -22,6 +22,9 @@ from tensorflow.python.distribute.input_lib import (
     DistributedIteratorSpec,
 )
 from tensorflow.python.distribute.input_lib import (
+    _calculate_replicas_with_values as COUNTS_BATCHES,
+)
+from tensorflow.python.distribute.input_lib import (
     _replace_per_replica_spec as split_by_replica,
 )
 from tensorflow.python.distribute.input_lib import (
@@ -49,6 +52,7 @@ from tensorflow.python.ops.gradients_util import _GradientsHelper as gradients_i
 from tensorflow.python.training.saving.saveable_object import SaveableObject, SaveSpec
 
 __all__ = [
+    "COUNTS_BATCHES",
     "CollectiveAllReduce",
     "CollectiveAllReduceExtended",
     "CommunicationImplementation",

@@ -198,9 +198,14 @@ class Telemetry(keras.callbacks.Callback):
         self._close(now)
         self._read()
         numbers = self._numbers(self._epoch_whole, self._epoch_usual)
-        self._write("epoch", epoch=epoch, step=self._step, **numbers)
+        self._write("epoch", epoch=epoch, step=self._step, **numbers, **self._of_rounds())
         if self._progress and logs is not None:
             logs.update(_for_the_bar(numbers))
+
+    def _of_rounds(self) -> dict[str, float]:
+        """Where replicas agree once in many steps: how often they have, and from how far."""
+        rounds = getattr(self.model.distribute_strategy, "rounds", None)
+        return {} if rounds is None else rounds.figures()
 
     def on_train_end(self, logs: Any = None) -> None:
         """Called by Keras."""

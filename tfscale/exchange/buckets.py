@@ -34,6 +34,7 @@ def pack(
     policy: MethodPolicy,
     bucket_bytes: int,
     first_bytes: int = FIRST_BYTES,
+    what: str = "gradients",
 ) -> tuple[Bucket, ...]:
     """Put every gradient in a bucket.
 
@@ -46,6 +47,7 @@ def pack(
             of its own.
         first_bytes: the same for the first bucket of each method and type, if that is
             less: a small one is on its way sooner.
+        what: they are called, in names of buckets.
 
     Returns:
         The buckets in the order in which they get complete.
@@ -58,9 +60,9 @@ def pack(
         gradients 1: dense_2/kernel..dense_1/kernel int8 (2, 1)
         gradients 2: dense_0/kernel int8 (0,)
     """
-    for what, limit in (("bucket_bytes", bucket_bytes), ("first_bytes", first_bytes)):
+    for size, limit in (("bucket_bytes", bucket_bytes), ("first_bytes", first_bytes)):
         if limit < 1:
-            raise ValueError(f"{what} is a number of bytes, 1 or more; got {limit}")
+            raise ValueError(f"{size} is a number of bytes, 1 or more; got {limit}")
     first = min(first_bytes, bucket_bytes)
     filled = [
         (kind, members)
@@ -70,7 +72,7 @@ def pack(
     # The gradient that is ready last completes its bucket.
     filled.sort(key=lambda bucket: bucket[1][-1], reverse=True)
     return tuple(
-        Bucket(_name(number, members, gradients), method, dtype, members)
+        Bucket(_name(f"{what} {number}", members, gradients), method, dtype, members)
         for number, ((method, dtype), members) in enumerate(filled)
     )
 
@@ -102,10 +104,10 @@ def _cut(
     yield tuple(members)
 
 
-def _name(number: int, members: tuple[int, ...], gradients: Sequence[Gradient]) -> str:
+def _name(numbered: str, members: tuple[int, ...], gradients: Sequence[Gradient]) -> str:
     """Unique by its number, readable by the variables at its ends."""
     ends = [_short(gradients[members[0]].path), _short(gradients[members[-1]].path)]
-    return f"gradients {number}: {'..'.join(ends[: len(members)])}"
+    return f"{numbered}: {'..'.join(ends[: len(members)])}"
 
 
 def _short(path: str) -> str:

@@ -57,6 +57,7 @@ class Reducer:
         policy: which gradient is summed by which method.
         bucket_bytes: how many bytes of gradients share a collective.
         trials: compares, on live steps, schedules whose predicted times are close.
+        what: it sums, in names of buckets.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Reducer:
         policy: MethodPolicy,
         bucket_bytes: int,
         trials: Trials,
+        what: str = "gradients",
     ) -> None:
         self.exchange = exchange
         self.policy = policy
@@ -72,7 +74,7 @@ class Reducer:
         # Of optimizers, in the order in which they were traced.
         self.packings: weakref.WeakKeyDictionary[Any, Packing] = weakref.WeakKeyDictionary()
         self.watch: Watch | None = None
-        self._bucket_bytes = bucket_bytes
+        self._bucket_bytes, self._what = bucket_bytes, what
         pack((), policy, bucket_bytes)  # a wrong size is refused now, not in the first step
         self._told: set[str] = set()
         self._names: collections.Counter[str] = collections.Counter()
@@ -132,6 +134,7 @@ class Reducer:
         state: ExchangeState,
         curvature: Sequence[Any] = (),
         scale: Any = None,
+        label: str | None = None,
     ) -> list[Any]:
         """The sums over all replicas, on each of them; None stays None.
 
@@ -143,6 +146,7 @@ class Reducer:
             curvature: what the optimizer wants to be summed besides, for each variable; it
                 is sent with the gradients, losslessly, and comes after them in the result.
             scale: what gradients are multiplied by, if that may be another in the next step.
+            label: what these are called in logs; by default the optimizer's name.
         """
         both = [*gradients, *curvature]
         described = [describe(v) for v in variables]
@@ -150,7 +154,7 @@ class Reducer:
         given = [i for i, x in enumerate(both) if x is not None]
         load = _Load(
             optimizer,
-            self._label(optimizer),
+            self._label(optimizer, label),
             [described[i] for i in given],
             [place_of(optimizer, variables[i % len(variables)]) for i in given],
             state,
@@ -166,10 +170,10 @@ class Reducer:
             reduced[i] = total
         return reduced
 
-    def _label(self, optimizer: Optimizer) -> str:
-        """The optimizer's name, with a number behind it if another had that name before."""
+    def _label(self, optimizer: Optimizer, label: str | None) -> str:
+        """That, or the optimizer's name; with a number behind it if another had it before."""
         if optimizer not in self.packings:
-            name = getattr(optimizer, "name", type(optimizer).__name__)
+            name = label or str(getattr(optimizer, "name", type(optimizer).__name__))
             self._names[name] += 1
             times = self._names[name]
             self.packings[optimizer] = Packing(
@@ -181,7 +185,7 @@ class Reducer:
         sums = list(tensors)
         dense = [i for i, x in enumerate(tensors) if not isinstance(x, tf.IndexedSlices)]
         described = tuple(load.gradients[i] for i in dense)
-        buckets = pack(described, self.policy, self._bucket_bytes) if dense else ()
+        buckets = self._pack(described) if dense else ()
         sparse = [i for i in range(len(tensors)) if i not in dense]
         rows = tuple(load.gradients[i] for i in sparse)
         before = self.packings[load.optimizer]  # of other graphs, which share what changes
@@ -203,6 +207,9 @@ class Reducer:
         for i in sparse:
             sums[i] = self._sum_sparse(replica, tensors[i], load, i)
         return sums
+
+    def _pack(self, gradients: tuple[Gradient, ...]) -> tuple[Bucket, ...]:
+        return pack(gradients, self.policy, self._bucket_bytes, what=self._what)
 
     def _sum_sparse(
         self, replica: int, slices: tf.IndexedSlices, load: _Load, position: int

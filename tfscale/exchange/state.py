@@ -28,7 +28,13 @@ PART = "tfscale_part"  # of a sum, different on each replica
 COMMON = "tfscale_common"  # the same on all replicas
 ROUNDING_SEED = "tfscale_rounding_seed"
 
+# These begin with the same value on every worker. Some are made while the first step is traced; if
+# replicas make that step alone, nobody may send the first worker's value.
+BEGINS_ALIKE = (PART, COMMON, ROUNDING_SEED)
+
 ATTRIBUTE = "_tfscale_memory"  # as checkpoints and files call it
+
+_OUTER = "outer optimizer"
 
 # Not a dict, for those TensorFlow takes for variables to save.
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -50,6 +56,7 @@ class ExchangeState(tf.Module, Saveable):
         self._layer_seeds: dict[str, Any] = {}
         self._rounding_seed: Any = None
         self._early_seeds: Mapping[str, Any] = _NOTHING
+        self.outer: Any = None  # an optimizer whose variables are saved, too
         # By name and place. TensorFlow would take a dict for variables to save.
         self._own = types.SimpleNamespace(described={})
 
@@ -105,7 +112,11 @@ class ExchangeState(tf.Module, Saveable):
 
     def kept(self, name: str, place: str, replica: int) -> tf.Variable:
         """What one replica keeps by that name for a variable."""
-        return self._of(name)[place].values[replica]
+        return self.whole(name, place).values[replica]
+
+    def whole(self, name: str, place: str) -> Any:
+        """What all replicas keep."""
+        return self._of(name)[place]
 
     def next_seed(self, replica: int) -> tf.Tensor:
         """A seed: another one for each bucket and step, the same on all replicas."""
@@ -165,6 +176,8 @@ class ExchangeState(tf.Module, Saveable):
             "layer seed": dict(self._layer_seeds),
             "rounding seed": rounding,
         }
+        if self.outer is not None:
+            kinds[_OUTER] = {str(i): v for i, v in enumerate(self.outer.variables)}
         for (name, place), kept in self._own.described.items():
             kind = f"common {name}" if kept.common else name
             kinds.setdefault(kind, {})[place] = self._of(name)[place]
@@ -175,7 +188,7 @@ def _described(saved: Mapping[str, Any]) -> dict[tuple[str, str], Kept]:
     """What a file says was kept, but for how that had begun."""
     found = {}
     for key, value in saved.items():
-        if not key.startswith(("layer seed ", "rounding seed ")):
+        if not key.startswith(("layer seed ", "rounding seed ", f"{_OUTER} ")):
             common = key.startswith("common ")
             name, _, place = key.removeprefix("common ").partition(" ")
             found[name, place] = Kept(tuple(value.shape[0 if common else 1 :]), common)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tfscale.bridge.objects import innermost, measures_curvature, path_of
+from tfscale.bridge.objects import counter_of, innermost, measures_curvature, path_of
 from tfscale.bridge.optimizers import scale_of
 from tfscale.bridge.protocols import MeasuresCurvature, Optimizer, Variable
 from tfscale.bridge.shadow import shadowed
@@ -21,6 +21,12 @@ from tfscale.exchange.reducer import Reducer
 from tfscale.exchange.state import ExchangeState
 from tfscale.strategy import origin, own_losses
 from tfscale.strategy.current import current, during
+
+_NOBODY_COUNTS = (
+    "sync={!r} trains models by fit and train_on_batch, and this step was passed to strategy.run: "
+    "there nobody counts the steps of a round. Give the model a train_step, or use "
+    "sync=tfscale.sync.EveryStep(), the default"
+)
 
 if TYPE_CHECKING:
     from tfscale.strategy.strategy import ScaleStrategy
@@ -53,9 +59,13 @@ def _apply(
     if not optimizer.built:
         with tf.init_scope():
             optimizer.build(variables)
+    if strategy.rounds is not None and current.model is None:
+        raise ValueError(_NOBODY_COUNTS.format(strategy.sync))
     inner = innermost(optimizer)
     reduce = functools.partial(reducer.reduce, optimizer=optimizer, state=state)
     windows = bool(inner.gradient_accumulation_steps)  # what is accumulated is whole
+    if current.alone is not False:
+        return _apply_alone(strategy, optimizer, grads, variables, trainable_variables)
     reducer.prepare(state, optimizer, variables, grads, rows_too=not windows)
     curvature = inner.curvature(grads, variables) if measures_curvature(inner) else []
     if windows:
@@ -76,6 +86,59 @@ def _apply(
         grads, curvature = sums[: len(grads)], sums[len(grads) :]
     with during(reduced=True), _given(optimizer, curvature):
         return original(grads, trainable_variables)
+
+
+def _apply_alone(
+    strategy: ScaleStrategy,
+    optimizer: Optimizer,
+    grads: list[Any],
+    variables: list[Variable],
+    trainable_variables: Any,
+) -> None:
+    """In a step that replicas make alone, each applies its own; one without rows changes nothing.
+
+    Where some steps are synchronous, as at the start of ``LocalSGD``, their gradients are summed.
+    """
+    curvature: list[Any] = []
+    if measures_curvature(optimizer):
+        curvature = _summed_if_due(optimizer, optimizer.curvature(grads, variables))
+    state, windows = ExchangeState.of(optimizer, strategy), optimizer.gradient_accumulation_steps
+    if current.alone is not True:
+        strategy.reducer.prepare(state, optimizer, variables, grads, rows_too=not windows)
+
+    def summed(grads: list[Any]) -> list[Any]:
+        """Where the step is not made alone."""
+        given = [i for i, g in enumerate(grads) if g is not None]
+        own, theirs = [grads[i] for i in given], [variables[i] for i in given]
+        reduce = functools.partial(strategy.reducer.reduce, own, theirs, optimizer, state)
+        done = dict(zip(given, tf.cond(current.alone, lambda: own, reduce), strict=True))
+        return [done.get(i) for i in range(len(grads))]
+
+    sums = (lambda grads: grads) if current.alone is True else summed
+
+    def applied() -> tf.Operation:
+        own = _here(grads if windows else sums(grads))
+        given = _given(optimizer, _here(curvature))
+        with during(reduced=True, window=sums if windows else None), given:
+            type(optimizer).apply(optimizer, own, trainable_variables)
+        return tf.no_op()
+
+    def only_counted() -> tf.Operation:
+        with during(reduced=True):
+            counter_of(optimizer).assign_add(1)
+        return tf.no_op()
+
+    # At the end of some epochs a step has no data and no gradients: nothing may be counted then.
+    with tf.control_dependencies([g for g in grads if g is not None]):
+        tf.cond(tf.logical_and(current.rows.absent, current.alone), only_counted, applied)
+
+
+def _here(tensors: list[Any]) -> list[Any]:
+    """The same, as tensors of the branch that is traced; None stays None."""
+    return [
+        None if x is None else tf.nest.map_structure(tf.identity, x, expand_composites=True)
+        for x in tensors
+    ]
 
 
 def _summed_if_due(optimizer: MeasuresCurvature, curvature: list[Any]) -> list[Any]:

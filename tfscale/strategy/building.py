@@ -79,7 +79,9 @@ def remember(strategy: ScaleStrategy, optimizer: Optimizer) -> None:
 def _build_with_state(strategy: ScaleStrategy, optimizer: Optimizer, variables: Any) -> None:
     del vars(optimizer)["build"]
     optimizer.build(variables)
-    ExchangeState.of(optimizer, strategy)
+    state = ExchangeState.of(optimizer, strategy)
+    if strategy.rounds is not None:
+        strategy.rounds.built(optimizer, state)
 
 
 def watch_seeds(strategy: ScaleStrategy) -> None:

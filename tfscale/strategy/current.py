@@ -32,6 +32,9 @@ class _Current(threading.local):
     # state is read as that of all replicas.
     results: dict[int, Any] | None = None
     together = False
+    # Whether replicas make this step each for itself, so that nothing is summed over them: True,
+    # False, or a tensor that says so. See course.py.
+    alone: Any = False
     # Gradients have been reduced: what follows is the same on all replicas, so
     # nothing is reduced again and variables are assigned where they are.
     reduced = False

@@ -29,6 +29,7 @@ from tfscale.bridge.tensorflow import (
 )
 from tfscale.exchange.collective_schedules import CollectiveSchedules
 from tfscale.exchange.exchange import Exchange
+from tfscale.exchange.state import BEGINS_ALIKE
 from tfscale.ops import Group
 from tfscale.ops.group import has_started, host_of, resolver_of, starting
 from tfscale.ops.heap import keep_freed_memory
@@ -193,9 +194,19 @@ class Extended(CollectiveAllReduceExtended):
         return False
 
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
-        if current.reduced or self._num_replicas_in_sync == 1:
+        if current.reduced or current.alone is True or self._num_replicas_in_sync == 1:
             return value
+        if current.alone is False:
+            return self._reduced(reduce_op, value, goes_back())
+        backwards, flat = goes_back(), tf.nest.flatten(value)
 
+        def reduced() -> Any:
+            return tf.nest.flatten(self._reduced(reduce_op, value, backwards))
+
+        chosen = tf.cond(current.alone, lambda: flat, reduced)
+        return tf.nest.pack_sequence_as(value, chosen)
+
+    def _reduced(self, reduce_op: Any, value: Any, backwards: bool) -> Any:
         def sums(tensors: list[Any]) -> list[Any]:
             return self.exchange.together(
                 lambda replica, own: self.exchange.sum_all(replica, own, "reduce"), tensors
@@ -204,7 +215,7 @@ class Extended(CollectiveAllReduceExtended):
         flat, holders = tf.nest.flatten(value), self._num_replicas_in_sync
         if current.rows is not None:
             holders = current.rows.holders
-            flat = summed_backwards(sums, flat) if goes_back() else sums(_counted(flat))
+            flat = summed_backwards(sums, flat) if backwards else sums(_counted(flat))
         else:
             flat = sums(flat)
         if reduce_op == tf.distribute.ReduceOp.MEAN:
@@ -235,12 +246,15 @@ class Extended(CollectiveAllReduceExtended):
             optimizer = caller(OPTIMIZERS)
             if optimizer is not None:
                 self._container_strategy().born(optimizer)
-        return adopt(super()._create_variable(next_creator, **keywords), keywords)
+        variable = super()._create_variable(next_creator, **keywords)
+        return adopt(variable, keywords, self._container_strategy().rounds is not None)
 
     def _get_variable_creator_initial_value(
         self, replica_id: int, device: str | None, primary_var: Any, **keywords: Any
     ) -> Any:
-        if replica_id > 0 or self._num_workers == 1:
+        in_rounds = self._container_strategy().rounds is not None
+        alike = in_rounds and keywords.get("name") in BEGINS_ALIKE
+        if replica_id > 0 or self._num_workers == 1 or alike:
             # TensorFlow's version broadcasts between workers by collectives of its own.
             return super(CollectiveAllReduceExtended, self)._get_variable_creator_initial_value(
                 replica_id, device, primary_var, **keywords

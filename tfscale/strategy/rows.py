@@ -9,11 +9,13 @@ counts nowhere: its share is 0, it adds nothing to any sum over replicas, and it
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from tfscale.exchange.exchange import can_exchange
+from tfscale.exchange.trial import Cell
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,19 +52,26 @@ class Rows:
         return output[: tf.where(self.absent, tf.zeros([], tf.int64), _rows(output))]
 
 
-def shared_out(data: Any, replicas: int) -> tuple[Rows, Any]:
+def shared_out(
+    data: Any, replicas: int, spare: Callable[[int, tf.Tensor], Cell] | None = None
+) -> tuple[Rows, Any]:
     """What this replica holds of a global batch, and its part, in which there is at least one row.
 
     Args:
         data: a structure of tensors, whose first dimension is the batch.
         replicas: how many there are.
+        spare: where it keeps a row of each dense tensor of earlier batches, if it may make this
+            step alone: then it asks no other replica for one.
     """
     tensors = [x for x in tf.nest.flatten(data) if _is_batch(x)]
     local = _rows(tensors[0])
     total, holders = tf.unstack(_sum([tf.stack([local, tf.cast(local > 0, tf.int64)])])[0])
     rows = Rows(local, total, holders)
-    some_hold_none = tf.logical_and(holders > 0, holders < replicas)
-    lent = tf.cond(some_hold_none, lambda: _lent(tensors, rows, replicas), lambda: tensors)
+    if spare is None:
+        some_hold_none = tf.logical_and(holders > 0, holders < replicas)
+        lent = tf.cond(some_hold_none, lambda: _lent(tensors, rows, replicas), lambda: tensors)
+    else:
+        lent = _own(tensors, rows, spare)
     given = iter([_of_known_shape(value, x) for value, x in zip(lent, tensors, strict=True)])
     return rows, tf.nest.map_structure(lambda x: next(given) if _is_batch(x) else x, data)
 
@@ -109,6 +118,19 @@ def _lent(tensors: list[Any], rows: Rows, replicas: int) -> list[Any]:
             (x, next(lent) if isinstance(x, tf.Tensor) else _empty_row(x)) for x in tensors
         ]
     ]
+
+
+def _own(tensors: list[Any], rows: Rows, spare: Callable[[int, tf.Tensor], Cell]) -> list[Any]:
+    """The same tensors; if this replica has no rows, with a row that it had before."""
+    lent = []
+    for place, x in enumerate(tensors):
+        if isinstance(x, tf.Tensor):
+            cell = spare(place, x)
+            lent.append(tf.cond(rows.absent, cell.read, lambda x=x: x))
+            cell.assign(lent[-1][:1])
+        else:
+            lent.append(tf.cond(rows.absent, lambda x=x: _empty_row(x), lambda x=x: x))
+    return lent
 
 
 def _empty_row(x: Any) -> Any:

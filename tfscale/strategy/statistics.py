@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfscale.bridge.protocols import Layer
+from tfscale.strategy.current import current, during
 from tfscale.strategy.share import Share
 
 
@@ -41,15 +42,27 @@ def _where(mask: tf.Tensor | None, values: tf.Tensor) -> tf.Tensor:
 
 
 def average(variables: list[Any], share: Share) -> None:
-    """Means weighted by shares, in float64: if all agree, the mean is that value, to the bit."""
+    """Means weighted by shares, in float64: if all agree, the mean is that value, to the bit.
+
+    In steps that replicas make alone, each keeps its own.
+    """
     distinct = list({id(v): v for v in variables}.values())
-    if not distinct:
+    if not distinct or current.alone is True:
         return
+    if current.alone is not False:
+        tf.cond(current.alone, tf.no_op, lambda: _averaged(distinct, share))
+    else:
+        _averaged(distinct, share)
+
+
+def _averaged(distinct: list[Any], share: Share) -> tf.Operation:
     own = [v._get_on_device_or_primary() for v in distinct]
     parts = [
         tf.math.multiply_no_nan(tf.cast(v.read_value(), tf.float64), share.weight(tf.float64))
         for v in own
     ]
-    means = tf.distribute.get_replica_context().all_reduce("SUM", parts)
+    with during(alone=False):
+        means = tf.distribute.get_replica_context().all_reduce("SUM", parts)
     for variable, mean in zip(own, means, strict=True):
         variable.assign(tf.cast(mean, variable.dtype))
+    return tf.no_op()

@@ -22,16 +22,18 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
+from tfscale.bridge.fit import TRAINING, fitted
 from tfscale.bridge.objects import layers_of, optimizers_of
 from tfscale.bridge.shadow import shadowed
 from tfscale.strategy import inexact, keras_losses, own_losses, statistics
 from tfscale.strategy.applying import hooked
 from tfscale.strategy.building import refuse_foreign, refuse_foreign_metrics
-from tfscale.strategy.current import current, during
+from tfscale.strategy.current import during
 from tfscale.strategy.rows import shared_out
 from tfscale.strategy.share import Share
 
 if TYPE_CHECKING:
+    from tfscale.strategy.course import Course
     from tfscale.strategy.strategy import ScaleStrategy
 
 
@@ -45,7 +47,8 @@ def exact(strategy: ScaleStrategy, model: keras.Model, training: bool) -> Iterat
             refuse_foreign(strategy, model)
             refuse_foreign_metrics(strategy, model)
             inexact.warn(strategy, layers)
-            strategy.reducer.check_rules(model.trainable_variables)
+            for reducer in strategy.reducers:
+                reducer.check_rules(model.trainable_variables)
             stack.enter_context(hooked(strategy, {*optimizers_of(model), *strategy.optimizers}))
         if training and strategy.synchronizes_batch_norm:
             for layer in layers:
@@ -58,22 +61,65 @@ def exact(strategy: ScaleStrategy, model: keras.Model, training: bool) -> Iterat
 def step_of_replica(strategy: ScaleStrategy, model: keras.Model, fn: Callable[..., Any]) -> Any:
     """A model's step, which knows what part of the global batch it is."""
     replicas = strategy.extended._num_replicas_in_sync
+    rounds = strategy.rounds if fn.__name__ == TRAINING else None
+    course = None if rounds is None else rounds.of(model)
+    spare = None if course is None else course.spare_row
     own = getattr(type(model), fn.__name__) is not getattr(keras.Model, fn.__name__)
 
     @tf.autograph.experimental.do_not_convert
     def part(data: Any) -> Any:
-        rows, data = shared_out(data, replicas)
+        rows, data = shared_out(data, replicas, spare)
         share = Share(replicas, rows.local, rows.total)
         known = {"reads": 0, "seen": {}, "noted": 0, "scaled": set(), "results": {}}
         known |= {"batch": data, "origins": {}}
-        with during(model=model, own=own, rows=rows, count=share, statistics=[], **known):
+        changed: list[Any] = []
+        with during(model=model, own=own, rows=rows, count=share, statistics=changed, **known):
             result = fn(data)
-            statistics.average(current.statistics or [], share)
+            statistics.average(changed, share)
             if own:
                 result = own_losses.logged(*keras_losses.with_results_of_all(result))
-            return tf.nest.map_structure(_read, result)
+            result = tf.nest.map_structure(_read, result)
+        if course is not None:
+            with _only_with(data):
+                course.after_step(changed)
+        return result
 
-    return part
+    return _evaluating(strategy, model, part) if course is None else _in_a_round(course, part)
+
+
+def _in_a_round(course: Course, step: Callable[..., Any]) -> Callable[..., Any]:
+    """A step of training, which replicas may make alone."""
+
+    @tf.autograph.experimental.do_not_convert
+    def made(data: Any) -> Any:
+        with _only_with(data):
+            alone = course.before_step()
+        with during(alone=alone):
+            return step(data)
+
+    return made  # type: ignore[no-any-return]
+
+
+def _only_with(data: Any) -> Any:
+    """A context for what a step without data, with which Keras ends some epochs, must not do."""
+    tensors = tf.nest.flatten(data, expand_composites=True)
+    return tf.control_dependencies([x for x in tensors if tf.is_tensor(x)])
+
+
+def _evaluating(
+    strategy: ScaleStrategy, model: keras.Model, step: Callable[..., Any]
+) -> Callable[..., Any]:
+    """A step of an evaluation, or of a prediction: of weights that replicas have in common."""
+    rounds = strategy.rounds
+    if rounds is None:
+        return step
+
+    @tf.autograph.experimental.do_not_convert
+    def evaluated(data: Any) -> Any:
+        rounds.before_evaluation(model)
+        return step(data)
+
+    return evaluated  # type: ignore[no-any-return]
 
 
 def _read(result: Any) -> Any:
@@ -91,4 +137,5 @@ def prediction_of_replica(strategy: ScaleStrategy, fn: Callable[..., Any]) -> An
         rows, data = shared_out(data, replicas)
         return tf.nest.map_structure(rows.kept, fn(data))
 
-    return part
+    model = fitted()
+    return part if model is None else _evaluating(strategy, model, part)

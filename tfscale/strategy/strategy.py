@@ -52,6 +52,8 @@ from tfscale.strategy import (
 from tfscale.strategy.current import current
 from tfscale.strategy.extended import Extended
 from tfscale.strategy.own_losses import checked
+from tfscale.strategy.rounds import Rounds
+from tfscale.sync import EveryStep, Rule
 from tfscale.wires import LOSSLESS
 
 DEADLINE = 120.0
@@ -84,6 +86,8 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             by default all GPUs, or all logical CPUs if there is no GPU.
         cluster_resolver: lists the workers; by default ``TF_CONFIG``, or what Slurm, ``mpirun`` or
             ``torchrun`` has set for this process. All workers must have the same devices.
+        sync: when replicas agree: after every step, which is the default, or by another rule of
+            ``tfscale.sync``, such as ``DiLoCo(every=100, wire="int8")``.
         method: instead of ``wire``, how gradients become sums: a method of
             ``tfscale.compression``, such as ``PowerSGD(rank=4)``, a mapping from patterns of
             variables' paths to methods or wires' names, or a ``MethodPolicy``.
@@ -128,6 +132,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         devices: Sequence[str] | None = None,
         cluster_resolver: Any = None,
         *,
+        sync: Rule | None = None,
         method: Method | Mapping[str, Method | str] | MethodPolicy | None = None,
         error_feedback: bool | None = None,
         bucket_bytes: int | str | None = None,
@@ -142,6 +147,8 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     ) -> None:
         installed.check()
         _check(batch_norm, error_feedback, cluster_resolver)
+        self.sync = _rule(sync, wire=wire, method=method, error_feedback=error_feedback)
+        in_rounds = not isinstance(self.sync, EveryStep)
         policy = _policy(wire, method, error_feedback)
         backend = backends.checked(
             backend,
@@ -150,12 +157,14 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             algorithm=algorithm,
             schedule_file=schedule_file,
             transport=transport,
+            sync=self.sync if in_rounds else None,
         )
         if bucket_bytes is not None:
             bucket_bytes = number_of_bytes(bucket_bytes, "bucket_bytes")
         self.synchronizes_batch_norm = batch_norm == "synchronized"
         self.own_losses = checked(own_losses)
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.rounds: Rounds | None = None
         patience = (deadline, slow_after, join_timeout)
         tf.distribute.Strategy.__init__(
             self, Extended(self, devices, cluster_resolver, *patience, transport)
@@ -167,6 +176,8 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         if extended._num_replicas_in_sync == 1 and policy != MethodPolicy():
             asked = f"wire={wire!r}" if method is None else f"method={method!r}"
             logging.getLogger("tfscale").warning(_NOTHING_TRAVELS, asked)
+        if extended._num_replicas_in_sync == 1 and in_rounds:
+            logging.getLogger("tfscale").warning(_NOTHING_TRAVELS, f"sync={self.sync!r}")
         _join(
             extended,
             {
@@ -177,6 +188,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 "error_feedback": error_feedback,
                 "bucket_bytes": bucket_bytes,
                 "backend": backend,
+                "sync": self.sync.describe(),
                 "batch_norm": batch_norm,
                 "own_losses": own_losses,
                 "schedule_file": schedule_file and records.read_text(Path(schedule_file)),
@@ -196,12 +208,21 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 "gradients go from this worker's first replica to the others: %s", exchange.ways()
             )
         trials = Trials(schedules, enabled=isinstance(schedules, Chooser))
-        self.reducer = Reducer(
-            exchange,
-            policy,
-            suitable_bytes(schedules, exchange.ranks) if bucket_bytes is None else bucket_bytes,
-            trials,
-        )
+        if bucket_bytes is None:
+            bucket_bytes = suitable_bytes(schedules, exchange.ranks)
+        self.reducer = Reducer(exchange, policy, bucket_bytes, trials)
+        if in_rounds and exchange.ranks > 1:
+            self.sync.check(exchange.ranks)
+            no_trials = Trials(schedules, enabled=False)  # of what is sent so seldom
+            reducer = Reducer(exchange, self.sync.policy, bucket_bytes, no_trials, "weights")
+            self.rounds = Rounds(self, self.sync, reducer)
+
+    @property
+    def reducers(self) -> list[Reducer]:
+        """What sums gradients; and what computes the means at the end of a round, if there are
+        rounds.
+        """
+        return [self.reducer, *([self.rounds.reducer] if self.rounds is not None else [])]
 
     @property
     def cluster_resolver(self) -> Any:
@@ -225,6 +246,8 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             backup.arrange(self.extended.hosts, callbacks)
             if self.extended._id_in_cluster == 0:
                 _say_if_no_timeline(callbacks)
+            if self.rounds is not None:
+                self.rounds.begins(model, callbacks)
         return super().scope()
 
     @autograph_artifact
@@ -277,6 +300,11 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             return tf.nest.map_structure(lambda v: self.reduce(reduce_op, v, axis), value)
         if isinstance(value, (int, float)):
             value = tf.constant(value)
+        if self.rounds is not None and fit.trains():
+            if fit.counts_batches():
+                return self.rounds.of(fit.fitted()).remaining.counted(value)
+            if fit.reduces_logs():
+                return tf.reduce_mean(tf.stack(self.experimental_local_results(value)), 0)
         if axis is not None and _rank(value) == 0:
             axis = None  # Keras asks for the mean of scalars along their first axis
         return super().reduce(reduce_op, value, axis)
@@ -301,7 +329,9 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             A list of rows; ``print`` and notebooks show it as a table.
         """
         exchange = self.extended.exchange
-        return Explanation(rows(self.reducer), exchange.ranks, exchange.ways())
+        every = [row for reducer in self.reducers for row in rows(reducer)]
+        rounds = "" if self.rounds is None else self.rounds.words()
+        return Explanation(every, exchange.ranks, exchange.ways(), rounds)
 
     def dump(self, path: str | Path) -> None:
         """Write what ``"auto"`` measured and chose; edit it and pass it as ``schedule_file``."""
@@ -376,6 +406,36 @@ def _say_who_trains(extended: Any) -> None:
     where = here if workers == 1 else f"{workers} workers, each on its {here}"
     word = "replica trains" if replicas == 1 else "replicas train"
     logging.getLogger("tfscale").info("ScaleStrategy: %d %s, on %s", replicas, word, where)
+
+
+def _rule(sync: Any, **of_gradients: Any) -> Rule:
+    """The rule, if it can be followed here.
+
+    Args:
+        sync: as the user says it.
+        of_gradients: arguments that say how the gradients of a step are sent.
+    """
+    if sync is None or isinstance(sync, EveryStep):
+        return EveryStep()
+    if not isinstance(sync, Rule):
+        raise ValueError(
+            "sync is a rule of tfscale.sync, such as tfscale.sync.DiLoCo(every=100), or None for "
+            f"EveryStep(); got {sync!r}"
+        )
+    if KERAS_2:
+        raise ValueError(
+            f"sync={sync!r} needs Keras 3, and this is Keras 2: leave sync out, and replicas agree "
+            "after every step"
+        )
+    given = {name: value for name, value in of_gradients.items() if value is not None}
+    if given and not sync.start:
+        said = " and ".join(f"{name}={value!r}" for name, value in given.items())
+        raise ValueError(
+            f"{said} says how gradients are sent, and with sync={sync!r} none are: replicas send "
+            "weights, or differences of weights. Say it of these: "
+            'sync=tfscale.sync.DiLoCo(every=100, wire="int8")'
+        )
+    return sync
 
 
 def _policy(wire: Any, method: Any, error_feedback: bool | None) -> MethodPolicy:

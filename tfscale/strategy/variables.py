@@ -1,7 +1,9 @@
 """The state of layers, of which every replica holds a copy.
 
 Weights are the same on all replicas because their updates are. Four kinds of variables
-are not: seeds, statistics, what metrics count, and sums of gradients that wait for a step.
+are not: seeds, statistics, what metrics count, and sums of gradients that wait for a step. Where
+replicas agree once in many steps, weights, statistics and what optimizers keep are each replica's
+own in between: ``LocalWeight``.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ from tfscale.bridge.tensorflow import (
 from tfscale.exchange import dataflow
 from tfscale.exchange.state import COMMON, PART, ROUNDING_SEED
 from tfscale.strategy.current import current
+
+_VALUE = "VARIABLE_VALUE"  # as TensorFlow's checkpoints call it
 
 # Far apart in the first word of a generator's state, so that no two replicas
 # ever draw the same numbers.
@@ -143,12 +147,12 @@ class _Saved(SaveableObject):
 
     def restore(self, restored_tensors: Any, restored_shapes: Any) -> tf.Operation:
         (tensor,) = restored_tensors
-        return tf.group(
-            *(
-                assign_on_device(v.device, v, self._variable.of_replica(i, tensor))
-                for i, v in enumerate(self._variable.values)
-            )
-        )
+        done = [
+            assign_on_device(v.device, v, self._variable.of_replica(i, tensor))
+            for i, v in enumerate(self._variable.values)
+        ]
+        self._variable.restored()
+        return tf.group(*done)
 
 
 class _Private(Weight):
@@ -160,6 +164,9 @@ class _Private(Weight):
     def of_replica(self, local_id: int, whole: tf.Tensor) -> tf.Tensor:
         raise NotImplementedError
 
+    def restored(self) -> None:
+        """Called when all replicas have got a value of a checkpoint."""
+
     def _update_cross_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
         if not isinstance(value, DistributedValues) or isinstance(value, DistributedVariable):
             whole = tf.convert_to_tensor(value, dtype=self.dtype)
@@ -167,7 +174,61 @@ class _Private(Weight):
         return super()._update_cross_replica(update_fn, value, **kwargs)
 
     def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
-        return {"VARIABLE_VALUE": lambda name=self._common_name: _Saved(self, name)}
+        return {_VALUE: lambda name=self._common_name: _Saved(self, name)}
+
+
+class LocalWeight(_Private):
+    """Each replica's own between the agreements of a rule: see course.py.
+
+    Outside of replicas it reads as the mean over them, or as what the rule keeps for it. What is
+    assigned there, or restored, all replicas get.
+    """
+
+    _differs = Weight._differs
+
+    def of_replica(self, local_id: int, whole: tf.Tensor) -> tf.Tensor:
+        return whole
+
+    def _get_cross_replica(self) -> tf.Tensor:
+        seen = self.distribute_strategy.rounds.as_seen(self)
+        return super()._get_cross_replica() if seen is None else seen
+
+    def _update_cross_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
+        done = super()._update_cross_replica(update_fn, value, **kwargs)
+        self.restored()
+        return done
+
+    def restored(self) -> None:
+        self.distribute_strategy.rounds.assigned(self)
+
+    def _serialize_to_tensors(self) -> dict[str, Any]:
+        """Called by Keras for ``tf.train.Checkpoint``, which else saves the first replica's."""
+        return {_VALUE: self._get_cross_replica()}
+
+    def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> Any:
+        with tf.init_scope():
+            return self.assign(restored[_VALUE])
+
+    def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
+        if current.alone is False or current.reduced or current.rows is None:
+            return super()._update_replica(update_fn, value, **kwargs)
+        own = self._get_on_device_or_primary()
+        before = own.read_value()
+        super()._update_replica(update_fn, value, **kwargs)
+        return own.assign(tf.where(current.rows.absent, before, own.read_value()))
+
+    @staticmethod
+    def make_common(variable: Variable) -> None:
+        """Of a variable that all replicas update alike: it is an ordinary one."""
+        if isinstance(variable, LocalWeight):
+            variable.__class__ = Weight
+
+
+class LocalStatistic(LocalWeight):
+    """The same, of a statistic."""
+
+    def _differs(self, value: Any) -> bool:
+        return True
 
 
 class Seed(_Private):
@@ -217,7 +278,7 @@ class Part(_Private):
 
 def kind_of(keywords: dict[str, Any]) -> type[Weight]:
     """Which of these a new variable is, by the arguments that it is made with."""
-    name = (keywords.get("name") or "").split("/")[-1].split(":")[0]
+    name = _name_of(keywords)
     aggregation = keywords.get("aggregation") or tf.VariableAggregation.NONE
     if aggregation != tf.VariableAggregation.NONE:
         return Weight
@@ -226,6 +287,20 @@ def kind_of(keywords: dict[str, Any]) -> type[Weight]:
     if "gradient_accumulator" in name:
         return Accumulator
     return Statistic if keywords.get("trainable") is False else Weight
+
+
+def _is_every_replicas_own(kind: type[Weight], keywords: dict[str, Any]) -> bool:
+    """While replicas make steps alone."""
+    return kind is Statistic or (kind is Weight and not _is_common(keywords))
+
+
+def _is_common(keywords: dict[str, Any]) -> bool:
+    aggregation = keywords.get("aggregation") or tf.VariableAggregation.NONE
+    return aggregation != tf.VariableAggregation.NONE or _name_of(keywords) in _BY_NAME
+
+
+def _name_of(keywords: dict[str, Any]) -> str:
+    return (keywords.get("name") or "").split("/")[-1].split(":")[0]
 
 
 _BY_NAME: dict[str, type[Weight]] = {
@@ -237,17 +312,29 @@ _BY_NAME: dict[str, type[Weight]] = {
 }
 
 
-def adopt(variable: Variable, keywords: dict[str, Any]) -> Any:
+def adopt(variable: Variable, keywords: dict[str, Any], in_rounds: bool) -> Any:
     """Give a replicated variable its kind.
 
     TensorFlow makes its variables from a fixed table of classes; ours add methods to two
     of them, and no state.
+
+    Args:
+        variable: that TensorFlow has made.
+        keywords: with which it was made.
+        in_rounds: whether replicas make some steps alone.
     """
     if type(variable) is SyncOnReadVariable:
         variable.__class__ = Tally
     if type(variable) is not MirroredVariable:
         return variable
-    variable.__class__ = kind_of(keywords)
+    kind = kind_of(keywords)
+    if (
+        in_rounds
+        and tf.as_dtype(variable.dtype).is_floating
+        and _is_every_replicas_own(kind, keywords)
+    ):
+        kind = LocalWeight if kind is Weight else LocalStatistic
+    variable.__class__ = kind
     if isinstance(variable, Seed):
         with tf.init_scope():
             for i, component in enumerate(variable.values):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tfscale.exchange.deciding import Change
@@ -16,12 +17,13 @@ class EngineLog:
     """The ranks of this process.
 
     Args:
-        reducer: the strategy's.
+        reducers: the strategy's, of one exchange.
     """
 
-    def __init__(self, reducer: Reducer) -> None:
-        self._reducer = reducer
-        self.communicators: list[Communicator] = reducer.exchange.communicators
+    def __init__(self, reducers: Sequence[Reducer]) -> None:
+        self._reducers = reducers
+        self._exchange = reducers[0].exchange
+        self.communicators: list[Communicator] = self._exchange.communicators
         self._calls = [_calls(each) for each in self.communicators]
         self.rows: list[Row] = []  # as of the last call of changes()
         self._saved: dict[BucketId, float] = {}
@@ -35,16 +37,16 @@ class EngineLog:
     @property
     def is_measured(self) -> bool:
         """Whether gradients go by the engine, which logs when and how many bytes."""
-        return self._reducer.exchange.is_measured
+        return self._exchange.is_measured
 
     @property
     def is_lossy(self) -> bool:
         """Whether any gradient may be summed by a method that loses something."""
-        return any(not method.lossless for method in self._reducer.policy.methods)
+        return any(not m.lossless for reducer in self._reducers for m in reducer.policy.methods)
 
     def ways(self) -> list[str]:
         """How gradients go from each rank of this process to the others, in words."""
-        return [self._reducer.exchange.ways(place) for place in range(len(self.communicators))]
+        return [self._exchange.ways(place) for place in range(len(self.communicators))]
 
     @property
     def processes(self) -> int:
@@ -75,7 +77,7 @@ class EngineLog:
     def changes(self) -> list[tuple[Row | None, Row]]:
         """Buckets that are new or have another schedule than at the last call: before, now."""
         before = {row.bucket: row for row in self.rows}
-        now = rows(self._reducer)
+        now = [row for reducer in self._reducers for row in rows(reducer)]
         self.rows = now
         self._saved = {name: row.saved - 1 for row in now for name in row.collectives}
         pairs = [(before.get(row.bucket), row) for row in now]
@@ -88,7 +90,8 @@ class EngineLog:
         return fresh
 
     def _made(self) -> list[Change]:
-        return [one for each in list(self._reducer.packings.values()) for one in each.changes]
+        packings = [each for reducer in self._reducers for each in list(reducer.packings.values())]
+        return [change for packing in packings for change in packing.changes]
 
     def saved(self, bucket: BucketId) -> float:
         """Bytes that each byte on the wire saves, against the wire ``"fp32"``."""
@@ -104,4 +107,4 @@ def engine_log_of(strategy: Any) -> EngineLog | None:
     reducer = getattr(strategy, "reducer", None)
     if not isinstance(reducer, Reducer) or reducer.exchange.ranks == 1:
         return None
-    return EngineLog(reducer)
+    return EngineLog(getattr(strategy, "reducers", [reducer]))

@@ -27,6 +27,11 @@ CALLBACKS = {
     "tfscale": lambda folder: tfscale.callbacks.Preemption(folder, check_every=2, exit_code=3),
 }
 
+RULES = {
+    "every step": tfscale.sync.EveryStep,
+    "rounds": lambda: tfscale.sync.DiLoCo(every=3, wire="int4"),  # over the ends of epochs
+}
+
 
 class Watch(keras.callbacks.Callback):
     def __init__(self):
@@ -59,7 +64,8 @@ def main():
     devices = [tf.config.LogicalDeviceConfiguration()] * int(os.environ["LAYOUT"].split("x")[1])
     tf.config.set_logical_device_configuration(cpu, devices)
     keras.utils.set_random_seed(1)
-    strategy = tfscale.ScaleStrategy("ring", wire=os.environ.get("WIRE", "fp32"), deadline=120)
+    sync = RULES[os.environ.get("RULE", "every step")]()
+    strategy = tfscale.ScaleStrategy("ring", os.environ.get("WIRE"), deadline=120, sync=sync)
     with strategy.scope():
         dense = keras.layers.Dense
         model = keras.Sequential([keras.Input([64]), dense(128, activation="tanh"), dense(1)])

@@ -1,0 +1,517 @@
+"""Checks of rules, for any layout. A check is a function of ``make`` and of a folder.
+
+``make(sync=..., **settings)`` gives a strategy; every worker has a folder of its own.
+"""
+
+from __future__ import annotations
+
+import re
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from tests.sync import simulation
+from tests.sync.simulation import BATCH, FEATURES, OUTPUTS, RATE, Momentum, Training
+from tfscale import sync
+
+EXACT = {"rtol": 0, "atol": 1e-6}
+
+
+def regression(strategy, optimizer=None, **how):
+    with strategy.scope():
+        model = keras.Sequential([keras.Input([FEATURES]), layers.Dense(OUTPUTS, name="head")])
+        made = optimizer() if callable(optimizer) else optimizer
+        model.compile(made or keras.optimizers.SGD(RATE, momentum=0.9), "mse", **how)
+    model.set_weights(simulation.beginning())
+    return model
+
+
+def fit(model, epochs=1, samples=72, **how):
+    x, y = simulation.problem(samples)
+    how = {"batch_size": BATCH, "shuffle": False, "verbose": 0} | how
+    return model.fit(x, y, epochs=epochs, **how)
+
+
+def same(model, expected, **how):
+    for found, number in zip(model.get_weights(), expected, strict=True):
+        np.testing.assert_allclose(found, number, **(EXACT | how))
+
+
+def replicas(strategy):
+    return strategy.num_replicas_in_sync
+
+
+# ---- number by number
+
+
+def simulated(rule, make_training):
+    def check(make, folder):
+        strategy = make(rule())
+        model = regression(strategy)
+        fit(model, 2)
+        same(model, make_training(replicas(strategy)).run(2))
+
+    return check
+
+
+def of_steps(*steps):
+    return lambda rounds: steps[min(rounds, len(steps) - 1)]
+
+
+NUMBERS = {
+    "local_sgd": simulated(
+        lambda: sync.LocalSGD(4), lambda p: Training(p, of_steps(4), simulation.take_mean)
+    ),
+    "local_sgd_of_momenta": simulated(
+        lambda: sync.LocalSGD(4, average=("weights", "optimizer")),
+        lambda p: Training(p, of_steps(4), simulation.take_mean_of_optimizers),
+    ),
+    "growing": simulated(
+        lambda: sync.LocalSGD(sync.Period(1, 8, 3)),
+        lambda p: Training(p, of_steps(1, 2, 4, 8), simulation.take_mean),
+    ),
+    "shrinking": simulated(
+        lambda: sync.LocalSGD(sync.Period(8, 2, 2)),
+        lambda p: Training(p, of_steps(8, 4, 2), simulation.take_mean),
+    ),
+    "diloco": simulated(
+        lambda: sync.DiLoCo(4),
+        lambda p: Training(p, of_steps(4), simulation.outer_step(Momentum(0.7, 0.9, True))),
+    ),
+    "diloco_with_another_outer": simulated(
+        lambda: sync.DiLoCo(5, outer=lambda: keras.optimizers.SGD(0.5, momentum=0.5)),
+        lambda p: Training(p, of_steps(5), simulation.outer_step(Momentum(0.5, 0.5))),
+    ),
+    "elastic": simulated(
+        lambda: sync.ElasticAveraging(3, alpha=0.2),
+        lambda p: Training(p, of_steps(3), simulation.elastic(0.2), simulation.take_centre),
+    ),
+}
+
+
+def post_local(make, folder):
+    """Synchronous steps first, momenta included; then rounds of three."""
+    strategy = make(sync.LocalSGD(3, start=5))
+    model = regression(strategy)
+    fit(model, 2)
+    training = Training(replicas(strategy), of_steps(3), simulation.take_mean)
+    x, y = simulation.problem()
+    for step in range(5):
+        rows = slice(step * BATCH, (step + 1) * BATCH)
+        gradient = simulation.gradient(training.weights[0], x[rows], y[rows])
+        training.weights = [
+            inner.apply(own, gradient)
+            for inner, own in zip(training.inner, training.weights, strict=True)
+        ]
+    for step in range(5, 18):
+        rows = slice(step % 9 * BATCH, (step % 9 + 1) * BATCH)
+        training.step(x[rows], y[rows])
+        if step in (7, 10, 13, 16, 17):
+            simulation.take_mean(training)
+    same(model, training.mean())
+
+
+def one_step_rounds(make, folder):
+    """Rounds of one step are synchronous training, for SGD."""
+
+    def trained(rule):
+        model = regression(make(rule), lambda: keras.optimizers.SGD(RATE))
+        fit(model, 2)
+        return model.get_weights()
+
+    expected = trained(sync.EveryStep())
+    for rule in (sync.LocalSGD(1), sync.DiLoCo(1, outer=keras.optimizers.SGD(1.0))):
+        for found, number in zip(trained(rule), expected, strict=True):
+            np.testing.assert_allclose(found, number, err_msg=repr(rule), **EXACT)
+
+
+# ---- what is sent
+
+
+class Traffic(keras.callbacks.Callback):
+    """How many collectives ran in each step, and how many bytes they sent."""
+
+    def on_train_begin(self, logs=None):
+        self.steps = []
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self._before = self._now()
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.steps.append(tuple(now - then for now, then in zip(self._now(), self._before)))
+
+    def _now(self):
+        extended = self.model.distribute_strategy.extended
+        groups = [group for group in (extended.group, extended.hosts) if group is not None]
+        totals = [
+            total
+            for group in groups
+            for communicator in group.communicators
+            for total in communicator.totals().values()
+        ]
+        return sum(t.calls for t in totals), sum(t.sent for t in totals)
+
+
+def with_much_to_say(strategy):
+    """Batch normalization, dropout, masks, metrics, sample weights: all of which talk in steps."""
+    with strategy.scope():
+        model = keras.Sequential([
+            keras.Input([FEATURES]),
+            layers.Masking(),
+            layers.Dense(16, activation="relu", kernel_regularizer="l2"),
+            layers.BatchNormalization(),
+            layers.Dropout(0.2),
+            layers.Dense(OUTPUTS),
+        ])  # fmt: skip
+        model.compile("adam", "mse", metrics=["mae"], weighted_metrics=["mse"])
+    return model
+
+
+def silence(make, folder):
+    """Between the ends of rounds nothing is sent, whatever layers, losses and metrics do."""
+    for rule in (sync.LocalSGD(4), sync.DiLoCo(4, wire="int8"), sync.ElasticAveraging(4, 0.2)):
+        model, traffic = with_much_to_say(make(rule)), Traffic()
+        weights = np.ones(72, "float32")
+        fit(model, 2, callbacks=[traffic], sample_weight=weights)
+        for step, (calls, sent) in enumerate(traffic.steps, 1):
+            assert (calls > 0) == (sent > 0) == (step % 4 == 0), (rule, step, calls, sent)
+    model, traffic = with_much_to_say(make(sync.EveryStep())), Traffic()
+    fit(model, callbacks=[traffic])
+    assert all(calls > 0 for calls, _ in traffic.steps)  # the check can fail
+
+
+# ---- between rounds
+
+
+def copies(model):
+    """Each replica's weights, in this process."""
+    variables = [v.value for v in model.trainable_variables]
+    return [[v.values[r].numpy() for v in variables] for r in range(len(variables[0].values))]
+
+
+class Middle(keras.callbacks.Callback):
+    """Looks at a model in the middle of a round."""
+
+    def __init__(self, look, step):
+        super().__init__()
+        self._look, self._step, self.seen = look, step, None
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch + 1 == self._step:
+            self.seen = self._look(self.model)
+
+
+def outside_of_replicas(make, folder):
+    """In the middle of a round one reads, evaluates and predicts with the mean or the centre."""
+    x, y = simulation.problem()
+
+    def look(model):
+        before = copies(model)
+        found = model.get_weights()
+        loss, guess = model.evaluate(x, y, verbose=0), model.predict(x, verbose=0)
+        shown = model.get_weights()
+        return before, found, loss, guess, shown
+
+    steps = {sync.LocalSGD(4): simulation.take_mean, sync.ElasticAveraging(4, 0.2): None}
+    for rule, end in steps.items():
+        strategy = make(rule)
+        model = regression(strategy)
+        middle = Middle(look, 6)
+        fit(model, callbacks=[middle])
+        training = Training(replicas(strategy), of_steps(4), end or simulation.elastic(0.2))
+        for step in range(6):
+            rows = slice(step * BATCH, (step + 1) * BATCH)
+            training.step(x[rows], y[rows])
+            if step == 3:
+                training.end(training)
+        expected = training.mean() if end else training.centre
+        before, found, loss, guess, shown = middle.seen
+        first = strategy.extended.first_rank
+        for own, simulated in zip(before, training.weights[first:]):
+            for a, b in zip(own, simulated, strict=True):
+                np.testing.assert_allclose(a, b, **EXACT)
+        for weights in (found, shown):
+            for a, b in zip(weights, expected, strict=True):
+                np.testing.assert_allclose(a, b, **EXACT)
+        outputs = x @ expected[0] + expected[1]
+        np.testing.assert_allclose(guess, outputs, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(loss, np.mean((outputs - y) ** 2), rtol=1e-5)
+        untouched = regression(strategy)
+        fit(untouched)
+        same(model, untouched.get_weights(), atol=0)  # looking has changed nothing
+
+
+def assigned_in_the_middle(make, folder):
+    """Weights that a callback sets while an evaluation's are shown are those that train on."""
+
+    def look(model):
+        model.evaluate(*simulation.problem(), verbose=0)
+        model.set_weights([w * 0 + 1 for w in model.get_weights()])
+
+    model = regression(make(sync.LocalSGD(100)), lambda: keras.optimizers.SGD(0.0))
+    fit(model, callbacks=[Middle(look, 3)])
+    same(model, [np.ones_like(w) for w in simulation.beginning()], atol=0)
+
+
+# ---- programs
+
+
+def programs(make, folder):
+    """Keras's defaults and what strangers do: all replicas end with the same weights."""
+    rule = sync.DiLoCo(3)
+    how = {
+        "eager": ({"run_eagerly": True}, {}),
+        "several steps": ({"steps_per_execution": 2}, {}),
+        "last batch of one row": ({}, {"samples": 65}),
+        "validation": ({"metrics": ["mae"]}, {"validation_split": 0.2}),
+    }
+    for name, (compiled, fitted) in how.items():
+        strategy = make(rule)
+        model = regression(strategy, "adam", **compiled)
+        history = fit(model, 2, **fitted).history
+        assert np.isfinite(history["loss"]).all(), name
+        fit(model, 1, **fitted)
+        agree(model)
+
+
+def agree(model):
+    """All replicas of this process have the same bits, and so have all workers."""
+    first, *others = copies(model)
+    for other in others:
+        assert [w.tobytes() for w in other] == [w.tobytes() for w in first]
+    strategy = model.distribute_strategy
+    digest = tf.constant([float(np.sum([np.sum(w.astype("float64")) for w in first]))], tf.float64)
+    every = strategy.gather(strategy.run(lambda: tf.identity(digest)), 0).numpy()
+    assert len(set(every.tolist())) == 1, every
+
+
+def last_batch_of_one_row(make, folder):
+    """A replica without rows changes nothing, and is in step with the others."""
+    strategy = make(sync.LocalSGD(4))
+    model = regression(strategy)
+    fit(model, 2, samples=65)
+    same(model, Training(replicas(strategy), of_steps(4), simulation.take_mean).run(2, samples=65))
+
+
+def images_of_any_size(make, folder):
+    """A replica without rows computes on a row that it had before, for none has its shape."""
+    strategy = make(sync.LocalSGD(2))
+    with strategy.scope():
+        model = keras.Sequential([
+            keras.Input([None, None, 1]), layers.Conv2D(4, 5), layers.BatchNormalization(),
+            layers.GlobalAveragePooling2D(), layers.Dense(2),
+        ])  # fmt: skip
+        model.compile("sgd", "mse")
+    x = np.random.default_rng(0).standard_normal([9, 8, 8, 1]).astype("float32")
+
+    def batches():
+        for first in range(0, 9, 4):
+            yield x[first : first + 4], x[first : first + 4, 0, :2, 0]
+
+    shapes = (tf.TensorSpec([None, None, None, 1]), tf.TensorSpec([None, 2]))
+    data = tf.data.Dataset.from_generator(batches, output_signature=shapes)
+    model.fit(data, epochs=2, verbose=0)
+    agree(model)
+
+
+def mixed_precision(make, folder):
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        model = with_much_to_say(make(sync.DiLoCo(3, wire="bf16")))
+        fit(model, 2)
+        agree(model)
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+def optimizers(make, folder):
+    """Ours and Keras's, with clipping, averages of weights and accumulation."""
+    import tfscale
+
+    every = {
+        "LAMB": lambda: tfscale.optimizers.LAMB(0.01),
+        "LARS": lambda: tfscale.optimizers.LARS(1.0),
+        "AdaHessian": lambda: tfscale.optimizers.AdaHessian(0.05),
+        "AdamW": lambda: keras.optimizers.AdamW(0.01, global_clipnorm=1.0, use_ema=True),
+        "accumulating": lambda: keras.optimizers.SGD(0.05, gradient_accumulation_steps=2),
+    }
+    for name, optimizer in every.items():
+        model = regression(make(sync.LocalSGD(3)), optimizer)
+        losses = fit(model, 3).history["loss"]
+        assert losses[-1] < losses[0], (name, losses)
+        agree(model)
+
+
+def refused(make, folder):
+    """What does not work says so, and what to do."""
+    strategy = make(sync.DiLoCo(4))
+    scaling = keras.optimizers.LossScaleOptimizer
+    model = regression(strategy, lambda: scaling(keras.optimizers.SGD(0.1)))
+    with pytest.raises(ValueError, match="LossScaleOptimizer.*mixed_bfloat16"):
+        fit(model)
+    model = regression(strategy)
+    swap = keras.callbacks.SwapEMAWeights()
+    with pytest.raises(ValueError, match="SwapEMAWeights does not work with sync="):
+        fit(model, callbacks=[swap])
+    with strategy.scope():
+        optimizer = keras.optimizers.SGD(0.1)
+        weight = keras.Variable(1.0)
+    with pytest.raises(ValueError, match=re.escape("passed to strategy.run")):
+        strategy.run(lambda: optimizer.apply([tf.constant(1.0)], [weight]))
+
+
+def workers_with_other_numbers_of_batches(make, folder):
+    """Generators that nobody knows the length of: who has no batch left waits for the others."""
+    strategy = make(sync.LocalSGD(4))
+    workers, me = strategy.extended._num_workers, strategy.extended._id_in_cluster
+    x, y = simulation.problem()
+    steps = [5 + 3 * worker for worker in range(workers)]
+
+    def batches():
+        for first in range(0, BATCH * steps[me], BATCH):
+            yield x[first : first + BATCH], y[first : first + BATCH]
+
+    specs = (tf.TensorSpec([None, FEATURES]), tf.TensorSpec([None, OUTPUTS]))
+    data = tf.data.Dataset.from_generator(batches, output_signature=specs)
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    model = regression(strategy)
+    model.fit(data.with_options(options), epochs=2, verbose=0)
+
+    training = Training(replicas(strategy), of_steps(4), simulation.take_mean)
+    each = replicas(strategy) // workers
+    size = BATCH // replicas(strategy)  # each worker cuts its batches for all replicas
+
+    def own_steps(replica):
+        worker, place = divmod(replica, each)
+        rows = range(0, BATCH * steps[worker], size * each)
+        return [slice(first + place * size, first + (place + 1) * size) for first in rows]
+
+    # With one worker rounds go on over the end of an epoch, as always.
+    epochs = [2] if workers == 1 else [1, 1]
+    for times in epochs:
+        left = [times * own_steps(replica) for replica in range(replicas(strategy))]
+        while any(left):
+            for replica, rows in enumerate(left):
+                for one in rows[:4]:
+                    g = simulation.gradient(training.weights[replica], x[one], y[one])
+                    inner = training.inner[replica]
+                    training.weights[replica] = inner.apply(training.weights[replica], g)
+            left = [rows[4:] for rows in left]
+            simulation.take_mean(training)
+    same(model, training.mean())
+    agree(model)
+
+
+# ---- files
+
+
+class Stop(keras.callbacks.Callback):
+    """Ends a training with an error after so many steps."""
+
+    def __init__(self, step):
+        super().__init__()
+        self._left = step
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._left -= 1
+        if self._left == 0:
+            raise InterruptedError
+
+
+def taken_up_again(make, folder):
+    """Saved in the middle of a round, read into a new model: it goes on from the average."""
+    rule = sync.DiLoCo(4)
+    x, y = simulation.problem()
+
+    def interrupted(name, save):
+        model = regression(make(rule))
+        with pytest.raises(InterruptedError):
+            fit(model, callbacks=[Stop(6)])
+        save(model)
+        return name
+
+    def expected():
+        training = Training(
+            replicas(make(rule)), of_steps(4), simulation.outer_step(Momentum(0.7, 0.9, True))
+        )
+        for step in range(6):
+            rows = slice(step * BATCH, (step + 1) * BATCH)
+            training.step(x[rows], y[rows])
+            if step == 3:
+                training.end(training)
+        training.weights = [training.mean() for _ in training.weights]
+        means = [np.mean(parts, 0) for parts in zip(*(one.kept for one in training.inner))]
+        for one in training.inner:
+            one.kept = [m.copy() for m in means]
+        for step in range(9):  # an epoch, from the sixth step of all on
+            rows = slice(step * BATCH, (step + 1) * BATCH)
+            training.step(x[rows], y[rows])
+            if step in (1, 5, 8):
+                training.end(training)
+        return training.mean()
+
+    def from_keras(path):
+        strategy = make(rule)
+        with strategy.scope():
+            return keras.models.load_model(path)
+
+    def from_checkpoint(path):
+        model = regression(make(rule))
+        tf.train.Checkpoint(model=model, optimizer=model.optimizer).restore(path)
+        return model
+
+    def checkpoint(model):
+        tf.train.Checkpoint(model=model, optimizer=model.optimizer).write(str(folder / "point"))
+
+    file = str(folder / "model.keras")
+    for name, save, load in (
+        (file, lambda model: model.save(file), from_keras),
+        (str(folder / "point"), checkpoint, from_checkpoint),
+    ):
+        model = load(interrupted(name, save))
+        fit(model)
+        same(model, expected(), atol=3e-6)
+    alone = keras.models.load_model(file)
+    assert alone.count_params() == sum(w.size for w in simulation.beginning())
+
+
+def callbacks(make, folder):
+    """Keras's callbacks, with a validation in the middle of each round."""
+    strategy = make(sync.LocalSGD(4))
+    model = regression(strategy, "adam")
+    held = simulation.problem(seed=5)
+    saver = keras.callbacks.ModelCheckpoint(folder / "best.keras", save_best_only=True)
+    stop = keras.callbacks.EarlyStopping(patience=100, restore_best_weights=True)
+    backup = keras.callbacks.BackupAndRestore(folder / "backup", save_freq=5)
+    history = fit(model, 6, validation_data=held, callbacks=[saver, stop, backup]).history
+    best = min(history["val_loss"])
+    np.testing.assert_allclose(model.evaluate(*held, verbose=0), best, rtol=1e-5)
+    agree(model)
+    if strategy.extended.first_rank == 0:
+        saved = keras.models.load_model(folder / "best.keras")
+        np.testing.assert_allclose(saved.evaluate(*held, verbose=0), best, rtol=1e-5)
+
+
+CHECKS = NUMBERS | {
+    check.__name__: check
+    for check in (
+        post_local,
+        one_step_rounds,
+        silence,
+        outside_of_replicas,
+        assigned_in_the_middle,
+        programs,
+        last_batch_of_one_row,
+        images_of_any_size,
+        workers_with_other_numbers_of_batches,
+        mixed_precision,
+        optimizers,
+        refused,
+        taken_up_again,
+        callbacks,
+    )
+}

@@ -1,0 +1,125 @@
+"""Each rule in numpy: linear regressions of several replicas, step by step, number by number."""
+
+from __future__ import annotations
+
+import numpy as np
+
+RATE, FEATURES, OUTPUTS, BATCH = 0.05, 6, 3, 8
+
+
+def problem(samples=72, seed=3):
+    random = np.random.default_rng(seed)
+    x = random.standard_normal([samples, FEATURES]).astype("float32")
+    y = random.standard_normal([samples, OUTPUTS]).astype("float32")
+    return x, y
+
+
+def beginning(seed=4):
+    random = np.random.default_rng(seed)
+    kernel = random.standard_normal([FEATURES, OUTPUTS]).astype("float32")
+    return [kernel, np.zeros(OUTPUTS, "float32")]
+
+
+def gradient(weights, x, y):
+    """Of Keras's mean squared error of ``x @ kernel + bias``."""
+    kernel, bias = weights
+    error = 2 * (x @ kernel + bias - y) / y.size
+    return [x.T @ error, error.sum(0)]
+
+
+class Momentum:
+    """Keras's SGD."""
+
+    def __init__(self, rate, momentum=0.0, nesterov=False):
+        self.rate, self.momentum, self.nesterov = rate, momentum, nesterov
+        self.kept = None
+
+    def apply(self, weights, gradients):
+        self.kept = self.kept or [np.zeros_like(w, "float64") for w in weights]
+        updated = []
+        for i, (w, g) in enumerate(zip(weights, gradients, strict=True)):
+            self.kept[i] = self.momentum * self.kept[i] - self.rate * g
+            step = self.momentum * self.kept[i] - self.rate * g if self.nesterov else self.kept[i]
+            updated.append(w + step)
+        return updated
+
+
+class Training:
+    """P replicas that make their steps alone.
+
+    Args:
+        replicas: P.
+        steps: of each round.
+        end: called with this at the end of a round.
+        settle: called at the end.
+        momentum: of the inner optimizers.
+    """
+
+    def __init__(self, replicas, steps, end, settle=None, momentum=0.9):
+        self.weights = [[w.astype("float64") for w in beginning()] for _ in range(replicas)]
+        self.inner = [Momentum(RATE, momentum) for _ in range(replicas)]
+        self.began = self.centre = self.mean()
+        self.replicas, self.steps, self.end, self.settle = replicas, steps, end, settle
+
+    def mean(self):
+        return [np.mean(parts, 0) for parts in zip(*self.weights, strict=True)]
+
+    def run(self, epochs=1, batch=BATCH, samples=72):
+        x, y = problem(samples)
+        position = rounds = 0
+        for _ in range(epochs):
+            for first in range(0, len(x), batch):
+                self.step(x[first : first + batch], y[first : first + batch])
+                position += 1
+                if position == self.steps(rounds):
+                    self.end(self)
+                    position, rounds = 0, rounds + 1
+        if position:
+            self.end(self)
+        if self.settle:
+            self.settle(self)
+        return self.mean()
+
+    def step(self, x, y):
+        for r in range(self.replicas):
+            most = BATCH // self.replicas  # the first ones' parts of a short batch are whole
+            part = slice(r * most, (r + 1) * most)
+            if len(x[part]):
+                g = gradient(self.weights[r], x[part], y[part])
+                self.weights[r] = self.inner[r].apply(self.weights[r], g)
+
+
+def take_mean(training):
+    training.weights = [training.mean() for _ in range(training.replicas)]
+
+
+def take_mean_of_optimizers(training):
+    take_mean(training)
+    means = [np.mean(parts, 0) for parts in zip(*(one.kept for one in training.inner))]
+    for one in training.inner:
+        one.kept = [m.copy() for m in means]
+
+
+def outer_step(outer):
+    def end(training):
+        ways = [began - mean for began, mean in zip(training.began, training.mean())]
+        training.began = outer.apply(training.began, ways)
+        training.weights = [[w.copy() for w in training.began] for _ in range(training.replicas)]
+
+    return end
+
+
+def elastic(alpha):
+    def end(training):
+        ways = [[w - c for w, c in zip(own, training.centre)] for own in training.weights]
+        training.weights = [
+            [w - alpha * d for w, d in zip(own, way)] for own, way in zip(training.weights, ways)
+        ]
+        pulls = [alpha * np.sum(each, 0) for each in zip(*ways)]
+        training.centre = [c + pull for c, pull in zip(training.centre, pulls)]
+
+    return end
+
+
+def take_centre(training):
+    training.weights = [[c.copy() for c in training.centre] for _ in range(training.replicas)]

@@ -1,0 +1,82 @@
+"""What rules and strategies refuse, and say."""
+
+import keras
+import pytest
+
+from tfscale import ScaleStrategy, sync
+from tfscale.compression import PowerSGD
+
+DEVICES = ["CPU:0", "CPU:1"]
+_TENSORFLOW = {"backend": "tensorflow", "algorithm": "auto"}
+
+
+def make(rule, **settings):
+    return ScaleStrategy(**{"algorithm": "ring", "devices": DEVICES, "sync": rule} | settings)
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        (lambda: sync.LocalSGD(0), "every is a number of steps, 1 or more"),
+        (lambda: sync.LocalSGD(2.5), "tfscale.sync.Period; got 2.5"),
+        (lambda: sync.LocalSGD(8, start=-1), "start is a number of steps, 0 or more; got -1"),
+        (lambda: sync.LocalSGD(8, average=("momenta",)), r'\("weights", "optimizer"\), got'),
+        (lambda: sync.Period(0, 4, 2), "first is a number of steps"),
+        (lambda: sync.DiLoCo(8, outer="sgd"), "a function that makes one"),
+        (lambda: sync.DiLoCo(8, wire="int9"), "int9"),
+        (lambda: sync.DiLoCo(8, wire="int8", method=PowerSGD(2)), "Leave one of them out"),
+        (lambda: sync.DiLoCo(8, outer=dict).make_outer(), "made {}"),
+        (lambda: sync.ElasticAveraging(8, alpha=0), "more than 0 and at most 1, got 0"),
+        (lambda: make(sync.ElasticAveraging(8, alpha=0.9)), "alpha times 3 must be less than 2"),
+        (lambda: make("diloco"), "sync is a rule of tfscale.sync"),
+        (lambda: make(sync.LocalSGD(8), wire="int8"), "none are: replicas send weights"),
+        (lambda: make(sync.DiLoCo(8), method=PowerSGD(2)), "Say it of these"),
+        (lambda: make(sync.LocalSGD(8), **_TENSORFLOW), "sync=LocalSGD.*own"),
+    ],
+)
+def test_what_is_wrong_is_refused_at_once(wrong, said):
+    with pytest.raises(ValueError, match=said):
+        wrong()
+
+
+def test_a_period_grows_and_shrinks():
+    assert sync.Period(1, 16, 4).table() == [1, 2, 4, 8, 16]
+    assert sync.Period(9, 1, 2).table() == [9, 3, 1]
+    assert [sync.Period(2, 4, 1).steps(r) for r in (0, 1, 7)] == [2, 4, 4]
+
+
+def test_wires_have_feedback_unless_told_otherwise():
+    def method(**how):
+        return sync.DiLoCo(8, **how).policy.method
+
+    assert method(wire="int8").feedback
+    assert not method(wire="int8", error_feedback=False).feedback
+    assert method().lossless
+    assert method(method=PowerSGD(2)) == PowerSGD(2)
+
+
+def test_workers_compare_all_settings():
+    """Outer optimizers too: replicas would else go apart for good."""
+    described = {
+        rule.describe()
+        for rule in (
+            sync.DiLoCo(8),
+            sync.DiLoCo(8, outer=lambda: keras.optimizers.SGD(0.7)),
+            sync.DiLoCo(8, outer=lambda: keras.optimizers.Adam(0.7)),
+            sync.DiLoCo(8, wire="int8"),
+            sync.DiLoCo(8, wire="int8", error_feedback=False),
+            sync.DiLoCo(9),
+            sync.LocalSGD(8),
+            sync.LocalSGD(8, start=3),
+            sync.EveryStep(),
+        )
+    }
+    assert len(described) == 9
+    given = keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
+    assert sync.DiLoCo(8, outer=given).describe() == sync.DiLoCo(8).describe()
+
+
+def test_one_replica_has_nobody_to_agree_with(caplog):
+    strategy = ScaleStrategy(devices=["CPU:0"], sync=sync.DiLoCo(8))
+    assert "sync=DiLoCo" in caplog.text and "has no effect" in caplog.text
+    assert strategy.rounds is None

@@ -1,0 +1,260 @@
+"""The rounds of one model: steps that each replica makes alone, and what ends them.
+
+While a step of ``fit`` is traced, ``Course`` adds to it, on every replica: the count of steps; what
+the rule does at a round's beginning and end, in branches that only these steps enter; and, before a
+step of an evaluation, the weights that are to be evaluated. No Python runs in between.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from tfscale.bridge.objects import counter_of, innermost, native, optimizers_of
+from tfscale.compression.method import Kept
+from tfscale.exchange.reducer import describe, place_of
+from tfscale.exchange.state import ExchangeState
+from tfscale.exchange.trial import Cell
+from tfscale.ops.group import host_of
+from tfscale.strategy.current import current, during
+from tfscale.strategy.outside import Outside
+from tfscale.strategy.remaining import Remaining
+from tfscale.strategy.replica_round import POSITION, ROUNDS, STEPS, Marks, ReplicaRound, when
+from tfscale.strategy.variables import LocalWeight
+from tfscale.sync.period import table_of
+
+if TYPE_CHECKING:
+    from tfscale.strategy.rounds import Rounds
+
+_COUNT = Kept((), common=True)
+
+
+class Course:
+    """The rounds of one model.
+
+    Attributes:
+        optimizer: the model's.
+        name: the model's.
+        places: of its variables that replicas have copies of, by their ids: where they stand among
+            the model's, or None for the optimizer's.
+        marks: what each replica of this process remembers, by its number in the process.
+        remaining: whether there are batches left.
+        outside: what one sees of all this outside of replicas.
+    """
+
+    def __init__(self, rounds: Rounds, model: Any) -> None:
+        self.rule = rounds.rule
+        self.optimizer = model.optimizer
+        self.places: dict[int, int | None] = {}
+        self.reducer = rounds.reducer
+        self._strategy = rounds.strategy
+        self.name = model.name
+        self._model = weakref.ref(model)
+        self.marks: dict[int, Marks] = {}
+        self._statistics: list[Any] = []
+        self._spare: dict[Any, Cell] = {}
+        self._closing: Any = None
+        self._table = table_of(rounds.rule.every)
+        with self._on_host():
+            self.remaining = Remaining()
+        self.outside = Outside(self)
+
+    def _refusal(self) -> str:
+        """Why the model cannot be trained in rounds; empty if it can."""
+        optimizers = optimizers_of(self._trained())
+        if len(optimizers) != 1:
+            return (
+                f"trains models with one optimizer, and {self.name!r} has {len(optimizers)}. Use "
+                "sync=tfscale.sync.EveryStep(), the default"
+            )
+        if innermost(self.optimizer) is not self.optimizer:
+            return (
+                f"does not train with {type(self.optimizer).__name__}: replicas that train alone "
+                "would scale their losses differently. Compile with auto_scale_loss=False, and "
+                'train in "mixed_bfloat16"; or use sync=tfscale.sync.EveryStep(), the default'
+            )
+        return ""
+
+    # -- on a replica, while a step is traced
+
+    def before_step(self) -> Any:
+        """A step of training begins. Gives whether replicas make it alone, as ``current`` does."""
+        if refusal := self._refusal():
+            raise ValueError(f"sync={self.rule!r} {refusal}")
+        here = self._here()
+        when(here.marks.shown.read(), here.put_back)
+        when(here.steps.read_value() != here.count(), lambda: here.position.assign(0))
+        if self.rule.keeps:
+            first = tf.logical_and(here.position.read_value() == 0, here.agree)
+            when(first, lambda: self._by_rule(self.rule.begin, here))
+        return True if not self.rule.start else here.rounds.read_value() > 0
+
+    def after_step(self, statistics: Sequence[Any]) -> None:
+        """A step of training is done.
+
+        Args:
+            statistics: variables that it has assigned, besides what the optimizer has.
+        """
+        self._statistics = list({id(v): v for v in [*self._statistics, *statistics]}.values())
+        here = self._here()
+        here.marks.diverge(current.alone)
+        here.steps.assign(here.count())
+        position = here.position.assign_add(1, read_value=True)
+        over = position >= self.steps_of(here.rounds.read_value())
+        if self._strategy.extended._num_workers > 1:
+            over = tf.logical_or(over, self.remaining.is_none_here())
+        when(over, lambda: self._end(here))
+
+    def before_evaluation(self) -> None:
+        """A step of an evaluation or a prediction begins."""
+        if self._trained().built and not self._refusal():
+            here = self._here()
+            apart = tf.logical_and(here.marks.apart.read(), tf.logical_not(here.marks.shown.read()))
+            when(apart, here.show)
+
+    def spare_row(self, place: int, like: tf.Tensor) -> Cell:
+        """Where a replica keeps a row, for a batch in which it holds none."""
+        key = (self._replica(), place, like.dtype, like.shape.rank)
+        if key not in self._spare:
+            shape = [1, *(size or 1 for size in like.shape[1:])]
+            with self._on_host():
+                cell = self._spare[key] = Cell(like.dtype)
+                cell.assign(tf.zeros(shape, like.dtype))
+        return self._spare[key]
+
+    def steps_of(self, rounds: tf.Tensor) -> tf.Tensor:
+        """How many steps the round has that so many came before."""
+        table = [self.rule.start, *self._table] if self.rule.start else self._table
+        last = tf.constant(len(table) - 1, rounds.dtype)
+        return tf.gather(
+            tf.constant(table, tf.float32), tf.cast(tf.minimum(rounds, last), tf.int32)
+        )
+
+    def _end(self, here: ReplicaRound) -> None:
+        if self.rule.start:  # whose end is no round's
+            when(here.rounds.read_value() > 0, lambda: self._agree(here))
+        else:
+            self._agree(here)
+        here.rounds.assign_add(1)
+        here.position.assign(0)
+
+    def _agree(self, here: ReplicaRound) -> None:
+        self._by_rule(self.rule.end, here)
+        here.average(self._statistics, "statistics")
+        if self._strategy.extended._num_workers > 1:
+            self._agree_on_counts(here)
+        here.marks.converge(self.rule)
+
+    def _agree_on_counts(self, here: ReplicaRound) -> None:
+        """Whether any worker has batches left, and the most steps that one has made."""
+        iterations = counter_of(self.optimizer)._get_on_device_or_primary()
+        own = [self.remaining.here(), tf.cast(iterations.read_value(), tf.int32)]
+        every = here.gathered(tf.stack(own)[tf.newaxis], "counts")
+        iterations.assign(tf.cast(tf.reduce_max(every[:, 1]), iterations.dtype))
+        here.steps.assign(here.count())
+        if here.replica == 0:
+            self.remaining.agree(every[:, 0])
+
+    def _by_rule(self, what: Callable[[Any], None], here: ReplicaRound) -> None:
+        with during(reduced=True, alone=False, rows=None, statistics=None, count=None):
+            what(here)
+
+    def _here(self) -> ReplicaRound:
+        self._prepare()
+        replica = self._replica()
+        if replica not in self.marks:
+            self.marks[replica] = Marks(self.variables, replica)
+        return ReplicaRound(self, replica, self.marks[replica])
+
+    def _trained(self) -> Any:
+        return self._model()
+
+    @staticmethod
+    def _replica() -> int:
+        return int(tf.distribute.get_replica_context()._replica_id)
+
+    def _prepare(self) -> None:
+        """Make what is kept, before the first step."""
+        model = self._trained()
+        if not model.built:
+            raise ValueError(
+                f"sync={self.rule!r} trains models that are built, and {self.name!r} is not: call "
+                "it on a batch in the strategy's scope, or give it a keras.Input"
+            )
+        if not self.optimizer.built:
+            with tf.init_scope():
+                self.optimizer.build(model.trainable_variables)
+        self.state = ExchangeState.of(self.optimizer, self._strategy)
+        self.trained = list(self.optimizer._trainable_variables)
+        self.weights = [native(v) for v in self.trained]
+        self.variables = _local(model.variables)
+        self.of_optimizer = _local(self.optimizer.variables)
+        self.places |= {id(v): None for v in self.of_optimizer}
+        self.places |= {id(v): place for place, v in enumerate(self.variables)}
+        wanted = {POSITION: _COUNT, ROUNDS: _COUNT, STEPS: _COUNT}
+        for v in self.trained:
+            kept = Kept(describe(v).shape, common=True)
+            wanted |= {(name, place_of(self.optimizer, v)): kept for name in self.rule.keeps}
+        if not self.state.has(wanted, False):
+            context = tf.distribute.get_replica_context()
+            context.merge_call(lambda strategy: self.state.prepare(wanted, False))
+        self.reducer.prepare(self.state, self.optimizer, self.trained, self.weights)
+
+    # -- outside of replicas
+
+    def has_counts(self) -> bool:
+        """Whether steps and rounds are counted already."""
+        return self.state.has({POSITION: _COUNT, ROUNDS: _COUNT}, False)
+
+    def close(self) -> None:
+        """End the round that is under way, and let all replicas agree on everything."""
+        if not self.outside.is_spread():
+            return
+        if self._closing is None:
+
+            @tf.autograph.experimental.do_not_convert
+            def on_replica() -> None:
+                self._close_here()
+
+            def closing() -> None:
+                self._strategy.extended.call_for_each_replica(on_replica)
+
+            with self._strategy.scope():
+                self._closing = tf.function(closing, autograph=False).get_concrete_function()
+        self._closing()
+
+    def _close_here(self) -> None:
+        here = self._here()
+        when(here.marks.shown.read(), here.put_back)
+        when(here.position.read_value() > 0, lambda: self._end(here))
+        when(here.marks.apart.read(), lambda: self._by_rule(self.rule.settle, here))
+        self._by_rule(lambda _: here.average_optimizer(), here)
+        here.marks.agree()
+
+    def reads_as(self, variable: LocalWeight) -> Any:
+        """What the rule keeps for a weight, which it reads as; None if that is the mean."""
+        if self.rule.reads_as is None:
+            return None
+        for trained, weight in zip(self.trained, self.weights, strict=True):
+            if weight is variable:
+                place = place_of(self.optimizer, trained)
+                return self.state.whole(self.rule.reads_as, place)
+        return None
+
+    @contextlib.contextmanager
+    def _on_host(self) -> Iterator[None]:
+        with tf.init_scope(), tf.device(host_of(self._strategy.extended._devices[0])):
+            yield
+
+    @property
+    def label(self) -> str:
+        """What its collectives belong to, in logs."""
+        return f"rounds of {self.name}"
+
+
+def _local(variables: Sequence[Any]) -> list[LocalWeight]:
+    return [v for v in map(native, variables) if isinstance(v, LocalWeight)]

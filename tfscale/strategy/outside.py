@@ -1,0 +1,92 @@
+"""What one sees of a model's rounds outside of replicas, between steps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from tfscale.bridge.tensorflow import PerReplica
+from tfscale.exchange.explain import rows
+from tfscale.strategy.replica_round import POSITION, ROUNDS
+from tfscale.strategy.variables import LocalWeight
+
+if TYPE_CHECKING:
+    from tfscale.strategy.course import Course
+
+
+class Outside:
+    """The values of its variables, how far its rounds are, and how far replicas were apart."""
+
+    def __init__(self, course: Course) -> None:
+        self._course = course
+        self._marks = course.marks
+
+    def is_apart(self) -> bool:
+        """Whether replicas have different weights."""
+        return any(bool(marks.apart.numpy()) for marks in self._marks.values())
+
+    def is_spread(self) -> bool:
+        """Whether they may differ in anything."""
+        return any(bool(marks.spread.numpy()) for marks in self._marks.values())
+
+    def value(self, variable: LocalWeight) -> Any:
+        """What a variable reads as; None if all replicas have the same value."""
+        marks = self._marks.get(0)
+        place = self._course.places[id(variable)]
+        if marks is None:
+            return None
+        if place is None:
+            return self._mean_of(variable) if marks.spread.numpy() else None
+        if not marks.apart.numpy() or marks.shown.numpy():
+            return None
+        kept = self._course.reads_as(variable)
+        return self._mean_of(variable) if kept is None else kept.values[0].read_value()
+
+    def _mean_of(self, variable: LocalWeight) -> tf.Tensor:
+        strategy = variable.distribute_strategy
+        parts = PerReplica(tuple(v.read_value() for v in variable.values))
+        total = strategy.reduce("SUM", parts, axis=None)
+        return total / tf.cast(strategy.extended._num_replicas_in_sync, total.dtype)
+
+    def assigned(self, variable: LocalWeight) -> None:
+        """A step of training is not to undo that, though an evaluation has put weights aside."""
+        place = self._course.places[id(variable)]
+        for replica, marks in self._marks.items():
+            if place is not None and tf.executing_eagerly() and marks.shown.numpy():
+                marks.aside[place].assign(variable.values[replica].read_value())
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a step of training has been traced."""
+        return bool(self._marks) and self._course.has_counts()
+
+    def ended(self) -> tuple[int, int]:
+        """How many steps of this round are done, and how many rounds."""
+        whole = self._course.state.whole
+        done, rounds = (int(whole(*which).numpy()) for which in (POSITION, ROUNDS))
+        if self._course.rule.start:
+            rounds = max(0, rounds - 1)  # the synchronous start is none
+        return done, rounds
+
+    def drift(self) -> float:
+        """Of this process's replicas, the largest distance of weights from their mean."""
+        return max(float(marks.drift.numpy()) for marks in self._marks.values())
+
+    def words(self) -> str:
+        """Of this model's next agreement; nothing before its first step."""
+        if not self.has_begun:
+            return ""
+        course = self._course
+        done, rounds = self.ended()
+        counted = float(course.state.whole(*ROUNDS).numpy())
+        left = int(course.steps_of(tf.constant(counted, tf.float32))) - done
+        own = [row for row in rows(course.reducer) if row.bucket.owner == course.label]
+        size, seconds = sum(row.bytes for row in own), sum(row.predicted for row in own)
+        words = f"{course.name!r} has ended {rounds} rounds, and ends the next in {left} steps"
+        if own:
+            words += f"; that sums {size:,} bytes"
+            words += f", in {1000 * seconds:.2f} ms by the model" if seconds else ""
+        if drift := self.drift():
+            words += f". At the last end weights were up to {drift:.3g} from their mean"
+        return f"{words}."

@@ -1,0 +1,175 @@
+"""A round on one replica: what it remembers, and what it does with the other replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from tfscale.bridge.objects import counter_of
+from tfscale.exchange.reducer import place_of
+from tfscale.exchange.trial import Cell
+from tfscale.ops.bucket import BucketId
+from tfscale.ops.group import host_of
+from tfscale.strategy.current import during
+from tfscale.sync.rule import Rule
+
+if TYPE_CHECKING:
+    from tfscale.strategy.course import Course
+
+# What is kept besides what a rule keeps: steps of this round, rounds that are over, and all steps
+# that the optimizer had made then. If it has made others since, as in a training without rounds
+# between two with them, a new round begins.
+POSITION, ROUNDS, STEPS = ("position", "sync"), ("rounds", "sync"), ("steps", "sync")
+
+
+class Marks:
+    """What one replica remembers from step to step, in no checkpoint.
+
+    Attributes:
+        apart: whether replicas may have different weights.
+        spread: whether their optimizers may keep different values.
+        shown: whether weights have been put aside for those that are evaluated.
+        aside: these, one for each of the model's variables.
+        drift: how far the weights were from the mean, at the last agreement.
+    """
+
+    def __init__(self, variables: Sequence[Any], replica: int) -> None:
+        own = [variable.values[replica] for variable in variables]
+        with tf.init_scope():
+            self.aside = [_cell(v) for v in own]
+            with tf.device(host_of(own[0].device)):
+                self.apart, self.spread, self.shown = (Cell(tf.bool) for _ in range(3))
+                self.drift = Cell(tf.float32)
+                self.drift.assign(0.0)
+                for flag in (self.apart, self.spread, self.shown):
+                    flag.assign(False)
+
+    def diverge(self, alone: Any) -> None:
+        """A step has been made, alone or not."""
+        for flag in (self.apart, self.spread):
+            flag.assign(True if alone is True else tf.logical_or(flag.read(), alone))
+
+    def converge(self, rule: Rule) -> None:
+        """A round is over."""
+        self.apart.assign(not rule.agrees)
+
+    def agree(self) -> None:
+        """On everything."""
+        self.apart.assign(False)
+        self.spread.assign(False)
+
+
+def _cell(variable: tf.Variable) -> Cell:
+    with tf.device(variable.device):
+        return Cell(variable.dtype)
+
+
+class ReplicaRound:
+    """A round on one replica: a ``Round`` for its rule."""
+
+    def __init__(self, course: Course, replica: int, marks: Marks) -> None:
+        self.replica, self.marks = replica, marks
+        self.weights = [v.values[replica] for v in course.weights]
+        self._course = course
+        self._reducer = course.reducer
+        self._exchange = self._reducer.exchange
+        self.replicas = self._exchange.ranks
+        self.position = course.state.kept(*POSITION, replica)
+        self.rounds = course.state.kept(*ROUNDS, replica)
+        self.steps = course.state.kept(*STEPS, replica)
+
+    @property
+    def agree(self) -> tf.Tensor:
+        """Whether all replicas have the same weights."""
+        return tf.logical_not(self.marks.apart.read())
+
+    def count(self) -> tf.Tensor:
+        """Of the optimizer's steps."""
+        counter = counter_of(self._course.optimizer)._get_on_device_or_primary()
+        return tf.cast(counter.read_value(), self.steps.dtype)
+
+    def kept(self, name: str) -> list[tf.Tensor]:
+        return [variable.read_value() for variable in self._kept(name)]
+
+    def keep(self, name: str, values: Sequence[tf.Tensor]) -> None:
+        for variable, value in zip(self._kept(name), values, strict=True):
+            variable.assign(tf.cast(value, variable.dtype))
+
+    def _kept(self, name: str) -> list[tf.Variable]:
+        state, course = self._course.state, self._course
+        places = [place_of(course.optimizer, v) for v in course.trained]
+        return [state.kept(name, place, self.replica) for place in places]
+
+    def mean(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        course = self._course
+        sums = self._reducer.reduce(
+            list(values), course.trained, course.optimizer, course.state, label=course.label
+        )
+        means = [total / tf.cast(self.replicas, total.dtype) for total in sums]
+        apart = [value - mean for value, mean in zip(values, means, strict=True)]
+        self.marks.drift.assign(tf.linalg.global_norm([tf.cast(x, tf.float32) for x in apart]))
+        return means
+
+    def average_optimizer(self) -> None:
+        self.average(self._course.of_optimizer, "the optimizer's")
+
+    def average(self, variables: Sequence[Any], what: str) -> None:
+        """Make these the means over all replicas."""
+        own = [v.values[self.replica] for v in variables]
+        for variable, mean in zip(own, self._means(own, what), strict=True):
+            variable.assign(mean)
+
+    def _means(self, own: Sequence[tf.Variable], what: str) -> list[tf.Tensor]:
+        if not own:
+            return []
+        name = BucketId(what, self._course.label)
+        sums = self._exchange.together(
+            lambda replica, tensors: self._exchange.sum_all(replica, tensors, name),
+            [v.read_value() for v in own],
+        )
+        return [total / tf.cast(self.replicas, total.dtype) for total in sums]
+
+    def gathered(self, row: tf.Tensor, what: str) -> tf.Tensor:
+        """The rows of all replicas."""
+        name = BucketId(what, self._course.label)
+        (every,) = self._exchange.together(
+            lambda replica, own: [self._exchange.gathered(replica, own[0], name)], [row]
+        )
+        return every
+
+    def outer_step(self, gradients: Sequence[tf.Tensor]) -> None:
+        self._course.state.outer.apply(list(gradients), self._course.trained)
+
+    def show(self) -> None:
+        """Put the weights aside, and take those that are evaluated."""
+        course = self._course
+        own = [v.values[self.replica] for v in course.variables]
+        for variable, cell in zip(own, self.marks.aside, strict=True):
+            cell.assign(variable.read_value())
+        kept = [course.reads_as(v) for v in course.variables]
+        averaged = [v for v, k in zip(course.variables, kept, strict=True) if k is None]
+        for variable, centre in zip(own, kept, strict=True):
+            if centre is not None:
+                variable.assign(tf.cast(centre.values[self.replica], variable.dtype))
+        with during(reduced=True, alone=False, rows=None, statistics=None, count=None):
+            self.average(averaged, "weights to evaluate")
+        self.marks.shown.assign(True)
+
+    def put_back(self) -> None:
+        """Go on with the weights that were put aside."""
+        for variable, cell in zip(self._course.variables, self.marks.aside, strict=True):
+            own = variable.values[self.replica]
+            own.assign(tf.ensure_shape(cell.read(), own.shape))
+        self.marks.shown.assign(False)
+
+
+def when(condition: Any, action: Callable[[], Any]) -> None:
+    """Do that in steps in which the condition holds."""
+
+    def acted() -> tf.Operation:
+        action()
+        return tf.no_op()
+
+    tf.cond(condition, acted, tf.no_op)

@@ -1,0 +1,123 @@
+"""Rounds, in which replicas train alone, of all models of a strategy."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+
+from tfscale.bridge.objects import native
+from tfscale.exchange.reducer import Reducer
+from tfscale.exchange.state import ExchangeState
+from tfscale.strategy.course import Course
+from tfscale.strategy.variables import LocalWeight
+from tfscale.sync.rule import Rule
+
+if TYPE_CHECKING:
+    from tfscale.strategy.strategy import ScaleStrategy
+
+_END_OF_FIT = "finalize_variable_values"
+
+
+class Rounds:
+    """Those of all models of a strategy.
+
+    Args:
+        strategy: whose replicas train.
+        rule: when they agree, and on what.
+        reducer: computes means by the rule's policy.
+    """
+
+    def __init__(self, strategy: ScaleStrategy, rule: Rule, reducer: Reducer) -> None:
+        self.strategy = strategy
+        self.rule = rule
+        self.reducer = reducer
+        self._courses: weakref.WeakKeyDictionary[Any, Course] = weakref.WeakKeyDictionary()
+
+    def of(self, model: Any) -> Course:
+        """The course of a model, which begins with its first step."""
+        course = self._courses.get(model)
+        if course is None or course.optimizer is not model.optimizer:
+            if course is not None and course.outside.is_apart():
+                raise RuntimeError(
+                    f"the model {model.name!r} has been compiled anew in the middle of a round, "
+                    "while its replicas have different weights. At the end of fit they agree: "
+                    "compile it then"
+                )
+            course = self._courses[model] = Course(self, model)
+        return course
+
+    def begins(self, model: Any, callbacks: Sequence[Any]) -> None:
+        """A ``fit`` begins, outside of replicas."""
+        for callback in callbacks:
+            if isinstance(callback, keras.callbacks.SwapEMAWeights):
+                raise ValueError(
+                    f"SwapEMAWeights does not work with sync={self.rule!r}: it changes weights "
+                    "while replicas have different ones. Leave it out, and give the optimizer "
+                    "ema_overwrite_frequency=None: at the end of fit it takes the averages"
+                )
+        optimizer = model.optimizer
+        if optimizer is not None:
+            end = functools.partial(self._end_of_fit, model, optimizer)
+            vars(optimizer)[_END_OF_FIT] = end
+
+    def _end_of_fit(self, model: Any, optimizer: Any, variables: Any) -> None:
+        """In place of what Keras calls once at the end of ``fit``."""
+        vars(optimizer).pop(_END_OF_FIT, None)
+        course = self._courses.get(model)
+        if course is not None:
+            course.close()
+        optimizer.finalize_variable_values(variables)
+
+    def built(self, optimizer: Any, state: ExchangeState) -> None:
+        """An optimizer of the scope has been built: it gets an outer one, if the rule has one."""
+        if not self.rule.has_outer or state.outer is not None:
+            return
+        on_replica = tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
+        scope = contextlib.nullcontext() if on_replica else self.strategy.scope()
+        with tf.init_scope(), scope:
+            outer = self.rule.make_outer()
+            self.strategy.optimizers.discard(outer)
+            vars(outer).pop("build", None)
+            outer.build(optimizer._trainable_variables)
+        for variable in outer.variables:
+            LocalWeight.make_common(native(variable))
+        state.outer = outer
+
+    def words(self) -> str:
+        """When replicas agree next, what that costs, and how far they were apart; for people."""
+        found = [words for course in self._courses.values() if (words := course.outside.words())]
+        return " ".join([f"Replicas agree by {self.rule!r}.", *found])
+
+    def figures(self) -> dict[str, float]:
+        """Rounds that are over, and how far weights were from their mean at the last one's end."""
+        begun = [c.outside for c in self._courses.values() if c.outside.has_begun]
+        return {
+            "rounds": sum(seen.ended()[1] for seen in begun),
+            "drift": max((seen.drift() for seen in begun), default=0.0),
+        }
+
+    def before_evaluation(self, model: Any) -> None:
+        """On a replica: an evaluation of a model begins, which may be a part of another one."""
+        self.of(model).before_evaluation()
+        for other, course in list(self._courses.items()):
+            if other is not model:
+                course.before_evaluation()
+
+    def as_seen(self, variable: LocalWeight) -> Any:
+        """What a variable reads as outside of replicas; None if all have the same."""
+        values = (course.outside.value(variable) for course in self._of_variable(variable))
+        return next((value for value in values if value is not None), None)
+
+    def assigned(self, variable: LocalWeight) -> None:
+        """All replicas of a variable have been assigned, outside of replicas."""
+        for course in self._of_variable(variable):
+            course.outside.assigned(variable)
+
+    def _of_variable(self, variable: LocalWeight) -> list[Course]:
+        return [course for course in self._courses.values() if id(variable) in course.places]

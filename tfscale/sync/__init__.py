@@ -1,0 +1,19 @@
+"""When replicas agree: after every step, or once in many."""
+
+from tfscale import tensorflow_needed as _  # noqa: F401
+from tfscale.sync.diloco import DiLoCo
+from tfscale.sync.elastic import ElasticAveraging
+from tfscale.sync.every_step import EveryStep
+from tfscale.sync.local_sgd import LocalSGD
+from tfscale.sync.period import Period
+from tfscale.sync.rule import Round, Rule
+
+__all__ = [
+    "DiLoCo",
+    "ElasticAveraging",
+    "EveryStep",
+    "LocalSGD",
+    "Period",
+    "Round",
+    "Rule",
+]

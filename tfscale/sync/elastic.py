@@ -1,0 +1,74 @@
+"""Replicas train alone, and are drawn to a common centre."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tfscale.sync.period import Period, checked_period
+from tfscale.sync.rule import Round, Rule
+
+CENTRE = "centre"
+
+
+@dataclasses.dataclass(frozen=True)
+class ElasticAveraging(Rule):
+    r"""Elastic averaging SGD: replicas stay apart, and are drawn to a centre that follows them.
+
+    Each of P replicas makes H steps of the model's optimizer, alone. Then, with the centre c and
+    :math:`d_r = w_r - c`, at the same time
+
+    .. math:: w_r \leftarrow w_r - \alpha d_r, \qquad c \leftarrow c + \alpha \sum_r d_r.
+
+    What is evaluated and saved is the centre. Differences are sent as fp32.
+
+    Args:
+        every: H; or a ``Period``.
+        alpha: :math:`\alpha`, how strongly they are drawn to each other. From
+            :math:`\alpha (P + 1) = 2` on they would move ever further apart, so less is asked
+            for; from 1 on they swing. The paper takes 0.9 / P.
+
+    Example:
+        >>> strategy = tfscale.ScaleStrategy(sync=tfscale.sync.ElasticAveraging(10, alpha=0.1))
+
+    Reference: Zhang, Choromanska and LeCun, "Deep learning with Elastic Averaging SGD", 2015.
+    """
+
+    every: int | Period = 10
+    alpha: float = 0.1
+
+    keeps = (CENTRE,)
+    reads_as = CENTRE
+    agrees = False
+
+    def __post_init__(self) -> None:
+        checked_period(self.every)
+        if not 0 < self.alpha <= 1:
+            raise ValueError(f"alpha is more than 0 and at most 1, got {self.alpha!r}")
+
+    def check(self, replicas: int) -> None:
+        """Refuse so many that they would move ever further apart."""
+        if self.alpha * (replicas + 1) >= 2:
+            raise ValueError(
+                f"with alpha={self.alpha} {replicas} replicas would move ever further from their "
+                f"centre: alpha times {replicas + 1} must be less than 2. The paper takes 0.9 / "
+                f"{replicas}, which is {0.9 / replicas:.3g}"
+            )
+
+    def begin(self, round: Round) -> None:
+        """Keep the centre, where all replicas are."""
+        round.keep(CENTRE, [weight.read_value() for weight in round.weights])
+
+    def end(self, round: Round) -> None:
+        """Draw each to the centre, and the centre to all."""
+        centre = round.kept(CENTRE)
+        ways = [w.read_value() - c for w, c in zip(round.weights, centre, strict=True)]
+        means = round.mean(ways)
+        for weight, way in zip(round.weights, ways, strict=True):
+            weight.assign_sub(self.alpha * way)
+        pull = self.alpha * round.replicas
+        round.keep(CENTRE, [c + pull * mean for c, mean in zip(centre, means, strict=True)])
+
+    def settle(self, round: Round) -> None:
+        """All take the centre."""
+        for weight, centre in zip(round.weights, round.kept(CENTRE), strict=True):
+            weight.assign(centre)

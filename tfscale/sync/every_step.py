@@ -1,0 +1,16 @@
+"""Replicas agree after every step."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tfscale.sync.rule import Rule
+
+
+@dataclasses.dataclass(frozen=True)
+class EveryStep(Rule):
+    """Gradients are summed over replicas in every step, which so is that of one device.
+
+    Example:
+        >>> strategy = tfscale.ScaleStrategy(sync=tfscale.sync.EveryStep())  # as without sync
+    """

@@ -1,0 +1,55 @@
+"""Replicas train alone, and then take the mean of their weights."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tfscale.sync.period import Period, checked_count, checked_period
+from tfscale.sync.rule import Round, Rule
+
+_PARTS = ("weights", "optimizer")
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalSGD(Rule):
+    r"""Local SGD: a mean of the weights after so many steps.
+
+    Each of P replicas makes H steps of the model's optimizer, alone; then
+    :math:`w_r \leftarrow \frac{1}{P} \sum_s w_s`. Weights are sent as fp32.
+
+    Args:
+        every: H; or a ``Period``, for rounds that get longer or shorter.
+        average: of what. ``("weights",)``; or ``("weights", "optimizer")``, also of what the
+            optimizer keeps, such as momenta, which takes as many bytes again for each slot.
+            Without it each replica keeps its own.
+        start: after how many steps, in which gradients are summed as in ``EveryStep``, rounds
+            begin (post-local SGD).
+
+    Example:
+        >>> strategy = tfscale.ScaleStrategy(sync=tfscale.sync.LocalSGD(every=8, start=1000))
+
+    Reference: Stich, "Local SGD Converges Fast and Communicates Little", 2019; Lin et al., "Don't
+    Use Large Mini-Batches, Use Local SGD", 2020 (post-local).
+    """
+
+    every: int | Period = 8
+    average: tuple[str, ...] = ("weights",)
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        checked_period(self.every)
+        checked_count("start", self.start, least=0)
+        parts = (self.average,) if isinstance(self.average, str) else tuple(self.average)
+        if parts not in (_PARTS[:1], _PARTS):
+            raise ValueError(
+                f'average is ("weights",) or ("weights", "optimizer"), got {self.average!r}'
+            )
+        object.__setattr__(self, "average", parts)
+
+    def end(self, round: Round) -> None:
+        """Take the means."""
+        values = [weight.read_value() for weight in round.weights]
+        for weight, mean in zip(round.weights, round.mean(values), strict=True):
+            weight.assign(mean)
+        if "optimizer" in self.average:
+            round.average_optimizer()

@@ -1,0 +1,91 @@
+"""What a rule is: how long replicas train alone, and what they make of it.
+
+A *round* is so many steps in which each replica trains on its own part of the data as if it were
+alone, and the agreement at their end. A rule is called on every replica, while a step is traced,
+and must do the same on all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from tfscale.compression.policy import MethodPolicy, WirePolicy
+from tfscale.sync.period import Period
+from tfscale.wires import LOSSLESS
+
+
+class Round(Protocol):
+    """One round on one replica, and what a rule may do at its beginning and its end.
+
+    Attributes:
+        weights: this replica's, which rules assign.
+        replicas: how many there are.
+    """
+
+    weights: list[tf.Variable]
+    replicas: int
+
+    def kept(self, name: str) -> list[tf.Tensor]:
+        """What was kept by that name for each weight: one of the rule's ``keeps``."""
+
+    def keep(self, name: str, values: Sequence[tf.Tensor]) -> None:
+        """Keep these. They must be the same on all replicas."""
+
+    def mean(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Means over all replicas of one value for each weight, by the rule's ``policy``."""
+
+    def average_optimizer(self) -> None:
+        """Make what the optimizer keeps the mean over all replicas."""
+
+    def outer_step(self, gradients: Sequence[tf.Tensor]) -> None:
+        """Let the rule's ``outer`` optimizer change the weights, which agree."""
+
+
+class Rule:
+    """When replicas agree, and on what.
+
+    Attributes:
+        every: how many steps a round has.
+        start: after how many steps, which are synchronous, the first round begins.
+        keeps: names of what is kept for each weight, the same on all replicas.
+        reads_as: which of these a weight reads as while replicas have different ones, outside of
+            replicas and in evaluations; None for the mean over replicas.
+        agrees: whether all replicas have the same weights after a round.
+        has_outer: whether ``make_outer`` makes an optimizer, for ``Round.outer_step``.
+    """
+
+    every: int | Period = 1
+    start: int = 0
+    keeps: tuple[str, ...] = ()
+    reads_as: str | None = None
+    agrees: bool = True
+    has_outer: bool = False
+
+    @property
+    def policy(self) -> MethodPolicy:
+        """By which methods ``Round.mean`` computes."""
+        return WirePolicy(LOSSLESS).methods()
+
+    def describe(self) -> str:
+        """All settings: workers whose descriptions differ do not train together."""
+        return repr(self)
+
+    def make_outer(self) -> Any:
+        """A new optimizer of Keras; called in the strategy's scope."""
+        raise NotImplementedError
+
+    def check(self, replicas: int) -> None:
+        """Refuse a number of replicas that the rule is not for."""
+
+    def begin(self, round: Round) -> None:
+        """Called before a round's first step, if all replicas have the same weights then."""
+
+    def end(self, round: Round) -> None:
+        """Called after a round's last step."""
+        raise NotImplementedError
+
+    def settle(self, round: Round) -> None:
+        """Called at the end of ``fit``, after the end of a round: all are to agree."""
