@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from tfscale.bench import digits, learning
+from tfscale.bench import digits, learning, trainings
 from tfscale.bench.learning import CHOICE, FULL, RATES, Learner, Run, Setting
 
 NAMES = ("Adam", "LAMB")
@@ -68,7 +66,7 @@ def test_a_small_run(tmp_path, capsys):
     words = ["--optimizers", ",".join(NAMES), "--batches", FULL, "--seeds", "2", "--epochs", "1"]
     assert learning.main([*words, "--warmup", "1", "--json", str(tmp_path / "runs.json")]) == 0
     assert "command: tfscale bench learning" in capsys.readouterr().out
-    runs = [Run(**each) for each in json.loads((tmp_path / "runs.json").read_text())]
+    runs = trainings.read(tmp_path / "runs.json", Run)
     for setting in [Setting(name, FULL, warmup) for name in NAMES for warmup in (False, True)]:
         tried = [run for run in runs if run.setting == setting and run.trial]
         used = [run for run in runs if run.setting == setting and not run.trial]

@@ -1,152 +1,227 @@
-"""``tfscale bench convergence``: how well a model learns on each wire.
+"""``tfscale bench convergence``: how well models learn with each method of compression.
 
-Four replicas learn scikit-learn's digits, with several seeds for each wire. The seed
-is that of the weights and of the order of the images; the images are always the same.
+Replicas of one process learn small tasks, with several seeds for each wire and method. The seed
+is that of the weights and of the order of the data; the data are always the same. A model is
+traced once for each method, and learns once for each seed.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
+import math
 import os
+import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfscale.bench import digits, machine
+from tfscale.bench import digits, machine, trainings
 from tfscale.bench.command import list_of, one_of, whole_number
+from tfscale.bench.methods import checked, method_of
+from tfscale.bench.tasks import TASKS, Task
 from tfscale.bench.trainings import compare, spread
-from tfscale.wires import FORMATS, LOSSLESS, WIRES
+from tfscale.collectives.cost import Link
+from tfscale.wires import LOSSLESS, WIRES
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-REPLICAS = 4
 ALGORITHM = "ring"  # rounds more often than any other
 BATCH = 64
-MOMENTUM = 0.9
+STEPS_AT_ONCE = 8
+LINK = Link(alpha=50e-6, beta=8 / 1e9)  # 1 Gbit/s, and what a message takes by TCP at least
+
+OTHERS = (
+    *("PowerSGD(1)", "PowerSGD(2)", "PowerSGD(4)"),
+    *("TopK(0.1)", "TopK(0.01)"),
+)
+WITH_FEEDBACK = (
+    LOSSLESS,
+    *(f"Wire('{wire}', feedback=True)" for wire in WIRES if wire != LOSSLESS),
+    *OTHERS,
+)
+WITHOUT = (
+    *(f"Wire('{wire}', feedback=False)" for wire in WIRES if wire != LOSSLESS),
+    *(f"{method[:-1]}, feedback=False)" for method in OTHERS),
+)
+METHODS = (*WITH_FEEDBACK, *WITHOUT)
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One training: ``accuracy`` in % of the test images, ``loss`` of the training images."""
+    """One training.
 
-    wire: str
-    feedback: bool
+    Args:
+        task: what was learned.
+        method: how gradients were summed.
+        replicas: how many trained.
+        seed: of the weights and the order of the data.
+        rate: of learning.
+        epochs: how often the data were seen.
+        accuracy: in %, of what it was tested with.
+        test_loss: of the same.
+        loss: of what it learned from.
+        sent: bytes of gradients in each step that a replica sent.
+        seconds: that these take in each step on ``LINK`` by the cost model of a ring.
+    """
+
+    task: str
+    method: str
+    replicas: int
     seed: int
+    rate: float
+    epochs: int
     accuracy: float
+    test_loss: float
     loss: float
+    sent: float
+    seconds: float
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command line; returns the exit status."""
     arguments = make_parser().parse_args(argv)
     words = (
-        f"{REPLICAS} replicas, {ALGORITHM}; "
-        f"{arguments.epochs} epochs of {digits.TRAINING} images, {BATCH} at a time; "
-        f"SGD, rate {arguments.rate}, momentum {MOMENTUM}"
+        f"{arguments.replicas} replicas, {ALGORITHM}, {BATCH} samples at a time; perplexity: e to "
+        "the loss of the test; ms: of a step's messages on 1 Gbit/s, by the cost model, with "
+        f"{1e6 * LINK.alpha:.0f} us for each"
     )
-    return compare(
-        "convergence", argv, arguments, train_all, lambda runs: [make_table(runs)], words
-    )
+
+    def tables(runs: Sequence[Run]) -> Iterator[Table]:
+        for task in dict.fromkeys(run.task for run in runs):
+            yield make_table(task, [run for run in runs if run.task == task])
+
+    return compare("convergence", argv, arguments, train_all, tables, words)
 
 
 def make_parser() -> argparse.ArgumentParser:
     """The options of ``tfscale bench convergence``."""
     parser = argparse.ArgumentParser(
         prog="tfscale bench convergence",
-        description="How well a model learns on each wire, with and without error feedback.",
+        description="How well models learn with each method of compression.",
         allow_abbrev=False,
     )
+    usual = [name for name in TASKS if name != "perceptron"]
     add = parser.add_argument
-    add("--wires", type=list_of(one_of(WIRES)), default=",".join(WIRES), metavar="NAME,...",
-        help="fp32 is always there, to be compared with (default: all)")  # fmt: skip
+    add("--tasks", type=list_of(one_of(TASKS)), default=",".join(usual), metavar="NAME,...",
+        help=f"of {', '.join(TASKS)} (default: %(default)s)")  # fmt: skip
+    add("--methods", type=checked, nargs="+", default=METHODS, metavar="METHOD",
+        help="wires, or methods such as 'PowerSGD(4)' or \"Wire('int8', feedback=True)\"; fp32 "
+        "is always there, to be compared with (default: all wires, PowerSGD and TopK, with error "
+        "feedback and without)")  # fmt: skip
+    add("--replicas", type=whole_number, default=2, metavar="N", help="(default: %(default)s)")
     add("--seeds", type=whole_number, default=5, metavar="N", help="(default: %(default)s)")
-    add("--epochs", type=whole_number, default=30, metavar="N", help="(default: %(default)s)")
-    add("--rate", type=float, default=0.02, metavar="R",
-        help="how far a step goes (default: %(default)s)")  # fmt: skip
-    add("--json", type=Path, metavar="FILE", help="write the result of each training to FILE")
+    add("--epochs", type=whole_number, metavar="N", help="(default: as the task has it)")
+    add("--rate", type=float, metavar="R",
+        help="how far a step goes (default: as the task has it)")  # fmt: skip
+    add("--json", type=Path, metavar="FILE",
+        help="add a line for each training to FILE; what it has is not done again")  # fmt: skip
     return parser
 
 
-def contestants(wires: Sequence[str]) -> Iterator[tuple[str, bool]]:
-    """Wires, and whether they give back what they lost; the lossless one first."""
-    yield LOSSLESS, False
-    for wire in wires:
-        if FORMATS[wire].feedback:
-            yield wire, True
-        if wire != LOSSLESS:
-            yield wire, False
+# ---------------------------------------------------------------------------
+# Training.
 
 
 def train_all(arguments: argparse.Namespace, show: Any) -> Iterator[Run]:
-    """Trains on each wire, with each seed."""
+    """Trains each task by each method, with each seed."""
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
-    machine.split_cpu(REPLICAS)
-    data = digits.load()
-    names = list(contestants(arguments.wires))
-    for seed in range(arguments.seeds):
-        for number, (wire, feedback) in enumerate(names):
-            done = (seed * len(names) + number) / (arguments.seeds * len(names))
-            show(f"seed {seed}, {label(wire, feedback)}", done)
-            yield train(wire, feedback, seed, arguments, data)
+    machine.split_cpu(arguments.replicas)
+    known = {_key(run): run for run in trainings.read(arguments.json, Run)}
+    methods = dict.fromkeys((LOSSLESS, *arguments.methods))
+    planned = [(task, method) for task in arguments.tasks for method in methods]
+    for number, (name, method) in enumerate(planned):
+        task = dataclasses.replace(
+            TASKS[name],
+            rate=arguments.rate or TASKS[name].rate,
+            epochs=arguments.epochs or TASKS[name].epochs,
+        )
+        learner = None
+        for seed in range(arguments.seeds):
+            key = (name, method, arguments.replicas, seed, task.rate, task.epochs)
+            show(f"{name}, {method}, seed {seed}", number / len(planned))
+            if key not in known:
+                learner = learner or Learner(task, method)
+                known[key] = learner.run(name, seed)
+            yield known[key]
 
 
-def train(wire: str, feedback: bool, seed: int, arguments: argparse.Namespace, data: Any) -> Run:
-    """One training, and what it came to."""
-    import keras
-
-    from tfscale import ScaleStrategy
-
-    keras.backend.clear_session()
-    keras.utils.set_random_seed(seed)
-    with ScaleStrategy(ALGORITHM, wire, error_feedback=feedback).scope():
-        model = make_model(arguments.rate)
-    training, test = data
-    batches = digits.batches(training, BATCH, arguments.epochs)
-    model.fit(batches, shuffle=False, verbose=0)
-    _, loss = digits.judge(model, *training)
-    accuracy, _ = digits.judge(model, *test)
-    return Run(wire, feedback, seed, accuracy, loss)
+def _key(run: Run) -> tuple[str, str, int, int, float, int]:
+    return run.task, run.method, run.replicas, run.seed, run.rate, run.epochs
 
 
-def make_model(rate: float) -> Any:
-    """The model that all of these trainings begin with."""
-    import keras
+class Learner:
+    """A task's model on all replicas, with one method."""
 
-    model = digits.perceptron()
-    model.compile(
-        keras.optimizers.SGD(rate, MOMENTUM),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-    )
-    return model
+    def __init__(self, task: Task, method: str) -> None:
+        import keras
+
+        from tfscale import ScaleStrategy
+
+        keras.backend.clear_session()
+        self._task, self._method = task, method
+        self._strategy = ScaleStrategy(ALGORITHM, method=method_of(method))
+        self._learner = trainings.Learner(
+            task.model, task.optimizer, self._strategy, steps_at_once=STEPS_AT_ONCE
+        )
+        self._replicas = self._strategy.num_replicas_in_sync
+        self._training, self._test = task.data()
+        self._sent: tuple[float, float] | None = None
+
+    def run(self, name: str, seed: int) -> Run:
+        """One training, and what it came to."""
+        task = self._task
+        batches = functools.partial(digits.batches, self._training, BATCH, task.epochs)
+        model = self._learner.fit(seed, task.rate, batches)
+        accuracy, test_loss = digits.judge(model, *self._test)
+        _, loss = digits.judge(model, *self._training)
+        sent, seconds = self._sent = self._sent or self._traffic(task.epochs)
+        return Run(
+            name, self._method, self._replicas, seed, task.rate, task.epochs,
+            accuracy, test_loss, loss, sent, seconds,
+        )  # fmt: skip
+
+    def _traffic(self, epochs: int) -> tuple[float, float]:
+        """Bytes and seconds of a step, after the first training."""
+        steps = epochs * math.ceil(len(self._training[0]) / BATCH)
+        sent = messages = 0.0
+        for row in self._strategy.explain():
+            half = row.why.startswith("rows of")  # rows are joined: half of an all-reduce
+            rounds = (self._replicas - 1) * (1 if half else 2)
+            messages += row.calls * len(row.collectives) * rounds / steps
+            sent += row.calls * row.sent / steps
+        return sent, LINK.alpha * messages + LINK.beta * sent
 
 
-def label(wire: str, feedback: bool) -> str:
-    """What tables call a wire."""
-    return f"{wire} with error feedback" if feedback else wire
+# ---------------------------------------------------------------------------
+# What came of it.
 
 
-def make_table(runs: Sequence[Run]) -> Table:
+def make_table(task: str, runs: Sequence[Run]) -> Table:
     """The table that users see."""
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("wire")
-    table.add_column("feedback")
-    for name in ("accuracy, %", "points from fp32", "training loss"):
+    table = Table(
+        title=TASKS[task].words, box=box.SIMPLE_HEAD, pad_edge=False,
+        title_justify="left", title_style="bold",
+    )  # fmt: skip
+    table.add_column("method")
+    for name in ("accuracy, %", "points from fp32", "perplexity", "training loss", "bytes", "ms"):
         table.add_column(name, justify="right")
-    exact = [run.accuracy for run in runs if run.wire == LOSSLESS]
-    for wire, feedback in dict.fromkeys((run.wire, run.feedback) for run in runs):
-        same = [run for run in runs if (run.wire, run.feedback) == (wire, feedback)]
-        found = [run.accuracy for run in same]
-        points = [a - b for a, b in zip(found, exact, strict=True)]
+    exact = [run.accuracy for run in runs if run.method == LOSSLESS]
+    for method in dict.fromkeys(run.method for run in runs):
+        same = [run for run in runs if run.method == method]
+        points = [run.accuracy - other for run, other in zip(same, exact, strict=True)]
         table.add_row(
-            wire,
-            "yes" if feedback else "no",
-            spread(found, ".2f"),
-            "" if wire == LOSSLESS else spread(points, "+.2f"),
+            str(method_of(method)),
+            spread([run.accuracy for run in same], ".2f"),
+            "" if method == LOSSLESS else spread(points, "+.2f"),
+            spread([math.exp(run.test_loss) for run in same], ".3f"),
             spread([run.loss for run in same], ".4f"),
+            f"{statistics.mean(run.sent for run in same):,.0f}",
+            f"{1000 * statistics.mean(run.seconds for run in same):.2f}",
         )
     return table

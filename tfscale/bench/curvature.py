@@ -88,7 +88,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--seeds", type=whole_number, default=5, metavar="N", help="(default: %(default)s)")
     add("--epochs", type=whole_number, default=30, metavar="N",
         help="passes, of growth (default: %(default)s)")  # fmt: skip
-    add("--json", type=Path, metavar="FILE", help="write the result of each training to FILE")
+    add("--json", type=Path, metavar="FILE", help="add a line for each training to FILE")
     return parser
 
 

@@ -32,6 +32,25 @@ def perceptron() -> Any:
     return keras.Sequential([keras.Input((8, 8, 1)), layers.Flatten(), *hidden, layers.Dense(10)])
 
 
+def convolution() -> Any:
+    """The same with convolutions."""
+    import keras
+
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input((8, 8, 1)),
+            layers.Conv2D(16, 3, padding="same", activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Conv2D(32, 3, padding="same", activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Flatten(),
+            layers.Dense(64, activation="relu"),
+            layers.Dense(10),
+        ]
+    )
+
+
 def batches(training: tuple[Any, Any], size: int, epochs: int) -> Any:
     """All epochs in what Keras calls one, for beginning one takes longer than a step."""
     import tensorflow as tf
@@ -43,7 +62,8 @@ def batches(training: tuple[Any, Any], size: int, epochs: int) -> Any:
 def judge(model: Any, images: Any, truth: Any) -> tuple[float, float]:
     """Accuracy in %, and loss."""
     logits = np.asarray(model(images), np.float64)
-    logits -= logits.max(axis=1, keepdims=True)
-    likelihoods = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-    accuracy = 100 * np.mean(logits.argmax(axis=1) == truth)
-    return float(accuracy), float(-np.mean(likelihoods[np.arange(len(truth)), truth]))
+    logits -= logits.max(axis=-1, keepdims=True)
+    likelihoods = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    accuracy = 100 * np.mean(logits.argmax(axis=-1) == truth)
+    true = np.take_along_axis(likelihoods, truth[..., np.newaxis], axis=-1)
+    return float(accuracy), float(-np.mean(true))

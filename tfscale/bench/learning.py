@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import math
 import os
 import statistics
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfscale.bench import digits
+from tfscale.bench import digits, trainings
 from tfscale.bench.command import list_of, one_of, whole_number
 from tfscale.bench.trainings import compare, spread
 
@@ -106,7 +107,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--epochs", type=whole_number, default=30, metavar="N", help="(default: %(default)s)")
     add("--warmup", type=whole_number, default=5, metavar="N",
         help="epochs, where there is a warm-up (default: %(default)s)")  # fmt: skip
-    add("--json", type=Path, metavar="FILE", help="write the result of each training to FILE")
+    add("--json", type=Path, metavar="FILE", help="add a line for each training to FILE")
     return parser
 
 
@@ -144,47 +145,27 @@ def best(tried: Sequence[Run]) -> Run:
 
 
 class Learner:
-    """A model and its optimizer, traced once: each training sets all their variables anew."""
+    """The perceptron with one optimizer."""
 
     def __init__(self, name: str, epochs: int, warmup: int) -> None:
-        import keras
-
         self._epochs, self._warmup = epochs, warmup
-        self._model = digits.perceptron()
-        self._model.compile(
-            make_optimizer(name),
-            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            jit_compile=False,  # else XLA compiles once for each size of a batch
-        )
-        self._optimizer = self._model.optimizer
-        self._optimizer.build(self._model.trainable_variables)
-        self._begin = [variable.numpy() for variable in self._optimizer.variables]
+        self._learner = trainings.Learner(digits.perceptron, lambda: make_optimizer(name))
 
     def run(self, setting: Setting, rate: float, seed: int, training: Any, test: Any) -> Run:
         """One training from the first weights, and what it came to."""
-        import keras
-
-        keras.utils.set_random_seed(seed)
-        self._model.set_weights(digits.perceptron().get_weights())
-        for variable, value in zip(self._optimizer.variables, self._begin, strict=True):
-            variable.assign(value)
-        self._optimizer.learning_rate = rate
-        self._fit(setting, training)
-        _, loss = digits.judge(self._model, *training)
-        accuracy, _ = digits.judge(self._model, *test)
-        return Run(
-            **dataclasses.asdict(setting), rate=rate, seed=seed, accuracy=accuracy, loss=loss
-        )
-
-    def _fit(self, setting: Setting, training: Any) -> None:
         from tfscale.callbacks import Warmup
 
         count = len(training[0])
         batch = count if setting.batch == FULL else int(setting.batch)
         steps = math.ceil(count / batch)
         callbacks = [Warmup(steps=self._warmup * steps)] if setting.warmup else []
-        batches = digits.batches(training, batch, self._epochs)
-        self._model.fit(batches, shuffle=False, verbose=0, callbacks=callbacks)
+        batches = functools.partial(digits.batches, training, batch, self._epochs)
+        model = self._learner.fit(seed, rate, batches, callbacks)
+        _, loss = digits.judge(model, *training)
+        accuracy, _ = digits.judge(model, *test)
+        return Run(
+            **dataclasses.asdict(setting), rate=rate, seed=seed, accuracy=accuracy, loss=loss
+        )
 
 
 def make_optimizer(name: str) -> Any:

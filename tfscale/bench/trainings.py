@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import math
@@ -11,13 +12,78 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tfscale.bench import machine
 from tfscale.bench.command import check_folders, make_console, progress
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+Run = TypeVar("Run")
+
+
+class Learner:
+    """A model and its optimizer, traced once: each training sets all their variables anew.
+
+    Args:
+        make: makes a model that is not compiled and gives logits.
+        optimizer: makes one.
+        strategy: that trains it, if there is one.
+        steps_at_once: without Python in between.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Any],
+        optimizer: Callable[[], Any],
+        strategy: Any = None,
+        steps_at_once: int = 1,
+    ) -> None:
+        import keras
+
+        self._make, self._strategy = make, strategy
+        with strategy.scope() if strategy else contextlib.nullcontext():
+            self._model = make()
+            self._model.compile(
+                optimizer(),
+                keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+                jit_compile=False,  # else XLA compiles once for each size of a batch
+                steps_per_execution=steps_at_once,
+            )
+            self._optimizer = self._model.optimizer
+            self._optimizer.build(self._model.trainable_variables)
+        self._begin = [variable.numpy() for variable in self._optimizer.variables]
+
+    def fit(
+        self,
+        seed: int,
+        rate: float,
+        batches: Callable[[], Any],
+        callbacks: Sequence[Any] = (),
+    ) -> Any:
+        """Train it from the beginning; returns the model.
+
+        Args:
+            seed: of its weights, and of the order of what ``batches`` gives.
+            rate: of learning.
+            batches: makes them.
+            callbacks: of Keras.
+        """
+        import keras
+
+        keras.utils.set_random_seed(seed)
+        self._model.set_weights(self._make().get_weights())
+        for variable, value in zip(self._optimizer.variables, self._begin, strict=True):
+            variable.assign(value)
+        self._optimizer.learning_rate = rate
+        if self._strategy:
+            from tfscale.exchange.state import ExchangeState
+
+            ExchangeState.of(self._optimizer, self._strategy).load_own_variables({})
+        self._model.fit(batches(), shuffle=False, verbose=0, callbacks=list(callbacks))
+        return self._model
 
 
 def compare(
@@ -29,6 +95,8 @@ def compare(
     words: str,
 ) -> int:
     """Train, show the tables, and write all to ``arguments.json``; returns the exit status.
+
+    That file has a line for each training, as soon as it is done.
 
     Args:
         name: of the benchmark.
@@ -44,7 +112,10 @@ def compare(
     try:
         check_folders(arguments.json)
         with progress(console) as show:
-            trained = list(train_all(arguments, show))
+            trained = []
+            for run in train_all(arguments, show):
+                trained.append(run)
+                _add(arguments.json, run)
     except (ImportError, OSError) as error:
         print(f"tfscale bench: error: {error}", file=sys.stderr)
         return 1
@@ -58,10 +129,27 @@ def compare(
         f"command: {shlex.join(['tfscale', 'bench', name, *argv])}",
         soft_wrap=True,
     )
-    if arguments.json:
-        found = [dataclasses.asdict(run) for run in trained]
-        arguments.json.write_text(json.dumps(found, indent=1))
     return 0
+
+
+def read(file: Path | None, kind: type[Run]) -> list[Run]:
+    """The trainings that a file has, one in each line."""
+    if file is None or not file.exists():
+        return []
+    try:
+        return [kind(**json.loads(line)) for line in file.read_text().splitlines()]
+    except (TypeError, ValueError) as error:
+        raise OSError(
+            f"{file} is to have a line for each training of this benchmark, and has others: "
+            f"{error}. Give --json another name"
+        ) from error
+
+
+def _add(file: Path | None, run: Any) -> None:
+    """As a line, if the file has not got it."""
+    if file is not None and run not in read(file, type(run)):
+        with file.open("a") as lines:
+            lines.write(json.dumps(dataclasses.asdict(run)) + "\n")
 
 
 def spread(numbers: Sequence[float], how: str) -> str:

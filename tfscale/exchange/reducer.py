@@ -95,7 +95,7 @@ class Reducer:
         self,
         state: ExchangeState,
         optimizer: Optimizer,
-        variables: Sequence[Variable],
+        variables: Sequence[Variable | Measured],
         gradients: Sequence[Any],
         rows_too: bool = True,
     ) -> None:
@@ -129,10 +129,9 @@ class Reducer:
     def reduce(
         self,
         gradients: list[Any],
-        variables: list[Variable],
+        variables: Sequence[Variable | Measured],
         optimizer: Optimizer,
         state: ExchangeState,
-        curvature: Sequence[Any] = (),
         scale: Any = None,
         label: str | None = None,
     ) -> list[Any]:
@@ -140,23 +139,18 @@ class Reducer:
 
         Args:
             gradients: this replica's, dense or ``IndexedSlices``.
-            variables: whose they are.
+            variables: whose they are; or what else they are, which is sent with them.
             optimizer: that will apply them.
             state: what earlier steps lost.
-            curvature: what the optimizer wants to be summed besides, for each variable; it
-                is sent with the gradients, losslessly, and comes after them in the result.
             scale: what gradients are multiplied by, if that may be another in the next step.
             label: what these are called in logs; by default the optimizer's name.
         """
-        both = [*gradients, *curvature]
-        described = [describe(v) for v in variables]
-        described += [_curvature_of(one) for one in described[: len(curvature)]]
-        given = [i for i, x in enumerate(both) if x is not None]
+        given = [i for i, x in enumerate(gradients) if x is not None]
         load = _Load(
             optimizer,
             self._label(optimizer, label),
-            [described[i] for i in given],
-            [place_of(optimizer, variables[i % len(variables)]) for i in given],
+            [describe(variables[i]) for i in given],
+            [place_of(optimizer, variables[i]) for i in given],
             state,
             scale,
         )
@@ -164,8 +158,8 @@ class Reducer:
         def exchanged(replica: int, tensors: list[Any]) -> list[Any]:
             return self._exchanged(replica, tensors, load)
 
-        sums = self.exchange.together(exchanged, [both[i] for i in given])
-        reduced = list(both)
+        sums = self.exchange.together(exchanged, [gradients[i] for i in given])
+        reduced = list(gradients)
         for i, total in zip(given, sums, strict=True):
             reduced[i] = total
         return reduced
@@ -235,6 +229,19 @@ class Reducer:
         method = self.policy.method_of(gradient)
         wire = method.rows_wire
         return wire, wire != LOSSLESS and RESIDUAL in method.state(gradient)
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """What an optimizer wants to be summed besides a variable's gradient; it is sent losslessly.
+
+    Args:
+        of: the variable, which has its shape.
+        name: of what it is, such as ``"curvature"``.
+    """
+
+    of: Variable
+    name: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -535,16 +542,17 @@ def sparse_bucket(optimizer: str, gradient: Gradient) -> BucketId:
     return BucketId(f"gradient of {gradient.path}", optimizer)
 
 
-def describe(variable: Variable) -> Gradient:
+def describe(variable: Variable | Measured) -> Gradient:
     """What is known of a Keras or TensorFlow variable's gradient."""
+    if isinstance(variable, Measured):
+        gradient = describe(variable.of)
+        return dataclasses.replace(gradient, path=f"{gradient.path}/{variable.name}", exact=True)
     return Gradient(path_of(variable), tuple(variable.shape), tf.as_dtype(variable.dtype).name)
 
 
-def _curvature_of(gradient: Gradient) -> Gradient:
-    return dataclasses.replace(gradient, path=f"{gradient.path}/curvature", exact=True)
-
-
-def place_of(optimizer: Optimizer, variable: Variable) -> str:
+def place_of(optimizer: Optimizer, variable: Variable | Measured) -> str:
     """A variable's place in its optimizer; Keras 2 knows its name."""
+    if isinstance(variable, Measured):
+        return f"{place_of(optimizer, variable.of)}/{variable.name}"
     index = getattr(optimizer, "_get_variable_index", None)
     return str(index(variable)) if index else describe(variable).path

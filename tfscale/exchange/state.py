@@ -145,6 +145,8 @@ class ExchangeState(tf.Module, Saveable):
         for (name, place), kept in self._own.described.items():
             if not saved.keys() & {f"{name} {place}", f"common {name} {place}"}:
                 self._begin_anew(name, place, kept)
+        if self._rounding_seed is not None and not _of("rounding seed", saved):
+            self._rounding_seed.assign(0)
         # A model that is being loaded is not watched yet.
         if not self._layer_seeds:
             self._early_seeds = MappingProxyType(_of("layer seed", saved))

@@ -17,7 +17,7 @@ from tfscale.bridge.objects import counter_of, innermost, measures_curvature, pa
 from tfscale.bridge.optimizers import scale_of
 from tfscale.bridge.protocols import MeasuresCurvature, Optimizer, Variable
 from tfscale.bridge.shadow import shadowed
-from tfscale.exchange.reducer import Reducer
+from tfscale.exchange.reducer import Measured, Reducer
 from tfscale.exchange.state import ExchangeState
 from tfscale.strategy import origin, own_losses
 from tfscale.strategy.current import current, during
@@ -82,7 +82,8 @@ def _apply(
         curvature = _summed_if_due(inner, curvature)
         grads = reduce(grads, variables=variables)
     else:
-        sums = reduce(grads, variables=variables, curvature=curvature)
+        measured = [Measured(v, "curvature") for v in variables[: len(curvature)]]
+        sums = reduce([*grads, *curvature], variables=[*variables, *measured])
         grads, curvature = sums[: len(grads)], sums[len(grads) :]
     with during(reduced=True), _given(optimizer, curvature):
         return original(grads, trainable_variables)

@@ -20,6 +20,7 @@ from tfscale.bridge.fit import fitted
 from tfscale.bridge.objects import measures_curvature
 from tfscale.bridge.protocols import MeasuresCurvature, Optimizer, Variable
 from tfscale.bridge.shadow import shadowed
+from tfscale.exchange.reducer import Measured
 from tfscale.exchange.state import ExchangeState
 
 if TYPE_CHECKING:
@@ -53,15 +54,17 @@ def _sums(
             optimizer.build(variables)
     state = ExchangeState.of(optimizer, strategy)
     strategy.reducer.prepare(state, optimizer, variables, gradients)
-    reduce = functools.partial(strategy.reducer.reduce, gradients, variables, optimizer, state)
+    reduce = functools.partial(strategy.reducer.reduce, optimizer=optimizer, state=state)
     if not measures_curvature(optimizer):
-        sums = reduce()
+        sums = reduce(gradients, variables)
     else:
-        measured = optimizer.curvature(gradients, variables, unscaled=True)
+        curvature = optimizer.curvature(gradients, variables, unscaled=True)
         if optimizer.update_each > 1:
-            sums, given = reduce(), _summed_if_due(optimizer, measured, variables)
+            sums = reduce(gradients, variables)
+            given = _summed_if_due(optimizer, curvature, variables)
         else:
-            both = reduce(curvature=measured)
+            measured = [Measured(v, "curvature") for v in variables]
+            both = reduce([*gradients, *curvature], [*variables, *measured])
             sums, given = both[: len(variables)], both[len(variables) :]
         optimizer.give(given)
     return list(zip(sums, variables, strict=True))
