@@ -382,12 +382,13 @@ class OfModel(Operator):
         given = strategy.experimental_distribute_values_from_function(
             lambda _: tf.constant(next(mine))
         )
+        return np.array(strategy.experimental_local_results(self._totals(given))[0])
 
-        @tf.function(autograph=False)
-        def total() -> Any:
-            return strategy.run(_total, args=(given,))
-
-        return np.array(strategy.experimental_local_results(total())[0])
+    @functools.cached_property
+    def _totals(self) -> Any:
+        """Sums over replicas: kept, for each function that is made anew is traced anew."""
+        run = self.model.distribute_strategy.run
+        return tf.function(lambda given: run(_total, args=(given,)), autograph=False)
 
     def _refuse_other_data(self, loss: float) -> None:
         """Where the loss is another one, the model must be, too."""
