@@ -11,7 +11,8 @@ import tensorflow as tf
 import tfscale
 from tests.addons.models import OPTIMIZERS, furthest, scale, train
 from tests.covering import grid, singles
-from tfscale.compression import PowerSGD, TopK
+from tfscale.compression import Adaptive, PowerSGD, Staged, TopK
+from tfscale.exchange import deciding
 from tfscale.launch import LocalWorkers
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,6 +52,29 @@ def test_methods_other_than_wires():
         "PowerSGD(1) + feedback",
         "TopK(0.5) + feedback",
     }
+
+
+def test_a_method_that_follows_another():
+    method = {".": Staged("fp32", PowerSGD(1, saves=0), when=6)}  # of twelve updates
+    strategy = tfscale.ScaleStrategy("ring", None, ["CPU:0", "CPU:1"], method=method)
+    _, before = train("adam", strategy, epochs=1)
+    assert {row.method for row in strategy.explain()} == {"fp32"}
+    _, logs = train("adam", strategy, epochs=3)
+    assert logs["loss"][-1] < logs["loss"][0] == before["loss"][0]
+    assert "PowerSGD(1) + feedback" in {row.method for row in strategy.explain()}
+
+
+def test_methods_that_are_chosen_live(monkeypatch):
+    method = {".": Adaptive(1.0, ("int8", "int4"))}
+    strategy = tfscale.ScaleStrategy("ring", None, ["CPU:0", "CPU:1"], method=method)
+    monkeypatch.setattr(deciding.Decider, "price", lambda self, bucket, method: -method)
+    monkeypatch.setattr(deciding, "PAYS", 1e6)
+    monkeypatch.setattr(deciding, "_mostly_below", lambda limit, turns: True)
+    _, logs = train("adam", strategy, epochs=12)
+    assert logs["loss"][-1] < logs["loss"][0]
+    (packing,) = strategy.reducer.packings.values()
+    assert {change.after for change in packing.changes} & {"int8 + feedback", "int4 + feedback"}
+    assert {row.method for row in strategy.explain()} == {packing.changes[-1].after}
 
 
 @pytest.mark.timeout(400)

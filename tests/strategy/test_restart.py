@@ -65,6 +65,28 @@ def test_a_job_goes_on_from_its_backup_with_any_number_of_workers(run, tmp_path,
 
 
 @pytest.mark.parametrize(
+    "method",
+    [
+        "TopK(0.1)",
+        pytest.param("PowerSGD(2)", marks=pytest.mark.full),
+        pytest.param("RandomK(0.1)", marks=pytest.mark.full),
+    ],
+)
+def test_a_method_goes_on_with_what_it_had_kept(run, method):
+    """Bit for bit, after one of two workers was killed within an epoch."""
+    codes, whole = run(2, "keras", METHOD=method)
+    assert codes == [0, 0], whole
+    codes, killed = run(2, "keras", METHOD=method, KILL=2)
+    assert codes[0] == -9 and codes[1] not in (0, None)
+    codes, outputs = run(2, "keras", METHOD=method)
+    assert codes == [0, 0], outputs
+    for output in outputs:
+        assert beginnings(output)[0] == (2, 2 * STEPS, ends(killed[0])[1])
+        assert ends(output) == {epoch: ends(whole[0])[epoch] for epoch in (2, 3)}
+        assert f"DONE ['{method} + feedback', 'fp32']" in output
+
+
+@pytest.mark.parametrize(
     ("preempted", "beginning"), [(5, (1, 6)), pytest.param(7, (2, 8), marks=pytest.mark.full)]
 )
 def test_a_signal_makes_all_workers_save_and_leave_at_the_same_step(run, preempted, beginning):

@@ -1,9 +1,10 @@
 """A worker of a fit with a backup that all share.
 
 KILL: an epoch in which worker KILLED ends itself, between two backups. PREEMPT: a step at
-whose end worker 1 gets SIGTERM. CALLBACK: whose backup it is. Prints EPOCH for each epoch it
-begins, and STATE with a digest of weights and optimizer at the end of each epoch. All leave
-together, through a folder called MEETING.
+whose end worker 1 gets SIGTERM. CALLBACK: whose backup it is. METHOD: by which gradients are
+summed. Prints EPOCH for each epoch it begins, and STATE with a digest of weights and optimizer at
+the end of each epoch; DONE with the methods that were used. All leave together, through a folder
+called MEETING.
 """
 
 import hashlib
@@ -17,6 +18,7 @@ import tensorflow as tf
 
 import tfscale
 from tfscale.bench.measure import leave, meet
+from tfscale.bench.methods import method_of
 
 ME = json.loads(os.environ["TF_CONFIG"]).get("task", {"index": 0})["index"]
 KILL, PREEMPT = int(os.environ.get("KILL", -1)), int(os.environ.get("PREEMPT", -1))
@@ -65,7 +67,8 @@ def main():
     tf.config.set_logical_device_configuration(cpu, devices)
     keras.utils.set_random_seed(1)
     sync = RULES[os.environ.get("RULE", "every step")]()
-    strategy = tfscale.ScaleStrategy("ring", os.environ.get("WIRE"), deadline=120, sync=sync)
+    method = method_of(os.environ["METHOD"]) if "METHOD" in os.environ else None
+    strategy = tfscale.ScaleStrategy("ring", method=method, deadline=120, sync=sync)
     with strategy.scope():
         dense = keras.layers.Dense
         model = keras.Sequential([keras.Input([64]), dense(128, activation="tanh"), dense(1)])
@@ -78,7 +81,7 @@ def main():
     held = (x[:BATCH], x[:BATCH, :1])
     callbacks = [Watch(), backup, kept]
     model.fit(x, x.sum(1, keepdims=True), callbacks=callbacks, validation_data=held, **how)
-    print("\nDONE", flush=True)
+    print("\nDONE", sorted({row.method for row in strategy.explain()}), flush=True)
 
 
 if __name__ == "__main__":
