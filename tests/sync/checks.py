@@ -479,6 +479,25 @@ def taken_up_again(make, folder):
     assert alone.count_params() == sum(w.size for w in simulation.beginning())
 
 
+def loaded_from_a_training_without_rounds(make, folder):
+    """What a file does not hold begins anew: the round, and the outer optimizer."""
+    plain, file = regression(make(sync.EveryStep())), folder / "plain.weights.h5"
+    fit(plain)
+    plain.save_weights(file)
+
+    def trained(before):
+        model = regression(make(sync.DiLoCo(4)))
+        with model.distribute_strategy.scope():  # else Keras loads only the weights
+            model.optimizer.build(model.trainable_variables)
+        for _ in range(before):
+            fit(model)
+        model.load_weights(file)
+        fit(model)
+        return model
+
+    same(trained(before=1), trained(before=0).get_weights())
+
+
 def callbacks(make, folder):
     """Keras's callbacks, with a validation in the middle of each round."""
     strategy = make(sync.LocalSGD(4))
@@ -512,6 +531,7 @@ CHECKS = NUMBERS | {
         optimizers,
         refused,
         taken_up_again,
+        loaded_from_a_training_without_rounds,
         callbacks,
     )
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -57,6 +57,7 @@ class ExchangeState(tf.Module, Saveable):
         self._rounding_seed: Any = None
         self._early_seeds: Mapping[str, Any] = _NOTHING
         self.outer: Any = None  # an optimizer whose variables are saved, too
+        self.make_outer: Callable[[], Any] = lambda: None  # another one
         # By name and place. TensorFlow would take a dict for variables to save.
         self._own = types.SimpleNamespace(described={})
 
@@ -142,6 +143,8 @@ class ExchangeState(tf.Module, Saveable):
             for place, variable in variables.items():
                 if f"{kind} {place}" in saved:
                     variable.assign(saved[f"{kind} {place}"])
+        if self.outer is not None and not _of(_OUTER, saved) and self.outer.iterations.numpy():
+            self._begin_outer_anew()
         for (name, place), kept in self._own.described.items():
             if not saved.keys() & {f"{name} {place}", f"common {name} {place}"}:
                 self._begin_anew(name, place, kept)
@@ -171,6 +174,11 @@ class ExchangeState(tf.Module, Saveable):
         start = kept.start(kept.shape)
         rows = (self._strategy.extended._num_replicas_in_sync, *kept.shape)
         self._of(name)[place].assign(start if kept.common else np.broadcast_to(start, rows))
+
+    def _begin_outer_anew(self) -> None:
+        fresh = self.make_outer()
+        for variable, value in zip(self.outer.variables, fresh.variables, strict=True):
+            variable.assign(value.numpy())
 
     def _kinds(self) -> dict[str, dict[str, Any]]:
         rounding = {} if self._rounding_seed is None else {"0": self._rounding_seed}

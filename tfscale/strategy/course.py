@@ -20,10 +20,18 @@ from tfscale.exchange.reducer import describe, place_of
 from tfscale.exchange.state import ExchangeState
 from tfscale.exchange.trial import Cell
 from tfscale.ops.group import host_of
-from tfscale.strategy.current import current, during
+from tfscale.strategy.current import current
 from tfscale.strategy.outside import Outside
 from tfscale.strategy.remaining import Remaining
-from tfscale.strategy.replica_round import POSITION, ROUNDS, STEPS, Marks, ReplicaRound, when
+from tfscale.strategy.replica_round import (
+    POSITION,
+    ROUNDS,
+    STEPS,
+    Marks,
+    ReplicaRound,
+    together,
+    when,
+)
 from tfscale.strategy.variables import LocalWeight
 from tfscale.sync.period import table_of
 
@@ -160,7 +168,7 @@ class Course:
             self.remaining.agree(every[:, 0])
 
     def _by_rule(self, what: Callable[[Any], None], here: ReplicaRound) -> None:
-        with during(reduced=True, alone=False, rows=None, statistics=None, count=None):
+        with together():
             what(here)
 
     def _here(self) -> ReplicaRound:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -153,7 +154,7 @@ class ReplicaRound:
         for variable, centre in zip(own, kept, strict=True):
             if centre is not None:
                 variable.assign(tf.cast(centre.values[self.replica], variable.dtype))
-        with during(reduced=True, alone=False, rows=None, statistics=None, count=None):
+        with together():
             self.average(averaged, "weights to evaluate")
         self.marks.shown.assign(True)
 
@@ -163,6 +164,11 @@ class ReplicaRound:
             own = variable.values[self.replica]
             own.assign(tf.ensure_shape(cell.read(), own.shape))
         self.marks.shown.assign(False)
+
+
+def together() -> AbstractContextManager[None]:
+    """What all replicas do at once: no step, of which each may make its own part alone."""
+    return during(reduced=True, alone=False, rows=None, statistics=None, count=None)
 
 
 def when(condition: Any, action: Callable[[], Any]) -> None:

@@ -78,6 +78,10 @@ class Rounds:
         """An optimizer of the scope has been built: it gets an outer one, if the rule has one."""
         if not self.rule.has_outer or state.outer is not None:
             return
+        state.make_outer = functools.partial(self._made_outer, optimizer)
+        state.outer = state.make_outer()
+
+    def _made_outer(self, optimizer: Any) -> Any:
         on_replica = tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
         scope = contextlib.nullcontext() if on_replica else self.strategy.scope()
         with tf.init_scope(), scope:
@@ -87,7 +91,7 @@ class Rounds:
             outer.build(optimizer._trainable_variables)
         for variable in outer.variables:
             LocalWeight.make_common(native(variable))
-        state.outer = outer
+        return outer
 
     def words(self) -> str:
         """When replicas agree next, what that costs, and how far they were apart; for people."""
