@@ -38,6 +38,7 @@ def test_the_first_of_each_group_is_not_ours() -> None:
         "workers": "stock",
         "overlap": "apart",
         "methods": "apart",
+        "rules": "rules",
     }
 
 
@@ -134,6 +135,22 @@ def test_every_part_measures(part: str, ways: list[str], tmp_path: Path) -> None
     assert (tmp_path / "out.png").stat().st_size > 5000
     if part == "overlap":
         _check_trace(tmp_path)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_a_turn_by_a_rule_ends_when_replicas_agree(tmp_path: Path) -> None:
+    words = ["bench", "fit", "--tiny", "--parts", "rules", "--rounds", "1", "--json", "out.json"]
+    rules = ["EveryStep()", "LocalSGD(20)"]
+    done = subprocess.run(
+        [sys.executable, "-m", "tfscale", *words, "--rules", *rules],
+        cwd=tmp_path, env=_environment(), capture_output=True, text=True, timeout=500,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr + done.stdout
+    exact, rare = json.loads((tmp_path / "out.json").read_text())["records"]
+    assert [record["steps_per_turn"] for record in (exact, rare)] == [2, 20]
+    assert 15 < exact["sent_per_step"] / rare["sent_per_step"] < 30
+    assert "a replica sends in a step: LocalSGD(20)" in done.stdout
 
 
 def _check_trace(folder: Path) -> None:

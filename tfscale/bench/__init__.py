@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 _WITH_OPTIONS_OF_THEIR_OWN = (
     "devices", "fit", "convergence", "optimizers", "learning", "memory", "telemetry",
-    "epochs", "curvature", "adaptive", "products",
+    "epochs", "curvature", "adaptive", "products", "rules",
 )  # fmt: skip
 
 

@@ -20,13 +20,21 @@ from tfscale.bench.fit_contestants import (
     METHODS,
     PARTS,
     REPLICAS,
+    RULES,
     USUAL_PARTS,
     WIRES,
     FitContestant,
     contestants,
 )
 from tfscale.bench.fit_crew import Crew
-from tfscale.bench.fit_table import FitResult, conclude, exposed, hidden_share, make_table
+from tfscale.bench.fit_table import (
+    FitResult,
+    conclude,
+    exposed,
+    hidden_share,
+    make_table,
+    sent_less,
+)
 from tfscale.launch import WorkerFailed
 from tfscale.wires import WIRES as ALL_WIRES
 
@@ -77,7 +85,8 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="NAME,...",
         help="one: a single device; devices: 2 and 4 logical devices of one "
         "process; workers: 2 processes and 25M parameters; overlap: which share of the exchange "
-        "the backward pass hides; methods: 25M parameters by several methods (default: all others)",
+        "the backward pass hides; methods: 25M parameters by several methods; rules: the same by "
+        "several rules of when replicas agree (default: the first four)",
     )
     add(
         "--methods",
@@ -88,8 +97,17 @@ def make_parser() -> argparse.ArgumentParser:
         help="of the part methods: wires, or methods such as 'PowerSGD(4)'; all are compared "
         "with the first (default: %(default)s)",
     )
+    add(
+        "--rules",
+        type=methods.checked_rule,
+        nargs="+",
+        default=list(RULES),
+        metavar="RULE",
+        help="of the part rules, such as \"DiLoCo(100, wire='int8')\"; all are compared with the "
+        "first (default: %(default)s)",
+    )
     add("--processes", type=command.whole_number, default=REPLICAS, metavar="P",
-        help="of the part methods (default: %(default)s)")  # fmt: skip
+        help="of the parts methods and rules (default: %(default)s)")  # fmt: skip
     add("--wires", type=command.list_of(command.one_of(ALL_WIRES)), default=",".join(WIRES),
         metavar="NAME,...", help="of workers (default: %(default)s)")  # fmt: skip
     add("--against", type=command.list_of(command.one_of(["horovod"])), default=[],
@@ -122,7 +140,9 @@ class Bench:
     def measure(self, part: str) -> list[FitResult]:
         """Measures one part of the benchmark, group after group of equal processes and devices."""
         of = self.arguments
-        planned = contestants(part, of.wires, of.tiny, of.against, of.methods, of.processes)
+        planned = contestants(
+            part, of.wires, of.tiny, of.against, of.methods, of.rules, of.processes
+        )
         groups = sorted({(each.processes, each.devices) for each in planned})
         return [
             record
@@ -146,15 +166,32 @@ class Bench:
                 self.timelines = sorted(found, key=lambda timeline: timeline.rank)
         return records
 
+    def _count(self, contestant: FitContestant, crew: Crew) -> int:
+        """How many steps of a turn are timed; by a rule, as many as replicas make alone, or two."""
+        if contestant.part == "rules":
+            return max(2, _steps_alone(contestant.rule))
+        return _steps(self.arguments.seconds, crew.turn(2))
+
     def _take_turns(self, group: Sequence[FitContestant], crews: Sequence[Crew]) -> list[FitResult]:
-        counts = [_steps(self.arguments.seconds, crew.turn(2)) for crew in crews]
+        counts = [self._count(each, crew) for each, crew in zip(group, crews, strict=True)]
         times: list[list[float]] = [[] for _ in crews]
         for number in range(self.arguments.rounds):
             share = 0.5 + number / self.arguments.rounds / 2
             self.show(f"{group[0].part}: round {number + 1} of {self.arguments.rounds}", share)
             for crew, count, mine in zip(crews, counts, times, strict=True):
                 mine.append(crew.turn(count))
-        return conclude(group, [crew.parameters for crew in crews], counts, times)
+        records = conclude(group, [crew.parameters for crew in crews], counts, times)
+        if group[0].part == "rules":
+            for record, crew, count in zip(records, crews, counts, strict=True):
+                record.sent_per_step = max(crew.ask(sent=count))
+        return records
+
+
+def _steps_alone(rule: str) -> int:
+    every = methods.rule_of(rule).every
+    if not isinstance(every, int):
+        raise ValueError(f"{rule}: every must be a number here")
+    return every
 
 
 def _steps(seconds: float, once: float) -> int:
@@ -183,6 +220,8 @@ def _title(part: str, arguments: argparse.Namespace) -> str:
         "overlap": f"fit of a model bound by computation, {between}",
         "methods": f"fit of a model bound by communication, {arguments.processes} processes, "
         f"{arguments.link or '127.0.0.1'}",
+        "rules": f"fit of a model bound by communication, {arguments.processes} processes, "
+        f"{arguments.link or '127.0.0.1'}",
     }[part]
 
 
@@ -202,6 +241,8 @@ def footer(
         lines.append(
             f"communication that a step waits for: {name} {added:.1f} ms, {less:.2f}x less"
         )
+    for name, sent, less in sent_less(records):
+        lines.append(f"a replica sends in a step: {name} {sent / 1e6:.3f} MB, {less:.1f}x less")
     if timelines:
         seconds = 1e3 * fit_trace.exposed_seconds(timelines)
         lines.append(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-PARTS = ("one", "devices", "workers", "overlap", "methods")
-USUAL_PARTS = PARTS[:-1]
+PARTS = ("one", "devices", "workers", "overlap", "methods", "rules")
+USUAL_PARTS = PARTS[:4]
 METHODS = ("fp32", "int8", "int4", "sign", "PowerSGD(4)", "TopK(0.01)")
+RULES = ("EveryStep()", "LocalSGD(100)", "DiLoCo(100, wire='int8')")
 WIRES = ("fp32", "bf16", "int8")
 REPLICAS = 2  # processes of a part that has several
 
@@ -24,6 +25,7 @@ class FitContestant:
         processes: how many; each has a replica on every device.
         devices: logical devices of each process.
         wire: in which format gradients travel; or a method, as Python has it.
+        rule: when replicas agree, as Python has it.
     """
 
     part: str
@@ -33,6 +35,7 @@ class FitContestant:
     processes: int = 1
     devices: int = 1
     wire: str = "fp32"
+    rule: str = RULES[0]
 
     @property
     def replicas(self) -> int:
@@ -46,6 +49,7 @@ def contestants(
     tiny: bool = False,
     against: Sequence[str] = (),
     methods: Sequence[str] = METHODS,
+    rules: Sequence[str] = RULES,
     processes: int = REPLICAS,
 ) -> list[FitContestant]:
     """All of a part, by groups of the same number of devices.
@@ -58,7 +62,8 @@ def contestants(
         tiny: toy models.
         against: other libraries, in the part ``"workers"``: ``"horovod"``.
         methods: of the part ``"methods"``.
-        processes: of that part.
+        rules: of the part ``"rules"``.
+        processes: of these two parts.
     """
     small, wide, deep = ("tiny",) * 3 if tiny else ("conv", "dense", "deep")
     if part == "one":
@@ -82,5 +87,7 @@ def contestants(
         without = FitContestant(part, "without exchange", "apart", wide, processes)
         ours = [FitContestant(part, m, "scale", wide, processes, wire=m) for m in methods]
         return [without, *ours]
+    if part == "rules":
+        return [FitContestant(part, rule, part, wide, processes, rule=rule) for rule in rules]
     rows = [("without exchange", "apart"), ("ScaleStrategy", "scale"), ("exchange alone", "sums")]
     return [FitContestant(part, name, way, deep, REPLICAS) for name, way in rows]

@@ -36,6 +36,7 @@ class FitResult:
     steps_per_second: float
     times: float
     all_ms: list[float]
+    sent_per_step: float | None = None  # bytes of the replica that sends most, where measured
 
 
 def conclude(
@@ -96,6 +97,12 @@ def exposed(records: Sequence[FitResult]) -> list[tuple[str, float, float]]:
         )
         for record, mine in zip(found[1:], added, strict=True)
     ]
+
+
+def sent_less(records: Sequence[FitResult]) -> list[tuple[str, float, float]]:
+    """Bytes that each rule sends per step, and how many times less that is than the first's."""
+    found = [(r.contestant, r.sent_per_step) for r in records if r.sent_per_step is not None]
+    return [(name, sent, found[0][1] / max(sent, 1.0)) for name, sent in found]
 
 
 def make_table(records: Sequence[FitResult], title: str) -> Table:

@@ -11,7 +11,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -104,19 +104,31 @@ Ends = list[float]
 
 
 class Clock(keras.callbacks.Callback):
-    """When each step ended."""
+    """When each step ended, and what else there is to note then."""
 
-    def __init__(self) -> None:
+    def __init__(self, note: Callable[[], int] | None = None) -> None:
         super().__init__()
         self.ends: Ends = []
+        self.noted: list[int] = []
+        self._note = note
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Keras calls it after each step."""
         self.ends.append(time.perf_counter())
+        if self._note is not None:
+            self.noted.append(self._note())
 
 
 class Fit:
-    """``model.fit``, as users call it."""
+    """``model.fit``, as users call it.
+
+    Attributes:
+        sent: bytes that the first replica of this process had sent at the end of each step of the
+            last turn, where that is measured.
+    """
+
+    settled = SETTLED  # so many steps come first
+    sent: Sequence[int] = ()
 
     def __init__(self, contestant: FitContestant, strategy: Any, batch: int) -> None:
         self.strategy = strategy
@@ -130,6 +142,23 @@ class Fit:
         clock = Clock()
         self.model.fit(self.data, steps_per_epoch=count, verbose=0, callbacks=[clock])
         return clock.ends
+
+
+class ByRule(Fit):
+    """``fit`` by a rule of when replicas agree; it notes what each step has sent by its end."""
+
+    settled = UNTIMED  # steps over the slowest links: no schedule is tried here
+
+    def steps(self, count: int) -> Ends:
+        """Runs steps of ``fit``, and tells when each has ended."""
+        clock = Clock(self._sent_now)
+        self.model.fit(self.data, steps_per_epoch=count, verbose=0, callbacks=[clock])
+        self.sent = clock.noted
+        return clock.ends
+
+    def _sent_now(self) -> int:
+        own = self.strategy.extended.group.communicators[0]
+        return sum(total.sent for total in own.totals().values())
 
 
 class Called(Fit):
@@ -215,6 +244,10 @@ def _scale(contestant: FitContestant) -> Any:
     return ScaleStrategy(method=method, deadline=DEADLINE, backend="engine")
 
 
+def _by_rule(contestant: FitContestant) -> Any:
+    return ScaleStrategy("ring", sync=methods.rule_of(contestant.rule), deadline=DEADLINE)
+
+
 def _tensorflows(contestant: FitContestant) -> Any:
     return ScaleStrategy(wire=contestant.wire, deadline=DEADLINE, backend="tensorflow")
 
@@ -225,6 +258,7 @@ _WAYS: dict[str, tuple[Callable[[FitContestant], Any], type[Fit], bool]] = {
     "auto": (lambda _: auto_strategy(), Fit, False),
     "scale": (_scale, Fit, False),
     "tensorflow": (_tensorflows, Fit, False),
+    "rules": (_by_rule, ByRule, False),
     "sums": (_scale, Sums, False),
     "horovod": (lambda _: tf.distribute.get_strategy(), Horovod, True),
     "mirrored": (lambda c: tf.distribute.MirroredStrategy(_names(c.devices)), Fit, False),
@@ -245,7 +279,7 @@ def main(address: str, text: str) -> None:
     contestant = FitContestant(**json.loads(text))
     _make_devices(contestant.devices)
     training = trainee(contestant)
-    training.steps(SETTLED)
+    training.steps(training.settled)
     with socket.socket(socket.AF_UNIX) as line:
         line.connect(address)
         with line.makefile("rw") as talk:
@@ -269,6 +303,8 @@ def _obey(training: Fit, order: dict[str, int]) -> Any:
         from tfscale.bench import fit_trace
 
         return fit_trace.take(training, UNTIMED, order["trace"])
+    if "sent" in order:
+        return (training.sent[-1] - training.sent[-1 - order["sent"]]) / order["sent"]
     ends = training.steps(UNTIMED + order["steps"])
     return (ends[-1] - ends[UNTIMED - 1]) / order["steps"]
 

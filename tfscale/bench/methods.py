@@ -1,17 +1,21 @@
-"""Methods of compression as words of a command line."""
+"""Methods of compression, and rules of when replicas agree, as words of a command line."""
 
 from __future__ import annotations
 
 import argparse
 import ast
+from collections.abc import Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from tfscale.wires import WIRES
 
 if TYPE_CHECKING:
     from tfscale.compression import Method
+    from tfscale.sync import Rule
 
 NAMES = ("PowerSGD", "TopK", "RandomK", "Wire", "Staged", "Settled", "Adaptive")
+RULES = ("EveryStep", "LocalSGD", "DiLoCo", "ElasticAveraging")
 
 
 def method_of(text: str) -> Method:
@@ -28,7 +32,7 @@ def method_of(text: str) -> Method:
     if text == "adaptive":
         return compression.Adaptive()
     try:
-        method: Method = _made(ast.parse(text, mode="eval").body)
+        method: Method = _made(ast.parse(text, mode="eval").body, compression, NAMES)
         if not isinstance(method, compression.Method):
             raise ValueError("that is neither a wire nor a method")
     except (SyntaxError, TypeError, ValueError) as error:
@@ -39,23 +43,49 @@ def method_of(text: str) -> Method:
     return method
 
 
-def _made(node: ast.expr) -> Any:
-    """What Python makes of it, of literals and of these names alone."""
-    from tfscale import compression
+def rule_of(text: str) -> Rule:
+    """A rule of when replicas agree, from its name and arguments as Python has them.
 
+    Example:
+        >>> rule_of("DiLoCo(100, wire='int8')").every
+        100
+    """
+    from tfscale import sync  # imports TensorFlow
+
+    try:
+        rule: Rule = _made(ast.parse(text, mode="eval").body, sync, RULES)
+        if not isinstance(rule, sync.Rule):
+            raise ValueError("that is no rule")
+    except (SyntaxError, TypeError, ValueError) as error:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: {error}. Say a rule, such as \"DiLoCo(100, wire='int8')\", of "
+            f"{', '.join(RULES)}"
+        ) from error
+    return rule
+
+
+def _made(node: ast.expr, module: ModuleType, names: Sequence[str]) -> Any:
+    """What Python makes of it, of literals and of these names of a module alone."""
     if isinstance(node, ast.Tuple):
-        return tuple(map(_made, node.elts))
+        return tuple(_made(each, module, names) for each in node.elts)
     if not isinstance(node, ast.Call):
         return ast.literal_eval(node)
     name = getattr(node.func, "id", "")
-    if name not in NAMES:
-        raise ValueError(f"{name or 'that'} is no method")
-    named = {str(each.arg): _made(each.value) for each in node.keywords}
-    return getattr(compression, name)(*map(_made, node.args), **named)
+    if name not in names:
+        raise ValueError(f"{name or 'that'} is none of {', '.join(names)}")
+    arguments = [_made(each, module, names) for each in node.args]
+    named = {str(each.arg): _made(each.value, module, names) for each in node.keywords}
+    return getattr(module, name)(*arguments, **named)
 
 
 def checked(text: str) -> str:
     """The same text, if it says a method."""
     if text not in WIRES:
         method_of(text)
+    return text
+
+
+def checked_rule(text: str) -> str:
+    """The same text, if it says a rule."""
+    rule_of(text)
     return text
