@@ -1,10 +1,16 @@
 """``tfscale bench products``, on small batches."""
 
+import pytest
+
 from tfscale.bench import products
 
 
-def test_it_measures_costs(capsys):
-    parts = ["--parts", "cost,memory", "--models", "mlp"]
-    assert products.main([*parts, "--rounds", "1", "--shrink", "64"]) == 0
-    printed = capsys.readouterr().out
-    assert "product" in printed and printed.count("mlp") >= 2
+@pytest.mark.parametrize(
+    "part",
+    ["cost", *(pytest.param(part, marks=pytest.mark.full) for part in ("memory", "processes"))],
+)
+def test_it_measures(capsys, part):
+    chosen = ["--parts", part, "--models", "mlp"]
+    assert products.main([*chosen, "--rounds", "1", "--shrink", "64"]) == 0
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  mlp")]
+    assert all(float(number.rstrip("x")) > 0 for number in row.split()[1:])

@@ -276,6 +276,7 @@ def assert_same(found, alone):
         np.testing.assert_allclose(mine, expected, rtol=0, atol=1e-6)
 
 
+@FULL
 @pytest.mark.timeout(SECONDS + 60)
 def test_two_processes_train_as_one_device(tmp_path):
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])

@@ -14,6 +14,7 @@ from tfscale import curvature
 # Nets, rows of a global batch (the last batch has one row), and whether layers train.
 CASES = {
     "weights": (nets.by_weights, 16, False),
+    "others": (nets.by_weights, 16, False),
     "masks": (nets.masked, 8, False),
     "batch norm": (nets.normalized, 16, True),
     "own loss": (nets.own_loss, 16, False),
@@ -31,13 +32,14 @@ def measured(strategy, cases):
         data = tf.nest.map_structure(_single, data)
         h = curvature.Hessian(model, *data, batch_size=batch, training=training)
         v = np.random.default_rng(2).standard_normal(h.size)
-        found[name] = [h.loss, *(h @ v)]
-        if name == "weights":
-            others = [curvature.GaussNewton, curvature.Fisher]
-            of_others = [kind(model, *data, batch_size=batch) @ v for kind in others]
-            drawn = curvature.Fisher(model, *data, batch_size=batch, kind="sampled") @ v
-            found["others"] = np.concatenate([*of_others, drawn]).tolist()
-            found["top"] = list(h.eigenvalues(top=2, tolerance=1e-3).top)
+        if name != "others":
+            found[name] = [h.loss, *(h @ v)]
+            continue
+        others = [curvature.GaussNewton, curvature.Fisher]
+        of_others = [kind(model, *data, batch_size=batch) @ v for kind in others]
+        drawn = curvature.Fisher(model, *data, batch_size=batch, kind="sampled") @ v
+        found[name] = np.concatenate([*of_others, drawn]).tolist()
+        found["top"] = list(h.eigenvalues(top=2, tolerance=1e-3).top)
     return found
 
 

@@ -54,7 +54,7 @@ def assert_differences(operator, tolerance, step):
         (nets.by_weights, 16, False),
         (nets.normalized, 16, False),
         (nets.normalized, 49, True),
-        (nets.masked, 8, False),
+        pytest.param(nets.masked, 8, False, marks=pytest.mark.full),
         (nets.two_outputs, 16, False),
         (nets.attention, 5, False),
         (nets.own_loss, 7, False),

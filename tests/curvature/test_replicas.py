@@ -38,7 +38,7 @@ def check(found, cases):
         np.testing.assert_allclose(found[name], numbers, 0, 1e-5 * size, err_msg=name)
 
 
-@some_or_all("batch norm", "masks")
+@some_or_all("batch norm")
 def test_two_replicas_of_a_process(cases):
     devices = ["CPU:0", "CPU:1"]
     check(measured(ScaleStrategy("ring", devices=devices, own_losses="mean"), cases), cases)
