@@ -97,6 +97,26 @@ def test_a_stage_is_as_its_method_alone():
             np.testing.assert_array_equal(one, other)
 
 
+def test_a_warm_up_sends_ever_less_and_loses_nothing():
+    """Of 400 numbers each replica sends 100, then 20, and then 4."""
+    trial = Training(TopK(0.01).warmed_up(over=4, stages=2), [(20, 20)])
+    balance, sent = 0.0, []
+    for step in range(6):
+        given = gradients([(20, 20)], seed=step)
+        (found,) = trial.sums(given)
+        balance = balance + sum(each.astype(float) for each in given[0]) - found
+        np.testing.assert_allclose(trial.kept("residual")[0].sum(0), balance, rtol=0, atol=1e-4)
+        sent.append(np.count_nonzero(found))
+    for count, of_each in zip(sent, [100, 100, 20, 20, 4, 4], strict=True):
+        assert of_each <= count <= 2 * of_each, sent  # both may send the same places
+
+
+@pytest.mark.parametrize(("fraction", "over", "stages"), [(0.25, 8, 4), (0.01, 3, 4), (0.01, 8, 0)])
+def test_a_warm_up_that_cannot_be_is_refused(fraction, over, stages):
+    with pytest.raises(ValueError, match="stages|warm-up"):
+        TopK(fraction).warmed_up(over, stages)
+
+
 def test_full_precision_after_compression_has_nothing_left_to_pay():
     """And the debt is paid once: what comes then is the sum of the gradients, bit for bit."""
     trial = Training(Staged("sign", "fp32", when=2), [(12, 20)])

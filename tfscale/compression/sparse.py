@@ -23,10 +23,12 @@ import tensorflow as tf
 
 from tfscale.compression.gradient import Gradient
 from tfscale.compression.method import RESIDUAL, Kept, Load, Method, Wire, joined, separated
+from tfscale.compression.staged import Staged
 from tfscale.ops import compression as ops
 from tfscale.wires import FORMATS, LOSSLESS, checked
 
 _VELOCITY = "velocity"
+_WARMS_FROM = 0.25  # of the numbers, as in the paper
 
 
 def _check(fraction: float, wire: str) -> None:
@@ -77,6 +79,41 @@ class TopK(Method):
                 f"momentum={self.momentum!r} is for what is sent late, and without feedback "
                 "nothing is. Leave one of them out"
             )
+
+    def warmed_up(self, over: int, stages: int = 4) -> Staged:
+        r"""Sends more at the beginning of a training, and ever less (deep gradient compression).
+
+        Of S stages of as many updates, stage s = 0, 1, ... sends the part
+        :math:`(1/4)^{1 - s/S}\, f^{s/S}` of the numbers; after them comes the fraction f. What has
+        not been sent yet goes over to the next stage; the velocities of ``momentum`` begin anew.
+
+        Args:
+            over: how many updates all stages have together.
+            stages: S.
+
+        Example:
+            >>> method = TopK(0.001).warmed_up(over=400)  # 25 %, 6.3, 1.6, 0.4, and then 0.1
+            >>> strategy = tfscale.ScaleStrategy(method={"kernel$": method})
+        """
+        if not 0 < stages <= over:
+            raise ValueError(
+                f"over is a number of updates, and stages one of parts of it, 1 to {over!r}; got "
+                f"{stages!r}"
+            )
+        if self.fraction >= _WARMS_FROM:
+            raise ValueError(
+                f"a warm-up begins with {_WARMS_FROM} of the numbers, and fraction="
+                f"{self.fraction!r} is no less. Leave it out"
+            )
+        method: Method = self
+        for stage in reversed(range(stages)):
+            share = stage / stages
+            more = dataclasses.replace(
+                self, fraction=_WARMS_FROM ** (1 - share) * self.fraction**share
+            )
+            method = Staged(more, method, when=round(over * (stage + 1) / stages))
+        assert isinstance(method, Staged)
+        return method
 
     @property
     def others(self) -> tuple[Method, ...]:  # type: ignore[override]
