@@ -76,6 +76,20 @@ def test_workers_compare_all_settings():
     assert sync.DiLoCo(8, outer=given).describe() == sync.DiLoCo(8).describe()
 
 
+class Plain(sync.Rule):
+    """A user's rule that is no dataclass."""
+
+    def __init__(self, every, strength):
+        self.every, self.strength = every, strength
+
+
+def test_a_rule_is_known_by_its_settings():
+    """Not by where it lies in memory: workers compare that."""
+    assert sync.DiLoCo(8, wire="int8").describe() != sync.DiLoCo(8).describe()
+    assert repr(sync.DiLoCo(8, wire="int8")) == "DiLoCo(every=8, wire='int8')"
+    assert Plain(8, 0.5).describe() == "Plain(every=8, strength=0.5)"
+
+
 def test_one_replica_has_nobody_to_agree_with(caplog):
     strategy = ScaleStrategy(devices=["CPU:0"], sync=sync.DiLoCo(8))
     assert "sync=DiLoCo" in caplog.text and "has no effect" in caplog.text

@@ -17,7 +17,7 @@ from tfscale.wires import LOSSLESS
 OUTER = "outer"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class DiLoCo(Rule):
     r"""DiLoCo: an outer optimizer, for which the way of a round is a gradient.
 

@@ -10,7 +10,7 @@ from tfscale.sync.rule import Round, Rule
 CENTRE = "centre"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class ElasticAveraging(Rule):
     r"""Elastic averaging SGD: replicas stay apart, and are drawn to a centre that follows them.
 

@@ -7,7 +7,7 @@ import dataclasses
 from tfscale.sync.rule import Rule
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class EveryStep(Rule):
     """Gradients are summed over replicas in every step, which so is that of one device.
 

@@ -10,7 +10,7 @@ from tfscale.sync.rule import Round, Rule
 _PARTS = ("weights", "optimizer")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class LocalSGD(Rule):
     r"""Local SGD: a mean of the weights after so many steps.
 

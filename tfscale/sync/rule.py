@@ -7,6 +7,7 @@ and must do the same on all of them.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -68,6 +69,16 @@ class Rule:
     def policy(self) -> MethodPolicy:
         """By which methods ``Round.mean`` computes."""
         return WirePolicy(LOSSLESS).methods()
+
+    def __repr__(self) -> str:
+        """Its settings that are not None."""
+        if dataclasses.is_dataclass(self):
+            names = [field.name for field in dataclasses.fields(self)]
+        else:
+            names = ["every", *(name for name in vars(self) if name[0] != "_" and name != "every")]
+        values = {name: getattr(self, name) for name in names}
+        said = (f"{name}={value!r}" for name, value in values.items() if value is not None)
+        return f"{type(self).__name__}({', '.join(said)})"
 
     def describe(self) -> str:
         """All settings: workers whose descriptions differ do not train together."""
