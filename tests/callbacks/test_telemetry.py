@@ -407,16 +407,16 @@ def test_choices_and_switches(tmp_path):
 def test_methods_that_are_chosen_live(tmp_path, monkeypatch):
     """Also where two models with optimizers of one name are trained by one strategy."""
     strategy = ScaleStrategy("ring", devices=["CPU:0", "CPU:1"], method=Adaptive(1.0, ("int8",)))
-    made = 0
+    models, made = [], 0  # what is known of an optimizer goes with it
     with eager_to_change(monkeypatch):
         for name in "ab":
             told, timeline = tmp_path / f"{name}.jsonl", tmp_path / f"{name}.json"
             telemetry = Telemetry(told, timeline=timeline, profile=(1, 12 * STEPS))
-            trained(strategy, telemetry, epochs=12)
+            models.append(trained(strategy, telemetry, epochs=12))
             changes = [c for p in strategy.reducer.packings.values() for c in p.changes]
             written = lines(told, "method")
             assert written == [{"kind": "method", **dataclasses.asdict(c)} for c in changes[made:]]
-            assert len(written) > 1
+            assert written
             check_marks(timeline, written)
             made = len(changes)
 

@@ -1,6 +1,7 @@
 """How replicas get their batches: in turn, from an iterator that tf.data does not tune."""
 
 import gc
+import typing
 
 import keras
 import numpy as np
@@ -157,6 +158,24 @@ def test_arrays_that_python_gives_stay_as_they_are(strategy, data):
         model.compile("sgd", "mse")
     model.fit(data(x, y), verbose=0)
     np.testing.assert_array_equal((x, y), before)
+
+
+class Pair(typing.NamedTuple):
+    first: object
+    second: object
+
+
+@pytest.mark.parametrize(
+    "nested", [lambda x: x, lambda x: (x,), lambda x: ((x, x),), lambda x: {"a": Pair(x, x)}]
+)
+def test_what_python_gives_keeps_its_structure(strategy, nested):
+    """A tuple of one, too: two inputs of a model, without targets."""
+    array, spec = np.arange(4, dtype=np.float32), nested(tf.TensorSpec([None]))
+    data = tf.data.Dataset.from_generator(lambda: [nested(array)], output_signature=spec)
+    (batch,) = strategy.experimental_distribute_dataset(data)
+    tf.nest.assert_same_structure(batch, nested(array), expand_composites=False)
+    for part in tf.nest.flatten(batch):
+        assert halves(strategy, part) == [[0, 1], [2, 3]]
 
 
 def test_a_training_leaves_no_iterator_behind(strategy):

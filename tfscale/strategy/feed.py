@@ -50,7 +50,7 @@ class Batches(DistributedDataset):
     def build(self, dataset_to_replace: tf.data.Dataset | None = None) -> None:
         super().build(dataset_to_replace)
         if _may_give_memory_of_python(dataset_to_replace or self._original_dataset):
-            self._cloned_datasets = [parts.map(_copies) for parts in self._cloned_datasets]
+            self._cloned_datasets = [_copied(parts) for parts in self._cloned_datasets]
 
     def __iter__(self) -> DistributedIterator:
         return _iterator(self, self._cloned_datasets)
@@ -83,13 +83,17 @@ def _operations(graph: Any) -> set[str]:
     return {*functions, *(node.op for node in graph.node)}
 
 
-def _copies(*element: Any) -> Any:
-    copies = tf.nest.map_structure(
-        lambda x: tf.raw_ops.DeepCopy(x=x) if x.dtype.is_numpy_compatible else x,
-        element,
-        expand_composites=True,
-    )
-    return copies if len(copies) > 1 else copies[0]
+def _copied(parts: tf.data.Dataset) -> tf.data.Dataset:
+    is_tuple = type(parts.element_spec) is tuple  # which map passes as so many arguments
+
+    def copies(*element: Any) -> Any:
+        return tf.nest.map_structure(
+            lambda x: tf.raw_ops.DeepCopy(x=x) if x.dtype.is_numpy_compatible else x,
+            element if is_tuple else element[0],
+            expand_composites=True,
+        )
+
+    return parts.map(copies)
 
 
 def _iterator(distributed: Any, datasets: list[tf.data.Dataset]) -> DistributedIterator:
