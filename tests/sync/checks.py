@@ -251,9 +251,10 @@ def assigned_in_the_middle(make, folder):
         model.evaluate(*simulation.problem(), verbose=0)
         model.set_weights([w * 0 + 1 for w in model.get_weights()])
 
-    model = regression(make(sync.LocalSGD(100)), lambda: keras.optimizers.SGD(0.0))
-    fit(model, callbacks=[Middle(look, 3)])
-    same(model, [np.ones_like(w) for w in simulation.beginning()], atol=0)
+    for rule in (sync.LocalSGD(100), sync.DiLoCo(100), sync.ElasticAveraging(100, 0.2)):
+        model = regression(make(rule), lambda: keras.optimizers.SGD(0.0))
+        fit(model, callbacks=[Middle(look, 3)])
+        same(model, [np.ones_like(w) for w in simulation.beginning()], atol=0, err_msg=repr(rule))
 
 
 # ---- programs
@@ -327,6 +328,58 @@ def mixed_precision(make, folder):
         keras.config.set_dtype_policy("float32")
 
 
+def other_types(make, folder):
+    """Weights of more and of fewer bits than the outer weights and the centre are kept in."""
+    for rule, dtype in ((sync.DiLoCo(4), "float64"), (sync.ElasticAveraging(4, 0.2), "bfloat16")):
+        with (strategy := make(rule)).scope():
+            head = layers.Dense(OUTPUTS, dtype=dtype)
+            model = keras.Sequential([keras.Input([FEATURES], dtype=dtype), head])
+            model.compile(keras.optimizers.SGD(RATE), "mse")
+        losses = fit(model, 2).history["loss"]
+        assert losses[1] < losses[0], (dtype, losses)
+        agree(model)
+        assert replicas(strategy) > 1
+
+
+class Centred(layers.Layer):
+    """Counts what its inputs are on average, and says how replicas are to agree on that."""
+
+    def __init__(self, aggregation):
+        super().__init__()
+        self.centre = self.add_weight(shape=(), trainable=False, aggregation=aggregation)
+
+    def call(self, inputs):
+        self.centre.assign(keras.ops.mean(inputs))
+        return inputs
+
+
+def aggregated(make, folder):
+    """A mean that a layer asks for is made at the ends of rounds; a sum is refused."""
+    strategy = make(sync.LocalSGD(9))
+    with strategy.scope():
+        layer = Centred("mean")
+        model = keras.Sequential([keras.Input([FEATURES]), layer, layers.Dense(OUTPUTS)])
+        model.compile(keras.optimizers.SGD(RATE), "mse")
+    traffic = Traffic()
+    fit(model, callbacks=[traffic])
+    assert [calls > 0 for calls, _ in traffic.steps] == 8 * [False] + [True]
+    last = simulation.problem(72)[0][-BATCH:]
+    for own in layer.centre.value.values:
+        np.testing.assert_allclose(own.numpy(), last.mean(), rtol=0, atol=1e-6)
+    with strategy.scope(), pytest.raises(ValueError, match="is to be summed over replicas"):
+        Centred("sum")
+
+
+def never_compiled(make, folder):
+    """A model that nobody trains predicts."""
+    with make(sync.LocalSGD(4)).scope():
+        model = keras.Sequential([keras.Input([FEATURES]), layers.Dense(OUTPUTS)])
+    model.set_weights(simulation.beginning())
+    x, _ = simulation.problem()
+    kernel, bias = simulation.beginning()
+    np.testing.assert_allclose(model.predict(x, verbose=0), x @ kernel + bias, rtol=0, atol=1e-5)
+
+
 def optimizers(make, folder):
     """Ours and Keras's, with clipping, averages of weights and accumulation."""
     import tfscale
@@ -356,6 +409,9 @@ def refused(make, folder):
     swap = keras.callbacks.SwapEMAWeights()
     with pytest.raises(ValueError, match="SwapEMAWeights does not work with sync="):
         fit(model, callbacks=[swap])
+    if strategy.extended._num_workers > 1:
+        with pytest.raises(ValueError, match="TerminateOnNaN does not work with sync="):
+            fit(model, callbacks=[keras.callbacks.TerminateOnNaN()])
     with strategy.scope():
         optimizer = keras.optimizers.SGD(0.1)
         weight = keras.Variable(1.0)
@@ -404,6 +460,28 @@ def workers_with_other_numbers_of_batches(make, folder):
             simulation.take_mean(training)
     same(model, training.mean())
     agree(model)
+
+
+class Reads(keras.callbacks.Callback):
+    """Reads data of its own at the end of each epoch."""
+
+    def __init__(self, data):
+        super().__init__()
+        self._data, self.batches = data, []
+
+    def on_epoch_end(self, epoch, logs=None):
+        distributed = self.model.distribute_strategy.experimental_distribute_dataset(self._data)
+        self.batches.append(sum(1 for _ in zip(distributed, range(9))))
+
+
+def read_by_a_callback(make, folder):
+    """Its data end, whatever rounds wait for."""
+    model = regression(make(sync.LocalSGD(4)))
+    x, _ = simulation.problem()
+    data = tf.data.Dataset.from_tensor_slices(x[: 3 * BATCH]).batch(BATCH)
+    reads = Reads(data.filter(lambda rows: True))
+    fit(model, 2, callbacks=[reads])
+    assert len(set(reads.batches)) == 1 and 0 < reads.batches[0] <= 4, reads.batches
 
 
 # ---- files
@@ -498,6 +576,40 @@ def loaded_from_a_training_without_rounds(make, folder):
     same(trained(before=1), trained(before=0).get_weights())
 
 
+def loaded_after_an_interruption(make, folder):
+    """Read in the middle of a round, a file does in the same model what it does in a new one."""
+    plain, own = folder / "plain.weights.h5", folder / "own.weights.h5"
+    source = regression(make(sync.EveryStep()))
+    fit(source)
+    source.save_weights(plain)
+    for rule in (sync.DiLoCo(4), sync.ElasticAveraging(4, 0.2)):
+        model = regression(make(rule))
+        saves = Middle(lambda model: model.save_weights(own), 4)
+        with pytest.raises(InterruptedError):
+            fit(model, callbacks=[saves, Stop(6)])
+        for file in (own, plain):
+            fresh = regression(make(rule))
+            with fresh.distribute_strategy.scope():  # else Keras loads only the weights
+                fresh.optimizer.build(fresh.trainable_variables)
+            for one in (model, fresh):
+                one.load_weights(file)
+            for one in (model, fresh):
+                with pytest.raises(InterruptedError):
+                    fit(one, callbacks=[Stop(6)])
+            same(model, fresh.get_weights(), err_msg=f"{rule}, {file.name}")
+
+
+def compiled_after_an_interruption(make, folder):
+    """The next fit ends the round that was under way."""
+    model = regression(make(sync.DiLoCo(4)))
+    with pytest.raises(InterruptedError):
+        fit(model, callbacks=[Stop(6)])
+    with model.distribute_strategy.scope():
+        model.compile(keras.optimizers.SGD(RATE), "mse")
+    fit(model)
+    agree(model)
+
+
 def callbacks(make, folder):
     """Keras's callbacks, with a validation in the middle of each round."""
     strategy = make(sync.LocalSGD(4))
@@ -523,15 +635,21 @@ CHECKS = NUMBERS | {
         silence,
         outside_of_replicas,
         assigned_in_the_middle,
+        never_compiled,
+        aggregated,
         programs,
         last_batch_of_one_row,
         images_of_any_size,
         workers_with_other_numbers_of_batches,
+        read_by_a_callback,
+        other_types,
         mixed_precision,
         optimizers,
         refused,
         taken_up_again,
         loaded_from_a_training_without_rounds,
+        loaded_after_an_interruption,
+        compiled_after_an_interruption,
         callbacks,
     )
 }

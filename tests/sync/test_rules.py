@@ -16,8 +16,9 @@ WORKER = Path(__file__).parent / "workers" / "check.py"
 # What `make test` does in several processes; it does the others on several devices, and leaves
 # some of them to `make test-all`.
 PROCESSES = {"diloco", "silence", "workers_with_other_numbers_of_batches", "taken_up_again"}
+PROCESSES |= {"read_by_a_callback"}
 SELDOM = {"local_sgd", "growing", "diloco_with_another_outer", "one_step_rounds"}
-SELDOM |= {"programs", "mixed_precision", "optimizers"}
+SELDOM |= {"programs", "mixed_precision", "optimizers", "other_types"}
 
 
 def sample(cases, seldom):

@@ -93,8 +93,8 @@ def make_parser() -> argparse.ArgumentParser:
     add("--replicas", type=list_of(whole_number), default="2,4,8", metavar="N,...",
         help="(default: %(default)s)")  # fmt: skip
     add("--shares", type=list_of(one_of(SHARES)), default=",".join(SHARES), metavar="NAME,...",
-        help="mixed: all replicas draw from all images; sorted: each has some digits, and hardly "
-        "any others (default: %(default)s)")  # fmt: skip
+        help="mixed: each replica has a random part of the images, always the same; sorted: each "
+        "has some digits, and hardly any others (default: %(default)s)")  # fmt: skip
     add("--seeds", type=whole_number, default=3, metavar="N", help="(default: %(default)s)")
     add("--epochs", type=whole_number, default=40, metavar="N", help="(default: %(default)s)")
     add("--samples", type=whole_number, default=8, metavar="N",

@@ -150,10 +150,12 @@ def _with_sources(dataset: Any) -> Iterator[Any]:
 
 
 def trains() -> bool:
-    """Whether this is called for a step of training, and not for one of an evaluation within."""
+    """Whether this is called for a step of training, and not by an evaluation or a callback."""
     for frame in frames(sys._getframe(1)):
-        name = frame.f_code.co_name
-        if name in _TRAIN + _JUDGE and isinstance(frame.f_locals.get("self"), Trainer):
+        name, owner = frame.f_code.co_name, frame.f_locals.get("self")
+        if isinstance(owner, keras.callbacks.Callback):
+            return False
+        if name in _TRAIN + _JUDGE and isinstance(owner, Trainer):
             return name in _TRAIN
     return False
 

@@ -58,6 +58,8 @@ class ExchangeState(tf.Module, Saveable):
         self._early_seeds: Mapping[str, Any] = _NOTHING
         self.outer: Any = None  # an optimizer whose variables are saved, too
         self.make_outer: Callable[[], Any] = lambda: None  # another one
+        # Called when a file has been read, with the names of what it did not hold.
+        self.after_loading: Callable[[set[str]], None] = lambda anew: None
         # By name and place. TensorFlow would take a dict for variables to save.
         self._own = types.SimpleNamespace(described={})
 
@@ -145,14 +147,17 @@ class ExchangeState(tf.Module, Saveable):
                     variable.assign(saved[f"{kind} {place}"])
         if self.outer is not None and not _of(_OUTER, saved) and self.outer.iterations.numpy():
             self._begin_outer_anew()
+        anew = set()
         for (name, place), kept in self._own.described.items():
             if not saved.keys() & {f"{name} {place}", f"common {name} {place}"}:
                 self._begin_anew(name, place, kept)
+                anew.add(name)
         if self._rounding_seed is not None and not _of("rounding seed", saved):
             self._rounding_seed.assign(0)
         # A model that is being loaded is not watched yet.
         if not self._layer_seeds:
             self._early_seeds = MappingProxyType(_of("layer seed", saved))
+        self.after_loading(anew)
 
     def _of_these_shapes(self, saved: dict[str, Any]) -> dict[str, Any]:
         """Without what a method with other arguments has kept: steps may be traced already."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -56,7 +56,7 @@ class Course:
 
     def __init__(self, rounds: Rounds, model: Any) -> None:
         self.rule = rounds.rule
-        self.optimizer = model.optimizer
+        self.optimizer = optimizer_of(model)
         self.places: dict[int, int | None] = {}
         self.reducer = rounds.reducer
         self._strategy = rounds.strategy
@@ -207,12 +207,37 @@ class Course:
         for v in self.trained:
             kept = Kept(describe(v).shape, common=True)
             wanted |= {(name, place_of(self.optimizer, v)): kept for name in self.rule.keeps}
+        self.state.after_loading = self._loaded
         if not self.state.has(wanted, False):
             context = tf.distribute.get_replica_context()
-            context.merge_call(lambda strategy: self.state.prepare(wanted, False))
+            context.merge_call(lambda strategy: self._make(wanted))
         self.reducer.prepare(self.state, self.optimizer, self.trained, self.weights)
 
+    def _make(self, wanted: Mapping[tuple[str, str], Kept]) -> None:
+        """What is not there yet. Of a file with rounds of another rule, only their counts are."""
+        counts = {key: kept for key, kept in wanted.items() if key in (POSITION, ROUNDS, STEPS)}
+        from_file = self.state.has(counts, False)
+        self.state.prepare(wanted, False)
+        if from_file:
+            with tf.init_scope(), self._strategy.scope():
+                self._begin_round()
+
+    def _begin_round(self) -> None:
+        self.state.whole(*POSITION).assign(0)
+
     # -- outside of replicas
+
+    def _loaded(self, anew: Set[str]) -> None:
+        """A file has been read, so that all replicas have the same.
+
+        Args:
+            anew: names of what it did not hold.
+        """
+        if anew & set(self.rule.keeps):
+            self._begin_round()
+        for marks in self.marks.values():
+            marks.agree()
+            marks.shown.assign(False)
 
     def has_counts(self) -> bool:
         """Whether steps and rounds are counted already."""
@@ -245,12 +270,19 @@ class Course:
 
     def reads_as(self, variable: LocalWeight) -> Any:
         """What the rule keeps for a weight, which it reads as; None if that is the mean."""
-        if self.rule.reads_as is None:
-            return None
+        return None if self.rule.reads_as is None else self._kept(self.rule.reads_as, variable)
+
+    def assigned(self, variable: LocalWeight) -> None:
+        """A weight has been assigned in the middle of a round: what is kept as a weight follows."""
+        for name in self.rule.kept_weights:
+            kept = self._kept(name, variable)
+            if kept is not None:
+                kept.assign(tf.cast(variable.values[0].read_value(), kept.dtype))
+
+    def _kept(self, name: str, variable: LocalWeight) -> Any:
         for trained, weight in zip(self.trained, self.weights, strict=True):
             if weight is variable:
-                place = place_of(self.optimizer, trained)
-                return self.state.whole(self.rule.reads_as, place)
+                return self.state.whole(name, place_of(self.optimizer, trained))
         return None
 
     @contextlib.contextmanager
@@ -262,6 +294,11 @@ class Course:
     def label(self) -> str:
         """What its collectives belong to, in logs."""
         return f"rounds of {self.name}"
+
+
+def optimizer_of(model: Any) -> Any:
+    """A model's; None if it was never compiled."""
+    return getattr(model, "optimizer", None)
 
 
 def _local(variables: Sequence[Any]) -> list[LocalWeight]:

@@ -50,11 +50,18 @@ class Outside:
         return total / tf.cast(strategy.extended._num_replicas_in_sync, total.dtype)
 
     def assigned(self, variable: LocalWeight) -> None:
-        """A step of training is not to undo that, though an evaluation has put weights aside."""
+        """A step of training is not to undo that, nor the end of the round.
+
+        Though an evaluation has put weights aside, and though the rule keeps others.
+        """
         place = self._course.places[id(variable)]
+        if place is None or not tf.executing_eagerly():
+            return
         for replica, marks in self._marks.items():
-            if place is not None and tf.executing_eagerly() and marks.shown.numpy():
+            if marks.shown.numpy():
                 marks.aside[place].assign(variable.values[replica].read_value())
+        if self.is_apart():
+            self._course.assigned(variable)
 
     @property
     def has_begun(self) -> bool:

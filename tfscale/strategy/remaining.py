@@ -23,10 +23,11 @@ class Remaining:
         Args:
             here: how many of this worker's do.
         """
-        self._left.assign(tf.reduce_sum(here))
-        more = self._more.read()
+        more, left = self._more.read(), tf.reduce_sum(here)
         found = tf.where(more, tf.maximum(here, 1), here)
-        self._more.assign(tf.logical_or(more, tf.reduce_sum(found) == 0))  # the next epoch has
+        over = tf.reduce_sum(found) == 0  # and the next epoch has some again
+        self._left.assign(tf.where(over, tf.ones_like(left), left))
+        self._more.assign(tf.logical_or(more, over))
         return found
 
     def here(self) -> tf.Tensor:

@@ -92,7 +92,8 @@ class ReplicaRound:
         return tf.cast(counter.read_value(), self.steps.dtype)
 
     def kept(self, name: str) -> list[tf.Tensor]:
-        return [variable.read_value() for variable in self._kept(name)]
+        kept = zip(self._kept(name), self.weights, strict=True)
+        return [tf.cast(variable.read_value(), weight.dtype) for variable, weight in kept]
 
     def keep(self, name: str, values: Sequence[tf.Tensor]) -> None:
         for variable, value in zip(self._kept(name), values, strict=True):

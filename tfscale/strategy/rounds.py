@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfscale.bridge.objects import native
 from tfscale.exchange.reducer import Reducer
 from tfscale.exchange.state import ExchangeState
-from tfscale.strategy.course import Course
+from tfscale.strategy.course import Course, optimizer_of
 from tfscale.strategy.variables import LocalWeight
 from tfscale.sync.rule import Rule
 
@@ -42,12 +42,12 @@ class Rounds:
     def of(self, model: Any) -> Course:
         """The course of a model, which begins with its first step."""
         course = self._courses.get(model)
-        if course is None or course.optimizer is not model.optimizer:
+        if course is None or course.optimizer is not optimizer_of(model):
             if course is not None and course.outside.is_apart():
                 raise RuntimeError(
                     f"the model {model.name!r} has been compiled anew in the middle of a round, "
-                    "while its replicas have different weights. At the end of fit they agree: "
-                    "compile it then"
+                    "while its replicas have different weights. Call fit, which ends that round "
+                    "first; or compile the model after a fit, when its replicas agree"
                 )
             course = self._courses[model] = Course(self, model)
         return course
@@ -55,16 +55,31 @@ class Rounds:
     def begins(self, model: Any, callbacks: Sequence[Any]) -> None:
         """A ``fit`` begins, outside of replicas."""
         for callback in callbacks:
-            if isinstance(callback, keras.callbacks.SwapEMAWeights):
-                raise ValueError(
-                    f"SwapEMAWeights does not work with sync={self.rule!r}: it changes weights "
-                    "while replicas have different ones. Leave it out, and give the optimizer "
-                    "ema_overwrite_frequency=None: at the end of fit it takes the averages"
-                )
-        optimizer = model.optimizer
+            self._refuse(callback)
+        optimizer = optimizer_of(model)
+        course = self._courses.get(model)
+        if course is not None and course.optimizer is not optimizer:
+            # A fit that was interrupted has left this, and then the model was compiled anew.
+            vars(course.optimizer).pop(_END_OF_FIT, None)
+            course.close()
         if optimizer is not None:
             end = functools.partial(self._end_of_fit, model, optimizer)
             vars(optimizer)[_END_OF_FIT] = end
+
+    def _refuse(self, callback: Any) -> None:
+        if isinstance(callback, keras.callbacks.SwapEMAWeights):
+            raise ValueError(
+                f"SwapEMAWeights does not work with sync={self.rule!r}: it changes weights "
+                "while replicas have different ones. Leave it out, and give the optimizer "
+                "ema_overwrite_frequency=None: at the end of fit it takes the averages"
+            )
+        several = self.strategy.extended._num_workers > 1
+        if several and isinstance(callback, keras.callbacks.TerminateOnNaN):
+            raise ValueError(
+                f"TerminateOnNaN does not work with sync={self.rule!r} on several workers: each "
+                "sees the loss of its own batches, so one would stop and the others wait for it. "
+                "Leave it out, and stop at the end of an epoch, when all are told the same loss"
+            )
 
     def _end_of_fit(self, model: Any, optimizer: Any, variables: Any) -> None:
         """In place of what Keras calls once at the end of ``fit``."""

@@ -289,9 +289,25 @@ def kind_of(keywords: dict[str, Any]) -> type[Weight]:
     return Statistic if keywords.get("trainable") is False else Weight
 
 
-def _is_every_replicas_own(kind: type[Weight], keywords: dict[str, Any]) -> bool:
-    """While replicas make steps alone."""
-    return kind is Statistic or (kind is Weight and not _is_common(keywords))
+def _in_rounds(variable: Any, kind: type[Weight], keywords: dict[str, Any]) -> type[Weight]:
+    """The kind of one that replicas update while they make steps alone.
+
+    What has asked for means gets them at the ends of rounds, as statistics do.
+    """
+    aggregation = keywords.get("aggregation")
+    if aggregation == tf.VariableAggregation.SUM:
+        raise ValueError(
+            f"the variable {_name_of(keywords)!r} is to be summed over replicas whenever one "
+            'assigns it (aggregation="sum"), and in rounds replicas train alone. Leave '
+            "aggregation out, which gives means at the ends of rounds; or use "
+            "sync=tfscale.sync.EveryStep()"
+        )
+    if aggregation == tf.VariableAggregation.MEAN:
+        variable._aggregation = tf.VariableAggregation.NONE
+        return LocalStatistic if keywords.get("trainable") is False else LocalWeight
+    if kind is Statistic:
+        return LocalStatistic
+    return LocalWeight if kind is Weight and not _is_common(keywords) else kind
 
 
 def _is_common(keywords: dict[str, Any]) -> bool:
@@ -328,12 +344,8 @@ def adopt(variable: Variable, keywords: dict[str, Any], in_rounds: bool) -> Any:
     if type(variable) is not MirroredVariable:
         return variable
     kind = kind_of(keywords)
-    if (
-        in_rounds
-        and tf.as_dtype(variable.dtype).is_floating
-        and _is_every_replicas_own(kind, keywords)
-    ):
-        kind = LocalWeight if kind is Weight else LocalStatistic
+    if in_rounds and tf.as_dtype(variable.dtype).is_floating:
+        kind = _in_rounds(variable, kind, keywords)
     variable.__class__ = kind
     if isinstance(variable, Seed):
         with tf.init_scope():

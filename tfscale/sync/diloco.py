@@ -52,7 +52,7 @@ class DiLoCo(Rule):
     method: Method | Mapping[str, Method | str] | MethodPolicy | None = None
     error_feedback: bool | None = None
 
-    keeps = (OUTER,)
+    keeps = kept_weights = (OUTER,)
     has_outer = True
 
     def __post_init__(self) -> None:

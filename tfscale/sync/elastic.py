@@ -36,7 +36,7 @@ class ElasticAveraging(Rule):
     every: int | Period = 10
     alpha: float = 0.1
 
-    keeps = (CENTRE,)
+    keeps = kept_weights = (CENTRE,)
     reads_as = CENTRE
     agrees = False
 

@@ -30,7 +30,7 @@ class Round(Protocol):
     replicas: int
 
     def kept(self, name: str) -> list[tf.Tensor]:
-        """What was kept by that name for each weight: one of the rule's ``keeps``."""
+        """What was kept by that name for each weight, in its type: one of the rule's ``keeps``."""
 
     def keep(self, name: str, values: Sequence[tf.Tensor]) -> None:
         """Keep these. They must be the same on all replicas."""
@@ -52,6 +52,8 @@ class Rule:
         every: how many steps a round has.
         start: after how many steps, which are synchronous, the first round begins.
         keeps: names of what is kept for each weight, the same on all replicas.
+        kept_weights: which of these are weights: one that is assigned in the middle of a round
+            outside of replicas is assigned there, too.
         reads_as: which of these a weight reads as while replicas have different ones, outside of
             replicas and in evaluations; None for the mean over replicas.
         agrees: whether all replicas have the same weights after a round.
@@ -61,6 +63,7 @@ class Rule:
     every: int | Period = 1
     start: int = 0
     keeps: tuple[str, ...] = ()
+    kept_weights: tuple[str, ...] = ()
     reads_as: str | None = None
     agrees: bool = True
     has_outer: bool = False
