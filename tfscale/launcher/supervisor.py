@@ -54,7 +54,8 @@ class _Worker:
         self.process = process
         self.mark = mark  # a file that it writes if it fails because another worker has failed
         self.over = asyncio.Event()
-        self.left = _LAST_OUTPUT  # seconds to wait for what others print, once it has ended
+        self.gone = asyncio.Event()  # with its group
+        self.left = _LAST_OUTPUT  # seconds to wait for what others print, once it is gone
         self.warned = -math.inf  # when it got SIGTERM
 
     @property
@@ -174,6 +175,7 @@ class _Supervisor:
         printed = asyncio.gather(*tell)
         await worker.over.wait()
         await self._end_rest(worker)
+        worker.gone.set()
         await printed
         await self._send_timeline(rank)
         code = worker.process.returncode
@@ -234,15 +236,15 @@ class _Supervisor:
 
 
 async def _next(reader: asyncio.StreamReader, worker: _Worker) -> bytes:
-    """What it prints next; empty at the end, or once it has ended and nobody else prints at once.
+    """What it prints next; empty at the end, or once it is gone and nobody else prints at once.
 
-    A process that it has left behind may hold its output open. Only waiting for that is limited:
+    A process that has left its group may hold its output open. Only waiting for that is limited:
     whoever reads what was printed may be slow.
     """
     reading = asyncio.ensure_future(reader.read(protocol.PIECE))
-    over = asyncio.ensure_future(worker.over.wait())
-    await asyncio.wait({reading, over}, return_when=asyncio.FIRST_COMPLETED)
-    over.cancel()
+    gone = asyncio.ensure_future(worker.gone.wait())
+    await asyncio.wait({reading, gone}, return_when=asyncio.FIRST_COMPLETED)
+    gone.cancel()
     if not reading.done():
         began = time.monotonic()
         await asyncio.wait({reading}, timeout=max(0.0, worker.left))

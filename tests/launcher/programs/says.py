@@ -5,7 +5,7 @@
 ``environment=NAME``, ``cores``, ``child`` (a process in a session of its own, that nothing but a
 kill ends), ``deaf`` (to SIGTERM), ``unheard`` (SIGINT), ``handle`` (signals: says so, and ends at
 SIGTERM), ``wait`` (for signals), ``once=FILE`` (what follows is for the first time only),
-``lines=N``, ``forever`` (prints), ``saves`` (for a second after SIGTERM), ``zombies`` (how many of
+``lines=N``, ``forever`` (prints), ``saves`` (for a while after SIGTERM), ``zombies`` (how many of
 its orphans are left).
 """
 
@@ -78,7 +78,7 @@ for word in sys.argv[1:]:
         while True:
             print("x" * 1000)
     elif name == "saves":
-        signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), print("saved"), sys.exit(0)))
+        signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1.5), print("saved"), sys.exit(0)))
         print("ready")
     elif name == "zombies":
         for _ in range(20):
