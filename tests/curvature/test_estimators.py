@@ -73,6 +73,12 @@ def test_hutch_plus_plus_is_exact_where_the_rank_is_low():
     assert Known(low).trace(30, method="hutch++").value == pytest.approx(15)
 
 
+def test_hutch_plus_plus_takes_six_samples():
+    assert np.isfinite(Known(MATRIX).trace(6, method="hutch++").value)
+    with pytest.raises(ValueError, match="at least 6.*got 5"):
+        Known(MATRIX).trace(5, method="hutch++")
+
+
 def test_the_density_has_the_moments_of_the_spectrum():
     density = Known(MATRIX).density(probes=40, steps=60)
     for power in (1, 2, 3):

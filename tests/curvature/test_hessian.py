@@ -127,6 +127,40 @@ def test_drawn_targets_have_the_gauss_newton_matrix_as_their_mean(logistic):
     np.testing.assert_allclose(again @ np.eye(f.size)[:, :3], found[:, :3], 0, 1e-9)
 
 
+def test_gauss_newton_and_hessian_are_one_for_linear_models(in_double):
+    """With a penalty on an output, and an output that is computed from another one."""
+    inputs = layers.Input([4])
+    first = layers.Dense(3, activity_regularizer="l2", name="first")(inputs)
+    second = layers.Dense(2, use_bias=False, trainable=False, name="second")(first)
+    model = keras.Model(inputs, [first, second])
+    model.compile(loss=["mse", "mse"])
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((10, 4)), [rng.standard_normal((10, n)) for n in (3, 2)]
+    given = {"batch_size": 4}
+    v = np.arange(15.0)
+    expected = curvature.Hessian(model, x, y, **given) @ v
+    np.testing.assert_allclose(curvature.GaussNewton(model, x, y, **given) @ v, expected, 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("by_name", "an_object", "activation"),
+    [
+        ("mse", keras.losses.MeanSquaredError, None),
+        ("sparse_categorical_crossentropy", keras.losses.SparseCategoricalCrossentropy, "softmax"),
+        ("binary_crossentropy", keras.losses.BinaryCrossentropy, "sigmoid"),
+    ],
+)
+def test_targets_are_drawn_for_losses_by_name(by_name, an_object, activation):
+    found = []
+    for loss in (by_name, an_object()):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([layers.Input([4]), layers.Dense(3, activation)])
+        model.compile(loss=loss)
+        y = Y if activation == "softmax" else X[:, :3]
+        found.append(curvature.Fisher(model, X, y, kind="sampled") @ np.arange(15.0))
+    np.testing.assert_array_equal(*found)
+
+
 def test_penalties_and_rules_choose(in_double):
     model, data = made(nets.weighted)
     make = functools.partial(curvature.Hessian, model, *data, batch_size=49)
@@ -236,6 +270,11 @@ def test_sharpness_and_landscapes(in_double):
     assert bend == pytest.approx(found.eigenvalue, rel=1e-2)
     plane = h.landscape(np.eye(43)[:2], points=3)
     assert np.shape(plane.losses) == (3, 3)
+    told = []
+    with h.telling("losses", 1):
+        h._advance = told.append
+        h.loss_at(np.zeros(43))
+    assert sum(told) == 1
     pytest.importorskip("matplotlib")
     assert plane.plot()._repr_png_() and along.plot()._repr_png_()
 
@@ -248,6 +287,15 @@ def simple(**compiled):
     if compiled:
         model.compile(**compiled)
     return model
+
+
+def sampled(loss, y):
+    return curvature.Fisher(simple(loss=loss), X, y, kind="sampled") @ np.ones(15)
+
+
+def mirrored():
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        return simple(loss="mse")
 
 
 def batches_of(x, y):
@@ -273,6 +321,13 @@ NAN = np.where(np.arange(40).reshape(10, 4) == 37, np.nan, X)
             simple(loss="mse"), tf.data.Dataset.from_tensors((X, X[:, :3])).take(0)).loss),
         ("15 numbers, got an array of shape", lambda: curvature.Hessian(
             simple(loss="mse"), X, X[:, :3]) @ np.ones(3)),
+        ("label_smoothing=0.1", lambda: sampled(keras.losses.CategoricalCrossentropy(
+            label_smoothing=0.1), X[:, :3])),
+        ("ignore_class=1", lambda: sampled(nets.cross_entropy(ignore_class=1), Y)),
+        ("axis=1", lambda: sampled(keras.losses.CategoricalCrossentropy(axis=1), X[:, :3])),
+        ("for the loss mean_absolute_error", lambda: sampled("mae", X[:, :3])),
+        ("MirroredStrategy with 2, which weights", lambda: curvature.Hessian(
+            mirrored(), X, X[:, :3])),
         ('kind is "empirical"', lambda: curvature.Fisher(simple(loss="mse"), X, Y, kind="true")),
     ],
 )  # fmt: skip

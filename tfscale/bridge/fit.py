@@ -27,7 +27,9 @@ else:
     from keras.src.trainers.epoch_iterator import EpochIterator  # type: ignore[no-redef]
 
 TRAINING = "train_step"
-STEPS = (TRAINING, "test_step")
+JUDGING = "test_step"
+STEPS = (TRAINING, JUDGING)
+_MEASURES = "_tfscale_measures"
 
 
 def model_of(fn: Callable[..., Any]) -> Any:
@@ -38,6 +40,22 @@ def model_of(fn: Callable[..., Any]) -> Any:
     """
     owner = None if KERAS_2 else getattr(fn, "__self__", None)
     return owner if isinstance(owner, Trainer) and fn.__name__ in STEPS else None
+
+
+def as_measurement(step: Callable[..., Any], training: bool) -> None:
+    """Let a function, whose method of a model will be run, do as a step does and change nothing.
+
+    Args:
+        step: what will be such a step.
+        training: whether layers do in it what they do in a step of training.
+    """
+    step.__name__ = TRAINING if training else JUDGING
+    vars(step)[_MEASURES] = True
+
+
+def changes_weights(fn: Callable[..., Any]) -> bool:
+    """Whether a model's step is one of training, and no measurement that looks like one."""
+    return fn.__name__ == TRAINING and not getattr(fn, _MEASURES, False)
 
 
 def fitted() -> Any:

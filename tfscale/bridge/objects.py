@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeGuard
 
 import keras
+import tensorflow as tf
 
 from tfscale.bridge.installed import KERAS_2
 from tfscale.bridge.protocols import Layer, MeasuresCurvature, Model, Optimizer, Variable
@@ -23,18 +24,31 @@ if KERAS_2:
     def mask_of(tensor: Any) -> Any:
         """What a layer has left of a tensor's samples or steps; None if all."""
         return getattr(tensor, "_keras_mask", None)
+
+    def set_mask(tensor: Any, mask: Any) -> None:
+        """Let a tensor have what a layer has left of its samples or steps."""
+        tensor._keras_mask = mask
 else:
     from keras.src.backend.common import masking
     from keras.src.saving import keras_saveable
     from keras.src.trainers import trainer
 
     mask_of = masking.get_keras_mask
+    set_mask = masking.set_keras_mask
     Trainer = trainer.Trainer
     Saveable = keras_saveable.KerasSaveable  # type: ignore[misc]
     OPTIMIZERS = (keras.optimizers.Optimizer,)
 
 # The end of the path of a variable that holds the state of a layer's random numbers.
 LAYER_SEED = "seed_generator_state"
+
+
+def copy_of(tensor: Any) -> Any:
+    """A tensor that has the same numbers, and the same mask."""
+    copied = tf.identity(tensor)
+    if (mask := mask_of(tensor)) is not None:
+        set_mask(copied, mask)
+    return copied
 
 
 def path_of(variable: Variable) -> str:

@@ -14,6 +14,7 @@ import keras
 from tfscale import curvature
 from tfscale.bridge.installed import refuse_keras_2
 from tfscale.callbacks import progress
+from tfscale.curvature.of_model import refuse_other_strategies
 from tfscale.telemetry.sinks import JsonLines, TensorBoard
 
 EPOCH = "epoch"
@@ -95,6 +96,7 @@ class Curvature(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Called by Keras."""
         step = progress.steps(self.model.optimizer)
+        refuse_other_strategies(self.model, "callbacks.Curvature")
         goes_on = bool(self.measured) or step > 0
         self._hessian = None  # a model may not be built yet
         if isinstance(self._every, int):

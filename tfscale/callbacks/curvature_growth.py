@@ -18,6 +18,7 @@ from tfscale.bridge.objects import innermost
 from tfscale.callbacks import progress
 from tfscale.callbacks.batch_growth import BatchGrowth
 from tfscale.callbacks.warmup import Warmup
+from tfscale.curvature.of_model import refuse_other_strategies
 
 KIND = "growth by curvature"
 
@@ -142,6 +143,7 @@ class CurvatureGrowth(BatchGrowth):
 
     def _check_company(self) -> None:
         """What else takes part in this ``fit``."""
+        refuse_other_strategies(self.model, "BatchGrowth.by_curvature")
         others = fit.callbacks_of_fit()
         if self._raises:
             progress.check_settable(innermost(self.model.optimizer), "BatchGrowth.by_curvature")

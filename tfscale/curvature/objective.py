@@ -18,7 +18,7 @@ import keras
 import tensorflow as tf
 
 from tfscale.bridge.losses import innermost_loss, sums, watched
-from tfscale.bridge.objects import LAYER_SEED, layers_of, native, path_of
+from tfscale.bridge.objects import LAYER_SEED, copy_of, layers_of, native, path_of
 from tfscale.bridge.shadow import around, shadowed
 
 # Of a model and a batch, as ``fit`` gives it to a step, the mean loss of the batch's rows.
@@ -121,17 +121,23 @@ class Objective:
         state = [*zip(self.variables, values, strict=True), *self._seeds(number)]
         with keras.StatelessScope(state, collect_losses=True, initialize_variables=False):
             if self.own is not None:
-                replicas = tf.distribute.get_strategy().num_replicas_in_sync
-                loss = tf.convert_to_tensor(self.own(self.model, batch)) / replicas
-                parts.loss = parts.weighted(-1, loss)
+                parts.loss = parts.weighted(-1, self._of_ones_own(self.own, batch))
             else:
                 self._compiled(parts, batch, draw)
         return parts
 
+    def _of_ones_own(self, own: OwnLoss, batch: Any) -> Any:
+        strategy = tf.distribute.get_strategy()
+        if strategy.num_replicas_in_sync == 1:
+            return own(self.model, batch)
+        return strategy.part_of_mean(lambda: own(self.model, batch))
+
     def _compiled(self, parts: Parts, batch: Any, draw: Draw | None) -> None:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
         told = {"training": self.training} if self.model._call_has_training_arg else {}
-        y_pred = self.model(x, **told)
+        # Copies: a derivative of the loss by an output leaves out what is computed from that output
+        # within the model, such as another output, or a penalty on it.
+        y_pred = tf.nest.map_structure(copy_of, self.model(x, **told))
         parts.outputs = [one for one in tf.nest.flatten(y_pred) if one.dtype.is_floating]
         with self._in_parts(parts, draw):
             loss = self.model._compute_loss(

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import math
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfscale.bridge.data import Batches
+from tfscale.bridge.fit import as_measurement
 from tfscale.bridge.installed import KERAS_2
 from tfscale.bridge.losses import as_compiled
 from tfscale.bridge.objects import layers_of, native
@@ -80,6 +82,7 @@ class OfModel(Operator):
         who = f"curvature.{type(self).__name__}"
         if KERAS_2:
             raise ValueError(f"{who} needs Keras 3, and this is Keras {keras.__version__}")
+        refuse_other_strategies(model, who)
         self._given = {
             "steps": steps, "batch_size": batch_size, "loss": loss, "regularizers": regularizers,
             "add_loss": add_loss, "training": training, "jit_compile": jit_compile,
@@ -310,8 +313,10 @@ class OfModel(Operator):
         return np.reshape(products, sums.shape)
 
     def _sum_of_terms(self, compute: Compute, *arguments: Any) -> float:
-        each = self._each_batch(compute, self._shares, arguments)
-        total = sum(numbers[len(numbers) // 2 :].sum() for numbers, _ in each)
+        total, shares = 0.0, self._shares
+        for numbers, _ in self._each_batch(compute, shares, arguments):
+            total += numbers[len(numbers) // 2 :].sum()
+            self._advance(1 / len(shares))
         return float(self._of_all_hosts(np.array([total]))[0] / self._size)
 
     def _each_batch(
@@ -354,8 +359,7 @@ class OfModel(Operator):
                 [_known(g, v) for g, v in zip(each, self.variables, strict=True)] for each in found
             ]
 
-        # Strategies know a model's steps by their names.
-        step.__name__ = "train_step" if self._objective.training else "test_step"
+        as_measurement(step, self._objective.training)
         strategy = self.model.distribute_strategy
         with self._as_compiled():
             return strategy.run(types.MethodType(step, self.model), args=(batch,))
@@ -422,11 +426,25 @@ def _total(value: Any) -> Any:
 
 
 def _known(found: Any, variable: Any) -> tf.Tensor:
-    """Zeros where there is no path."""
+    """Flat: a strategy takes a number for a log, and adds it up. Zeros where there is no path."""
     if found is None:
-        return tf.zeros(variable.shape, variable.dtype)
-    found = dense(found, variable)
+        return tf.zeros([math.prod(variable.shape)], variable.dtype)
+    found = tf.reshape(dense(found, variable), [-1])
     return tf.cast(found, tf.float32) if found.dtype.size < 4 else found
+
+
+def refuse_other_strategies(model: Any, who: str) -> None:
+    """Of replicas of TensorFlow's strategies nobody knows what part of a batch each holds."""
+    strategy = model.distribute_strategy
+    replicas = int(strategy.num_replicas_in_sync)
+    if replicas > 1 and not hasattr(strategy, "part_of_mean"):
+        raise ValueError(
+            f"{who} works on several replicas under a tfscale.ScaleStrategy, and {model.name!r} "
+            f"was made in the scope of a {type(strategy).__name__} with {replicas}, which weights "
+            "replicas equally, whatever rows they hold. Make the model in the scope of a "
+            "ScaleStrategy; or measure a copy of it on one device, which "
+            "keras.models.clone_model and set_weights make outside of the scope, compiled anew"
+        )
 
 
 def _loss(who: str, model: Any, loss: Any) -> tuple[Any, OwnLoss | None]:

@@ -129,7 +129,9 @@ class Fisher(OfModel):
     - ``kind="sampled"``: with targets that are drawn from what the model predicts: classes for
       cross-entropies; for the squared error, normally distributed numbers with the variance for
       which that error is the negative log-likelihood. Its mean over draws is the Gauss-Newton
-      matrix. A row draws the same each time, wherever it is; equal rows draw the same.
+      matrix, if the model returns logits or, for the squared error, numbers; for a
+      ``BinaryCrossentropy`` of d outputs together, which is a mean over these, it is 1/d of that.
+      A row draws the same each time, wherever it is; equal rows draw the same.
 
     No eigenvalue is negative.
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 AT_ONCE = 4  # vectors share the loss and the gradient; more of them save little, and take memory
 FEWEST = 8  # samples, before their spread says how many more it takes
 
+_FEWEST_OF_HUTCH = 6
+
 
 def random_signs(operator: Operator, seed: int, sample: int) -> np.ndarray:
     """A vector of ones with random signs: the same on all workers."""
@@ -72,6 +74,11 @@ def hutch_plus_plus(operator: Operator, samples: int = 64, *, seed: int = 0) -> 
     Reference: Meyer, Musco, Musco, Woodruff, Hutch++: Optimal Stochastic Trace Estimation,
     https://arxiv.org/abs/2010.09649.
     """
+    if samples < _FEWEST_OF_HUTCH:
+        raise ValueError(
+            f'samples of method="hutch++" are at least {_FEWEST_OF_HUTCH}, two for each of its '
+            f'three parts, got {samples!r}: give more, or use method="hutchinson"'
+        )
     third = min(samples // 3, operator.size)
     operator.check_memory(2 * third, "Hutch++ keeps")
     probes = (random_signs(operator, seed, sample) for sample in range(2 * third))

@@ -18,6 +18,18 @@ _UNKNOWN = (
     'curvature.Fisher(kind="sampled") draws targets from predictions, and does not know how for '
     'the loss {loss}. It does for cross-entropies and the mean squared error: use kind="empirical"'
 )
+_SETTING = (
+    'curvature.Fisher(kind="sampled") draws targets as a {loss} with {name}={default!r} has them, '
+    'and this one has {name}={given!r}: use kind="empirical"'
+)
+# Settings of losses of which what they have by default is known.
+_DEFAULTS = {"label_smoothing": 0.0, "ignore_class": None, "axis": -1}
+_FUNCTIONS = {
+    "SparseCategoricalCrossentropy": keras.losses.sparse_categorical_crossentropy,
+    "CategoricalCrossentropy": keras.losses.categorical_crossentropy,
+    "BinaryCrossentropy": keras.losses.binary_crossentropy,
+    "MeanSquaredError": keras.losses.mean_squared_error,
+}
 
 
 def drawn(data: Any, seed: int) -> Draw:
@@ -26,20 +38,35 @@ def drawn(data: Any, seed: int) -> Draw:
 
     def draw(loss: Any, y_pred: tf.Tensor, place: int) -> tf.Tensor:
         y_pred = tf.convert_to_tensor(y_pred, loss.dtype)
-        kinds = {type(loss).__name__, *(kind.__name__ for kind in type(loss).__mro__)}
-        if kinds & {"SparseCategoricalCrossentropy", "CategoricalCrossentropy"}:
-            sparse = "SparseCategoricalCrossentropy" in kinds
-            return _classes(loss, y_pred, rows, (seed, place), sparse)
-        if "BinaryCrossentropy" in kinds:
+        kind = _kind(loss)
+        if kind in ("SparseCategoricalCrossentropy", "CategoricalCrossentropy"):
+            return _classes(loss, y_pred, rows, (seed, place), kind.startswith("Sparse"))
+        if kind == "BinaryCrossentropy":
             shares = tf.sigmoid(y_pred) if _are_logits(loss) else y_pred
             return tf.cast(_uniform(rows, y_pred, (seed, place)) < shares, y_pred.dtype)
-        if "MeanSquaredError" in kinds:
-            # The error is the mean over the last axis: of d numbers, with variances d / 2.
-            deviation = tf.sqrt(tf.cast(tf.shape(y_pred)[-1], y_pred.dtype) / 2)
-            return y_pred + deviation * _normal(rows, y_pred, (seed, place))
-        raise ValueError(_UNKNOWN.format(loss=type(loss).__name__))
+        # The error is the mean over the last axis: of d numbers, with variances d / 2.
+        deviation = tf.sqrt(tf.cast(tf.shape(y_pred)[-1], y_pred.dtype) / 2)
+        return y_pred + deviation * _normal(rows, y_pred, (seed, place))
 
     return lambda *given: tf.stop_gradient(draw(*given))
+
+
+def _kind(loss: Any) -> str:
+    """Which of the losses this is, by its class or by the function that it calls."""
+    names = [kind.__name__ for kind in type(loss).__mro__]
+    function = getattr(loss, "fn", None)
+    for name, known in _FUNCTIONS.items():
+        if name in names or function is known:
+            _refuse_settings(name, loss.get_config())
+            return name
+    raise ValueError(_UNKNOWN.format(loss=getattr(function, "__name__", names[0])))
+
+
+def _refuse_settings(loss: str, settings: dict[str, Any]) -> None:
+    for name, default in _DEFAULTS.items():
+        given = settings.get(name, default)
+        if given != default:
+            raise ValueError(_SETTING.format(loss=loss, name=name, default=default, given=given))
 
 
 def _are_logits(loss: Any) -> bool:

@@ -52,6 +52,13 @@ def scaled_loss(loss: Any, since: int, sums: bool = False) -> Any:
     return loss * (_share().present(loss.dtype) if sums else _weight(loss.dtype))
 
 
+def part_of_mean(compute: Callable[[], Any]) -> Any:
+    """What a function gives, a mean over this replica's rows, as its part of the whole batch's."""
+    since = current.reads
+    loss = tf.convert_to_tensor(compute())
+    return loss if is_scaled(loss, since) else loss * _share().part(loss.dtype)
+
+
 def scaled_gradients(gradients: list[Any]) -> list[Any]:
     """The gradients of such losses; None stays None.
 

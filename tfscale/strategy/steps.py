@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from tfscale.bridge.fit import TRAINING, fitted
+from tfscale.bridge.fit import changes_weights, fitted
 from tfscale.bridge.objects import layers_of, optimizers_of
 from tfscale.bridge.shadow import shadowed
 from tfscale.strategy import inexact, keras_losses, own_losses, statistics
@@ -61,7 +61,7 @@ def exact(strategy: ScaleStrategy, model: keras.Model, training: bool) -> Iterat
 def step_of_replica(strategy: ScaleStrategy, model: keras.Model, fn: Callable[..., Any]) -> Any:
     """A model's step, which knows what part of the global batch it is."""
     replicas = strategy.extended._num_replicas_in_sync
-    rounds = strategy.rounds if fn.__name__ == TRAINING else None
+    rounds = strategy.rounds if changes_weights(fn) else None
     course = None if rounds is None else rounds.of(model)
     spare = None if course is None else course.spare_row
     own = getattr(type(model), fn.__name__) is not getattr(keras.Model, fn.__name__)

@@ -51,7 +51,7 @@ from tfscale.strategy import (
 )
 from tfscale.strategy.current import current
 from tfscale.strategy.extended import Extended
-from tfscale.strategy.own_losses import checked
+from tfscale.strategy.own_losses import checked, part_of_mean
 from tfscale.strategy.rounds import Rounds
 from tfscale.sync import EveryStep, Rule
 from tfscale.wires import LOSSLESS
@@ -267,6 +267,16 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 return super().run(fn, args, kwargs, options)
         with steps.exact(self, model, fn.__name__ == fit.TRAINING):
             return super().run(steps.step_of_replica(self, model, fn), args, kwargs, options)
+
+    def part_of_mean(self, compute: Callable[[], Any]) -> Any:
+        """In a step of one of several replicas: a mean loss of its rows as its part of the batch's.
+
+        Losses that Keras's loss objects compute are such parts already, and stay as they are.
+
+        Args:
+            compute: gives the loss.
+        """
+        return part_of_mean(compute)
 
     @contextlib.contextmanager
     def _telling_what_is_foreign(self) -> Iterator[None]:
