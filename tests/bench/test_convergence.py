@@ -37,7 +37,7 @@ def test_every_method_comes_with_error_feedback_and_without():
 def test_methods_may_have_methods():
     staged = method_of("Staged('fp32', PowerSGD(1), when=100)")
     assert staged == Staged("fp32", PowerSGD(1), when=100)
-    with pytest.raises(argparse.ArgumentTypeError, match="print is no method"):
+    with pytest.raises(argparse.ArgumentTypeError, match="print is none of PowerSGD"):
         method_of("PowerSGD(print('x'))")
 
 
