@@ -412,6 +412,13 @@ def refused(make, folder):
     if strategy.extended._num_workers > 1:
         with pytest.raises(ValueError, match="TerminateOnNaN does not work with sync="):
             fit(model, callbacks=[keras.callbacks.TerminateOnNaN()])
+        for rule, words in (
+            (sync.LocalSGD(sync.Period(8, 2, 2)), "rounds that get shorter"),
+            (sync.LocalSGD(4, start=6), "begins with synchronous steps"),
+        ):
+            other = make(rule)
+            with pytest.raises(ValueError, match=words):
+                regression(other).fit(generated(other, [3, 6]), epochs=2, verbose=0)
     with strategy.scope():
         optimizer = keras.optimizers.SGD(0.1)
         weight = keras.Variable(1.0)
@@ -419,23 +426,29 @@ def refused(make, folder):
         strategy.run(lambda: optimizer.apply([tf.constant(1.0)], [weight]))
 
 
-def workers_with_other_numbers_of_batches(make, folder):
-    """Generators that nobody knows the length of: who has no batch left waits for the others."""
-    strategy = make(sync.LocalSGD(4))
-    workers, me = strategy.extended._num_workers, strategy.extended._id_in_cluster
+def generated(strategy, steps):
+    """Data of so many batches on each worker, which nobody knows before."""
     x, y = simulation.problem()
-    steps = [5 + 3 * worker for worker in range(workers)]
 
     def batches():
-        for first in range(0, BATCH * steps[me], BATCH):
+        for first in range(0, BATCH * steps[strategy.extended._id_in_cluster], BATCH):
             yield x[first : first + BATCH], y[first : first + BATCH]
 
     specs = (tf.TensorSpec([None, FEATURES]), tf.TensorSpec([None, OUTPUTS]))
     data = tf.data.Dataset.from_generator(batches, output_signature=specs)
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    return data.with_options(options)
+
+
+def workers_with_other_numbers_of_batches(make, folder):
+    """Generators that nobody knows the length of: who has no batch left waits for the others."""
+    strategy = make(sync.LocalSGD(4))
+    workers = strategy.extended._num_workers
+    x, y = simulation.problem()
+    steps = [5 + 3 * worker for worker in range(workers)]
     model = regression(strategy)
-    model.fit(data.with_options(options), epochs=2, verbose=0)
+    model.fit(generated(strategy, steps), epochs=2, verbose=0)
 
     training = Training(replicas(strategy), of_steps(4), simulation.take_mean)
     each = replicas(strategy) // workers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -16,6 +16,7 @@ from tfscale.exchange.reducer import Reducer
 from tfscale.exchange.state import ExchangeState
 from tfscale.strategy.course import Course, optimizer_of
 from tfscale.strategy.variables import LocalWeight
+from tfscale.sync.period import table_of
 from tfscale.sync.rule import Rule
 
 if TYPE_CHECKING:
@@ -52,8 +53,9 @@ class Rounds:
             course = self._courses[model] = Course(self, model)
         return course
 
-    def begins(self, model: Any, callbacks: Sequence[Any]) -> None:
-        """A ``fit`` begins, outside of replicas."""
+    def begins(self, model: Any, callbacks: Sequence[Any], length: Mapping[str, Any]) -> None:
+        """A ``fit`` of such a length begins, outside of replicas."""
+        self._refuse_length(length)
         for callback in callbacks:
             self._refuse(callback)
         optimizer = optimizer_of(model)
@@ -79,6 +81,24 @@ class Rounds:
                 f"TerminateOnNaN does not work with sync={self.rule!r} on several workers: each "
                 "sees the loss of its own batches, so one would stop and the others wait for it. "
                 "Leave it out, and stop at the end of an epoch, when all are told the same loss"
+            )
+
+    def _refuse_length(self, length: Mapping[str, Any]) -> None:
+        several = self.strategy.extended._num_workers > 1
+        if not several or length["number of steps in an epoch"] is not None:
+            return
+        if self.rule.start:
+            raise ValueError(
+                f"sync={self.rule!r} begins with synchronous steps, for which several workers must "
+                "have as many batches, and how many these data give is not known. Give fit "
+                "steps_per_epoch"
+            )
+        table = table_of(self.rule.every)
+        if table[-1] < table[0] and length["number of epochs"] > 1:
+            raise ValueError(
+                f"sync={self.rule!r} has rounds that get shorter, so a worker that has no data "
+                "left takes part in more of them in each epoch, and Keras gives it no more steps "
+                "than in the first. Give fit steps_per_epoch; or call it once for each epoch"
             )
 
     def _end_of_fit(self, model: Any, optimizer: Any, variables: Any) -> None:

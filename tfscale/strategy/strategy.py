@@ -247,7 +247,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             if self.extended._id_in_cluster == 0:
                 _say_if_no_timeline(callbacks)
             if self.rounds is not None:
-                self.rounds.begins(model, callbacks)
+                self.rounds.begins(model, callbacks, length)
         return super().scope()
 
     @autograph_artifact
