@@ -13,7 +13,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -29,6 +29,22 @@ Note = Callable[[dict[str, Any]], None]
 def numbers(rank: int, size: int) -> Any:
     """The contribution of a rank, like a gradient: normally distributed."""
     return np.random.default_rng([rank, size]).standard_normal(size, dtype=np.float32)
+
+
+def in_turn(
+    calls: Mapping[str, Callable[[], Any]], rounds: int, warm_up: int = WARM_UP
+) -> dict[str, list[float]]:
+    """Seconds of each call in each round; all take turns, and first so many times untimed."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(warm_up):
+        for call in calls.values():
+            call()
+    for _ in range(rounds):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            times[name].append(time.perf_counter() - start)
+    return times
 
 
 def exact(ranks: int, size: int) -> Any:

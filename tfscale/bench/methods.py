@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import ast
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -31,15 +32,11 @@ def method_of(text: str) -> Method:
         return compression.Wire(text)
     if text == "adaptive":
         return compression.Adaptive()
-    try:
+    examples = "'PowerSGD(4)' or 'TopK(0.01)'"
+    with _explained(text, f"a wire, {', '.join(WIRES)}, or a method, such as {examples}"):
         method: Method = _made(ast.parse(text, mode="eval").body, compression, NAMES)
         if not isinstance(method, compression.Method):
             raise ValueError("that is neither a wire nor a method")
-    except (SyntaxError, TypeError, ValueError) as error:
-        raise argparse.ArgumentTypeError(
-            f"{text!r}: {error}. Say a wire, {', '.join(WIRES)}, or a method, such as "
-            "'PowerSGD(4)' or 'TopK(0.01)'"
-        ) from error
     return method
 
 
@@ -52,16 +49,20 @@ def rule_of(text: str) -> Rule:
     """
     from tfscale import sync  # imports TensorFlow
 
-    try:
+    with _explained(text, f"a rule, such as \"DiLoCo(100, wire='int8')\", of {', '.join(RULES)}"):
         rule: Rule = _made(ast.parse(text, mode="eval").body, sync, RULES)
         if not isinstance(rule, sync.Rule):
             raise ValueError("that is no rule")
-    except (SyntaxError, TypeError, ValueError) as error:
-        raise argparse.ArgumentTypeError(
-            f"{text!r}: {error}. Say a rule, such as \"DiLoCo(100, wire='int8')\", of "
-            f"{', '.join(RULES)}"
-        ) from error
     return rule
+
+
+@contextlib.contextmanager
+def _explained(text: str, expected: str) -> Iterator[None]:
+    """What is wrong with a text is told together with what to say instead."""
+    try:
+        yield
+    except (SyntaxError, TypeError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}. Say {expected}") from error
 
 
 def _made(node: ast.expr, module: ModuleType, names: Sequence[str]) -> Any:

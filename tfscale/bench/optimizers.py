@@ -12,12 +12,12 @@ import functools
 import math
 import os
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfscale.bench import machine
 from tfscale.bench.command import list_of, make_console, one_of, whole_number
+from tfscale.bench.measure import in_turn
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     console = make_console()
     for part in arguments.parts:
         title, calls = _PARTS[part](arguments.shrink)
-        console.print(make_table(title, _measure(calls, arguments.rounds)))
+        console.print(make_table(title, in_turn(calls, arguments.rounds)))
     console.print("ms: median over rounds; times: median of the ratios of each round to the first")
     console.print(machine.signature(about, "optimizers", argv))
     return 0
@@ -169,20 +169,6 @@ def _steps(shape: tuple[int, ...], layers: list[Any], batch: int) -> Calls:
 # ------------------------------------------------------------------- measure
 
 _PARTS = {"many": _many, "one": _one, "mlp": _mlp, "conv": _conv}
-
-
-def _measure(calls: Calls, rounds: int) -> dict[str, list[float]]:
-    """Seconds of each call; all take turns."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(2):
-        for call in calls.values():
-            call()
-    for _ in range(rounds):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            times[name].append(time.perf_counter() - start)
-    return times
 
 
 def make_table(title: str, times: dict[str, list[float]]) -> Table:

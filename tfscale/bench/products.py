@@ -16,12 +16,12 @@ import os
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfscale.bench import machine
 from tfscale.bench.command import list_of, make_console, one_of, whole_number
+from tfscale.bench.measure import in_turn
 from tfscale.bench.memory import COUNTED
 
 if TYPE_CHECKING:
@@ -142,25 +142,13 @@ def _costs(models: Sequence[str], rounds: int, shrink: int) -> Table:
             "product": functools.partial(h.products, vectors[:1]),
             "several": functools.partial(h.products, vectors),
         }
-        times = _in_turn(calls, rounds)
+        times = in_turn(calls, rounds, warm_up=1)
         base = times["gradient"]
         table.add_row(
             name, f"{1e3 * statistics.median(base):.4g}", _ratio(times["product"], base),
             _ratio([each / AT_ONCE for each in times["several"]], base),
         )  # fmt: skip
     return table
-
-
-def _in_turn(calls: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for call in calls.values():
-        call()
-    for _ in range(rounds):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            times[name].append(time.perf_counter() - start)
-    return times
 
 
 def _memory(models: Sequence[str], rounds: int, shrink: int) -> Table:
@@ -221,7 +209,7 @@ def _timed(name: str, rounds: int, shrink: int) -> float:
     with tfscale.ScaleStrategy().scope():
         _, h = _made(name, shrink, batches=4)
     v = np.ones(h.size)
-    return statistics.median(_in_turn({"product": lambda: h @ v}, rounds)["product"])
+    return statistics.median(in_turn({"product": lambda: h @ v}, rounds, warm_up=1)["product"])
 
 
 def _in_process(
