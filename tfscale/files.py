@@ -13,11 +13,13 @@ from pathlib import Path
 def replacing(path: Path) -> Iterator[Path]:
     """A name beside ``path`` for a new file, which takes its place at the end if nothing failed.
 
+    It ends as ``path`` does, for programs that look at endings.
+
     Example:
         >>> with replacing(Path("losses.json")) as fresh:
         ...     _ = fresh.write_text("[]")
     """
-    fresh = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    fresh = path.with_name(f".{secrets.token_hex(6)}.{path.name}")
     try:
         yield fresh
         os.replace(fresh, path)

@@ -88,15 +88,19 @@ def furthest(model: keras.Model, other: keras.Model) -> float:
 
 
 def save_by_all(model):
-    """All workers save, each to a path of its own, and all read the first worker's file.
-
-    In the thread they save to one path, and damage the file: so they do under any strategy.
-    """
+    """All workers save to one path, again and again, in every format, and all read the files."""
     seen = fit(once, batch_size=None)(model)
-    model.save(shared(f"saved-{index()}.keras"))
+    for turn in range(20):
+        wait_for_all(f"save {turn}")
+        model.save(shared("saved.keras"))
+        model.save(shared("saved.h5"))
+        model.save_weights(shared("saved.weights.h5"))
     wait_for_all("saved")
-    seen["lost"] = furthest(model, keras.models.load_model(shared("saved-0.keras")))
-    return seen
+    for name in ("saved.keras", "saved.h5"):
+        seen[f"lost in {name}"] = furthest(model, keras.models.load_model(shared(name)))
+    other = convolutional()
+    other.load_weights(shared("saved.weights.h5"))
+    return seen | {"lost in weights": furthest(model, other)}
 
 
 def checkpoint_where_all_do(model):

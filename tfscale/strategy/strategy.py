@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfscale import records
-from tfscale.bridge import fit, installed
+from tfscale.bridge import fit, installed, saving
 from tfscale.bridge.installed import KERAS_2
 from tfscale.bridge.objects import OPTIMIZERS
 from tfscale.bridge.protocols import Optimizer
@@ -204,6 +204,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         schedules = exchange.schedules
         extended.connect(exchange, of_hosts(schedules, extended.hosts))
         if extended._num_workers > 1:
+            saving.write_whole_files()
             logging.getLogger("tfscale").info(
                 "gradients go from this worker's first replica to the others: %s", exchange.ways()
             )
