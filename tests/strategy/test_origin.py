@@ -90,3 +90,25 @@ def test_one_replica_takes_all():
     with ScaleStrategy(devices=["CPU:0"]).scope():
         model.compile("sgd", "mse")
     model.fit(X, Y, verbose=0)
+
+
+def test_gradients_that_no_replica_has_computed_are_refused(strategy):
+    with strategy.scope():
+        model, optimizer = built(), keras.optimizers.Adam(name="own")
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(X) ** 2)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    words = r"(?s)'own' .* no replica has computed.*strategy\.run\(step"
+    with pytest.raises(RuntimeError, match=words):
+        step()
+    with pytest.raises(RuntimeError, match=words):
+        tf.function(step)()
+    words = r"(?s)last/kernel.* outside of replicas.*strategy\.run\(step"
+    with strategy.scope(), pytest.raises(ValueError, match=words):
+        step()
+    strategy.run(step)  # as the message says
+    assert optimizer.iterations.numpy() == 1

@@ -20,7 +20,7 @@ from tfscale.bridge.shadow import shadowed
 from tfscale.exchange.reducer import Measured, Reducer
 from tfscale.exchange.state import ExchangeState
 from tfscale.strategy import origin, own_losses
-from tfscale.strategy.current import current, during
+from tfscale.strategy.current import current, during, on_a_replica
 
 _NOBODY_COUNTS = (
     "sync={!r} trains models by fit and train_on_batch, and this step was passed to strategy.run: "
@@ -48,7 +48,7 @@ def _apply(
     strategy: ScaleStrategy, optimizer: Optimizer, grads: Any, trainable_variables: Any = None
 ) -> Any:
     original = functools.partial(type(optimizer).apply, optimizer)
-    if current.reduced or not _on_a_replica():
+    if current.reduced or not on_a_replica():
         return original(grads, trainable_variables)
     grads = own_losses.scaled_gradients(list(grads)) if current.own else list(grads)
     variables = list(trainable_variables or optimizer._trainable_variables)
@@ -187,10 +187,6 @@ def _end_of_window(optimizer: Optimizer, grads: Any) -> Any:
     if current.window is not None:
         grads = current.window(list(grads))
     return type(optimizer)._clip_gradients(optimizer, grads)
-
-
-def _on_a_replica() -> bool:
-    return tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
 
 
 def _finite_on_all_or_none(grads: list[Any]) -> list[Any]:

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from tfscale.bridge import fit
+from tfscale.bridge.calls import called_by
 from tfscale.bridge.installed import KERAS_2
 from tfscale.bridge.objects import optimizers_of
 from tfscale.bridge.protocols import Optimizer
 from tfscale.bridge.shadow import shadowed
 from tfscale.exchange.state import ExchangeState
 from tfscale.strategy import origin
+from tfscale.strategy.current import on_a_replica
 
 if TYPE_CHECKING:
     from tfscale.strategy.strategy import ScaleStrategy
@@ -77,6 +79,11 @@ def remember(strategy: ScaleStrategy, optimizer: Optimizer) -> None:
 
 
 def _build_with_state(strategy: ScaleStrategy, optimizer: Optimizer, variables: Any) -> None:
+    if called_by("apply", levels=2) and not on_a_replica():
+        raise RuntimeError(
+            f"the optimizer {optimizer.name!r} was made in the scope of a ScaleStrategy, and is to "
+            f"apply gradients that no replica has computed. {origin.BY_REPLICAS}"
+        )
     del vars(optimizer)["build"]
     optimizer.build(variables)
     state = ExchangeState.of(optimizer, strategy)

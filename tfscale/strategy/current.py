@@ -7,6 +7,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import tensorflow as tf
+
 
 class _Current(threading.local):
     # The model whose step this is, None in a loop of the user's own.
@@ -58,3 +60,8 @@ def during(**values: Any) -> Iterator[None]:
     finally:
         for name, value in before.items():
             setattr(current, name, value)
+
+
+def on_a_replica() -> bool:
+    """Whether a replica calls this, in a step of a strategy."""
+    return tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()

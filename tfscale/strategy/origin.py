@@ -21,6 +21,15 @@ _MOVE = """Make it in the scope, too:
         model.compile(...)"""
 
 
+BY_REPLICAS = """Put the step, from the tape to the optimizer, into a function, and let every
+replica call it with its part of a batch:
+
+    for batch in strategy.experimental_distribute_dataset(dataset):
+        strategy.run(step, args=(batch,))
+
+Or train by fit. See docs/strategy.md, "Custom loops"."""
+
+
 def refuse(strategy: tf.distribute.Strategy, what: str, variables: Iterable[Variable]) -> None:
     """Refuse a model or an optimizer with variables that were made outside of the scope.
 

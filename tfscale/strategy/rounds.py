@@ -15,6 +15,7 @@ from tfscale.bridge.objects import native
 from tfscale.exchange.reducer import Reducer
 from tfscale.exchange.state import ExchangeState
 from tfscale.strategy.course import Course, optimizer_of
+from tfscale.strategy.current import on_a_replica
 from tfscale.strategy.variables import LocalWeight
 from tfscale.sync.period import table_of
 from tfscale.sync.rule import Rule
@@ -117,8 +118,7 @@ class Rounds:
         state.outer = state.make_outer()
 
     def _made_outer(self, optimizer: Any) -> Any:
-        on_replica = tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
-        scope = contextlib.nullcontext() if on_replica else self.strategy.scope()
+        scope = contextlib.nullcontext() if on_a_replica() else self.strategy.scope()
         with tf.init_scope(), scope:
             outer = self.rule.make_outer()
             self.strategy.optimizers.discard(outer)

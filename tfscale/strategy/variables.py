@@ -28,6 +28,7 @@ from tfscale.bridge.tensorflow import (
 )
 from tfscale.exchange import dataflow
 from tfscale.exchange.state import COMMON, PART, ROUNDING_SEED
+from tfscale.strategy import origin
 from tfscale.strategy.current import current
 
 _VALUE = "VARIABLE_VALUE"  # as TensorFlow's checkpoints call it
@@ -55,6 +56,17 @@ class Weight(_Readable, MirroredVariable):
 
     What a replica assigns by itself, and has made of its samples, is averaged as statistics are.
     """
+
+    @property
+    def handle(self) -> Any:
+        """Of this replica's copy; a tape asks for it when it computes a gradient."""
+        try:
+            return super().handle
+        except ValueError as error:
+            raise ValueError(
+                f"{self.name} has a copy on each replica, and a gradient with respect to it was "
+                f"asked for outside of replicas. {origin.BY_REPLICAS}"
+            ) from error
 
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
         if current.reduced:
