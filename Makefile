@@ -38,7 +38,7 @@ READY := $(VENV)/.ready-tf-$(TF)
 CPP := $(shell find custom_ops tests/native -name '*.h' -o -name '*.cc' -o -name '*.inc' 2>/dev/null)
 STEP = @printf '\n==> %s\n'
 
-.PHONY: help venv build demo bench bench-native gallery pains docs ci ci-tf test test-all test-gpu test-native test-python $(PYTHON_PARTS) test-tf test-faults test-addons lint format clean
+.PHONY: help venv build demo bench bench-native gallery pains docs ci ci-tf test test-all test-gpu test-torch test-native test-python $(PYTHON_PARTS) test-tf test-faults test-addons lint format clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -119,6 +119,12 @@ test-gpu: build ## test what needs a GPU (make test-gpu VENV=.venv-gpu TF_PACKAG
 	@$(BIN)/python -c 'import sys, tensorflow as tf; sys.exit(not tf.config.list_physical_devices("GPU"))' \
 	  || { echo "TensorFlow sees no GPU here (VENV=$(VENV) has TF_PACKAGE=$(TF_PACKAGE))" >&2; exit 1; }
 	@$(BIN)/python -m pytest tests/gpu $(PYTEST_ARGS)
+
+test-torch: build ## compare eigenvalues with PyHessian's and curvlinops', on PyTorch
+	$(STEP) "eigenvalues against PyHessian and curvlinops"
+	@$(MAKE) -s --no-print-directory VENV=.venv-torch .venv-torch/bin/pip
+	@.venv-torch/bin/python -m pip install -q torch torchvision pyhessian curvlinops-for-pytorch scipy
+	@TFSCALE_TORCH_PYTHON=.venv-torch/bin/python $(BIN)/python -m pytest -s tests/curvature/test_rivals.py
 
 test-faults: build ## let N trainings meet faults drawn by SEED, and start them again
 	$(STEP) "$(N) faults, seed $(SEED)"

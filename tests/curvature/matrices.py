@@ -26,3 +26,9 @@ def spread(size=60, seed=0):
     values = np.concatenate([[10.0, 7.0, 4.0], rng.normal(0, 0.3, size - 3)])
     basis = np.linalg.qr(rng.standard_normal((size, size)))[0]
     return (basis * values) @ basis.T
+
+
+def covered(estimates, truth, rounding=1e-12):
+    """How many of some estimates have a number within their 95% error bars."""
+    bars = (each.interval(0.95) for each in estimates)
+    return sum(low - rounding <= truth <= high + rounding for low, high in bars)

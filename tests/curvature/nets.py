@@ -23,6 +23,14 @@ def weighted():
     return model, numbers()
 
 
+def small():
+    """Of 139 numbers."""
+    hidden = [layers.Dense(8, "tanh"), layers.Dense(8, "tanh")]
+    model = keras.Sequential([layers.Input([4]), *hidden, layers.Dense(3)])
+    model.compile(loss=cross_entropy())
+    return model, numbers()[:2]
+
+
 def by_weights():
     """A mean that divides by the sum of weights, which differs from batch to batch."""
     model, data = weighted()

@@ -6,7 +6,7 @@ import logging
 import numpy as np
 import pytest
 
-from tests.curvature.matrices import Known, spread
+from tests.curvature.matrices import Known, covered, spread
 from tfscale.curvature.results import student
 
 MATRIX = spread()
@@ -88,10 +88,6 @@ def test_the_density_has_the_moments_of_the_spectrum():
     assert abs(share.value - np.mean(VALUES < 0)) < 4 * share.error
 
 
-def covered(estimates, truth):
-    return sum(low <= truth <= high for low, high in (each.interval(0.95) for each in estimates))
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("method", ["hutchinson", "hutch++"])
 def test_traces_are_within_their_error_bars(method):
@@ -105,14 +101,28 @@ def test_densities_are_within_their_error_bars():
     matrix = spread(300)
     values = np.linalg.eigvalsh(matrix)
     found = [Known(matrix).density(probes=8, steps=80, seed=seed) for seed in range(100)]
-    assert covered([each.share(below=0.0) for each in found], np.mean(values < 0)) >= 90
-    assert covered([each.share(above=1.0) for each in found], np.mean(values > 1)) >= 90
+    for number in (0.0, 0.5, 1.0):
+        shares = [each.share(above=number) for each in found]
+        assert covered(shares, np.mean(values > number)) >= 90, number
     for point in (-0.5, 0.0, 0.2):
 
         def near(x, point=point):
             return np.exp(-0.5 * ((x - point) / 0.1) ** 2)
 
         assert covered([each.mean_of(near) for each in found], near(values).mean()) >= 90, point
+
+
+def test_shares_around_eigenvalues_that_come_many_times():
+    """They are one node, on one side; few steps do not tell on which, and the error says so."""
+    operator = Known(np.diag(np.repeat([-0.1, 0.0, 0.002, 1.0], 30)))
+    few, enough = (operator.density(probes=4, steps=steps) for steps in (2, 4))
+    share = few.share(above=0.001, below=0.5)
+    assert abs(share.value - 0.25) <= share.error and share.error > 0.1
+    share = enough.share(above=0.001, below=0.5)
+    assert share.value == pytest.approx(0.25) and share.error < 1e-9
+    assert enough.share().value == 1
+    for nothing in (enough.share(below=-0.2), enough.share(above=1.1)):
+        assert nothing.value == pytest.approx(0, abs=1e-9)
 
 
 def test_quantiles_of_student():

@@ -13,17 +13,6 @@ from tests.curvature import nets
 from tfscale import curvature
 
 
-@pytest.fixture
-def in_double():
-    """Losses compute in Keras's ``floatx``, whatever the layers do."""
-    before = keras.config.floatx()
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    yield
-    keras.config.set_floatx(before)
-    keras.config.set_dtype_policy(before)
-
-
 def made(build):
     keras.utils.set_random_seed(0)
     return build()
@@ -142,6 +131,24 @@ def test_gauss_newton_and_hessian_are_one_for_linear_models(in_double):
     np.testing.assert_allclose(curvature.GaussNewton(model, x, y, **given) @ v, expected, 1e-9)
 
 
+class WithPenalty(keras.Sequential):
+    """A loss of its own, in which Keras's own loss is half."""
+
+    def compute_loss(self, *given, **named):
+        return 0.5 * super().compute_loss(*given, **named)
+
+
+def test_gauss_newton_has_the_penalties_of_losses_of_ones_own(in_double):
+    kernel = layers.Dense(3, kernel_regularizer=keras.regularizers.L2(0.25))
+    model = WithPenalty([layers.Input([4]), kernel])
+    model.compile(loss="mse")
+    for kind in (curvature.Hessian, curvature.GaussNewton):
+        found = kind(model, X, X[:, :3], batch_size=4) @ np.eye(15)
+        data = np.concatenate([X, np.ones([10, 1])], 1)
+        exact = np.kron(data.T @ data / 30 + 0.25 * np.diag([1, 1, 1, 1, 0]), np.eye(3))
+        np.testing.assert_allclose(found, exact, 0, 1e-12)
+
+
 @pytest.mark.parametrize(
     ("by_name", "an_object", "activation"),
     [
@@ -255,6 +262,35 @@ def test_losses_of_ones_own():
     own = curvature.Hessian(model, x, y, loss=loss, batch_size=16)
     np.testing.assert_allclose(own @ np.ones(43), (by_name @ np.ones(43)) - 0.02 * np.repeat(
         [1, 0], [20, 23]), 1e-3, 1e-5)  # fmt: skip
+
+
+def test_fisher_takes_a_function_that_tells_the_losses_of_rows():
+    model, (x, y, _) = made(nets.weighted)
+
+    def losses(model, batch):
+        return keras.losses.sparse_categorical_crossentropy(batch[1], model(batch[0]), True)
+
+    def mean(model, batch):
+        return tf.reduce_mean(losses(model, batch))
+
+    f = curvature.Fisher(model, x, y, loss=losses, batch_size=16)
+    expected = curvature.Fisher(model, x, y, batch_size=16) @ np.ones(43)
+    np.testing.assert_allclose(f @ np.ones(43), expected, 1e-4, 1e-6)
+    with pytest.raises(ValueError, match="returns the losses of the batch's rows"):
+        curvature.Fisher(model, x, y, loss=mean, batch_size=16) @ np.ones(43)
+
+
+def test_other_numbers_of_columns_are_traced_once():
+    model, (x, y, _) = made(nets.weighted)
+    h = curvature.Hessian(model, x, y, batch_size=49)
+    every = h @ np.eye(43)  # ten times four, and three
+    assert h._functions["_products"].experimental_get_tracing_count() == 1
+    np.testing.assert_allclose(every[:, 0], h @ np.eye(43)[0], 1e-4, 1e-6)
+    told = []
+    with h.telling("products", 1):
+        h._advance = told.append
+        h @ np.eye(43)[:, :6]
+    assert sum(told) == 6
 
 
 def test_sharpness_and_landscapes(in_double):

@@ -76,9 +76,15 @@ def test_a_function_is_weighted_once_whoever_reduces_in_it():
     def of_tensorflow(model, batch):
         return tf.reduce_mean(tf.square(batch[1] - model(batch[0])))
 
+    def of_rows(model, batch):
+        return tf.reduce_mean(tf.square(batch[1] - model(batch[0])), -1)
+
+    def of_rows_of_keras(model, batch):
+        return keras.losses.MeanSquaredError(reduction=None)(batch[1], model(batch[0]))
+
     h = curvature.Hessian(model, x, y, batch_size=4)
     product, loss = h @ np.ones(8), h.loss
-    for function in (of_keras, of_tensorflow):
+    for function in (of_keras, of_tensorflow, of_rows, of_rows_of_keras):
         own = curvature.Hessian(model, x, y, batch_size=4, loss=function)
         np.testing.assert_allclose(own @ np.ones(8), product, 1e-5, err_msg=function.__name__)
         assert own.loss == pytest.approx(loss, rel=1e-5)

@@ -34,18 +34,20 @@ REMEDY = (
 )
 
 
-def again(ys: Sequence[Any], xs: Sequence[Any], weights: Sequence[Any]) -> list[Any]:
+def again(
+    ys: Sequence[Any], xs: Sequence[Any], weights: Sequence[Any], constants: Sequence[Any] = ()
+) -> list[Any]:
     """The derivatives by ``xs`` of the sum of ``weights * ys``, where ``ys`` are gradients.
 
-    None stands where there is no path. Raises one of ``UNKNOWN`` where there is one, and TensorFlow
-    cannot follow it.
+    What ``constants`` are computed from does not count. None stands where there is no path. Raises
+    one of ``UNKNOWN`` where there is one, and TensorFlow cannot follow it.
     """
     operations = list(TracedGraphs().operations_before(list(ys)))
     for operation in operations:
         if operation.type in _SILENT:
             raise LookupError(f"{operation.name}, for {_SILENT[operation.type]}")
     with _means_that_depend(operations):
-        return list(tf.gradients(list(ys), list(xs), list(weights)))
+        return list(tf.gradients(list(ys), list(xs), list(weights), stop_gradients=list(constants)))
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from tfscale.bridge.losses import innermost_loss, sums, watched
 from tfscale.bridge.objects import LAYER_SEED, copy_of, layers_of, native, path_of
 from tfscale.bridge.shadow import around, shadowed
 
-# Of a model and a batch, as ``fit`` gives it to a step, the mean loss of the batch's rows.
+# Of a model and a batch, as ``fit`` gives it to a step, the losses of its rows, or their mean.
 OwnLoss = Callable[[Any, Any], Any]
 # Of a loss object, predictions, and the number of this loss among all: other targets.
 Draw = Callable[[Any, tf.Tensor, int], tf.Tensor]
@@ -36,8 +36,7 @@ class Parts:
         loss: all that it adds.
         divisors: what each part divides by, of this replica's rows; rows come last.
         terms: what each part adds.
-        added: the terms of regularizers and ``add_loss``.
-        elements: of each compiled loss the losses of all elements, before they are reduced.
+        elements: of each loss the losses of all elements, before they are reduced, if it tells.
         outputs: of the model.
     """
 
@@ -45,7 +44,6 @@ class Parts:
         rows = tf.cast(tf.shape(tf.nest.flatten(batch)[0])[0], tf.float64)
         self.divisors = [tf.zeros([], tf.float64)] * losses + [rows * _present()]
         self.terms: list[Any] = [tf.zeros([], tf.float64)] * (losses + 1)
-        self.added: list[Any] = []
         self.elements: list[Any] = []
         self.outputs: list[Any] = []
         self.loss: Any = None
@@ -60,8 +58,7 @@ class Parts:
 
     def add(self, aggregate: Callable[[Any], Any], loss: Any) -> tf.Tensor:
         """In place of a model's ``_aggregate_additional_loss``."""
-        self.added.append(self.weighted(-1, aggregate(loss)))
-        return self.added[-1]
+        return self.weighted(-1, aggregate(loss))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,16 +118,21 @@ class Objective:
         state = [*zip(self.variables, values, strict=True), *self._seeds(number)]
         with keras.StatelessScope(state, collect_losses=True, initialize_variables=False):
             if self.own is not None:
-                parts.loss = parts.weighted(-1, self._of_ones_own(self.own, batch))
+                parts.loss = parts.weighted(-1, self._of_ones_own(parts, self.own, batch))
             else:
                 self._compiled(parts, batch, draw)
         return parts
 
-    def _of_ones_own(self, own: OwnLoss, batch: Any) -> Any:
+    def _of_ones_own(self, parts: Parts, own: OwnLoss, batch: Any) -> Any:
+        def mean() -> Any:
+            loss = own(self.model, batch)
+            if loss.shape.rank == 0:
+                return loss
+            parts.elements.append(loss)
+            return tf.reduce_mean(loss)
+
         strategy = tf.distribute.get_strategy()
-        if strategy.num_replicas_in_sync == 1:
-            return own(self.model, batch)
-        return strategy.part_of_mean(lambda: own(self.model, batch))
+        return mean() if strategy.num_replicas_in_sync == 1 else strategy.part_of_mean(mean)
 
     def _compiled(self, parts: Parts, batch: Any, draw: Draw | None) -> None:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)

@@ -102,6 +102,7 @@ class OfModel(Operator):
         self._shows = progress
         self._advance: Callable[[float], None] = lambda _: None
         self._functions: dict[Any, Any] = {}
+        self._together = 1  # vectors, in what was traced
         computes = {layer.compute_dtype for layer in [model, *layers_of(model)]}
         self._size = _SIZE_OF_HALVES if "float16" in computes else 1.0
         double = all(tf.as_dtype(v.dtype) == tf.float64 for v in self.variables)
@@ -162,11 +163,19 @@ class OfModel(Operator):
     def products(self, vectors: np.ndarray) -> np.ndarray:
         """The products with vectors, each of which is a row: rows in float64."""
         vectors = np.asarray(vectors)
-        several = [vectors[first : first + AT_ONCE] for first in range(0, len(vectors), AT_ONCE)]
         found = [
-            self._sum(self._products, None, [self._tensors(v) for v in some]) for some in several
+            self._few_products(vectors[i : i + AT_ONCE]) for i in range(0, len(vectors), AT_ONCE)
         ]
         return np.concatenate(found)
+
+    def _few_products(self, vectors: np.ndarray) -> np.ndarray:
+        """One alone, or as many together as before: for another number all is traced anew."""
+        asked = len(vectors)
+        self._together = max(self._together, asked)
+        tensors = [self._tensors(v) for v in vectors]
+        if asked > 1:
+            tensors += [[tf.zeros_like(v) for v in tensors[0]]] * (self._together - asked)
+        return self._sum(self._products, None, tensors, asked=asked)[:asked]
 
     @property
     def name(self) -> str:
@@ -277,10 +286,13 @@ class OfModel(Operator):
         found = self.again(backwards, any_numbers, weights)
         return [tf.zeros_like(y) if f is None else f for f, y in zip(found, ys, strict=True)]
 
-    def again(self, ys: Sequence[Any], xs: Sequence[Any], weights: Sequence[Any]) -> list[Any]:
+    def again(
+        self, ys: Sequence[Any], xs: Sequence[Any], weights: Sequence[Any],
+        constants: Sequence[Any] = (),
+    ) -> list[Any]:  # fmt: skip
         """Derivatives of gradients, or an error that names the layer that has none."""
         try:
-            return again(ys, xs, weights)
+            return again(ys, xs, weights, constants)
         except UNKNOWN as error:
             raise NotImplementedError(
                 f"curvature.{type(self).__name__} needs second derivatives, and TensorFlow cannot "
@@ -290,27 +302,36 @@ class OfModel(Operator):
 
     # ------------------------------------------------------------- over all data
 
-    def _sum(self, compute: Compute, *arguments: Any) -> np.ndarray:
-        """Sums over all data of what a batch gives for each variable: rows in float64."""
+    def _sum(self, compute: Compute, *arguments: Any, asked: int = 1) -> np.ndarray:
+        """Sums over all data of what a batch gives for each variable: rows in float64.
+
+        Args:
+            compute: for a batch.
+            arguments: of it.
+            asked: how many of the rows count as progress.
+        """
         count = len(arguments[1]) if len(arguments) > 1 else 1
-        sums, terms = np.zeros((count, self.size)), []
-        shares = self._shares
+        shares, batches = self._shares, 0
+        total = np.zeros(count * self.size + len(shares))  # one array: copies would take long
+        sums, terms = np.split(total, [count * self.size])
         for numbers, found in self._each_batch(compute, shares, arguments):
-            terms.append(numbers[len(numbers) // 2 :].sum())
+            terms[batches] = numbers[len(numbers) // 2 :].sum()
+            batches += 1
             for replica in found:
-                for row, each in zip(sums, replica, strict=True):
+                for row, each in zip(sums.reshape(count, -1), replica, strict=True):
                     for part, one in zip(self.parts.values(), each, strict=True):
-                        row[part] += np.ravel(one)
-            self._advance(count / len(shares))
-        if len(terms) != len(shares):
-            raise ValueError(_OTHER_DATA % f"there were {len(shares)} batches, now {len(terms)}")
-        total = self._of_all_hosts(np.append(sums.ravel(), terms)) / self._size
-        products, losses = total[: sums.size], total[sums.size :]
+                        row[part] += one
+            self._advance(asked / len(shares))
+        if batches != len(shares):
+            raise ValueError(_OTHER_DATA % f"there were {len(shares)} batches, now {batches}")
+        total = self._of_all_hosts(total)
+        total /= self._size
+        products, losses = np.split(total, [sums.size])
         self._refuse_nan(losses)
         if arguments[0] is None and not self.draws:
             self._refuse_other_data(float(losses.sum()))
         self._refuse_overflow(products)
-        return np.reshape(products, sums.shape)
+        return products.reshape(count, -1)
 
     def _sum_of_terms(self, compute: Compute, *arguments: Any) -> float:
         total, shares = 0.0, self._shares
@@ -339,7 +360,7 @@ class OfModel(Operator):
 
     def _of_replicas(self, found: list[Any]) -> list[list[Any]]:
         local = self.model.distribute_strategy.experimental_local_results
-        each = [[one.numpy() for one in local(value)] for value in found]
+        each = [[np.asarray(one) for one in local(value)] for value in found]  # no copies
         return [list(of_one) for of_one in zip(*each, strict=True)]
 
     def _function(self, compute: Any) -> Any:
@@ -454,7 +475,7 @@ def _loss(who: str, model: Any, loss: Any) -> tuple[Any, OwnLoss | None]:
     if loss is not None and not callable(loss):
         raise ValueError(
             f"{who}: loss is a loss of Keras or its name, or a function of the model and a batch "
-            f"that returns the mean loss of its rows; got {loss!r}"
+            f"that returns the losses of its rows, or their mean; got {loss!r}"
         )
     if not getattr(model, "compiled", False):
         raise ValueError(

@@ -44,8 +44,8 @@ class Hessian(OfModel):
         variables: which of the trainable ones the matrix is over: regular expressions, searched in
             their paths, or variables. All others stay as they are.
         loss: instead of the compiled loss another one of Keras, or its name; or a function of the
-            model and a batch, as ``fit`` gives it to ``train_step``, that returns the mean loss of
-            the batch's rows.
+            model and a batch, as ``fit`` gives it to ``train_step``, that returns the losses of
+            the batch's rows, or their mean.
         regularizers: whether the layers' regularizers are part of the loss.
         add_loss: whether what layers add by ``add_loss`` is.
         training: whether layers behave as in ``fit``.
@@ -77,9 +77,10 @@ class GaussNewton(OfModel):
 
     with the Jacobian :math:`J` of the model's outputs :math:`f` by the variables, and the Hessian
     :math:`H_f` of the loss by the outputs. If the loss is convex in the outputs, no eigenvalue is
-    negative. Near a minimum with small residuals it is close to the Hessian. Regularizers and
-    ``add_loss`` count with their own Hessian. For softmax outputs the loss is convex in the logits:
-    let the model return these, with a loss ``from_logits=True``.
+    negative. Near a minimum with small residuals it is close to the Hessian. Regularizers,
+    ``add_loss`` and whatever else does not go through the outputs count with their own Hessian. For
+    softmax outputs the loss is convex in the logits: let the model return these, with a loss
+    ``from_logits=True``.
 
     Args:
         model: as for ``Hessian``, also all others.
@@ -96,9 +97,12 @@ class GaussNewton(OfModel):
                 "that is a function of the model and a batch does not tell them: use Hessian"
             )
         slopes = _zeros_for_none(tf.gradients(parts.loss, outputs), outputs)
-        penalty = tf.add_n(parts.added) if parts.added else None
+        others = tf.gradients(parts.loss, values, stop_gradients=outputs)
         return [
-            _sums(self._through(outputs, slopes, values, v), self._of_penalty(penalty, values, v))
+            _sums(
+                self._through(outputs, slopes, values, v),
+                self._past(outputs, others, values, v),
+            )
             for v in vectors
         ]
 
@@ -106,13 +110,13 @@ class GaussNewton(OfModel):
         bent = self.again(slopes, outputs, self.forward(outputs, values, vector))
         return list(tf.gradients(outputs, values, _zeros_for_none(bent, outputs)))
 
-    def _of_penalty(self, penalty: Any, values: Vector, vector: Vector) -> Vector:
-        slopes = [] if penalty is None else tf.gradients(penalty, values)
-        given = [(dense(g, v), v, w) for g, v, w in zip(slopes, values, vector) if g is not None]
+    def _past(self, outputs: Vector, slopes: Vector, values: Vector, vector: Vector) -> Vector:
+        """By the Hessian of what in the loss does not go through the outputs: of penalties."""
+        given = [(dense(g, v), w) for g, v, w in zip(slopes, values, vector) if g is not None]
         if not given:
             return [None] * len(values)
-        gradients, _, weights = zip(*given, strict=True)
-        return self.again(gradients, values, weights)
+        gradients, weights = zip(*given, strict=True)
+        return self.again(gradients, values, weights, constants=outputs)
 
 
 class Fisher(OfModel):
@@ -162,7 +166,9 @@ class Fisher(OfModel):
         if not elements or any(one is None for one in elements):
             raise ValueError(
                 "curvature.Fisher needs the loss of each row, which compiled losses of Keras tell: "
-                f"{self.model.name!r} computes its loss in a way of its own. Use Hessian"
+                f"{self.model.name!r} computes its loss in a way of its own. Give loss=, a "
+                "function of the model and a batch that returns the losses of the batch's rows; or "
+                "use Hessian"
             )
         weights = _zeros_for_none(tf.gradients(parts.loss, elements), elements)
 
