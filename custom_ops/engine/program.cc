@@ -9,7 +9,7 @@
 namespace tfscale {
 namespace {
 
-enum class Chunk { kPartial, kGiven, kFinal };
+enum class Chunk { kPartial, kGiven, kMixed, kFinal };
 
 const char* Name(Kind kind) {
   switch (kind) {
@@ -30,6 +30,8 @@ const char* Name(Chunk state) {
       return "a partial sum";
     case Chunk::kGiven:
       return "given away";
+    case Chunk::kMixed:
+      return "mixed with what others gave";
     default:
       return "final";
   }
@@ -60,6 +62,10 @@ Status CheckShape(const Program& program, size_t at, const Move& move) {
 // A rank that contributes must give its partial sum away before it may keep a
 // final value; in a broadcast or a gather it has nothing to give.
 bool Allowed(Goal goal, Kind kind, Chunk state) {
+  if (goal == Goal::kMixture) {
+    if (kind == Kind::kSend) return state == Chunk::kPartial;
+    return kind != Kind::kKeep && state != Chunk::kFinal;
+  }
   const bool contributes = goal == Goal::kAllReduce || goal == Goal::kReduceScatter;
   switch (kind) {
     case Kind::kSend:
@@ -73,7 +79,9 @@ bool Allowed(Goal goal, Kind kind, Chunk state) {
   }
 }
 
-Chunk After(Kind kind, Chunk state) {
+Chunk After(Goal goal, Kind kind, Chunk state) {
+  if (goal == Goal::kMixture && kind == Kind::kSend) return state;
+  if (goal == Goal::kMixture && kind == Kind::kAdd) return Chunk::kMixed;
   if (kind == Kind::kFinalise || kind == Kind::kKeep) return Chunk::kFinal;
   if (kind == Kind::kSend && state == Chunk::kPartial) return Chunk::kGiven;
   return state;
@@ -91,7 +99,7 @@ Status Advance(const Program& program, size_t at, Move* move, std::vector<Chunk>
       return Refuse(program, at,
                     Text("cannot ", Name(move->kind), " chunk ", c, ", which is ", Name(before)));
     }
-    (*state)[c] = After(move->kind, before);
+    (*state)[c] = After(program.goal, move->kind, before);
   }
   move->final = before == Chunk::kFinal || move->kind == Kind::kKeep;
   return Status();

@@ -22,7 +22,10 @@ struct Move {
 };
 
 // What a program is for decides what each rank brings and what it leaves with.
-enum class Goal { kAllReduce, kReduceScatter, kAllGather, kBroadcast };
+// In a mixture each rank sends what it brings, and nothing else, to some others, and leaves with
+// its own and what came: `x` is read by peers while `y` is written, so they are not the same
+// memory, and what is sent is not rounded.
+enum class Goal { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kMixture };
 
 struct Program {
   int rank = 0;

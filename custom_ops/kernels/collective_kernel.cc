@@ -1,4 +1,4 @@
-// What the four collectives do: they differ in what shape comes in and goes out;
+// What the five collectives do: they differ in what shape comes in and goes out;
 // the engine does the rest.
 #include <algorithm>
 #include <memory>
@@ -35,6 +35,7 @@ Goal GoalOf(const std::string& op) {
   if (op == "TfscaleReduceScatter") return Goal::kReduceScatter;
   if (op == "TfscaleAllGather") return Goal::kAllGather;
   if (op == "TfscaleBroadcast") return Goal::kBroadcast;
+  if (op == "TfscaleMix") return Goal::kMixture;
   return Goal::kAllReduce;
 }
 
@@ -134,6 +135,11 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
           Text("wire '", name, "' carries floats only, got ", tensorflow::DataTypeString(type_),
                "; use wire 'fp32', which carries every type as it is"));
     }
+    if (goal_ == Goal::kMixture && (!codec_->lossless() || summed_as_ != type_)) {
+      return absl::InvalidArgumentError(
+          Text("a mixture carries float, double, int32 or int64 on wire 'fp32', got ",
+               tensorflow::DataTypeString(type_), " on wire '", name, "'"));
+    }
     if (integer && (reduction_ == "mean" || has_residual_)) {
       return absl::InvalidArgumentError(Text("a ", has_residual_ ? "residual" : "mean", " of ",
                                              tensorflow::DataTypeString(type_),
@@ -208,7 +214,9 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
       return absl::OkStatus();
     }
     Tensor* output;
-    if (!sharded() && summed_as_ == type_) {
+    // Peers of a mixture read the input while the output is written.
+    const bool may_share = !sharded() && goal_ != Goal::kMixture && summed_as_ == type_;
+    if (may_share) {
       TF_RETURN_IF_ERROR(ctx->forward_input_or_allocate_output({1}, 0, shape, &output));
     } else {
       TF_RETURN_IF_ERROR(ctx->allocate_output(0, shape, &output));
@@ -275,6 +283,7 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
     std::string doing = goal_ == Goal::kAllReduce       ? "all_reduce "
                         : goal_ == Goal::kReduceScatter ? "reduce_scatter "
                         : goal_ == Goal::kAllGather     ? "all_gather"
+                        : goal_ == Goal::kMixture       ? "mixture"
                                                         : "broadcast";
     if (goal_ == Goal::kAllReduce || goal_ == Goal::kReduceScatter) doing += reduction_;
     return Text(doing, " of ", tensorflow::DataTypeString(type_), job.x.shape().DebugString(),
@@ -397,6 +406,7 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
 #define TFSCALE_RESIDUALS .HostMemory("residual").HostMemory("new_residual")
 TFSCALE_KERNEL("TfscaleAllGather", );
 TFSCALE_KERNEL("TfscaleBroadcast", );
+TFSCALE_KERNEL("TfscaleMix", );
 TFSCALE_KERNEL("TfscaleAllReduce", TFSCALE_RESIDUALS);
 TFSCALE_KERNEL("TfscaleReduceScatter", TFSCALE_RESIDUALS);
 #undef TFSCALE_RESIDUALS

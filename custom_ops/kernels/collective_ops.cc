@@ -1,4 +1,4 @@
-// The four collectives as TensorFlow ops: their inputs, attributes and shapes.
+// The five collectives as TensorFlow ops: their inputs, attributes and shapes.
 #include "custom_ops/kernels/inputs.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -85,6 +85,8 @@ TFSCALE_COLLECTIVE("TfscaleAllGather").SetShapeFn([](InferenceContext* c) {
 });
 
 TFSCALE_COLLECTIVE("TfscaleBroadcast").SetShapeFn(SameShape);
+
+TFSCALE_COLLECTIVE("TfscaleMix").SetShapeFn(SameShape);
 
 #undef TFSCALE_COLLECTIVE
 

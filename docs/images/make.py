@@ -66,6 +66,7 @@ def pictures() -> dict[str, Figure]:
         "direct": collectives.direct(5),
         "hierarchical": collectives.hierarchical([4, 4]),
         "central": collectives.central(4),
+        "mixture": collectives.mixtures("ring", 5)[0],
         "pairs": of_the_document(),
     }
     drawn = {name: schedule.draw() for name, schedule in schedules.items()}

@@ -62,7 +62,7 @@ int NumberOf(uint8_t byte) {
 
 void TryProgram(const uint8_t* data, size_t size) {
   if (size < 4) return;
-  const Goal goal = static_cast<Goal>(data[0] % 4);
+  const Goal goal = static_cast<Goal>(data[0] % 5);
   const int ranks = NumberOf(data[1]), rank = NumberOf(data[2]), chunks = NumberOf(data[3]);
   std::vector<int> flat;
   for (size_t i = 4; i < size; ++i) flat.push_back(NumberOf(data[i]));

@@ -45,7 +45,8 @@ inline std::vector<Plan> ReadPlans() {
   const std::map<std::string, Goal> goals = {{"all_reduce", Goal::kAllReduce},
                                              {"reduce_scatter", Goal::kReduceScatter},
                                              {"all_gather", Goal::kAllGather},
-                                             {"broadcast", Goal::kBroadcast}};
+                                             {"broadcast", Goal::kBroadcast},
+                                             {"mixture", Goal::kMixture}};
   std::vector<Plan> plans;
   std::istringstream lines(RunPrograms());
   for (std::string line; std::getline(lines, line);) {

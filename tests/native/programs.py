@@ -14,12 +14,15 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from tfscale.collectives import (
     ALGORITHMS,
+    TOPOLOGIES,
     Schedule,
     all_gather,
     broadcast,
     direct,
     halving,
     hierarchical,
+    mixture,
+    mixtures,
     reduce_scatter,
     ring,
     tree,
@@ -38,6 +41,10 @@ def schedules() -> "dict[str, Schedule]":
     made["broadcast_from_last_5"] = broadcast(5, 4)
     for half, whole, p in itertools.product((reduce_scatter, all_gather), (ring, direct), RANKS):
         made[f"{half.__name__}_{whole.__name__}_{p}"] = half(whole(p))
+    for name, p in itertools.product(TOPOLOGIES, RANKS):
+        for turn, schedule in enumerate(mixtures(name, p)[:4]):
+            made[f"gossip_{name}_{p}_{turn}"] = schedule
+    made["gossip_star_5"] = mixture("star", 5, [(0, r) for r in range(1, 5)])
     for half, p in itertools.product((reduce_scatter, all_gather), (1, 2, 4, 8)):
         made[f"{half.__name__}_halving_{p}"] = half(halving(p))
     return made

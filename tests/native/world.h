@@ -71,7 +71,8 @@ struct Task {
   // As custom_ops/kernels does it.
   static Layout Cut(const Plan& plan, int64_t size, int64_t piece, wire::Format format) {
     const int64_t unit = format == wire::Format::kFp32 ? 16 : wire::kBlock;
-    if (plan.goal == Goal::kAllReduce || plan.goal == Goal::kBroadcast) {
+    const bool sharded = plan.goal == Goal::kReduceScatter || plan.goal == Goal::kAllGather;
+    if (!sharded) {
       return Layout::Joined(size, plan.chunks, piece, unit);
     }
     return Layout::Sharded((size + plan.ranks - 1) / plan.ranks, plan.chunks, piece, unit);

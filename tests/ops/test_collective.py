@@ -15,7 +15,8 @@ from helpers import (
     run,
 )
 
-from tfscale.ops import DTYPES, Group, all_gather, all_reduce, broadcast, reduce_scatter
+from tfscale.collectives import matrix, mixture, mixtures, ring
+from tfscale.ops import DTYPES, Group, all_gather, all_reduce, broadcast, mix, reduce_scatter
 
 SHARDED = [(algorithm, p) for p in (1, 2, 3, 4, 5, 8) for algorithm in halving_by_reduce_scatter(p)]
 ROWS = (0, 1, 7, 600)
@@ -343,3 +344,75 @@ def _ring(ranks):
     from tfscale.collectives import ring
 
     return ring(ranks)
+
+
+def shares(schedule):
+    return np.array(matrix(schedule), dtype=float)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("topology", ["ring", "exponential", "random", "star"])
+def test_a_mixture_is_the_product_with_its_matrix(topology, ranks):
+    """Of many parts, of few numbers, of none; each rank with its own result."""
+
+    def star(p):
+        out = [(0, r) for r in range(1, p)]
+        return [out, [(b, a) for a, b in out]]
+
+    schedule = mixtures(star if topology == "star" else topology, ranks)[-1]
+    xs = integers(ranks, max(ROWS), 3)
+
+    def body(communicator, x):
+        return [mix(x[:n], communicator, schedule=schedule, piece_bytes=PIECES) for n in ROWS]
+
+    expected = np.tensordot(shares(schedule), np.stack(xs), 1)
+    for rank, found in enumerate(run(body, xs)):
+        for n, y in zip(ROWS, found, strict=True):
+            np.testing.assert_allclose(y, expected[rank][:n], rtol=1e-6, atol=1e-6)
+
+
+def test_a_mixture_leaves_its_input_as_it_is():
+    """Peers read it, while the output is written: so they share no memory."""
+    schedule = mixtures("ring", 5)[0]
+
+    def body(communicator, x):
+        for _ in range(20):  # the input of all but the first is used by nobody else
+            x = mix(x, communicator, schedule=schedule)
+        return x
+
+    xs = normal(5, 200_000)
+    expected = np.tensordot(np.linalg.matrix_power(shares(schedule), 20), np.stack(xs), 1)
+    for rank, y in enumerate(run(body, xs)):
+        np.testing.assert_allclose(y, expected[rank], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16, tf.float64])
+def test_a_mixture_of_other_floats(dtype):
+    schedule = mixtures("exponential", 2)[0]
+
+    def body(communicator, x):
+        return mix(tf.cast(x, dtype), communicator, schedule=schedule)
+
+    first, second = run(body, [np.float32([1.0, 2.0]), np.float32([3.0, 5.0])])
+    assert first.dtype == second.dtype == dtype.as_numpy_dtype
+    np.testing.assert_array_equal(np.float64(first), [2.0, 3.5])
+    np.testing.assert_array_equal(np.float64(second), [2.0, 3.5])
+
+
+def test_the_gradient_of_a_mixture_goes_back_the_way_it_came():
+    schedule = mixture("one way", 3, [(0, 1), (0, 2), (1, 2)])
+    weights = [np.float32(1.0), np.float32(10.0), np.float32(100.0)]
+
+    def body(communicator, x, weight):
+        return tf.gradients(weight * mix(x, communicator, schedule=schedule), x)[0]
+
+    found = run(body, [np.float32([1.0])] * 3, weights)
+    np.testing.assert_allclose(np.ravel(found), shares(schedule).T @ weights, rtol=1e-6)
+
+
+def test_what_is_no_mixture_is_refused():
+    communicator = group(2).communicators[0]
+    with pytest.raises(TypeError, match="expected a mixture of tfscale.collectives, got Schedule"):
+        mix(tf.zeros([2]), communicator, schedule=ring(2))
+    with pytest.raises(TypeError, match="shares of int32 are not whole: cast it to a float first"):
+        mix(tf.zeros([2], tf.int32), communicator, schedule=mixtures("ring", 2)[0])

@@ -72,6 +72,14 @@ def test_survivors_name_a_worker_that_was_killed(way, victim, workers, tmp_path)
             assert event(outputs[victim]) < float(batch) < when
 
 
+def test_a_worker_that_was_killed_is_named_to_those_too_with_whom_it_does_not_mix():
+    """By each of the others, though a mixture concerns two: a round's end is one for all."""
+    outputs = run("kill", 2, workers=3, GOSSIP=1)
+    for survivor in (0, 1):
+        _, _, message = error(outputs[survivor])
+        assert "rank 2 (worker 2 at 127.0.0.1:" in message, message
+
+
 def test_an_exception_between_exchanges_is_told_to_the_others():
     outputs = run("raise", 1)
     when, kind, message = error(outputs[0])

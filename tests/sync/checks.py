@@ -16,6 +16,7 @@ from keras import layers
 from tests.sync import simulation
 from tests.sync.simulation import BATCH, FEATURES, OUTPUTS, RATE, Momentum, Training
 from tfscale import sync
+from tfscale.collectives.gossip import random_graph
 
 EXACT = {"rtol": 0, "atol": 1e-6}
 
@@ -44,6 +45,12 @@ def replicas(strategy):
     return strategy.num_replicas_in_sync
 
 
+def on(strategy, training):
+    """The training, whose replicas are in as many processes."""
+    training.workers = strategy.extended._num_workers
+    return training
+
+
 # ---- number by number
 
 
@@ -52,13 +59,33 @@ def simulated(rule, make_training):
         strategy = make(rule())
         model = regression(strategy)
         fit(model, 2)
-        same(model, make_training(replicas(strategy)).run(2))
+        same(model, on(strategy, make_training(replicas(strategy))).run(2))
 
     return check
 
 
 def of_steps(*steps):
     return lambda rounds: steps[min(rounds, len(steps) - 1)]
+
+
+def mixing(replicas, steps, rounds):
+    return Training(replicas, of_steps(steps), simulation.mix(rounds), simulation.take_mean_by_mass)
+
+
+def powers_of_two(replicas):
+    steps = [step for step in (1, 2, 4) if step < replicas]
+    return [[(r, (r + step) % replicas) for r in range(replicas)] for step in steps]
+
+
+def neighbours(replicas):
+    near = {(r, (r + step) % replicas) for r in range(replicas) for step in (1, -1)}
+    return sorted(near)
+
+
+def out_and_in(replicas):
+    """The first sends to all others, and then they to it: others count less than the first."""
+    out = [(0, r) for r in range(1, replicas)]
+    return [out, [(b, a) for a, b in out]]
 
 
 NUMBERS = {
@@ -88,6 +115,16 @@ NUMBERS = {
     "elastic": simulated(
         lambda: sync.ElasticAveraging(3, alpha=0.2),
         lambda p: Training(p, of_steps(3), simulation.elastic(0.2), simulation.take_centre),
+    ),
+    "gossip": simulated(lambda: sync.Gossip(), lambda p: mixing(p, 1, powers_of_two(p))),
+    "gossip_in_a_ring": simulated(
+        lambda: sync.Gossip(4, "ring"), lambda p: mixing(p, 4, [neighbours(p)])
+    ),
+    "gossip_in_pairs": simulated(
+        lambda: sync.Gossip(2, "random", seed=7), lambda p: mixing(p, 2, random_graph(p, 7))
+    ),
+    "gossip_by_an_own_graph": simulated(
+        lambda: sync.Gossip(2, out_and_in), lambda p: mixing(p, 2, out_and_in(p))
     ),
 }
 
@@ -155,7 +192,7 @@ class Traffic(keras.callbacks.Callback):
         return sum(t.calls for t in totals), sum(t.sent for t in totals)
 
 
-def with_much_to_say(strategy):
+def with_much_to_say(strategy, **how):
     """Batch normalization, dropout, masks, metrics, sample weights: all of which talk in steps."""
     with strategy.scope():
         model = keras.Sequential([
@@ -166,13 +203,19 @@ def with_much_to_say(strategy):
             layers.Dropout(0.2),
             layers.Dense(OUTPUTS),
         ])  # fmt: skip
-        model.compile("adam", "mse", metrics=["mae"], weighted_metrics=["mse"])
+        model.compile("adam", "mse", metrics=["mae"], weighted_metrics=["mse"], **how)
     return model
 
 
 def silence(make, folder):
     """Between the ends of rounds nothing is sent, whatever layers, losses and metrics do."""
-    for rule in (sync.LocalSGD(4), sync.DiLoCo(4, wire="int8"), sync.ElasticAveraging(4, 0.2)):
+    rules = (
+        sync.LocalSGD(4),
+        sync.DiLoCo(4, wire="int8"),
+        sync.ElasticAveraging(4, 0.2),
+        sync.Gossip(4, "ring"),
+    )
+    for rule in rules:
         model, traffic = with_much_to_say(make(rule)), Traffic()
         weights = np.ones(72, "float32")
         fit(model, 2, callbacks=[traffic], sample_weight=weights)
@@ -215,13 +258,20 @@ def outside_of_replicas(make, folder):
         shown = model.get_weights()
         return before, found, loss, guess, shown
 
-    steps = {sync.LocalSGD(4): simulation.take_mean, sync.ElasticAveraging(4, 0.2): None}
+    p = replicas(make(sync.LocalSGD(4)))
+    steps = {
+        sync.LocalSGD(4): simulation.take_mean,
+        sync.ElasticAveraging(4, 0.2): None,
+        sync.Gossip(4): simulation.mix(powers_of_two(p)),
+        sync.Gossip(4, out_and_in): simulation.mix(out_and_in(p)),
+    }
     for rule, end in steps.items():
         strategy = make(rule)
         model = regression(strategy)
         middle = Middle(look, 6)
         fit(model, callbacks=[middle])
-        training = Training(replicas(strategy), of_steps(4), end or simulation.elastic(0.2))
+        training = Training(p, of_steps(4), end or simulation.elastic(0.2))
+        on(strategy, training)
         for step in range(6):
             rows = slice(step * BATCH, (step + 1) * BATCH)
             training.step(x[rows], y[rows])
@@ -251,7 +301,13 @@ def assigned_in_the_middle(make, folder):
         model.evaluate(*simulation.problem(), verbose=0)
         model.set_weights([w * 0 + 1 for w in model.get_weights()])
 
-    for rule in (sync.LocalSGD(100), sync.DiLoCo(100), sync.ElasticAveraging(100, 0.2)):
+    rules = (
+        sync.LocalSGD(100),
+        sync.DiLoCo(100),
+        sync.ElasticAveraging(100, 0.2),
+        sync.Gossip(2, out_and_in),
+    )
+    for rule in rules:
         model = regression(make(rule), lambda: keras.optimizers.SGD(0.0))
         fit(model, callbacks=[Middle(look, 3)])
         same(model, [np.ones_like(w) for w in simulation.beginning()], atol=0, err_msg=repr(rule))
@@ -570,6 +626,55 @@ def taken_up_again(make, folder):
     assert alone.count_params() == sum(w.size for w in simulation.beginning())
 
 
+def gossip_taken_up_again(make, folder):
+    """From the mean, with the mixture whose turn it is, and all counting as much again."""
+
+    def rule():
+        return sync.Gossip(2, out_and_in)
+
+    model, file = regression(make(rule())), str(folder / "model.keras")
+    with pytest.raises(InterruptedError):
+        fit(model, callbacks=[Stop(7)])
+    model.save(file)
+    with (strategy := make(rule())).scope():
+        model = keras.models.load_model(file)
+    fit(model)
+
+    p = replicas(strategy)
+    training = on(strategy, Training(p, of_steps(2), simulation.mix(out_and_in(p))))
+    x, y = simulation.problem()
+    for step in range(16):
+        if step == 7:
+            training.weights = [training.mean() for _ in training.weights]
+            training.starts, training.masses = [training.mean() for _ in range(p)], [1.0] * p
+            means = [np.mean(parts, 0) for parts in zip(*(one.kept for one in training.inner))]
+            for one in training.inner:
+                one.kept = [m.copy() for m in means]
+        rows = slice((step if step < 7 else step - 7) * BATCH, None)
+        training.step(x[rows][:BATCH], y[rows][:BATCH])
+        if step % 2:
+            training.end(training)
+    simulation.take_mean_by_mass(training)
+    same(model, training.mean(), atol=3e-6)
+
+
+def gossip_of_strangers(make, folder):
+    """Batch normalization, a last batch of one row, validation, eagerly, and a second fit."""
+    for rule, how, fitted in (
+        (sync.Gossip(), {}, {"validation_split": 0.2}),
+        (sync.Gossip(3, "random", seed=2), {"run_eagerly": True}, {}),
+        (sync.Gossip(3, out_and_in), {"steps_per_execution": 2}, {"validation_split": 0.2}),
+    ):
+        model = with_much_to_say(strategy := make(rule), **how)
+        losses = fit(model, 2, samples=65, **fitted).history["loss"]
+        assert np.isfinite(losses).all(), (rule, losses)
+        fit(model, samples=65)
+        agree(model)
+        said = repr(strategy.explain())
+        assert "weights to mix, by gossip(" in said and "to sum them by ring" in said, said
+        assert strategy.rounds.figures()["rounds"] > 0
+
+
 def loaded_from_a_training_without_rounds(make, folder):
     """What a file does not hold begins anew: the round, and the outer optimizer."""
     plain, file = regression(make(sync.EveryStep())), folder / "plain.weights.h5"
@@ -660,6 +765,8 @@ CHECKS = NUMBERS | {
         optimizers,
         refused,
         taken_up_again,
+        gossip_taken_up_again,
+        gossip_of_strangers,
         loaded_from_a_training_without_rounds,
         loaded_after_an_interruption,
         compiled_after_an_interruption,

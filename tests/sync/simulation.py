@@ -53,6 +53,10 @@ class Training:
         end: called with this at the end of a round.
         settle: called at the end.
         momentum: of the inner optimizers.
+
+    Attributes:
+        workers: how many processes the replicas are in. A batch is cut in as many parts as there
+            are replicas, which go to workers in turn.
     """
 
     def __init__(self, replicas, steps, end, settle=None, momentum=0.9):
@@ -60,6 +64,9 @@ class Training:
         self.inner = [Momentum(RATE, momentum) for _ in range(replicas)]
         self.began = self.centre = self.mean()
         self.replicas, self.steps, self.end, self.settle = replicas, steps, end, settle
+        self.workers = 1
+        self.rounds, self.masses = 0, [1.0] * replicas
+        self.starts = [list(own) for own in self.weights]
 
     def mean(self):
         return [np.mean(parts, 0) for parts in zip(*self.weights, strict=True)]
@@ -83,7 +90,9 @@ class Training:
     def step(self, x, y):
         for r in range(self.replicas):
             most = BATCH // self.replicas  # the first ones' parts of a short batch are whole
-            part = slice(r * most, (r + 1) * most)
+            worker, place = divmod(r, self.replicas // self.workers)
+            first = (place * self.workers + worker) * most
+            part = slice(first, first + most)
             if len(x[part]):
                 g = gradient(self.weights[r], x[part], y[part])
                 self.weights[r] = self.inner[r].apply(self.weights[r], g)
@@ -119,6 +128,37 @@ def elastic(alpha):
         training.centre = [c + pull for c, pull in zip(training.centre, pulls)]
 
     return end
+
+
+def mix(rounds):
+    """Each round's shares by its pairs (sender, receiver), in turn: push-sum for any graph."""
+
+    def end(training):
+        p, pairs = training.replicas, rounds[training.rounds % len(rounds)]
+        shares = [1 / (1 + sum(s == r for s, _ in pairs)) for r in range(p)]
+        given = []
+        for r in range(p):
+            steps = zip(training.weights[r], training.starts[r])
+            given.append([training.masses[r] * began + (w - began) for w, began in steps])
+        those = [[r, *(s for s, receiver in pairs if receiver == r)] for r in range(p)]
+        masses = [sum(shares[s] * training.masses[s] for s in those[r]) for r in range(p)]
+        training.weights = [
+            [
+                np.sum([shares[s] * given[s][i] for s in those[r]], 0) / masses[r]
+                for i in range(len(given[r]))
+            ]
+            for r in range(p)
+        ]
+        training.masses, training.starts = masses, [list(own) for own in training.weights]
+        training.rounds += 1
+
+    return end
+
+
+def take_mean_by_mass(training):
+    shares = [[m * w for w in own] for m, own in zip(training.masses, training.weights)]
+    mean = [np.mean(parts, 0) for parts in zip(*shares)]
+    training.weights = [mean for _ in training.weights]
 
 
 def take_centre(training):

@@ -10,6 +10,10 @@ DEVICES = ["CPU:0", "CPU:1"]
 _TENSORFLOW = {"backend": "tensorflow", "algorithm": "auto"}
 
 
+def backwards(replicas):
+    return [[(r, (r - 1) % replicas) for r in range(replicas)]]
+
+
 def make(rule, **settings):
     return ScaleStrategy(**{"algorithm": "ring", "devices": DEVICES, "sync": rule} | settings)
 
@@ -28,6 +32,14 @@ def make(rule, **settings):
         (lambda: sync.DiLoCo(8, outer=dict).make_outer(), "made {}"),
         (lambda: sync.ElasticAveraging(8, alpha=0), "more than 0 and at most 1, got 0"),
         (lambda: make(sync.ElasticAveraging(8, alpha=0.9)), "alpha times 3 must be less than 2"),
+        (lambda: sync.Gossip(0), "every is a number of steps, 1 or more"),
+        (lambda: sync.Gossip(1, "rnig"), "no topology is called 'rnig'.*Did you mean 'ring'"),
+        (lambda: sync.Gossip(1, [[(0, 1)]]), "a function from a number of replicas to a list"),
+        (lambda: sync.Gossip(1, "random", seed=0.5), "seed is a whole number, got 0.5"),
+        (lambda: make(sync.Gossip(1, lambda p: [[(0, 1)]])), "rank 0 hears of 1 of 2 ranks"),
+        (lambda: make(sync.Gossip(1, lambda p: [[(0, 2)]])), "different ranks of 0..1, got"),
+        (lambda: make(sync.Gossip(), wire="int8"), "none are: replicas send weights"),
+        (lambda: make(sync.Gossip(), **_TENSORFLOW), "sync=Gossip.*own"),
         (lambda: make("diloco"), "sync is a rule of tfscale.sync"),
         (lambda: make(sync.LocalSGD(8), wire="int8"), "none are: replicas send weights"),
         (lambda: make(sync.DiLoCo(8), method=PowerSGD(2)), "Say it of these"),
@@ -68,10 +80,15 @@ def test_workers_compare_all_settings():
             sync.DiLoCo(9),
             sync.LocalSGD(8),
             sync.LocalSGD(8, start=3),
+            sync.Gossip(8),
+            sync.Gossip(8, "random"),
+            sync.Gossip(8, "random", seed=1),
+            sync.Gossip(8, backwards),
             sync.EveryStep(),
         )
     }
-    assert len(described) == 9
+    assert len(described) == 13
+    assert " at 0x" not in sync.Gossip(8, backwards).describe()
     given = keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
     assert sync.DiLoCo(8, outer=given).describe() == sync.DiLoCo(8).describe()
 

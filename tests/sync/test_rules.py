@@ -16,8 +16,9 @@ WORKER = Path(__file__).parent / "workers" / "check.py"
 # What `make test` does in several processes; it does the others on several devices, and leaves
 # some of them to `make test-all`.
 PROCESSES = {"diloco", "silence", "workers_with_other_numbers_of_batches", "taken_up_again"}
-PROCESSES |= {"read_by_a_callback"}
+PROCESSES |= {"read_by_a_callback", "gossip_by_an_own_graph"}
 SELDOM = {"local_sgd", "growing", "diloco_with_another_outer", "one_step_rounds"}
+SELDOM |= {"gossip_in_a_ring", "gossip_in_pairs", "gossip_by_an_own_graph"}
 SELDOM |= {"programs", "mixed_precision", "optimizers", "other_types"}
 
 
@@ -37,7 +38,7 @@ def test_two_devices(case, tmp_path):
     CHECKS[case](functools.partial(make, 2), tmp_path)
 
 
-@pytest.mark.parametrize("case", sample(NUMBERS, NUMBERS.keys() - {"elastic"}))
+@pytest.mark.parametrize("case", sample(NUMBERS, NUMBERS.keys() - {"elastic", "gossip"}))
 def test_four_devices(case, tmp_path):
     CHECKS[case](functools.partial(make, 4), tmp_path)
 

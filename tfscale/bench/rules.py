@@ -32,6 +32,8 @@ RULES = (
     *(f"DiLoCo({every})" for every in (10, 50, 200)),
     "DiLoCo(50, wire='int8')",
     "ElasticAveraging(10, alpha=0.1)",
+    "Gossip()",
+    "Gossip(16, 'ring')",
 )
 STEPS_AT_ONCE = 8  # in one call of Keras's, which takes longer than these steps
 LINKS = {"100 Mbit/s": 8 / 100e6, "10 Gbit/s": 8 / 10e9}  # seconds for each byte

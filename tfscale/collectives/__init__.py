@@ -16,6 +16,15 @@ from tfscale.collectives.broadcast import broadcast
 from tfscale.collectives.central import central
 from tfscale.collectives.cost import Cluster, Cost, Link
 from tfscale.collectives.direct import direct
+from tfscale.collectives.gossip import (
+    TOPOLOGIES,
+    contraction,
+    is_doubly_stochastic,
+    matrix,
+    mixture,
+    mixtures,
+    share,
+)
 from tfscale.collectives.halves import all_gather, reduce_scatter
 from tfscale.collectives.halving import halving
 from tfscale.collectives.hierarchical import hierarchical
@@ -37,6 +46,7 @@ from tfscale.collectives.verify import Count
 
 __all__ = [
     "ALGORITHMS",
+    "TOPOLOGIES",
     "Cluster",
     "Cost",
     "Count",
@@ -50,15 +60,21 @@ __all__ = [
     "all_gather",
     "broadcast",
     "central",
+    "contraction",
     "direct",
     "finalise",
     "halving",
     "hierarchical",
+    "is_doubly_stochastic",
     "keep",
+    "matrix",
+    "mixture",
+    "mixtures",
     "reduce_scatter",
     "resolve",
     "ring",
     "send",
+    "share",
     "simulate",
     "tree",
 ]

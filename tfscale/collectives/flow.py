@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from tfscale.collectives.schedule import Goal, Kind, Program, Schedule, ScheduleError
 
-State = Literal["open", "given", "final"]  # of a chunk at a rank
+State = Literal["open", "given", "mixed", "final"]  # of a chunk at a rank
 
 # What a move makes of a chunk. What is not here must not happen.
 _GIVING: dict[tuple[Kind, State], State] = {
@@ -20,15 +20,24 @@ _ONE_WAY: dict[tuple[Kind, State], State] = {  # only the owner's contribution c
     (Kind.FINALISE, "open"): "final",
     (Kind.KEEP, "open"): "final",
 }
+_MIXING: dict[tuple[Kind, State], State] = {  # only what a rank brings is sent
+    (Kind.SEND, "open"): "open",
+    (Kind.ADD, "open"): "mixed",
+    (Kind.ADD, "mixed"): "mixed",
+    (Kind.FINALISE, "open"): "final",
+    (Kind.FINALISE, "mixed"): "final",
+}
 _RULES: dict[Goal, dict[tuple[Kind, State], State]] = {
     "all_reduce": {**_GIVING, **_SHARING, (Kind.KEEP, "given"): "final"},
     "reduce_scatter": _GIVING,
     "all_gather": _ONE_WAY,
     "broadcast": _ONE_WAY,
+    "mixture": _MIXING,
 }
 _MEANING: dict[State, str] = {
     "open": "my partial sum, neither given away nor final",
     "given": "given away",
+    "mixed": "mixed with what others gave",
     "final": "final",
 }
 
@@ -115,7 +124,7 @@ def _refusal(
 
 def _check_end(schedule: Schedule, rank: int, cuts: list[int], states: list[State]) -> None:
     for chunk, state in zip(cuts, states):
-        if state == "open":
+        if state in ("open", "mixed"):
             raise ScheduleError(
                 f"rank {rank}: expected a move that gives away, finalises or keeps chunk {chunk}, "
                 "but the program ends without one"

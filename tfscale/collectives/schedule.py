@@ -19,6 +19,9 @@ free to overlap.
 A message is known by its sender, its receiver, its range of chunks and whether
 it carries a partial sum or final bytes, so ``send`` and the move that receives
 it name the same range. In one schedule no two messages are alike.
+
+In a *mixture* each rank may send what it brings to several others, before it
+adds what they send; when it has added all, it finalises its own result.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ if TYPE_CHECKING:
     from tfscale.collectives.cost import Cluster, Cost, Link
     from tfscale.collectives.verify import Count
 
-Goal = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast"]
+Goal = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "mixture"]
 
 
 class ScheduleError(ValueError):

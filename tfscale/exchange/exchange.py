@@ -15,7 +15,15 @@ from tfscale.bridge.tensorflow import Mirrored, eager_mode, regroup
 from tfscale.collectives import Schedule
 from tfscale.compression.method import joined, separated
 from tfscale.exchange.collective_schedules import CollectiveSchedules
-from tfscale.ops import Communicator, Group, all_gather, all_reduce, broadcast, reduce_scatter
+from tfscale.ops import (
+    Communicator,
+    Group,
+    all_gather,
+    all_reduce,
+    broadcast,
+    mix,
+    reduce_scatter,
+)
 from tfscale.ops.bucket import Name, bucket_id
 from tfscale.ops.collective import DTYPES
 from tfscale.ops.library import known_to_all
@@ -104,6 +112,20 @@ class Exchange:
             if isinstance(value, tf.IndexedSlices):
                 sums[i] = self.sum_slices(replica, value, name)
         return sums
+
+    def mixed(
+        self, replica: int, tensors: Sequence[tf.Tensor], schedule: Schedule, name: Name
+    ) -> list[tf.Tensor]:
+        """What a rank ends with in a mixture of floats of all ranks."""
+        found = list(tensors)
+        communicator = self.communicators[replica]
+        for positions in _by_dtype(tensors).values():
+            own = [tensors[i] for i in positions]
+            bucket = communicator.new_bucket(name)
+            one = mix(joined(own), communicator, schedule=schedule, name=bucket)
+            for i, part in zip(positions, separated(one, own)):
+                found[i] = part
+        return found
 
     def sum_slices(
         self,

@@ -7,9 +7,12 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tfscale.collectives import Schedule
 from tfscale.collectives.choose import Chooser
+from tfscale.compression.gradient import Gradient
 from tfscale.compression.method import RESIDUAL, Method, Wire
 from tfscale.exchange.buckets import Bucket
+from tfscale.exchange.exchange import Exchange
 from tfscale.exchange.reducer import Collective, Packing, Reducer, dense_bucket, sparse_bucket
 from tfscale.ops.bucket import BucketId
 from tfscale.text import WIDTH, entries
@@ -135,6 +138,42 @@ def _rows(reducer: Reducer, totals: dict[BucketId, Total]) -> Iterator[Row]:
                 collectives=(sent,),
                 **_measured(totals, [Collective(sent, 0)]),
             )
+
+
+def row_of_mixtures(
+    exchange: Exchange, bucket: BucketId, weights: Sequence[Gradient], rounds: Sequence[Schedule]
+) -> Row:
+    """What mixtures of these weights send, which take turns; beside what a sum would."""
+    size = sum(weight.bytes for weight in weights)
+    one = Collective(bucket, size)
+    schedules = exchange.schedules
+    choice = schedules.choose(size)
+    cost, summing = rounds[0].cost, schedules.schedule(choice.algorithm).cost
+    why, seconds = "", 0.0
+    if cost is not None and summing is not None:
+        sent, summed = round(cost.sent * size), round(summing.sent * size)
+        why = f"a replica sends {sent:,} bytes; to sum them by {choice.algorithm}, {summed:,}"
+        if isinstance(schedules, Chooser):
+            seconds = cost.time(size, schedules.machine, schedules.gamma)
+            why += f" in {_ms(choice.seconds)} ms by the model"
+    more = f" and {len(rounds) - 1} more in turn" if len(rounds) > 1 else ""
+    totals = exchange.communicators[0].totals()
+    return Row(
+        bucket=bucket,
+        variables=tuple(weight.path for weight in weights),
+        elements=sum(weight.elements for weight in weights),
+        wire=LOSSLESS,
+        feedback=False,
+        bytes=size,
+        lossless=size,
+        algorithm=f"{rounds[0].name}{more}",
+        why=why,
+        predicted=seconds,
+        gain=0.0,
+        method=str(Wire(LOSSLESS, False)),
+        collectives=(bucket,),
+        **_measured(totals, [one]),
+    )
 
 
 def _switching(packing: Packing, bucket: Bucket, method: Method) -> str:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         all_gather,
         all_reduce,
         broadcast,
+        mix,
         reduce_scatter,
     )
     from tfscale.ops.group import Communicator, Group
@@ -38,6 +39,7 @@ __all__ = [
     "all_gather",
     "all_reduce",
     "broadcast",
+    "mix",
     "reduce_scatter",
 ]
 

@@ -1,4 +1,4 @@
-"""The collective ops: all-reduce, reduce-scatter, all-gather, broadcast.
+"""The collective ops: all-reduce, reduce-scatter, all-gather, broadcast, mix.
 
 All take a communicator, run on its device, may overlap with each other and with
 compute, and have gradients. Every rank must call them with the same arguments
@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tfscale import collectives, wires
 from tfscale.collectives import Kind, Schedule
+from tfscale.collectives.proof import proven
 from tfscale.ops import library
 from tfscale.ops.bucket import BucketId, Name, bucket_id
 from tfscale.ops.group import Communicator
@@ -26,7 +27,7 @@ Algorithm = str | Callable[[int], Schedule] | Schedule
 DTYPES = (tf.float32, tf.float16, tf.bfloat16, tf.float64, tf.int32, tf.int64)
 
 # An op carries its schedule's fingerprint; its gradient finds by it the all-reduce
-# that the schedule is a half of.
+# that the schedule is a half of, or the mixture.
 _wholes: dict[str, Schedule] = {}
 
 
@@ -193,6 +194,47 @@ def broadcast(
     )
 
 
+def mix(
+    x: Any,
+    communicator: Communicator,
+    *,
+    schedule: Schedule,
+    piece_bytes: int = 0,
+    name: Name | None = None,
+) -> Any:
+    r"""Mix ``x`` with that of a few ranks; each rank ends with its own result.
+
+    With :math:`S_r` the ranks that send to rank r, and :math:`d_s` how many rank s sends to,
+
+    .. math:: y_r = \sum_{s \in S_r \cup \{r\}} \frac{x_s}{d_s + 1}
+
+    Args:
+        x: of floats, which travel as they are; halves as float32.
+        schedule: a ``mixture`` of ``tfscale.collectives``.
+        others: see ``all_reduce``.
+
+    Example:
+        >>> from tfscale.collectives import mixture
+        >>> group = tfscale.ops.Group.local(["CPU:0", "CPU:1"])
+        >>> half = mixture("half of the first", 2, [(0, 1)])
+        >>> @group.function
+        ... def mixed(communicator, x):
+        ...     return mix(x, communicator, schedule=half)
+        >>> first, second = mixed([tf.constant([1.0]), tf.constant([10.0])])
+        >>> print(first.numpy(), second.numpy())
+        [0.5] [10.5]
+    """
+    x = _checked(x)
+    if not x.dtype.is_floating:
+        raise TypeError(f"shares of {x.dtype.name} are not whole: cast it to a float first")
+    made = _mixture(schedule)
+    part = collectives.share(made, communicator.rank)
+    wide = tf.cast(x, tf.float32) if x.dtype.size == 2 else x
+    own = wide * tf.constant(part.numerator / part.denominator, wide.dtype)
+    common = _common(communicator, made, "mix", "fp32", None, 0, piece_bytes, name)
+    return tf.cast(_run("mix", x=own, **common), x.dtype)
+
+
 def _reduce(op: str, x: Any, reduction: str, residual: Any, common: dict[str, Any]) -> Any:
     given = [] if residual is None else [residual]
     y, kept = _run(op, x=x, residual=given, reduction=reduction, **common)
@@ -282,6 +324,15 @@ def _half(algorithm: Algorithm, ranks: int, goal: str) -> Schedule:
     half = halve(whole)
     _wholes[_fingerprint(half)] = whole
     return half
+
+
+@functools.lru_cache(maxsize=256)
+def _mixture(schedule: Schedule) -> Schedule:
+    if not isinstance(schedule, Schedule) or schedule.goal != "mixture":
+        raise TypeError(f"expected a mixture of tfscale.collectives, got {schedule!r:.200}")
+    made = proven(lambda: schedule, schedule)
+    _wholes[_fingerprint(made)] = made
+    return made
 
 
 _broadcast = functools.lru_cache(maxsize=256)(collectives.broadcast)
@@ -374,3 +425,23 @@ def _broadcast_gradient(op: tf.Operation, dy: tf.Tensor) -> list[Any]:
     dx = _reduce("all_reduce", dy, "sum", None, common)
     is_root = Kind.FINALISE in op.get_attr("program")[::4]
     return [None, dx if is_root else tf.zeros_like(dx), *_inputs_without_gradient(op)]
+
+
+@tf.RegisterGradient("TfscaleMix")
+def _mix_gradient(op: tf.Operation, dy: tf.Tensor) -> list[Any]:
+    back = _backwards(_wholes[op.get_attr("schedule").decode()])
+    dx = _run("mix", x=dy, **_like(op), **_schedule_attributes(back, op.get_attr("rank")))
+    return [None, dx, *_inputs_without_gradient(op)]
+
+
+@functools.lru_cache(maxsize=256)
+def _backwards(mixture: Schedule) -> Schedule:
+    """Where the receivers send to the senders."""
+    pairs = [
+        (move.peer, rank)
+        for rank in range(mixture.ranks)
+        for move in mixture.program(rank)
+        if move.kind is Kind.SEND
+    ]
+    made = collectives.mixture(f"{mixture.name} backwards", mixture.ranks, pairs)
+    return _mixture(made)

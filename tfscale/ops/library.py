@@ -64,5 +64,5 @@ def _let_overlap() -> None:
     """
     from tensorflow.python.framework import auto_control_deps_utils
 
-    for op in ("AllReduce", "ReduceScatter", "AllGather", "Broadcast"):
+    for op in ("AllReduce", "ReduceScatter", "AllGather", "Broadcast", "Mix"):
         auto_control_deps_utils.register_read_only_resource_op(f"Tfscale{op}")

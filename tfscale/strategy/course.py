@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tfscale.bridge.objects import counter_of, innermost, native, optimizers_of
+from tfscale.collectives import Schedule
 from tfscale.compression.method import Kept
 from tfscale.exchange.reducer import describe, place_of
 from tfscale.exchange.state import ExchangeState
@@ -51,6 +52,7 @@ class Course:
             the model's, or None for the optimizer's.
         marks: what each replica of this process remembers, by its number in the process.
         remaining: whether there are batches left.
+        mixtures: those that take turns at the ends of rounds; none before they are traced.
         outside: what one sees of all this outside of replicas.
     """
 
@@ -63,6 +65,7 @@ class Course:
         self.name = model.name
         self._model = weakref.ref(model)
         self.marks: dict[int, Marks] = {}
+        self.mixtures: list[Schedule] = []
         self._statistics: list[Any] = []
         self._spare: dict[Any, Cell] = {}
         self._closing: Any = None
@@ -96,6 +99,8 @@ class Course:
         here = self._here()
         when(here.marks.shown.read(), here.put_back)
         when(here.steps.read_value() != here.count(), lambda: here.position.assign(0))
+        if here.marks.began:
+            when(here.agree, here.weigh)
         if self.rule.keeps:
             first = tf.logical_and(here.position.read_value() == 0, here.agree)
             when(first, lambda: self._by_rule(self.rule.begin, here))
@@ -175,7 +180,9 @@ class Course:
         self._prepare()
         replica = self._replica()
         if replica not in self.marks:
-            self.marks[replica] = Marks(self.variables, replica)
+            weighs = self.rule.weighs(self.reducer.exchange.ranks)
+            weighed = self.weights if weighs else ()
+            self.marks[replica] = Marks(self.variables, weighed, replica)
         return ReplicaRound(self, replica, self.marks[replica])
 
     def _trained(self) -> Any:
@@ -278,6 +285,10 @@ class Course:
             kept = self._kept(name, variable)
             if kept is not None:
                 kept.assign(tf.cast(variable.values[0].read_value(), kept.dtype))
+        for replica, marks in self.marks.items():
+            for weight, began in zip(self.weights, marks.began):
+                if weight is variable:
+                    began.assign(variable.values[replica].read_value())
 
     def _kept(self, name: str, variable: LocalWeight) -> Any:
         for trained, weight in zip(self.trained, self.weights, strict=True):

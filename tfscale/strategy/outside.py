@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tfscale.bridge.tensorflow import PerReplica
-from tfscale.exchange.explain import rows
-from tfscale.strategy.replica_round import POSITION, ROUNDS
+from tfscale.exchange.explain import Row, row_of_mixtures, rows
+from tfscale.exchange.reducer import describe
+from tfscale.ops.bucket import BucketId
+from tfscale.strategy.replica_round import MIXED, POSITION, ROUNDS
 from tfscale.strategy.variables import LocalWeight
 
 if TYPE_CHECKING:
@@ -80,6 +82,15 @@ class Outside:
         """Of this process's replicas, the largest distance of weights from their mean."""
         return max(float(marks.drift.numpy()) for marks in self._marks.values())
 
+    def mixed(self) -> list[Row]:
+        """What mixtures send at the end of a round, if it ends in one."""
+        course = self._course
+        if not course.mixtures:
+            return []
+        bucket = BucketId(MIXED, course.label)
+        weights = [describe(v) for v in course.trained]
+        return [row_of_mixtures(course.reducer.exchange, bucket, weights, course.mixtures)]
+
     def words(self) -> str:
         """Of this model's next agreement; nothing before its first step."""
         if not self.has_begun:
@@ -88,11 +99,11 @@ class Outside:
         done, rounds = self.ended()
         counted = float(course.state.whole(*ROUNDS).numpy())
         left = int(course.steps_of(tf.constant(counted, tf.float32))) - done
-        own = [row for row in rows(course.reducer) if row.bucket.owner == course.label]
+        own = self.mixed() or [r for r in rows(course.reducer) if r.bucket.owner == course.label]
         size, seconds = sum(row.bytes for row in own), sum(row.predicted for row in own)
         words = f"{course.name!r} has ended {rounds} rounds, and ends the next in {left} steps"
         if own:
-            words += f"; that sums {size:,} bytes"
+            words += f"; that {'mixes' if self.mixed() else 'sums'} {size:,} bytes"
             words += f", in {1000 * seconds:.2f} ms by the model" if seconds else ""
         if drift := self.drift():
             words += f". At the last end weights were up to {drift:.3g} from their mean"

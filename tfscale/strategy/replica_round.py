@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tfscale.bridge.objects import counter_of
+from tfscale.collectives import Schedule, is_doubly_stochastic
 from tfscale.exchange.reducer import place_of
 from tfscale.exchange.trial import Cell
 from tfscale.ops.bucket import BucketId
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 POSITION, ROUNDS, STEPS = ("position", "sync"), ("rounds", "sync"), ("steps", "sync")
 
 
+MIXED = "weights to mix"  # as logs call them
+
+
 class Marks:
     """What one replica remembers from step to step, in no checkpoint.
 
@@ -34,15 +39,19 @@ class Marks:
         shown: whether weights have been put aside for those that are evaluated.
         aside: these, one for each of the model's variables.
         drift: how far the weights were from the mean, at the last agreement.
+        mass: how much the replica's weights count; only if ``began`` is not empty.
+        began: where they were at the round's beginning, one for each that is trained; if the rule
+            weighs replicas, else none.
     """
 
-    def __init__(self, variables: Sequence[Any], replica: int) -> None:
+    def __init__(self, variables: Sequence[Any], weighed: Sequence[Any], replica: int) -> None:
         own = [variable.values[replica] for variable in variables]
         with tf.init_scope():
             self.aside = [_cell(v) for v in own]
+            self.began = [_cell(v.values[replica]) for v in weighed]
             with tf.device(host_of(own[0].device)):
                 self.apart, self.spread, self.shown = (Cell(tf.bool) for _ in range(3))
-                self.drift = Cell(tf.float32)
+                self.drift, self.mass = Cell(tf.float32), Cell(tf.float32)
                 self.drift.assign(0.0)
                 for flag in (self.apart, self.spread, self.shown):
                     flag.assign(False)
@@ -110,9 +119,65 @@ class ReplicaRound:
             list(values), course.trained, course.optimizer, course.state, label=course.label
         )
         means = [total / tf.cast(self.replicas, total.dtype) for total in sums]
+        self._note_drift(values, means)
+        return means
+
+    def mix(self, values: Sequence[tf.Tensor], mixtures: Sequence[Schedule]) -> list[tf.Tensor]:
+        self._course.mixtures = list(mixtures)
+        weighs = not all(map(is_doubly_stochastic, mixtures))
+        given = self._weighed(values) if weighs else list(values)
+        turn = tf.cast(self.rounds.read_value(), tf.int32) % len(mixtures)
+        mixed = list(
+            tf.switch_case(turn, [functools.partial(self._mixed, given, one) for one in mixtures])
+        )
+        if weighs:
+            mixed = self._unweighed(mixed)
+        self._note_drift(values, mixed)
+        return mixed
+
+    @property
+    def mass(self) -> tf.Tensor:
+        return self.marks.mass.read() if self.marks.began else tf.constant(1.0)
+
+    def weigh(self) -> None:
+        """All replicas have the same weights, and so each counts as much."""
+        self.marks.mass.assign(1.0)
+        self._begin_from([weight.read_value() for weight in self.weights])
+
+    def _begin_from(self, values: Sequence[tf.Tensor]) -> None:
+        for cell, value in zip(self.marks.began, values, strict=True):
+            cell.assign(value)
+
+    def _weighed(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """What push-sum mixes: where the round began by its mass, the way since then, the mass."""
+        rule = self._course.rule
+        if not self.marks.began:
+            raise ValueError(
+                f"sync={rule!r} mixes by a mixture that is not doubly stochastic, and its weighs() "
+                "says that it does not. Return True there"
+            )
+        given = []
+        for cell, value in zip(self.marks.began, values, strict=True):
+            began = tf.ensure_shape(cell.read(), value.shape)
+            given.append(tf.cast(self.mass, value.dtype) * began + (value - began))
+        return [*given, self.mass]
+
+    def _unweighed(self, mixed: list[tf.Tensor]) -> list[tf.Tensor]:
+        *totals, mass = mixed
+        self.marks.mass.assign(mass)
+        values = [total / tf.cast(mass, total.dtype) for total in totals]
+        self._begin_from(values)
+        return values
+
+    def _mixed(self, values: list[tf.Tensor], mixture: Schedule) -> list[tf.Tensor]:
+        name = BucketId(MIXED, self._course.label)
+        return self._exchange.together(
+            lambda replica, tensors: self._exchange.mixed(replica, tensors, mixture, name), values
+        )
+
+    def _note_drift(self, values: Sequence[tf.Tensor], means: Sequence[tf.Tensor]) -> None:
         apart = [value - mean for value, mean in zip(values, means, strict=True)]
         self.marks.drift.assign(tf.linalg.global_norm([tf.cast(x, tf.float32) for x in apart]))
-        return means
 
     def average_optimizer(self) -> None:
         self.average(self._course.of_optimizer, "the optimizer's")

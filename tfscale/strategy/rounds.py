@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from tfscale.bridge.objects import native
+from tfscale.exchange.explain import Row
 from tfscale.exchange.reducer import Reducer
 from tfscale.exchange.state import ExchangeState
 from tfscale.strategy.course import Course, optimizer_of
@@ -127,6 +128,10 @@ class Rounds:
         for variable in outer.variables:
             LocalWeight.make_common(native(variable))
         return outer
+
+    def mixed(self) -> list[Row]:
+        """What mixtures at the ends of rounds send."""
+        return [row for course in self._courses.values() for row in course.outside.mixed()]
 
     def words(self) -> str:
         """When replicas agree next, what that costs, and how far they were apart; for people."""

@@ -341,7 +341,10 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         """
         exchange = self.extended.exchange
         every = [row for reducer in self.reducers for row in rows(reducer)]
-        rounds = "" if self.rounds is None else self.rounds.words()
+        rounds = ""
+        if self.rounds is not None:
+            every += self.rounds.mixed()
+            rounds = self.rounds.words()
         return Explanation(every, exchange.ranks, exchange.ways(), rounds)
 
     def dump(self, path: str | Path) -> None:

@@ -4,6 +4,7 @@ from tfscale import tensorflow_needed as _  # noqa: F401
 from tfscale.sync.diloco import DiLoCo
 from tfscale.sync.elastic import ElasticAveraging
 from tfscale.sync.every_step import EveryStep
+from tfscale.sync.gossip import Gossip
 from tfscale.sync.local_sgd import LocalSGD
 from tfscale.sync.period import Period
 from tfscale.sync.rule import Round, Rule
@@ -12,6 +13,7 @@ __all__ = [
     "DiLoCo",
     "ElasticAveraging",
     "EveryStep",
+    "Gossip",
     "LocalSGD",
     "Period",
     "Round",

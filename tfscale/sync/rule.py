@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
+from tfscale.collectives import Schedule
 from tfscale.compression.policy import MethodPolicy, WirePolicy
 from tfscale.sync.period import Period
 from tfscale.wires import LOSSLESS
@@ -29,6 +30,12 @@ class Round(Protocol):
     weights: list[tf.Variable]
     replicas: int
 
+    @property
+    def mass(self) -> tf.Tensor:
+        """How much this replica's weights count in the mean of all: 1, but where mixtures are not
+        doubly stochastic.
+        """
+
     def kept(self, name: str) -> list[tf.Tensor]:
         """What was kept by that name for each weight, in its type: one of the rule's ``keeps``."""
 
@@ -37,6 +44,15 @@ class Round(Protocol):
 
     def mean(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Means over all replicas of one value for each weight, by the rule's ``policy``."""
+
+    def mix(self, values: Sequence[tf.Tensor], mixtures: Sequence[Schedule]) -> list[tf.Tensor]:
+        """The weights, mixed with those of a few other replicas.
+
+        Args:
+            values: this replica's.
+            mixtures: of ``tfscale.collectives``. They take turns, round by round. If one is not
+                doubly stochastic, the rule must say so: see ``Rule.weighs``.
+        """
 
     def average_optimizer(self) -> None:
         """Make what the optimizer keeps the mean over all replicas."""
@@ -93,6 +109,13 @@ class Rule:
 
     def check(self, replicas: int) -> None:
         """Refuse a number of replicas that the rule is not for."""
+
+    def weighs(self, replicas: int) -> bool:
+        """Whether it mixes by mixtures that are not doubly stochastic.
+
+        Then replicas remember how much each counts, and where its round began.
+        """
+        return False
 
     def begin(self, round: Round) -> None:
         """Called before a round's first step, if all replicas have the same weights then."""

@@ -1,0 +1,312 @@
+"""Gossip: instead of a sum over all ranks, each ends with a mixture of its own and a few others'.
+
+In a round of gossip each rank s sends what it holds to :math:`d_s` others. It keeps, and gives to
+each of these, an equal share of :math:`1 / (d_s + 1)`, so nothing is lost: the columns of the
+matrix of these shares sum to 1. If its rows do, too, it is doubly stochastic, and each rank ends
+with a mean. A topology is a list of such rounds, which take turns.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import random
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
+
+from tfscale.collectives.cost import Cost, Link, fan_in, flat
+from tfscale.collectives.proof import trusted
+from tfscale.collectives.schedule import (
+    Kind,
+    Move,
+    Schedule,
+    ScheduleError,
+    add,
+    finalise,
+    send,
+)
+from tfscale.names import unknown
+
+Pairs = Sequence[tuple[int, int]]  # who sends to whom
+Topology = Callable[[int], Sequence[Pairs]]
+
+_ROUNDING = 1e-12  # an eigenvalue below is one of 0
+_DRAWN = 4  # rounds for each doubling of the ranks: as many as 4 times around the exponential graph
+
+
+def mixture(name: str, ranks: int, pairs: Pairs) -> Schedule:
+    """One round of gossip: each rank ends with the sum of its own and of what is sent to it.
+
+    Each rank sends its buffer to its receivers, and adds those of its senders to its own as they
+    come. (Shares are taken before: see ``shares``.)
+
+    Cost: 1 round; the busiest rank sends as many buffers as it has receivers; time
+    d (alpha + beta N) + gamma N, where d is the most senders or receivers that a rank has, as long
+    as additions are faster than messages and no two messages come to one rank at once.
+
+    Args:
+        name: what it is called.
+        ranks: how many ranks take part.
+        pairs: of a sender and a receiver each.
+
+    Example:
+        >>> schedule = mixture("to the next", 3, [(0, 1), (1, 2), (2, 0)])
+        >>> schedule.verify().messages
+        3
+    """
+    pairs = _checked(name, ranks, pairs)
+    receivers: list[list[int]] = [[] for _ in range(ranks)]
+    senders: list[list[int]] = [[] for _ in range(ranks)]
+    for sender, receiver in pairs:
+        receivers[sender].append(receiver)
+        senders[receiver].append(sender)
+
+    def build(rank: int) -> Iterator[Move]:
+        yield from (send(peer, 0) for peer in receivers[rank])
+        yield from (add(peer, 0) for peer in senders[rank])
+        yield finalise(0)
+
+    most_sent, most_received = (max(map(len, each)) for each in (receivers, senders))
+
+    def seconds(nbytes: float, link: Link, gamma: float) -> float:
+        return fan_in(max(most_sent, most_received), link.seconds(nbytes), gamma * nbytes)
+
+    cost = Cost(int(bool(pairs)), Fraction(most_sent), Fraction(most_received), flat(seconds))
+    return trusted(Schedule(name, ranks, 1, build, cost, goal="mixture"))
+
+
+def _checked(name: str, ranks: int, pairs: Pairs) -> list[tuple[int, int]]:
+    checked: list[tuple[int, int]] = []
+    for pair in pairs:
+        try:
+            sender, receiver = map(operator.index, pair)
+        except (TypeError, ValueError):
+            sender = receiver = -1
+        if sender == receiver or not (0 <= sender < ranks and 0 <= receiver < ranks):
+            raise ScheduleError(
+                f"{name}: expected pairs (sender, receiver) of two different ranks of "
+                f"0..{ranks - 1}, got {pair!r:.100}"
+            )
+        checked.append((sender, receiver))
+    again = [pair for pair, times in Counter(checked).items() if times > 1]
+    if again:
+        raise ScheduleError(f"{name}: expected each pair once in a round, but {again[0]} is twice")
+    return checked
+
+
+# ---------------------------------------------------------------------------
+# Topologies
+
+
+def ring_graph(ranks: int) -> list[Pairs]:
+    """Always the same round: each rank sends to both of its neighbours.
+
+    The matrix has 1/3 for a rank and each neighbour, so that differences shrink by
+    :math:`1/3 + 2/3 \\cos(2 \\pi / P)` in each round: slowly where there are many ranks.
+
+    Args:
+        ranks: how many ranks take part.
+
+    Example:
+        >>> ring_graph(3)
+        [[(0, 1), (1, 2), (2, 0), (0, 2), (1, 0), (2, 1)]]
+    """
+    steps = {1 % ranks, -1 % ranks} - {0}  # all in one direction first: no port gets two at once
+    return [[(rank, (rank + step) % ranks) for step in sorted(steps) for rank in range(ranks)]]
+
+
+def exponential_graph(ranks: int) -> list[Pairs]:
+    """In round t each rank sends to the one that is :math:`2^t` after it: one buffer a round.
+
+    If the ranks are a power of two, all hold the mean after log2 P rounds.
+
+    Args:
+        ranks: how many ranks take part.
+
+    Example:
+        >>> exponential_graph(4)
+        [[(0, 1), (1, 2), (2, 3), (3, 0)], [(0, 2), (1, 3), (2, 0), (3, 1)]]
+
+    Reference: Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", 2019; Ying
+    et al., "Exponential Graph is Provably Efficient for Decentralized Deep Training", 2021.
+    """
+    return [
+        [(rank, (rank + (1 << turn)) % ranks) for rank in range(ranks)]
+        for turn in range((ranks - 1).bit_length())
+    ] or [[]]
+
+
+def random_graph(ranks: int, seed: int = 0) -> list[Pairs]:
+    """In each round ranks are paired anew, as the seed has it; of an odd number one rests.
+
+    There are 4 log2 P rounds, or as many more as are needed to bring all together.
+
+    Args:
+        ranks: how many ranks take part.
+        seed: the same on all.
+
+    Example:
+        >>> random_graph(2)
+        [[(0, 1), (1, 0)]]
+
+    Reference: Boyd et al., "Randomized Gossip Algorithms", 2006.
+    """
+    if ranks <= 2:
+        return ring_graph(ranks)
+    dice = random.Random(seed)
+    rounds: list[Pairs] = []
+    while len(rounds) < _DRAWN * (ranks - 1).bit_length() or _reached(ranks, rounds) < ranks:
+        order = list(range(ranks))
+        dice.shuffle(order)
+        couples = list(zip(order[::2], order[1::2]))
+        rounds.append(sorted(couples + [(b, a) for a, b in couples]))
+    return rounds
+
+
+TOPOLOGIES: dict[str, Callable[..., list[Pairs]]] = {
+    "ring": ring_graph,
+    "exponential": exponential_graph,
+    "random": random_graph,
+}
+
+
+def mixtures(topology: str | Topology, ranks: int, seed: int = 0) -> list[Schedule]:
+    """The rounds of a topology, which take turns.
+
+    Args:
+        topology: a name from ``TOPOLOGIES``; or a function from a number of ranks to a list of
+            rounds, of which each is a list of pairs (sender, receiver).
+        ranks: how many ranks take part.
+        seed: for ``"random"``.
+
+    Raises:
+        ScheduleError: a round is no round, or what a rank holds never reaches some other.
+
+    Example:
+        >>> [schedule.name for schedule in mixtures("exponential", 3)]
+        ['gossip(exponential, 1 of 2)', 'gossip(exponential, 2 of 2)']
+    """
+    rounds = _rounds(topology, ranks, seed)
+    said = topology if isinstance(topology, str) else f"own {zlib.crc32(repr(rounds).encode()):08x}"
+    name = f"{said}, seed {seed}" if said == "random" else said
+    made = [
+        mixture(f"gossip({name}, {number} of {len(rounds)})", ranks, pairs)
+        for number, pairs in enumerate(rounds, 1)
+    ]
+    _check_connected(name, ranks, rounds)
+    return made
+
+
+def _rounds(topology: str | Topology, ranks: int, seed: int) -> list[Pairs]:
+    if isinstance(topology, str):
+        if topology not in TOPOLOGIES:
+            raise unknown("topology", topology, TOPOLOGIES)
+        more = {"seed": seed} if topology == "random" else {}
+        made: Sequence[Pairs] = TOPOLOGIES[topology](ranks, **more)
+    else:
+        made = topology(ranks)
+    rounds: list[Pairs] = [list(pairs) for pairs in made]
+    if not rounds:
+        raise ScheduleError(f"{topology!r} made no rounds for {ranks} ranks; expected one or more")
+    return rounds
+
+
+def _check_connected(name: str, ranks: int, rounds: Sequence[Pairs]) -> None:
+    """Over all rounds there is a way from each rank to each other."""
+    for pairs, what in (
+        (rounds, "reaches"),
+        ([[(b, a) for a, b in one] for one in rounds], "hears of"),
+    ):
+        if (count := _reached(ranks, pairs)) < ranks:
+            raise ScheduleError(
+                f"gossip({name}) is not connected over time: rank 0 {what} {count} of {ranks} "
+                "ranks, itself included, however many rounds follow. Expected rounds that "
+                "together lead from each rank to each other"
+            )
+
+
+def _reached(ranks: int, rounds: Sequence[Pairs]) -> int:
+    """How many ranks know in the end of what rank 0 has, itself included."""
+    after: list[list[int]] = [[] for _ in range(ranks)]
+    for sender, receiver in itertools.chain(*rounds):
+        after[sender].append(receiver)
+    known, news = {0}, [0]
+    while news:
+        news = [rank for sender in news for rank in after[sender] if rank not in known]
+        known.update(news)
+    return len(known)
+
+
+# ---------------------------------------------------------------------------
+# What they come to
+
+
+def share(schedule: Schedule, rank: int) -> Fraction:
+    """What part of its buffer a rank keeps, and gives to each of its receivers.
+
+    Args:
+        schedule: a mixture.
+        rank: of the schedule's.
+
+    Example:
+        >>> share(mixtures("ring", 5)[0], rank=2)
+        Fraction(1, 3)
+    """
+    sent = sum(move.kind is Kind.SEND for move in schedule.program(rank))
+    return Fraction(1, 1 + sent)
+
+
+def matrix(schedule: Schedule) -> list[list[Fraction]]:
+    """What part of each rank's buffer each ends with: a row for each that receives.
+
+    Args:
+        schedule: a mixture.
+
+    Example:
+        >>> print(*matrix(mixtures("exponential", 2)[0])[0])
+        1/2 1/2
+    """
+    shares = [share(schedule, rank) for rank in range(schedule.ranks)]
+    rows = []
+    for rank in range(schedule.ranks):
+        senders = {move.peer for move in schedule.program(rank) if move.kind is Kind.ADD} | {rank}
+        rows.append([part if s in senders else Fraction(0) for s, part in enumerate(shares)])
+    return rows
+
+
+def is_doubly_stochastic(schedule: Schedule) -> bool:
+    """Whether each rank ends with a mean of what it and its senders held.
+
+    Args:
+        schedule: a mixture.
+
+    Example:
+        >>> is_doubly_stochastic(mixture("one way", 2, [(0, 1)]))
+        False
+    """
+    return all(sum(row) == 1 for row in matrix(schedule))
+
+
+def contraction(rounds: Sequence[Schedule]) -> float:
+    r"""By what ranks' differences are multiplied in each round, on average, as rounds take turns.
+
+    Of the product M of the rounds' matrices, the largest eigenvalue is 1. This is
+    :math:`|\lambda_2(M)|^{1/n}` of the second largest and of n rounds: 1 minus it is called the
+    spectral gap.
+
+    Args:
+        rounds: the mixtures that take turns.
+
+    Example:
+        >>> print(f"{contraction(mixtures('ring', 8)):.4f}")  # 1/3 + 2/3 cos(45 degrees)
+        0.8047
+    """
+    import numpy as np
+
+    product = np.eye(rounds[0].ranks)
+    for schedule in rounds:
+        product = np.array(matrix(schedule), dtype=float) @ product
+    second = sorted([0.0, *np.abs(np.linalg.eigvals(product))])[-2]
+    return float(second ** (1 / len(rounds))) if second > _ROUNDING else 0.0

@@ -1,0 +1,110 @@
+"""Replicas train alone, and then each mixes its weights with those of a few others."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import tensorflow as tf
+
+from tfscale.collectives import TOPOLOGIES, Schedule, is_doubly_stochastic
+from tfscale.collectives import mixtures as mixtures_of
+from tfscale.collectives.gossip import Topology
+from tfscale.names import unknown
+from tfscale.sync.period import Period, checked_period
+from tfscale.sync.rule import Round, Rule
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Gossip(Rule):
+    r"""Gossip: a mean with a few neighbours, instead of one over all replicas.
+
+    Each of P replicas makes H steps of the model's optimizer, alone; then
+
+    .. math:: w_r \leftarrow \sum_s M_{rs} w_s,
+
+    where row r of the matrix M is zero but for the replica itself and the few that send to it.
+    Which these are changes from round to round, as the topology has it. Columns and rows of M sum
+    to 1, so the mean over all replicas stays what it is, and differences from it shrink in each
+    round by the factor that ``tfscale.collectives.contraction`` computes. At the end of ``fit``
+    all take the mean. Weights are sent as fp32.
+
+    Where rows do not sum to 1, as in a graph of your own, a mass :math:`m_r` travels with the
+    weights, 1 at first (push-sum). With :math:`w^0_r`, where the round began,
+
+    .. math::
+        x_r = m_r w^0_r + (w_r - w^0_r), \quad m_r \leftarrow \sum_s M_{rs} m_s, \quad
+        w_r \leftarrow \frac{1}{m_r} \sum_s M_{rs} x_s,
+
+    so that each replica's steps count as much as any other's. It takes one more copy of the
+    weights.
+
+    Args:
+        every: H; or a ``Period``.
+        topology: ``"exponential"``: one message a round, to the replica that is 1, 2, 4, ... after
+            it in turn; ``"ring"``: to both neighbours; ``"random"``: pairs that are drawn anew for
+            each round; or a function from the number of replicas to a list of rounds, each a list
+            of pairs (sender, receiver).
+        seed: for ``"random"``: which pairs are drawn.
+
+    Example:
+        >>> strategy = tfscale.ScaleStrategy(sync=tfscale.sync.Gossip(every=1, topology="ring"))
+
+    Reference: Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms?", 2017;
+    Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", 2019.
+    """
+
+    every: int | Period = 1
+    topology: str | Topology = "exponential"
+    seed: int = 0
+
+    agrees = False
+
+    def __post_init__(self) -> None:
+        checked_period(self.every)
+        if isinstance(self.topology, str):
+            if self.topology not in TOPOLOGIES:
+                raise unknown("topology", self.topology, TOPOLOGIES)
+        elif not callable(self.topology):
+            raise ValueError(
+                f"topology is one of {', '.join(map(repr, TOPOLOGIES))}, or a function from a "
+                "number of replicas to a list of rounds, each a list of pairs (sender, receiver); "
+                f"got {self.topology!r}"
+            )
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise ValueError(f"seed is a whole number, got {self.seed!r}")
+
+    def mixtures(self, replicas: int) -> list[Schedule]:
+        """Those that take turns between so many replicas."""
+        return _mixtures(self.topology, replicas, self.seed)
+
+    def check(self, replicas: int) -> None:
+        """Refuse a topology that never brings some of them together."""
+        self.mixtures(replicas)
+
+    def weighs(self, replicas: int) -> bool:
+        """Only by a function's mixtures."""
+        return not all(map(is_doubly_stochastic, self.mixtures(replicas)))
+
+    def describe(self) -> str:
+        """A function by its name, not by where it lies in memory."""
+        if isinstance(self.topology, str):
+            return repr(self)
+        named = getattr(self.topology, "__qualname__", type(self.topology).__qualname__)
+        return f"Gossip(every={self.every!r}, topology={named}, seed={self.seed})"
+
+    def end(self, round: Round) -> None:
+        """Take this round's mixture."""
+        values = [weight.read_value() for weight in round.weights]
+        mixed = round.mix(values, self.mixtures(round.replicas))
+        for weight, value in zip(round.weights, mixed, strict=True):
+            weight.assign(value)
+
+    def settle(self, round: Round) -> None:
+        """All take the mean."""
+        values = [tf.cast(round.mass, w.dtype) * w.read_value() for w in round.weights]
+        for weight, mean in zip(round.weights, round.mean(values), strict=True):
+            weight.assign(mean)
+
+
+_mixtures = functools.lru_cache(maxsize=64)(mixtures_of)
