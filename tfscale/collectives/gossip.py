@@ -271,9 +271,13 @@ def matrix(schedule: Schedule) -> list[list[Fraction]]:
     shares = [share(schedule, rank) for rank in range(schedule.ranks)]
     rows = []
     for rank in range(schedule.ranks):
-        senders = {move.peer for move in schedule.program(rank) if move.kind is Kind.ADD} | {rank}
+        senders = _contributors(schedule, rank)
         rows.append([part if s in senders else Fraction(0) for s, part in enumerate(shares)])
     return rows
+
+
+def _contributors(schedule: Schedule, rank: int) -> set[int]:
+    return {rank} | {move.peer for move in schedule.program(rank) if move.kind is Kind.ADD}
 
 
 def is_doubly_stochastic(schedule: Schedule) -> bool:
@@ -286,7 +290,9 @@ def is_doubly_stochastic(schedule: Schedule) -> bool:
         >>> is_doubly_stochastic(mixture("one way", 2, [(0, 1)]))
         False
     """
-    return all(sum(row) == 1 for row in matrix(schedule))
+    ranks = range(schedule.ranks)
+    shares = [share(schedule, rank) for rank in ranks]
+    return all(sum(shares[s] for s in _contributors(schedule, rank)) == 1 for rank in ranks)
 
 
 def contraction(rounds: Sequence[Schedule]) -> float:

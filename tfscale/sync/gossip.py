@@ -74,6 +74,11 @@ class Gossip(Rule):
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise ValueError(f"seed is a whole number, got {self.seed!r}")
 
+    def __repr__(self) -> str:
+        """A function by its name, not by where it lies in memory: workers compare that."""
+        named = getattr(self.topology, "__qualname__", repr(self.topology))
+        return f"Gossip(every={self.every!r}, topology={named}, seed={self.seed!r})"
+
     def mixtures(self, replicas: int) -> list[Schedule]:
         """Those that take turns between so many replicas."""
         return _mixtures(self.topology, replicas, self.seed)
@@ -85,13 +90,6 @@ class Gossip(Rule):
     def weighs(self, replicas: int) -> bool:
         """Only by a function's mixtures."""
         return not all(map(is_doubly_stochastic, self.mixtures(replicas)))
-
-    def describe(self) -> str:
-        """A function by its name, not by where it lies in memory."""
-        if isinstance(self.topology, str):
-            return repr(self)
-        named = getattr(self.topology, "__qualname__", type(self.topology).__qualname__)
-        return f"Gossip(every={self.every!r}, topology={named}, seed={self.seed})"
 
     def end(self, round: Round) -> None:
         """Take this round's mixture."""
