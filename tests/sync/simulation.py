@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 RATE, FEATURES, OUTPUTS, BATCH = 0.05, 6, 3, 8
@@ -45,7 +47,7 @@ class Momentum:
 
 
 class Training:
-    """P replicas that make their steps alone.
+    """P replicas that make their steps alone; or P groups, each as one replica.
 
     Args:
         replicas: P.
@@ -53,13 +55,14 @@ class Training:
         end: called with this at the end of a round.
         settle: called at the end.
         momentum: of the inner optimizers.
+        devices: of each of the P.
 
     Attributes:
         workers: how many processes the replicas are in. A batch is cut in as many parts as there
-            are replicas, which go to workers in turn.
+            are devices, which go to workers in turn.
     """
 
-    def __init__(self, replicas, steps, end, settle=None, momentum=0.9):
+    def __init__(self, replicas, steps, end, settle=None, momentum=0.9, devices=1):
         self.weights = [[w.astype("float64") for w in beginning()] for _ in range(replicas)]
         self.inner = [Momentum(RATE, momentum) for _ in range(replicas)]
         self.began = self.centre = self.mean()
@@ -67,6 +70,7 @@ class Training:
         self.workers = 1
         self.rounds, self.masses = 0, [1.0] * replicas
         self.starts = [list(own) for own in self.weights]
+        self.devices = devices
 
     def mean(self):
         return [np.mean(parts, 0) for parts in zip(*self.weights, strict=True)]
@@ -89,13 +93,19 @@ class Training:
 
     def step(self, x, y):
         for r in range(self.replicas):
-            most = BATCH // self.replicas  # the first ones' parts of a short batch are whole
-            worker, place = divmod(r, self.replicas // self.workers)
-            first = (place * self.workers + worker) * most
-            part = slice(first, first + most)
-            if len(x[part]):
+            devices = range(r * self.devices, (r + 1) * self.devices)
+            part = np.concatenate([self.part_of(device, len(x)) for device in devices])
+            if len(part):
                 g = gradient(self.weights[r], x[part], y[part])
                 self.weights[r] = self.inner[r].apply(self.weights[r], g)
+
+    def part_of(self, device, rows):
+        """Its rows of a batch; of a short one the last devices have fewer, or none."""
+        devices = self.replicas * self.devices
+        worker, place = divmod(device, devices // self.workers)
+        most = math.ceil(rows / devices)
+        first = (place * self.workers + worker) * most
+        return np.arange(min(first, rows), min(first + most, rows))
 
 
 def take_mean(training):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tfscale.sync import Rule
 
 NAMES = ("PowerSGD", "TopK", "RandomK", "Wire", "Staged", "Settled", "Adaptive")
-RULES = ("EveryStep", "LocalSGD", "DiLoCo", "ElasticAveraging", "Gossip")
+RULES = ("EveryStep", "LocalSGD", "DiLoCo", "ElasticAveraging", "Gossip", "Hierarchical")
 
 
 def method_of(text: str) -> Method:

@@ -151,8 +151,10 @@ class Learner:
         return Run(self._rule, self._replicas, shares, seed, len(order), accuracy, loss, sent)
 
     def _sent(self) -> int:
-        own = self._strategy.extended.group.communicators[0]
-        return sum(total.sent for total in own.totals().values())
+        """Bytes from the first replica to others, within its group, if it has one, too."""
+        every = {reducer.exchange.communicators[0] for reducer in self._strategy.reducers}
+        every.add(self._strategy.extended.group.communicators[0])
+        return sum(total.sent for own in every for total in own.totals().values())
 
 
 def _batches(images: Any, truth: Any, order: np.ndarray) -> Any:

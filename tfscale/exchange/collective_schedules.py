@@ -80,6 +80,25 @@ def _measured(group: Group, wire: str) -> Chooser:
     return Chooser(links.machine, links.gamma, group.ranks)
 
 
+def of_groups(
+    algorithm: Algorithm, replicas: CollectiveSchedules, size: int, devices: int
+) -> CollectiveSchedules:
+    """The schedules by which groups of so many replicas reduce, each for itself.
+
+    Args:
+        algorithm: as the user says it.
+        replicas: the schedules of all replicas.
+        size: of a group.
+        devices: how many replicas a worker has.
+    """
+    if not isinstance(replicas, Chooser):
+        return Fixed(algorithm, size)
+    machine = replicas.machine
+    if isinstance(machine, Cluster):
+        machine = machine.inner if size <= devices else machine.outer
+    return Chooser(machine, replicas.gamma, size)
+
+
 def of_hosts(replicas: CollectiveSchedules, group: Group | None) -> CollectiveSchedules:
     """The schedules between workers, one device of each: small messages over the outer links."""
     if group is None or not isinstance(replicas, Chooser):

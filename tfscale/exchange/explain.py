@@ -214,28 +214,32 @@ class Explanation(list[Row]):
         replicas: how many there are.
         ways: how they go from this process's first replica to the others.
         rounds: where replicas agree once in many steps: when they do, and what it costs.
+        title: of the table.
     """
 
     def __init__(
-        self, rows: Iterable[Row], replicas: int, ways: str = "", rounds: str = ""
+        self,
+        rows: Iterable[Row],
+        replicas: int,
+        ways: str = "",
+        rounds: str = "",
+        title: str = "Gradients, in the order in which they are sent",
     ) -> None:
         super().__init__(rows)
         self._replicas = replicas
         self.ways = ways
         self.rounds = rounds
+        self._title = title
 
     def __repr__(self) -> str:
         if self._replicas == 1:
             return "Nothing is sent: there is one replica."
         if not self:
             return "Nothing to show yet: explain() describes the steps that have been traced."
-        title = "Gradients, in the order in which they are sent"
-        if self.rounds:
-            title = "What is sent at the end of a round, and before the first one"
         table = entries(_COLUMNS, [(row.words, _cells(row)) for row in self])
         notes = [self.rounds, self.ways and f"They go {self.ways}", *self._without_gain()]
         said = "".join("\n" + textwrap.fill(note, WIDTH) for note in notes if note)
-        return f"{title}\n{table}{said}"
+        return f"{self._title}\n{table}{said}"
 
     def _without_gain(self) -> Iterator[str]:
         for wire in dict.fromkeys(row.wire for row in self):

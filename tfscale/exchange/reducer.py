@@ -58,6 +58,8 @@ class Reducer:
         bucket_bytes: how many bytes of gradients share a collective.
         trials: compares, on live steps, schedules whose predicted times are close.
         what: it sums, in names of buckets.
+        keeps_as: what the names begin with by which methods keep what is theirs, where another
+            reducer keeps its own for the same variables.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Reducer:
         bucket_bytes: int,
         trials: Trials,
         what: str = "gradients",
+        keeps_as: str = "",
     ) -> None:
         self.exchange = exchange
         self.policy = policy
@@ -74,6 +77,7 @@ class Reducer:
         # Of optimizers, in the order in which they were traced.
         self.packings: weakref.WeakKeyDictionary[Any, Packing] = weakref.WeakKeyDictionary()
         self.watch: Watch | None = None
+        self.keeps_as = keeps_as
         self._bucket_bytes, self._what = bucket_bytes, what
         pack((), policy, bucket_bytes)  # a wrong size is refused now, not in the first step
         self._told: set[str] = set()
@@ -121,7 +125,7 @@ class Reducer:
                 wire, feedback = self.of_rows(gradient)
                 random |= FORMATS[wire].rounds_at_random(with_residual=feedback)
                 kept = {RESIDUAL: kept[RESIDUAL]} if feedback else {}
-            wanted |= {(name, place): each for name, each in kept.items()}
+            wanted |= {(self.keeps_as + name, place): each for name, each in kept.items()}
         if not state.has(wanted, random):
             context = tf.distribute.get_replica_context()
             context.merge_call(lambda strategy: state.prepare(wanted, random))
@@ -134,6 +138,7 @@ class Reducer:
         state: ExchangeState,
         scale: Any = None,
         label: str | None = None,
+        skip: tf.Tensor | None = None,
     ) -> list[Any]:
         """The sums over all replicas, on each of them; None stays None.
 
@@ -144,6 +149,7 @@ class Reducer:
             state: what earlier steps lost.
             scale: what gradients are multiplied by, if that may be another in the next step.
             label: what these are called in logs; by default the optimizer's name.
+            skip: whether nothing is to be sent, the same on all of them: then each gets its own.
         """
         given = [i for i, x in enumerate(gradients) if x is not None]
         load = _Load(
@@ -156,9 +162,16 @@ class Reducer:
         )
 
         def exchanged(replica: int, tensors: list[Any]) -> list[Any]:
-            return self._exchanged(replica, tensors, load)
+            if skip is None:
+                return self._exchanged(replica, tensors, load)
+            *own, skipped = tensors
+            found: list[Any] = tf.cond(
+                skipped, lambda: own, lambda: self._exchanged(replica, own, load)
+            )
+            return found
 
-        sums = self.exchange.together(exchanged, [gradients[i] for i in given])
+        tensors = [gradients[i] for i in given]
+        sums = self.exchange.together(exchanged, tensors if skip is None else [*tensors, skip])
         reduced = list(gradients)
         for i, total in zip(given, sums, strict=True):
             reduced[i] = total
@@ -214,7 +227,8 @@ class Reducer:
             self._tell(_SPARSE, gradient.path, str(method))
         at_random = FORMATS[wire].rounds_at_random(with_residual=feedback)
         seed = load.state.next_seed(replica) if at_random else 0
-        lost = load.state.kept(RESIDUAL, load.places[position], replica) if feedback else None
+        residual, place = self.keeps_as + RESIDUAL, load.places[position]
+        lost = load.state.kept(residual, place, replica) if feedback else None
         together = lookups.are_of_all_samples(slices.indices)
         add = self.exchange.sum_rows if together else self.exchange.sum_slices
         times = load.scale if feedback else None
@@ -442,6 +456,7 @@ class Travel:
         if name not in SHARED:
             for number in reversed(self._variant):
                 name = of_variant(name, number)
+        name = self._reducer.keeps_as + name
         return [self._load.state.kept(name, place, self._replica) for place in self._places]
 
     def all_reduce(

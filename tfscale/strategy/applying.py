@@ -28,6 +28,11 @@ _NOBODY_COUNTS = (
     "sync=tfscale.sync.EveryStep(), the default"
 )
 
+_NOT_EAGERLY = (
+    "sync={!r} accumulates gradients in graphs only, and this model is compiled with "
+    "run_eagerly=True. Leave that out, or leave gradient_accumulation_steps out of the optimizer"
+)
+
 if TYPE_CHECKING:
     from tfscale.strategy.strategy import ScaleStrategy
 
@@ -98,29 +103,25 @@ def _apply_alone(
 ) -> None:
     """In a step that replicas make alone, each applies its own; one without rows changes nothing.
 
-    Where some steps are synchronous, as at the start of ``LocalSGD``, their gradients are summed.
+    Where some steps are synchronous, as at the start of ``LocalSGD``, their gradients are summed;
+    and those of a group that makes its steps together, over the group.
     """
     curvature: list[Any] = []
     if measures_curvature(optimizer):
         curvature = _summed_if_due(optimizer, optimizer.curvature(grads, variables))
     state, windows = ExchangeState.of(optimizer, strategy), optimizer.gradient_accumulation_steps
-    if current.alone is not True:
+    window = None
+    if current.group is not None or current.alone is not True:
         strategy.reducer.prepare(state, optimizer, variables, grads, rows_too=not windows)
-
-    def summed(grads: list[Any]) -> list[Any]:
-        """Where the step is not made alone."""
-        given = [i for i, g in enumerate(grads) if g is not None]
-        own, theirs = [grads[i] for i in given], [variables[i] for i in given]
-        reduce = functools.partial(strategy.reducer.reduce, own, theirs, optimizer, state)
-        done = dict(zip(given, tf.cond(current.alone, lambda: own, reduce), strict=True))
-        return [done.get(i) for i in range(len(grads))]
-
-    sums = (lambda grads: grads) if current.alone is True else summed
+        sums = functools.partial(_sums_of_some, strategy, optimizer, variables)
+        grads, window = (grads, sums) if windows else (sums(grads), None)
+    if window and current.group is not None and tf.executing_eagerly():
+        raise ValueError(_NOT_EAGERLY.format(strategy.sync))
 
     def applied() -> tf.Operation:
-        own = _here(grads if windows else sums(grads))
+        own = _here(grads)
         given = _given(optimizer, _here(curvature))
-        with during(reduced=True, window=sums if windows else None), given:
+        with during(reduced=True, window=window), given:
             type(optimizer).apply(optimizer, own, trainable_variables)
         return tf.no_op()
 
@@ -131,7 +132,20 @@ def _apply_alone(
 
     # At the end of some epochs a step has no data and no gradients: nothing may be counted then.
     with tf.control_dependencies([g for g in grads if g is not None]):
-        tf.cond(tf.logical_and(current.rows.absent, current.alone), only_counted, applied)
+        tf.cond(current.rows.nobody, only_counted, applied)
+
+
+def _sums_of_some(
+    strategy: ScaleStrategy, optimizer: Optimizer, variables: list[Variable], grads: list[Any]
+) -> list[Any]:
+    """Over the group, if it holds any rows; or over all, in steps that are not made alone."""
+    given = [i for i, g in enumerate(grads) if g is not None]
+    own, theirs = [grads[i] for i in given], [variables[i] for i in given]
+    skip = current.alone if current.group is None else current.rows.nobody
+    state = ExchangeState.of(optimizer, strategy)
+    sums = strategy.reducer.reduce(own, theirs, optimizer, state, skip=skip)
+    done = dict(zip(given, sums, strict=True))
+    return [done.get(i) for i in range(len(grads))]
 
 
 def _here(tensors: list[Any]) -> list[Any]:

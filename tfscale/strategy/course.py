@@ -48,6 +48,9 @@ class Course:
     Attributes:
         optimizer: the model's.
         name: the model's.
+        agreeing: how many agree: replicas, or groups of them.
+        group: what a group of replicas sums by that makes its steps together; None if each makes
+            its own.
         places: of its variables that replicas have copies of, by their ids: where they stand among
             the model's, or None for the optimizer's.
         marks: what each replica of this process remembers, by its number in the process.
@@ -59,6 +62,8 @@ class Course:
     def __init__(self, rounds: Rounds, model: Any) -> None:
         self.rule = rounds.rule
         self.optimizer = optimizer_of(model)
+        self.agreeing = rounds.agreeing
+        self.group = None if rounds.groups is None else rounds.groups.exchange
         self.places: dict[int, int | None] = {}
         self.reducer = rounds.reducer
         self._strategy = rounds.strategy

@@ -37,6 +37,8 @@ class _Current(threading.local):
     # Whether replicas make this step each for itself, so that nothing is summed over them: True,
     # False, or a tensor that says so. See course.py.
     alone: Any = False
+    # What a group of replicas sums by that make such a step together: see groups.py.
+    group: Any = None
     # Gradients have been reduced: what follows is the same on all replicas, so
     # nothing is reduced again and variables are assigned where they are.
     reduced = False

@@ -194,9 +194,11 @@ class Extended(CollectiveAllReduceExtended):
         return False
 
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
-        if current.reduced or current.alone is True or self._num_replicas_in_sync == 1:
+        if current.reduced or self._num_replicas_in_sync == 1:
             return value
-        if current.alone is False:
+        if current.alone is True and current.group is None:
+            return value
+        if isinstance(current.alone, bool):
             return self._reduced(reduce_op, value, goes_back())
         backwards, flat = goes_back(), tf.nest.flatten(value)
 
@@ -207,12 +209,14 @@ class Extended(CollectiveAllReduceExtended):
         return tf.nest.pack_sequence_as(value, chosen)
 
     def _reduced(self, reduce_op: Any, value: Any, backwards: bool) -> Any:
+        exchange = current.group if current.alone is True else self.exchange
+
         def sums(tensors: list[Any]) -> list[Any]:
-            return self.exchange.together(
-                lambda replica, own: self.exchange.sum_all(replica, own, "reduce"), tensors
+            return exchange.together(
+                lambda replica, own: exchange.sum_all(replica, own, "reduce"), tensors
             )
 
-        flat, holders = tf.nest.flatten(value), self._num_replicas_in_sync
+        flat, holders = tf.nest.flatten(value), exchange.ranks
         if current.rows is not None:
             holders = current.rows.holders
             flat = summed_backwards(sums, flat) if backwards else sums(_counted(flat))

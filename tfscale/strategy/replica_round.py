@@ -85,7 +85,7 @@ class ReplicaRound:
         self._course = course
         self._reducer = course.reducer
         self._exchange = self._reducer.exchange
-        self.replicas = self._exchange.ranks
+        self.replicas = course.agreeing
         self.position = course.state.kept(*POSITION, replica)
         self.rounds = course.state.kept(*ROUNDS, replica)
         self.steps = course.state.kept(*STEPS, replica)
@@ -118,11 +118,16 @@ class ReplicaRound:
         sums = self._reducer.reduce(
             list(values), course.trained, course.optimizer, course.state, label=course.label
         )
-        means = [total / tf.cast(self.replicas, total.dtype) for total in sums]
+        means = [total / tf.cast(self._exchange.ranks, total.dtype) for total in sums]
         self._note_drift(values, means)
         return means
 
     def mix(self, values: Sequence[tf.Tensor], mixtures: Sequence[Schedule]) -> list[tf.Tensor]:
+        if self._course.group is not None:
+            raise ValueError(
+                f"sync={self._course.rule!r} mixes replicas, and those of a group must stay the "
+                "same. Between groups use a rule that takes means, such as tfscale.sync.LocalSGD(8)"
+            )
         self._course.mixtures = list(mixtures)
         weighs = not all(map(is_doubly_stochastic, mixtures))
         given = self._weighed(values) if weighs else list(values)
@@ -196,7 +201,7 @@ class ReplicaRound:
             lambda replica, tensors: self._exchange.sum_all(replica, tensors, name),
             [v.read_value() for v in own],
         )
-        return [total / tf.cast(self.replicas, total.dtype) for total in sums]
+        return [total / tf.cast(self._exchange.ranks, total.dtype) for total in sums]
 
     def gathered(self, row: tf.Tensor, what: str) -> tf.Tensor:
         """The rows of all replicas."""

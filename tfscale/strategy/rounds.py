@@ -17,6 +17,7 @@ from tfscale.exchange.reducer import Reducer
 from tfscale.exchange.state import ExchangeState
 from tfscale.strategy.course import Course, optimizer_of
 from tfscale.strategy.current import on_a_replica
+from tfscale.strategy.groups import Groups
 from tfscale.strategy.variables import LocalWeight
 from tfscale.sync.period import table_of
 from tfscale.sync.rule import Rule
@@ -34,12 +35,21 @@ class Rounds:
         strategy: whose replicas train.
         rule: when they agree, and on what.
         reducer: computes means by the rule's policy.
+        groups: of replicas that make their steps together; None if each makes its own.
+
+    Attributes:
+        agreeing: how many agree: replicas, or groups of them.
     """
 
-    def __init__(self, strategy: ScaleStrategy, rule: Rule, reducer: Reducer) -> None:
+    def __init__(
+        self, strategy: ScaleStrategy, rule: Rule, reducer: Reducer, groups: Groups | None
+    ) -> None:
         self.strategy = strategy
         self.rule = rule
         self.reducer = reducer
+        self.groups = groups
+        self.agreeing = reducer.exchange.ranks // (1 if groups is None else groups.size)
+        rule.check(self.agreeing)
         self._courses: weakref.WeakKeyDictionary[Any, Course] = weakref.WeakKeyDictionary()
 
     def of(self, model: Any) -> Course:
@@ -89,6 +99,11 @@ class Rounds:
         several = self.strategy.extended._num_workers > 1
         if not several or length["number of steps in an epoch"] is not None:
             return
+        if self.groups and self.groups.size > len(self.strategy.extended.worker_devices):
+            raise ValueError(
+                f"sync={self.rule!r} has groups of several workers, which must have as many "
+                "batches, and how many these data give is not known. Give fit steps_per_epoch"
+            )
         if self.rule.start:
             raise ValueError(
                 f"sync={self.rule!r} begins with synchronous steps, for which several workers must "
@@ -132,6 +147,16 @@ class Rounds:
     def mixed(self) -> list[Row]:
         """What mixtures at the ends of rounds send."""
         return [row for course in self._courses.values() for row in course.outside.mixed()]
+
+    @property
+    def title(self) -> str:
+        """What there is to explain; for people."""
+        if self.groups is None:
+            return "What is sent at the end of a round, and before the first one"
+        return (
+            f"What is sent within groups of {self.groups.size} replicas in each step, and between "
+            "them at the end of a round"
+        )
 
     def words(self) -> str:
         """When replicas agree next, what that costs, and how far they were apart; for people."""

@@ -37,6 +37,11 @@ class Rows:
         """Whether this replica holds none."""
         return tf.equal(self.local, 0)
 
+    @property
+    def nobody(self) -> tf.Tensor:
+        """Whether none of those that make this step together holds any."""
+        return tf.equal(self.total, 0)
+
     def counted(self, value: Any) -> Any:
         """The value, or zeros from a replica that holds no rows."""
         if isinstance(value, tf.IndexedSlices):

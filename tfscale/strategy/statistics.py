@@ -44,25 +44,33 @@ def _where(mask: tf.Tensor | None, values: tf.Tensor) -> tf.Tensor:
 def average(variables: list[Any], share: Share) -> None:
     """Means weighted by shares, in float64: if all agree, the mean is that value, to the bit.
 
-    In steps that replicas make alone, each keeps its own.
+    In steps that replicas make alone, each keeps its own; and a group that makes them together
+    takes the means over the group.
     """
     distinct = list({id(v): v for v in variables}.values())
-    if not distinct or current.alone is True:
+    if not distinct or (current.alone is True and current.group is None):
         return
-    if current.alone is not False:
-        tf.cond(current.alone, tf.no_op, lambda: _averaged(distinct, share))
-    else:
+    if isinstance(current.alone, bool):
         _averaged(distinct, share)
+    else:
+        tf.cond(current.alone, tf.no_op, lambda: _averaged_over_all(distinct, share))
 
 
-def _averaged(distinct: list[Any], share: Share) -> tf.Operation:
+def _averaged_over_all(distinct: list[Any], share: Share) -> tf.Operation:
+    with during(alone=False):
+        _averaged(distinct, share)
+    return tf.no_op()
+
+
+def _averaged(distinct: list[Any], share: Share) -> None:
     own = [v._get_on_device_or_primary() for v in distinct]
     parts = [
         tf.math.multiply_no_nan(tf.cast(v.read_value(), tf.float64), share.weight(tf.float64))
         for v in own
     ]
-    with during(alone=False):
-        means = tf.distribute.get_replica_context().all_reduce("SUM", parts)
-    for variable, mean in zip(own, means, strict=True):
-        variable.assign(tf.cast(mean, variable.dtype))
-    return tf.no_op()
+    means = tf.distribute.get_replica_context().all_reduce("SUM", parts)
+    for variable, total in zip(own, means, strict=True):
+        mean = tf.cast(total, variable.dtype)
+        if current.group is not None:  # which may hold no rows, while others do
+            mean = tf.where(current.rows.nobody, variable.read_value(), mean)
+        variable.assign(mean)

@@ -94,7 +94,7 @@ def _in_a_round(course: Course, step: Callable[..., Any]) -> Callable[..., Any]:
     def made(data: Any) -> Any:
         with _only_with(data):
             alone = course.before_step()
-        with during(alone=alone):
+        with during(alone=alone, group=course.group):
             return step(data)
 
     return made  # type: ignore[no-any-return]

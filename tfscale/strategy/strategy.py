@@ -51,9 +51,10 @@ from tfscale.strategy import (
 )
 from tfscale.strategy.current import current
 from tfscale.strategy.extended import Extended
+from tfscale.strategy.groups import Groups, refuse_methods, size_of
 from tfscale.strategy.own_losses import checked, part_of_mean
 from tfscale.strategy.rounds import Rounds
-from tfscale.sync import EveryStep, Rule
+from tfscale.sync import EveryStep, Hierarchical, Rule
 from tfscale.wires import LOSSLESS
 
 DEADLINE = 120.0
@@ -63,6 +64,14 @@ _hooked = keras2_applying.hooked if KERAS_2 else applying.hooked
 _NOTHING_TRAVELS = (
     "%s has no effect: there is one replica, so no gradients are sent. For several replicas "
     "use several GPUs, logical CPUs or workers"
+)
+_ONE_GROUP = (
+    "%r has no effect: all %d replicas are of one group, and train as under EveryStep. Say how "
+    "many make a group, such as group=1"
+)
+_GROUPS_OF_ONE = (
+    "%r has no effect: it says how gradients are sent within groups, and with %r each has one "
+    "replica"
 )
 
 
@@ -212,11 +221,30 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         if bucket_bytes is None:
             bucket_bytes = suitable_bytes(schedules, exchange.ranks)
         self.reducer = Reducer(exchange, policy, bucket_bytes, trials)
-        if in_rounds and exchange.ranks > 1:
-            self.sync.check(exchange.ranks)
+        size = self._replicas_of_a_group(policy)
+        if in_rounds and exchange.ranks > size:
+            groups, keeps_as = None, ""
+            if size > 1:
+                groups, keeps_as = Groups.of(extended, size, algorithm, schedules), "outer_"
+                farewell.when_the_program_fails(groups.parts)
+                # Each group would find that another schedule is faster.
+                no_trials = Trials(groups.exchange.schedules, enabled=False)
+                self.reducer = Reducer(groups.exchange, policy, bucket_bytes, no_trials)
             no_trials = Trials(schedules, enabled=False)  # of what is sent so seldom
-            reducer = Reducer(exchange, self.sync.policy, bucket_bytes, no_trials, "weights")
-            self.rounds = Rounds(self, self.sync, reducer)
+            of_weights = (self.sync.policy, bucket_bytes, no_trials, "weights", keeps_as)
+            self.rounds = Rounds(self, self.sync, Reducer(exchange, *of_weights), groups)
+
+    def _replicas_of_a_group(self, policy: MethodPolicy) -> int:
+        """How many replicas make each step together, where groups of them do; else 1."""
+        if not isinstance(self.sync, Hierarchical):
+            return 1
+        size = size_of(self.sync, self.extended)
+        refuse_methods(self.sync, policy)
+        if size == self.extended._num_replicas_in_sync > 1:
+            logging.getLogger("tfscale").warning(_ONE_GROUP, self.sync, size)
+        if size == 1 and policy != MethodPolicy():
+            logging.getLogger("tfscale").warning(_GROUPS_OF_ONE, policy, self.sync)
+        return size
 
     @property
     def reducers(self) -> list[Reducer]:
@@ -341,15 +369,15 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         """
         exchange = self.extended.exchange
         every = [row for reducer in self.reducers for row in rows(reducer)]
-        rounds = ""
-        if self.rounds is not None:
-            every += self.rounds.mixed()
-            rounds = self.rounds.words()
-        return Explanation(every, exchange.ranks, exchange.ways(), rounds)
+        if self.rounds is None:
+            return Explanation(every, exchange.ranks, exchange.ways())
+        told = {"rounds": self.rounds.words(), "title": self.rounds.title}
+        every += self.rounds.mixed()
+        return Explanation(every, exchange.ranks, exchange.ways(), **told)
 
     def dump(self, path: str | Path) -> None:
         """Write what ``"auto"`` measured and chose; edit it and pass it as ``schedule_file``."""
-        schedules = self.reducer.exchange.schedules
+        schedules = self.extended.exchange.schedules
         if not isinstance(schedules, Chooser):
             raise ValueError(
                 "there is nothing to write: you named a schedule, or there is one replica. "
@@ -442,7 +470,8 @@ def _rule(sync: Any, **of_gradients: Any) -> Rule:
             "after every step"
         )
     given = {name: value for name, value in of_gradients.items() if value is not None}
-    if given and not sync.start:
+    sums = sync.start or isinstance(sync, Hierarchical)
+    if given and not sums:
         said = " and ".join(f"{name}={value!r}" for name, value in given.items())
         raise ValueError(
             f"{said} says how gradients are sent, and with sync={sync!r} none are: replicas send "

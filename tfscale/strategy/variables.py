@@ -227,7 +227,7 @@ class LocalWeight(_Private):
         own = self._get_on_device_or_primary()
         before = own.read_value()
         super()._update_replica(update_fn, value, **kwargs)
-        return own.assign(tf.where(current.rows.absent, before, own.read_value()))
+        return own.assign(tf.where(current.rows.nobody, before, own.read_value()))
 
     @staticmethod
     def make_common(variable: Variable) -> None:

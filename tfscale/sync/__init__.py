@@ -5,6 +5,7 @@ from tfscale.sync.diloco import DiLoCo
 from tfscale.sync.elastic import ElasticAveraging
 from tfscale.sync.every_step import EveryStep
 from tfscale.sync.gossip import Gossip
+from tfscale.sync.hierarchical import Hierarchical
 from tfscale.sync.local_sgd import LocalSGD
 from tfscale.sync.period import Period
 from tfscale.sync.rule import Round, Rule
@@ -14,6 +15,7 @@ __all__ = [
     "ElasticAveraging",
     "EveryStep",
     "Gossip",
+    "Hierarchical",
     "LocalSGD",
     "Period",
     "Round",

@@ -52,10 +52,12 @@ def checked_period(every: int | Period) -> None:
         checked_count("every", every, " or a tfscale.sync.Period")
 
 
-def checked_count(name: str, value: object, other: str = "", least: int = 1) -> None:
+def checked_count(
+    name: str, value: object, other: str = "", least: int = 1, what: str = "steps"
+) -> None:
     """Refuse what is not a whole number of at least so many."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
-        raise ValueError(f"{name} is a number of steps, {least} or more{other}; got {value!r}")
+        raise ValueError(f"{name} is a number of {what}, {least} or more{other}; got {value!r}")
 
 
 _MOST = 1 << 24  # counted in float32

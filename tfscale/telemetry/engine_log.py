@@ -17,14 +17,16 @@ class EngineLog:
     """The ranks of this process.
 
     Args:
-        reducers: the strategy's, of one exchange.
+        reducers: the strategy's; where groups of replicas sum each for itself, one of a group's.
     """
 
     def __init__(self, reducers: Sequence[Reducer]) -> None:
         self._reducers = reducers
-        self._exchange = reducers[0].exchange
+        exchanges = list({id(each.exchange): each.exchange for each in reducers}.values())
+        self._exchange = max(exchanges, key=lambda each: each.ranks)
         self.communicators: list[Communicator] = self._exchange.communicators
-        self._calls = [_calls(each) for each in self.communicators]
+        self._each = list(zip(*(each.communicators for each in exchanges), strict=True))
+        self._calls = {one: _calls(one) for every in self._each for one in every}
         self.rows: list[Row] = []  # as of the last call of changes()
         self._saved: dict[BucketId, float] = {}
         self._told = set(self._made())
@@ -55,7 +57,7 @@ class EngineLog:
 
     def sent(self) -> int:
         """Bytes that others have taken from these ranks since they exist, all collectives."""
-        return sum(t.sent for each in self.communicators for t in each.totals().values())
+        return sum(t.sent for one in self._calls for t in one.totals().values())
 
     def read(self) -> tuple[list[list[Execution]], float]:
         """What each rank has run since the last call, by its start; and since when that is all.
@@ -64,14 +66,17 @@ class EngineLog:
         and not known one by one. The moment is 0 where none is missing.
         """
         found, since = [], 0.0
-        for place, communicator in enumerate(self.communicators):
-            calls = _calls(communicator)
-            fresh = calls - self._calls[place]
-            executions = communicator.log(fresh) if fresh else []
-            if len(executions) < fresh:
-                since = max(since, min(one.end for one in executions))
-            self._calls[place] = calls
-            found.append(sorted(executions, key=lambda one: one.start))
+        for every in self._each:
+            of_rank: list[Execution] = []
+            for communicator in every:
+                calls = _calls(communicator)
+                fresh = calls - self._calls[communicator]
+                executions = communicator.log(fresh) if fresh else []
+                if len(executions) < fresh:
+                    since = max(since, min(one.end for one in executions))
+                self._calls[communicator] = calls
+                of_rank += executions
+            found.append(sorted(of_rank, key=lambda one: one.start))
         return found, since
 
     def changes(self) -> list[tuple[Row | None, Row]]:

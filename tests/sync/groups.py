@@ -1,0 +1,247 @@
+"""Checks of groups, for any layout of four replicas, of which two make a group.
+
+A check is a function of ``make`` and of a folder: ``make(sync=..., **settings)`` gives a strategy.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+from tests.sync import simulation
+from tests.sync.checks import (
+    Middle,
+    Stop,
+    agree,
+    fit,
+    of_steps,
+    regression,
+    same,
+    with_much_to_say,
+)
+from tests.sync.simulation import BATCH, FEATURES, OUTPUTS, Momentum, Training
+from tfscale import compression, sync
+
+GROUPS, SIZE = 2, 2
+
+grouped = functools.partial(sync.Hierarchical, group=SIZE)
+
+
+def simulated(rule, end, settle=None):
+    """Two groups do what two replicas do, also with a last batch of one row."""
+
+    def check(make, folder):
+        strategy = make(grouped(outer=rule()))
+        model = regression(strategy)
+        expected = Training(GROUPS, of_steps(4), end(), settle, devices=SIZE)
+        expected.workers = strategy.extended._num_workers
+        fit(model, 2, samples=65)
+        same(model, expected.run(2, samples=65))
+        agree(model)
+
+    return check
+
+
+def nesterov():
+    return simulation.outer_step(Momentum(0.7, 0.9, True))
+
+
+NUMBERS = {
+    "local_sgd": simulated(lambda: sync.LocalSGD(4), lambda: simulation.take_mean),
+    "diloco": simulated(lambda: sync.DiLoCo(4), nesterov),
+    "elastic": simulated(
+        lambda: sync.ElasticAveraging(4, alpha=0.2),
+        lambda: simulation.elastic(0.2),
+        simulation.take_centre,
+    ),
+}
+
+
+def normalized(strategy, optimizer):
+    keras.utils.set_random_seed(7)
+    with strategy.scope():
+        model = keras.Sequential([
+            keras.Input([FEATURES]), layers.Dense(16, use_bias=False),
+            layers.BatchNormalization(), layers.Activation("relu"), layers.Dense(OUTPUTS),
+        ])  # fmt: skip
+        model.compile(optimizer(), "mse", metrics=["mae"])
+    return model
+
+
+def as_one_larger_replica(make, folder):
+    """With batch normalization, Adam and a validation in the middle; last batches of three rows
+    and of one, which leave a group with fewer rows, and with none.
+    """
+    held = simulation.problem(seed=5)
+    optimizers = {
+        "Adam": lambda: keras.optimizers.Adam(0.01, global_clipnorm=1.0),
+        "accumulating": lambda: keras.optimizers.SGD(0.05, gradient_accumulation_steps=2),
+    }
+    for name, optimizer in optimizers.items():
+        for samples in (67, 65):
+            trained = []
+            for rule, devices in ((grouped(outer=sync.LocalSGD(4)), 4), (sync.LocalSGD(4), 2)):
+                model = normalized(make(rule, replicas=devices), optimizer)
+                history = fit(model, 2, samples=samples, validation_data=held).history
+                trained.append((model.get_weights(), history))
+            (found, histories), (expected, others) = trained
+            for a, b in zip(found, expected, strict=True):
+                np.testing.assert_allclose(a, b, rtol=0, atol=1e-5, err_msg=f"{name}, {samples}")
+            for key, values in histories.items():
+                np.testing.assert_allclose(values, others[key], rtol=1e-4, err_msg=key)
+
+
+def same_bits_within_a_group(make, folder):
+    """In the middle of a round, of weights and statistics; and groups differ."""
+    strategy = make(grouped(outer=sync.LocalSGD(100)))
+    model, look = normalized(strategy, lambda: keras.optimizers.Adam(0.01)), Middle(bits, 6)
+    fit(model, callbacks=[look])
+    own = look.seen
+    for first in range(0, len(own), SIZE):
+        assert len(set(own[first : first + SIZE])) == 1
+    assert len(set(own)) == len(own) // SIZE
+    agree(model)
+
+
+def bits(model):
+    """Of the weights and statistics of each replica of this process."""
+    every = [v.value for v in model.variables if "float" in v.dtype]
+    replicas = range(len(every[0].values))
+    return [b"".join(v.values[r].numpy().tobytes() for v in every) for r in replicas]
+
+
+def one_group_or_one_replica(make, folder):
+    """All in one group are synchronous; groups of one are replicas."""
+
+    def trained(rule):
+        model = regression(make(rule))
+        fit(model, 2)
+        return model
+
+    outer = sync.DiLoCo(4)
+    pairs = [(4, sync.EveryStep()), (1, outer)]
+    for size, rule in pairs:
+        found = trained(sync.Hierarchical(outer=outer, group=size))
+        same(found, trained(rule).get_weights(), err_msg=repr(rule))
+
+
+class Heard(keras.callbacks.Callback):
+    """How many collectives ran in each step over all replicas, and within groups."""
+
+    def on_train_begin(self, logs=None):
+        self.steps = []
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self._before = self._now()
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.steps.append([now - then for now, then in zip(self._now(), self._before)])
+
+    def _now(self):
+        strategy = self.model.distribute_strategy
+        everywhere = [g for g in (strategy.extended.group, strategy.extended.hosts) if g]
+        return [_calls(everywhere), _calls(strategy.rounds.groups.parts)]
+
+
+def _calls(groups):
+    every = [one for group in groups for one in group.communicators]
+    return sum(total.calls for one in every for total in one.totals().values())
+
+
+def silence(make, folder):
+    """Between the ends of rounds nothing is sent between groups, and much within them."""
+    for rule in (sync.LocalSGD(4), sync.DiLoCo(4, wire="int8"), sync.ElasticAveraging(4, 0.2)):
+        strategy = make(grouped(outer=rule))
+        model, heard = with_much_to_say(strategy), Heard()
+        fit(model, 2, callbacks=[heard], sample_weight=np.ones(72, "float32"))
+        for step, (between, within) in enumerate(heard.steps, 1):
+            assert within > 0 and (between > 0) == (step % 4 == 0), (rule, step, between, within)
+    assert "groups" in str(strategy.explain())
+
+
+def sent_otherwise(make, folder):
+    """The strategy's wire or method is that within groups, and the rule's that between them; what
+    the two have not sent yet are two things.
+    """
+    cases = [
+        {"wire": "int4"},
+        {"wire": {"head": "bf16"}},
+        {"method": compression.PowerSGD(2)},
+        {"method": compression.TopK(0.5)},
+    ]
+    for how in cases:
+        outer = sync.DiLoCo(4, outer=lambda: keras.optimizers.SGD(1.0), wire="int8")
+        model = regression(make(grouped(outer=outer), **how))
+        losses = fit(model, 3).history["loss"]
+        assert losses[-1] < losses[0], (how, losses)
+        agree(model)
+
+
+def programs(make, folder):
+    """What strangers do: all replicas end with the same weights."""
+    how = {
+        "eager": ({"run_eagerly": True}, {"samples": 65}),
+        "several steps": ({"steps_per_execution": 2}, {}),
+        "validation": ({"metrics": ["mae"]}, {"validation_split": 0.2}),
+    }
+    for name, (compiled, fitted) in how.items():
+        model = regression(make(grouped(outer=sync.DiLoCo(3))), "adam", **compiled)
+        history = fit(model, 2, **fitted).history
+        assert np.isfinite(history["loss"]).all(), name
+        fit(model, 1, **fitted)
+        agree(model)
+
+
+def taken_up_again(make, folder):
+    """Saved in the middle of a round: two groups, and one replica for each, go on from the mean."""
+    outer = sync.DiLoCo(4)
+    file = str(folder / "model.keras")
+    model = regression(make(grouped(outer=outer)))
+    with pytest.raises(InterruptedError):
+        fit(model, callbacks=[Stop(6)])
+    model.save(file)
+
+    def continued(rule, devices):
+        with (strategy := make(rule, replicas=devices)).scope():
+            loaded = keras.models.load_model(file)
+        fit(loaded)
+        agree(loaded)
+        assert strategy.num_replicas_in_sync == devices
+        return loaded
+
+    expected = Training(GROUPS, of_steps(4), nesterov(), devices=SIZE)
+    expected.workers = model.distribute_strategy.extended._num_workers
+    x, y = simulation.problem()
+    steps = [slice(first, first + BATCH) for first in range(0, len(x), BATCH)]
+    for step, rows in enumerate(steps[:6]):
+        expected.step(x[rows], y[rows])
+        if step == 3:
+            expected.end(expected)
+    expected.weights = [expected.mean() for _ in expected.weights]
+    means = [np.mean(parts, 0) for parts in zip(*(one.kept for one in expected.inner))]
+    for one in expected.inner:
+        one.kept = [m.copy() for m in means]
+    for step, rows in enumerate(steps):
+        expected.step(x[rows], y[rows])
+        if step in (1, 5, 8):
+            expected.end(expected)
+    for rule, devices in ((grouped(outer=outer), 4), (outer, 2)):
+        same(continued(rule, devices), expected.mean(), atol=3e-6, err_msg=repr(rule))
+
+
+CHECKS = NUMBERS | {
+    check.__name__: check
+    for check in (
+        as_one_larger_replica,
+        same_bits_within_a_group,
+        one_group_or_one_replica,
+        silence,
+        sent_otherwise,
+        programs,
+        taken_up_again,
+    )
+}

@@ -1,0 +1,98 @@
+"""Groups of replicas on four devices of one process, and on two processes of two devices."""
+
+import functools
+from pathlib import Path
+
+import keras
+import pytest
+
+from tests.strategy.groups import SECONDS, chosen, judge, take
+from tests.sync.checks import fit, regression
+from tests.sync.groups import CHECKS
+from tfscale import ScaleStrategy, compression, sync
+
+pytestmark = pytest.mark.timeout(SECONDS + 60)
+WORKER = Path(__file__).parent / "workers" / "groups.py"
+
+
+def make(sync, replicas=4, **settings):
+    devices = [f"CPU:{number}" for number in range(replicas)]
+    return ScaleStrategy("ring", devices=devices, sync=sync, **settings)
+
+
+@pytest.mark.parametrize("case", CHECKS)
+def test_four_devices(case, tmp_path):
+    keras.utils.set_random_seed(1)
+    CHECKS[case](make, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def passes(request):
+    @functools.cache
+    def made(layout):
+        return take(str(WORKER), "scale", layout, chosen(request, CHECKS, [layout]))
+
+    def ask(layout, case):
+        def check(records):
+            for worker, record in enumerate(records):
+                assert "error" not in record, f"worker {worker}: {record['error']}"
+
+        again = lambda: take(str(WORKER), "scale", layout, [case])[case]  # noqa: E731
+        judge(check, made(layout)[case], again)
+
+    return ask
+
+
+@pytest.mark.slow
+@pytest.mark.full
+@pytest.mark.parametrize("case", CHECKS)
+@pytest.mark.parametrize("layout", ["2x2"])
+def test_two_processes_of_two_devices(passes, layout, case):
+    passes(layout, case)
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        ({"inner": sync.LocalSGD(2)}, "inner is tfscale.sync.EveryStep"),
+        ({"outer": sync.EveryStep()}, "outer says when groups agree"),
+        ({"outer": sync.Hierarchical()}, "outer says when groups agree"),
+        ({"outer": sync.Gossip()}, "use a rule that takes means"),
+        ({"outer": sync.LocalSGD(8, start=3)}, "Leave start out"),
+        ({"group": 0}, "group is a number of replicas, 1 or more; got 0"),
+        ({"group": 3}, "groups of 3 replicas, and there are 4: 4 on each of 1 workers"),
+        ({"outer": sync.ElasticAveraging(8, alpha=0.7), "group": 2}, "alpha times 3 must be less"),
+    ],
+)
+def test_what_is_wrong_is_refused_at_once(wrong, said):
+    with pytest.raises(ValueError, match=said):
+        make(sync.Hierarchical(**wrong))
+
+
+def test_methods_that_groups_would_follow_otherwise_are_refused():
+    with pytest.raises(ValueError, match="each group would choose otherwise"):
+        make(sync.Hierarchical(group=2), method=compression.Adaptive())
+    outer = sync.DiLoCo(8, method=compression.RandomK(0.5))
+    with pytest.raises(ValueError, match="draw from the same seed"):
+        make(sync.Hierarchical(outer=outer, group=2), method=compression.RandomK(0.5))
+
+
+def test_one_group_has_nobody_to_agree_with(caplog):
+    strategy = make(sync.Hierarchical())
+    assert "all 4 replicas are of one group" in caplog.text
+    assert strategy.rounds is None
+
+
+def test_workers_compare_all_settings():
+    settings = [{}, {"group": 2}, {"outer": sync.LocalSGD(50)}]
+    settings.append({"outer": sync.DiLoCo(50, wire="int8")})
+    assert len({sync.Hierarchical(**each).describe() for each in settings}) == len(settings)
+
+
+def test_accumulation_is_refused_where_steps_are_eager():
+    strategy = make(sync.Hierarchical(group=2))
+    with strategy.scope():
+        optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+    model = regression(strategy, optimizer, run_eagerly=True)
+    with pytest.raises(ValueError, match="accumulates gradients in graphs only"):
+        fit(model)

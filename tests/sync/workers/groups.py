@@ -1,0 +1,27 @@
+"""One worker that makes the checks of groups, in turn."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import keras
+
+import tfscale
+from tests.strategy.turns import DEADLINE, WORKERS, take
+from tests.sync.groups import CHECKS
+
+
+def check(strategy, name):
+    keras.utils.set_random_seed(1)
+    with tempfile.TemporaryDirectory() as folder:
+        CHECKS[name](make_strategy, Path(folder))
+
+
+def make_strategy(sync, replicas=4, **settings):
+    devices = [f"CPU:{number}" for number in range(replicas // WORKERS)]
+    return tfscale.ScaleStrategy("ring", devices=devices, sync=sync, deadline=DEADLINE, **settings)
+
+
+if __name__ == "__main__":
+    take(check, "ring")

@@ -1,0 +1,114 @@
+"""Groups of replicas that make each step together, as one larger replica would."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import TYPE_CHECKING
+
+from tfscale.compression.adaptive import Adaptive
+from tfscale.compression.method import Wire
+from tfscale.compression.policy import MethodPolicy
+from tfscale.exchange.collective_schedules import Algorithm, CollectiveSchedules, of_groups
+from tfscale.exchange.exchange import Exchange
+from tfscale.launch import addresses
+from tfscale.ops import Group
+from tfscale.ops.group import tasks_of
+from tfscale.sync import Hierarchical
+
+if TYPE_CHECKING:
+    from tfscale.strategy.extended import Extended
+
+
+@dataclasses.dataclass(frozen=True)
+class Groups:
+    """Those of all replicas, which are of one size.
+
+    Args:
+        size: how many replicas each has.
+        parts: those with replicas of this process.
+        exchange: sums over the group of each of these replicas.
+    """
+
+    size: int
+    parts: list[Group]
+    exchange: Exchange
+
+    @classmethod
+    def of(
+        cls, extended: Extended, size: int, algorithm: Algorithm, schedules: CollectiveSchedules
+    ) -> Groups:
+        """The groups of so many replicas of a strategy.
+
+        Args:
+            extended: the strategy's, of several replicas.
+            size: of each group.
+            algorithm: by which groups sum, as the user says it.
+            schedules: by which all replicas do.
+        """
+        first, devices = extended.first_rank, len(extended._devices)
+        starts = sorted({rank - rank % size for rank in range(first, first + devices)})
+        assert extended.group is not None
+        parts = [extended.group.part(range(start, start + size)) for start in starts]
+        for part in parts:
+            part.join()  # only who has come together hears it when one of them fails
+        exchange = Exchange(parts[0], of_groups(algorithm, schedules, size, devices))
+        exchange.communicators = [one for part in parts for one in part.communicators]
+        return cls(size, parts, exchange)
+
+
+def size_of(rule: Hierarchical, extended: Extended) -> int:
+    """How many replicas each group has.
+
+    Raises:
+        ValueError: they are not equal, or cut workers into pieces of other sizes.
+    """
+    devices, replicas = len(extended._devices), extended._num_replicas_in_sync
+    if rule.group is None:
+        return devices if devices > 1 else _workers_of_a_host(rule, extended)
+    divides = devices % rule.group == 0 or rule.group % devices == 0
+    if replicas % rule.group or not divides:
+        workers = extended._num_workers
+        raise ValueError(
+            f"sync={rule!r} asks for groups of {rule.group} replicas, and there are {replicas}: "
+            f"{devices} on each of {workers} workers. All groups must have as many, each of them "
+            "a part of one worker, or some whole workers"
+        )
+    return rule.group
+
+
+def _workers_of_a_host(rule: Hierarchical, extended: Extended) -> int:
+    if extended._num_workers == 1:
+        return 1
+    hosts = [addresses.split(at)[0] for _, at in tasks_of(extended._cluster_resolver)]
+    runs = [(host, len(list(run))) for host, run in itertools.groupby(hosts)]
+    sizes = {size for _, size in runs}
+    if len(sizes) > 1 or len(runs) > len(set(hosts)):
+        said = ", ".join(f"{size} on {host}" for host, size in runs)
+        raise ValueError(
+            f"sync={rule!r} takes the workers of a host for a group, and hosts must have as many, "
+            f"one after the other; here are {said}. Say how many make a group: group=2"
+        )
+    return sizes.pop()
+
+
+def refuse_methods(rule: Hierarchical, policy: MethodPolicy) -> None:
+    """Refuse what groups would do otherwise than each other, and must not.
+
+    Args:
+        rule: how they agree.
+        policy: by which methods each of them sums its gradients.
+    """
+    adaptive = next((one for one in policy.methods if isinstance(one, Adaptive)), None)
+    if adaptive is not None:
+        raise ValueError(
+            f"method={adaptive!r} chooses while it trains, and with sync={rule!r} each group would "
+            "choose otherwise. Name the method that gradients are sent by within groups"
+        )
+    draw = [one for one in rule.policy.methods if one.random and not isinstance(one, Wire)]
+    if draw and any(one.random for one in policy.methods):
+        raise ValueError(
+            f"{draw[0]!r}, by which groups agree, and the method of the strategy, by which each "
+            "sums its gradients, draw from the same seed, and groups may draw more or less often. "
+            "Take another method for one of the two"
+        )

@@ -1,0 +1,99 @@
+"""Groups of replicas train as one larger replica each, and agree as another rule says."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from tfscale.compression.policy import MethodPolicy
+from tfscale.sync.diloco import DiLoCo
+from tfscale.sync.every_step import EveryStep
+from tfscale.sync.gossip import Gossip
+from tfscale.sync.period import checked_count
+from tfscale.sync.rule import Round, Rule
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Hierarchical(Rule):
+    r"""Every step within a group, such as the devices of a host; seldom between groups.
+
+    The replicas of a group make each step together, as one larger replica: their gradients, and
+    the statistics of their batches, are summed over the group, so that its step is that of one
+    device with the group's part of the batch. Between groups ``outer`` acts as it does between
+    replicas: its P is the number of groups.
+
+    Args:
+        inner: the rule within groups: ``EveryStep()`` is the only one. ``wire`` or ``method`` of
+            the strategy say how these gradients are sent.
+        outer: the rule between groups, by default ``DiLoCo(every=50)``; or a rule of your own.
+            Its own ``wire`` or ``method`` say how what it sends is sent.
+        group: how many replicas a group has, which are consecutive; by default the devices of a
+            worker, or, where workers have one device each, the workers of a host.
+
+    Example:
+        >>> strategy = tfscale.ScaleStrategy(
+        ...     sync=tfscale.sync.Hierarchical(outer=tfscale.sync.DiLoCo(every=50))
+        ... )
+
+    Reference: Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", 2020, section 5
+    (hierarchical local SGD).
+    """
+
+    inner: Rule = dataclasses.field(default_factory=EveryStep)
+    outer: Rule = dataclasses.field(default_factory=lambda: DiLoCo(every=50))
+    group: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.inner, EveryStep):
+            raise ValueError(
+                "inner is tfscale.sync.EveryStep(): the replicas of a group make each step "
+                f"together; got {self.inner!r}. What is to happen seldom is the outer rule"
+            )
+        if not isinstance(self.outer, Rule) or isinstance(self.outer, (EveryStep, Hierarchical)):
+            raise ValueError(
+                "outer says when groups agree, and on what, such as tfscale.sync.DiLoCo(every=50)"
+                f"; got {self.outer!r}"
+            )
+        if isinstance(self.outer, Gossip):
+            raise ValueError(
+                f"outer={self.outer!r} mixes single replicas, and those of a group must stay the "
+                "same. Between groups use a rule that takes means, such as tfscale.sync.LocalSGD(8)"
+            )
+        if self.outer.start:
+            raise ValueError(
+                f"outer={self.outer!r} begins with steps that are synchronous over all replicas, "
+                "and groups sum over their own replicas from the first step on. Leave start out"
+            )
+        if self.group is not None:
+            checked_count("group", self.group, what="replicas")
+        for name in ("every", "keeps", "kept_weights", "reads_as", "agrees", "has_outer"):
+            object.__setattr__(self, name, getattr(self.outer, name))
+
+    @property
+    def policy(self) -> MethodPolicy:
+        """By which methods ``Round.mean`` computes."""
+        return self.outer.policy
+
+    def describe(self) -> str:
+        """All settings: workers whose descriptions differ do not train together."""
+        return f"groups of {self.group}, {type(self.outer).__name__}: {self.outer.describe()}"
+
+    def make_outer(self) -> Any:
+        """The outer rule's optimizer."""
+        return self.outer.make_outer()
+
+    def check(self, replicas: int) -> None:
+        """Refuse so many groups, as the outer rule refuses so many replicas."""
+        self.outer.check(replicas)
+
+    def begin(self, round: Round) -> None:
+        """As the outer rule does."""
+        self.outer.begin(round)
+
+    def end(self, round: Round) -> None:
+        """As the outer rule does."""
+        self.outer.end(round)
+
+    def settle(self, round: Round) -> None:
+        """As the outer rule does."""
+        self.outer.settle(round)
