@@ -72,6 +72,19 @@ def normalized(strategy, optimizer):
     return model
 
 
+def rows_of_groups(samples, workers):
+    """Rows of each batch, in the order in which groups hold them."""
+    training = Training(GROUPS, None, None, devices=SIZE)
+    training.workers = workers
+    batches = [(first, min(BATCH, samples - first)) for first in range(0, samples, BATCH)]
+    parts = [
+        first + training.part_of(device, rows)
+        for first, rows in batches
+        for device in range(GROUPS * SIZE)
+    ]
+    return np.concatenate(parts)
+
+
 def as_one_larger_replica(make, folder):
     """With batch normalization, Adam and a validation in the middle; last batches of three rows
     and of one, which leave a group with fewer rows, and with none.
@@ -85,8 +98,13 @@ def as_one_larger_replica(make, folder):
         for samples in (67, 65):
             trained = []
             for rule, devices in ((grouped(outer=sync.LocalSGD(4)), 4), (sync.LocalSGD(4), 2)):
-                model = normalized(make(rule, replicas=devices), optimizer)
-                history = fit(model, 2, samples=samples, validation_data=held).history
+                strategy = make(rule, replicas=devices)
+                model, (x, y) = normalized(strategy, optimizer), simulation.problem(samples)
+                if devices == GROUPS:
+                    order = rows_of_groups(samples, strategy.extended._num_workers)
+                    x, y = x[order], y[order]
+                how = {"shuffle": False, "verbose": 0, "validation_data": held}
+                history = model.fit(x, y, batch_size=BATCH, epochs=2, **how).history
                 trained.append((model.get_weights(), history))
             (found, histories), (expected, others) = trained
             for a, b in zip(found, expected, strict=True):
