@@ -11,6 +11,7 @@ from keras import layers
 
 from tests.curvature import nets
 from tfscale import curvature
+from tfscale.curvature import progress
 
 
 def made(build):
@@ -293,7 +294,7 @@ def test_other_numbers_of_columns_are_traced_once():
     assert sum(told) == 6
 
 
-def test_sharpness_and_landscapes(in_double):
+def test_sharpness_and_landscapes(in_double, monkeypatch):
     model, (x, y, _) = made(nets.weighted)
     h = curvature.Hessian(model, x, y, batch_size=49)
     found = h.sharpness(rho=1e-3)
@@ -307,10 +308,15 @@ def test_sharpness_and_landscapes(in_double):
     plane = h.landscape(np.eye(43)[:2], points=3)
     assert np.shape(plane.losses) == (3, 3)
     told = []
-    with h.telling("losses", 1):
+    with h.telling("landscape", 1, "losses"):
         h._advance = told.append
         h.loss_at(np.zeros(43))
     assert sum(told) == 1
+    bars = []
+    bar = progress.bar
+    monkeypatch.setattr(progress, "bar", lambda *given: bars.append(given[:2]) or bar(*given))
+    h.landscape(1, points=3, limit=9)
+    assert bars == [("eigenvalues, products", 9), ("landscape, losses", 3)]
     pytest.importorskip("matplotlib")
     assert plane.plot()._repr_png_() and along.plot()._repr_png_()
 

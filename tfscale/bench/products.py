@@ -1,9 +1,9 @@
 """``tfscale bench products``: what a product with a Hessian costs.
 
 - ``cost``: a product, and one of four at once, against the loss and its gradient over the same
-  data. All take turns, and ratios are of the times within a round.
+  data, and a product by XLA. All take turns, and ratios are of the times within a round.
 - ``memory``: what a product takes at its peak against a training step with SGD, by TensorFlow's
-  allocator, each in a process of its own.
+  allocator, each in a process of its own; and of one in two batches, each half of that.
 - ``processes``: a product in two processes of one thread each against one such process.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import os
 import statistics
@@ -108,8 +109,8 @@ MODELS: dict[str, Callable[[Any], tuple[Any, int]]] = {
 }
 
 
-def _made(name: str, shrink: int, batches: int = 1) -> tuple[Any, Any]:
-    """A model and its Hessian, over data of so many batches."""
+def _made(name: str, shrink: int, batches: int = 1, parts: int = 1) -> tuple[Any, Any]:
+    """A model and its Hessian, over data of so many batches, which are read in so many parts."""
     import keras
     import numpy as np
 
@@ -124,40 +125,48 @@ def _made(name: str, shrink: int, batches: int = 1) -> tuple[Any, Any]:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((batches * batch, *model.input_shape[1:]), np.float32)
     y = rng.integers(0, 10, len(x))
-    return model, curvature.Hessian(model, x, y, batch_size=batch)
+    return model, curvature.Hessian(model, x, y, batch_size=batch // parts)
 
 
 # --------------------------------------------------------------------- parts
 
 
 def _costs(models: Sequence[str], rounds: int, shrink: int) -> Table:
-    table = _table("a product against the loss and its gradient", "ms", "product", "of 4 at once")
-    for name in models:
-        import numpy as np
+    columns = "ms", "product", "of 4 at once", "in halves", "by XLA", "gradient by XLA"
+    table = _table("a product against the loss and its gradient", *columns)
+    import numpy as np
 
-        _, h = _made(name, shrink)
+    from tfscale import curvature
+
+    for name in models:
+        model, h = _made(name, shrink)
+        _, halves = _made(name, shrink, parts=2)
+        x, y, _ = h._data
+        by_xla = curvature.Hessian(model, x, y, batch_size=len(x), jit_compile=True)
         vectors = np.random.default_rng(1).standard_normal((AT_ONCE, h.size))
         calls = {
             "gradient": functools.partial(h.gradient_at, np.zeros(h.size)),
             "product": functools.partial(h.products, vectors[:1]),
             "several": functools.partial(h.products, vectors),
+            "halves": functools.partial(halves.products, vectors[:1]),
+            "xla": functools.partial(by_xla.products, vectors[:1]),
+            "gradient by xla": functools.partial(by_xla.gradient_at, np.zeros(h.size)),
         }
         times = in_turn(calls, rounds, warm_up=1)
         base = times["gradient"]
-        table.add_row(
-            name, f"{1e3 * statistics.median(base):.4g}", _ratio(times["product"], base),
-            _ratio([each / AT_ONCE for each in times["several"]], base),
-        )  # fmt: skip
+        times["several"] = [each / AT_ONCE for each in times["several"]]
+        ratios = [_ratio(times[call], base) for call in calls if call != "gradient"]
+        table.add_row(name, f"{1e3 * statistics.median(base):.4g}", *ratios)
     return table
 
 
 def _memory(models: Sequence[str], rounds: int, shrink: int) -> Table:
-    table = _table("memory of a product against a training step", "step MB", "product MB", "ratio")
+    columns = "step MB", "product MB", "ratio", "in halves MB", "ratio"
+    table = _table("memory of a product against a training step", *columns)
     for name in models:
-        step, product = (
-            _in_process(kind, name, 1, shrink, COUNTED) for kind in ("--step", "--product")
-        )
-        table.add_row(name, f"{step / 1e6:.4g}", f"{product / 1e6:.4g}", f"{product / step:.2f}x")
+        step, *products = (_in_process(kind, name, 1, shrink, COUNTED) for kind in _OF_MEMORY)
+        ratios = [(f"{one / 1e6:.4g}", f"{one / step:.2f}x") for one in products]
+        table.add_row(name, f"{step / 1e6:.4g}", *itertools.chain(*ratios))
     return table
 
 
@@ -178,10 +187,10 @@ def _step_memory(name: str, rounds: int, shrink: int) -> float:
     return _peak(lambda: model.train_on_batch(x, y))
 
 
-def _product_memory(name: str, rounds: int, shrink: int) -> float:
+def _product_memory(name: str, rounds: int, shrink: int, parts: int = 1) -> float:
     import numpy as np
 
-    _, h = _made(name, shrink)
+    _, h = _made(name, shrink, parts=parts)
     v = np.random.default_rng(1).standard_normal(h.size).astype(np.float32)
     return _peak(lambda: h @ v)
 
@@ -230,11 +239,12 @@ _PARTS: dict[str, Callable[[Sequence[str], int, int], Any]] = {
     "memory": _memory,
     "processes": _processes,
 }
-_OF_WORKERS: dict[str, Callable[[str, int, int], float]] = {
+_OF_MEMORY: dict[str, Callable[[str, int, int], float]] = {
     "--step": _step_memory,
     "--product": _product_memory,
-    "--timed": _timed,
+    "--halves": functools.partial(_product_memory, parts=2),
 }
+_OF_WORKERS: dict[str, Callable[[str, int, int], float]] = {**_OF_MEMORY, "--timed": _timed}
 
 
 def _ratio(times: Sequence[float], base: Sequence[float]) -> str:

@@ -230,9 +230,9 @@ class OfModel(Operator):
         return {name: self.block(several) for name, several in named.items()}
 
     @contextlib.contextmanager
-    def telling(self, what: str, products: int) -> Iterator[None]:
+    def telling(self, what: str, steps: int, of: str = "products") -> Iterator[None]:
         """While it lasts, a bar says how much is left."""
-        with progress.bar(what, products, self._shows) as self._advance:
+        with progress.bar(f"{what}, {of}", steps, self._shows) as self._advance:
             try:
                 yield
             finally:

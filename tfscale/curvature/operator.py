@@ -134,8 +134,10 @@ class Operator(abc.ABC):
         """
         return spectrum.density(self, probes, steps, seed=seed)
 
-    def telling(self, what: str, products: int) -> contextlib.AbstractContextManager[None]:
-        """While it lasts, the user is told how many products are left."""
+    def telling(
+        self, what: str, steps: int, of: str = "products"
+    ) -> contextlib.AbstractContextManager[None]:
+        """While it lasts, the user is told how many steps are left, and of what."""
         return contextlib.nullcontext()
 
     def check_memory(self, vectors: int, who: str, least: int | None = None) -> int:

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 
 
 @contextlib.contextmanager
-def bar(what: str, products: int, shown: bool | None) -> Iterator[Callable[[float], None]]:
-    """A function that is told how many products have been made since it was last called.
+def bar(what: str, steps: int, shown: bool | None) -> Iterator[Callable[[float], None]]:
+    """A function that is told how many steps have been made since it was last called.
 
     Args:
-        what: is computed.
-        products: how many it takes, at most.
+        what: is computed, and what its steps are.
+        steps: how many it takes, at most.
         shown: whether to show anything; None means if stderr is a terminal.
     """
     if not (sys.stderr.isatty() if shown is None else shown):
@@ -25,5 +25,5 @@ def bar(what: str, products: int, shown: bool | None) -> Iterator[Callable[[floa
 
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Remaining()
     with Progress(*columns, console=Console(stderr=True), transient=True) as shows:
-        task = shows.add_task(f"{what}, products", total=products)
+        task = shows.add_task(what, total=steps)
         yield lambda done: shows.advance(task, done)

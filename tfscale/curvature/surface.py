@@ -146,7 +146,7 @@ def landscape(
     if len(vectors) not in (1, 2):
         raise ValueError(f"a landscape is along one or two directions, got {len(vectors)}")
     distances = np.linspace(-radius, radius, points)
-    with operator.telling("losses", points ** len(vectors)):
+    with operator.telling("landscape", points ** len(vectors), "losses"):
         losses = np.array(
             [
                 operator.loss_at(sum(d * v for d, v in zip(each, vectors, strict=True)))
