@@ -20,11 +20,12 @@ ROOT = Path(__file__).parents[2]
 SECONDS = 600  # on the busiest machine
 DEVICES = ["CPU:0", "CPU:1"]
 
+FULL = pytest.mark.full
 pytestmark = pytest.mark.slow
 
 
 def some_or_all(*cases):
-    every = pytest.param(tuple(CASES), marks=pytest.mark.full, id="all")
+    every = pytest.param(tuple(CASES), marks=FULL, id="all")
     return pytest.mark.parametrize("cases", [pytest.param(cases, id=", ".join(cases)), every])
 
 
@@ -67,27 +68,32 @@ def regression(strategy, **compiled):
     return model, x.astype("float32"), y.astype("float32")
 
 
-def test_a_function_is_weighted_once_whoever_reduces_in_it():
+def of_keras(model, batch):
+    return keras.losses.MeanSquaredError()(batch[1], model(batch[0]))
+
+
+def of_tensorflow(model, batch):
+    return tf.reduce_mean(tf.square(batch[1] - model(batch[0])))
+
+
+def of_rows(model, batch):
+    return tf.reduce_mean(tf.square(batch[1] - model(batch[0])), -1)
+
+
+def of_rows_by_keras(model, batch):
+    return keras.losses.MeanSquaredError(reduction=None)(batch[1], model(batch[0]))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [of_keras, *(pytest.param(f, marks=FULL) for f in (of_tensorflow, of_rows, of_rows_by_keras))],
+)
+def test_a_function_is_weighted_once_whoever_reduces_in_it(function):
     model, x, y = regression(ScaleStrategy("ring", devices=DEVICES))
-
-    def of_keras(model, batch):
-        return keras.losses.MeanSquaredError()(batch[1], model(batch[0]))
-
-    def of_tensorflow(model, batch):
-        return tf.reduce_mean(tf.square(batch[1] - model(batch[0])))
-
-    def of_rows(model, batch):
-        return tf.reduce_mean(tf.square(batch[1] - model(batch[0])), -1)
-
-    def of_rows_of_keras(model, batch):
-        return keras.losses.MeanSquaredError(reduction=None)(batch[1], model(batch[0]))
-
     h = curvature.Hessian(model, x, y, batch_size=4)
-    product, loss = h @ np.ones(8), h.loss
-    for function in (of_keras, of_tensorflow, of_rows, of_rows_of_keras):
-        own = curvature.Hessian(model, x, y, batch_size=4, loss=function)
-        np.testing.assert_allclose(own @ np.ones(8), product, 1e-5, err_msg=function.__name__)
-        assert own.loss == pytest.approx(loss, rel=1e-5)
+    own = curvature.Hessian(model, x, y, batch_size=4, loss=function)
+    np.testing.assert_allclose(own @ np.ones(8), h @ np.ones(8), 1e-5)
+    assert own.loss == pytest.approx(h.loss, rel=1e-5)
 
 
 class OfANumber(keras.Model):
@@ -113,17 +119,15 @@ def test_a_product_that_is_one_number_is_no_log():
     np.testing.assert_allclose(h @ np.ones(1), [2 * 14 / 3], 1e-5)
 
 
-def test_products_are_no_steps_of_rounds():
-    """Also while layers do what they do in training."""
+@pytest.mark.parametrize("training", [pytest.param(False, marks=FULL), True])
+def test_products_are_no_steps_of_rounds(training):
     strategy = ScaleStrategy("ring", devices=DEVICES, sync=sync.DiLoCo(2))
     model, x, y = regression(strategy, optimizer="sgd")
     model.fit(x, y, batch_size=4, verbose=0)
     before, rounds = model.get_weights(), strategy.rounds.figures()["rounds"]
-    h, trained = (
-        curvature.Hessian(model, x, y, batch_size=4, training=training)
-        for training in (False, True)
-    )
-    np.testing.assert_allclose(trained @ np.ones(8), h @ np.ones(8), 1e-5)
-    assert trained.loss == pytest.approx(h.loss, rel=1e-5)
+    h = curvature.Hessian(model, x, y, batch_size=4, training=training)
+    x = np.concatenate([x, np.ones([9, 1])], 1)
+    exact = np.kron(x.T @ x / 9, np.eye(2))
+    np.testing.assert_allclose(h @ np.ones(8), exact @ np.ones(8), 1e-5)
     assert all(np.array_equal(a, b) for a, b in zip(before, model.get_weights(), strict=True))
     assert strategy.rounds.figures()["rounds"] == rounds > 0
