@@ -357,6 +357,7 @@ NAN = np.where(np.arange(40).reshape(10, 4) == 37, np.nan, X)
             simple(loss="mse"), X, Y, variables="conv")),
         ("batch 2 .from 0. of 3", lambda: curvature.Hessian(
             simple(loss=nets.cross_entropy()), NAN, Y, batch_size=4).loss),
+        ("the data have none: give y", lambda: curvature.Hessian(simple(loss="mse"), X)),
         ("no end: give steps", lambda: curvature.Hessian(
             simple(loss="mse"), tf.data.Dataset.from_tensors((X, X[:, :3])).repeat())),
         ("got no data", lambda: curvature.Hessian(

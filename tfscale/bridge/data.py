@@ -56,6 +56,12 @@ class Batches:
         self._spec = dataset.element_spec
         self._dataset = model.distribute_strategy.experimental_distribute_dataset(dataset)
 
+    @property
+    def have_targets(self) -> bool:
+        """Whether a batch holds more than inputs."""
+        spec = self._spec
+        return isinstance(spec, tuple) and len(spec) > 1 and spec[1] is not None
+
     def build(self, model: Any) -> None:
         """Build a model and its loss as ``fit`` would, if nobody has; not its optimizer."""
         layers = [model, *layers_of(model)]

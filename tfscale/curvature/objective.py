@@ -88,7 +88,7 @@ class Objective:
     @property
     def _is_of_keras(self) -> bool:
         """Whether Keras adds up losses, and not a function or a ``compute_loss`` of the user's."""
-        return self.own is None and type(self.model).compute_loss is keras.Model.compute_loss
+        return self.own is None and not has_own_loss(self.model)
 
     def values(self, moved: Sequence[tf.Tensor] | None) -> list[tf.Tensor]:
         """What the variables are, or would be if they were moved."""
@@ -175,6 +175,11 @@ class Objective:
                 for layer in [self.model, *layers_of(self.model)]:
                     stack.enter_context(shadowed(layer, "_get_own_losses", list))
             yield
+
+
+def has_own_loss(model: Any) -> bool:
+    """Whether its class computes losses in a way of its own."""
+    return type(model).compute_loss is not keras.Model.compute_loss
 
 
 class _Part:

@@ -24,7 +24,7 @@ from tfscale.bridge.objects import layers_of, native
 from tfscale.bridge.shadow import shadowed
 from tfscale.curvature import progress, surface
 from tfscale.curvature.derivatives import REMEDY, UNKNOWN, again, dense, first_sentence
-from tfscale.curvature.objective import Draw, Objective, OwnLoss, Parts
+from tfscale.curvature.objective import Draw, Objective, OwnLoss, Parts, has_own_loss
 from tfscale.curvature.operator import Operator
 from tfscale.curvature.samples import AT_ONCE
 from tfscale.curvature.surface import Landscape, Sharpness
@@ -93,6 +93,12 @@ class OfModel(Operator):
         self._compiled, own = _loss(who, model, loss)
         self._batches = Batches(model, self._data, batch_size, steps, who)
         with self._as_compiled():
+            compares = own is None and model._compile_loss is not None
+            if compares and not self._batches.have_targets and not has_own_loss(model):
+                raise ValueError(
+                    f"{who}: the loss of {model.name!r} compares outputs with targets, and the "
+                    "data have none: give y, or a dataset of pairs (x, y)"
+                )
             self._batches.build(model)
         self.variables = chosen(model, variables, who)
         counted = {"regularizers": regularizers, "add_loss": add_loss}
