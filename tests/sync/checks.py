@@ -256,6 +256,7 @@ def outside_of_replicas(make, folder):
         found = model.get_weights()
         loss, guess = model.evaluate(x, y, verbose=0), model.predict(x, verbose=0)
         shown = model.get_weights()
+        assert put_aside(model) > 0
         return before, found, loss, guess, shown
 
     p = replicas(make(sync.LocalSGD(4)))
@@ -289,9 +290,16 @@ def outside_of_replicas(make, folder):
         outputs = x @ expected[0] + expected[1]
         np.testing.assert_allclose(guess, outputs, rtol=0, atol=1e-5)
         np.testing.assert_allclose(loss, np.mean((outputs - y) ** 2), rtol=1e-5)
+        assert put_aside(model) == 0  # at the end of fit
         untouched = regression(strategy)
         fit(untouched)
         same(model, untouched.get_weights(), atol=0)  # looking has changed nothing
+
+
+def put_aside(model):
+    """How many numbers replicas of this process keep, which an evaluation has put aside."""
+    marks = model.distribute_strategy.rounds.of(model).marks.values()
+    return sum(cell.numpy().size for one in marks for cell in one.aside)
 
 
 def assigned_in_the_middle(make, folder):
@@ -718,13 +726,20 @@ def loaded_after_an_interruption(make, folder):
 
 
 def compiled_after_an_interruption(make, folder):
-    """The next fit ends the round that was under way."""
+    """An evaluation sees the mean, and the next fit ends the round that was under way."""
     model = regression(make(sync.DiLoCo(4)))
     with pytest.raises(InterruptedError):
         fit(model, callbacks=[Stop(6)])
+    kernel, bias = model.get_weights()
     with model.distribute_strategy.scope():
         model.compile(keras.optimizers.SGD(RATE), "mse")
-    fit(model)
+    x, y = simulation.problem()
+    expected = np.mean((x @ kernel + bias - y) ** 2)
+    np.testing.assert_allclose(model.evaluate(x, y, verbose=0), expected, rtol=1e-5)
+    middle = Middle(lambda model: (model.get_weights(), model.evaluate(x, y, verbose=0)), 2)
+    fit(model, callbacks=[middle])
+    (kernel, bias), seen = middle.seen
+    np.testing.assert_allclose(seen, np.mean((x @ kernel + bias - y) ** 2), rtol=1e-5)
     agree(model)
 
 

@@ -231,24 +231,32 @@ def taken_up_again(make, folder):
         assert strategy.num_replicas_in_sync == devices
         return loaded
 
-    expected = Training(GROUPS, of_steps(4), nesterov(), devices=SIZE)
-    expected.workers = model.distribute_strategy.extended._num_workers
+    workers = model.distribute_strategy.extended._num_workers
+    for rule, devices in ((grouped(outer=outer), 4), (outer, 2)):
+        expected = interrupted_training(workers, devices // GROUPS)
+        same(continued(rule, devices), expected, atol=3e-6, err_msg=repr(rule))
+
+
+def interrupted_training(workers, devices):
+    """Six steps of groups, and then nine from their mean, of groups or of replicas."""
+    training = Training(GROUPS, of_steps(4), nesterov(), devices=SIZE)
+    training.workers = workers
     x, y = simulation.problem()
     steps = [slice(first, first + BATCH) for first in range(0, len(x), BATCH)]
     for step, rows in enumerate(steps[:6]):
-        expected.step(x[rows], y[rows])
+        training.step(x[rows], y[rows])
         if step == 3:
-            expected.end(expected)
-    expected.weights = [expected.mean() for _ in expected.weights]
-    means = [np.mean(parts, 0) for parts in zip(*(one.kept for one in expected.inner))]
-    for one in expected.inner:
+            training.end(training)
+    training.weights = [training.mean() for _ in training.weights]
+    means = [np.mean(parts, 0) for parts in zip(*(one.kept for one in training.inner))]
+    for one in training.inner:
         one.kept = [m.copy() for m in means]
+    training.devices = devices
     for step, rows in enumerate(steps):
-        expected.step(x[rows], y[rows])
+        training.step(x[rows], y[rows])
         if step in (1, 5, 8):
-            expected.end(expected)
-    for rule, devices in ((grouped(outer=outer), 4), (outer, 2)):
-        same(continued(rule, devices), expected.mean(), atol=3e-6, err_msg=repr(rule))
+            training.end(training)
+    return training.mean()
 
 
 CHECKS = NUMBERS | {

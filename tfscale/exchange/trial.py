@@ -241,3 +241,8 @@ class Cell:
         """Sets the value."""
         value = tf.convert_to_tensor(value, self._dtype)
         tf.raw_ops.AssignVariableOp(resource=self._handle, value=value)
+
+    def clear(self) -> None:
+        """Frees its memory: it holds no numbers, until others are assigned."""
+        with tf.device(self._handle.device):
+            self.assign(tf.zeros([0], self._dtype))

@@ -249,7 +249,7 @@ class Course:
             self._begin_round()
         for marks in self.marks.values():
             marks.agree()
-            marks.shown.assign(False)
+            marks.free()
 
     def has_counts(self) -> bool:
         """Whether steps and rounds are counted already."""
@@ -271,6 +271,8 @@ class Course:
             with self._strategy.scope():
                 self._closing = tf.function(closing, autograph=False).get_concrete_function()
         self._closing()
+        for marks in self.marks.values():
+            marks.free()
 
     def _close_here(self) -> None:
         here = self._here()

@@ -65,6 +65,12 @@ class Marks:
         """A round is over."""
         self.apart.assign(not rule.agrees)
 
+    def free(self) -> None:
+        """Outside of replicas, when training ends: nothing that was put aside is needed."""
+        self.shown.assign(False)
+        for cell in self.aside:
+            cell.clear()
+
     def agree(self) -> None:
         """On everything."""
         self.apart.assign(False)

@@ -76,6 +76,7 @@ class Rounds:
             # A fit that was interrupted has left this, and then the model was compiled anew.
             vars(course.optimizer).pop(_END_OF_FIT, None)
             course.close()
+            model.test_function = model.predict_function = None  # they look at that course
         if optimizer is not None:
             end = functools.partial(self._end_of_fit, model, optimizer)
             vars(optimizer)[_END_OF_FIT] = end
@@ -173,7 +174,10 @@ class Rounds:
 
     def before_evaluation(self, model: Any) -> None:
         """On a replica: an evaluation of a model begins, which may be a part of another one."""
-        self.of(model).before_evaluation()
+        course = self._courses.get(model)
+        if course is None or not course.outside.is_apart():
+            course = self.of(model)
+        course.before_evaluation()
         for other, course in list(self._courses.items()):
             if other is not model:
                 course.before_evaluation()
