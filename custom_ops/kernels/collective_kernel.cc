@@ -9,6 +9,7 @@
 #include "custom_ops/engine/text.h"
 #include "custom_ops/kernels/communicator.h"
 #include "custom_ops/kernels/element_types.h"
+#include "custom_ops/kernels/flight.h"
 #include "custom_ops/kernels/inputs.h"
 #include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -51,8 +52,8 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("schedule", &schedule_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("piece_bytes", &piece_bytes_));
     goal_ = GoalOf(ctx->def().op());
-    if (ctx->HasAttr("reduction")) {
-      OP_REQUIRES_OK(ctx, ctx->GetAttr("reduction", &reduction_));
+    if (ctx->HasAttr("reduction")) OP_REQUIRES_OK(ctx, ctx->GetAttr("reduction", &reduction_));
+    if (ctx->HasAttr("R")) {
       int residuals;
       OP_REQUIRES_OK(ctx, ctx->GetAttr("R", &residuals));
       has_residual_ = residuals > 0;
@@ -84,7 +85,7 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
     });
   }
 
- private:
+ protected:
   // One run of the op: tensors that must outlive it, and where the result goes.
   struct Job {
     std::shared_ptr<Communicator> communicator;
@@ -99,6 +100,21 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
     bool cancelled = false;
   };
   using JobPtr = std::shared_ptr<Job>;
+
+  // Where result `index` is to be: 0 the sum, 1 what it has lost.
+  virtual absl::Status NewResult(OpKernelContext* ctx, int index, const TensorShape& shape,
+                                 Tensor* result) const {
+    Tensor* output;
+    // Peers of a mixture read the input while the output is written.
+    const bool may_share = !sharded() && goal_ != Goal::kMixture && summed_as_ == type_;
+    if (index == 0 && may_share) {
+      TF_RETURN_IF_ERROR(ctx->forward_input_or_allocate_output({1}, 0, shape, &output));
+    } else {
+      TF_RETURN_IF_ERROR(ctx->allocate_output(index, shape, &output));
+    }
+    *result = *output;
+    return absl::OkStatus();
+  }
 
   absl::Status ReadProgram(OpKernelConstruction* ctx) {
     int ranks, rank, chunks;
@@ -213,15 +229,7 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
       ctx->set_output(0, job->y);
       return absl::OkStatus();
     }
-    Tensor* output;
-    // Peers of a mixture read the input while the output is written.
-    const bool may_share = !sharded() && goal_ != Goal::kMixture && summed_as_ == type_;
-    if (may_share) {
-      TF_RETURN_IF_ERROR(ctx->forward_input_or_allocate_output({1}, 0, shape, &output));
-    } else {
-      TF_RETURN_IF_ERROR(ctx->allocate_output(0, shape, &output));
-    }
-    job->y = *output;
+    TF_RETURN_IF_ERROR(NewResult(ctx, 0, shape, &job->y));
     job->x = ctx->input(1);
     return absl::OkStatus();
   }
@@ -238,10 +246,7 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
       ctx->set_output(1, job->residual);
       return absl::OkStatus();
     }
-    Tensor* output;
-    TF_RETURN_IF_ERROR(ctx->allocate_output(1, job->residual.shape(), &output));
-    job->new_residual = *output;
-    return absl::OkStatus();
+    return NewResult(ctx, 1, job->residual.shape(), &job->new_residual);
   }
 
   static tensorflow::AllocatorAttributes OnHost() {
@@ -325,11 +330,8 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
 
   // A step that is cancelled before this op begins still begins it: the other
   // ranks wait for it, and must be told.
-  void Launch(OpKernelContext* ctx, const JobPtr& job, Open open, DoneCallback done) {
-    job->farewell =
-        Status(Code::kCancelled,
-               Text("bucket '", bucket_.Name(), "': ", job->communicator->Describe(program_->rank),
-                    " left it because its step ended early; its own log says why"));
+  virtual void Launch(OpKernelContext* ctx, const JobPtr& job, Open open, DoneCallback done) {
+    job->farewell = Farewell(*job);
     tensorflow::CancellationManager* manager = ctx->cancellation_manager();
     const tensorflow::CancellationToken token = manager->get_cancellation_token();
     const bool registered = manager->RegisterCallback(token, [job, executor = ExecutorOf(ctx)] {
@@ -343,12 +345,23 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
       done();
     };
     // From here on the op may end at any time, and this kernel with it.
-    auto running = job->communicator->Start(std::move(request), finish);
-    bool cancelled;
+    Start(job, std::move(request), finish, !registered);
+  }
+
+  // What other ranks are told if the step is cancelled.
+  Status Farewell(const Job& job) const {
+    return Status(
+        Code::kCancelled,
+        Text("bucket '", bucket_.Name(), "': ", job.communicator->Describe(program_->rank),
+             " left it because its step ended early; its own log says why"));
+  }
+
+  static void Start(const JobPtr& job, Request request, Done finish, bool cancelled) {
+    auto running = job->communicator->Start(std::move(request), std::move(finish));
     {
       std::lock_guard<std::mutex> lock(job->mutex);
       job->running = running;
-      cancelled = job->cancelled || !registered;
+      cancelled |= job->cancelled;
     }
     if (cancelled && running != nullptr) running->Fail(job->farewell);
   }
@@ -392,6 +405,39 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
   const wire::Codec* codec_ = nullptr;
 };
 
+// Begins an all-reduce, of which a flight holds all that must outlive the op.
+class BeginOp : public CollectiveOp {
+ public:
+  explicit BeginOp(OpKernelConstruction* ctx) : CollectiveOp(ctx) {
+    if (!ctx->status().ok()) return;
+    OP_REQUIRES(ctx, program_->ranks > 1,
+                absl::InvalidArgumentError("one rank has nobody to exchange anything with"));
+  }
+
+ private:
+  absl::Status NewResult(OpKernelContext* ctx, int, const TensorShape& shape,
+                         Tensor* result) const override {
+    return ctx->allocate_temp(type_, shape, result, OnHost());
+  }
+
+  // Neither the op nor its kernel need to live until the exchange ends, nor does the step.
+  void Launch(OpKernelContext* ctx, const JobPtr& job, Open open, DoneCallback done) override {
+    tensorflow::core::RefCountPtr<Flight> found;
+    OP_REQUIRES_OK_ASYNC(ctx, FindResource(ctx, ctx->num_inputs() - 1, "flight", &found), done);
+    const std::shared_ptr<Flight> flight = Shared(std::move(found));
+    job->farewell = Farewell(*job);
+    auto request = std::make_shared<Request>(MakeRequest(ctx, job, std::move(open)));
+    flight->WhenOver([job, flight, request, done, executor = ExecutorOf(ctx)] {
+      flight->Depart([job, executor] { executor->RunClosure([job] { Cancel(job); }); });
+      const auto finish = [job, flight](const Status& status) {
+        flight->Arrive(ToAbsl(status), job->y, job->new_residual);
+      };
+      Start(job, std::move(*request), finish, /*cancelled=*/false);
+      done();
+    });
+  }
+};
+
 // On a GPU the numbers are brought to the host first: that is where the
 // network is.
 #define TFSCALE_KERNEL(NAME, MORE)                                                  \
@@ -411,6 +457,15 @@ TFSCALE_KERNEL("TfscaleAllReduce", TFSCALE_RESIDUALS);
 TFSCALE_KERNEL("TfscaleReduceScatter", TFSCALE_RESIDUALS);
 #undef TFSCALE_RESIDUALS
 #undef TFSCALE_KERNEL
+REGISTER_KERNEL_BUILDER(Name("TfscaleBegin").Device(tensorflow::DEVICE_CPU), BeginOp);
+REGISTER_KERNEL_BUILDER(Name("TfscaleBegin")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("communicator")
+                            .HostMemory("x")
+                            .HostMemory("seed")
+                            .HostMemory("residual")
+                            .HostMemory("flight"),
+                        BeginOp);
 
 }  // namespace
 }  // namespace tfscale

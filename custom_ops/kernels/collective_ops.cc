@@ -44,26 +44,26 @@ absl::Status ResizedShape(InferenceContext* c, bool grows) {
 
 // Stateful with a resource: neither pruned nor merged, and in program order
 // per communicator unless Python says that they may overlap.
-#define TFSCALE_COLLECTIVE(NAME)                                \
-  REGISTER_OP(NAME)                                             \
-      .Input("communicator: resource")                          \
-      .Input("x: T")                                            \
-      .Input("seed: int64")                                     \
-      .Output("y: T")                                           \
-      .Attr("T: {float, half, bfloat16, double, int32, int64}") \
-      .Attr("bucket: string")                                   \
-      .Attr("bucket_owner: string = ''")                        \
-      .Attr("bucket_graph: string = ''")                        \
-      .Attr("bucket_number: int = 0")                           \
-      .Attr("wire: string = 'fp32'")                            \
-      .Attr("stochastic: bool = false")                         \
-      .Attr("schedule: string")                                 \
-      .Attr("ranks: int")                                       \
-      .Attr("rank: int")                                        \
-      .Attr("chunks: int")                                      \
-      .Attr("program: list(int)")                               \
-      .Attr("piece_bytes: int = 0")                             \
-      .SetIsStateful()                                          \
+#define TFSCALE_COLLECTIVE(NAME) \
+  TFSCALE_SENDING(NAME).Output("y: T").Attr("T: {float, half, bfloat16, double, int32, int64}")
+#define TFSCALE_SENDING(NAME)            \
+  REGISTER_OP(NAME)                      \
+      .Input("communicator: resource")   \
+      .Input("x: T")                     \
+      .Input("seed: int64")              \
+      .Attr("bucket: string")            \
+      .Attr("bucket_owner: string = ''") \
+      .Attr("bucket_graph: string = ''") \
+      .Attr("bucket_number: int = 0")    \
+      .Attr("wire: string = 'fp32'")     \
+      .Attr("stochastic: bool = false")  \
+      .Attr("schedule: string")          \
+      .Attr("ranks: int")                \
+      .Attr("rank: int")                 \
+      .Attr("chunks: int")               \
+      .Attr("program: list(int)")        \
+      .Attr("piece_bytes: int = 0")      \
+      .SetIsStateful()                   \
       .SetIsDistributedCommunication()
 
 TFSCALE_COLLECTIVE("TfscaleAllReduce")
@@ -88,6 +88,18 @@ TFSCALE_COLLECTIVE("TfscaleBroadcast").SetShapeFn(SameShape);
 
 TFSCALE_COLLECTIVE("TfscaleMix").SetShapeFn(SameShape);
 
+// Like TfscaleAllReduce, but returns at once: TfscaleTake gives the sum.
+TFSCALE_SENDING("TfscaleBegin")
+    .Attr("T: {float}")
+    .Input("residual: R * float")
+    .Input("flight: resource")
+    .Attr("R: int >= 0 = 0")
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(CheckOneValues(c));
+      return AreScalars(c, c->num_inputs() - 1, c->num_inputs());
+    });
+
+#undef TFSCALE_SENDING
 #undef TFSCALE_COLLECTIVE
 
 }  // namespace

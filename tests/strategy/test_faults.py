@@ -74,10 +74,18 @@ def test_survivors_name_a_worker_that_was_killed(way, victim, workers, tmp_path)
 
 def test_a_worker_that_was_killed_is_named_to_those_too_with_whom_it_does_not_mix():
     """By each of the others, though a mixture concerns two: a round's end is one for all."""
-    outputs = run("kill", 2, workers=3, GOSSIP=1)
+    outputs = run("kill", 2, workers=3, SYNC="Gossip(2)")
     for survivor in (0, 1):
         _, _, message = error(outputs[survivor])
         assert "rank 2 (worker 2 at 127.0.0.1:" in message, message
+
+
+def test_a_worker_that_was_killed_while_ways_travel_is_named():
+    """It dies right after it has begun to send, three steps before anybody takes."""
+    outputs = run("kill", 1, workers=3, SYNC="DiLoCo(8, fragments=2, delay=3)")
+    for survivor in (0, 2):
+        _, _, message = error(outputs[survivor])
+        assert "rank 1 (worker 1 at 127.0.0.1:" in message, message
 
 
 def test_an_exception_between_exchanges_is_told_to_the_others():

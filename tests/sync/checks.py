@@ -14,9 +14,19 @@ import tensorflow as tf
 from keras import layers
 
 from tests.sync import simulation
-from tests.sync.simulation import BATCH, FEATURES, OUTPUTS, RATE, Momentum, Training
+from tests.sync.simulation import (
+    BATCH,
+    FEATURES,
+    OUTPUTS,
+    RATE,
+    Momentum,
+    Stream,
+    Training,
+    of_steps,
+)
 from tfscale import sync
 from tfscale.collectives.gossip import random_graph
+from tfscale.compression import WirePolicy
 
 EXACT = {"rtol": 0, "atol": 1e-6}
 
@@ -64,10 +74,6 @@ def simulated(rule, make_training):
     return check
 
 
-def of_steps(*steps):
-    return lambda rounds: steps[min(rounds, len(steps) - 1)]
-
-
 def mixing(replicas, steps, rounds):
     return Training(replicas, of_steps(steps), simulation.mix(rounds), simulation.take_mean_by_mass)
 
@@ -111,6 +117,17 @@ NUMBERS = {
     "diloco_with_another_outer": simulated(
         lambda: sync.DiLoCo(5, outer=lambda: keras.optimizers.SGD(0.5, momentum=0.5)),
         lambda p: Training(p, of_steps(5), simulation.outer_step(Momentum(0.5, 0.5))),
+    ),
+    "fragments": simulated(
+        lambda: sync.DiLoCo(4, fragments=2),
+        lambda p: Stream([[0], [1]], 0, 0.0).training(p, 2),
+    ),
+    "stream": simulated(  # whose end comes while something is in flight
+        lambda: sync.DiLoCo(8, fragments=2, delay=3, blend=0.25),
+        lambda p: Stream([[0], [1]], 3, 0.25).training(p, 4),
+    ),
+    "stream_of_one_fragment": simulated(
+        lambda: sync.DiLoCo(6, delay=2), lambda p: Stream([[0, 1]], 2, 0.5).training(p, 6)
     ),
     "elastic": simulated(
         lambda: sync.ElasticAveraging(3, alpha=0.2),
@@ -326,7 +343,10 @@ def assigned_in_the_middle(make, folder):
 
 def programs(make, folder):
     """Keras's defaults and what strangers do: all replicas end with the same weights."""
-    rule = sync.DiLoCo(3)
+    programs_by(sync.DiLoCo(3), make)
+
+
+def programs_by(rule, make):
     how = {
         "eager": ({"run_eagerly": True}, {}),
         "several steps": ({"steps_per_execution": 2}, {}),
@@ -340,6 +360,11 @@ def programs(make, folder):
         assert np.isfinite(history["loss"]).all(), name
         fit(model, 1, **fitted)
         agree(model)
+
+
+def stream_of_programs(make, folder):
+    """The same with ways that travel behind steps, over an edge of two epochs, too."""
+    programs_by(sync.DiLoCo(8, fragments=2, delay=3, wire="bf16"), make)
 
 
 def agree(model):
@@ -561,6 +586,96 @@ def read_by_a_callback(make, folder):
     assert len(set(reads.batches)) == 1 and 0 < reads.batches[0] <= 4, reads.batches
 
 
+def stream_of_workers_with_other_numbers_of_batches(make, folder):
+    """Who has no batches left sends and takes with the others, at steps of its own."""
+    strategy = make(sync.DiLoCo(8, fragments=2, delay=3))
+    steps = [5 + 4 * worker for worker in range(strategy.extended._num_workers)]
+    model = regression(strategy)
+    first, second = model.fit(generated(strategy, steps), epochs=2, verbose=0).history["loss"]
+    assert second < first
+    agree(model)
+
+
+def stream_on_a_wire(make, folder):
+    """What rounding loses is remembered, and all replicas end with the same bits."""
+    wire = WirePolicy("int8", small=0)
+    strategy = make(sync.DiLoCo(6, fragments=2, delay=2, wire=wire))
+    model = regression(strategy)
+    fit(model, 2)
+    agree(model)
+    residuals = vars(model.optimizer._tfscale_memory)["_residuals"]
+    assert [place for place, lost in residuals.items() if np.any(lost.numpy())] == ["0"]
+    exact = on(strategy, Stream([[0], [1]], 2, 0.5).training(replicas(strategy), 3)).run(2)
+    # Six sums, each of which an outer step and its momentum make at most 7 times as large, of
+    # ways that are shorter than 1, by a wire that rounds twice to 254 levels.
+    same(model, exact, atol=6 * 7 * 2 / 254)
+    assert any(np.any(found != number) for found, number in zip(model.get_weights(), exact))
+
+
+def streaming(strategy):
+    """A rule, and what it does in numpy."""
+    stream = Stream([[0], [1]], 3, 0.25)
+    return stream, on(strategy, stream.training(replicas(strategy), 4))
+
+
+STREAM = sync.DiLoCo(8, fragments=2, delay=3, blend=0.25)
+
+
+def assigned_in_flight(make, folder):
+    """Weights that are assigned stay so: a way that led away from others does not come in."""
+    strategy = make(STREAM)
+    model = regression(strategy)
+    fit(model, callbacks=[Middle(lambda m: m.set_weights([w * 0 + 1 for w in copies(m)[0]]), 5)])
+    stream, training = streaming(strategy)
+    position = stream.steps(training, range(5))
+    ones = [np.ones_like(w) for w in training.began]
+    training.weights, training.began = [list(ones) for _ in training.weights], list(ones)
+    stream.flight = None
+    stream.finish(training, stream.steps(training, range(5, 9), position))
+    same(model, training.mean())
+
+
+def interrupted_in_flight(make, folder):
+    """In the same model the way comes in later; a file is as it was before the way was sent."""
+    strategy, file = make(STREAM), folder / "flight.weights.h5"
+    model = regression(strategy)
+    saves = Middle(lambda model: model.save_weights(file), 5)
+    with pytest.raises(InterruptedError):
+        fit(model, callbacks=[saves, Stop(5)])
+    fit(model)
+    stream, training = streaming(strategy)
+    stream.finish(training, stream.steps(training, range(9), stream.steps(training, range(5))))
+    same(model, training.mean())
+
+    loaded = regression(make(STREAM))
+    with loaded.distribute_strategy.scope():  # else Keras loads only the weights
+        loaded.optimizer.build(loaded.trainable_variables)
+    loaded.load_weights(file)
+    fit(loaded)
+    stream, training = streaming(strategy)
+    position = stream.steps(training, range(5))
+    training.weights = [training.mean() for _ in training.weights]
+    means = [np.mean(parts, 0) for parts in zip(*(one.kept for one in training.inner))]
+    for one in training.inner:
+        one.kept = [m.copy() for m in means]
+    stream.flight = None
+    stream.finish(training, stream.steps(training, range(9), position))
+    same(loaded, training.mean(), atol=3e-6)
+
+
+def stream_is_explained(make, folder):
+    """How much is sent, and how much of that goes by behind steps."""
+    strategy = make(STREAM)
+    model = regression(strategy)
+    fit(model)
+    said = str(strategy.explain())
+    assert "ways of fragment 1 0: head/bias" in said, said
+    said = " ".join(said.split())
+    assert "2 in turn sum 84 bytes" in said and "% went by behind steps" in said, said
+    figures = strategy.rounds.figures()
+    assert figures["hidden"] <= 1 and figures["drift"] > 0, figures
+
+
 # ---- files
 
 
@@ -771,6 +886,12 @@ CHECKS = NUMBERS | {
         never_compiled,
         aggregated,
         programs,
+        stream_of_programs,
+        stream_of_workers_with_other_numbers_of_batches,
+        stream_on_a_wire,
+        stream_is_explained,
+        assigned_in_flight,
+        interrupted_in_flight,
         last_batch_of_one_row,
         images_of_any_size,
         workers_with_other_numbers_of_batches,

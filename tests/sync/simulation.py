@@ -68,6 +68,7 @@ class Training:
         self.began = self.centre = self.mean()
         self.replicas, self.steps, self.end, self.settle = replicas, steps, end, settle
         self.workers = 1
+        self.after_step = lambda training, position: None
         self.rounds, self.masses = 0, [1.0] * replicas
         self.starts = [list(own) for own in self.weights]
         self.devices = devices
@@ -82,6 +83,7 @@ class Training:
             for first in range(0, len(x), batch):
                 self.step(x[first : first + batch], y[first : first + batch])
                 position += 1
+                self.after_step(self, position)
                 if position == self.steps(rounds):
                     self.end(self)
                     position, rounds = 0, rounds + 1
@@ -126,6 +128,82 @@ def outer_step(outer):
         training.weights = [[w.copy() for w in training.began] for _ in range(training.replicas)]
 
     return end
+
+
+class Stream:
+    """DiLoCo in fragments, whose ways come in some steps after they were sent.
+
+    Args:
+        fragments: positions of the weights in each.
+        delay: steps.
+        blend: share of a replica's own weights.
+    """
+
+    def __init__(self, fragments, delay, blend):
+        self.fragments, self.delay, self.blend = fragments, delay, blend
+        self.outer = [Momentum(0.7, 0.9, True) for _ in fragments]
+        self.ended, self.flight = 0, None
+
+    def training(self, replicas, steps):
+        made = Training(replicas, of_steps(steps), self.end, self.settle)
+        made.after_step = self.after_step
+        return made
+
+    def after_step(self, training, position):
+        if position == self.delay:
+            self.land(training, self.blend)
+
+    def end(self, training):
+        self.land(training, self.blend)
+        self.send(training, self.ended % len(self.fragments))
+        self.ended += 1
+        if not self.delay:
+            self.land(training, self.blend)
+
+    def send(self, training, number):
+        means = training.mean()
+        ways = [training.began[i] - means[i] for i in self.fragments[number]]
+        self.flight = (number, ways)
+
+    def land(self, training, blend):
+        if self.flight is None:
+            return
+        number, ways = self.flight
+        places, self.flight = self.fragments[number], None
+        moved = self.outer[number].apply([training.began[i] for i in places], ways)
+        for i, new in zip(places, moved, strict=True):
+            training.began[i] = new
+            for own in training.weights:
+                own[i] = blend * own[i] + (1 - blend) * new
+
+    def steps(self, training, steps, position=0):
+        """Makes some steps of an epoch; gives how many of them come after the last round."""
+        x, y = problem()
+        for step in steps:
+            rows = slice(step * BATCH, (step + 1) * BATCH)
+            training.step(x[rows], y[rows])
+            position += 1
+            self.after_step(training, position)
+            if position == training.steps(0):
+                self.end(training)
+                position = 0
+        return position
+
+    def finish(self, training, position):
+        if position:
+            self.end(training)
+        self.settle(training)
+
+    def settle(self, training):
+        self.land(training, 0.0)
+        for number in range(len(self.fragments)):
+            if number != (self.ended - 1) % len(self.fragments):
+                self.send(training, number)
+                self.land(training, 0.0)
+
+
+def of_steps(*steps):
+    return lambda rounds: steps[min(rounds, len(steps) - 1)]
 
 
 def elastic(alpha):

@@ -29,6 +29,14 @@ def make(rule, **settings):
         (lambda: sync.DiLoCo(8, outer="sgd"), "a function that makes one"),
         (lambda: sync.DiLoCo(8, wire="int9"), "int9"),
         (lambda: sync.DiLoCo(8, wire="int8", method=PowerSGD(2)), "Leave one of them out"),
+        (lambda: sync.DiLoCo(9, fragments=2), "a multiple of 2 steps; got 9"),
+        (lambda: sync.DiLoCo(sync.Period(1, 8, 3), fragments=2), "a multiple of 2 steps"),
+        (lambda: sync.DiLoCo(8, fragments=0), "fragments is a number of parts, 1 or more; got 0"),
+        (lambda: sync.DiLoCo(8, fragments=2, delay=4), "4 steps later, so delay is less.*got 4"),
+        (lambda: sync.DiLoCo(8, delay=2, blend=1.0), "from 0 to less than 1, with a delay; got 1"),
+        (lambda: sync.DiLoCo(8, blend=0.5), "and delay=0"),
+        (lambda: sync.DiLoCo(8, delay=2, method=PowerSGD(2)), "more than one exchange"),
+        (lambda: sync.Hierarchical(outer=sync.DiLoCo(8, delay=2)), "not known between groups yet"),
         (lambda: sync.DiLoCo(8, outer=dict).make_outer(), "made {}"),
         (lambda: sync.ElasticAveraging(8, alpha=0), "more than 0 and at most 1, got 0"),
         (lambda: make(sync.ElasticAveraging(8, alpha=0.9)), "alpha times 3 must be less than 2"),
@@ -78,6 +86,9 @@ def test_workers_compare_all_settings():
             sync.DiLoCo(8, wire="int8"),
             sync.DiLoCo(8, wire="int8", error_feedback=False),
             sync.DiLoCo(9),
+            sync.DiLoCo(8, fragments=2),
+            sync.DiLoCo(8, fragments=2, delay=1),
+            sync.DiLoCo(8, fragments=2, delay=1, blend=0.1),
             sync.LocalSGD(8),
             sync.LocalSGD(8, start=3),
             sync.Gossip(8),
@@ -87,7 +98,7 @@ def test_workers_compare_all_settings():
             sync.EveryStep(),
         )
     }
-    assert len(described) == 13
+    assert len(described) == 16
     assert " at 0x" not in sync.Gossip(8, backwards).describe()
     given = keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
     assert sync.DiLoCo(8, outer=given).describe() == sync.DiLoCo(8).describe()
@@ -104,6 +115,7 @@ def test_a_rule_is_known_by_its_settings():
     """Not by where it lies in memory: workers compare that."""
     assert sync.DiLoCo(8, wire="int8").describe() != sync.DiLoCo(8).describe()
     assert repr(sync.DiLoCo(8, wire="int8")) == "DiLoCo(every=8, wire='int8')"
+    assert repr(sync.DiLoCo(8, delay=2)) == "DiLoCo(every=8, delay=2)"
     assert Plain(8, 0.5).describe() == "Plain(every=8, strength=0.5)"
 
 

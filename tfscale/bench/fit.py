@@ -29,6 +29,7 @@ from tfscale.bench.fit_contestants import (
 from tfscale.bench.fit_crew import Crew
 from tfscale.bench.fit_table import (
     FitResult,
+    behind_steps,
     conclude,
     exposed,
     hidden_share,
@@ -184,6 +185,8 @@ class Bench:
         if group[0].part == "rules":
             for record, crew, count in zip(records, crews, counts, strict=True):
                 record.sent_per_step = max(crew.ask(sent=count))
+                waited, took = max(crew.ask(behind=count))
+                record.hidden = 1 - waited / took if took else None
         return records
 
 
@@ -243,6 +246,8 @@ def footer(
         )
     for name, sent, less in sent_less(records):
         lines.append(f"a replica sends in a step: {name} {sent / 1e6:.3f} MB, {less:.1f}x less")
+    for name, hidden in behind_steps(records):
+        lines.append(f"behind steps: {name} {hidden:.0%} of its exchange")
     if timelines:
         seconds = 1e3 * fit_trace.exposed_seconds(timelines)
         lines.append(

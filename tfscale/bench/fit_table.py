@@ -37,6 +37,9 @@ class FitResult:
     times: float
     all_ms: list[float]
     sent_per_step: float | None = None  # bytes of the replica that sends most, where measured
+    hidden: float | None = (
+        None  # share of the exchange behind steps, of the replica that waits most
+    )
 
 
 def conclude(
@@ -103,6 +106,11 @@ def sent_less(records: Sequence[FitResult]) -> list[tuple[str, float, float]]:
     """Bytes that each rule sends per step, and how many times less that is than the first's."""
     found = [(r.contestant, r.sent_per_step) for r in records if r.sent_per_step is not None]
     return [(name, sent, found[0][1] / max(sent, 1.0)) for name, sent in found]
+
+
+def behind_steps(records: Sequence[FitResult]) -> list[tuple[str, float]]:
+    """Which share of their exchange's time rules have not waited for, in the last turn."""
+    return [(r.contestant, r.hidden) for r in records if r.hidden is not None]
 
 
 def make_table(records: Sequence[FitResult], title: str) -> Table:

@@ -106,10 +106,10 @@ Ends = list[float]
 class Clock(keras.callbacks.Callback):
     """When each step ended, and what else there is to note then."""
 
-    def __init__(self, note: Callable[[], int] | None = None) -> None:
+    def __init__(self, note: Callable[[], Any] | None = None) -> None:
         super().__init__()
         self.ends: Ends = []
-        self.noted: list[int] = []
+        self.noted: list[Any] = []
         self._note = note
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -125,10 +125,13 @@ class Fit:
     Attributes:
         sent: bytes that the first replica of this process had sent at the end of each step of the
             last turn, where that is measured.
+        behind: likewise, seconds waited for exchanges that go on behind steps, and those that they
+            took.
     """
 
     settled = SETTLED  # so many steps come first
     sent: Sequence[int] = ()
+    behind: Sequence[tuple[float, float]] = ()
 
     def __init__(self, contestant: FitContestant, strategy: Any, batch: int) -> None:
         self.strategy = strategy
@@ -151,14 +154,18 @@ class ByRule(Fit):
 
     def steps(self, count: int) -> Ends:
         """Runs steps of ``fit``, and tells when each has ended."""
-        clock = Clock(self._sent_now)
+        clock = Clock(lambda: (self._sent_now(), self._behind_now()))
         self.model.fit(self.data, steps_per_epoch=count, verbose=0, callbacks=[clock])
-        self.sent = clock.noted
+        self.sent, self.behind = zip(*clock.noted, strict=True)
         return clock.ends
 
     def _sent_now(self) -> int:
         own = self.strategy.extended.group.communicators[0]
         return sum(total.sent for total in own.totals().values())
+
+    def _behind_now(self) -> tuple[float, float]:
+        rounds = self.strategy.rounds
+        return (0.0, 0.0) if rounds is None else rounds.behind()
 
 
 class Called(Fit):
@@ -305,6 +312,9 @@ def _obey(training: Fit, order: dict[str, int]) -> Any:
         return fit_trace.take(training, UNTIMED, order["trace"])
     if "sent" in order:
         return (training.sent[-1] - training.sent[-1 - order["sent"]]) / order["sent"]
+    if "behind" in order:
+        last, first = training.behind[-1], training.behind[-1 - order["behind"]]
+        return [now - then for now, then in zip(last, first, strict=True)]
     ends = training.steps(UNTIMED + order["steps"])
     return (ends[-1] - ends[UNTIMED - 1]) / order["steps"]
 

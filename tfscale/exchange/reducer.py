@@ -154,7 +154,7 @@ class Reducer:
         given = [i for i, x in enumerate(gradients) if x is not None]
         load = _Load(
             optimizer,
-            self._label(optimizer, label),
+            self.label_of(optimizer, label),
             [describe(variables[i]) for i in given],
             [place_of(optimizer, variables[i]) for i in given],
             state,
@@ -177,7 +177,7 @@ class Reducer:
             reduced[i] = total
         return reduced
 
-    def _label(self, optimizer: Optimizer, label: str | None) -> str:
+    def label_of(self, optimizer: Optimizer, label: str | None) -> str:
         """That, or the optimizer's name; with a number behind it if another had it before."""
         if optimizer not in self.packings:
             name = label or str(getattr(optimizer, "name", type(optimizer).__name__))

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         mix,
         reduce_scatter,
     )
+    from tfscale.ops.flight import Flight, Taken
     from tfscale.ops.group import Communicator, Group
     from tfscale.ops.log import Execution, Total
 
@@ -34,7 +35,9 @@ __all__ = [
     "BucketId",
     "Communicator",
     "Execution",
+    "Flight",
     "Group",
+    "Taken",
     "Total",
     "all_gather",
     "all_reduce",
@@ -47,7 +50,9 @@ _MODULES = {
     "BucketId": "bucket",
     "Communicator": "group",
     "Execution": "log",
+    "Flight": "flight",
     "Group": "group",
+    "Taken": "flight",
     "Total": "log",
 }
 

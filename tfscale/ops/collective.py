@@ -81,8 +81,8 @@ def all_reduce(
         [3.]
     """
     x = _checked(x)
-    made = _resolve(schedule, communicator.ranks)
-    common = _common(
+    made = resolved(schedule, communicator.ranks)
+    common = common_arguments(
         communicator, made, "all_reduce", wire, stochastic, seed, piece_bytes, name, residual
     )
     return _reduce("all_reduce", x, reduction, residual, common)
@@ -120,7 +120,7 @@ def reduce_scatter(
     """
     x = _checked(x)
     half = _half(schedule, communicator.ranks, "reduce_scatter")
-    common = _common(
+    common = common_arguments(
         communicator, half, "reduce_scatter", wire, stochastic, seed, piece_bytes, name, residual
     )
     return _reduce("reduce_scatter", x, reduction, residual, common)
@@ -155,7 +155,9 @@ def all_gather(
     return _run(
         "all_gather",
         x=x,
-        **_common(communicator, half, "all_gather", wire, stochastic, seed, piece_bytes, name),
+        **common_arguments(
+            communicator, half, "all_gather", wire, stochastic, seed, piece_bytes, name
+        ),
     )
 
 
@@ -190,7 +192,9 @@ def broadcast(
     return _run(
         "broadcast",
         x=x,
-        **_common(communicator, made, "broadcast", wire, stochastic, seed, piece_bytes, name),
+        **common_arguments(
+            communicator, made, "broadcast", wire, stochastic, seed, piece_bytes, name
+        ),
     )
 
 
@@ -231,7 +235,7 @@ def mix(
     part = collectives.share(made, communicator.rank)
     wide = tf.cast(x, tf.float32) if x.dtype.size == 2 else x
     own = wide * tf.constant(part.numerator / part.denominator, wide.dtype)
-    common = _common(communicator, made, "mix", "fp32", None, 0, piece_bytes, name)
+    common = common_arguments(communicator, made, "mix", "fp32", None, 0, piece_bytes, name)
     return tf.cast(_run("mix", x=own, **common), x.dtype)
 
 
@@ -260,7 +264,7 @@ def _checked(x: Any) -> tf.Tensor:
     return x
 
 
-def _common(
+def common_arguments(
     communicator: Communicator,
     schedule: Schedule,
     op: str,
@@ -313,13 +317,13 @@ def _schedule_attributes(schedule: Schedule, rank: int) -> dict[str, Any]:
 # The same schedule is asked for at every trace; making it once makes its
 # fingerprint and its programs come once, too.
 @functools.lru_cache(maxsize=256)
-def _resolve(algorithm: Algorithm, ranks: int) -> Schedule:
+def resolved(algorithm: Algorithm, ranks: int) -> Schedule:
     return collectives.resolve(algorithm, ranks)
 
 
 @functools.lru_cache(maxsize=256)
 def _half(algorithm: Algorithm, ranks: int, goal: str) -> Schedule:
-    whole = _resolve(algorithm, ranks)
+    whole = resolved(algorithm, ranks)
     halve = collectives.reduce_scatter if goal == "reduce_scatter" else collectives.all_gather
     half = halve(whole)
     _wholes[_fingerprint(half)] = whole
@@ -421,7 +425,7 @@ def _all_gather_gradient(op: tf.Operation, dy: tf.Tensor) -> list[Any]:
 @tf.RegisterGradient("TfscaleBroadcast")
 def _broadcast_gradient(op: tf.Operation, dy: tf.Tensor) -> list[Any]:
     ranks, rank = op.get_attr("ranks"), op.get_attr("rank")
-    common = {**_like(op), **_schedule_attributes(_resolve("ring", ranks), rank)}
+    common = {**_like(op), **_schedule_attributes(resolved("ring", ranks), rank)}
     dx = _reduce("all_reduce", dy, "sum", None, common)
     is_root = Kind.FINALISE in op.get_attr("program")[::4]
     return [None, dx if is_root else tf.zeros_like(dx), *_inputs_without_gradient(op)]

@@ -17,6 +17,7 @@ import tensorflow as tf
 from tfscale.bridge.objects import counter_of, innermost, native, optimizers_of
 from tfscale.collectives import Schedule
 from tfscale.compression.method import Kept
+from tfscale.exchange.flights import Flights
 from tfscale.exchange.reducer import describe, place_of
 from tfscale.exchange.state import ExchangeState
 from tfscale.exchange.trial import Cell
@@ -25,6 +26,7 @@ from tfscale.strategy.current import current
 from tfscale.strategy.outside import Outside
 from tfscale.strategy.remaining import Remaining
 from tfscale.strategy.replica_round import (
+    NONE,
     POSITION,
     ROUNDS,
     STEPS,
@@ -34,7 +36,6 @@ from tfscale.strategy.replica_round import (
     when,
 )
 from tfscale.strategy.variables import LocalWeight
-from tfscale.sync.period import table_of
 
 if TYPE_CHECKING:
     from tfscale.strategy.rounds import Rounds
@@ -55,6 +56,7 @@ class Course:
             the model's, or None for the optimizer's.
         marks: what each replica of this process remembers, by its number in the process.
         remaining: whether there are batches left.
+        flights: what travels while replicas make steps.
         mixtures: those that take turns at the ends of rounds; none before they are traced.
         outside: what one sees of all this outside of replicas.
     """
@@ -74,9 +76,10 @@ class Course:
         self._statistics: list[Any] = []
         self._spare: dict[Any, Cell] = {}
         self._closing: Any = None
-        self._table = table_of(rounds.rule.every)
+        self._table = rounds.rule.table()
         with self._on_host():
             self.remaining = Remaining()
+        self.flights = Flights(rounds.reducer, self.label)
         self.outside = Outside(self)
 
     def _refusal(self) -> str:
@@ -122,6 +125,8 @@ class Course:
         here.marks.diverge(current.alone)
         here.steps.assign(here.count())
         position = here.position.assign_add(1, read_value=True)
+        if self.rule.delay:
+            when(position == self.rule.delay, lambda: self._by_rule(self.rule.land, here))
         over = position >= self.steps_of(here.rounds.read_value())
         if self._strategy.extended._num_workers > 1:
             over = tf.logical_or(over, self.remaining.is_none_here())
@@ -293,6 +298,7 @@ class Course:
             if kept is not None:
                 kept.assign(tf.cast(variable.values[0].read_value(), kept.dtype))
         for replica, marks in self.marks.items():
+            marks.in_flight.assign(NONE)  # the way does not begin where weights are now
             for weight, began in zip(self.weights, marks.began):
                 if weight is variable:
                     began.assign(variable.values[replica].read_value())

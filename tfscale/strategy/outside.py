@@ -82,6 +82,18 @@ class Outside:
         """Of this process's replicas, the largest distance of weights from their mean."""
         return max(float(marks.drift.numpy()) for marks in self._marks.values())
 
+    def behind(self) -> tuple[float, float]:
+        """Seconds that this process's slowest replica has waited for exchanges that go on behind
+        steps, and that these have taken.
+        """
+        each = [(float(m.waited.numpy()), float(m.took.numpy())) for m in self._marks.values()]
+        return max(each)
+
+    def hidden(self) -> float | None:
+        """Which share of that time nobody waited for; None if none has gone on behind steps."""
+        waited, took = self.behind()
+        return 1 - waited / took if took else None
+
     def mixed(self) -> list[Row]:
         """What mixtures send at the end of a round, if it ends in one."""
         course = self._course
@@ -103,8 +115,12 @@ class Outside:
         size, seconds = sum(row.bytes for row in own), sum(row.predicted for row in own)
         words = f"{course.name!r} has ended {rounds} rounds, and ends the next in {left} steps"
         if own:
-            words += f"; that {'mixes' if self.mixed() else 'sums'} {size:,} bytes"
+            parts = course.flights.parts
+            what = "that mixes" if self.mixed() else "that sums"
+            words += f"; {what if parts < 2 else f'{parts} in turn sum'} {size:,} bytes"
             words += f", in {1000 * seconds:.2f} ms by the model" if seconds else ""
+        if (hidden := self.hidden()) is not None:
+            words += f", of whose time {100 * hidden:.0f} % went by behind steps"
         if drift := self.drift():
             words += f". At the last end weights were up to {drift:.3g} from their mean"
         return f"{words}."

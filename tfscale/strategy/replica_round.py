@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -28,6 +29,7 @@ POSITION, ROUNDS, STEPS = ("position", "sync"), ("rounds", "sync"), ("steps", "s
 
 
 MIXED = "weights to mix"  # as logs call them
+NONE = -1  # is in flight
 
 
 class Marks:
@@ -38,6 +40,9 @@ class Marks:
         spread: whether their optimizers may keep different values.
         shown: whether weights have been put aside for those that are evaluated.
         aside: these, one for each of the model's variables.
+        in_flight: which part of the weights travels, or ``NONE``.
+        waited: seconds, for what travelled while steps were made.
+        took: seconds that it travelled.
         drift: how far the weights were from the mean, at the last agreement.
         mass: how much the replica's weights count; only if ``began`` is not empty.
         began: where they were at the round's beginning, one for each that is trained; if the rule
@@ -53,6 +58,11 @@ class Marks:
                 self.apart, self.spread, self.shown = (Cell(tf.bool) for _ in range(3))
                 self.drift, self.mass = Cell(tf.float32), Cell(tf.float32)
                 self.drift.assign(0.0)
+                self.waited, self.took = Cell(tf.float64), Cell(tf.float64)
+                self.waited.assign(0.0)
+                self.took.assign(0.0)
+                self.in_flight = Cell(tf.int32)
+                self.in_flight.assign(NONE)
                 for flag in (self.apart, self.spread, self.shown):
                     flag.assign(False)
 
@@ -75,6 +85,7 @@ class Marks:
         """On everything."""
         self.apart.assign(False)
         self.spread.assign(False)
+        self.in_flight.assign(NONE)
 
 
 def _cell(variable: tf.Variable) -> Cell:
@@ -88,6 +99,7 @@ class ReplicaRound:
     def __init__(self, course: Course, replica: int, marks: Marks) -> None:
         self.replica, self.marks = replica, marks
         self.weights = [v.values[replica] for v in course.weights]
+        self.trained = course.trained
         self._course = course
         self._reducer = course.reducer
         self._exchange = self._reducer.exchange
@@ -95,6 +107,7 @@ class ReplicaRound:
         self.position = course.state.kept(*POSITION, replica)
         self.rounds = course.state.kept(*ROUNDS, replica)
         self.steps = course.state.kept(*STEPS, replica)
+        self._part = 0
 
     @property
     def agree(self) -> tf.Tensor:
@@ -106,6 +119,45 @@ class ReplicaRound:
         counter = counter_of(self._course.optimizer)._get_on_device_or_primary()
         return tf.cast(counter.read_value(), self.steps.dtype)
 
+    @property
+    def number(self) -> tf.Tensor:
+        return tf.cast(self.rounds.read_value(), tf.int32)
+
+    @property
+    def in_flight(self) -> tf.Tensor:
+        return tf.ensure_shape(self.marks.in_flight.read(), [])
+
+    def part(self, number: int, places: Sequence[int]) -> ReplicaRound:
+        part = copy.copy(self)
+        part.weights = [self.weights[place] for place in places]
+        part.trained = [self.trained[place] for place in places]
+        part._part = number
+        return part
+
+    def send(self, values: Sequence[tf.Tensor]) -> None:
+        course = self._course
+        course.flights.begin(self._ways, values, self.trained, course.optimizer, course.state)
+        self.marks.in_flight.assign(self._part)
+
+    def take(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        course = self._course
+        self.marks.in_flight.assign(NONE)  # even if this fails, on all replicas
+        sums, waited, took = course.flights.take(
+            self._ways, self.trained, course.optimizer, course.state
+        )
+        self.marks.waited.assign(self.marks.waited.read() + waited)
+        self.marks.took.assign(self.marks.took.read() + took)
+        means = [
+            tf.cast(total, value.dtype) / tf.cast(self._exchange.ranks, value.dtype)
+            for total, value in zip(sums, values, strict=True)
+        ]
+        self._note_drift(values, means)
+        return means
+
+    @property
+    def _ways(self) -> str:
+        return f"ways of fragment {self._part}"
+
     def kept(self, name: str) -> list[tf.Tensor]:
         kept = zip(self._kept(name), self.weights, strict=True)
         return [tf.cast(variable.read_value(), weight.dtype) for variable, weight in kept]
@@ -116,13 +168,13 @@ class ReplicaRound:
 
     def _kept(self, name: str) -> list[tf.Variable]:
         state, course = self._course.state, self._course
-        places = [place_of(course.optimizer, v) for v in course.trained]
+        places = [place_of(course.optimizer, v) for v in self.trained]
         return [state.kept(name, place, self.replica) for place in places]
 
     def mean(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         course = self._course
         sums = self._reducer.reduce(
-            list(values), course.trained, course.optimizer, course.state, label=course.label
+            list(values), self.trained, course.optimizer, course.state, label=course.label
         )
         means = [total / tf.cast(self._exchange.ranks, total.dtype) for total in sums]
         self._note_drift(values, means)
@@ -217,8 +269,12 @@ class ReplicaRound:
         )
         return every
 
-    def outer_step(self, gradients: Sequence[tf.Tensor]) -> None:
-        self._course.state.outer.apply(list(gradients), self._course.trained)
+    def outer_step(self, gradients: Sequence[tf.Tensor], counts: bool = True) -> None:
+        outer = self._course.state.outer
+        counter = counter_of(outer)._get_on_device_or_primary()
+        outer.apply(list(gradients), self.trained)
+        if not counts:
+            counter.assign_sub(1)
 
     def show(self) -> None:
         """Put the weights aside, and take those that are evaluated."""

@@ -19,7 +19,6 @@ from tfscale.strategy.course import Course, optimizer_of
 from tfscale.strategy.current import on_a_replica
 from tfscale.strategy.groups import Groups
 from tfscale.strategy.variables import LocalWeight
-from tfscale.sync.period import table_of
 from tfscale.sync.rule import Rule
 
 if TYPE_CHECKING:
@@ -111,7 +110,7 @@ class Rounds:
                 "have as many batches, and how many these data give is not known. Give fit "
                 "steps_per_epoch"
             )
-        table = table_of(self.rule.every)
+        table = self.rule.table()
         if table[-1] < table[0] and length["number of epochs"] > 1:
             raise ValueError(
                 f"sync={self.rule!r} has rounds that get shorter, so a worker that has no data "
@@ -165,12 +164,21 @@ class Rounds:
         return " ".join([f"Replicas agree by {self.rule!r}.", *found])
 
     def figures(self) -> dict[str, float]:
-        """Rounds that are over, and how far weights were from their mean at the last one's end."""
+        """Rounds that are over, how far weights were from their mean at the last one's end, and
+        which share of their exchanges' time nobody waited for, if they go on behind steps.
+        """
         begun = [c.outside for c in self._courses.values() if c.outside.has_begun]
-        return {
+        figures = {
             "rounds": sum(seen.ended()[1] for seen in begun),
             "drift": max((seen.drift() for seen in begun), default=0.0),
         }
+        hidden = [share for seen in begun if (share := seen.hidden()) is not None]
+        return figures | ({"hidden": min(hidden)} if hidden else {})
+
+    def behind(self) -> tuple[float, float]:
+        """Seconds waited for exchanges behind steps, and those that they took, of all models."""
+        each = [c.outside.behind() for c in self._courses.values() if c.outside.has_begun]
+        return sum(waited for waited, _ in each), sum(took for _, took in each)
 
     def before_evaluation(self, model: Any) -> None:
         """On a replica: an evaluation of a model begins, which may be a part of another one."""

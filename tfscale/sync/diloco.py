@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
+import tensorflow as tf
 
-from tfscale.compression.method import Method
+from tfscale.compression.method import Method, Wire
 from tfscale.compression.policy import MethodPolicy, WirePolicy
-from tfscale.sync.period import Period, checked_period
+from tfscale.sync.fragments import dealt
+from tfscale.sync.period import Period, checked_count, checked_period
 from tfscale.sync.rule import Round, Rule
 from tfscale.wires import LOSSLESS
 
@@ -28,6 +30,14 @@ class DiLoCo(Rule):
 
     and all replicas go on from the new W. What the inner optimizer keeps stays each replica's own.
 
+    **Fragments and delay.** With F fragments the weights, each of them whole, are dealt out to
+    fragments of about equal bytes, and H / F steps after one fragment's round the next one's
+    ends, so that no moment has much to send. With a delay of D steps a fragment's ways
+    :math:`W - w_r(t)`, of step t, travel while replicas go on. At step t + D the outer optimizer
+    updates that fragment's W by their mean, and each replica takes
+
+    .. math:: w_r \leftarrow \beta w_r(t + D) + (1 - \beta) W.
+
     Args:
         every: H; or a ``Period``.
         outer: a function that makes an optimizer of Keras; or an optimizer, from whose settings
@@ -38,12 +48,16 @@ class DiLoCo(Rule):
         method: instead of ``wire``, how they become sums.
         error_feedback: whether what rounding on ``wire`` loses in one round is added to the
             differences of the next; by default it is.
+        fragments: F; H is a multiple of it.
+        delay: D, less than H / F.
+        blend: :math:`\beta`, the share of a replica's own weights, among which is what it has made
+            while the ways travelled; 0.5 by default if there is a delay.
 
     Example:
         >>> strategy = tfscale.ScaleStrategy(sync=tfscale.sync.DiLoCo(every=100, wire="int8"))
 
     Reference: Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language
-    Models", 2023.
+    Models", 2023; Douillard et al., "Streaming DiLoCo with overlapping communication", 2025.
     """
 
     every: int | Period = 100
@@ -51,6 +65,9 @@ class DiLoCo(Rule):
     wire: str | Mapping[str, str] | WirePolicy | None = None
     method: Method | Mapping[str, Method | str] | MethodPolicy | None = None
     error_feedback: bool | None = None
+    fragments: int = 1
+    delay: int = 0
+    blend: float | None = None
 
     keeps = kept_weights = (OUTER,)
     has_outer = True
@@ -68,6 +85,46 @@ class DiLoCo(Rule):
                 f"error_feedback={self.error_feedback!r} says so, too. Leave one of them out"
             )
         object.__setattr__(self, "_policy", self._chosen())  # what is wrong is refused now
+        self._check_stream()
+        object.__setattr__(self, "agrees", not self.streams)
+
+    @property
+    def streams(self) -> bool:
+        """Whether weights are in fragments, or ways travel while steps are made."""
+        return self.fragments > 1 or self.delay > 0
+
+    def _check_stream(self) -> None:
+        checked_count("fragments", self.fragments, what="parts")
+        checked_count("delay", self.delay, least=0)
+        if self.fragments > 1 and (
+            isinstance(self.every, Period) or self.every % self.fragments != 0
+        ):
+            raise ValueError(
+                f"with fragments={self.fragments}, whose rounds end one after the other, every is "
+                f"a multiple of {self.fragments} steps; got {self.every!r}"
+            )
+        if self.delay >= min(self.table()):
+            raise ValueError(
+                f"what a fragment sends is taken before the next one sends, {min(self.table())} "
+                f"steps later, so delay is less than that; got {self.delay}"
+            )
+        if self.blend is not None and not (self.delay and 0 <= self.blend < 1):
+            raise ValueError(
+                "blend is how much of a replica's own weights is left when what has travelled for "
+                f"delay steps comes in: from 0 to less than 1, with a delay; got {self.blend!r} "
+                f"and delay={self.delay}"
+            )
+        others = [method for method in self.policy.methods if not isinstance(method, Wire)]
+        if self.streams and others:
+            raise ValueError(
+                f"{others[0]} needs more than one exchange, and with fragments or delay one alone "
+                'travels behind steps. Use a wire, such as wire="int8"; or leave out fragments '
+                "and delay"
+            )
+
+    def table(self) -> list[int]:
+        """A round is one fragment's, and ends ``every / fragments`` steps after the one before."""
+        return [steps // self.fragments for steps in super().table()]
 
     def make_outer(self) -> Any:
         """The outer optimizer."""
@@ -84,7 +141,11 @@ class DiLoCo(Rule):
         """All settings, the outer optimizer's too."""
         outer = self.make_outer()
         settings = {key: value for key, value in outer.get_config().items() if key != "name"}
-        return f"every={self.every!r}, {type(outer).__name__} {settings}, {self.policy!r}"
+        words = f"every={self.every!r}, {type(outer).__name__} {settings}, {self.policy!r}"
+        return f"{words}, {self._stream_words()}" if self.streams else words
+
+    def _stream_words(self) -> str:
+        return f"fragments={self.fragments}, delay={self.delay}, blend={self.blend}"
 
     def _chosen(self) -> MethodPolicy:
         if self.method is not None:
@@ -102,13 +163,91 @@ class DiLoCo(Rule):
         round.keep(OUTER, [weight.read_value() for weight in round.weights])
 
     def end(self, round: Round) -> None:
-        """Step with the outer optimizer, from the round's beginning."""
+        """Step with the outer optimizer, from the round's beginning; or send a fragment's ways."""
+        if self.streams:
+            self._send_next(round)
+        else:
+            self._step(round)
+
+    def _step(self, round: Round) -> None:
         began = round.kept(OUTER)
         ways = [start - w.read_value() for start, w in zip(began, round.weights, strict=True)]
         means = round.mean(ways)
         for weight, start in zip(round.weights, began, strict=True):
             weight.assign(start)
         round.outer_step(means)
+
+    # -- in fragments, or with a delay
+
+    def _send_next(self, round: Round) -> None:
+        self.land(round)  # a worker that has no batches left does not wait for so many steps
+        one_of(round.number % self.fragments, [_sends(part) for part in self._parts(round)])
+        if not self.delay:
+            self.land(round)
+
+    def land(self, round: Round) -> None:
+        """Step with the outer optimizer, by the ways that have been sent, and blend."""
+        share = 0.0 if not self.delay else 0.5 if self.blend is None else self.blend
+        self._land(round, share)
+
+    def _land(self, round: Round, share: float) -> None:
+        landings = [self._lands(number, part, share) for number, part in self._numbered(round)]
+        one_of(round.in_flight + 1, [tf.no_op, *landings])
+
+    def settle(self, round: Round) -> None:
+        """The rounds of all fragments end, but of that whose round has just ended."""
+        if not self.streams:
+            return
+        self._land(round, share=0.0)
+        last = (round.number - 1) % self.fragments
+        for number, part in self._numbered(round):
+            one_of(tf.cast(last == number, tf.int32), [_sends(part), tf.no_op])
+        for number, part in self._numbered(round):
+            lands = self._lands(number, part, share=0.0)
+            one_of(tf.cast(last == number, tf.int32), [lands, tf.no_op])
+
+    def _numbered(self, round: Round) -> list[tuple[int, Round]]:
+        sizes = [weight.shape.num_elements() * weight.dtype.size for weight in round.weights]
+        every = enumerate(dealt(sizes, self.fragments))
+        return [(number, round.part(number, places)) for number, places in every]
+
+    def _parts(self, round: Round) -> list[Round]:
+        return [part for _, part in self._numbered(round)]
+
+    def _lands(self, number: int, part: Round, share: float) -> Callable[[], Any]:
+        def landed() -> None:
+            own = [weight.read_value() for weight in part.weights]
+            began = part.kept(OUTER)
+            means = part.take([start - w for start, w in zip(began, own, strict=True)])
+            for weight, start in zip(part.weights, began, strict=True):
+                weight.assign(start)
+            part.outer_step(means, counts=number == self.fragments - 1)
+            outer = [weight.read_value() for weight in part.weights]
+            part.keep(OUTER, outer)
+            for weight, mine, common in zip(part.weights, own, outer, strict=True):
+                weight.assign(share * mine + (1 - share) * common if share else common)
+
+        return landed
+
+
+def _sends(part: Round) -> Callable[[], Any]:
+    def sent() -> None:
+        part.send([w0 - w.read_value() for w0, w in zip(part.kept(OUTER), part.weights)])
+
+    return sent
+
+
+def one_of(number: tf.Tensor, actions: list[Callable[[], Any]]) -> None:
+    """Do the action of that number, and no other."""
+
+    def acted(action: Callable[[], Any]) -> Callable[[], tf.Tensor]:
+        def act() -> tf.Tensor:
+            action()
+            return tf.constant(0)  # branches give something
+
+        return act
+
+    tf.switch_case(number, [acted(action) for action in actions])
 
 
 def _is_optimizer(thing: Any) -> bool:

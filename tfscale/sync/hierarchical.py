@@ -59,6 +59,11 @@ class Hierarchical(Rule):
                 f"outer={self.outer!r} mixes single replicas, and those of a group must stay the "
                 "same. Between groups use a rule that takes means, such as tfscale.sync.LocalSGD(8)"
             )
+        if self.outer.delay or (isinstance(self.outer, DiLoCo) and self.outer.streams):
+            raise ValueError(
+                f"outer={self.outer!r} sends fragments, or behind steps, and that is not known "
+                "between groups yet. Leave fragments and delay out"
+            )
         if self.outer.start:
             raise ValueError(
                 f"outer={self.outer!r} begins with steps that are synchronous over all replicas, "

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfscale.collectives import Schedule
 from tfscale.compression.policy import MethodPolicy, WirePolicy
-from tfscale.sync.period import Period
+from tfscale.sync.period import Period, table_of
 from tfscale.wires import LOSSLESS
 
 
@@ -54,11 +54,40 @@ class Round(Protocol):
                 doubly stochastic, the rule must say so: see ``Rule.weighs``.
         """
 
+    @property
+    def number(self) -> tf.Tensor:
+        """How many rounds are over, an int32."""
+
+    @property
+    def in_flight(self) -> tf.Tensor:
+        """The number of the part whose values travel, an int32; -1 if none do."""
+
+    def part(self, number: int, places: Sequence[int]) -> Round:
+        """The same with some of the weights alone, those at these places."""
+
+    def send(self, values: Sequence[tf.Tensor]) -> None:
+        """Of a part: let values, one for each weight, begin to travel while steps are made.
+
+        At most one part's may travel at a time, but at the end of ``fit``.
+        """
+
+    def take(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Of a part: the means over all replicas of what was sent, by the rule's ``policy``.
+
+        Args:
+            values: what this replica would send now.
+        """
+
     def average_optimizer(self) -> None:
         """Make what the optimizer keeps the mean over all replicas."""
 
-    def outer_step(self, gradients: Sequence[tf.Tensor]) -> None:
-        """Let the rule's ``outer`` optimizer change the weights, which agree."""
+    def outer_step(self, gradients: Sequence[tf.Tensor], counts: bool = True) -> None:
+        """Let the rule's ``outer`` optimizer change the weights, which agree.
+
+        Args:
+            gradients: one for each weight.
+            counts: whether that is one of the optimizer's steps; of several parts one counts.
+        """
 
 
 class Rule:
@@ -66,6 +95,7 @@ class Rule:
 
     Attributes:
         every: how many steps a round has.
+        delay: after how many steps of the next round ``land`` is called; 0: never.
         start: after how many steps, which are synchronous, the first round begins.
         keeps: names of what is kept for each weight, the same on all replicas.
         kept_weights: which of these are weights: one that is assigned in the middle of a round
@@ -77,6 +107,7 @@ class Rule:
     """
 
     every: int | Period = 1
+    delay: int = 0
     start: int = 0
     keeps: tuple[str, ...] = ()
     kept_weights: tuple[str, ...] = ()
@@ -90,9 +121,12 @@ class Rule:
         return WirePolicy(LOSSLESS).methods()
 
     def __repr__(self) -> str:
-        """Its settings that are not None."""
+        """How many steps its rounds have, and those of its settings that have to be said."""
         if dataclasses.is_dataclass(self):
-            names = [field.name for field in dataclasses.fields(self)]
+            fields = dataclasses.fields(self)
+            names = [
+                f.name for f in fields if f.name == "every" or getattr(self, f.name) != f.default
+            ]
         else:
             names = ["every", *(name for name in vars(self) if name[0] != "_" and name != "every")]
         values = {name: getattr(self, name) for name in names}
@@ -102,6 +136,10 @@ class Rule:
     def describe(self) -> str:
         """All settings: workers whose descriptions differ do not train together."""
         return repr(self)
+
+    def table(self) -> list[int]:
+        """How many steps the first rounds have; those after them are as long as the last."""
+        return table_of(self.every)
 
     def make_outer(self) -> Any:
         """A new optimizer of Keras; called in the strategy's scope."""
@@ -123,6 +161,9 @@ class Rule:
     def end(self, round: Round) -> None:
         """Called after a round's last step."""
         raise NotImplementedError
+
+    def land(self, round: Round) -> None:
+        """Called ``delay`` steps after the end of a round: what was sent there is taken."""
 
     def settle(self, round: Round) -> None:
         """Called at the end of ``fit``, after the end of a round: all are to agree."""

@@ -96,7 +96,7 @@ def train():
         deadline=float(os.environ["DEADLINE"]),
         slow_after=float(os.environ["SLOW_AFTER"]),
         backend=os.environ.get("BACKEND", "engine"),
-        sync=tfscale.sync.Gossip(2) if "GOSSIP" in os.environ else None,
+        sync=eval(os.environ["SYNC"], vars(tfscale.sync)) if "SYNC" in os.environ else None,
     )
     if WAY == "kill while others make variables" and ME == VICTIM:
         end_by(signal.SIGKILL)

@@ -1,0 +1,94 @@
+"""An all-reduce that goes on while TensorFlow makes other steps."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfscale.ops import library
+from tfscale.ops.bucket import Name
+from tfscale.ops.collective import Algorithm, common_arguments, resolved
+from tfscale.ops.group import Communicator
+
+
+class Taken(NamedTuple):
+    """What came of an all-reduce.
+
+    Args:
+        total: the sum over all ranks.
+        lost: the new residual; None if there was none.
+        waited: how many seconds ``take`` has waited for it.
+        took: how many seconds it has taken since it was begun.
+    """
+
+    total: tf.Tensor
+    lost: tf.Tensor | None
+    waited: tf.Tensor
+    took: tf.Tensor
+
+
+class Flight:
+    """Where one all-reduce after the other goes on, behind steps.
+
+    Every rank must begin the same ones in the same order; when it takes a sum is its own affair.
+    What nobody takes is dropped when the next one begins, which first waits until it is over. An
+    error, such as that a rank is gone, is raised where the sum is taken.
+
+    Args:
+        communicator: of this rank.
+
+    Example:
+        >>> group = tfscale.ops.Group.local(["CPU:0", "CPU:1"])
+        >>> flights = [tfscale.ops.Flight(own) for own in group.communicators]
+        >>> @group.function
+        ... def begin(communicator, x):
+        ...     return flights[communicator.rank].begin(x, name="ways")
+        >>> @group.function
+        ... def take(communicator):
+        ...     return flights[communicator.rank].take([1]).total
+        >>> _ = begin([tf.constant([1.0]), tf.constant([2.0])])
+        >>> print(take()[0].numpy())  # after some other steps
+        [3.]
+    """
+
+    def __init__(self, communicator: Communicator) -> None:
+        self._communicator = communicator
+        with tf.init_scope(), tf.device(communicator.device):
+            self._handle = library.load().tfscale_flight()
+
+    def begin(
+        self,
+        x: tf.Tensor,
+        *,
+        schedule: Algorithm = "ring",
+        wire: str = "fp32",
+        residual: tf.Tensor | None = None,
+        stochastic: bool | None = None,
+        seed: Any = 0,
+        piece_bytes: int = 0,
+        name: Name | None = None,
+    ) -> None:
+        """Begin to sum ``x``, a float32 tensor.
+
+        Args: see ``all_reduce``.
+        """
+        communicator = self._communicator
+        made = resolved(schedule, communicator.ranks)
+        common = common_arguments(
+            communicator, made, "flight", wire, stochastic, seed, piece_bytes, name, residual
+        )
+        given = [] if residual is None else [residual]
+        library.load().tfscale_begin(x=x, residual=given, flight=self._handle, **common)
+
+    def take(self, shape: Any, residual: bool = False) -> Taken:
+        """The sum, as soon as it is there.
+
+        Args:
+            shape: of what was begun.
+            residual: whether that had one.
+        """
+        y, lost, waited, took = library.load().tfscale_take(
+            flight=self._handle, R=int(residual), shape=tf.TensorShape(shape)
+        )
+        return Taken(y, lost[0] if residual else None, waited, took)
