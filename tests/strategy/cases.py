@@ -223,6 +223,11 @@ RUNNING = [
     Case("steps_per_execution", classifier(momentum, steps_per_execution=4), fit()),
     Case("run_eagerly", classifier(momentum, run_eagerly=True), fit()),
     Case("run_eagerly_clipped", classifier(partial(ADAM, clipnorm=0.05), run_eagerly=True), fit()),
+    Case(
+        "run_eagerly_masked",
+        reader(momentum, m.masked_time_distributed, run_eagerly=True),
+        fit(m.sentences),
+    ),
     Case("jit_auto", classifier(momentum, jit_compile="auto"), fit()),
     Case("jit_off", classifier(momentum, jit_compile=False), fit()),
     Case("judge", plain, m.fit_and_judge),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -48,16 +49,62 @@ def watched(
         tell(None, divisor(loss, masks, sample_weight))
         yield
         return
-    call = loss.call
 
-    def told(*of_samples: Any) -> Any:
-        losses = call(*of_samples)
+    def told(losses: Any) -> None:
         masks.append(mask_of(losses))  # a class to ignore gives one
         tell(losses, divisor(loss, masks, sample_weight))
+
+    with _calls_of(loss) as calls:
+        calls.mine.told.append(told)
+        try:
+            yield
+        finally:
+            calls.mine.told.pop()
+
+
+class _Mine(threading.local):
+    def __init__(self) -> None:
+        self.told: list[Callable[[Any], None]] = []
+
+
+class _Calls:
+    """In place of a loss object's ``call``: tells the watchers of the thread that calls.
+
+    Eagerly replicas, each in its thread, take turns in the middle of a call, and share the object.
+    """
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self.call = call
+        self.mine = _Mine()
+        self.watched = contextlib.ExitStack()
+        self.watchers = 0
+
+    def __call__(self, *of_samples: Any) -> Any:
+        losses = self.call(*of_samples)
+        for told in self.mine.told:
+            told(losses)
         return losses
 
-    with shadowed(loss, "call", told):
-        yield
+
+_changing = threading.Lock()
+
+
+@contextlib.contextmanager
+def _calls_of(loss: Any) -> Iterator[_Calls]:
+    """Those of this object, until the last thread that watches them has left."""
+    with _changing:
+        calls = vars(loss).get("call")
+        if not isinstance(calls, _Calls):
+            calls = _Calls(loss.call)
+            calls.watched.enter_context(shadowed(loss, "call", calls))
+        calls.watchers += 1
+    try:
+        yield calls
+    finally:
+        with _changing:
+            calls.watchers -= 1
+            if not calls.watchers:
+                calls.watched.close()
 
 
 def divisor(loss: Any, masks: list[Any], sample_weight: Any) -> Any:
