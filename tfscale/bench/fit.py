@@ -191,10 +191,11 @@ class Bench:
 
 
 def _steps_alone(rule: str) -> int:
-    every = methods.rule_of(rule).every
-    if not isinstance(every, int):
+    """And after which what the rule sends behind steps has come in."""
+    made = methods.rule_of(rule)
+    if not isinstance(made.every, int):
         raise ValueError(f"{rule}: every must be a number here")
-    return every
+    return made.every + made.delay
 
 
 def _steps(seconds: float, once: float) -> int:
