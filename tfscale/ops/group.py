@@ -206,6 +206,7 @@ class Group:
         group_key = _new_group_key(devices)
         self.peers = tuple(peers)
         self.deadline = deadline
+        self.slow_after = slow_after
         self.host = host
         over = _transport.attributes(transport, host)
         self.transport = over["transport"]
@@ -311,6 +312,7 @@ class Group:
             [self.peers[rank] for rank in ranks],
             [place for place, rank in enumerate(ranks) if rank in mine],
             self.deadline,
+            self.slow_after,
             transport=transport or self.transport,
             host=self.host,
         )
