@@ -24,7 +24,7 @@ struct Move {
 // What a program is for decides what each rank brings and what it leaves with.
 // In a mixture each rank sends what it brings, and nothing else, to some others, and leaves with
 // its own and what came: `x` is read by peers while `y` is written, so they are not the same
-// memory, and what is sent is not rounded.
+// memory.
 enum class Goal { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kMixture };
 
 struct Program {

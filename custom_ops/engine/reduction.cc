@@ -73,14 +73,16 @@ void Reduction::Add(PartMemory* part, int s) const {
 }
 
 void Reduction::Finalise(PartMemory* part, const Move& move) const {
-  const bool shared = request_.program->goal != Goal::kReduceScatter;
+  const Goal goal = request_.program->goal;
   for (int c = move.first; c < move.last; ++c) {
     if (request_.codec->lossless()) {
       FinishInY(*part, c);
-    } else if (shared) {
-      EncodePiece(part, c, part->Final(c), /*final=*/true);
-    } else {
+    } else if (goal == Goal::kMixture) {
+      KeepMixture(part, c);
+    } else if (goal == Goal::kReduceScatter) {
       KeepExact(part, c);
+    } else {
+      EncodePiece(part, c, part->Final(c), /*final=*/true);
     }
     part->NowInY(c);
     residuals_->NoteFinite(part->PieceOf(c));
@@ -109,6 +111,28 @@ void Reduction::KeepExact(PartMemory* part, int c) const {
     const float* sum = Sum(part, c, tile, reinterpret_cast<float*>(scratch.data), Divisor());
     std::copy_n(sum, tile.count, Result(tile));
     residuals_->KeepNoLoss(tile);
+  }
+  part->addends(c).clear();
+}
+
+// What rounding takes from each that this rank has sent to stays here: so nothing is lost, and
+// ranks that hold the same end with the same.
+void Reduction::KeepMixture(PartMemory* part, int c) const {
+  const wire::Codec& codec = *request_.codec;
+  const std::vector<Move>& moves = request_.program->moves;
+  const auto sent = std::count_if(moves.begin(), moves.end(),
+                                  [](const Move& move) { return move.kind == Kind::kSend; });
+  const View scratch = pool_->Get(kTile * sizeof(float));
+  const View bytes = pool_->Get(codec.Bytes(kTile));
+  float* loss = reinterpret_cast<float*>(scratch.data);
+  for (const Span& tile : TilesOf(part->PieceOf(c))) {
+    const float* own = reinterpret_cast<const float*>(request_.x) + tile.first;
+    const float* sum = Sum(part, c, tile, loss, /*divisor=*/1);
+    std::copy_n(sum, tile.count, Result(tile));
+    codec.Encode(own, tile.count, bytes.data, RoundingAt(tile.first));
+    codec.DecodeSubtract(bytes.data, tile.count, own, loss);
+    Scale(loss, tile.count, static_cast<float>(sent));
+    tfscale::Add(Result(tile), loss, tile.count, Result(tile));
   }
   part->addends(c).clear();
 }

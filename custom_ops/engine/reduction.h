@@ -32,6 +32,7 @@ class Reduction {
  private:
   void FinishInY(const PartMemory& part, int chunk) const;
   void KeepExact(PartMemory* part, int chunk) const;
+  void KeepMixture(PartMemory* part, int chunk) const;
   void EncodePiece(PartMemory* part, int chunk, uint8_t* bytes, bool final) const;
   const float* Sum(PartMemory* part, int chunk, const Span& tile, float* scratch,
                    int divisor) const;

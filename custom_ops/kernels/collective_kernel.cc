@@ -151,10 +151,10 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
           Text("wire '", name, "' carries floats only, got ", tensorflow::DataTypeString(type_),
                "; use wire 'fp32', which carries every type as it is"));
     }
-    if (goal_ == Goal::kMixture && (!codec_->lossless() || summed_as_ != type_)) {
+    if (goal_ == Goal::kMixture && summed_as_ != type_) {
       return absl::InvalidArgumentError(
-          Text("a mixture carries float, double, int32 or int64 on wire 'fp32', got ",
-               tensorflow::DataTypeString(type_), " on wire '", name, "'"));
+          Text("a mixture carries float, double, int32 or int64, got ",
+               tensorflow::DataTypeString(type_)));
     }
     if (integer && (reduction_ == "mean" || has_residual_)) {
       return absl::InvalidArgumentError(Text("a ", has_residual_ ? "residual" : "mean", " of ",

@@ -419,6 +419,27 @@ TEST_P(EveryMixture, AddsWhatComesAndLeavesWhatIsSent) {
   }
 }
 
+// What rounding takes from receivers the sender keeps.
+TEST_P(EveryMixture, LosesNothingOnAWire) {
+  World world(plan().ranks, 0);
+  for (Format format : wire::Lossy()) {
+    const Task task(plan(), 3000, 256, format);
+    const AllBuffers all = WholeInputs(task, 1);
+    const std::vector<Bytes> before = InputsOf(all);
+    SCOPED_TRACE(task.codec().name());
+    ASSERT_NO_FATAL_FAILURE(world.Run(task, all));
+    std::vector<double> given(task.count()), found(task.count());
+    for (int r = 0; r < task.ranks(); ++r) {
+      int sent = 0;
+      for (const Move& move : task.plan->programs[r]->moves) sent += move.kind == Kind::kSend;
+      const std::vector<double> x = Widened(task.element, before[r].data(), task.count());
+      const std::vector<double> y = Widened(task.element, all[r]->Result(), task.count());
+      for (int64_t i = 0; i < task.count(); ++i) given[i] += (1 + sent) * x[i], found[i] += y[i];
+    }
+    for (int64_t i = 0; i < task.count(); ++i) ASSERT_NEAR(found[i], given[i], 1e-3);
+  }
+}
+
 class EveryAllReduce : public EverySchedule {};
 
 INSTANTIATE_TEST_SUITE_P(Engine, EveryAllReduce, testing::ValuesIn(PlansFor(Goal::kAllReduce, 8)),

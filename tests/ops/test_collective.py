@@ -15,6 +15,7 @@ from helpers import (
     run,
 )
 
+from tfscale import wires
 from tfscale.collectives import matrix, mixture, mixtures, ring
 from tfscale.ops import DTYPES, Group, all_gather, all_reduce, broadcast, mix, reduce_scatter
 
@@ -384,6 +385,41 @@ def test_a_mixture_leaves_its_input_as_it_is():
     expected = np.tensordot(np.linalg.matrix_power(shares(schedule), 20), np.stack(xs), 1)
     for rank, y in enumerate(run(body, xs)):
         np.testing.assert_allclose(y, expected[rank], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("topology", ["ring", "exponential"])
+@pytest.mark.parametrize("wire", [wire for wire in wires.FORMATS if wire != "fp32"])
+def test_a_mixture_that_is_rounded_loses_nothing(wire, topology):
+    """What rounding takes from receivers the sender keeps; ranks that agree stay as they are."""
+    schedule = mixtures(topology, 5)[-1]
+
+    def body(communicator, x):
+        return [mix(x[:n], communicator, schedule=schedule, wire=wire, seed=3) for n in ROWS]
+
+    xs = normal(5, max(ROWS))
+    every = run(body, xs)
+    for place, n in enumerate(ROWS):
+        total = np.sum([found[place] for found in every], 0)
+        np.testing.assert_allclose(total, np.sum(xs, 0)[:n], rtol=1e-5, atol=1e-5)
+    assert any(np.abs(f[-1] - x[: ROWS[-1]]).max() > 0.1 for f, x in zip(every, xs))  # it mixes
+    if wires.FORMATS[wire].rounds_at_random(with_residual=False):
+        return  # each rank otherwise
+    for found in run(body, [xs[0]] * 5):
+        np.testing.assert_allclose(found[-1], xs[0][: ROWS[-1]], rtol=1e-6, atol=1e-6)
+
+
+def test_what_a_mixture_rounds():
+    schedule = mixtures("exponential", 3)[0]
+
+    def body(communicator, x):
+        return mix(x, communicator, schedule=schedule, wire="bf16")
+
+    xs = normal(3, 1000)
+    halves = [x / 2 for x in xs]
+    rounded = [tf.cast(tf.cast(x, tf.bfloat16), tf.float32).numpy() for x in halves]
+    for rank, found in enumerate(run(body, xs)):
+        kept = halves[rank] + (halves[rank] - rounded[rank])
+        np.testing.assert_allclose(found, kept + rounded[rank - 1], rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16, tf.float64])

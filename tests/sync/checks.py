@@ -74,8 +74,13 @@ def simulated(rule, make_training):
     return check
 
 
-def mixing(replicas, steps, rounds):
-    return Training(replicas, of_steps(steps), simulation.mix(rounds), simulation.take_mean_by_mass)
+def mixing(replicas, steps, rounds, **how):
+    end = simulation.mix(rounds, **how)
+    return Training(replicas, of_steps(steps), end, simulation.take_mean_by_mass)
+
+
+def as_bf16(x):
+    return tf.cast(tf.cast(x, tf.bfloat16), tf.float32).numpy()
 
 
 def powers_of_two(replicas):
@@ -134,6 +139,10 @@ NUMBERS = {
         lambda p: Training(p, of_steps(3), simulation.elastic(0.2), simulation.take_centre),
     ),
     "gossip": simulated(lambda: sync.Gossip(), lambda p: mixing(p, 1, powers_of_two(p))),
+    "gossip_on_bf16": simulated(
+        lambda: sync.Gossip(2, wire="bf16"),
+        lambda p: mixing(p, 2, powers_of_two(p), rounded=as_bf16),
+    ),
     "gossip_in_a_ring": simulated(
         lambda: sync.Gossip(4, "ring"), lambda p: mixing(p, 4, [neighbours(p)])
     ),

@@ -218,25 +218,30 @@ def elastic(alpha):
     return end
 
 
-def mix(rounds):
-    """Each round's shares by its pairs (sender, receiver), in turn: push-sum for any graph."""
+def mix(rounds, rounded=lambda x: x):
+    """Each round's shares by its pairs (sender, receiver), in turn: push-sum for any graph.
+
+    A sender keeps what rounding takes from those to whom it sends.
+    """
 
     def end(training):
         p, pairs = training.replicas, rounds[training.rounds % len(rounds)]
-        shares = [1 / (1 + sum(s == r for s, _ in pairs)) for r in range(p)]
+        sent = [sum(s == r for s, _ in pairs) for r in range(p)]
+        shares = [1 / (1 + count) for count in sent]
         given = []
         for r in range(p):
             steps = zip(training.weights[r], training.starts[r])
             given.append([training.masses[r] * began + (w - began) for w, began in steps])
         those = [[r, *(s for s, receiver in pairs if receiver == r)] for r in range(p)]
         masses = [sum(shares[s] * training.masses[s] for s in those[r]) for r in range(p)]
-        training.weights = [
-            [
-                np.sum([shares[s] * given[s][i] for s in those[r]], 0) / masses[r]
-                for i in range(len(given[r]))
-            ]
-            for r in range(p)
-        ]
+        own = [[shares[r] * x for x in given[r]] for r in range(p)]
+        theirs = [[rounded(x) for x in parts] for parts in own]
+
+        def mixed(r, i):
+            kept = own[r][i] + sent[r] * (own[r][i] - theirs[r][i])
+            return np.sum([kept, *(theirs[s][i] for s in those[r][1:])], 0) / masses[r]
+
+        training.weights = [[mixed(r, i) for i in range(len(own[r]))] for r in range(p)]
         training.masses, training.starts = masses, [list(own) for own in training.weights]
         training.rounds += 1
 

@@ -10,6 +10,10 @@ DEVICES = ["CPU:0", "CPU:1"]
 _TENSORFLOW = {"backend": "tensorflow", "algorithm": "auto"}
 
 
+def one_way(replicas):
+    return [[(0, 1)], [(1, 0)]]
+
+
 def backwards(replicas):
     return [[(r, (r - 1) % replicas) for r in range(replicas)]]
 
@@ -44,6 +48,8 @@ def make(rule, **settings):
         (lambda: sync.Gossip(1, "rnig"), "no topology is called 'rnig'.*Did you mean 'ring'"),
         (lambda: sync.Gossip(1, [[(0, 1)]]), "a function from a number of replicas to a list"),
         (lambda: sync.Gossip(1, "random", seed=0.5), "seed is a whole number, got 0.5"),
+        (lambda: sync.Gossip(1, wire="bf61"), "'bf61'.*bf16"),
+        (lambda: make(sync.Gossip(1, one_way, wire="bf16")), "do not sum to 1.*Leave wire out"),
         (lambda: make(sync.Gossip(1, lambda p: [[(0, 1)]])), "rank 0 hears of 1 of 2 ranks"),
         (lambda: make(sync.Gossip(1, lambda p: [[(0, 2)]])), "different ranks of 0..1, got"),
         (lambda: make(sync.Gossip(), wire="int8"), "none are: replicas send weights"),

@@ -114,15 +114,22 @@ class Exchange:
         return sums
 
     def mixed(
-        self, replica: int, tensors: Sequence[tf.Tensor], schedule: Schedule, name: Name
+        self,
+        replica: int,
+        tensors: Sequence[tf.Tensor],
+        schedule: Schedule,
+        name: Name,
+        wire: str = wires.LOSSLESS,
+        seed: Any = 0,
     ) -> list[tf.Tensor]:
-        """What a rank ends with in a mixture of floats of all ranks."""
+        """What a rank ends with in a mixture of floats of all ranks; float64 is not rounded."""
         found = list(tensors)
         communicator = self.communicators[replica]
-        for positions in _by_dtype(tensors).values():
+        for dtype, positions in _by_dtype(tensors).items():
             own = [tensors[i] for i in positions]
             bucket = communicator.new_bucket(name)
-            one = mix(joined(own), communicator, schedule=schedule, name=bucket)
+            sent = {"wire": wires.LOSSLESS if dtype == tf.float64 else wire, "seed": seed}
+            one = mix(joined(own), communicator, schedule=schedule, name=bucket, **sent)
             for i, part in zip(positions, separated(one, own)):
                 found[i] = part
         return found

@@ -16,7 +16,7 @@ from tfscale.exchange.exchange import Exchange
 from tfscale.exchange.reducer import Collective, Packing, Reducer, dense_bucket, sparse_bucket
 from tfscale.ops.bucket import BucketId
 from tfscale.text import WIDTH, entries
-from tfscale.wires import LOSSLESS
+from tfscale.wires import LOSSLESS, nbytes
 
 if TYPE_CHECKING:
     from tfscale.ops.log import Total
@@ -141,10 +141,15 @@ def _rows(reducer: Reducer, totals: dict[BucketId, Total]) -> Iterator[Row]:
 
 
 def row_of_mixtures(
-    exchange: Exchange, bucket: BucketId, weights: Sequence[Gradient], rounds: Sequence[Schedule]
+    exchange: Exchange,
+    bucket: BucketId,
+    weights: Sequence[Gradient],
+    rounds: Sequence[Schedule],
+    wire: str,
 ) -> Row:
     """What mixtures of these weights send, which take turns; beside what a sum would."""
-    size = sum(weight.bytes for weight in weights)
+    lossless, elements = (sum(one.bytes for one in weights), sum(one.elements for one in weights))
+    size = lossless if wire == LOSSLESS else nbytes(wire, elements)
     one = Collective(bucket, size)
     schedules = exchange.schedules
     choice = schedules.choose(size)
@@ -161,16 +166,16 @@ def row_of_mixtures(
     return Row(
         bucket=bucket,
         variables=tuple(weight.path for weight in weights),
-        elements=sum(weight.elements for weight in weights),
-        wire=LOSSLESS,
+        elements=elements,
+        wire=wire,
         feedback=False,
         bytes=size,
-        lossless=size,
+        lossless=lossless,
         algorithm=f"{rounds[0].name}{more}",
         why=why,
         predicted=seconds,
         gain=0.0,
-        method=str(Wire(LOSSLESS, False)),
+        method=str(Wire(wire, False)),
         collectives=(bucket,),
         **_measured(totals, [one]),
     )

@@ -203,17 +203,24 @@ def mix(
     communicator: Communicator,
     *,
     schedule: Schedule,
+    wire: str = "fp32",
+    stochastic: bool | None = None,
+    seed: Any = 0,
     piece_bytes: int = 0,
     name: Name | None = None,
 ) -> Any:
     r"""Mix ``x`` with that of a few ranks; each rank ends with its own result.
 
-    With :math:`S_r` the ranks that send to rank r, and :math:`d_s` how many rank s sends to,
+    With :math:`S_r` the ranks that send to rank r, :math:`d_s` how many rank s sends to, and
+    :math:`z_s = x_s / (d_s + 1)`,
 
-    .. math:: y_r = \sum_{s \in S_r \cup \{r\}} \frac{x_s}{d_s + 1}
+    .. math:: y_r = z_r + \sum_{s \in S_r} Q(z_s) + d_r (z_r - Q(z_r))
+
+    where Q rounds to the wire. A rank keeps what rounding takes from those to whom it sends, so
+    the sum over all ranks stays what it is.
 
     Args:
-        x: of floats, which travel as they are; halves as float32.
+        x: of floats; halves are mixed as float32, and float64 on the wire ``"fp32"`` alone.
         schedule: a ``mixture`` of ``tfscale.collectives``.
         others: see ``all_reduce``.
 
@@ -235,7 +242,7 @@ def mix(
     part = collectives.share(made, communicator.rank)
     wide = tf.cast(x, tf.float32) if x.dtype.size == 2 else x
     own = wide * tf.constant(part.numerator / part.denominator, wide.dtype)
-    common = common_arguments(communicator, made, "mix", "fp32", None, 0, piece_bytes, name)
+    common = common_arguments(communicator, made, "mix", wire, stochastic, seed, piece_bytes, name)
     return tf.cast(_run("mix", x=own, **common), x.dtype)
 
 

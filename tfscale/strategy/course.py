@@ -36,6 +36,7 @@ from tfscale.strategy.replica_round import (
     when,
 )
 from tfscale.strategy.variables import LocalWeight
+from tfscale.wires import LOSSLESS
 
 if TYPE_CHECKING:
     from tfscale.strategy.rounds import Rounds
@@ -58,6 +59,7 @@ class Course:
         remaining: whether there are batches left.
         flights: what travels while replicas make steps.
         mixtures: those that take turns at the ends of rounds; none before they are traced.
+        mixed_on: the wire of what they mix.
         outside: what one sees of all this outside of replicas.
     """
 
@@ -73,6 +75,7 @@ class Course:
         self._model = weakref.ref(model)
         self.marks: dict[int, Marks] = {}
         self.mixtures: list[Schedule] = []
+        self.mixed_on = LOSSLESS
         self._statistics: list[Any] = []
         self._spare: dict[Any, Cell] = {}
         self._closing: Any = None

@@ -101,7 +101,8 @@ class Outside:
             return []
         bucket = BucketId(MIXED, course.label)
         weights = [describe(v) for v in course.trained]
-        return [row_of_mixtures(course.reducer.exchange, bucket, weights, course.mixtures)]
+        how = course.mixtures, course.mixed_on
+        return [row_of_mixtures(course.reducer.exchange, bucket, weights, *how)]
 
     def words(self) -> str:
         """Of this model's next agreement; nothing before its first step."""

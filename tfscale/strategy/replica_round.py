@@ -18,6 +18,7 @@ from tfscale.ops.bucket import BucketId
 from tfscale.ops.group import host_of
 from tfscale.strategy.current import during
 from tfscale.sync.rule import Rule
+from tfscale.wires import LOSSLESS
 
 if TYPE_CHECKING:
     from tfscale.strategy.course import Course
@@ -180,18 +181,22 @@ class ReplicaRound:
         self._note_drift(values, means)
         return means
 
-    def mix(self, values: Sequence[tf.Tensor], mixtures: Sequence[Schedule]) -> list[tf.Tensor]:
+    def mix(
+        self, values: Sequence[tf.Tensor], mixtures: Sequence[Schedule], wire: str = LOSSLESS
+    ) -> list[tf.Tensor]:
         if self._course.group is not None:
             raise ValueError(
                 f"sync={self._course.rule!r} mixes replicas, and those of a group must stay the "
                 "same. Between groups use a rule that takes means, such as tfscale.sync.LocalSGD(8)"
             )
-        self._course.mixtures = list(mixtures)
+        self._course.mixtures, self._course.mixed_on = list(mixtures), wire
         weighs = not all(map(is_doubly_stochastic, mixtures))
         given = self._weighed(values) if weighs else list(values)
         turn = tf.cast(self.rounds.read_value(), tf.int32) % len(mixtures)
         mixed = list(
-            tf.switch_case(turn, [functools.partial(self._mixed, given, one) for one in mixtures])
+            tf.switch_case(
+                turn, [functools.partial(self._mixed, given, one, wire) for one in mixtures]
+            )
         )
         if weighs:
             mixed = self._unweighed(mixed)
@@ -232,10 +237,14 @@ class ReplicaRound:
         self._begin_from(values)
         return values
 
-    def _mixed(self, values: list[tf.Tensor], mixture: Schedule) -> list[tf.Tensor]:
-        name = BucketId(MIXED, self._course.label)
+    def _mixed(self, values: list[tf.Tensor], mixture: Schedule, wire: str) -> list[tf.Tensor]:
+        how = {"name": BucketId(MIXED, self._course.label), "wire": wire}
+        seed = self.rounds.read_value()
         return self._exchange.together(
-            lambda replica, tensors: self._exchange.mixed(replica, tensors, mixture, name), values
+            lambda replica, tensors: self._exchange.mixed(
+                replica, tensors, mixture, seed=seed, **how
+            ),
+            values,
         )
 
     def _note_drift(self, values: Sequence[tf.Tensor], means: Sequence[tf.Tensor]) -> None:

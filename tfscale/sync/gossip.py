@@ -13,6 +13,7 @@ from tfscale.collectives.gossip import Topology
 from tfscale.names import unknown
 from tfscale.sync.period import Period, checked_period
 from tfscale.sync.rule import Round, Rule
+from tfscale.wires import LOSSLESS, checked
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -27,7 +28,12 @@ class Gossip(Rule):
     Which these are changes from round to round, as the topology has it. Columns and rows of M sum
     to 1, so the mean over all replicas stays what it is, and differences from it shrink in each
     round by the factor that ``tfscale.collectives.contraction`` computes. At the end of ``fit``
-    all take the mean. Weights are sent as fp32.
+    all take the mean. With :math:`d_r` the number of those to whom r sends, :math:`z_r = w_r /
+    (d_r + 1)`, and Q rounding to the wire, it is
+
+    .. math:: w_r \leftarrow z_r + \sum_{s \to r} Q(z_s) + d_r (z_r - Q(z_r)):
+
+    what rounding takes from others the sender keeps, so the mean stays what it is.
 
     Where rows do not sum to 1, as in a graph of your own, a mass :math:`m_r` travels with the
     weights, 1 at first (push-sum). With :math:`w^0_r`, where the round began,
@@ -46,6 +52,8 @@ class Gossip(Rule):
             each round; or a function from the number of replicas to a list of rounds, each a list
             of pairs (sender, receiver).
         seed: for ``"random"``: which pairs are drawn.
+        wire: the format in which weights are sent, such as ``"bf16"``. Replicas come no nearer to
+            each other than its numbers are to the next ones.
 
     Example:
         >>> strategy = tfscale.ScaleStrategy(sync=tfscale.sync.Gossip(every=1, topology="ring"))
@@ -57,6 +65,7 @@ class Gossip(Rule):
     every: int | Period = 1
     topology: str | Topology = "exponential"
     seed: int = 0
+    wire: str = LOSSLESS
 
     agrees = False
 
@@ -73,6 +82,7 @@ class Gossip(Rule):
             )
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise ValueError(f"seed is a whole number, got {self.seed!r}")
+        checked(self.wire)
 
     def __repr__(self) -> str:
         """A function by its name, not by where it lies in memory: workers compare that."""
@@ -84,7 +94,13 @@ class Gossip(Rule):
         return _mixtures(self.topology, replicas, self.seed)
 
     def check(self, replicas: int) -> None:
-        """Refuse a topology that never brings some of them together."""
+        """Refuse a topology that never brings some of them together, or rounds what it must not."""
+        if self.wire != LOSSLESS and self.weighs(replicas):
+            raise ValueError(
+                f"sync={self!r}: with {replicas} replicas the shares that some get do not sum to "
+                "1, so a number travels with the weights that must not be rounded. Leave wire "
+                "out, or take rounds in which each replica sends to as many as send to it"
+            )
         self.mixtures(replicas)
 
     def weighs(self, replicas: int) -> bool:
@@ -94,7 +110,7 @@ class Gossip(Rule):
     def end(self, round: Round) -> None:
         """Take this round's mixture."""
         values = [weight.read_value() for weight in round.weights]
-        mixed = round.mix(values, self.mixtures(round.replicas))
+        mixed = round.mix(values, self.mixtures(round.replicas), self.wire)
         for weight, value in zip(round.weights, mixed, strict=True):
             weight.assign(value)
 

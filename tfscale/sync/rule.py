@@ -45,13 +45,16 @@ class Round(Protocol):
     def mean(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Means over all replicas of one value for each weight, by the rule's ``policy``."""
 
-    def mix(self, values: Sequence[tf.Tensor], mixtures: Sequence[Schedule]) -> list[tf.Tensor]:
+    def mix(
+        self, values: Sequence[tf.Tensor], mixtures: Sequence[Schedule], wire: str = LOSSLESS
+    ) -> list[tf.Tensor]:
         """The weights, mixed with those of a few other replicas.
 
         Args:
             values: this replica's.
             mixtures: of ``tfscale.collectives``. They take turns, round by round. If one is not
                 doubly stochastic, the rule must say so: see ``Rule.weighs``.
+            wire: the format in which they are sent.
         """
 
     @property
