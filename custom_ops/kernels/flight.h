@@ -3,12 +3,12 @@
 #define TFSCALE_KERNELS_FLIGHT_H_
 
 #include <chrono>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -46,7 +46,6 @@ class Flight : public tensorflow::ResourceBase {
 
   // It is over.
   void Arrive(absl::Status status, const tensorflow::Tensor& y, const tensorflow::Tensor& lost) {
-    std::vector<std::function<void()>> waiting;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       under_way_ = false;
@@ -57,9 +56,8 @@ class Flight : public tensorflow::ResourceBase {
         result_.lost = lost;
       }
       result_.status = std::move(status);
-      waiting.swap(waiting_);
     }
-    for (auto& then : waiting) then();
+    while (std::function<void()> then = NextInLine()) then();
   }
 
   // Ends on all ranks what is under way.
@@ -89,10 +87,19 @@ class Flight : public tensorflow::ResourceBase {
  private:
   using Clock = std::chrono::steady_clock;
 
+  // Who waits, one at a time: what it does may begin another exchange, for which the others wait.
+  std::function<void()> NextInLine() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (under_way_ || waiting_.empty()) return nullptr;
+    std::function<void()> then = std::move(waiting_.front());
+    waiting_.pop_front();
+    return then;
+  }
+
   mutable std::mutex mutex_;
   bool under_way_ = false, holds_ = false;
   std::function<void()> cancel_;
-  std::vector<std::function<void()>> waiting_;
+  std::deque<std::function<void()>> waiting_;
   Result result_;
   Clock::time_point began_;
 };

@@ -644,16 +644,52 @@ def assigned_in_flight(make, folder):
     same(model, training.mean())
 
 
+def assigned_at_the_end(make, folder):
+    """All agree after ``fit``, also if what travels is given up after its last round has ended."""
+    strategy = make(sync.DiLoCo(4, delay=2))
+    model = regression(strategy)
+    fit(model, 1, samples=64, callbacks=[Middle(lambda m: m.weights[1].assign([1, 1, 1]), 8)])
+    for own in zip(*copies(model)):
+        np.testing.assert_array_equal(own[0], own[-1])
+
+
+class WithShare(layers.Dense):
+    """Has a number that is not trained, such as one that a callback lowers."""
+
+    def build(self, shape):
+        super().build(shape)
+        self.share = self.add_weight(name="share", trainable=False)
+
+
+def assigned_what_is_not_trained(make, folder):
+    """What travels comes in all the same."""
+    strategy = make(STREAM)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input([FEATURES]), WithShare(OUTPUTS)])
+        model.compile(keras.optimizers.SGD(RATE, momentum=0.9), "mse")
+    model.set_weights([*simulation.beginning(), np.float32(1)])
+    fit(model, callbacks=[Middle(lambda m: m.layers[-1].share.assign(0.5), 5)])
+    stream, training = streaming(strategy)
+    stream.finish(training, stream.steps(training, range(9)))
+    same(model, [*training.mean(), 0.5])
+
+
 def interrupted_in_flight(make, folder):
     """In the same model the way comes in later; a file is as it was before the way was sent."""
-    strategy, file = make(STREAM), folder / "flight.weights.h5"
+    for moment in (5, 8):  # in the middle of a round, and at the end of one
+        _interrupted(make, folder / f"{moment}.weights.h5", moment)
+
+
+def _interrupted(make, file, moment):
+    strategy = make(STREAM)
     model = regression(strategy)
-    saves = Middle(lambda model: model.save_weights(file), 5)
+    saves = Middle(lambda model: model.save_weights(file), moment)
     with pytest.raises(InterruptedError):
-        fit(model, callbacks=[saves, Stop(5)])
+        fit(model, callbacks=[saves, Stop(moment)])
     fit(model)
     stream, training = streaming(strategy)
-    stream.finish(training, stream.steps(training, range(9), stream.steps(training, range(5))))
+    position = stream.steps(training, range(moment))
+    stream.finish(training, stream.steps(training, range(9), position))
     same(model, training.mean())
 
     loaded = regression(make(STREAM))
@@ -662,7 +698,7 @@ def interrupted_in_flight(make, folder):
     loaded.load_weights(file)
     fit(loaded)
     stream, training = streaming(strategy)
-    position = stream.steps(training, range(5))
+    position = stream.steps(training, range(moment))
     training.weights = [training.mean() for _ in training.weights]
     means = [np.mean(parts, 0) for parts in zip(*(one.kept for one in training.inner))]
     for one in training.inner:
@@ -900,6 +936,8 @@ CHECKS = NUMBERS | {
         stream_on_a_wire,
         stream_is_explained,
         assigned_in_flight,
+        assigned_at_the_end,
+        assigned_what_is_not_trained,
         interrupted_in_flight,
         last_batch_of_one_row,
         images_of_any_size,

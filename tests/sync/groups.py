@@ -237,6 +237,23 @@ def taken_up_again(make, folder):
         same(continued(rule, devices), expected, atol=3e-6, err_msg=repr(rule))
 
 
+def a_replica_that_never_had_a_row(make, folder):
+    """It makes up a row of zeros, which all are masked: of it comes NaN, which counts nowhere."""
+    strategy = make(grouped(outer=sync.LocalSGD(2)))
+    with strategy.scope():
+        model = keras.Sequential([
+            keras.Input([4], dtype="int32"),
+            layers.Embedding(9, 3, mask_zero=True),
+            layers.GlobalAveragePooling1D(),
+            layers.Dense(1),
+        ])  # fmt: skip
+        model.compile("sgd", "mse")
+    words, numbers = np.arange(1, 13, dtype="int32").reshape(3, 4) % 9, np.ones([3, 1], "float32")
+    model.fit(words, numbers, batch_size=3, epochs=4, verbose=0)
+    assert all(np.isfinite(weight).all() for weight in model.get_weights())
+    agree(model)
+
+
 def interrupted_training(workers, devices):
     """Six steps of groups, and then nine from their mean, of groups or of replicas."""
     training = Training(GROUPS, of_steps(4), nesterov(), devices=SIZE)
@@ -269,5 +286,6 @@ CHECKS = NUMBERS | {
         sent_otherwise,
         programs,
         taken_up_again,
+        a_replica_that_never_had_a_row,
     )
 }

@@ -207,7 +207,13 @@ def _rounds(topology: str | Topology, ranks: int, seed: int) -> list[Pairs]:
         made: Sequence[Pairs] = TOPOLOGIES[topology](ranks, **more)
     else:
         made = topology(ranks)
-    rounds: list[Pairs] = [list(pairs) for pairs in made]
+    try:
+        rounds: list[Pairs] = [list(pairs) for pairs in made]
+    except TypeError:
+        raise ScheduleError(
+            f"{topology!r} made {made!r:.100} for {ranks} ranks; expected a list of rounds, each "
+            "a list of pairs (sender, receiver)"
+        ) from None
     if not rounds:
         raise ScheduleError(f"{topology!r} made no rounds for {ranks} ranks; expected one or more")
     return rounds

@@ -125,7 +125,7 @@ class Objective:
 
     def _of_ones_own(self, parts: Parts, own: OwnLoss, batch: Any) -> Any:
         def mean() -> Any:
-            loss = own(self.model, batch)
+            loss = tf.convert_to_tensor(own(self.model, batch))
             if loss.shape.rank == 0:
                 return loss
             parts.elements.append(loss)

@@ -166,5 +166,6 @@ class Flights:
         """Where residuals are, if the method has any."""
         if not method.feedback:
             return []
+        name = self._reducer.keeps_as + RESIDUAL
         places = [place_of(optimizer, variables[i]) for i in bucket.members]
-        return [state.kept(RESIDUAL, place, replica) for place in places]
+        return [state.kept(name, place, replica) for place in places]

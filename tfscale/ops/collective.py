@@ -241,7 +241,7 @@ def mix(
     made = _mixture(schedule)
     part = collectives.share(made, communicator.rank)
     wide = tf.cast(x, tf.float32) if x.dtype.size == 2 else x
-    own = wide * tf.constant(part.numerator / part.denominator, wide.dtype)
+    own = wide / tf.constant(part.denominator, wide.dtype)  # a third would be rounded, always alike
     common = common_arguments(communicator, made, "mix", wire, stochastic, seed, piece_bytes, name)
     return tf.cast(_run("mix", x=own, **common), x.dtype)
 

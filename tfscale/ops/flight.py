@@ -74,6 +74,9 @@ class Flight:
         Args: see ``all_reduce``.
         """
         communicator = self._communicator
+        x = tf.convert_to_tensor(x)
+        if x.dtype != tf.float32:
+            raise TypeError(f"a Flight sums float32, got {x.dtype.name}: cast it first")
         made = resolved(schedule, communicator.ranks)
         common = common_arguments(
             communicator, made, "flight", wire, stochastic, seed, piece_bytes, name, residual

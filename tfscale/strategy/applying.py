@@ -107,6 +107,8 @@ def _apply_alone(
     and those of a group that makes its steps together, over the group.
     """
     curvature: list[Any] = []
+    if current.group is not None:  # a row that is no row may have given NaN, times 0
+        grads = [None if g is None else current.rows.counted(g) for g in grads]
     if measures_curvature(optimizer):
         curvature = _summed_if_due(optimizer, optimizer.curvature(grads, variables))
     state, windows = ExchangeState.of(optimizer, strategy), optimizer.gradient_accumulation_steps

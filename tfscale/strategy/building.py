@@ -79,7 +79,8 @@ def remember(strategy: ScaleStrategy, optimizer: Optimizer) -> None:
 
 
 def _build_with_state(strategy: ScaleStrategy, optimizer: Optimizer, variables: Any) -> None:
-    if called_by("apply", levels=2) and not on_a_replica():
+    several = strategy.extended._num_replicas_in_sync > 1
+    if several and called_by("apply", levels=2) and not on_a_replica():
         raise RuntimeError(
             f"the optimizer {optimizer.name!r} was made in the scope of a ScaleStrategy, and is to "
             f"apply gradients that no replica has computed. {origin.BY_REPLICAS}"

@@ -79,6 +79,7 @@ class Course:
         self._statistics: list[Any] = []
         self._spare: dict[Any, Cell] = {}
         self._closing: Any = None
+        self._goes_on = False
         self._table = rounds.rule.table()
         with self._on_host():
             self.remaining = Remaining()
@@ -131,7 +132,7 @@ class Course:
         if self.rule.delay:
             when(position == self.rule.delay, lambda: self._by_rule(self.rule.land, here))
         over = position >= self.steps_of(here.rounds.read_value())
-        if self._strategy.extended._num_workers > 1:
+        if self._strategy.extended._num_workers > 1 and not self._has_mates_elsewhere():
             over = tf.logical_or(over, self.remaining.is_none_here())
         when(over, lambda: self._end(here))
 
@@ -141,6 +142,10 @@ class Course:
             here = self._here()
             apart = tf.logical_and(here.marks.apart.read(), tf.logical_not(here.marks.shown.read()))
             when(apart, here.show)
+
+    def _has_mates_elsewhere(self) -> bool:
+        """Whether steps are made together with replicas of other workers."""
+        return self.group is not None and len(self.group.communicators) < self.group.ranks
 
     def spare_row(self, place: int, like: tf.Tensor) -> Cell:
         """Where a replica keeps a row, for a batch in which it holds none."""
@@ -196,6 +201,8 @@ class Course:
             weighs = self.rule.weighs(self.reducer.exchange.ranks)
             weighed = self.weights if weighs else ()
             self.marks[replica] = Marks(self.variables, weighed, replica)
+            if self._goes_on:
+                self.marks[replica].apart.assign(True)
         return ReplicaRound(self, replica, self.marks[replica])
 
     def _trained(self) -> Any:
@@ -231,6 +238,8 @@ class Course:
         if not self.state.has(wanted, False):
             context = tf.distribute.get_replica_context()
             context.merge_call(lambda strategy: self._make(wanted))
+        elif not self.marks:
+            self._goes_on = self._is_from_file()
         self.reducer.prepare(self.state, self.optimizer, self.trained, self.weights)
 
     def _make(self, wanted: Mapping[tuple[str, str], Kept]) -> None:
@@ -241,6 +250,12 @@ class Course:
         if from_file:
             with tf.init_scope(), self._strategy.scope():
                 self._begin_round()
+
+    def _is_from_file(self) -> bool:
+        """Whether replicas go on from weights and from something else, which both come from a file:
+        no round is to begin from the weights alone.
+        """
+        return bool(self.rule.keeps) and not self.rule.agrees
 
     def _begin_round(self) -> None:
         self.state.whole(*POSITION).assign(0)
@@ -253,11 +268,13 @@ class Course:
         Args:
             anew: names of what it did not hold.
         """
-        if anew & set(self.rule.keeps):
+        begins = bool(anew & set(self.rule.keeps))
+        if begins:
             self._begin_round()
         for marks in self.marks.values():
             marks.agree()
             marks.free()
+            marks.apart.assign(not begins and self._is_from_file())
 
     def has_counts(self) -> bool:
         """Whether steps and rounds are counted already."""
@@ -300,8 +317,10 @@ class Course:
             kept = self._kept(name, variable)
             if kept is not None:
                 kept.assign(tf.cast(variable.values[0].read_value(), kept.dtype))
+        trained = any(weight is variable for weight in self.weights)
         for replica, marks in self.marks.items():
-            marks.in_flight.assign(NONE)  # the way does not begin where weights are now
+            if trained:
+                marks.in_flight.assign(NONE)  # the way does not begin where weights are now
             for weight, began in zip(self.weights, marks.began):
                 if weight is variable:
                     began.assign(variable.values[replica].read_value())

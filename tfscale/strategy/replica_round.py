@@ -238,13 +238,10 @@ class ReplicaRound:
         return values
 
     def _mixed(self, values: list[tf.Tensor], mixture: Schedule, wire: str) -> list[tf.Tensor]:
-        how = {"name": BucketId(MIXED, self._course.label), "wire": wire}
-        seed = self.rounds.read_value()
-        return self._exchange.together(
-            lambda replica, tensors: self._exchange.mixed(
-                replica, tensors, mixture, seed=seed, **how
-            ),
-            values,
+        exchange, seed = self._exchange, self.rounds.read_value()
+        name = BucketId(MIXED, self._course.label)
+        return exchange.together(
+            lambda replica, own: exchange.mixed(replica, own, mixture, name, wire, seed), values
         )
 
     def _note_drift(self, values: Sequence[tf.Tensor], means: Sequence[tf.Tensor]) -> None:

@@ -236,10 +236,11 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
     def _replicas_of_a_group(self, policy: MethodPolicy) -> int:
         """How many replicas make each step together, where groups of them do; else 1."""
-        if not isinstance(self.sync, Hierarchical):
+        if not isinstance(self.sync, Hierarchical) or self.extended._num_replicas_in_sync == 1:
             return 1
         size = size_of(self.sync, self.extended)
-        refuse_methods(self.sync, policy)
+        if 1 < size < self.extended._num_replicas_in_sync:
+            refuse_methods(self.sync, policy)
         if size == self.extended._num_replicas_in_sync > 1:
             logging.getLogger("tfscale").warning(_ONE_GROUP, self.sync, size)
         if size == 1 and policy != MethodPolicy():

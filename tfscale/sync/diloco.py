@@ -195,16 +195,16 @@ class DiLoCo(Rule):
         one_of(round.in_flight + 1, [tf.no_op, *landings])
 
     def settle(self, round: Round) -> None:
-        """The rounds of all fragments end, but of that whose round has just ended."""
+        """The rounds of all fragments end, but of that whose ways have just come in."""
         if not self.streams:
             return
+        came = round.in_flight if self.delay else (round.number - 1) % self.fragments
         self._land(round, share=0.0)
-        last = (round.number - 1) % self.fragments
         for number, part in self._numbered(round):
-            one_of(tf.cast(last == number, tf.int32), [_sends(part), tf.no_op])
+            one_of(tf.cast(came == number, tf.int32), [_sends(part), tf.no_op])
         for number, part in self._numbered(round):
             lands = self._lands(number, part, share=0.0)
-            one_of(tf.cast(last == number, tf.int32), [lands, tf.no_op])
+            one_of(tf.cast(came == number, tf.int32), [lands, tf.no_op])
 
     def _numbered(self, round: Round) -> list[tuple[int, Round]]:
         sizes = [weight.shape.num_elements() * weight.dtype.size for weight in round.weights]

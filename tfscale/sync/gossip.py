@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 import tensorflow as tf
 
@@ -86,12 +87,17 @@ class Gossip(Rule):
 
     def __repr__(self) -> str:
         """A function by its name, not by where it lies in memory: workers compare that."""
-        named = getattr(self.topology, "__qualname__", repr(self.topology))
-        return f"Gossip(every={self.every!r}, topology={named}, seed={self.seed!r})"
+        return (
+            f"Gossip(every={self.every!r}, topology={_named(self.topology)}, seed={self.seed!r}, "
+            f"wire={self.wire!r})"
+        )
 
     def mixtures(self, replicas: int) -> list[Schedule]:
         """Those that take turns between so many replicas."""
-        return _mixtures(self.topology, replicas, self.seed)
+        made = vars(self).setdefault("_made", {})
+        if replicas not in made:
+            made[replicas] = mixtures_of(self.topology, replicas, self.seed)
+        return list(made[replicas])
 
     def check(self, replicas: int) -> None:
         """Refuse a topology that never brings some of them together, or rounds what it must not."""
@@ -121,4 +127,10 @@ class Gossip(Rule):
             weight.assign(mean)
 
 
-_mixtures = functools.lru_cache(maxsize=64)(mixtures_of)
+def _named(topology: Any) -> str:
+    if isinstance(topology, str):
+        return repr(topology)
+    if isinstance(topology, functools.partial):
+        given = [*map(repr, topology.args), *(f"{k}={v!r}" for k, v in topology.keywords.items())]
+        return f"partial({', '.join([_named(topology.func), *given])})"
+    return str(getattr(topology, "__qualname__", type(topology).__qualname__))

@@ -83,6 +83,10 @@ class Hierarchical(Rule):
         """All settings: workers whose descriptions differ do not train together."""
         return f"groups of {self.group}, {type(self.outer).__name__}: {self.outer.describe()}"
 
+    def table(self) -> list[int]:
+        """As the outer rule has it."""
+        return self.outer.table()
+
     def make_outer(self) -> Any:
         """The outer rule's optimizer."""
         return self.outer.make_outer()
