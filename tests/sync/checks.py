@@ -194,8 +194,8 @@ def one_step_rounds(make, folder):
 # ---- what is sent
 
 
-class Traffic(keras.callbacks.Callback):
-    """How many collectives ran in each step, and how many bytes they sent."""
+class EachStep(keras.callbacks.Callback):
+    """By how much the numbers that ``_now`` gives have grown in each step."""
 
     def on_train_begin(self, logs=None):
         self.steps = []
@@ -205,6 +205,10 @@ class Traffic(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         self.steps.append(tuple(now - then for now, then in zip(self._now(), self._before)))
+
+
+class Traffic(EachStep):
+    """How many collectives ran in each step, and how many bytes they sent."""
 
     def _now(self):
         extended = self.model.distribute_strategy.extended

@@ -14,6 +14,7 @@ from keras import layers
 
 from tests.sync import simulation
 from tests.sync.checks import (
+    EachStep,
     Middle,
     Stop,
     agree,
@@ -147,17 +148,8 @@ def one_group_or_one_replica(make, folder):
         same(found, trained(rule).get_weights(), err_msg=repr(rule))
 
 
-class Heard(keras.callbacks.Callback):
+class Heard(EachStep):
     """How many collectives ran in each step over all replicas, and within groups."""
-
-    def on_train_begin(self, logs=None):
-        self.steps = []
-
-    def on_train_batch_begin(self, batch, logs=None):
-        self._before = self._now()
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.steps.append([now - then for now, then in zip(self._now(), self._before)])
 
     def _now(self):
         strategy = self.model.distribute_strategy

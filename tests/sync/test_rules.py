@@ -6,8 +6,9 @@ from pathlib import Path
 import keras
 import pytest
 
-from tests.strategy.groups import SECONDS, chosen, judge, take
+from tests.strategy.groups import SECONDS
 from tests.sync.checks import CHECKS, NUMBERS
+from tests.sync.processes import passing
 from tfscale import ScaleStrategy
 
 pytestmark = pytest.mark.timeout(SECONDS + 60)
@@ -47,19 +48,7 @@ def test_four_devices(case, tmp_path):
 
 @pytest.fixture(scope="session")
 def passes(request):
-    @functools.cache
-    def made(layout):
-        return take(str(WORKER), "scale", layout, chosen(request, CHECKS, [layout]))
-
-    def ask(layout, case):
-        def check(records):
-            for worker, record in enumerate(records):
-                assert "error" not in record, f"worker {worker}: {record['error']}"
-
-        again = lambda: take(str(WORKER), "scale", layout, [case])[case]  # noqa: E731
-        judge(check, made(layout)[case], again)
-
-    return ask
+    return passing(request, WORKER, CHECKS)
 
 
 @pytest.mark.slow

@@ -37,9 +37,7 @@ class FitResult:
     times: float
     all_ms: list[float]
     sent_per_step: float | None = None  # bytes of the replica that sends most, where measured
-    hidden: float | None = (
-        None  # share of the exchange behind steps, of the replica that waits most
-    )
+    hidden: float | None = None  # share of what went behind steps; the replica's that waits most
 
 
 def conclude(

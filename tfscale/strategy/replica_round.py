@@ -17,6 +17,7 @@ from tfscale.exchange.trial import Cell
 from tfscale.ops.bucket import BucketId
 from tfscale.ops.group import host_of
 from tfscale.strategy.current import during
+from tfscale.sync.hierarchical import MIXES_REPLICAS
 from tfscale.sync.rule import Rule
 from tfscale.wires import LOSSLESS
 
@@ -185,10 +186,7 @@ class ReplicaRound:
         self, values: Sequence[tf.Tensor], mixtures: Sequence[Schedule], wire: str = LOSSLESS
     ) -> list[tf.Tensor]:
         if self._course.group is not None:
-            raise ValueError(
-                f"sync={self._course.rule!r} mixes replicas, and those of a group must stay the "
-                "same. Between groups use a rule that takes means, such as tfscale.sync.LocalSGD(8)"
-            )
+            raise ValueError(MIXES_REPLICAS.format(f"sync={self._course.rule!r}"))
         self._course.mixtures, self._course.mixed_on = list(mixtures), wire
         weighs = not all(map(is_doubly_stochastic, mixtures))
         given = self._weighed(values) if weighs else list(values)

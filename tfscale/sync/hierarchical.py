@@ -12,6 +12,11 @@ from tfscale.sync.gossip import Gossip
 from tfscale.sync.period import checked_count
 from tfscale.sync.rule import Round, Rule
 
+MIXES_REPLICAS = (
+    "{} mixes single replicas, and those of a group must stay the same. Between groups use a rule "
+    "that takes means, such as tfscale.sync.LocalSGD(8)"
+)
+
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Hierarchical(Rule):
@@ -55,10 +60,7 @@ class Hierarchical(Rule):
                 f"; got {self.outer!r}"
             )
         if isinstance(self.outer, Gossip):
-            raise ValueError(
-                f"outer={self.outer!r} mixes single replicas, and those of a group must stay the "
-                "same. Between groups use a rule that takes means, such as tfscale.sync.LocalSGD(8)"
-            )
+            raise ValueError(MIXES_REPLICAS.format(f"outer={self.outer!r}"))
         if self.outer.delay or (isinstance(self.outer, DiLoCo) and self.outer.streams):
             raise ValueError(
                 f"outer={self.outer!r} sends fragments, or behind steps, and that is not known "
