@@ -74,7 +74,12 @@ def test_methods_that_are_chosen_live(monkeypatch):
     assert logs["loss"][-1] < logs["loss"][0]
     (packing,) = strategy.reducer.packings.values()
     assert {change.after for change in packing.changes} & {"int8 + feedback", "int4 + feedback"}
-    assert {row.method for row in strategy.explain()} == {packing.changes[-1].after}
+    # Which of them the last step took is up to times: it may have tried another.
+    named = {str(variant) for variant in Adaptive(1.0, ("int8", "int4")).variants}
+    last = packing.changes[-1]
+    for row in strategy.explain():
+        assert row.method in named
+        assert f"{last.after} from step {last.step} on, as {last.why}" in row.switching
 
 
 @pytest.mark.timeout(400)
