@@ -129,8 +129,9 @@ def test_in_fit(optimizer, monkeypatch):
     first, second = deciders(strategy)
     assert first.changes == second.changes and first.changes
     (row,) = [row for row in strategy.explain() if "kernel" in row.variables[0]]
-    last = first.changes[-1]
-    assert last.after in ("int8 + feedback", "PowerSGD(2) + feedback", "TopK(0.1) + feedback")
+    among = {"int8 + feedback", "PowerSGD(2) + feedback", "TopK(0.1) + feedback"}
+    assert {change.after for change in first.changes} & among
+    last = first.changes[-1]  # if exact sums happened to be as fast, it is back to them
     said = re.sub(r"\s+", " ", str(strategy.explain()))
     assert "adaptive, with an error of at most 1" in said
     assert f"{last.after} from step {last.step} on, as " in said
