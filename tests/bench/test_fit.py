@@ -141,15 +141,16 @@ def test_every_part_measures(part: str, ways: list[str], tmp_path: Path) -> None
 @pytest.mark.timeout(600)
 def test_a_turn_by_a_rule_ends_when_replicas_agree(tmp_path: Path) -> None:
     words = ["bench", "fit", "--tiny", "--parts", "rules", "--rounds", "1", "--json", "out.json"]
-    rules = ["EveryStep()", "LocalSGD(20)"]
+    rules = ["EveryStep()", "LocalSGD(20)", "DiLoCo(20, delay=5)"]
     done = subprocess.run(
         [sys.executable, "-m", "tfscale", *words, "--rules", *rules],
         cwd=tmp_path, env=_environment(), capture_output=True, text=True, timeout=500,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr + done.stdout
-    exact, rare = json.loads((tmp_path / "out.json").read_text())["records"]
-    assert [record["steps_per_turn"] for record in (exact, rare)] == [2, 20]
+    exact, rare, behind = json.loads((tmp_path / "out.json").read_text())["records"]
+    assert [record["steps_per_turn"] for record in (exact, rare, behind)] == [2, 20, 25]
     assert 15 < exact["sent_per_step"] / rare["sent_per_step"] < 30
+    assert behind["sent_per_step"] == pytest.approx(rare["sent_per_step"], rel=0.05)
     assert "a replica sends in a step: LocalSGD(20)" in done.stdout
 
 

@@ -184,7 +184,8 @@ class Bench:
         records = conclude(group, [crew.parameters for crew in crews], counts, times)
         if group[0].part == "rules":
             for record, crew, count in zip(records, crews, counts, strict=True):
-                record.sent_per_step = max(crew.ask(sent=count))
+                rule = methods.rule_of(record.contestant)
+                record.sent_per_step = max(crew.ask(sent=count)) / (count - rule.delay)
                 waited, took = max(crew.ask(behind=count))
                 record.hidden = 1 - waited / took if took else None
         return records

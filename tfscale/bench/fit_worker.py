@@ -311,7 +311,7 @@ def _obey(training: Fit, order: dict[str, int]) -> Any:
 
         return fit_trace.take(training, UNTIMED, order["trace"])
     if "sent" in order:
-        return (training.sent[-1] - training.sent[-1 - order["sent"]]) / order["sent"]
+        return training.sent[-1] - training.sent[-1 - order["sent"]]
     if "behind" in order:
         last, first = training.behind[-1], training.behind[-1 - order["behind"]]
         return [now - then for now, then in zip(last, first, strict=True)]
