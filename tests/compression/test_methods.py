@@ -1,5 +1,6 @@
 """Every method against the same computed in numpy, and what holds for all of them."""
 
+import dataclasses
 import itertools
 import re
 
@@ -10,18 +11,23 @@ import tensorflow as tf
 from tests.compression.methods import Trial, assert_conserved, gradients
 from tests.covering import grid, singles
 from tfscale import ScaleStrategy
+from tfscale.collectives import Link
+from tfscale.collectives.choose import Chooser
 from tfscale.compression import (
     Gradient,
     Kept,
     Method,
     MethodPolicy,
     PowerSGD,
+    Price,
     RandomK,
     TopK,
     Wire,
     low_rank,
     sparse,
 )
+from tfscale.exchange.collective_schedules import Fixed, price
+from tfscale.exchange.reducer import Travel
 from tfscale.ops import compression as ops
 
 SHAPES = [(12, 20), (3, 3, 4, 10), (7, 5)]
@@ -30,10 +36,11 @@ WITH_FEEDBACK = [
     Wire("int4"), Wire("int8", True), Wire("sign"),
     PowerSGD(2, saves=0), PowerSGD(2, factors="bf16", saves=0),
     PowerSGD(1, factors="int8", saves=0), TopK(0.05), TopK(0.05, wire="int8"),
+    TopK(0.6), TopK(0.6, wire="int8"),
     RandomK(0.1), RandomK(0.1, wire="bf16"),
 ]  # fmt: skip
 WITHOUT = [PowerSGD(2, feedback=False, saves=0), TopK(0.1, feedback=False),
-           RandomK(0.1, feedback=False)]  # fmt: skip
+           TopK(0.6, feedback=False), RandomK(0.1, feedback=False)]  # fmt: skip
 
 
 def matrix(x):
@@ -105,6 +112,63 @@ def test_top_k(fraction, momentum, replicas):
                 speeds[i][replica].ravel()[chosen] = 0
             expected.append(np.reshape(total, of_replicas[0].shape))
         assert_close(trial.sums(given), expected)
+
+
+def test_top_k_joins_or_sums_whole_tensors_by_price():
+    """Of 4 replicas with 2048 numbers: joined, a replica sends 24 bytes for each it chooses."""
+
+    def explained(fraction):
+        trial = Trial(TopK(fraction), [(32, 64)], 4)
+        trial.sums(gradients([(32, 64)], 4))
+        return trial.strategy.explain()[0]
+
+    below, above = explained(0.24), explained(0.26)
+    assert (below.bytes, below.sent) == (2 * 492 * 8, 492 * 24)
+    assert "joined; for 11,808 bytes; a sum of whole tensors costs 12,288 bytes" in below.words
+    assert (above.bytes, above.sent) == (2048 * 4, 12_288)
+    assert "summed, for 12,288 bytes; to join what is sent costs 12,792 bytes" in above.words
+    assert "does not pay here: the wire 'fp32' sends as much and loses less" in above.words
+
+
+def test_prices_of_measured_links_are_seconds():
+    """A gigabit, and much faster links, where messages are what costs."""
+    wide, fast = (Chooser(Link(1e-5, beta), 0.0, 16) for beta in (8e-9, 1e-15))
+    rows, whole = 2 * [1000 * 4], [1000 * 16]
+    assert price(wide, 16, [], rows).amount == pytest.approx(15 * 2 * (1e-5 + 8e-9 * 4000))
+    assert price(wide, 16, whole, []).amount == wide.choose(16000).seconds
+    assert price(fast, 16, whole, []) < price(fast, 16, [], rows)
+    assert str(Price(0.00123, "seconds")) == "1.23 ms"
+    central = price(Fixed("central", 4), 4, whole, [])
+    assert central == Price(3 * 16000, "bytes")
+
+
+@grid(
+    "fraction, momentum, feedback, replicas",
+    [0.05, 0.8],
+    [0.0, 0.5],
+    [True, False],
+    [2, 4],
+    aspects=singles,
+)
+def test_top_k_joined_or_summed_is_the_same(fraction, momentum, feedback, replicas, monkeypatch):
+    method = TopK(fraction, feedback, momentum=momentum if feedback else 0.0)
+    trial, other = Trial(method, SHAPES, replicas), Trial(method, SHAPES, replicas)
+    given = [gradients(SHAPES, replicas, step) for step in range(3)]
+    found = [trial.sums(each) for each in given]
+    priced = Travel.price
+
+    def turned(load, **sizes):
+        price = priced(load, **sizes)
+        return dataclasses.replace(price, amount=-price.amount)
+
+    monkeypatch.setattr(Travel, "price", turned)
+    for each, sums in zip(given, found):
+        assert_close(other.sums(each), sums)
+    rows = [one.strategy.explain()[0] for one in (trial, other)]
+    assert len(rows[0].collectives) + len(rows[1].collectives) == 3
+    for name in ["residual"] * feedback + ["velocity"] * bool(method.momentum):
+        for one, same in zip(trial.kept(name), other.kept(name)):
+            np.testing.assert_allclose(one, same, rtol=0, atol=CLOSE * np.abs(same).max())
 
 
 def test_random_k_sends_the_same_places_of_all_and_others_in_each_step():
@@ -202,9 +266,10 @@ def test_random_k_of_few_numbers_is_right_on_average():
     assert np.abs(mean - 2).max() < 1
 
 
-def test_residuals_on_ternary_do_not_grow():
+@pytest.mark.parametrize("fraction", [0.05, 0.5])
+def test_residuals_on_ternary_do_not_grow(fraction):
     """As they would if what is gathered were rounded at random."""
-    trial = Trial(TopK(0.5, wire="ternary"), [(40, 50)])
+    trial = Trial(TopK(fraction, wire="ternary"), [(40, 50)])
     sizes = []
     for step in range(30):
         trial.sums(gradients([(40, 50)], seed=step))
@@ -227,8 +292,6 @@ def test_gradients_whose_shape_is_not_known_while_a_step_is_traced():
 
 
 def test_names_of_what_is_kept_fit_into_files():
-    import dataclasses
-
     @dataclasses.dataclass(frozen=True)
     class Odd(Method):
         def state(self, gradient):

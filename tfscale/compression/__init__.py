@@ -11,7 +11,7 @@ from tfscale import tensorflow_needed as _  # noqa: F401
 from tfscale.compression.adaptive import Adaptive
 from tfscale.compression.gradient import Gradient
 from tfscale.compression.low_rank import PowerSGD
-from tfscale.compression.method import Kept, Load, Method, Wire
+from tfscale.compression.method import Kept, Load, Method, Price, Wire
 from tfscale.compression.policy import DEFAULT_SENSITIVE, MethodPolicy, WirePolicy
 from tfscale.compression.sparse import RandomK, TopK
 from tfscale.compression.staged import Settled, Staged
@@ -26,6 +26,7 @@ __all__ = [
     "Method",
     "MethodPolicy",
     "PowerSGD",
+    "Price",
     "RandomK",
     "Settled",
     "Staged",

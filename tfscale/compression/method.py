@@ -41,6 +41,25 @@ class Kept:
         object.__setattr__(self, "shape", tuple(self.shape))
 
 
+@dataclasses.dataclass(frozen=True, order=True)
+class Price:
+    """What collectives cost; to be compared with others of the same load.
+
+    Args:
+        amount: of it.
+        unit: ``"seconds"`` by the cost model where links were measured, and otherwise ``"bytes"``
+            that the busiest replica sends.
+    """
+
+    amount: float
+    unit: str
+
+    def __str__(self) -> str:
+        if self.unit == "seconds":
+            return f"{1000 * self.amount:.3g} ms"
+        return f"{self.amount:,.0f} bytes"
+
+
 class Load(Protocol):
     """The gradients of one bucket on one replica, and what a method may do with them.
 
@@ -70,6 +89,17 @@ class Load(Protocol):
 
     def variables(self, name: str) -> list[tf.Variable]:
         """Where that is kept, for operations that change it in place."""
+
+    def price(self, reduced: Sequence[int] = (), gathered: Sequence[int] = ()) -> Price:
+        """What collectives of these sizes cost; the same on all replicas.
+
+        Args:
+            reduced: bytes that each replica would give to each ``all_reduce``.
+            gathered: the same for each ``all_gather``.
+        """
+
+    def say(self, reason: str) -> None:
+        """Tell ``explain()`` why the bucket is summed in this way."""
 
     def all_reduce(
         self, x: tf.Tensor, wire: str = LOSSLESS, residual: tf.Tensor | None = None, what: str = ""

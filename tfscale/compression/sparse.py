@@ -5,8 +5,9 @@ sends a part of :math:`M_i = G_i + E_i` and keeps the rest:
 
 .. math:: S = \sum_i C_i(M_i), \quad E_i' = M_i - C_i(M_i)
 
-``TopK`` sends the largest numbers, each replica its own, with their places; ``RandomK`` sends the
-same places on all replicas, drawn from a seed that all share, so that no place travels.
+``TopK`` sends the largest numbers, each replica its own, with their places; where a sum of whole
+tensors, zero elsewhere, has a lower price, it makes that: the same sums. ``RandomK`` sends the same
+places on all replicas, drawn from a seed that all share, so that no place travels.
 
 References: Aji, Heafield: Sparse communication (EMNLP 2017), arXiv 1704.05021; Stich, Cordonnier,
 Jaggi: Sparsified SGD with memory (NeurIPS 2018), arXiv 1809.07599; Lin et al.: Deep gradient
@@ -25,9 +26,10 @@ from tfscale.compression.gradient import Gradient
 from tfscale.compression.method import RESIDUAL, Kept, Load, Method, Wire, joined, separated
 from tfscale.compression.staged import Staged
 from tfscale.ops import compression as ops
-from tfscale.wires import FORMATS, LOSSLESS, checked
+from tfscale.wires import FORMATS, LOSSLESS, checked, nbytes
 
 _VELOCITY = "velocity"
+_BYTES_OF_A_PLACE = 4
 _WARMS_FROM = 0.25  # of the numbers, as in the paper
 
 
@@ -50,7 +52,9 @@ class TopK(Method):
     """Each replica sends the largest numbers of each gradient, with their places.
 
     Exactly k of each variable: of equal numbers those that come first. Numbers that are not
-    finite count as the largest.
+    finite count as the largest. Replicas join what they send; of so many, or of such large parts,
+    that this costs more than the sum of whole tensors, they sum these. That costs as much as the
+    wire alone, which loses less: ``explain()`` says where it is so.
 
     Args:
         fraction: which part of a gradient's numbers is sent, at least one.
@@ -141,11 +145,41 @@ class TopK(Method):
 
     def sums(self, load: Load) -> list[tf.Tensor]:
         """See the module."""
-        counts = [_count(self.fraction, each) for each in load.described]
         given = load.gradients
         if self.momentum:
             before = load.kept(_VELOCITY)
-            given = [self.momentum * u + g for u, g in zip(before, load.gradients)]
+            given = [self.momentum * u + g for u, g in zip(before, given)]
+        counts = [_count(self.fraction, each) for each in load.described]
+        numbers, chosen = sum(each.elements for each in load.described), sum(counts)
+        join = load.price(gathered=[_BYTES_OF_A_PLACE * chosen, nbytes(self.wire, chosen)])
+        whole = load.price(reduced=[nbytes(self.wire, numbers)])
+        if whole < join:
+            load.say(
+                f"whole tensors summed, for {whole}; to join what is sent costs {join}. "
+                f"{self} does not pay here: the wire {self.wire!r} sends as much and loses less"
+            )
+            return self._summed(load, given, counts)
+        load.say(f"for {join}; a sum of whole tensors costs {whole}")
+        return self._joined(load, given, counts)
+
+    def _summed(
+        self, load: Load, given: Sequence[tf.Tensor], counts: Sequence[int]
+    ) -> list[tf.Tensor]:
+        """One all-reduce of tensors that are zero where nothing is sent."""
+        passes = _Plain(load, given, self.feedback)
+        found = [passes.largest(i, count) for i, count in enumerate(counts)]
+        chosen = [_with(tf.zeros_like(g), *sent) for g, sent in zip(given, found)]
+        total, lost = _all_reduced(load, joined(chosen), self.wire, self.feedback)
+        finite = tf.reduce_all(tf.math.is_finite(total))
+        self._stop(load, given, found, finite)
+        for i, (sent, late) in enumerate(zip(chosen, separated(lost, chosen))):
+            passes.keep(i, passes.wholes[i] - sent + late, finite)
+        return separated(total, chosen)
+
+    def _joined(
+        self, load: Load, given: Sequence[tf.Tensor], counts: Sequence[int]
+    ) -> list[tf.Tensor]:
+        """All places and numbers, gathered by each replica, which adds them up."""
         passes = (
             _Fused(load, given)
             if self.feedback and load.on_cpu
@@ -157,9 +191,7 @@ class TopK(Method):
         all_numbers = load.all_gather(numbers, self.wire, what="values")
         finite = tf.reduce_all(tf.math.is_finite(all_numbers))
         all_numbers = tf.reshape(all_numbers, [load.replicas, -1])
-        if self.momentum:  # what is sent begins anew
-            stopped = [_with(u, each, tf.zeros_like(sent)) for u, (each, sent) in zip(given, found)]
-            load.keep(_VELOCITY, [tf.where(finite, new, old) for new, old in zip(stopped, before)])
+        self._stop(load, given, found, finite)
         sums, start = [], 0
         for i, (own, chosen) in enumerate(found):
             here = slice(start, start + counts[i])
@@ -169,6 +201,22 @@ class TopK(Method):
             sums.append(passes.sum(i, own, kept, every_place, every_number, finite))
             start += counts[i]
         return sums
+
+    def _stop(
+        self,
+        load: Load,
+        velocities: Sequence[tf.Tensor],
+        found: Sequence[tuple[tf.Tensor, tf.Tensor]],
+        finite: tf.Tensor,
+    ) -> None:
+        """The velocity of what is sent begins anew."""
+        if not self.momentum:
+            return
+        stopped = [
+            _with(u, each, tf.zeros_like(sent)) for u, (each, sent) in zip(velocities, found)
+        ]
+        before = load.kept(_VELOCITY)
+        load.keep(_VELOCITY, [tf.where(finite, new, old) for new, old in zip(stopped, before)])
 
     def __str__(self) -> str:
         return f"TopK({self.fraction:g})" + (" + feedback" if self.feedback else "")
@@ -180,15 +228,21 @@ class _Plain:
     def __init__(self, load: Load, given: Sequence[tf.Tensor], feedback: bool) -> None:
         self._load, self._feedback = load, feedback
         self._old = load.kept(RESIDUAL) if feedback else []
-        self._wholes = [g + e for g, e in zip(given, self._old)] if feedback else list(given)
+        self.wholes = [g + e for g, e in zip(given, self._old)] if feedback else list(given)
 
     def largest(self, i: int, count: int) -> tuple[tf.Tensor, tf.Tensor]:
         """The places and numbers of the i-th gradient that are sent."""
-        return ops.largest(self._wholes[i], count)
+        return ops.largest(self.wholes[i], count)
 
     def at(self, i: int, places: tf.Tensor) -> tf.Tensor:
         """The numbers of the i-th gradient at these places."""
-        return tf.gather(tf.reshape(self._wholes[i], [-1]), places)
+        return tf.gather(tf.reshape(self.wholes[i], [-1]), places)
+
+    def keep(self, i: int, rest: tf.Tensor, finite: tf.Tensor) -> None:
+        """What this replica did not send of the i-th gradient, if the sum is finite."""
+        if self._feedback:
+            rest = tf.where(finite, rest, self._old[i])
+            self._load.variables(RESIDUAL)[i].assign(rest)
 
     def sum(
         self,
@@ -200,11 +254,8 @@ class _Plain:
         finite: tf.Tensor,
     ) -> tf.Tensor:
         """The sum of the i-th gradient; what this replica did not send is kept, if finite."""
-        whole = self._wholes[i]
-        if self._feedback:
-            rest = _with(whole, places, kept)
-            rest = tf.where(finite, rest, self._old[i])
-            self._load.variables(RESIDUAL)[i].assign(rest)
+        whole = self.wholes[i]
+        self.keep(i, _with(whole, places, kept), finite)
         # One replica after the other: on GPUs nobody knows in which order numbers are added that
         # one operation adds at one place, and replicas must end with the same bits.
         sums = tf.zeros([tf.size(whole)])
@@ -235,6 +286,16 @@ class _Fused:
     ) -> tf.Tensor:
         numbers = (places, kept, every_place, every_number)
         return ops.sum_at(self._given[i], *numbers, finite, self._rests[i])
+
+
+def _all_reduced(
+    load: Load, x: tf.Tensor, wire: str, feedback: bool
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """The sum, and what the wire has lost of it on this replica, if that is sent later."""
+    if feedback and not FORMATS[wire].lossless:
+        total, lost = load.all_reduce(x, wire, tf.zeros_like(x))
+        return total, lost
+    return load.all_reduce(x, wire), tf.zeros_like(x)
 
 
 def _with(x: tf.Tensor, places: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
@@ -293,10 +354,7 @@ class RandomK(Method):
         places = self._places(load)
         numbers = [passes.at(i, each) for i, each in enumerate(places)]
         chosen = joined(numbers)
-        if self.feedback and not FORMATS[self.wire].lossless:
-            total, lost = load.all_reduce(chosen, self.wire, tf.zeros_like(chosen))
-        else:
-            total, lost = load.all_reduce(chosen, self.wire), tf.zeros_like(chosen)
+        total, lost = _all_reduced(load, chosen, self.wire, self.feedback)
         finite = tf.reduce_all(tf.math.is_finite(total))
         parts = zip(places, separated(lost, numbers), separated(total, numbers))
         sums = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -10,6 +10,7 @@ from tfscale.collectives import Cluster, Schedule
 from tfscale.collectives.choose import Choice, Chooser
 from tfscale.collectives.cost import slowest
 from tfscale.collectives.registry import resolve
+from tfscale.compression.method import Price
 from tfscale.exchange.link import cached
 from tfscale.ops import Group
 from tfscale.wires import LOSSLESS
@@ -106,6 +107,26 @@ def of_hosts(replicas: CollectiveSchedules, group: Group | None) -> CollectiveSc
     machine = replicas.machine
     link = machine.outer if isinstance(machine, Cluster) else machine
     return Chooser(link, replicas.gamma, group.ranks)
+
+
+def price(
+    schedules: CollectiveSchedules, ranks: int, reduced: Sequence[int], gathered: Sequence[int]
+) -> Price:
+    r"""What all-reduces and all-gathers cost of which each rank gives so many bytes.
+
+    To gather N of each, a rank sends and receives :math:`(P-1) N`, in as many messages.
+    """
+    if isinstance(schedules, Chooser):
+        link = slowest(schedules.machine)
+        seconds = sum(map(schedules.predicted, reduced))
+        for size in gathered:
+            seconds += (ranks - 1) * (link.seconds(size) + schedules.gamma * size)
+        return Price(seconds, "seconds")
+    sent: float = (ranks - 1) * sum(gathered)
+    for size in reduced:
+        cost = schedules.schedule(schedules.choose(size).algorithm).cost
+        sent += float(cost.sent if cost else 2 * (ranks - 1) / ranks) * size
+    return Price(sent, "bytes")
 
 
 def bucket_bytes(schedules: CollectiveSchedules, ranks: int) -> int:

@@ -38,7 +38,7 @@ class Row:
             all-reduce which sends as much.
         lossless: its size on the wire ``"fp32"``.
         algorithm: the schedule's name.
-        why: the reason for that schedule.
+        why: the reason for that schedule, and for what the method does if it has a choice.
         predicted: seconds by the cost model; 0 if the model was not used.
         gain: seconds that the wire saves against ``"fp32"``, by the cost model; 0 if it does not
             know both.
@@ -102,6 +102,8 @@ def _rows(reducer: Reducer, totals: dict[BucketId, Total]) -> Iterator[Row]:
                 for one in sorted(collectives, key=lambda one: -(one.reduced or 0))
                 if one.reduced is not None
             ]
+            why = choices[0].why if choices else "rows of all replicas joined"
+            reason = packing.reasons.get((bucket, way))
             yield Row(
                 bucket=dense_bucket(packing.label, bucket),
                 variables=tuple(gradient.path for gradient in members),
@@ -111,7 +113,7 @@ def _rows(reducer: Reducer, totals: dict[BucketId, Total]) -> Iterator[Row]:
                 bytes=size,
                 lossless=lossless,
                 algorithm=choices[0].algorithm if choices else "ring",
-                why=choices[0].why if choices else "rows of all replicas joined",
+                why=f"{why}; {reason}" if reason else why,
                 predicted=sum(choice.seconds for choice in choices),
                 gain=_gain(reducer, bucket.method, size, lossless),
                 method=str(method),

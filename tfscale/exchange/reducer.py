@@ -19,12 +19,13 @@ from tfscale.bridge.protocols import Optimizer, Variable
 from tfscale.collectives import Schedule
 from tfscale.compression.adaptive import Adaptive
 from tfscale.compression.gradient import Gradient
-from tfscale.compression.method import RESIDUAL, Kept, Method, Wire, joined
+from tfscale.compression.method import RESIDUAL, Kept, Method, Price, Wire, joined
 from tfscale.compression.policy import MethodPolicy
 from tfscale.compression.switching import SHARED, Switching, of_variant
 from tfscale.exchange import lookups
 from tfscale.exchange.adaptation import Adaptation, AdaptedStep, as_before
 from tfscale.exchange.buckets import Bucket, pack
+from tfscale.exchange.collective_schedules import price
 from tfscale.exchange.deciding import Change
 from tfscale.exchange.exchange import Exchange, wire_bytes
 from tfscale.exchange.state import ExchangeState
@@ -197,7 +198,12 @@ class Reducer:
         rows = tuple(load.gradients[i] for i in sparse)
         before = self.packings[load.optimizer]  # of other graphs, which share what changes
         packing = Packing(
-            load.label, buckets, described, rows, {}, before.notes, before.adaptations
+            load.label,
+            buckets,
+            described,
+            rows,
+            notes=before.notes,
+            adaptations=before.adaptations,
         )
         self.packings[load.optimizer] = packing
         communicator = self.exchange.communicators[replica]
@@ -297,6 +303,7 @@ class Packing:
         gradients: these, as buckets number them.
         sparse: those of which some rows are sent, each by itself.
         collectives: by bucket.
+        reasons: of buckets and variants, why they are summed as they are.
         notes: of buckets whose method is made of others, by which of them they are summed.
         adaptations: by replica of this process and names of buckets.
     """
@@ -306,6 +313,7 @@ class Packing:
     gradients: tuple[Gradient, ...]
     sparse: tuple[Gradient, ...]
     collectives: dict[Bucket, list[Collective]] = dataclasses.field(default_factory=dict)
+    reasons: dict[tuple[Bucket, tuple[int, ...]], str] = dataclasses.field(default_factory=dict)
     notes: dict[tuple[BucketId, tuple[int, ...]], Cell] = dataclasses.field(default_factory=dict)
     adaptations: dict[tuple[int, tuple[str, ...]], Adaptation] = dataclasses.field(
         default_factory=dict
@@ -458,6 +466,15 @@ class Travel:
                 name = of_variant(name, number)
         name = self._reducer.keeps_as + name
         return [self._load.state.kept(name, place, self._replica) for place in self._places]
+
+    def price(self, reduced: Sequence[int] = (), gathered: Sequence[int] = ()) -> Price:
+        """See ``Load``."""
+        return price(self._reducer.exchange.schedules, self.replicas, reduced, gathered)
+
+    def say(self, reason: str) -> None:
+        """See ``Load``."""
+        reasons = self._reducer.packings[self._load.optimizer].reasons
+        reasons[self._bucket, self._variant] = reason
 
     def all_reduce(
         self, x: tf.Tensor, wire: str = LOSSLESS, residual: tf.Tensor | None = None, what: str = ""
