@@ -182,11 +182,11 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         if backend == backends.AUTO:
             backend = backends.TENSORFLOW if extended.on_gpus else backends.ENGINE
         _say_who_trains(extended)
-        if extended._num_replicas_in_sync == 1 and policy != MethodPolicy():
+        if policy != MethodPolicy():
             asked = f"wire={wire!r}" if method is None else f"method={method!r}"
-            logging.getLogger("tfscale").warning(_NOTHING_TRAVELS, asked)
-        if extended._num_replicas_in_sync == 1 and in_rounds:
-            logging.getLogger("tfscale").warning(_NOTHING_TRAVELS, f"sync={self.sync!r}")
+            self._say_if_nothing_travels(asked)
+        if in_rounds:
+            self._say_if_nothing_travels(f"sync={self.sync!r}")
         _join(
             extended,
             {
@@ -206,33 +206,50 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         if backend == backends.TENSORFLOW:
             exchange: Exchange = TensorFlowExchange(extended.group)
         else:
-            exchange = Exchange(
-                extended.group,
-                of_replicas(algorithm, extended.group, policy.method.wires[0], schedule_file),
+            schedules = of_replicas(
+                algorithm, extended.group, policy.method.wires[0], schedule_file
             )
-        schedules = exchange.schedules
-        extended.connect(exchange, of_hosts(schedules, extended.hosts))
+            exchange = Exchange(extended.group, schedules)
+        self._connect(exchange)
+        if bucket_bytes is None:
+            bucket_bytes = suitable_bytes(exchange.schedules, exchange.ranks)
+        trials = Trials(exchange.schedules, enabled=isinstance(exchange.schedules, Chooser))
+        self.reducer = Reducer(exchange, policy, bucket_bytes, trials)
+        if in_rounds:
+            self._train_in_rounds(algorithm, policy, bucket_bytes)
+
+    def _say_if_nothing_travels(self, asked: str) -> None:
+        if self.extended._num_replicas_in_sync == 1:
+            logging.getLogger("tfscale").warning(_NOTHING_TRAVELS, asked)
+
+    def _connect(self, exchange: Exchange) -> None:
+        extended = self.extended
+        extended.connect(exchange, of_hosts(exchange.schedules, extended.hosts))
         if extended._num_workers > 1:
             saving.write_whole_files()
             logging.getLogger("tfscale").info(
                 "gradients go from this worker's first replica to the others: %s", exchange.ways()
             )
-        trials = Trials(schedules, enabled=isinstance(schedules, Chooser))
-        if bucket_bytes is None:
-            bucket_bytes = suitable_bytes(schedules, exchange.ranks)
-        self.reducer = Reducer(exchange, policy, bucket_bytes, trials)
+
+    def _train_in_rounds(
+        self, algorithm: Algorithm, policy: MethodPolicy, bucket_bytes: int
+    ) -> None:
+        """By a rule other than ``EveryStep``; gradients are then summed within groups, if any."""
+        exchange = self.reducer.exchange
         size = self._replicas_of_a_group(policy)
-        if in_rounds and exchange.ranks > size:
-            groups, keeps_as = None, ""
-            if size > 1:
-                groups, keeps_as = Groups.of(extended, size, algorithm, schedules), "outer_"
-                farewell.when_the_program_fails(groups.parts)
-                # Each group would find that another schedule is faster.
-                no_trials = Trials(groups.exchange.schedules, enabled=False)
-                self.reducer = Reducer(groups.exchange, policy, bucket_bytes, no_trials)
-            no_trials = Trials(schedules, enabled=False)  # of what is sent so seldom
-            of_weights = (self.sync.policy, bucket_bytes, no_trials, "weights", keeps_as)
-            self.rounds = Rounds(self, self.sync, Reducer(exchange, *of_weights), groups)
+        if exchange.ranks <= size:
+            return
+        groups, keeps_as = None, ""
+        if size > 1:
+            groups = Groups.of(self.extended, size, algorithm, exchange.schedules)
+            keeps_as = "outer_"
+            farewell.when_the_program_fails(groups.parts)
+            # Each group would find that another schedule is faster.
+            no_trials = Trials(groups.exchange.schedules, enabled=False)
+            self.reducer = Reducer(groups.exchange, policy, bucket_bytes, no_trials)
+        no_trials = Trials(exchange.schedules, enabled=False)  # of what is sent so seldom
+        of_weights = (self.sync.policy, bucket_bytes, no_trials, "weights", keeps_as)
+        self.rounds = Rounds(self, self.sync, Reducer(exchange, *of_weights), groups)
 
     def _replicas_of_a_group(self, policy: MethodPolicy) -> int:
         """How many replicas make each step together, where groups of them do; else 1."""
