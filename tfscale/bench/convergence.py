@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import itertools
 import math
 import os
 import statistics
@@ -20,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 from tfscale.bench import digits, machine, trainings
 from tfscale.bench.command import list_of, one_of, whole_number
 from tfscale.bench.methods import checked, method_of
-from tfscale.bench.tasks import TASKS, Task
-from tfscale.bench.trainings import compare, spread
+from tfscale.bench.tasks import TASKS
+from tfscale.bench.trainings import compare, perplexity, spread
 from tfscale.collectives.cost import Link
 from tfscale.wires import LOSSLESS, WIRES
 
@@ -50,21 +51,16 @@ METHODS = (*WITH_FEEDBACK, *WITHOUT)
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
-    """One training.
+class Plan:
+    """A training.
 
     Args:
-        task: what was learned.
-        method: how gradients were summed.
-        replicas: how many trained.
+        task: what is learned.
+        method: how gradients are summed.
+        replicas: how many train.
         seed: of the weights and the order of the data.
         rate: of learning.
-        epochs: how often the data were seen.
-        accuracy: in %, of what it was tested with.
-        test_loss: of the same.
-        loss: of what it learned from.
-        sent: bytes of gradients in each step that a replica sent.
-        seconds: that these take in each step on ``LINK`` by the cost model of a ring.
+        epochs: how often the data are seen.
     """
 
     task: str
@@ -73,6 +69,23 @@ class Run:
     seed: int
     rate: float
     epochs: int
+
+    def __str__(self) -> str:
+        return f"{self.task}, {self.method}, seed {self.seed}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Run(Plan):
+    """What came of it.
+
+    Args:
+        accuracy: in %, of what it was tested with.
+        test_loss: of the same.
+        loss: of what it learned from.
+        sent: bytes of gradients in each step that a replica sent.
+        seconds: that these take in each step on ``LINK`` by the cost model of a ring.
+    """
+
     accuracy: float
     test_loss: float
     loss: float
@@ -128,40 +141,34 @@ def make_parser() -> argparse.ArgumentParser:
 def train_all(arguments: argparse.Namespace, show: Any) -> Iterator[Run]:
     """Trains each task by each method, with each seed."""
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+    known = trainings.read(arguments.json, Run)  # refuses other files before TensorFlow starts
     machine.split_cpu(arguments.replicas)
-    known = {_key(run): run for run in trainings.read(arguments.json, Run)}
+    learner = functools.lru_cache(maxsize=1)(Learner)
+
+    def train(plan: Plan) -> Run:
+        return learner(plan.task, plan.method).run(plan)
+
+    yield from trainings.each_once(list(_planned(arguments)), known, train, show)
+
+
+def _planned(arguments: argparse.Namespace) -> Iterator[Plan]:
     methods = dict.fromkeys((LOSSLESS, *arguments.methods))
-    planned = [(task, method) for task in arguments.tasks for method in methods]
-    for number, (name, method) in enumerate(planned):
-        task = dataclasses.replace(
-            TASKS[name],
-            rate=arguments.rate or TASKS[name].rate,
-            epochs=arguments.epochs or TASKS[name].epochs,
-        )
-        learner = None
-        for seed in range(arguments.seeds):
-            key = (name, method, arguments.replicas, seed, task.rate, task.epochs)
-            show(f"{name}, {method}, seed {seed}", number / len(planned))
-            if key not in known:
-                learner = learner or Learner(task, method)
-                known[key] = learner.run(name, seed)
-            yield known[key]
-
-
-def _key(run: Run) -> tuple[str, str, int, int, float, int]:
-    return run.task, run.method, run.replicas, run.seed, run.rate, run.epochs
+    for name, method, seed in itertools.product(arguments.tasks, methods, range(arguments.seeds)):
+        rate = arguments.rate or TASKS[name].rate
+        epochs = arguments.epochs or TASKS[name].epochs
+        yield Plan(name, method, arguments.replicas, seed, rate, epochs)
 
 
 class Learner:
     """A task's model on all replicas, with one method."""
 
-    def __init__(self, task: Task, method: str) -> None:
+    def __init__(self, name: str, method: str) -> None:
         import keras
 
         from tfscale import ScaleStrategy
 
         keras.backend.clear_session()
-        self._task, self._method = task, method
+        task = TASKS[name]
         self._strategy = ScaleStrategy(ALGORITHM, method=method_of(method))
         self._learner = trainings.Learner(
             task.model, task.optimizer, self._strategy, steps_at_once=STEPS_AT_ONCE
@@ -170,18 +177,21 @@ class Learner:
         self._training, self._test = task.data()
         self._sent: tuple[float, float] | None = None
 
-    def run(self, name: str, seed: int) -> Run:
+    def run(self, plan: Plan) -> Run:
         """One training, and what it came to."""
-        task = self._task
-        batches = functools.partial(digits.batches, self._training, BATCH, task.epochs)
-        model = self._learner.fit(seed, task.rate, batches)
+        batches = functools.partial(digits.batches, self._training, BATCH, plan.epochs)
+        model = self._learner.fit(plan.seed, plan.rate, batches)
         accuracy, test_loss = digits.judge(model, *self._test)
         _, loss = digits.judge(model, *self._training)
-        sent, seconds = self._sent = self._sent or self._traffic(task.epochs)
+        sent, seconds = self._sent = self._sent or self._traffic(plan.epochs)
         return Run(
-            name, self._method, self._replicas, seed, task.rate, task.epochs,
-            accuracy, test_loss, loss, sent, seconds,
-        )  # fmt: skip
+            **dataclasses.asdict(plan),
+            accuracy=accuracy,
+            test_loss=test_loss,
+            loss=loss,
+            sent=sent,
+            seconds=seconds,
+        )
 
     def _traffic(self, epochs: int) -> tuple[float, float]:
         """Bytes and seconds of a step, after the first training."""
@@ -219,7 +229,7 @@ def make_table(task: str, runs: Sequence[Run]) -> Table:
             str(method_of(method)),
             spread([run.accuracy for run in same], ".2f"),
             "" if method == LOSSLESS else spread(points, "+.2f"),
-            spread([math.exp(run.test_loss) for run in same], ".3f"),
+            spread([perplexity(run.test_loss) for run in same], ".3f"),
             spread([run.loss for run in same], ".4f"),
             f"{statistics.mean(run.sent for run in same):,.0f}",
             f"{1000 * statistics.mean(run.seconds for run in same):.2f}",

@@ -1,16 +1,19 @@
-"""``tfscale bench rules``: how well a model learns where replicas agree once in many steps.
+"""``tfscale bench rules``: how well models learn where replicas agree once in many steps.
 
-Replicas of one process learn scikit-learn's digits by each rule, with equal samples in equal order.
-Either each replica's share of a batch is drawn from all images, or each replica has digits of its
-own, as where data cannot leave the place that it comes from.
+Replicas of one process learn small tasks by each rule, with equal samples in equal order. Either
+each replica's share of a batch is drawn from all data, or each replica has data of a kind of its
+own, as where data cannot leave the place that they come from.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import itertools
+import math
 import os
+import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +23,8 @@ import numpy as np
 from tfscale.bench import digits, machine, trainings
 from tfscale.bench.command import list_of, one_of, whole_number
 from tfscale.bench.methods import checked_rule, rule_of
-from tfscale.bench.trainings import compare, spread
+from tfscale.bench.tasks import TASKS
+from tfscale.bench.trainings import compare, perplexity, spread
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -31,52 +35,91 @@ RULES = (
     *(f"LocalSGD({every})" for every in (4, 16, 64)),
     *(f"DiLoCo({every})" for every in (10, 50, 200)),
     "DiLoCo(50, wire='int8')",
+    "DiLoCo(50, fragments=2, delay=5)",
     "ElasticAveraging(10, alpha=0.1)",
     "Gossip()",
     "Gossip(16, 'ring')",
+    "Hierarchical(outer=DiLoCo(50), group=2)",
 )
 STEPS_AT_ONCE = 8  # in one call of Keras's, which takes longer than these steps
 LINKS = {"100 Mbit/s": 8 / 100e6, "10 Gbit/s": 8 / 10e9}  # seconds for each byte
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
-    """One training.
+class Plan:
+    """A training.
 
     Args:
-        rule: by which replicas agreed.
-        replicas: how many there were.
-        shares: of each replica: ``"mixed"`` or ``"sorted"`` by digit.
-        seed: of the weights and of the order of the images.
-        steps: that were made.
-        accuracy: in % of the test images.
-        loss: of the training images.
-        sent: bytes that the first replica sent for each step, the end of ``fit`` included.
+        task: what is learned.
+        rule: by which replicas agree.
+        replicas: how many there are.
+        shares: of each replica: ``"mixed"`` or ``"sorted"``.
+        seed: of the weights and of the order of the data.
+        rate: of learning.
+        batch: samples of a step, of all replicas together.
+        epochs: how often each replica sees its data.
     """
 
+    task: str
     rule: str
     replicas: int
     shares: str
     seed: int
+    rate: float
+    batch: int
+    epochs: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.replicas} replicas, seed {self.seed}, {self.task}, {self.shares}, {self.rule}, "
+            f"rate {self.rate:g}"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Run(Plan):
+    """What came of it.
+
+    Args:
+        steps: that were made.
+        accuracy: in %, of what it was tested with.
+        test_loss: of the same.
+        loss: of what it learned from.
+        sent: bytes that the first replica sent for each step, the end of ``fit`` included.
+    """
+
     steps: int
     accuracy: float
+    test_loss: float
     loss: float
     sent: float
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command line; returns the exit status."""
-    arguments = make_parser().parse_args(argv)
+    parser = make_parser()
+    arguments = parser.parse_args(argv)
+    for replicas in arguments.replicas:
+        if arguments.batch % replicas:
+            parser.error(
+                f"--batch {arguments.batch} is of all replicas together, and {replicas} replicas "
+                "cannot have equal parts of it"
+            )
     words = (
-        f"{arguments.epochs} epochs of {digits.TRAINING} images, {arguments.samples} for each "
-        f"replica and step; SGD, rate {arguments.rate}, momentum 0.9; ms: that the bytes of a "
-        "step take on a link of that rate, on average"
+        f"{arguments.epochs} epochs, {arguments.batch} samples a step, of all replicas together; "
+        "rate: of those tried, the one with the least training loss; perplexity: e to the loss of "
+        "the test; ms: that the bytes of a step take on a link of that rate, on average"
     )
 
     def tables(runs: Sequence[Run]) -> Iterator[Table]:
-        for kind in itertools.product(arguments.replicas, arguments.shares):
-            same = [run for run in runs if (run.replicas, run.shares) == kind]
-            yield make_table(same, f"{kind[0]} replicas, {kind[1]} data")
+        for task, replicas, shares in itertools.product(
+            arguments.tasks, arguments.replicas, arguments.shares
+        ):
+            kind = (task, replicas, shares)
+            same = [run for run in runs if (run.task, run.replicas, run.shares) == kind]
+            if same:
+                title = f"{TASKS[task].words}; {replicas} replicas, {shares} data"
+                yield make_table(same, title)
 
     return compare("rules", argv, arguments, train_all, tables, words)
 
@@ -85,70 +128,103 @@ def make_parser() -> argparse.ArgumentParser:
     """The options of ``tfscale bench rules``."""
     parser = argparse.ArgumentParser(
         prog="tfscale bench rules",
-        description="How well a model learns where replicas agree once in many steps.",
+        description="How well models learn where replicas agree once in many steps.",
         allow_abbrev=False,
     )
     add = parser.add_argument
     add("--rules", type=checked_rule, nargs="+", default=RULES, metavar="RULE",
-        help="such as \"DiLoCo(50, wire='int8')\"; all are compared with the first "
-        "(default: %(default)s)")  # fmt: skip
-    add("--replicas", type=list_of(whole_number), default="2,4,8", metavar="N,...",
-        help="(default: %(default)s)")  # fmt: skip
+        help="such as \"DiLoCo(50, wire='int8')\"; all are compared with the first; one whose "
+        "groups have all replicas is left out (default: %(default)s)")  # fmt: skip
+    add("--tasks", type=list_of(one_of(TASKS)), default="digits,language", metavar="NAME,...",
+        help=f"of {', '.join(TASKS)} (default: %(default)s)")  # fmt: skip
+    add("--replicas", type=list_of(whole_number), default="4,2,8", metavar="N,...",
+        help="in this order (default: %(default)s)")  # fmt: skip
     add("--shares", type=list_of(one_of(SHARES)), default=",".join(SHARES), metavar="NAME,...",
-        help="mixed: each replica has a random part of the images, always the same; sorted: each "
-        "has some digits, and hardly any others (default: %(default)s)")  # fmt: skip
+        help="mixed: each replica has a random part of the data, always the same; sorted: each has "
+        "some classes and hardly any others; of the language, sentences that begin with some "
+        "words (default: %(default)s)")  # fmt: skip
     add("--seeds", type=whole_number, default=3, metavar="N", help="(default: %(default)s)")
-    add("--epochs", type=whole_number, default=40, metavar="N", help="(default: %(default)s)")
-    add("--samples", type=whole_number, default=8, metavar="N",
-        help="of each replica in a step (default: %(default)s)")  # fmt: skip
-    add("--rate", type=float, default=0.02, metavar="R",
-        help="how far a step goes (default: %(default)s)")  # fmt: skip
-    add("--json", type=Path, metavar="FILE", help="write the result of each training to FILE")
+    add("--epochs", type=whole_number, default=16, metavar="N", help="(default: %(default)s)")
+    add("--batch", type=whole_number, default=32, metavar="N",
+        help="samples of a step, of all replicas together (default: %(default)s)")  # fmt: skip
+    add("--rates", type=list_of(_factor), default="1", metavar="X,...",
+        help="times the rate of learning that a task has: each is tried, and tables show for each "
+        "rule the one with the least training loss (default: %(default)s)")  # fmt: skip
+    add("--json", type=Path, metavar="FILE",
+        help="add a line for each training to FILE; what it has is not done again")  # fmt: skip
     return parser
 
 
+def _factor(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0 (0.3, 1, 3)")
+    return number
+
+
+# ---------------------------------------------------------------------------
+# Training.
+
+
 def train_all(arguments: argparse.Namespace, show: Any) -> Iterator[Run]:
-    """Trains by each rule, with each seed."""
+    """Trains by each rule: all with one seed, then with the next."""
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+    known = trainings.read(arguments.json, Run)  # refuses other files before TensorFlow starts
     machine.split_cpu(max(arguments.replicas))
-    data = digits.load()
-    planned = list(itertools.product(arguments.replicas, arguments.rules))
-    for number, (replicas, rule) in enumerate(planned):
-        learner = Learner(rule, replicas, data)
-        for shares, seed in itertools.product(arguments.shares, range(arguments.seeds)):
-            show(f"{replicas} replicas, {shares}, {rule}, seed {seed}", number / len(planned))
-            yield learner.run(shares, seed, arguments)
+    traced_once = len(arguments.tasks) * len(arguments.rules)  # that takes as long as to train
+    learner = functools.lru_cache(maxsize=traced_once)(Learner)
+
+    def train(plan: Plan) -> Run:
+        return learner(plan.task, plan.rule, plan.replicas).run(plan)
+
+    yield from trainings.each_once(list(planned(arguments)), known, train, show)
+
+
+def planned(arguments: argparse.Namespace) -> Iterator[Plan]:
+    """Whoever interrupts it has whole tables of fewer replicas' numbers, or of fewer seeds."""
+    for replicas, seed, task, rule in itertools.product(
+        arguments.replicas, range(arguments.seeds), arguments.tasks, arguments.rules
+    ):
+        if (getattr(rule_of(rule), "group", None) or 1) >= replicas > 1:
+            continue
+        for shares, factor in itertools.product(arguments.shares, arguments.rates):
+            rate = factor * TASKS[task].rate
+            yield Plan(task, rule, replicas, shares, seed, rate, arguments.batch, arguments.epochs)
 
 
 class Learner:
-    """The model on all replicas, which agree by one rule."""
+    """A task's model on all replicas, which agree by one rule."""
 
-    def __init__(self, rule: str, replicas: int, data: Any) -> None:
-        import keras
-
+    def __init__(self, name: str, rule: str, replicas: int) -> None:
         from tfscale import ScaleStrategy
 
-        keras.backend.clear_session()
-        self._rule, self._replicas, self._data = rule, replicas, data
+        task = TASKS[name]
+        self._kinds = task.kinds
+        self._training, self._test = task.data()
         devices = [f"CPU:{number}" for number in range(replicas)]
         self._strategy = ScaleStrategy("ring", devices=devices, sync=rule_of(rule))
         self._learner = trainings.Learner(
-            digits.perceptron,
-            lambda: keras.optimizers.SGD(0.1, 0.9),
-            self._strategy,
-            steps_at_once=STEPS_AT_ONCE,
+            task.model, task.optimizer, self._strategy, steps_at_once=STEPS_AT_ONCE
         )
 
-    def run(self, shares: str, seed: int, arguments: argparse.Namespace) -> Run:
+    def run(self, plan: Plan) -> Run:
         """One training, and what it came to."""
-        (images, truth), test = self._data
-        order = orders(truth, self._replicas, shares, arguments.samples, arguments.epochs, seed)
+        order = orders(
+            self._kinds(*self._training), plan.replicas, plan.shares,
+            plan.batch // plan.replicas, plan.epochs, plan.seed,
+        )  # fmt: skip
         before = self._sent()
-        model = self._learner.fit(seed, arguments.rate, lambda: _batches(images, truth, order))
+        model = self._learner.fit(plan.seed, plan.rate, lambda: _batches(self._training, order))
         sent = (self._sent() - before) / len(order)
-        accuracy, _ = digits.judge(model, *test)
-        _, loss = digits.judge(model, images, truth)
-        return Run(self._rule, self._replicas, shares, seed, len(order), accuracy, loss, sent)
+        accuracy, test_loss = digits.judge(model, *self._test)
+        _, loss = digits.judge(model, *self._training)
+        return Run(
+            **dataclasses.asdict(plan), steps=len(order), accuracy=accuracy, test_loss=test_loss,
+            loss=loss, sent=sent,
+        )  # fmt: skip
 
     def _sent(self) -> int:
         """Bytes from the first replica to others, within its group, if it has one, too."""
@@ -157,34 +233,39 @@ class Learner:
         return sum(total.sent for own in every for total in own.totals().values())
 
 
-def _batches(images: Any, truth: Any, order: np.ndarray) -> Any:
+def _batches(training: tuple[Any, Any], order: np.ndarray) -> Any:
     import tensorflow as tf
 
+    samples, answers = training
     return tf.data.Dataset.from_tensor_slices(order).map(
-        lambda rows: (tf.gather(images, rows), tf.gather(truth, rows))
+        lambda rows: (tf.gather(samples, rows), tf.gather(answers, rows))
     )
 
 
 def orders(
-    truth: Any, replicas: int, shares: str, samples: int, epochs: int, seed: int
+    kinds: Any, replicas: int, shares: str, samples: int, epochs: int, seed: int
 ) -> np.ndarray:
-    """Which images are in each step: a row for a step, of which each replica has an equal part.
+    """Which samples are in each step: a row for a step, of which each replica has an equal part.
 
     Example:
-        >>> truth = np.array([1, 0, 1, 0])
-        >>> orders(truth, 2, "sorted", samples=1, epochs=1, seed=0)[:, 0] % 2  # only zeros
+        >>> kinds = np.array([1, 0, 1, 0])
+        >>> orders(kinds, 2, "sorted", samples=1, epochs=1, seed=0)[:, 0] % 2  # only zeros
         array([1, 1])
     """
     random = np.random.default_rng(seed)
-    own = np.array_split(np.argsort(truth, kind="stable"), replicas)
+    own = np.array_split(np.argsort(kinds, kind="stable"), replicas)
     if shares == "mixed":
-        own = np.array_split(random.permutation(len(truth)), replicas)
+        own = np.array_split(random.permutation(len(kinds)), replicas)
     steps = min(map(len, own)) // samples
     epoch = [
         [random.permutation(rows)[: steps * samples].reshape(steps, samples) for rows in own]
         for _ in range(epochs)
     ]
     return np.concatenate([np.concatenate(parts, axis=1) for parts in epoch])
+
+
+# ---------------------------------------------------------------------------
+# What came of it.
 
 
 def make_table(runs: Sequence[Run], title: str) -> Table:
@@ -194,21 +275,41 @@ def make_table(runs: Sequence[Run], title: str) -> Table:
 
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("rule")
-    names = ("accuracy, %", "points from the first", "training loss", "bytes of a step", "less")
+    names = (
+        "rate",
+        "accuracy, %",
+        "points from the first",
+        "perplexity",
+        "bytes of a step",
+        "less",
+    )
     for name in (*names, *(f"ms, {link}" for link in LINKS)):
         table.add_column(name, justify="right")
-    first = [run for run in runs if run.rule == runs[0].rule]
-    for rule in dict.fromkeys(run.rule for run in runs):
-        same = [run for run in runs if run.rule == rule]
+    rules = dict.fromkeys(run.rule for run in runs)
+    first, *others = [best([run for run in runs if run.rule == rule]) for rule in rules]
+    for same in (first, *others):
         points = [run.accuracy - one.accuracy for run, one in zip(same, first, strict=True)]
         sent = same[0].sent
         table.add_row(
-            rule,
+            same[0].rule,
+            f"{same[0].rate:g}",
             spread([run.accuracy for run in same], ".2f"),
-            "" if same == first else spread(points, "+.2f"),
-            spread([run.loss for run in same], ".4f"),
+            "" if same is first else spread(points, "+.2f"),
+            spread([perplexity(run.test_loss) for run in same], ".3f"),
             f"{sent:,.0f}",
             f"{first[0].sent / sent:.1f}x",
             *(f"{1000 * seconds * sent:.3g}" for seconds in LINKS.values()),
         )
     return table
+
+
+def best(runs: Sequence[Run]) -> list[Run]:
+    """Those of the rate with the least training loss on average; no number is the worst."""
+    rates = dict.fromkeys(run.rate for run in runs)
+    tried = [[run for run in runs if run.rate == rate] for rate in rates]
+
+    def loss(same: list[Run]) -> float:
+        mean = statistics.mean(run.loss for run in same)
+        return math.inf if math.isnan(mean) else mean
+
+    return min(tried, key=loss)

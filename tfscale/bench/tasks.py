@@ -1,4 +1,4 @@
-"""What models learn in ``tfscale bench convergence``: data, a model, an optimizer."""
+"""What models learn in ``tfscale bench convergence`` and ``rules``: data, a model, an optimizer."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ class Task:
         rate: of learning.
         epochs: how often it sees the data.
         words: what it is, for people.
+        kinds: of samples and answers: numbers by which they are sorted, where replicas are to have
+            data of different kinds.
     """
 
     data: Callable[[], Any]
@@ -29,6 +31,7 @@ class Task:
     rate: float
     epochs: int
     words: str
+    kinds: Callable[[Any, Any], Any] = lambda samples, answers: answers
 
 
 def _of_digits(optimizer: str, rate: float, epochs: int) -> Task:
@@ -59,6 +62,7 @@ TASKS = {
         0.005,
         8,
         "a made-up language, a transformer of one block; Adam",
+        lambda sentences, _: synthetic.beginnings(sentences),
     ),
     "LAMB": _of_digits("LAMB", 0.01, 10),
     "AdaHessian": _of_digits("AdaHessian", 0.03, 10),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Run = TypeVar("Run")
+Plan = TypeVar("Plan")
 
 
 class Learner:
@@ -112,18 +113,20 @@ def compare(
     try:
         check_folders(arguments.json)
         with progress(console) as show:
-            trained = []
+            trained, new = [], 0
             for run in train_all(arguments, show):
                 trained.append(run)
-                _add(arguments.json, run)
+                new += _add(arguments.json, run)
     except (ImportError, OSError) as error:
         print(f"tfscale bench: error: {error}", file=sys.stderr)
         return 1
-    seconds = time.monotonic() - start
+    took = f"{time.monotonic() - start:.0f} s"
+    if new < len(trained):
+        took += f" for {new} of {len(trained)} trainings, {arguments.json} had the others"
     for table in tables(trained):
         console.print(table)
     console.print(
-        f"mean ± standard deviation of {arguments.seeds} seeds; {words}; {seconds:.0f} s\n"
+        f"mean ± standard deviation of {arguments.seeds} seeds; {words}; {took}\n"
         f"machine: {about['cpu']}, {about['cores']} cores; TensorFlow {about['tensorflow']}; "
         f"tfscale {about['tfscale']}\n"
         f"command: {shlex.join(['tfscale', 'bench', name, *argv])}",
@@ -145,11 +148,45 @@ def read(file: Path | None, kind: type[Run]) -> list[Run]:
         ) from error
 
 
-def _add(file: Path | None, run: Any) -> None:
-    """As a line, if the file has not got it."""
-    if file is not None and run not in read(file, type(run)):
-        with file.open("a") as lines:
-            lines.write(json.dumps(dataclasses.asdict(run)) + "\n")
+def each_once(
+    planned: Sequence[Plan], known: Sequence[Run], train: Callable[[Plan], Run], show: Any
+) -> Iterator[Run]:
+    """What is known of each training, or what it comes to now.
+
+    Args:
+        planned: dataclasses, to whose fields a ``Run`` adds what came of it.
+        known: trainings that are not done again.
+        train: does one.
+        show: progress.
+    """
+    for number, plan in enumerate(planned):
+        show(str(plan), number / len(planned))
+        same = (run for run in known if vars(plan).items() <= vars(run).items())
+        yield next(same, None) or train(plan)
+
+
+def _add(file: Path | None, run: Any) -> bool:
+    """As a line, if the file has not got it; returns whether it had not."""
+    if file is None:
+        return True
+    line = _line(run)
+    if line in map(_line, read(file, type(run))):  # as texts: a number that is none equals no other
+        return False
+    with file.open("a") as lines:
+        lines.write(line + "\n")
+    return True
+
+
+def _line(run: Any) -> str:
+    return json.dumps(dataclasses.asdict(run))
+
+
+def perplexity(loss: float) -> float:
+    """Of how many words that are equally likely such a loss would be."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf
 
 
 def spread(numbers: Sequence[float], how: str) -> str:
