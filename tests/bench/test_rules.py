@@ -21,8 +21,9 @@ TRUTH = np.repeat(np.arange(10), 24)
 @pytest.mark.parametrize("replicas", [2, 4, 5])
 def test_each_replica_has_an_equal_part_of_its_own_images(replicas):
     for shares in ("mixed", "sorted"):
-        order = orders(TRUTH, replicas, shares, samples=4, epochs=3, seed=1)
-        assert order.shape == (3 * (len(TRUTH) // replicas // 4), 4 * replicas)
+        steps = 3 * (len(TRUTH) // replicas // 4) + 1  # of three epochs and the next
+        order = orders(TRUTH, replicas, shares, samples=4, steps=steps, seed=1)
+        assert order.shape == (steps, 4 * replicas)
         parts = [set(part.ravel().tolist()) for part in np.split(order, replicas, axis=1)]
         assert (
             sum(map(len, parts))
@@ -34,7 +35,7 @@ def test_each_replica_has_an_equal_part_of_its_own_images(replicas):
 
 
 def test_the_same_seed_gives_the_same_order():
-    first, again, other = (orders(TRUTH, 2, "mixed", 4, 2, seed) for seed in (1, 1, 2))
+    first, again, other = (orders(TRUTH, 2, "mixed", 4, 20, seed) for seed in (1, 1, 2))
     assert (first == again).all() and (first != other).any()
 
 
@@ -46,10 +47,15 @@ def test_rules_are_words():
             checked_rule(wrong)
 
 
+def test_a_batch_that_is_larger_than_the_data_is_refused():
+    with pytest.raises(ValueError, match="2 replicas cannot have 200 samples each"):
+        orders(TRUTH, 2, "mixed", samples=200, steps=1, seed=0)
+
+
 def test_sorted_sentences_have_one_mood_and_first_words_of_their_own():
     task = TASKS["language"]
     training, _ = task.data()
-    order = orders(task.kinds(*training), 4, "sorted", samples=8, epochs=1, seed=0)
+    order = orders(task.kinds(*training), 4, "sorted", samples=8, steps=62, seed=0)
     first = [training[0][part.ravel(), 0] for part in np.split(order, 4, axis=1)]
     odd = [np.mean(words % 2) for words in first]
     np.testing.assert_allclose(odd, [0, 0, 1, 1], atol=0.05)  # moods are not quite equal in number
@@ -65,7 +71,7 @@ def test_who_interrupts_it_has_all_rules_of_one_seed():
     words = ["--rules", "EveryStep()", grouped, "--replicas", "4,2", "--seeds", "2"]
     plans = list(rules.planned(arguments(*words, "--tasks", "digits", "--rates", "1,3")))
     assert plans[:2] == [
-        Plan("digits", "EveryStep()", 4, "mixed", 0, rate, batch=32, epochs=16)
+        Plan("digits", "EveryStep()", 4, "mixed", 0, rate, batch=32, steps=600)
         for rate in (0.02, 0.06)
     ]
     assert [plan.seed for plan in plans] == 8 * [0] + 8 * [1] + 4 * [0] + 4 * [1]
@@ -79,8 +85,8 @@ def test_replicas_have_equal_parts_of_a_batch(capsys):
 
 
 def run_of(rule, rate, seed, loss, accuracy=90.0, sent=100.0):
-    plan = Plan("digits", rule, 2, "mixed", seed, rate, batch=32, epochs=16)
-    numbers = {"steps": 992, "test_loss": loss + 0.5, "loss": loss, "sent": sent}
+    plan = Plan("digits", rule, 2, "mixed", seed, rate, batch=32, steps=600)
+    numbers = {"test_loss": loss + 0.5, "loss": loss, "sent": sent}
     return Run(**dataclasses.asdict(plan), accuracy=accuracy, **numbers)
 
 
@@ -97,7 +103,7 @@ def test_the_table_shows_the_rate_with_the_least_training_loss():
 
 def test_trainings_that_are_known_are_not_done_again(tmp_path):
     known = [run_of("LocalSGD(4)", 0.06, 1, math.nan)]
-    plans = [Plan("digits", "LocalSGD(4)", 2, "mixed", seed, 0.06, 32, 16) for seed in (0, 1, 2)]
+    plans = [Plan("digits", "LocalSGD(4)", 2, "mixed", seed, 0.06, 32, 600) for seed in (0, 1, 2)]
     made = []
 
     def train(plan):
@@ -121,7 +127,7 @@ def test_a_file_of_something_else_is_left_alone(tmp_path, capsys):
 @pytest.mark.timeout(600)
 def test_a_run_goes_on_where_it_was_interrupted(tmp_path):
     words = ["--rules", "EveryStep()", "LocalSGD(16)", "--replicas", "2", "--seeds", "2"]
-    words += ["--tasks", "perceptron", "--epochs", "3", "--json", "runs.json"]
+    words += ["--tasks", "perceptron", "--steps", "93", "--json", "runs.json"]
     command = [sys.executable, "-m", "tfscale", "bench", "rules", *words]
 
     def run():

@@ -57,7 +57,7 @@ class Plan:
         seed: of the weights and of the order of the data.
         rate: of learning.
         batch: samples of a step, of all replicas together.
-        epochs: how often each replica sees its data.
+        steps: that each replica makes.
     """
 
     task: str
@@ -67,7 +67,7 @@ class Plan:
     seed: int
     rate: float
     batch: int
-    epochs: int
+    steps: int
 
     def __str__(self) -> str:
         return (
@@ -81,14 +81,12 @@ class Run(Plan):
     """What came of it.
 
     Args:
-        steps: that were made.
         accuracy: in %, of what it was tested with.
         test_loss: of the same.
         loss: of what it learned from.
         sent: bytes that the first replica sent for each step, the end of ``fit`` included.
     """
 
-    steps: int
     accuracy: float
     test_loss: float
     loss: float
@@ -106,7 +104,7 @@ def main(argv: Sequence[str]) -> int:
                 "cannot have equal parts of it"
             )
     words = (
-        f"{arguments.epochs} epochs, {arguments.batch} samples a step, of all replicas together; "
+        f"{arguments.steps} steps of {arguments.batch} samples, of all replicas together; "
         "rate: of those tried, the one with the least training loss; perplexity: e to the loss of "
         "the test; ms: that the bytes of a step take on a link of that rate, on average"
     )
@@ -144,7 +142,8 @@ def make_parser() -> argparse.ArgumentParser:
         "some classes and hardly any others; of the language, sentences that begin with some "
         "words (default: %(default)s)")  # fmt: skip
     add("--seeds", type=whole_number, default=3, metavar="N", help="(default: %(default)s)")
-    add("--epochs", type=whole_number, default=16, metavar="N", help="(default: %(default)s)")
+    add("--steps", type=whole_number, default=600, metavar="N",
+        help="of each training (default: %(default)s)")  # fmt: skip
     add("--batch", type=whole_number, default=32, metavar="N",
         help="samples of a step, of all replicas together (default: %(default)s)")  # fmt: skip
     add("--rates", type=list_of(_factor), default="1", metavar="X,...",
@@ -192,7 +191,7 @@ def planned(arguments: argparse.Namespace) -> Iterator[Plan]:
             continue
         for shares, factor in itertools.product(arguments.shares, arguments.rates):
             rate = factor * TASKS[task].rate
-            yield Plan(task, rule, replicas, shares, seed, rate, arguments.batch, arguments.epochs)
+            yield Plan(task, rule, replicas, shares, seed, rate, arguments.batch, arguments.steps)
 
 
 class Learner:
@@ -214,15 +213,15 @@ class Learner:
         """One training, and what it came to."""
         order = orders(
             self._kinds(*self._training), plan.replicas, plan.shares,
-            plan.batch // plan.replicas, plan.epochs, plan.seed,
+            plan.batch // plan.replicas, plan.steps, plan.seed,
         )  # fmt: skip
         before = self._sent()
         model = self._learner.fit(plan.seed, plan.rate, lambda: _batches(self._training, order))
-        sent = (self._sent() - before) / len(order)
+        sent = (self._sent() - before) / plan.steps
         accuracy, test_loss = digits.judge(model, *self._test)
         _, loss = digits.judge(model, *self._training)
         return Run(
-            **dataclasses.asdict(plan), steps=len(order), accuracy=accuracy, test_loss=test_loss,
+            **dataclasses.asdict(plan), accuracy=accuracy, test_loss=test_loss,
             loss=loss, sent=sent,
         )  # fmt: skip
 
@@ -243,25 +242,30 @@ def _batches(training: tuple[Any, Any], order: np.ndarray) -> Any:
 
 
 def orders(
-    kinds: Any, replicas: int, shares: str, samples: int, epochs: int, seed: int
+    kinds: Any, replicas: int, shares: str, samples: int, steps: int, seed: int
 ) -> np.ndarray:
     """Which samples are in each step: a row for a step, of which each replica has an equal part.
 
     Example:
         >>> kinds = np.array([1, 0, 1, 0])
-        >>> orders(kinds, 2, "sorted", samples=1, epochs=1, seed=0)[:, 0] % 2  # only zeros
+        >>> orders(kinds, 2, "sorted", samples=1, steps=2, seed=0)[:, 0] % 2  # only zeros
         array([1, 1])
     """
     random = np.random.default_rng(seed)
     own = np.array_split(np.argsort(kinds, kind="stable"), replicas)
     if shares == "mixed":
         own = np.array_split(random.permutation(len(kinds)), replicas)
-    steps = min(map(len, own)) // samples
+    most = min(map(len, own)) // samples  # steps for which all replicas have samples
+    if not most:
+        raise ValueError(
+            f"{replicas} replicas cannot have {samples} samples each in a step: there are "
+            f"{len(kinds)}. Give a smaller --batch"
+        )
     epoch = [
-        [random.permutation(rows)[: steps * samples].reshape(steps, samples) for rows in own]
-        for _ in range(epochs)
+        [random.permutation(rows)[: most * samples].reshape(most, samples) for rows in own]
+        for _ in range(-(-steps // most))
     ]
-    return np.concatenate([np.concatenate(parts, axis=1) for parts in epoch])
+    return np.concatenate([np.concatenate(parts, axis=1) for parts in epoch])[:steps]
 
 
 # ---------------------------------------------------------------------------
