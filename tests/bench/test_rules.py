@@ -78,10 +78,19 @@ def test_who_interrupts_it_has_all_rules_of_one_seed():
     assert {plan.replicas for plan in plans if plan.rule == grouped} == {4}  # of 2, it is one group
 
 
-def test_replicas_have_equal_parts_of_a_batch(capsys):
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--replicas", "4,3"], "3 replicas cannot have equal parts"),
+        (["--replicas", "1"], "there is nobody to agree with"),
+        (["--rules", "ElasticAveraging(10, alpha=0.3)"], "with alpha=0.3 8 replicas would move"),
+        (["--rules", "Hierarchical(group=3)"], "4 replicas cannot be groups of 3"),
+    ],
+)
+def test_what_would_fail_after_hours_is_refused_at_once(words, said, capsys):
     with pytest.raises(SystemExit):
-        rules.main(["--replicas", "3"])
-    assert "3 replicas cannot have equal parts" in capsys.readouterr().err
+        rules.main(words)
+    assert said in " ".join(capsys.readouterr().err.split())
 
 
 def run_of(rule, rate, seed, loss, accuracy=90.0, sent=100.0):

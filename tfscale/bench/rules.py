@@ -29,6 +29,8 @@ from tfscale.bench.trainings import compare, perplexity, spread
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from tfscale.sync import Rule
+
 SHARES = ("mixed", "sorted")
 RULES = (
     "EveryStep()",
@@ -97,12 +99,10 @@ def main(argv: Sequence[str]) -> int:
     """Run the command line; returns the exit status."""
     parser = make_parser()
     arguments = parser.parse_args(argv)
-    for replicas in arguments.replicas:
-        if arguments.batch % replicas:
-            parser.error(
-                f"--batch {arguments.batch} is of all replicas together, and {replicas} replicas "
-                "cannot have equal parts of it"
-            )
+    try:
+        check(arguments)
+    except ValueError as error:
+        parser.error(str(error))
     words = (
         f"{arguments.steps} steps of {arguments.batch} samples, of all replicas together; "
         "rate: of those tried, the one with the least training loss; perplexity: e to the loss of "
@@ -164,6 +164,28 @@ def _factor(text: str) -> float:
     return number
 
 
+def check(arguments: argparse.Namespace) -> None:
+    """Refuse now what would fail after hours."""
+    for replicas in arguments.replicas:
+        if replicas < 2:
+            raise ValueError("--replicas 1: there is nobody to agree with. Take 2 or more")
+        if arguments.batch % replicas:
+            raise ValueError(
+                f"--batch {arguments.batch} is of all replicas together, and {replicas} replicas "
+                "cannot have equal parts of it"
+            )
+        for rule in map(rule_of, arguments.rules):
+            group = _group(rule, replicas)
+            if replicas % group:
+                raise ValueError(f"{replicas} replicas cannot be groups of {group}: {rule}")
+            rule.check(replicas // group)
+
+
+def _group(rule: Rule, replicas: int) -> int:
+    """How many of them make each step together."""
+    return min(replicas, getattr(rule, "group", 1) or replicas)
+
+
 # ---------------------------------------------------------------------------
 # Training.
 
@@ -187,7 +209,7 @@ def planned(arguments: argparse.Namespace) -> Iterator[Plan]:
     for replicas, seed, task, rule in itertools.product(
         arguments.replicas, range(arguments.seeds), arguments.tasks, arguments.rules
     ):
-        if (getattr(rule_of(rule), "group", None) or 1) >= replicas > 1:
+        if _group(rule_of(rule), replicas) == replicas:
             continue
         for shares, factor in itertools.product(arguments.shares, arguments.rates):
             rate = factor * TASKS[task].rate
