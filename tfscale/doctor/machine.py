@@ -167,7 +167,7 @@ def descriptors_needed(others: int, streams: int) -> int:
 def shm(gpus: int) -> Check:
     """tfscale's shared memory is no file there; see docs/transports.md."""
     size = shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0
-    found = f"{size / GB:.2f} GB; tfscale does not use it"
+    found = f"{size / GB:.2f} GB; tfscale's shared memory is elsewhere"
     if gpus < 2 or size >= LITTLE_SHM:
         return ok("/dev/shm", found)
     return warning(
