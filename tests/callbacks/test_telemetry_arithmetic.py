@@ -10,9 +10,13 @@ def saved(bucket):
     return 3.0 if "int8" in bucket.label else 0.0
 
 
+def behind_steps(bucket):
+    return "ways" in bucket.label
+
+
 def lap(*executions, **how):
     made = Lap(**{"epoch": 0, "batch": 0, "step": 0, "steps": 1, "begin": 0.0, "end": 10.0, **how})
-    made.account([[Execution(*each) for each in rank] for rank in executions], saved)
+    made.account([[Execution(*each) for each in rank] for rank in executions], saved, behind_steps)
     return made
 
 
@@ -51,6 +55,12 @@ def test_steps_of_a_lap_are_exposed_one_by_one():
 def test_optimizers_are_exposed_one_by_one():
     other = (BucketId("gradients 0", "adam"), 8.5, 9.0, 10)
     assert lap([FIRST, SECOND, other]).exposed == 3.5
+
+
+def test_what_travels_behind_steps_is_not_exposed():
+    way = (BucketId("ways of fragment 1 0", "adam"), 1.0, 9.0, 10)
+    found = lap([way, FIRST, SECOND])
+    assert (found.exposed, found.communication) == (3.0, 8.0)
 
 
 def test_a_step_without_gradients_exposes_nothing():

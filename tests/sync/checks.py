@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import keras
@@ -25,6 +26,7 @@ from tests.sync.simulation import (
     of_steps,
 )
 from tfscale import sync
+from tfscale.callbacks import Telemetry
 from tfscale.collectives.gossip import random_graph
 from tfscale.compression import WirePolicy
 
@@ -716,13 +718,19 @@ def stream_is_explained(make, folder):
     """How much is sent, and how much of that goes by behind steps."""
     strategy = make(STREAM)
     model = regression(strategy)
-    fit(model)
+    log = folder / "telemetry.jsonl"
+    fit(model, callbacks=[Telemetry(log)])
     said = str(strategy.explain())
     assert "ways of fragment 1 0: head/bias" in said, said
     said = " ".join(said.split())
     assert "2 in turn sum 84 bytes" in said and "% went by behind steps" in said, said
     figures = strategy.rounds.figures()
     assert figures["hidden"] <= 1 and figures["drift"] > 0, figures
+    if log.exists():  # worker 0 writes it
+        told = [json.loads(line) for line in log.read_text().splitlines()]
+        steps = [line for line in told if line["kind"] == "step"]
+        assert sum(line["sent"] for line in steps) > 0
+        assert not any(line["exposed"] for line in steps), steps
 
 
 # ---- files

@@ -301,7 +301,7 @@ class Telemetry(keras.callbacks.Callback):
         parts = [split(mine, laps) for mine in executions]
         for lap, ranks in zip(laps, zip(*parts, strict=True), strict=True):
             if lap.begin >= since and log.is_measured:
-                lap.account(ranks, log.saved)
+                lap.account(ranks, log.saved, log.is_behind_steps)
         if self._samples is not None and laps:
             for distortion in self._samples.distortions():
                 self._distortions[distortion.bucket] = distortion

@@ -137,7 +137,9 @@ class Flights:
             size = sum(describe(variables[i]).elements for i in bucket.members)
             bytes_ = wire_bytes(method.name, tf.float32, size)
             moved = dataclasses.replace(bucket, members=tuple(first + i for i in bucket.members))
-            collectives[moved] = [Collective(dense_bucket(label, bucket), bytes_, bytes_)]
+            name = dense_bucket(label, bucket)
+            collectives[moved] = [Collective(name, bytes_, bytes_)]
+            self._reducer.behind_steps.add(name)
             buckets.append(moved)
         self._reducer.packings[optimizer] = Packing(
             label,

@@ -77,6 +77,7 @@ class Reducer:
         self.trials = trials
         # Of optimizers, in the order in which they were traced.
         self.packings: weakref.WeakKeyDictionary[Any, Packing] = weakref.WeakKeyDictionary()
+        self.behind_steps: set[BucketId] = set()  # what travels while steps go on
         self.watch: Watch | None = None
         self.keeps_as = keeps_as
         self._bucket_bytes, self._what = bucket_bytes, what

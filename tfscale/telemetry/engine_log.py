@@ -102,6 +102,10 @@ class EngineLog:
         """Bytes that each byte on the wire saves, against the wire ``"fp32"``."""
         return self._saved.get(bucket.untraced, 0.0)
 
+    def is_behind_steps(self, bucket: BucketId) -> bool:
+        """Whether it travels while steps go on, and its sum is taken later."""
+        return any(bucket.untraced in reducer.behind_steps for reducer in self._reducers)
+
 
 def _calls(communicator: Communicator) -> int:
     return sum(total.calls for total in communicator.totals().values())

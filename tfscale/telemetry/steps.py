@@ -29,6 +29,7 @@ class Lap:
         communication: seconds in which a collective of the rank was under way.
         exposed: seconds from when the rank handed over its last gradients until all sums were
             there; of this process's ranks, the smallest number: the others wait for that rank.
+            Sums that travel behind steps are not in it.
         sent: bytes that other ranks took from the ranks of this process.
         saved: how many more bytes the wire ``"fp32"`` would have needed.
     """
@@ -52,15 +53,23 @@ class Lap:
         return self.end - self.begin
 
     def account(
-        self, ranks: Sequence[Sequence[Execution]], saved: Callable[[BucketId], float]
+        self,
+        ranks: Sequence[Sequence[Execution]],
+        saved: Callable[[BucketId], float],
+        behind_steps: Callable[[BucketId], bool],
     ) -> None:
         """Take in what each rank began to run in this lap, in that order.
 
         Args:
             ranks: of this process.
             saved: how many more bytes each byte of a bucket would have been as ``"fp32"``.
+            behind_steps: whether a bucket travels while steps go on.
         """
-        times = [(_exposed(mine), _under_way(mine)) for mine in ranks]
+        waited_for = [[one for one in mine if not behind_steps(one.bucket)] for mine in ranks]
+        times = [
+            (_exposed(those), _under_way(mine))
+            for those, mine in zip(waited_for, ranks, strict=True)
+        ]
         self.exposed, self.communication = min(times)
         self.sent = sum(one.sent for mine in ranks for one in mine)
         self.saved = round(sum(one.sent * saved(one.bucket) for r in ranks for one in r))
