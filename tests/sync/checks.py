@@ -310,7 +310,7 @@ def outside_of_replicas(make, folder):
             training.step(x[rows], y[rows])
             if step == 3:
                 training.end(training)
-        expected = training.mean() if end else training.centre
+        expected = simulation.mean_by_mass(training) if end else training.centre
         before, found, loss, guess, shown = middle.seen
         first = strategy.extended.first_rank
         for own, simulated in zip(before, training.weights[first:]):
@@ -825,8 +825,9 @@ def gossip_taken_up_again(make, folder):
     x, y = simulation.problem()
     for step in range(16):
         if step == 7:
-            training.weights = [training.mean() for _ in training.weights]
-            training.starts, training.masses = [training.mean() for _ in range(p)], [1.0] * p
+            simulation.take_mean_by_mass(training)
+            training.starts = [list(own) for own in training.weights]
+            training.masses = [1.0] * p
             means = [np.mean(parts, 0) for parts in zip(*(one.kept for one in training.inner))]
             for one in training.inner:
                 one.kept = [m.copy() for m in means]

@@ -218,6 +218,12 @@ def elastic(alpha):
     return end
 
 
+def counted(training):
+    """What each replica's weights add to the sum that push-sum keeps."""
+    every = zip(training.weights, training.starts, training.masses)
+    return [[m * began + (w - began) for w, began in zip(own, start)] for own, start, m in every]
+
+
 def mix(rounds, rounded=lambda x: x):
     """Each round's shares by its pairs (sender, receiver), in turn: push-sum for any graph.
 
@@ -228,10 +234,7 @@ def mix(rounds, rounded=lambda x: x):
         p, pairs = training.replicas, rounds[training.rounds % len(rounds)]
         sent = [sum(s == r for s, _ in pairs) for r in range(p)]
         shares = [1 / (1 + count) for count in sent]
-        given = []
-        for r in range(p):
-            steps = zip(training.weights[r], training.starts[r])
-            given.append([training.masses[r] * began + (w - began) for w, began in steps])
+        given = counted(training)
         those = [[r, *(s for s, receiver in pairs if receiver == r)] for r in range(p)]
         masses = [sum(shares[s] * training.masses[s] for s in those[r]) for r in range(p)]
         own = [[shares[r] * x for x in given[r]] for r in range(p)]
@@ -248,9 +251,12 @@ def mix(rounds, rounded=lambda x: x):
     return end
 
 
+def mean_by_mass(training):
+    return [np.mean(parts, 0) for parts in zip(*counted(training), strict=True)]
+
+
 def take_mean_by_mass(training):
-    shares = [[m * w for w in own] for m, own in zip(training.masses, training.weights)]
-    mean = [np.mean(parts, 0) for parts in zip(*shares)]
+    mean = mean_by_mass(training)
     training.weights = [mean for _ in training.weights]
 
 

@@ -325,6 +325,10 @@ class Course:
                 if weight is variable:
                     began.assign(variable.values[replica].read_value())
 
+    def place_of_trained(self, variable: Any) -> int | None:
+        """Where a variable stands among the weights that are trained; None if it is none."""
+        return next((i for i, w in enumerate(self.weights) if w is variable), None)
+
     def _kept(self, name: str, variable: LocalWeight) -> Any:
         for trained, weight in zip(self.trained, self.weights, strict=True):
             if weight is variable:

@@ -47,7 +47,13 @@ class Outside:
 
     def _mean_of(self, variable: LocalWeight) -> tf.Tensor:
         strategy = variable.distribute_strategy
-        parts = PerReplica(tuple(v.read_value() for v in variable.values))
+        place = self._course.place_of_trained(variable)
+        parts = PerReplica(
+            tuple(
+                self._marks[replica].counted(place, v.read_value())
+                for replica, v in enumerate(variable.values)
+            )
+        )
         total = strategy.reduce("SUM", parts, axis=None)
         return total / tf.cast(strategy.extended._num_replicas_in_sync, total.dtype)
 

@@ -68,6 +68,20 @@ class Marks:
                 for flag in (self.apart, self.spread, self.shown):
                     flag.assign(False)
 
+    def counted(self, place: int | None, value: tf.Tensor) -> tf.Tensor:
+        """What a weight adds to the sum over replicas that push-sum keeps.
+
+        That is where the round began by the replica's mass, and the whole way since then.
+
+        Args:
+            place: among those that are trained; None for what nobody weighs.
+            value: of it now.
+        """
+        if place is None or not self.began:
+            return value
+        began = tf.ensure_shape(self.began[place].read(), value.shape)
+        return tf.cast(self.mass.read(), value.dtype) * began + (value - began)
+
     def diverge(self, alone: Any) -> None:
         """A step has been made, alone or not."""
         for flag in (self.apart, self.spread):
@@ -215,17 +229,14 @@ class ReplicaRound:
             cell.assign(value)
 
     def _weighed(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """What push-sum mixes: where the round began by its mass, the way since then, the mass."""
+        """What push-sum mixes."""
         rule = self._course.rule
         if not self.marks.began:
             raise ValueError(
                 f"sync={rule!r} mixes by a mixture that is not doubly stochastic, and its weighs() "
                 "says that it does not. Return True there"
             )
-        given = []
-        for cell, value in zip(self.marks.began, values, strict=True):
-            began = tf.ensure_shape(cell.read(), value.shape)
-            given.append(tf.cast(self.mass, value.dtype) * began + (value - began))
+        given = [self.marks.counted(place, value) for place, value in enumerate(values)]
         return [*given, self.mass]
 
     def _unweighed(self, mixed: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -252,16 +263,19 @@ class ReplicaRound:
     def average(self, variables: Sequence[Any], what: str) -> None:
         """Make these the means over all replicas."""
         own = [v.values[self.replica] for v in variables]
-        for variable, mean in zip(own, self._means(own, what), strict=True):
+        counted = [
+            self.marks.counted(self._course.place_of_trained(v), one.read_value())
+            for v, one in zip(variables, own, strict=True)
+        ]
+        for variable, mean in zip(own, self._means(counted, what), strict=True):
             variable.assign(mean)
 
-    def _means(self, own: Sequence[tf.Variable], what: str) -> list[tf.Tensor]:
+    def _means(self, own: list[tf.Tensor], what: str) -> list[tf.Tensor]:
         if not own:
             return []
         name = BucketId(what, self._course.label)
         sums = self._exchange.together(
-            lambda replica, tensors: self._exchange.sum_all(replica, tensors, name),
-            [v.read_value() for v in own],
+            lambda replica, tensors: self._exchange.sum_all(replica, tensors, name), own
         )
         return [total / tf.cast(self._exchange.ranks, total.dtype) for total in sums]
 
