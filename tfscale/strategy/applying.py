@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -104,7 +104,8 @@ def _apply_alone(
     """In a step that replicas make alone, each applies its own; one without rows changes nothing.
 
     Where some steps are synchronous, as at the start of ``LocalSGD``, their gradients are summed;
-    and those of a group that makes its steps together, over the group.
+    and those of a group that makes its steps together, over the group. What is accumulated is a
+    part of a sum over all replicas, as it is where all steps are synchronous.
     """
     curvature: list[Any] = []
     if current.group is not None:  # a row that is no row may have given NaN, times 0
@@ -112,13 +113,18 @@ def _apply_alone(
     if measures_curvature(optimizer):
         curvature = _summed_if_due(optimizer, optimizer.curvature(grads, variables))
     state, windows = ExchangeState.of(optimizer, strategy), optimizer.gradient_accumulation_steps
-    window = None
+    sums = window = None
     if current.group is not None or current.alone is not True:
         strategy.reducer.prepare(state, optimizer, variables, grads, rows_too=not windows)
         sums = functools.partial(_sums_of_some, strategy, optimizer, variables)
-        grads, window = (grads, sums) if windows else (sums(grads), None)
-    if window and current.group is not None and tf.executing_eagerly():
-        raise ValueError(_NOT_EAGERLY.format(strategy.sync))
+    if windows:
+        if current.group is not None and tf.executing_eagerly():
+            raise ValueError(_NOT_EAGERLY.format(strategy.sync))
+        agreeing = _agreeing(strategy)
+        grads = _times(grads, 1 / agreeing)
+        window = functools.partial(_own_of_window, agreeing, sums)
+    elif sums:
+        grads = sums(grads)
 
     def applied() -> tf.Operation:
         own = _here(grads)
@@ -135,6 +141,23 @@ def _apply_alone(
     # At the end of some epochs a step has no data and no gradients: nothing may be counted then.
     with tf.control_dependencies([g for g in grads if g is not None]):
         tf.cond(current.rows.nobody, only_counted, applied)
+
+
+def _agreeing(strategy: ScaleStrategy) -> Any:
+    """How many replicas, or groups of them, make this step each with gradients of its own."""
+    assert strategy.rounds is not None
+    agreeing = tf.constant(strategy.rounds.agreeing, tf.float32)
+    return agreeing if current.alone is True else tf.where(current.alone, agreeing, 1.0)
+
+
+def _own_of_window(agreeing: Any, sums: Callable[[Any], Any] | None, parts: list[Any]) -> list[Any]:
+    """What a replica, or its group, has accumulated itself: of all it has accumulated a part."""
+    grads = _times(parts, agreeing)
+    return grads if sums is None else sums(grads)
+
+
+def _times(grads: list[Any], factor: Any) -> list[Any]:
+    return [None if g is None else g * tf.cast(factor, g.dtype) for g in grads]
 
 
 def _sums_of_some(

@@ -189,7 +189,19 @@ class _Private(Weight):
         return {_VALUE: lambda name=self._common_name: _Saved(self, name)}
 
 
-class LocalWeight(_Private):
+class _OfKeras(_Private):
+    """One that a variable of Keras holds."""
+
+    def _serialize_to_tensors(self) -> dict[str, Any]:
+        """Called by Keras for ``tf.train.Checkpoint``, which else saves the first replica's."""
+        return {_VALUE: self._get_cross_replica()}
+
+    def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> Any:
+        with tf.init_scope():
+            return self.assign(restored[_VALUE])
+
+
+class LocalWeight(_OfKeras):
     """Each replica's own between the agreements of a rule: see course.py.
 
     Outside of replicas it reads as the mean over them, or as what the rule keeps for it. What is
@@ -212,14 +224,6 @@ class LocalWeight(_Private):
 
     def restored(self) -> None:
         self.distribute_strategy.rounds.assigned(self)
-
-    def _serialize_to_tensors(self) -> dict[str, Any]:
-        """Called by Keras for ``tf.train.Checkpoint``, which else saves the first replica's."""
-        return {_VALUE: self._get_cross_replica()}
-
-    def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> Any:
-        with tf.init_scope():
-            return self.assign(restored[_VALUE])
 
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
         if current.alone is False or current.reduced or current.rows is None:
@@ -261,7 +265,7 @@ class Seed(_Private):
         return self._get_replica(0) - self._fold(0)
 
 
-class Accumulator(_Private):
+class Accumulator(_OfKeras):
     """Gradients that wait for the end of a window: a part of their sum on each replica."""
 
     def of_replica(self, local_id: int, whole: tf.Tensor) -> tf.Tensor:

@@ -12,10 +12,15 @@ from tests.strategy.turns import DEADLINE, WORKERS, take
 from tests.sync.groups import CHECKS
 
 
-def check(strategy, name):
-    keras.utils.set_random_seed(1)
-    with tempfile.TemporaryDirectory() as folder:
-        CHECKS[name](make_strategy, Path(folder))
+def checking(checks):
+    """What makes one of these by its name."""
+
+    def check(strategy, name):
+        keras.utils.set_random_seed(1)
+        with tempfile.TemporaryDirectory() as folder:
+            checks[name](make_strategy, Path(folder))
+
+    return check
 
 
 def make_strategy(sync, replicas=4, **settings):
@@ -24,4 +29,4 @@ def make_strategy(sync, replicas=4, **settings):
 
 
 if __name__ == "__main__":
-    take(check, "ring")
+    take(checking(CHECKS), "ring")

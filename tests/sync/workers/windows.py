@@ -1,0 +1,10 @@
+"""One worker that makes the checks of windows, in turn."""
+
+from __future__ import annotations
+
+from tests.strategy.turns import take
+from tests.sync.windows import CHECKS
+from tests.sync.workers.groups import checking
+
+if __name__ == "__main__":
+    take(checking(CHECKS), "ring")
