@@ -10,6 +10,7 @@ import functools
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers
 
 from tests.sync import simulation
@@ -17,6 +18,7 @@ from tests.sync.checks import (
     EachStep,
     Middle,
     Stop,
+    Traffic,
     agree,
     fit,
     of_steps,
@@ -173,6 +175,55 @@ def silence(make, folder):
     assert "groups" in str(strategy.explain())
 
 
+class Centred(layers.Layer):
+    """Subtracts the mean over the rows of all replicas with which this one makes its step."""
+
+    def call(self, x):
+        return x - tf.reduce_mean(tf.distribute.get_replica_context().all_gather(x, 0), 0)
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+def centred(strategy):
+    with strategy.scope():
+        model = keras.Sequential([keras.Input([FEATURES]), layers.Dense(OUTPUTS), Centred()])
+        model.compile("sgd", "mse")
+    model.set_weights(simulation.beginning())
+    return model
+
+
+def gathered_in_a_synchronous_start(make, folder):
+    """First from all, and then from nobody; gradients go back as far."""
+    start, (x, y) = 4, simulation.problem()
+    how = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
+    model = centred(make(sync.LocalSGD(4, start=start), replicas=2))
+    model.fit(x, y, **how)
+    synchronous = centred(make(sync.EveryStep(), replicas=2))
+    synchronous.fit(x[: start * BATCH], y[: start * BATCH], **how)
+    alone = centred(make(sync.LocalSGD(4), replicas=2))
+    alone.set_weights(synchronous.get_weights())
+    alone.fit(x[start * BATCH :], y[start * BATCH :], **how)
+    same(model, alone.get_weights())
+
+
+def gathered_by_a_layer(make, folder):
+    """From the group, and nothing from a replica that is alone; gradients go back as far."""
+    x, y = simulation.problem()
+    trained = []
+    for rule, devices in ((grouped(outer=sync.LocalSGD(4)), 4), (sync.LocalSGD(4), 2)):
+        model = centred(strategy := make(rule, replicas=devices))
+        order, watch = slice(None), Heard()
+        if devices == GROUPS:
+            order, watch = rows_of_groups(len(x), strategy.extended._num_workers), Traffic()
+        how = {"batch_size": BATCH, "shuffle": False, "verbose": 0, "callbacks": [watch]}
+        model.fit(x[order], y[order], epochs=2, **how)
+        for step, (between, _) in enumerate(watch.steps, 1):
+            assert (between > 0) == (step % 4 == 0), (rule, step, between)
+        trained.append(model)
+    same(trained[0], trained[1].get_weights())
+
+
 def sent_otherwise(make, folder):
     """The strategy's wire or method is that within groups, and the rule's that between them; what
     the two have not sent yet are two things.
@@ -275,6 +326,8 @@ CHECKS = NUMBERS | {
         same_bits_within_a_group,
         one_group_or_one_replica,
         silence,
+        gathered_by_a_layer,
+        gathered_in_a_synchronous_start,
         sent_otherwise,
         programs,
         taken_up_again,

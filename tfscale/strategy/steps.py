@@ -25,7 +25,7 @@ import tensorflow as tf
 from tfscale.bridge.fit import changes_weights, fitted
 from tfscale.bridge.objects import layers_of, optimizers_of
 from tfscale.bridge.shadow import shadowed
-from tfscale.strategy import inexact, keras_losses, own_losses, statistics
+from tfscale.strategy import inexact, keras_losses, mates, own_losses, statistics
 from tfscale.strategy.applying import hooked
 from tfscale.strategy.building import refuse_foreign, refuse_foreign_metrics
 from tfscale.strategy.current import during
@@ -94,7 +94,8 @@ def _in_a_round(course: Course, step: Callable[..., Any]) -> Callable[..., Any]:
     def made(data: Any) -> Any:
         with _only_with(data):
             alone = course.before_step()
-        with during(alone=alone, group=course.group):
+        everybody = course.reducer.exchange
+        with during(alone=alone, group=course.group), mates.gathering(everybody):
             return step(data)
 
     return made  # type: ignore[no-any-return]
