@@ -88,6 +88,31 @@ def test_a_worker_that_was_killed_while_ways_travel_is_named():
         assert "rank 1 (worker 1 at 127.0.0.1:" in message, message
 
 
+GROUPS = {"workers": 4, "SYNC": "Hierarchical(outer=LocalSGD(every=5), group=2)"}
+
+
+@pytest.mark.full
+def test_a_worker_that_was_killed_in_a_group_is_named_to_the_other_group():
+    outputs = run("kill", 1, **GROUPS)
+    for survivor in (0, 2, 3):
+        _, _, message = error(outputs[survivor])
+        assert "(worker 1 at 127.0.0.1:" in message, message
+
+
+@pytest.mark.full
+def test_what_has_failed_in_a_group_is_told_to_the_other_group(tmp_path):
+    """It comes to the end of its round long after that."""
+    go = tmp_path / "go"
+    with begin("stop", 1, deadline=20, BUSY="2 3", GO=go, **GROUPS) as group:
+        wait_for(group, [0], r"^ERROR .*\n")
+        go.touch()
+        wait_for(group, [2, 3], r"^ERROR .*\n")
+        for survivor in (0, 2, 3):
+            _, _, message = error(group.output(survivor))
+            assert "waiting for rank 1 (worker 1 at 127.0.0.1:" in message, message
+            assert survivor == 0 or "rank 0 (worker 0 at 127.0.0.1:" in message, message
+
+
 def test_an_exception_between_exchanges_is_told_to_the_others():
     outputs = run("raise", 1)
     when, kind, message = error(outputs[0])

@@ -243,7 +243,9 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         if size > 1:
             groups = Groups.of(self.extended, size, algorithm, exchange.schedules)
             keeps_as = "outer_"
-            farewell.when_the_program_fails(groups.parts)
+            everybody = (self.extended.group, self.extended.hosts)
+            within = [each for each in everybody if each is not None]
+            farewell.when_the_program_fails(groups.parts, within)
             # Each group would find that another schedule is faster.
             no_trials = Trials(groups.exchange.schedules, enabled=False)
             self.reducer = Reducer(groups.exchange, policy, bucket_bytes, no_trials)

@@ -1,7 +1,8 @@
 """A worker of a fit, in which one worker (VICTIM) fails in one WAY after some steps.
 
 Prints EVENT at the failure, and REACHED at the same step of the others; ERROR with what this
-worker was told, and BATCH where data was waited for. Some wait for a file, GO.
+worker was told, and BATCH where data was waited for. Some wait for a file, GO, as those do that
+are BUSY.
 """
 
 import atexit
@@ -70,6 +71,8 @@ class Fault(keras.callbacks.Callback):
         self.steps += 1
         if self.steps == FAILING:
             fail() if ME == VICTIM else print("\nREACHED", flush=True)
+            if str(ME) in os.environ.get("BUSY", ""):
+                wait_to_go()
 
 
 def data():
