@@ -10,14 +10,17 @@ from tests.sync.checks import fit, regression
 from tests.sync.groups import CHECKS
 from tests.sync.processes import passing
 from tfscale import ScaleStrategy, compression, sync
+from tfscale.collectives import ring
 
 pytestmark = pytest.mark.timeout(SECONDS + 60)
 WORKER = Path(__file__).parent / "workers" / "groups.py"
 
 
+DEVICES = [f"CPU:{number}" for number in range(4)]
+
+
 def make(sync, replicas=4, **settings):
-    devices = [f"CPU:{number}" for number in range(replicas)]
-    return ScaleStrategy("ring", devices=devices, sync=sync, **settings)
+    return ScaleStrategy("ring", devices=DEVICES[:replicas], sync=sync, **settings)
 
 
 @pytest.mark.parametrize("case", CHECKS)
@@ -63,6 +66,15 @@ def test_methods_that_groups_would_follow_otherwise_are_refused():
     outer = sync.DiLoCo(8, method=compression.RandomK(0.5))
     with pytest.raises(ValueError, match="draw from the same seed"):
         make(sync.Hierarchical(outer=outer, group=2), method=compression.RandomK(0.5))
+
+
+def test_a_schedule_is_for_one_number_of_ranks_and_there_are_two():
+    rule = sync.Hierarchical(group=2)
+    for ranks in (2, 4):
+        said = f"ring is for {ranks} ranks, and with .* a group has 2 ranks.* all 4 ranks agree"
+        with pytest.raises(ValueError, match=said):
+            ScaleStrategy(ring(ranks), devices=DEVICES, sync=rule)
+    assert ScaleStrategy(ring, devices=DEVICES, sync=rule).rounds.groups.exchange.ranks == 2
 
 
 def test_one_group_has_nobody_to_agree_with(caplog):

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 from typing import TYPE_CHECKING
 
+from tfscale.collectives import Schedule
 from tfscale.compression.adaptive import Adaptive
 from tfscale.compression.method import Wire
 from tfscale.compression.policy import MethodPolicy
@@ -15,6 +16,7 @@ from tfscale.launch import addresses
 from tfscale.ops import Group
 from tfscale.ops.group import tasks_of
 from tfscale.sync import Hierarchical
+from tfscale.sync.rule import Rule
 
 if TYPE_CHECKING:
     from tfscale.strategy.extended import Extended
@@ -90,6 +92,25 @@ def _workers_of_a_host(rule: Hierarchical, extended: Extended) -> int:
             f"one after the other; here are {said}. Say how many make a group: group=2"
         )
     return sizes.pop()
+
+
+def refuse_schedule(rule: Rule, algorithm: Algorithm, extended: Extended) -> None:
+    """Refuse a schedule, which is for one number of ranks, where there are two.
+
+    Args:
+        rule: how replicas agree.
+        algorithm: as the user says it.
+        extended: the strategy's.
+    """
+    if not isinstance(rule, Hierarchical) or not isinstance(algorithm, Schedule):
+        return
+    size, replicas = size_of(rule, extended), extended._num_replicas_in_sync
+    if 1 < size < replicas:
+        raise ValueError(
+            f"{algorithm.name} is for {algorithm.ranks} ranks, and with sync={rule!r} a group has "
+            f"{size} ranks, which sum in each step, and all {replicas} ranks agree at the end of a "
+            "round. Pass a function that makes the schedule for a number of ranks, or a name"
+        )
 
 
 def refuse_methods(rule: Hierarchical, policy: MethodPolicy) -> None:

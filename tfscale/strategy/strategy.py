@@ -51,7 +51,7 @@ from tfscale.strategy import (
 )
 from tfscale.strategy.current import current
 from tfscale.strategy.extended import Extended
-from tfscale.strategy.groups import Groups, refuse_methods, size_of
+from tfscale.strategy.groups import Groups, refuse_methods, refuse_schedule, size_of
 from tfscale.strategy.own_losses import checked, part_of_mean
 from tfscale.strategy.rounds import Rounds
 from tfscale.sync import EveryStep, Hierarchical, Rule
@@ -206,6 +206,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         if backend == backends.TENSORFLOW:
             exchange: Exchange = TensorFlowExchange(extended.group)
         else:
+            refuse_schedule(self.sync, algorithm, extended)
             schedules = of_replicas(
                 algorithm, extended.group, policy.method.wires[0], schedule_file
             )
