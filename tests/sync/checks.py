@@ -329,9 +329,11 @@ def outside_of_replicas(make, folder):
 
 
 def put_aside(model):
-    """How many numbers replicas of this process keep, which an evaluation has put aside."""
+    """How many numbers replicas of this process keep, which an evaluation has put aside, or by
+    which they weigh themselves.
+    """
     marks = model.distribute_strategy.rounds.of(model).marks.values()
-    return sum(cell.numpy().size for one in marks for cell in one.aside)
+    return sum(cell.numpy().size for one in marks for cell in [*one.aside, *one.began])
 
 
 def assigned_in_the_middle(make, folder):

@@ -92,9 +92,11 @@ class Marks:
         self.apart.assign(not rule.agrees)
 
     def free(self) -> None:
-        """Outside of replicas, when training ends: nothing that was put aside is needed."""
+        """Outside of replicas, when training ends: nothing that was put aside is needed, and the
+        next step notes anew where its round begins.
+        """
         self.shown.assign(False)
-        for cell in self.aside:
+        for cell in [*self.aside, *self.began]:
             cell.clear()
 
     def agree(self) -> None:
