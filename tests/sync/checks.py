@@ -525,6 +525,10 @@ def refused(make, folder):
             other = make(rule)
             with pytest.raises(ValueError, match=words):
                 regression(other).fit(generated(other, [3, 6]), epochs=2, verbose=0)
+    few = regression(make(sync.DiLoCo(6, fragments=3)))
+    with pytest.raises(ValueError, match="fragments=3, but the model has 2 weights.*Take 2 or"):
+        fit(few)  # which alone tells how many weights there are
+    fit(regression(make(sync.DiLoCo(6, fragments=2))))
     with strategy.scope():
         optimizer = keras.optimizers.SGD(0.1)
         weight = keras.Variable(1.0)
