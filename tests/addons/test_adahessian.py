@@ -386,9 +386,12 @@ def test_a_scaler_that_is_not_known_is_an_error():
 @pytest.mark.parametrize("eagerly", [False, True])
 @pytest.mark.parametrize(("make", "each"), [(Steady, 1), (Steady, 3), (scaled, 1), (scaled, 3)])
 def test_two_replicas_are_one_device(make, each, eagerly):
-    make = functools.partial(make, update_each=each)
-    found = fit(model_of(make, scale(2), run_eagerly=eagerly))
-    assert furthest(found, plain(update_each=each)) <= 1e-5
+    make, strategy = functools.partial(make, update_each=each), scale(2)
+    model = model_of(make, strategy, run_eagerly=eagerly)
+    assert furthest(fit(model), plain(update_each=each)) <= 1e-5
+    rows = [row for row in strategy.explain() if row.variables[0].endswith("/curvature")]
+    assert sum(row.elements for row in rows) == model.count_params()
+    assert {row.calls for row in rows} == {len(range(0, 2 * ROWS // BATCH, each))}
 
 
 @pytest.mark.parametrize("make", [Steady, scaled])

@@ -10,11 +10,12 @@ import tensorflow as tf
 from keras import layers
 
 from tests.strategy.models import BATCH
-from tfscale import ScaleStrategy
+from tfscale import ScaleStrategy, sync
 from tfscale.collectives import Link
 from tfscale.collectives.choose import COST_MODEL, Chooser
 from tfscale.exchange.explain import Explanation, Row
 from tfscale.exchange.state import ATTRIBUTE
+from tfscale.optimizers import AdaHessian
 
 WORDS, WIDTH, STEPS = 40, 64, 3
 
@@ -242,3 +243,36 @@ def test_what_rows_lose_is_kept_where_they_have_feedback():
     (kept,) = getattr(model.optimizer, ATTRIBUTE)._kinds()["residual"].values()
     assert kept.shape[-2:] == [WORDS, 4]
     assert np.abs(kept.numpy()).max() > 0
+
+
+accumulates, full = {"gradient_accumulation_steps": 2}, pytest.mark.full
+
+
+@pytest.mark.parametrize(
+    "optimizer, rule, replicas, calls",
+    [
+        pytest.param({}, None, 2, STEPS, id="each step"),
+        pytest.param({"update_each": 2}, sync.Hierarchical(group=2), 4, 2, id="in groups"),
+        pytest.param({"update_each": 2}, None, 2, 2, id="some steps", marks=full),
+        pytest.param(accumulates, None, 2, STEPS, id="accumulating", marks=full),
+        pytest.param({}, sync.LocalSGD(2, start=1), 2, 1, id="a synchronous start", marks=full),
+    ],
+)
+def test_curvature_has_rows_of_its_own(optimizer, rule, replicas, calls):
+    """It is sent in the steps that measure it, exactly, and in groups to the group only: a ring of
+    two sends the buffer once, one of four 1.5 times.
+    """
+    strategy = on(replicas, wire="int8", sync=rule)
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input([5]), layers.Dense(WIDTH)])
+        model.compile(AdaHessian(0.01, **optimizer), "mse")
+    x = np.random.default_rng(1).normal(size=[STEPS * BATCH, 5])
+    model.fit(x, x[:, :1], batch_size=BATCH, verbose=0)
+    rows = [row for row in strategy.explain() if row.variables[0].endswith("/curvature")]
+    found = sorted(path for row in rows for path in row.variables)
+    assert found == sorted(f"{v.path}/curvature" for v in model.trainable_variables)
+    for row in rows:
+        assert str(row.bucket).startswith(f"{model.optimizer.name} curvature ")
+        assert (row.wire, row.bytes, row.calls) == ("fp32", row.lossless, calls)
+        assert row.bytes <= row.sent <= row.bytes + 64

@@ -28,6 +28,7 @@ from tests.sync.checks import (
 )
 from tests.sync.simulation import BATCH, FEATURES, OUTPUTS, Momentum, Training
 from tfscale import compression, sync
+from tfscale.optimizers import AdaHessian
 
 GROUPS, SIZE = 2, 2
 
@@ -126,6 +127,22 @@ def same_bits_within_a_group(make, folder):
         assert len(set(own[first : first + SIZE])) == 1
     assert len(set(own)) == len(own) // SIZE
     agree(model)
+
+
+def curvature_of_a_group(make, folder):
+    """AdaHessian's is summed over the group; in the last step one has no rows."""
+    found = []
+    for rule, devices in ((grouped(outer=sync.LocalSGD(4)), 4), (sync.LocalSGD(4), 2)):
+        strategy = make(rule, replicas=devices)
+        model = regression(strategy, lambda: AdaHessian(0.05, epsilon=0.1, update_each=2))
+        x, y = simulation.problem(65)
+        if devices == GROUPS:
+            order = rows_of_groups(65, strategy.extended._num_workers)
+            x, y = x[order], y[order]
+        model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+        found.append(model.get_weights())
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
 
 
 def bits(model):
@@ -323,6 +340,7 @@ CHECKS = NUMBERS | {
     check.__name__: check
     for check in (
         as_one_larger_replica,
+        curvature_of_a_group,
         same_bits_within_a_group,
         one_group_or_one_replica,
         silence,

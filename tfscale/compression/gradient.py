@@ -23,7 +23,6 @@ class Gradient:
         path: of the variable, such as ``"dense/kernel"``.
         shape: of the variable, and so of its gradient.
         dtype: the name of its type, such as ``"float32"``.
-        exact: whether it travels losslessly, whatever the policy says.
 
     Example:
         >>> Gradient("dense/kernel", (512, 10), "float32").bytes
@@ -33,7 +32,6 @@ class Gradient:
     path: str
     shape: tuple[int, ...]
     dtype: str
-    exact: bool = False
 
     @property
     def elements(self) -> int:

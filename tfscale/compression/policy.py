@@ -248,8 +248,6 @@ class MethodPolicy(_Rules[Method]):
 
     def method_of(self, gradient: Gradient) -> Method:
         """The method of one variable's gradient."""
-        if gradient.exact:
-            return self._exact
         method, who = self._chosen(gradient.path, gradient.shape, gradient.dtype)
         suited = method.suited(gradient)
         _check_carries(suited.lossless, str(suited), gradient.dtype, who)

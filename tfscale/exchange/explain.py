@@ -30,7 +30,8 @@ class Row:
 
     Args:
         bucket: its name in errors and logs, but for where it was traced.
-        variables: the variables whose gradients it holds.
+        variables: the variables whose gradients it holds; if it holds what AdaHessian measures of
+            them, ``"/curvature"`` follows each path.
         elements: how many numbers it holds.
         wire: the format in which they, or what the method makes of them, are sent.
         feedback: whether what is not sent is added to the gradients of the next step.
@@ -106,7 +107,7 @@ def _rows(reducer: Reducer, totals: dict[BucketId, Total]) -> Iterator[Row]:
             reason = packing.reasons.get((bucket, way))
             yield Row(
                 bucket=dense_bucket(packing.label, bucket),
-                variables=tuple(gradient.path for gradient in members),
+                variables=tuple(gradient.path + reducer.suffix for gradient in members),
                 elements=sum(gradient.elements for gradient in members),
                 wire=method.wires[0],
                 feedback=any(RESIDUAL in method.state(gradient) for gradient in members),

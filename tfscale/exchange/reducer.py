@@ -61,6 +61,7 @@ class Reducer:
         what: it sums, in names of buckets.
         keeps_as: what the names begin with by which methods keep what is theirs, where another
             reducer keeps its own for the same variables.
+        suffix: what ``explain()`` puts behind a variable's path, where this is not its gradient.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Reducer:
         trials: Trials,
         what: str = "gradients",
         keeps_as: str = "",
+        suffix: str = "",
     ) -> None:
         self.exchange = exchange
         self.policy = policy
@@ -80,6 +82,7 @@ class Reducer:
         self.behind_steps: set[BucketId] = set()  # what travels while steps go on
         self.watch: Watch | None = None
         self.keeps_as = keeps_as
+        self.suffix = suffix
         self._bucket_bytes, self._what = bucket_bytes, what
         pack((), policy, bucket_bytes)  # a wrong size is refused now, not in the first step
         self._told: set[str] = set()
@@ -101,7 +104,7 @@ class Reducer:
         self,
         state: ExchangeState,
         optimizer: Optimizer,
-        variables: Sequence[Variable | Measured],
+        variables: Sequence[Variable],
         gradients: Sequence[Any],
         rows_too: bool = True,
     ) -> None:
@@ -135,7 +138,7 @@ class Reducer:
     def reduce(
         self,
         gradients: list[Any],
-        variables: Sequence[Variable | Measured],
+        variables: Sequence[Variable],
         optimizer: Optimizer,
         state: ExchangeState,
         scale: Any = None,
@@ -146,7 +149,7 @@ class Reducer:
 
         Args:
             gradients: this replica's, dense or ``IndexedSlices``.
-            variables: whose they are; or what else they are, which is sent with them.
+            variables: whose they are.
             optimizer: that will apply them.
             state: what earlier steps lost.
             scale: what gradients are multiplied by, if that may be another in the next step.
@@ -250,19 +253,6 @@ class Reducer:
         method = self.policy.method_of(gradient)
         wire = method.rows_wire
         return wire, wire != LOSSLESS and RESIDUAL in method.state(gradient)
-
-
-@dataclasses.dataclass(frozen=True)
-class Measured:
-    """What an optimizer wants to be summed besides a variable's gradient; it is sent losslessly.
-
-    Args:
-        of: the variable, which has its shape.
-        name: of what it is, such as ``"curvature"``.
-    """
-
-    of: Variable
-    name: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -575,17 +565,12 @@ def sparse_bucket(optimizer: str, gradient: Gradient) -> BucketId:
     return BucketId(f"gradient of {gradient.path}", optimizer)
 
 
-def describe(variable: Variable | Measured) -> Gradient:
+def describe(variable: Variable) -> Gradient:
     """What is known of a Keras or TensorFlow variable's gradient."""
-    if isinstance(variable, Measured):
-        gradient = describe(variable.of)
-        return dataclasses.replace(gradient, path=f"{gradient.path}/{variable.name}", exact=True)
     return Gradient(path_of(variable), tuple(variable.shape), tf.as_dtype(variable.dtype).name)
 
 
-def place_of(optimizer: Optimizer, variable: Variable | Measured) -> str:
+def place_of(optimizer: Optimizer, variable: Variable) -> str:
     """A variable's place in its optimizer; Keras 2 knows its name."""
-    if isinstance(variable, Measured):
-        return f"{place_of(optimizer, variable.of)}/{variable.name}"
     index = getattr(optimizer, "_get_variable_index", None)
     return str(index(variable)) if index else describe(variable).path

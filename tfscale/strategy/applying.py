@@ -15,9 +15,9 @@ import tensorflow as tf
 
 from tfscale.bridge.objects import counter_of, innermost, measures_curvature, path_of
 from tfscale.bridge.optimizers import scale_of
-from tfscale.bridge.protocols import MeasuresCurvature, Optimizer, Variable
+from tfscale.bridge.protocols import Optimizer, Variable
 from tfscale.bridge.shadow import shadowed
-from tfscale.exchange.reducer import Measured, Reducer
+from tfscale.exchange.reducer import Reducer
 from tfscale.exchange.state import ExchangeState
 from tfscale.strategy import origin, own_losses
 from tfscale.strategy.current import current, during, on_a_replica
@@ -74,7 +74,7 @@ def _apply(
     reducer.prepare(state, optimizer, variables, grads, rows_too=not windows)
     curvature = inner.curvature(grads, variables) if measures_curvature(inner) else []
     if windows:
-        curvature = _summed_if_due(inner, curvature)
+        curvature = sum_of_curvature(strategy, optimizer, variables, curvature)
         if optimizer is not inner:
             grads = _finite_on_all_or_none(grads)
         waiting = [v for g, v in zip(grads, variables, strict=True) if g is not None]
@@ -83,13 +83,8 @@ def _apply(
             return original(grads, trainable_variables)
     if optimizer is not inner:  # by which the gradients of this step are multiplied
         reduce = functools.partial(reduce, scale=tf.convert_to_tensor(scale_of(optimizer)))
-    if curvature and inner.update_each > 1:
-        curvature = _summed_if_due(inner, curvature)
-        grads = reduce(grads, variables=variables)
-    else:
-        measured = [Measured(v, "curvature") for v in variables[: len(curvature)]]
-        sums = reduce([*grads, *curvature], variables=[*variables, *measured])
-        grads, curvature = sums[: len(grads)], sums[len(grads) :]
+    grads = reduce(grads, variables=variables)
+    curvature = sum_of_curvature(strategy, optimizer, variables, curvature)
     with during(reduced=True), _given(optimizer, curvature):
         return original(grads, trainable_variables)
 
@@ -111,7 +106,8 @@ def _apply_alone(
     if current.group is not None:  # a row that is no row may have given NaN, times 0
         grads = [None if g is None else current.rows.counted(g) for g in grads]
     if measures_curvature(optimizer):
-        curvature = _summed_if_due(optimizer, optimizer.curvature(grads, variables))
+        own = optimizer.curvature(grads, variables)
+        curvature = sum_of_curvature(strategy, optimizer, variables, own)
     state, windows = ExchangeState.of(optimizer, strategy), optimizer.gradient_accumulation_steps
     sums = window = None
     if current.group is not None or current.alone is not True:
@@ -166,9 +162,8 @@ def _sums_of_some(
     """Over the group, if it holds any rows; or over all, in steps that are not made alone."""
     given = [i for i, g in enumerate(grads) if g is not None]
     own, theirs = [grads[i] for i in given], [variables[i] for i in given]
-    skip = current.alone if current.group is None else current.rows.nobody
     state = ExchangeState.of(optimizer, strategy)
-    sums = strategy.reducer.reduce(own, theirs, optimizer, state, skip=skip)
+    sums = strategy.reducer.reduce(own, theirs, optimizer, state, skip=_nothing_to_sum())
     done = dict(zip(given, sums, strict=True))
     return [done.get(i) for i in range(len(grads))]
 
@@ -181,21 +176,39 @@ def _here(tensors: list[Any]) -> list[Any]:
     ]
 
 
-def _summed_if_due(optimizer: MeasuresCurvature, curvature: list[Any]) -> list[Any]:
-    """What an optimizer has measured, summed over replicas in the steps in which it measures."""
-    given = [i for i, d in enumerate(curvature) if d is not None]
-    if not given:
+def sum_of_curvature(
+    strategy: ScaleStrategy,
+    optimizer: Optimizer,
+    variables: list[Variable],
+    curvature: list[Any],
+) -> list[Any]:
+    """What replicas have measured, summed over those that gradients are summed over.
+
+    In steps in which nothing is measured, nothing is sent: each replica gets back what it gave.
+    """
+    if not curvature or (current.alone is True and current.group is None):
         return curvature
-    terms = [curvature[i] for i in given]
+    if current.alone is not False:  # a row that is no row may have given NaN, times 0
+        curvature = [None if d is None else current.rows.counted(d) for d in curvature]
+    state, inner = ExchangeState.of(optimizer, strategy), innermost(optimizer)
 
-    def summed() -> Any:
-        return tf.distribute.get_replica_context().all_reduce("SUM", terms)
+    def summed() -> list[Any]:
+        return strategy.curvature_reducer.reduce(
+            curvature, variables, optimizer, state, skip=_nothing_to_sum()
+        )
 
-    sums = tf.cond(optimizer.curvature_is_due(), summed, lambda: terms)
-    found = list(curvature)
-    for i, total in zip(given, sums, strict=True):
-        found[i] = total
+    if inner.update_each == 1:
+        return summed()
+    found: list[Any] = tf.cond(inner.curvature_is_due(), summed, lambda: curvature)
     return found
+
+
+def _nothing_to_sum() -> tf.Tensor | None:
+    """Whether replicas send nothing in this step, the same on those that would; None: never."""
+    if current.group is not None:
+        nobody: tf.Tensor = current.rows.nobody
+        return nobody
+    return None if current.alone is False else current.alone
 
 
 def _given(optimizer: Any, curvature: list[Any]) -> contextlib.AbstractContextManager[None]:

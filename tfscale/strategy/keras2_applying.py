@@ -18,10 +18,10 @@ import tensorflow as tf
 
 from tfscale.bridge.fit import fitted
 from tfscale.bridge.objects import measures_curvature
-from tfscale.bridge.protocols import MeasuresCurvature, Optimizer, Variable
+from tfscale.bridge.protocols import Optimizer
 from tfscale.bridge.shadow import shadowed
-from tfscale.exchange.reducer import Measured
 from tfscale.exchange.state import ExchangeState
+from tfscale.strategy.applying import sum_of_curvature
 
 if TYPE_CHECKING:
     from tfscale.strategy.strategy import ScaleStrategy
@@ -54,29 +54,10 @@ def _sums(
             optimizer.build(variables)
     state = ExchangeState.of(optimizer, strategy)
     strategy.reducer.prepare(state, optimizer, variables, gradients)
-    reduce = functools.partial(strategy.reducer.reduce, optimizer=optimizer, state=state)
-    if not measures_curvature(optimizer):
-        sums = reduce(gradients, variables)
-    else:
+    curvature = []
+    if measures_curvature(optimizer):
         curvature = optimizer.curvature(gradients, variables, unscaled=True)
-        if optimizer.update_each > 1:
-            sums = reduce(gradients, variables)
-            given = _summed_if_due(optimizer, curvature, variables)
-        else:
-            measured = [Measured(v, "curvature") for v in variables]
-            both = reduce([*gradients, *curvature], [*variables, *measured])
-            sums, given = both[: len(variables)], both[len(variables) :]
-        optimizer.give(given)
+    sums = strategy.reducer.reduce(gradients, variables, optimizer, state)
+    if measures_curvature(optimizer):
+        optimizer.give(sum_of_curvature(strategy, optimizer, variables, curvature))
     return list(zip(sums, variables, strict=True))
-
-
-def _summed_if_due(
-    optimizer: MeasuresCurvature, curvature: list[Any], variables: list[Variable]
-) -> list[Any]:
-    """The sums over replicas in steps that measure, by Keras's own way: None stays None."""
-    sum_up: Any = getattr(type(optimizer), _SUMS[0])
-
-    def summed() -> list[Any]:
-        return [d for d, _ in sum_up(optimizer, zip(curvature, variables, strict=True))]
-
-    return list(tf.cond(optimizer.curvature_is_due(), summed, lambda: curvature))

@@ -215,7 +215,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         if bucket_bytes is None:
             bucket_bytes = suitable_bytes(exchange.schedules, exchange.ranks)
         trials = Trials(exchange.schedules, enabled=isinstance(exchange.schedules, Chooser))
-        self.reducer = Reducer(exchange, policy, bucket_bytes, trials)
+        self._sum_steps_by(exchange, policy, bucket_bytes, trials)
         if in_rounds:
             self._train_in_rounds(algorithm, policy, bucket_bytes)
 
@@ -231,6 +231,14 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             logging.getLogger("tfscale").info(
                 "gradients go from this worker's first replica to the others: %s", exchange.ways()
             )
+
+    def _sum_steps_by(
+        self, exchange: Exchange, policy: MethodPolicy, bucket_bytes: int, trials: Trials
+    ) -> None:
+        self.reducer = Reducer(exchange, policy, bucket_bytes, trials)
+        # The policy is of gradients; steps are divided by curvature, which must not be rounded.
+        what = {"what": "curvature", "suffix": "/curvature"}
+        self.curvature_reducer = Reducer(exchange, MethodPolicy(), bucket_bytes, trials, **what)
 
     def _train_in_rounds(
         self, algorithm: Algorithm, policy: MethodPolicy, bucket_bytes: int
@@ -249,7 +257,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             farewell.when_the_program_fails(groups.parts, within)
             # Each group would find that another schedule is faster.
             no_trials = Trials(groups.exchange.schedules, enabled=False)
-            self.reducer = Reducer(groups.exchange, policy, bucket_bytes, no_trials)
+            self._sum_steps_by(groups.exchange, policy, bucket_bytes, no_trials)
         no_trials = Trials(exchange.schedules, enabled=False)  # of what is sent so seldom
         of_weights = (self.sync.policy, bucket_bytes, no_trials, "weights", keeps_as)
         self.rounds = Rounds(self, self.sync, Reducer(exchange, *of_weights), groups)
@@ -269,10 +277,11 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
     @property
     def reducers(self) -> list[Reducer]:
-        """What sums gradients; and what computes the means at the end of a round, if there are
-        rounds.
+        """What sums gradients, and what optimizers measure besides; and what computes the means at
+        the end of a round, if there are rounds.
         """
-        return [self.reducer, *([self.rounds.reducer] if self.rounds is not None else [])]
+        of_steps = [self.reducer, self.curvature_reducer]
+        return of_steps if self.rounds is None else [*of_steps, self.rounds.reducer]
 
     @property
     def cluster_resolver(self) -> Any:
