@@ -382,9 +382,11 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         """Give every replica its part of each batch of a dataset."""
         origin.refuse_other_scope(self)
         building.watch_seeds(self)  # before a callback restores them
+        distribute: Callable[[Any], Any] = functools.partial(
+            super().experimental_distribute_dataset, options=options
+        )
         if self.extended._num_replicas_in_sync == 1:
-            return dataset
-        distribute = functools.partial(super().experimental_distribute_dataset, options=options)
+            distribute = _as_it_is
         distributed = distribute(dataset)
         shapes_apart(dataset, distributed, distribute)
         return distributed
@@ -470,6 +472,11 @@ def _refuse_xla(strategy: Any) -> None:
         "for one device, and can neither read the variables of another nor exchange gradients. "
         'Use jit_compile="auto" (or False): model.compile(..., jit_compile="auto").'
     )
+
+
+def _as_it_is(dataset: Any) -> Any:
+    """What one replica gets of each batch."""
+    return dataset
 
 
 def _say_who_trains(extended: Any) -> None:
