@@ -1,7 +1,9 @@
 """What README and docs show runs as it stands, and prints what they say."""
 
+import argparse
 import os
 import re
+import shlex
 import subprocess
 import sys
 
@@ -48,37 +50,66 @@ def test_every_python_block_is_found():
 # ---------------------------------------------------------------------- commands
 
 
-def code_that_is_not_python(text):
-    """Other blocks, and words within a sentence."""
-    blocks = re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
-    return [code for kind, code in blocks if kind not in ("python", "text")] + re.findall(
-        r"`([^`]+)`", prose
+def blocks(text):
+    """Those that are not Python."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    return [code.replace("\\\n", " ") for kind, code in found if kind not in ("python", "text")]
+
+
+def within_sentences(text):
+    """Words set as code."""
+    return re.findall(
+        r"`([^`]+)`", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
     )
 
 
-def commands(name):
+def commands(name, *places):
     """Words after a command's name, at the beginning of a line or of words set as code."""
-    pattern = re.compile(rf"^(?:\w+=\S+ |sudo |RUN |&& )*{name} +([^#&|]*)", re.MULTILINE)
+    pattern = re.compile(rf"^(?:\w+=\S+ |sudo |RUN |&& )*{name} +([^#&|\n]*)", re.MULTILINE)
     return [
         (page.name, words)
         for page in PAGES
-        for code in code_that_is_not_python(page.read_text())
+        for place in places
+        for code in place(page.read_text())
         for words in pattern.findall(code)
     ]
 
 
 def test_targets_of_make_exist():
     there = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    named = [(page, words.split()[0]) for page, words in commands("make") if "-C" not in words]
+    named = [
+        (page, words.split()[0])
+        for page, words in commands("make", blocks, within_sentences)
+        if "-C" not in words
+    ]
     assert len(named) > 10
     assert not [(page, target) for page, target in named if target not in there]
 
 
 def test_commands_of_tfscale_exist():
-    named = [(page, words.split()) for page, words in commands("tfscale")]
-    assert len(named) > 20
-    for page, (command, *rest) in named:
+    for page, words in commands("tfscale", within_sentences):
+        command, *rest = words.split()
         assert command in {"build", *cli._MODULES}, (page, command)
         if command == "bench" and rest and not rest[0].startswith("-"):
             assert rest[0] in ("allreduce", *bench._WITH_OPTIONS_OF_THEIR_OWN), (page, rest)
+
+
+class OptionsRead(Exception):
+    """Nothing else is to be done."""
+
+
+def test_commands_of_tfscale_take_the_options_shown(monkeypatch, capsys):
+    read = argparse.ArgumentParser.parse_args
+
+    def only_read(parser, words):
+        read(parser, words)
+        raise OptionsRead
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", only_read)
+    named = commands("tfscale", blocks)
+    assert len(named) > 40
+    for page, words in named:
+        with pytest.raises((OptionsRead, SystemExit)) as ended:
+            cli.main(shlex.split(words.replace("...", "train.py")))
+        message = capsys.readouterr().err
+        assert ended.type is OptionsRead or not ended.value.code, (page, words, message)
