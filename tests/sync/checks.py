@@ -939,6 +939,27 @@ def callbacks(make, folder):
         np.testing.assert_allclose(saved.evaluate(*held, verbose=0), best, rtol=1e-5)
 
 
+def fit_masked_words(strategy, rows):
+    """Whoever never has a row makes up one of zeros, which all are masked: of it comes NaN."""
+    with strategy.scope():
+        model = keras.Sequential([
+            keras.Input([4], dtype="int32"),
+            layers.Embedding(9, 3, mask_zero=True),
+            layers.GlobalAveragePooling1D(),
+            layers.Dense(1),
+        ])  # fmt: skip
+        model.compile("sgd", "mse")
+    words = 1 + np.arange(4 * rows, dtype="int32").reshape(rows, 4) % 8
+    model.fit(words, np.ones([rows, 1], "float32"), batch_size=rows, epochs=4, verbose=0)
+    assert all(np.isfinite(weight).all() for weight in model.get_weights())
+    agree(model)
+
+
+def a_replica_that_never_had_a_row(make, folder):
+    """In steps that are synchronous, and then in rounds."""
+    fit_masked_words(make(sync.LocalSGD(2, start=2)), rows=1)
+
+
 CHECKS = NUMBERS | {
     check.__name__: check
     for check in (
@@ -959,6 +980,7 @@ CHECKS = NUMBERS | {
         assigned_what_is_not_trained,
         interrupted_in_flight,
         last_batch_of_one_row,
+        a_replica_that_never_had_a_row,
         images_of_any_size,
         workers_with_other_numbers_of_batches,
         read_by_a_callback,

@@ -21,6 +21,7 @@ from tests.sync.checks import (
     Traffic,
     agree,
     fit,
+    fit_masked_words,
     of_steps,
     regression,
     same,
@@ -298,20 +299,7 @@ def taken_up_again(make, folder):
 
 
 def a_replica_that_never_had_a_row(make, folder):
-    """It makes up a row of zeros, which all are masked: of it comes NaN, which counts nowhere."""
-    strategy = make(grouped(outer=sync.LocalSGD(2)))
-    with strategy.scope():
-        model = keras.Sequential([
-            keras.Input([4], dtype="int32"),
-            layers.Embedding(9, 3, mask_zero=True),
-            layers.GlobalAveragePooling1D(),
-            layers.Dense(1),
-        ])  # fmt: skip
-        model.compile("sgd", "mse")
-    words, numbers = np.arange(1, 13, dtype="int32").reshape(3, 4) % 9, np.ones([3, 1], "float32")
-    model.fit(words, numbers, batch_size=3, epochs=4, verbose=0)
-    assert all(np.isfinite(weight).all() for weight in model.get_weights())
-    agree(model)
+    fit_masked_words(make(grouped(outer=sync.LocalSGD(2))), rows=3)
 
 
 def interrupted_training(workers, devices):

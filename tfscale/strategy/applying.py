@@ -103,14 +103,15 @@ def _apply_alone(
     part of a sum over all replicas, as it is where all steps are synchronous.
     """
     curvature: list[Any] = []
-    if current.group is not None:  # a row that is no row may have given NaN, times 0
+    summed = current.group is not None or current.alone is not True
+    if summed:  # a row that is no row may have given NaN, times 0
         grads = [None if g is None else current.rows.counted(g) for g in grads]
     if measures_curvature(optimizer):
         own = optimizer.curvature(grads, variables)
         curvature = sum_of_curvature(strategy, optimizer, variables, own)
     state, windows = ExchangeState.of(optimizer, strategy), optimizer.gradient_accumulation_steps
     sums = window = None
-    if current.group is not None or current.alone is not True:
+    if summed:
         strategy.reducer.prepare(state, optimizer, variables, grads, rows_too=not windows)
         sums = functools.partial(_sums_of_some, strategy, optimizer, variables)
     if windows:
