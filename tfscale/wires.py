@@ -60,6 +60,11 @@ class WireFormat:
         """Whether it uses error feedback by default."""
         return self.bits < 8  # what one step loses is too much to be lost for good
 
+    @property
+    def keeps_zeros(self) -> bool:
+        """Whether a zero arrives as one: a single bit can only say plus or minus."""
+        return self.bits > 1
+
     def rounds_at_random(self, with_residual: bool) -> bool:
         """Whether it does so by default, in a collective with or without a residual."""
         return self.at_random and not with_residual

@@ -171,6 +171,13 @@ def test_top_k_joined_or_summed_is_the_same(fraction, momentum, feedback, replic
             np.testing.assert_allclose(one, same, rtol=0, atol=CLOSE * np.abs(same).max())
 
 
+def test_top_k_on_one_bit_sends_nothing_where_nothing_is_chosen():
+    """Though a sum of whole tensors would cost less: there, zeros would arrive as signs."""
+    (of_replicas,) = gradients([(40, 50)], 1)
+    (found,) = Trial(TopK(0.6, wire="sign"), [(40, 50)], 4).sums([[of_replicas[0]] * 4])
+    np.testing.assert_array_equal(np.flatnonzero(found), np.sort(largest(of_replicas[0], 0.6)))
+
+
 def test_random_k_sends_the_same_places_of_all_and_others_in_each_step():
     trial = Trial(RandomK(0.1), [(40, 50)])
     rests, seen = [0.0, 0.0], []

@@ -105,6 +105,17 @@ def a_checkpoint_of_the_seeds_restores_them(strategy, folder):
     assert restored(strategy, folder, checkpoint)
 
 
+def an_exported_model_is_read_in_the_scope(strategy, folder):
+    model = noisy(strategy, 1)
+    train(model)
+    model.export(folder / "exported", verbose=False)
+    with strategy.scope():
+        loaded = tf.saved_model.load(str(folder / "exported"))
+    x = numbers()[0]
+    expected = model.predict(x, batch_size=len(x), verbose=0)
+    np.testing.assert_allclose(loaded.serve(x), expected, atol=1e-6)
+
+
 CHECKS = {
     check.__name__: check
     for check in (
@@ -113,5 +124,6 @@ CHECKS = {
         the_seed_decides,
         a_checkpoint_restores_the_seeds,
         a_checkpoint_of_the_seeds_restores_them,
+        an_exported_model_is_read_in_the_scope,
     )
 }

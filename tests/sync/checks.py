@@ -28,7 +28,7 @@ from tests.sync.simulation import (
 from tfscale import sync
 from tfscale.callbacks import Telemetry
 from tfscale.collectives.gossip import random_graph
-from tfscale.compression import WirePolicy
+from tfscale.compression import Wire, WirePolicy
 
 EXACT = {"rtol": 0, "atol": 1e-6}
 
@@ -960,6 +960,35 @@ def a_replica_that_never_had_a_row(make, folder):
     fit_masked_words(make(sync.LocalSGD(2, start=2)), rows=1)
 
 
+class WithAnIdleLayer(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.idle = layers.Dense(70)
+        self.wide, self.out = layers.Dense(2000, name="wide"), layers.Dense(1)
+        self.idle.build([None, 300])
+        self.wide.build([None, 6])
+        self.out.build([None, 2000])
+        self.built = True
+
+    def call(self, x):
+        return self.out(self.wide(x))
+
+
+def a_weight_without_a_gradient(make, folder):
+    """In a window, whose sums are asked for without it: all others go by their own wires."""
+    strategy = make(sync.LocalSGD(2, start=4), method=Wire("int8", feedback=True))
+    with strategy.scope():
+        model = WithAnIdleLayer()
+        model.compile(keras.optimizers.SGD(1e-4, gradient_accumulation_steps=2), "mse")
+    assert len(model.trainable_variables) == 6
+    x = np.random.default_rng(0).normal(size=[64, 6])
+    losses = model.fit(x, x.sum(1), batch_size=8, epochs=2, verbose=0).history["loss"]
+    assert losses[1] < losses[0], losses
+    (row,) = [row for row in strategy.explain() if row.wire == "int8"]
+    assert (len(row.variables), row.elements) == (2, 12_000 + 2_000), row
+    agree(model)
+
+
 CHECKS = NUMBERS | {
     check.__name__: check
     for check in (
@@ -981,6 +1010,7 @@ CHECKS = NUMBERS | {
         interrupted_in_flight,
         last_batch_of_one_row,
         a_replica_that_never_had_a_row,
+        a_weight_without_a_gradient,
         images_of_any_size,
         workers_with_other_numbers_of_batches,
         read_by_a_callback,

@@ -153,7 +153,7 @@ class TopK(Method):
         numbers, chosen = sum(each.elements for each in load.described), sum(counts)
         join = load.price(gathered=[_BYTES_OF_A_PLACE * chosen, nbytes(self.wire, chosen)])
         whole = load.price(reduced=[nbytes(self.wire, numbers)])
-        if whole < join:
+        if whole < join and FORMATS[self.wire].keeps_zeros:
             load.say(
                 f"whole tensors summed, for {whole}; to join what is sent costs {join}. "
                 f"{self} does not pay here: the wire {self.wire!r} sends as much and loses less"

@@ -113,7 +113,11 @@ def _apply_alone(
     sums = window = None
     if summed:
         strategy.reducer.prepare(state, optimizer, variables, grads, rows_too=not windows)
-        sums = functools.partial(_sums_of_some, strategy, optimizer, variables)
+        # Keras leaves out what has no gradient, before it asks for the sums of a window.
+        whose = [v for g, v in zip(grads, variables, strict=True) if g is not None]
+        sums = functools.partial(
+            _sums_of_some, strategy, optimizer, whose if windows else variables
+        )
     if windows:
         if current.group is not None and tf.executing_eagerly():
             raise ValueError(_NOT_EAGERLY.format(strategy.sync))

@@ -366,5 +366,7 @@ def adopt(variable: Variable, keywords: dict[str, Any], in_rounds: bool) -> Any:
     if isinstance(variable, Seed):
         with tf.init_scope():
             for i, component in enumerate(variable.values):
+                if not component.is_initialized():  # of a SavedModel, whose seeds come later
+                    continue
                 component.assign(variable.of_replica(i, component.read_value()))
     return variable
