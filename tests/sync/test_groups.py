@@ -8,7 +8,6 @@ import pytest
 from tests.strategy.groups import SECONDS
 from tests.sync.checks import fit, regression
 from tests.sync.groups import CHECKS
-from tests.sync.processes import passing
 from tfscale import ScaleStrategy, compression, sync
 from tfscale.collectives import ring
 
@@ -27,11 +26,6 @@ def make(sync, replicas=4, **settings):
 def test_four_devices(case, tmp_path):
     keras.utils.set_random_seed(1)
     CHECKS[case](make, tmp_path)
-
-
-@pytest.fixture(scope="session")
-def passes(request):
-    return passing(request, WORKER, CHECKS)
 
 
 @pytest.mark.slow

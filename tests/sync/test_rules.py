@@ -8,7 +8,6 @@ import pytest
 
 from tests.strategy.groups import SECONDS
 from tests.sync.checks import CHECKS, NUMBERS
-from tests.sync.processes import passing
 from tfscale import ScaleStrategy
 
 pytestmark = pytest.mark.timeout(SECONDS + 60)
@@ -44,11 +43,6 @@ def test_two_devices(case, tmp_path):
 @pytest.mark.parametrize("case", sample(NUMBERS, NUMBERS.keys() - {"elastic", "gossip"}))
 def test_four_devices(case, tmp_path):
     CHECKS[case](functools.partial(make, 4), tmp_path)
-
-
-@pytest.fixture(scope="session")
-def passes(request):
-    return passing(request, WORKER, CHECKS)
 
 
 @pytest.mark.slow

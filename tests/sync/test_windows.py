@@ -6,8 +6,8 @@ import keras
 import pytest
 
 from tests.strategy.groups import SECONDS
-from tests.sync.processes import passing
 from tests.sync.test_groups import make
+from tests.sync.test_rules import sample
 from tests.sync.windows import CHECKS
 
 pytestmark = pytest.mark.timeout(SECONDS + 60)
@@ -17,17 +17,10 @@ OFTEN = {"local SGD to one device", "local SGD to every step", "groups to local 
 OFTEN |= {"every step to groups", "begun_together"}
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(c, marks=[] if c in OFTEN else [pytest.mark.full]) for c in CHECKS]
-)
+@pytest.mark.parametrize("case", sample(CHECKS, CHECKS.keys() - OFTEN))
 def test_four_devices(case, tmp_path):
     keras.utils.set_random_seed(1)
     CHECKS[case](make, tmp_path)
-
-
-@pytest.fixture(scope="session")
-def passes(request):
-    return passing(request, WORKER, CHECKS)
 
 
 @pytest.mark.slow

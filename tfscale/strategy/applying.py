@@ -77,7 +77,7 @@ def _apply(
         curvature = sum_of_curvature(strategy, optimizer, variables, curvature)
         if optimizer is not inner:
             grads = _finite_on_all_or_none(grads)
-        waiting = [v for g, v in zip(grads, variables, strict=True) if g is not None]
+        waiting = _with_gradients(grads, variables)
         window = functools.partial(reduce, variables=waiting)
         with during(reduced=True, window=window), _given(optimizer, curvature):
             return original(grads, trainable_variables)
@@ -113,11 +113,8 @@ def _apply_alone(
     sums = window = None
     if summed:
         strategy.reducer.prepare(state, optimizer, variables, grads, rows_too=not windows)
-        # Keras leaves out what has no gradient, before it asks for the sums of a window.
-        whose = [v for g, v in zip(grads, variables, strict=True) if g is not None]
-        sums = functools.partial(
-            _sums_of_some, strategy, optimizer, whose if windows else variables
-        )
+        whose = _with_gradients(grads, variables) if windows else variables
+        sums = functools.partial(_sums_of_some, strategy, optimizer, whose)
     if windows:
         if current.group is not None and tf.executing_eagerly():
             raise ValueError(_NOT_EAGERLY.format(strategy.sync))
@@ -142,6 +139,11 @@ def _apply_alone(
     # At the end of some epochs a step has no data and no gradients: nothing may be counted then.
     with tf.control_dependencies([g for g in grads if g is not None]):
         tf.cond(current.rows.nobody, only_counted, applied)
+
+
+def _with_gradients(grads: list[Any], variables: list[Variable]) -> list[Variable]:
+    """Those that are left when Keras asks for the sums of a window."""
+    return [v for g, v in zip(grads, variables, strict=True) if g is not None]
 
 
 def _agreeing(strategy: ScaleStrategy) -> Any:

@@ -317,23 +317,23 @@ class Course:
             kept = self._kept(name, variable)
             if kept is not None:
                 kept.assign(tf.cast(variable.values[0].read_value(), kept.dtype))
-        trained = any(weight is variable for weight in self.weights)
+        place = self.place_of_trained(variable)
+        if place is None:
+            return
         for replica, marks in self.marks.items():
-            if trained:
-                marks.in_flight.assign(NONE)  # the way does not begin where weights are now
-            for weight, began in zip(self.weights, marks.began):
-                if weight is variable:
-                    began.assign(variable.values[replica].read_value())
+            marks.in_flight.assign(NONE)  # the way does not begin where weights are now
+            if marks.began:
+                marks.began[place].assign(variable.values[replica].read_value())
 
     def place_of_trained(self, variable: Any) -> int | None:
         """Where a variable stands among the weights that are trained; None if it is none."""
         return next((i for i, w in enumerate(self.weights) if w is variable), None)
 
     def _kept(self, name: str, variable: LocalWeight) -> Any:
-        for trained, weight in zip(self.trained, self.weights, strict=True):
-            if weight is variable:
-                return self.state.whole(name, place_of(self.optimizer, trained))
-        return None
+        place = self.place_of_trained(variable)
+        if place is None:
+            return None
+        return self.state.whole(name, place_of(self.optimizer, self.trained[place]))
 
     @contextlib.contextmanager
     def _on_host(self) -> Iterator[None]:

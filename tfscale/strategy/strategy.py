@@ -237,8 +237,9 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     ) -> None:
         self.reducer = Reducer(exchange, policy, bucket_bytes, trials)
         # The policy is of gradients; steps are divided by curvature, which must not be rounded.
-        what = {"what": "curvature", "suffix": "/curvature"}
-        self.curvature_reducer = Reducer(exchange, MethodPolicy(), bucket_bytes, trials, **what)
+        self.curvature_reducer = Reducer(
+            exchange, MethodPolicy(), bucket_bytes, trials, what="curvature", suffix="/curvature"
+        )
 
     def _train_in_rounds(
         self, algorithm: Algorithm, policy: MethodPolicy, bucket_bytes: int
@@ -475,7 +476,7 @@ def _refuse_xla(strategy: Any) -> None:
 
 
 def _as_it_is(dataset: Any) -> Any:
-    """What one replica gets of each batch."""
+    """What the only replica gets of a dataset: all of it."""
     return dataset
 
 

@@ -69,7 +69,7 @@ class Weight(_Readable, MirroredVariable):
             ) from error
 
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
-        if current.reduced or self.distribute_strategy.num_replicas_in_sync == 1:
+        if current.reduced or self.distribute_strategy.extended._num_replicas_in_sync == 1:
             return update_fn(self._get_on_device_or_primary(), value, **kwargs)
         if current.statistics is not None and self.dtype.is_floating and self._differs(value):
             current.statistics.append(self)

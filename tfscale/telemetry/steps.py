@@ -65,10 +65,9 @@ class Lap:
             saved: how many more bytes each byte of a bucket would have been as ``"fp32"``.
             behind_steps: whether a bucket travels while steps go on.
         """
-        waited_for = [[one for one in mine if not behind_steps(one.bucket)] for mine in ranks]
         times = [
-            (_exposed(those), _under_way(mine))
-            for those, mine in zip(waited_for, ranks, strict=True)
+            (_exposed(one for one in mine if not behind_steps(one.bucket)), _under_way(mine))
+            for mine in ranks
         ]
         self.exposed, self.communication = min(times)
         self.sent = sum(one.sent for mine in ranks for one in mine)

@@ -12,10 +12,15 @@ from tests.strategy.turns import DEADLINE, take
 from tests.sync.checks import CHECKS
 
 
-def check(strategy, name):
-    keras.utils.set_random_seed(1)
-    with tempfile.TemporaryDirectory() as folder:
-        CHECKS[name](make_strategy, Path(folder))
+def checking(checks, make):
+    """What makes one of these by its name."""
+
+    def check(strategy, name):
+        keras.utils.set_random_seed(1)
+        with tempfile.TemporaryDirectory() as folder:
+            checks[name](make, Path(folder))
+
+    return check
 
 
 def make_strategy(sync, **settings):
@@ -23,4 +28,4 @@ def make_strategy(sync, **settings):
 
 
 if __name__ == "__main__":
-    take(check, "ring")
+    take(checking(CHECKS, make_strategy), "ring")

@@ -2,25 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
-import keras
-
 import tfscale
 from tests.strategy.turns import DEADLINE, WORKERS, take
 from tests.sync.groups import CHECKS
-
-
-def checking(checks):
-    """What makes one of these by its name."""
-
-    def check(strategy, name):
-        keras.utils.set_random_seed(1)
-        with tempfile.TemporaryDirectory() as folder:
-            checks[name](make_strategy, Path(folder))
-
-    return check
+from tests.sync.workers.check import checking
 
 
 def make_strategy(sync, replicas=4, **settings):
@@ -29,4 +14,4 @@ def make_strategy(sync, replicas=4, **settings):
 
 
 if __name__ == "__main__":
-    take(checking(CHECKS), "ring")
+    take(checking(CHECKS, make_strategy), "ring")

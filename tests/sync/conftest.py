@@ -1,0 +1,11 @@
+"""What the tests of rules, of groups and of windows share."""
+
+import pytest
+
+from tests.sync.processes import passing
+
+
+@pytest.fixture(scope="module")
+def passes(request):
+    """Asks whether a check of the module has passed in a layout of its workers."""
+    return passing(request, request.module.WORKER, request.module.CHECKS)
