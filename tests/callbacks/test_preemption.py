@@ -1,5 +1,6 @@
 """Trainings that get SIGTERM, and are started again."""
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -86,6 +87,15 @@ def spared():
     signal.signal(signal.SIGTERM, before)
 
 
+def in_a_thread(body):
+    """What it returned."""
+    returned = []
+    thread = threading.Thread(target=lambda: returned.append(body()))
+    thread.start()
+    thread.join()
+    return returned[0]
+
+
 def test_two_devices_of_one_host(tmp_path, spared):
     strategy = tfscale.ScaleStrategy("ring", devices=["CPU:0", "CPU:1"])
     whole = train(strategy, tmp_path / "whole")
@@ -110,17 +120,12 @@ def test_a_signal_in_the_last_step_of_an_epoch_trains_none_twice(
 
 
 def test_a_thread_that_is_not_the_main_one(tmp_path, uninterrupted, spared):
-    ended = []
-
     def body():
-        ended.append(train(None, tmp_path, Signal(step=STEPS), check_every=10**6))
-        ended.append(train(None, tmp_path))
+        told = train(None, tmp_path, Signal(step=STEPS), check_every=10**6)
+        return told, train(None, tmp_path)
 
-    thread = threading.Thread(target=body)
-    thread.start()
-    thread.join()
-    assert ended[0] is None
-    epochs, found = ended[1]
+    told, (epochs, found) = in_a_thread(body)
+    assert told is None
     assert epochs == [1, 2]
     assert_same(found, uninterrupted)
     assert not spared
@@ -199,6 +204,90 @@ assert sigterm.heard
 def test_the_signal_may_come_while_other_threads_run():
     done = subprocess.run([sys.executable, "-c", MANY_SIGNALS], timeout=PATIENCE, check=False)
     assert done.returncode == 0
+
+
+def test_the_signal_may_come_while_the_main_thread_cannot_take_it(tmp_path, spared):
+    """glibc blocks signals while it starts a thread; the system then interrupts another one."""
+
+    class Blocked(Signal):
+        def send(self):
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            super().send()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+    assert train(None, tmp_path, Blocked(step=1), check_every=1) is None
+    assert not spared
+
+
+@pytest.mark.parametrize("where", [in_a_thread, lambda body: body()], ids=["thread", "main"])
+def test_a_training_within_another_leaves_it_the_signal(tmp_path, spared, where):
+    class Probe(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            train(None, tmp_path / f"probe{epoch}")
+
+    def both():
+        return train(None, tmp_path / "whole", Probe(), Signal(step=STEPS + 1), check_every=1)
+
+    assert where(both) is None
+    assert not spared
+
+
+def test_a_training_after_one_that_raised_gives_the_signal_back(tmp_path, spared):
+    with pytest.raises(KeyError):
+        train(None, tmp_path / "failed", Fails(told=False))
+    train(None, tmp_path / "well")
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert spared == [True]
+
+
+def handler_of_c():
+    action = ctypes.create_string_buffer(1024)
+    ctypes.CDLL(None).sigaction(signal.SIGTERM, None, action)
+    return action.raw[:8]
+
+
+def test_a_handler_that_python_does_not_know_is_there_again_after_fit(tmp_path, spared):
+    """As TensorFlow's, in a program with several workers."""
+    ctypes.CDLL(None).signal(signal.SIGTERM, 1)  # to ignore it
+    before = handler_of_c()
+    train(None, tmp_path)
+    assert handler_of_c() == before
+
+
+DATA_FROM_PROCESSES = """
+import sys, tempfile, threading
+import keras, numpy as np, tfscale
+
+class Data(keras.utils.PyDataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, step):
+        return np.ones([8, 4], "float32"), np.ones([8, 1], "float32")
+
+def main():
+    model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with tempfile.TemporaryDirectory() as folder:
+        callbacks = [tfscale.callbacks.Preemption(folder)]
+        data = Data(workers=2, use_multiprocessing=True)
+        print(model.fit(data, epochs=3, verbose=0, callbacks=callbacks).epoch)
+
+if "thread" in sys.argv:
+    thread = threading.Thread(target=main)
+    thread.start()
+    thread.join()
+else:
+    main()
+"""
+
+
+@pytest.mark.parametrize("where", ["main", "thread"])
+def test_processes_that_load_data_end_and_are_not_the_training(where):
+    """Keras ends them by SIGTERM after each epoch."""
+    words = [sys.executable, "-c", DATA_FROM_PROCESSES, where]
+    done = subprocess.run(words, timeout=PATIENCE, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (0, "[0, 1, 2]"), done.stderr
 
 
 def test_an_interval_is_a_number_of_steps():

@@ -63,7 +63,10 @@ class Launched:
 
     def end(self):
         """The exit status."""
-        status = self.process.wait(PATIENCE)
+        try:
+            status = self.process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"runs after {PATIENCE} s: {self.said}") from None
         for reader in self._readers:
             reader.join(PATIENCE)
         return status

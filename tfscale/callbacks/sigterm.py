@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import os
 import select
@@ -12,6 +13,8 @@ import threading
 import time
 from typing import Any
 
+from tfscale.strategy import signals
+
 _TIMES, _BETWEEN = 5, 0.1  # seconds
 _EACH = 1.0  # seconds, after a signal, to look whether ``fit`` has raised rather than heeded it
 
@@ -19,12 +22,10 @@ _EACH = 1.0  # seconds, after a signal, to look whether ``fit`` has raised rathe
 class Sigterm:
     """Takes SIGTERM from its former handler, from when this is made until ``stop``.
 
-    Python's own handlers can only be set in the main thread, and run only when it runs Python
-    code. ``faulthandler`` has neither limit: when the signal comes it writes a traceback, here
-    into a pipe, which is not empty from then on.
+    If several trainings run at once, or one within another, each hears the signal.
 
-    Keras does not tell callbacks that ``fit`` has raised. If a signal comes after that, this
-    passes it on to its former handler.
+    Keras does not tell callbacks that ``fit`` has raised. If a signal comes after that, and no
+    other training runs, it is passed on to its former handler.
 
     Args:
         callback: the callback whose ``fit`` this is for.
@@ -32,65 +33,24 @@ class Sigterm:
 
     def __init__(self, callback: Any) -> None:
         self._callback = callback
-        self._heard = False
-        self._listens = True
-        self._lock = threading.Lock()
-        self._out, self._in = os.pipe()
-        os.set_blocking(self._out, False)
-        os.set_blocking(self._in, False)  # a full pipe has been heard already
-        faulthandler.register(signal.SIGTERM, self._in, all_threads=False, chain=False)
-        self._watches = self._fit_runs()  # and no loop of the user's own, which may go on
-        if self._watches:
-            threading.Thread(target=self._watch, name="tfscale-sigterm", daemon=True).start()
+        self._in_fit = self._fit_runs()  # and in no loop of the user's own, which may go on
+        self.told = False
+        _process.add(self)
 
     @property
     def heard(self) -> bool:
         """Whether the signal has come."""
-        with self._lock:
-            if self._listens:
-                self._read()
-            return self._heard
+        _process.read()
+        return self.told
 
-    def stop(self) -> bool:
-        """Give the signal back to its former handler; ``heard`` keeps what has come so far.
+    def stop(self) -> None:
+        """Leave the signal to its former handler; ``heard`` keeps what has come so far."""
+        _process.remove(self)
 
-        Returns:
-            Whether this took the signal until now.
-        """
-        with self._lock:
-            if not self._listens:
-                return False
-            faulthandler.unregister(signal.SIGTERM)
-            self._read()
-            self._listens = False
-            if self._watches:
-                os.close(self._in)  # which ends the watch
-            else:
-                self._close()
-            return True
-
-    def _read(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            self._heard |= bool(os.read(self._out, 1 << 16))
-
-    def _close(self) -> None:
-        os.close(self._in)
-        os.close(self._out)
-
-    def _watch(self) -> None:
-        while True:
-            select.select([self._out], [], [], _EACH if self._heard else None)
-            with self._lock:
-                if not self._listens:
-                    return os.close(self._out)
-                self._read()
-            if self._heard and self._fit_is_over() and self.stop():
-                os.kill(os.getpid(), signal.SIGTERM)
-
-    def _fit_is_over(self) -> bool:
+    def fit_is_over(self) -> bool:
         """Looks several times: a function that returns during a look hides its callers."""
         for _ in range(_TIMES):
-            if self._fit_runs():
+            if not self._in_fit or self._fit_runs():
                 return False
             time.sleep(_BETWEEN)
         return True
@@ -106,3 +66,131 @@ class Sigterm:
                         return True
                 caller = caller.f_back
         return False
+
+
+class _Process:
+    """What a process does with SIGTERM, for all of its trainings.
+
+    Whatever handles the signal writes into a pipe. In the main thread that is a handler of
+    Python's, whose part in C works in whichever thread the system interrupts, TensorFlow's, too.
+    Other threads can't set one. For them it is ``faulthandler``, which writes a traceback, but
+    not in TensorFlow's threads: the system prefers the main thread, which then only waits.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._trainings: list[Sigterm] = []
+        self._pipe: tuple[int, int] | None = None  # once there has been a training
+        self._handles = False  # by a handler of Python's
+        self._former: Any = signal.SIG_DFL
+        self._action = ctypes.create_string_buffer(1024)  # C's former one, less long than this
+
+    def add(self, training: Sigterm) -> None:
+        self._end_those_over()
+        with self._lock:
+            if self._pipe is None:
+                self._pipe = os.pipe()
+                for end in self._pipe:
+                    os.set_blocking(end, False)  # when it is full, it has been heard
+                threading.Thread(target=self._watch, name="tfscale-sigterm", daemon=True).start()
+            self._trainings.append(training)
+            self._take()
+
+    def remove(self, training: Sigterm) -> bool:
+        """Whether it was there until now."""
+        with self._lock:
+            if training not in self._trainings:
+                return False
+            if len(self._trainings) == 1:
+                self._give_back()
+            self.read()
+            self._trainings.remove(training)
+            return True
+
+    def read(self) -> None:
+        with self._lock, contextlib.suppress(BlockingIOError):
+            if self._pipe and os.read(self._pipe[0], 1 << 16):
+                for training in self._trainings:
+                    training.told = True
+
+    def forget(self) -> None:
+        """In a forked process, whose trainings these are not."""
+        if self._pipe:
+            self._give_back()
+            self._trainings.clear()
+            for end in self._pipe:
+                os.close(end)
+
+    def _take(self) -> None:
+        assert self._pipe
+        if self._handles:
+            return
+        if threading.current_thread() is not threading.main_thread():
+            faulthandler.register(signal.SIGTERM, self._pipe[1], all_threads=False, chain=False)
+            return
+        faulthandler.unregister(signal.SIGTERM)
+        _sigaction(None, self._action)
+        former = signal.signal(signal.SIGTERM, self._hear)
+        if former != self._hear:
+            self._former = former
+        self._handles = True
+
+    def _give_back(self) -> None:
+        """Threads other than the main one do so in C only, and ``_hear`` the rest."""
+        faulthandler.unregister(signal.SIGTERM)
+        if self._handles and signal.getsignal(signal.SIGTERM) == self._hear:
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, self._former)
+            _sigaction(self._action, None)
+        self._handles = False
+
+    def _hear(self, number: int, frame: Any) -> None:
+        """Takes no lock, for it may interrupt whoever has it."""
+        if self._trainings and self._pipe:
+            with contextlib.suppress(BlockingIOError):
+                os.write(self._pipe[1], b"!")
+        else:
+            signal.signal(signal.SIGTERM, self._former)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def _watch(self) -> None:
+        assert self._pipe
+        while True:
+            told = any(training.told for training in self._trainings)
+            select.select([self._pipe[0]], [], [], _EACH if told else None)
+            self.read()
+            self._end_those_over()
+
+    def _end_those_over(self) -> None:
+        """What they did not heed is for whoever took the signal before."""
+        for training in list(self._trainings):
+            unheeded = training.fit_is_over() and self.remove(training) and training.told
+            if unheeded and not self._trainings:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _sigaction(new: Any, old: Any) -> None:
+    ctypes.CDLL(None).sigaction(signal.SIGTERM, new, old)
+
+
+def _before_fork() -> None:
+    """A new process may be ended at once, and must not tell this one's trainings."""
+    _forks.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+
+def _after_fork() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forks.mask)
+
+
+def _in_child() -> None:
+    """A process that loads data, say, has nothing to save, and ends by SIGTERM."""
+    global _process
+    _process.forget()
+    _process = _Process()
+    signals.forget()
+    _after_fork()
+
+
+_process = _Process()
+_forks = threading.local()
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)

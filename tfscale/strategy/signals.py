@@ -50,11 +50,13 @@ def _start_thread() -> None:
     threading.Thread(
         target=_hear, args=(_pipe[0], before), name="tfscale-signals", daemon=True
     ).start()
-    os.register_at_fork(after_in_child=_forget)
+    os.register_at_fork(after_in_child=forget)
 
 
-def _forget() -> None:
+def forget() -> None:
     """A process that this one forks is no worker, and must not send messages in its name."""
+    if _pipe is None:
+        return
     signal.set_wakeup_fd(-1)
     for number, own in ((signal.SIGTERM, _wait_for_the_end), (signal.SIGINT, _raise_interrupt)):
         if signal.getsignal(number) is own:
