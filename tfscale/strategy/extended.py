@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfscale.bridge.calls import caller, goes_back
 from tfscale.bridge.fit import compiling
+from tfscale.bridge.gradients import ending_with_their_graphs
 from tfscale.bridge.objects import OPTIMIZERS
 from tfscale.bridge.tensorflow import (
     CollectiveAllReduce,
@@ -187,6 +188,10 @@ class Extended(CollectiveAllReduceExtended):
         )
 
     # -- reductions
+
+    def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
+        with ending_with_their_graphs():
+            return super()._call_for_each_replica(fn, args, kwargs)
 
     def _use_merge_call(self) -> bool:
         # Replicas reduce where they are, each by its own op. So nothing has to meet

@@ -1,0 +1,74 @@
+"""Gradients that TensorFlow would keep until the program ends end with the graph they are of."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.framework.ops import gradient_registry
+
+_ATTRIBUTE = "_tfscale_gradients"  # of a graph
+_DEEP = 4  # functions within functions
+
+
+@contextlib.contextmanager
+def ending_with_their_graphs() -> Iterator[None]:
+    """Gradients of ``tf.custom_gradient`` made meanwhile, by which replicas sum, say.
+
+    TensorFlow registers each of them under a name of its own, and forgets none. They hold
+    tensors, so a program that trains one model after another kept all graphs and strategies. Here
+    the graph holds them, and the registry a function that finds them there.
+    """
+    registered = gradient_registry._registry
+    before = set(registered)
+    try:
+        yield
+    finally:
+        for name in [name for name in list(registered) if name not in before]:
+            graph = _graph_of(registered[name]["type"])
+            if graph is not None:
+                _give(graph, name)
+
+
+def _give(graph: tf.Graph, name: str) -> None:
+    registered = gradient_registry._registry
+    if not hasattr(graph, _ATTRIBUTE):
+        setattr(graph, _ATTRIBUTE, {})
+    getattr(graph, _ATTRIBUTE)[name] = registered[name]["type"]
+    registered[name]["type"] = _found_in(weakref.ref(graph), name)
+    weakref.finalize(graph, registered.pop, name, None).atexit = False
+
+
+def _found_in(holder: weakref.ref[tf.Graph], name: str) -> Callable[..., Any]:
+    def gradient(op: tf.Operation, *gradients: Any) -> Any:
+        return getattr(holder(), _ATTRIBUTE)[name](op, *gradients)
+
+    return gradient
+
+
+def _graph_of(gradient: Any, deep: int = _DEEP) -> tf.Graph | None:
+    """The outermost graph of the tensors that a function holds; none if it holds none."""
+    for cell in getattr(gradient, "__closure__", None) or ():
+        for held in tf.nest.flatten(_content(cell)):
+            if tf.is_tensor(held) and hasattr(held, "graph"):  # not of an eager one
+                return _outermost(held.graph)
+            found = _graph_of(held, deep - 1) if deep and callable(held) else None
+            if found is not None:
+                return found
+    return None
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # a name that has no value yet
+        return None
+
+
+def _outermost(graph: Any) -> tf.Graph:
+    while getattr(graph, "outer_graph", None) is not None and graph.outer_graph.building_function:
+        graph = graph.outer_graph
+    return graph
