@@ -139,6 +139,11 @@ def test_the_log_says_who_trains_and_names_no_strategy_of_tensorflow(caplog):
     assert "heard again" in caplog.text
 
 
+def test_a_schedule_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"mine.json' is not here: .* strategy.dump writes"):
+        ScaleStrategy(devices=TWO, schedule_file=tmp_path / "mine.json")
+
+
 def test_a_schedule_file_must_be_for_as_many_ranks(tmp_path):
     from tfscale.collectives import Link
     from tfscale.collectives.choose import Chooser

@@ -200,7 +200,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 "sync": self.sync.describe(),
                 "batch_norm": batch_norm,
                 "own_losses": own_losses,
-                "schedule_file": schedule_file and records.read_text(Path(schedule_file)),
+                "schedule_file": schedule_file and _choices_of(Path(schedule_file)),
             },
         )
         if backend == backends.TENSORFLOW:
@@ -462,6 +462,16 @@ def _join(extended: Extended, settings: Mapping[str, Any]) -> None:
         extended.group.join()  # who has come together hears it when one of them fails
         if extended.hosts is not None:
             farewell.when_the_program_fails([extended.group, extended.hosts])
+
+
+def _choices_of(schedule_file: Path) -> str:
+    try:
+        return records.read_text(schedule_file)
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"schedule_file={str(schedule_file)!r} is not here: each worker reads a file of that "
+            "name, which strategy.dump writes"
+        ) from None
 
 
 def _refuse_xla(strategy: Any) -> None:
