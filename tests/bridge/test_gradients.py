@@ -80,6 +80,28 @@ def test_gradients_of_functions_are_found(what):
     with tf.GradientTape() as second:
         with tf.GradientTape() as first:
             both = tf.add_n(cubes(x))
+        gc.collect()
         slope = first.gradient(both, x)
+    gc.collect()
     assert both == 2 * 2**3 and slope == 2 * 9 * 2**2
     assert second.gradient(slope, x) == 2 * 18 * 2
+
+
+def test_a_function_that_several_graphs_call_keeps_its_gradient():
+    """TensorFlow traces it within the first of them."""
+
+    @tf.function
+    def shared(x):
+        return cube(x)
+
+    strategy = tfscale.ScaleStrategy("ring", devices=DEVICES)
+
+    def cubes():
+        return tf.function(lambda x: strategy.run(lambda: shared(x)))
+
+    x = tf.Variable(2.0)
+    cubes()(x)
+    gc.collect()
+    with tf.GradientTape() as tape:
+        of_first, _ = strategy.experimental_local_results(cubes()(x))
+    assert tape.gradient(of_first, x) == 9 * 2**2

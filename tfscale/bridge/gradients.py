@@ -11,6 +11,7 @@ import tensorflow as tf
 from tensorflow.python.framework.ops import gradient_registry
 
 _ATTRIBUTE = "_tfscale_gradients"  # of a graph
+_NAMES = "CustomGradient-"
 _DEEP = 4  # functions within functions
 
 
@@ -27,19 +28,19 @@ def ending_with_their_graphs() -> Iterator[None]:
     try:
         yield
     finally:
-        for name in [name for name in list(registered) if name not in before]:
-            graph = _graph_of(registered[name]["type"])
+        for name in set(registered) - before:
+            entry = registered.get(name)  # none if another thread's graph has ended since
+            graph = _graph_of(entry["type"]) if entry and name.startswith(_NAMES) else None
             if graph is not None:
-                _give(graph, name)
+                _give(graph, name, entry)
 
 
-def _give(graph: tf.Graph, name: str) -> None:
-    registered = gradient_registry._registry
+def _give(graph: tf.Graph, name: str, entry: dict[str, Any]) -> None:
     if not hasattr(graph, _ATTRIBUTE):
         setattr(graph, _ATTRIBUTE, {})
-    getattr(graph, _ATTRIBUTE)[name] = registered[name]["type"]
-    registered[name]["type"] = _found_in(weakref.ref(graph), name)
-    weakref.finalize(graph, registered.pop, name, None).atexit = False
+    getattr(graph, _ATTRIBUTE)[name] = entry["type"]
+    entry["type"] = _found_in(weakref.ref(graph), name)
+    weakref.finalize(graph, gradient_registry._registry.pop, name, None).atexit = False
 
 
 def _found_in(holder: weakref.ref[tf.Graph], name: str) -> Callable[..., Any]:
@@ -50,11 +51,11 @@ def _found_in(holder: weakref.ref[tf.Graph], name: str) -> Callable[..., Any]:
 
 
 def _graph_of(gradient: Any, deep: int = _DEEP) -> tf.Graph | None:
-    """The outermost graph of the tensors that a function holds; none if it holds none."""
+    """The graph of the tensors that a function holds; none if it holds none."""
     for cell in getattr(gradient, "__closure__", None) or ():
         for held in tf.nest.flatten(_content(cell)):
             if tf.is_tensor(held) and hasattr(held, "graph"):  # not of an eager one
-                return _outermost(held.graph)
+                return held.graph
             found = _graph_of(held, deep - 1) if deep and callable(held) else None
             if found is not None:
                 return found
@@ -66,9 +67,3 @@ def _content(cell: Any) -> Any:
         return cell.cell_contents
     except ValueError:  # a name that has no value yet
         return None
-
-
-def _outermost(graph: Any) -> tf.Graph:
-    while getattr(graph, "outer_graph", None) is not None and graph.outer_graph.building_function:
-        graph = graph.outer_graph
-    return graph
