@@ -11,9 +11,8 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
-
-from tfscale.strategy import signals
 
 _TIMES, _BETWEEN = 5, 0.1  # seconds
 _EACH = 1.0  # seconds, after a signal, to look whether ``fit`` has raised rather than heeded it
@@ -187,10 +186,20 @@ def _in_child() -> None:
     global _process
     _process.forget()
     _process = _Process()
-    signals.forget()
+    for forget in _forget_too:
+        forget()
     _after_fork()
+
+
+def forget_in_child(forget: Callable[[], None]) -> None:
+    """Have a forked process call ``forget`` once it has the handler that trainings found.
+
+    No SIGTERM reaches it before that.
+    """
+    _forget_too.append(forget)
 
 
 _process = _Process()
 _forks = threading.local()
+_forget_too: list[Callable[[], None]] = []
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)

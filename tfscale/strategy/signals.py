@@ -15,6 +15,7 @@ import threading
 import time
 from typing import Any, NoReturn
 
+from tfscale.callbacks import sigterm
 from tfscale.strategy import farewell
 
 _TO_RAISE = 1.0  # seconds for the main thread to raise KeyboardInterrupt by itself
@@ -50,10 +51,10 @@ def _start_thread() -> None:
     threading.Thread(
         target=_hear, args=(_pipe[0], before), name="tfscale-signals", daemon=True
     ).start()
-    os.register_at_fork(after_in_child=forget)
+    sigterm.forget_in_child(_forget)
 
 
-def forget() -> None:
+def _forget() -> None:
     """A process that this one forks is no worker, and must not send messages in its name."""
     if _pipe is None:
         return
