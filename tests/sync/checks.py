@@ -757,7 +757,22 @@ class Stop(keras.callbacks.Callback):
 
 def taken_up_again(make, folder):
     """Saved in the middle of a round, read into a new model: it goes on from the average."""
-    rule = sync.DiLoCo(4)
+
+    def make_end():
+        return simulation.outer_step(Momentum(0.7, 0.9, True))
+
+    _taken_up_again(make, folder, sync.DiLoCo(4), make_end, Training.mean)
+
+
+def centre_taken_up_again(make, folder):
+    """The same, from the centre."""
+    rule = sync.ElasticAveraging(4, 0.2)
+    _taken_up_again(
+        make, folder, rule, lambda: simulation.elastic(0.2), lambda training: training.centre
+    )
+
+
+def _taken_up_again(make, folder, rule, make_end, read):
     x, y = simulation.problem()
 
     def interrupted(name, save):
@@ -768,15 +783,14 @@ def taken_up_again(make, folder):
         return name
 
     def expected():
-        training = Training(
-            replicas(make(rule)), of_steps(4), simulation.outer_step(Momentum(0.7, 0.9, True))
-        )
+        strategy = make(rule)
+        training = on(strategy, Training(replicas(strategy), of_steps(4), make_end()))
         for step in range(6):
             rows = slice(step * BATCH, (step + 1) * BATCH)
             training.step(x[rows], y[rows])
             if step == 3:
                 training.end(training)
-        training.weights = [training.mean() for _ in training.weights]
+        training.weights = [[w.copy() for w in read(training)] for _ in training.weights]
         means = [np.mean(parts, 0) for parts in zip(*(one.kept for one in training.inner))]
         for one in training.inner:
             one.kept = [m.copy() for m in means]
@@ -785,7 +799,7 @@ def taken_up_again(make, folder):
             training.step(x[rows], y[rows])
             if step in (1, 5, 8):
                 training.end(training)
-        return training.mean()
+        return read(training)
 
     def from_keras(path):
         strategy = make(rule)
@@ -808,8 +822,31 @@ def taken_up_again(make, folder):
         model = load(interrupted(name, save))
         fit(model)
         same(model, expected(), atol=3e-6)
+        agree(model)
     alone = keras.models.load_model(file)
     assert alone.count_params() == sum(w.size for w in simulation.beginning())
+
+
+def centre_in_shards(make, folder):
+    """Each replica holds a part of the centre, and sends as much as for the mean of all weights."""
+    strategy = make(sync.ElasticAveraging(4, 0.2))
+    model, traffic = regression(strategy), Traffic()
+    fit(model, callbacks=[traffic])
+    ranks = replicas(strategy)
+    held = [-(-w.size // ranks) for w in model.get_weights()]
+    shards = model.optimizer._tfscale_memory._kept_centre
+    assert [v.shape[0] for one in shards.values() for v in one.values[:1]] == held
+    sent = 2 * (ranks - 1) * sum(held) * 4
+    several = strategy.extended._num_workers > 1  # whose numbers of batches are compared
+    totals = strategy.extended.group.communicators[0].totals()
+    of_centre = [total.sent for name, total in totals.items() if "centre" in name.label]
+    assert sum(of_centre) == 3 * sent + sent // 2  # three rounds, and what all take in the end
+    if not several:
+        every = sum(sent for _, sent in traffic.steps)
+        assert every == 2 * sent * len(strategy.extended.group.communicators)
+    rows = strategy.explain()
+    assert {"shards of the centre", "sum into the centre"} == {row.bucket.label for row in rows}
+    assert sum(row.sent for row in rows) == sent
 
 
 def gossip_taken_up_again(make, folder):
@@ -1019,6 +1056,8 @@ CHECKS = NUMBERS | {
         optimizers,
         refused,
         taken_up_again,
+        centre_taken_up_again,
+        centre_in_shards,
         gossip_taken_up_again,
         gossip_of_strangers,
         loaded_from_a_training_without_rounds,

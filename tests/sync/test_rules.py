@@ -4,11 +4,13 @@ import functools
 from pathlib import Path
 
 import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.strategy.groups import SECONDS
-from tests.sync.checks import CHECKS, NUMBERS
-from tfscale import ScaleStrategy
+from tests.sync.checks import CHECKS, NUMBERS, Middle, fit, regression, same
+from tfscale import ScaleStrategy, sync
 
 pytestmark = pytest.mark.timeout(SECONDS + 60)
 WORKER = Path(__file__).parent / "workers" / "check.py"
@@ -43,6 +45,72 @@ def test_two_devices(case, tmp_path):
 @pytest.mark.parametrize("case", sample(NUMBERS, NUMBERS.keys() - {"elastic", "gossip"}))
 def test_four_devices(case, tmp_path):
     CHECKS[case](functools.partial(make, 4), tmp_path)
+
+
+@pytest.mark.parametrize("readers", [1, 2, 3])
+def test_a_centre_is_read_by_another_number_of_replicas(readers, tmp_path):
+    """Though shards have other sizes then; 1: no strategy."""
+
+    def keep(model):
+        model.save(tmp_path / "model.keras")
+        model.save_weights(tmp_path / "own.weights.h5")
+        tf.train.Checkpoint(model=model, optimizer=model.optimizer).write(str(tmp_path / "point"))
+        return model.get_weights()
+
+    def from_keras(scope, make):
+        with scope:
+            return keras.models.load_model(tmp_path / "model.keras")
+
+    def from_weights(scope, make):
+        model = make()
+        with scope:
+            model.optimizer.build(model.trainable_variables)
+        model.load_weights(tmp_path / "own.weights.h5")
+        return model
+
+    def from_checkpoint(scope, make):
+        model = make()
+        restored = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+        restored.restore(str(tmp_path / "point"))
+        return model
+
+    rule, middle = sync.ElasticAveraging(4, 0.2), Middle(keep, 6)
+    fit(regression(make(4, rule)), callbacks=[middle])
+    for read in (from_keras, from_weights, from_checkpoint):
+        strategy = make(readers, rule) if readers > 1 else tf.distribute.get_strategy()
+        model = read(strategy.scope(), functools.partial(regression, strategy))
+        same(model, middle.seen, atol=0)
+        look = Middle(lambda model: model.get_weights(), 1)
+        fit(model, callbacks=[look])
+        if readers > 1:  # before the round's end they read as the centre, which has not moved
+            for found, expected in zip(look.seen, middle.seen, strict=True):
+                np.testing.assert_array_equal(found, expected)
+
+
+class Adds(sync.Rule):
+    """A user's, that counts how far all replicas have gone."""
+
+    every = 4
+    keeps = ("ways",)
+
+    def __init__(self, in_shards):
+        self.in_shards = in_shards
+
+    def end(self, round):
+        own = [weight.read_value() for weight in round.weights]
+        means = round.mean(own)
+        round.add("ways", [value - mean + 1 for value, mean in zip(own, means)])
+        for weight, mean in zip(round.weights, means):
+            weight.assign(mean)
+
+
+def test_a_rule_adds_to_what_is_in_shards():
+    model = regression(make(3, Adds(("ways",))))
+    fit(model)  # three rounds of three replicas, whose ways from the mean sum to 0
+    for kept in model.optimizer._tfscale_memory._kept_ways.values():
+        np.testing.assert_allclose(kept.numpy(), np.full(kept.whole_shape, 9.0), atol=1e-5)
+    with pytest.raises(ValueError, match="adds to 'ways', which is not in shards"):
+        fit(regression(make(3, Adds(()))))
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from tfscale.collectives.choose import Chooser
 from tfscale.compression.gradient import Gradient
 from tfscale.compression.method import RESIDUAL, Method, Wire
 from tfscale.exchange.buckets import Bucket
+from tfscale.exchange.collective_schedules import price
 from tfscale.exchange.exchange import Exchange
 from tfscale.exchange.reducer import Collective, Packing, Reducer, dense_bucket, sparse_bucket
 from tfscale.ops.bucket import BucketId
@@ -153,7 +154,6 @@ def row_of_mixtures(
     """What mixtures of these weights send, which take turns; beside what a sum would."""
     lossless, elements = (sum(one.bytes for one in weights), sum(one.elements for one in weights))
     size = lossless if wire == LOSSLESS else nbytes(wire, elements)
-    one = Collective(bucket, size)
     schedules = exchange.schedules
     choice = schedules.choose(size)
     cost, summing = rounds[0].cost, schedules.schedule(choice.algorithm).cost
@@ -165,22 +165,43 @@ def row_of_mixtures(
             seconds = cost.time(size, schedules.machine, schedules.gamma)
             why += f" in {_ms(choice.seconds)} ms by the model"
     more = f" and {len(rounds) - 1} more in turn" if len(rounds) > 1 else ""
-    totals = exchange.communicators[0].totals()
+    by = {"algorithm": f"{rounds[0].name}{more}", "why": why, "predicted": seconds}
+    return _row_of_weights(exchange, bucket, weights, wire, size, lossless=lossless, **by)
+
+
+def row_of_shards(exchange: Exchange, bucket: BucketId, weights: Sequence[Gradient]) -> Row:
+    """What replicas send so that each has the shards of all; or its own shard of a sum."""
+    size = nbytes(LOSSLESS, sum(one.elements for one in weights))
+    cost = price(exchange.schedules, exchange.ranks, [], [size // exchange.ranks])
+    by = {
+        "algorithm": "ring",
+        "why": "shards of all replicas",
+        "predicted": cost.amount if cost.unit == "seconds" else 0.0,
+    }
+    half = size // 2  # of an all-reduce
+    return _row_of_weights(exchange, bucket, weights, LOSSLESS, half, lossless=half, **by)
+
+
+def _row_of_weights(
+    exchange: Exchange,
+    bucket: BucketId,
+    weights: Sequence[Gradient],
+    wire: str,
+    size: int,
+    **by: Any,
+) -> Row:
     return Row(
         bucket=bucket,
         variables=tuple(weight.path for weight in weights),
-        elements=elements,
+        elements=sum(weight.elements for weight in weights),
         wire=wire,
         feedback=False,
         bytes=size,
-        lossless=lossless,
-        algorithm=f"{rounds[0].name}{more}",
-        why=why,
-        predicted=seconds,
         gain=0.0,
         method=str(Wire(wire, False)),
         collectives=(bucket,),
-        **_measured(totals, [one]),
+        **by,
+        **_measured(exchange.communicators[0].totals(), [Collective(bucket, size)]),
     )
 
 

@@ -20,17 +20,19 @@ import tensorflow as tf
 from tfscale.bridge.objects import LAYER_SEED, Saveable
 from tfscale.bridge.protocols import Model, Optimizer
 from tfscale.compression.method import RESIDUAL, Kept
+from tfscale.exchange import shards
 
 _log = logging.getLogger("tfscale")
 
 # The names of variables, by which a strategy knows them.
 PART = "tfscale_part"  # of a sum, different on each replica
 COMMON = "tfscale_common"  # the same on all replicas
+SHARD = "tfscale_shard"  # of what is common: each replica holds a part
 ROUNDING_SEED = "tfscale_rounding_seed"
 
 # These begin with the same value on every worker. Some are made while the first step is traced; if
 # replicas make that step alone, nobody may send the first worker's value.
-BEGINS_ALIKE = (PART, COMMON, ROUNDING_SEED)
+BEGINS_ALIKE = (PART, COMMON, SHARD, ROUNDING_SEED)
 
 ATTRIBUTE = "_tfscale_memory"  # as checkpoints and files call it
 
@@ -58,6 +60,7 @@ class ExchangeState(tf.Module, Saveable):
         self._early_seeds: Mapping[str, Any] = _NOTHING
         self.outer: Any = None  # an optimizer whose variables are saved, too
         self.make_outer: Callable[[], Any] = lambda: None  # another one
+        self.in_shards: tuple[str, ...] = ()  # names of what is common and held in shards
         # Called when a file has been read, with the names of what it did not hold.
         self.after_loading: Callable[[set[str]], None] = lambda anew: None
         # By name and place. TensorFlow would take a dict for variables to save.
@@ -101,10 +104,17 @@ class ExchangeState(tf.Module, Saveable):
             for (name, place), kept in sorted(wanted.items(), key=lambda item: item[0]):
                 old = self._own.described.get((name, place))
                 if old is None or (old.shape, old.common) != (kept.shape, kept.common):
-                    start = tf.constant(kept.start(kept.shape), tf.float32)
-                    kind = COMMON if kept.common else PART
-                    self._of(name)[place] = tf.Variable(start, trainable=False, name=kind)
+                    self._of(name)[place] = self._made(name, kept)
                 self._own.described[name, place] = kept
+
+    def _made(self, name: str, kept: Kept) -> Any:
+        if name not in self.in_shards:
+            start = tf.constant(kept.start(kept.shape), tf.float32)
+            return tf.Variable(start, trainable=False, name=COMMON if kept.common else PART)
+        each = shards.size(kept.shape, self._strategy.extended._num_replicas_in_sync)
+        shard = tf.Variable(tf.zeros([each]), trainable=False, name=SHARD)
+        shard.whole_shape = kept.shape
+        return shard
 
     def _of(self, name: str) -> dict[str, Any]:
         """The variables of that name, by place: an attribute, so that TensorFlow saves them."""

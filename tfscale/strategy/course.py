@@ -60,6 +60,8 @@ class Course:
         flights: what travels while replicas make steps.
         mixtures: those that take turns at the ends of rounds; none before they are traced.
         mixed_on: the wire of what they mix.
+        shards_go: whether the ends of rounds send what is kept in shards; not before they are
+            traced.
         outside: what one sees of all this outside of replicas.
     """
 
@@ -76,6 +78,7 @@ class Course:
         self.marks: dict[int, Marks] = {}
         self.mixtures: list[Schedule] = []
         self.mixed_on = LOSSLESS
+        self.shards_go = False
         self._statistics: list[Any] = []
         self._spare: dict[Any, Cell] = {}
         self._closing: Any = None

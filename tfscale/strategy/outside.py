@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tfscale.bridge.tensorflow import PerReplica
-from tfscale.exchange.explain import Row, row_of_mixtures, rows
+from tfscale.exchange.explain import Row, row_of_mixtures, row_of_shards, rows
 from tfscale.exchange.reducer import describe
 from tfscale.ops.bucket import BucketId
-from tfscale.strategy.replica_round import MIXED, POSITION, ROUNDS
+from tfscale.strategy.replica_round import MIXED, POSITION, ROUNDS, SHARDS, SUM_INTO
 from tfscale.strategy.variables import LocalWeight
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Outside:
         if not marks.apart.numpy() or marks.shown.numpy():
             return None
         kept = self._course.reads_as(variable)
-        return self._mean_of(variable) if kept is None else kept.values[0].read_value()
+        return self._mean_of(variable) if kept is None else kept._get_cross_replica()
 
     def _mean_of(self, variable: LocalWeight) -> tf.Tensor:
         strategy = variable.distribute_strategy
@@ -100,15 +100,20 @@ class Outside:
         waited, took = self.behind()
         return 1 - waited / took if took else None
 
-    def mixed(self) -> list[Row]:
-        """What mixtures send at the end of a round, if it ends in one."""
+    def sent_by_rule(self) -> list[Row]:
+        """What the end of a round sends besides what the reducer does."""
         course = self._course
-        if not course.mixtures:
+        if not course.mixtures and not course.shards_go:
             return []
-        bucket = BucketId(MIXED, course.label)
-        weights = [describe(v) for v in course.trained]
-        how = course.mixtures, course.mixed_on
-        return [row_of_mixtures(course.reducer.exchange, bucket, weights, *how)]
+        exchange, weights = course.reducer.exchange, [describe(v) for v in course.trained]
+        if course.mixtures:
+            bucket = BucketId(MIXED, course.label)
+            return [row_of_mixtures(exchange, bucket, weights, course.mixtures, course.mixed_on)]
+        return [
+            row_of_shards(exchange, BucketId(name.format(kept), course.label), weights)
+            for kept in course.rule.in_shards
+            for name in (SHARDS, SUM_INTO)
+        ]
 
     def words(self) -> str:
         """Of this model's next agreement; nothing before its first step."""
@@ -118,16 +123,18 @@ class Outside:
         done, rounds = self.ended()
         counted = float(course.state.whole(*ROUNDS).numpy())
         left = int(course.steps_of(tf.constant(counted, tf.float32))) - done
-        own = self.mixed() or [r for r in rows(course.reducer) if r.bucket.owner == course.label]
+        summed = [row for row in rows(course.reducer) if row.bucket.owner == course.label]
+        own = self.sent_by_rule() or summed
         size, seconds = sum(row.bytes for row in own), sum(row.predicted for row in own)
         words = f"{course.name!r} has ended {rounds} rounds, and ends the next in {left} steps"
         if own:
             parts = course.flights.parts
-            what = "that mixes" if self.mixed() else "that sums"
+            what = "that mixes" if course.mixtures else "that sums"
             words += f"; {what if parts < 2 else f'{parts} in turn sum'} {size:,} bytes"
             words += f", in {1000 * seconds:.2f} ms by the model" if seconds else ""
         if (hidden := self.hidden()) is not None:
             words += f", of whose time {100 * hidden:.0f} % went by behind steps"
         if drift := self.drift():
-            words += f". At the last end weights were up to {drift:.3g} from their mean"
+            from_what = next(iter(course.rule.in_shards), "mean")
+            words += f". At the last end weights were up to {drift:.3g} from their {from_what}"
         return f"{words}."

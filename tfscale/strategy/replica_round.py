@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfscale.bridge.objects import counter_of
 from tfscale.collectives import Schedule, is_doubly_stochastic
+from tfscale.exchange import shards
 from tfscale.exchange.reducer import place_of
 from tfscale.exchange.trial import Cell
 from tfscale.ops.bucket import BucketId
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 POSITION, ROUNDS, STEPS = ("position", "sync"), ("rounds", "sync"), ("steps", "sync")
 
 
-MIXED = "weights to mix"  # as logs call them
+# As logs call them.
+MIXED, SHARDS, SUM_INTO = "weights to mix", "shards of the {}", "sum into the {}"
 NONE = -1  # is in flight
 
 
@@ -177,12 +179,55 @@ class ReplicaRound:
         return f"ways of fragment {self._part}"
 
     def kept(self, name: str) -> list[tf.Tensor]:
-        kept = zip(self._kept(name), self.weights, strict=True)
-        return [tf.cast(variable.read_value(), weight.dtype) for variable, weight in kept]
+        values = self._values_of(name)
+        if name in self._course.rule.in_shards:
+            self._note_drift([weight.read_value() for weight in self.weights], values)
+        return values
+
+    def _values_of(self, name: str) -> list[tf.Tensor]:
+        own = [variable.read_value() for variable in self._kept(name)]
+        kept = self._joined(own, name) if name in self._course.rule.in_shards else own
+        return [tf.cast(x, weight.dtype) for x, weight in zip(kept, self.weights, strict=True)]
 
     def keep(self, name: str, values: Sequence[tf.Tensor]) -> None:
+        if name in self._course.rule.in_shards:
+            ranks, rank = self._exchange.ranks, self._exchange.communicators[self.replica].rank
+            values = [shards.split(value, ranks)[rank] for value in values]
         for variable, value in zip(self._kept(name), values, strict=True):
             variable.assign(tf.cast(value, variable.dtype))
+
+    def add(self, name: str, values: Sequence[tf.Tensor]) -> None:
+        if name not in self._course.rule.in_shards:
+            raise ValueError(
+                f"sync={self._course.rule!r} adds to {name!r}, which is not in shards. Name it in "
+                "the rule's in_shards; or keep what is the same on all replicas, such as a mean"
+            )
+        own = self._kept(name)
+        total = self._summed_shards([tf.cast(value, tf.float32) for value in values], name)
+        members = self._exchange.ranks // self.replicas  # of a group, each with the same values
+        for variable, shard in zip(own, total, strict=True):
+            variable.assign_add(shard / members)
+
+    def _joined(self, own: Sequence[tf.Tensor], what: str) -> list[tf.Tensor]:
+        """Of this replica's shards, and everybody else's: the whole tensors."""
+        name = BucketId(SHARDS.format(what), self._course.label)
+        (every,) = self._exchange.together(
+            lambda replica, row: [self._exchange.gathered(replica, row[0], name)],
+            [tf.concat(own, 0)[tf.newaxis]],
+        )
+        parts = tf.split(every, [shard.shape[0] for shard in own], axis=1)
+        return [shards.join(x, w.shape) for x, w in zip(parts, self.weights, strict=True)]
+
+    def _summed_shards(self, values: Sequence[tf.Tensor], what: str) -> list[tf.Tensor]:
+        """This replica's shards of the sums over all replicas."""
+        self._course.shards_go = True
+        name = BucketId(SUM_INTO.format(what), self._course.label)
+        rows = [shards.split(value, self._exchange.ranks) for value in values]
+        (own,) = self._exchange.together(
+            lambda replica, x: [self._exchange.scattered(replica, x[0], name)],
+            [tf.concat(rows, 1)],
+        )
+        return list(tf.split(own[0], [row.shape[1] for row in rows]))
 
     def _kept(self, name: str) -> list[tf.Variable]:
         state, course = self._course.state, self._course
@@ -302,14 +347,18 @@ class ReplicaRound:
         own = [v.values[self.replica] for v in course.variables]
         for variable, cell in zip(own, self.marks.aside, strict=True):
             cell.assign(variable.read_value())
-        kept = [course.reads_as(v) for v in course.variables]
-        averaged = [v for v, k in zip(course.variables, kept, strict=True) if k is None]
-        for variable, centre in zip(own, kept, strict=True):
-            if centre is not None:
-                variable.assign(tf.cast(centre.values[self.replica], variable.dtype))
+        averaged = [v for v in course.variables if course.reads_as(v) is None]
         with together():
             self.average(averaged, "weights to evaluate")
+            if course.rule.reads_as is not None:
+                self._take_kept(course.rule.reads_as)
         self.marks.shown.assign(True)
+
+    def _take_kept(self, name: str) -> None:
+        """Make the model's weights what is kept by that name."""
+        for variable, value in zip(self._course.weights, self._values_of(name), strict=True):
+            if self._course.places.get(id(variable)) is not None:
+                variable.values[self.replica].assign(value)
 
     def put_back(self) -> None:
         """Go on with the weights that were put aside."""

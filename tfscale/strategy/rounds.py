@@ -127,7 +127,10 @@ class Rounds:
         optimizer.finalize_variable_values(variables)
 
     def built(self, optimizer: Any, state: ExchangeState) -> None:
-        """An optimizer of the scope has been built: it gets an outer one, if the rule has one."""
+        """An optimizer of the scope has been built: its state is kept as the rule wants it, and it
+        gets an outer one, if the rule has one.
+        """
+        state.in_shards = self.rule.in_shards
         if not self.rule.has_outer or state.outer is not None:
             return
         state.make_outer = functools.partial(self._made_outer, optimizer)
@@ -144,9 +147,9 @@ class Rounds:
             LocalWeight.make_common(native(variable))
         return outer
 
-    def mixed(self) -> list[Row]:
-        """What mixtures at the ends of rounds send."""
-        return [row for course in self._courses.values() for row in course.outside.mixed()]
+    def sent_by_rules(self) -> list[Row]:
+        """What the ends of rounds send besides what the reducer does."""
+        return [row for course in self._courses.values() for row in course.outside.sent_by_rule()]
 
     @property
     def title(self) -> str:

@@ -405,7 +405,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         if self.rounds is None:
             return Explanation(every, exchange.ranks, exchange.ways())
         told = {"rounds": self.rounds.words(), "title": self.rounds.title}
-        every += self.rounds.mixed()
+        every += self.rounds.sent_by_rules()
         return Explanation(every, exchange.ranks, exchange.ways(), **told)
 
     def dump(self, path: str | Path) -> None:

@@ -26,8 +26,8 @@ from tfscale.bridge.tensorflow import (
     assign_on_device,
     regroup,
 )
-from tfscale.exchange import dataflow
-from tfscale.exchange.state import COMMON, PART, ROUNDING_SEED
+from tfscale.exchange import dataflow, shards
+from tfscale.exchange.state import COMMON, PART, ROUNDING_SEED, SHARD
 from tfscale.strategy import origin
 from tfscale.strategy.current import current
 
@@ -292,6 +292,25 @@ class Part(_Private):
         return self.distribute_strategy.gather(rows, axis=0)
 
 
+class Shard(_Private):
+    """Each replica's shard of a tensor; outside of replicas, one reads and assigns all of it.
+
+    Attributes:
+        whole_shape: the tensor's.
+    """
+
+    whole_shape: tuple[int, ...]
+
+    def of_replica(self, local_id: int, whole: tf.Tensor) -> tf.Tensor:
+        extended = self.distribute_strategy.extended
+        every = shards.split(whole, extended._num_replicas_in_sync)
+        return every[extended.first_rank + local_id]
+
+    def _get_cross_replica(self) -> tf.Tensor:
+        rows = PerReplica(tuple(v.read_value()[tf.newaxis] for v in self.values))
+        return shards.join(self.distribute_strategy.gather(rows, axis=0), self.whole_shape)
+
+
 def kind_of(keywords: dict[str, Any]) -> type[Weight]:
     """Which of these a new variable is, by the arguments that it is made with."""
     name = _name_of(keywords)
@@ -340,6 +359,7 @@ _BY_NAME: dict[str, type[Weight]] = {
     "rnn_state": SampleState,
     PART: Part,
     COMMON: Weight,
+    SHARD: Shard,
     ROUNDING_SEED: Weight,
 }
 

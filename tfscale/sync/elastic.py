@@ -19,7 +19,9 @@ class ElasticAveraging(Rule):
 
     .. math:: w_r \leftarrow w_r - \alpha d_r, \qquad c \leftarrow c + \alpha \sum_r d_r.
 
-    What is evaluated and saved is the centre. Differences are sent as fp32.
+    What is evaluated and saved is the centre. Each replica holds a P-th of it: its shard. So a
+    round gathers the shards of c, and each replica adds the sum of all differences to its own; both
+    are sent as fp32, and together they are as many bytes as the mean of all weights.
 
     Args:
         every: H; or a ``Period``.
@@ -36,7 +38,7 @@ class ElasticAveraging(Rule):
     every: int | Period = 10
     alpha: float = 0.1
 
-    keeps = kept_weights = (CENTRE,)
+    keeps = kept_weights = in_shards = (CENTRE,)
     reads_as = CENTRE
     agrees = False
 
@@ -61,12 +63,12 @@ class ElasticAveraging(Rule):
     def end(self, round: Round) -> None:
         """Draw each to the centre, and the centre to all."""
         centre = round.kept(CENTRE)
-        ways = [w.read_value() - c for w, c in zip(round.weights, centre, strict=True)]
-        means = round.mean(ways)
-        for weight, way in zip(round.weights, ways, strict=True):
-            weight.assign_sub(self.alpha * way)
-        pull = self.alpha * round.replicas
-        round.keep(CENTRE, [c + pull * mean for c, mean in zip(centre, means, strict=True)])
+        pulls = [
+            self.alpha * (w.read_value() - c) for w, c in zip(round.weights, centre, strict=True)
+        ]
+        for weight, pull in zip(round.weights, pulls, strict=True):
+            weight.assign_sub(pull)
+        round.add(CENTRE, pulls)
 
     def settle(self, round: Round) -> None:
         """All take the centre."""

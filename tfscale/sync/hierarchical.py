@@ -17,6 +17,8 @@ MIXES_REPLICAS = (
     "that takes means, such as tfscale.sync.LocalSGD(8)"
 )
 
+_AS_OUTER = ("every", "keeps", "kept_weights", "in_shards", "reads_as", "agrees", "has_outer")
+
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Hierarchical(Rule):
@@ -73,7 +75,7 @@ class Hierarchical(Rule):
             )
         if self.group is not None:
             checked_count("group", self.group, what="replicas")
-        for name in ("every", "keeps", "kept_weights", "reads_as", "agrees", "has_outer"):
+        for name in _AS_OUTER:
             object.__setattr__(self, name, getattr(self.outer, name))
 
     @property

@@ -37,10 +37,16 @@ class Round(Protocol):
         """
 
     def kept(self, name: str) -> list[tf.Tensor]:
-        """What was kept by that name for each weight, in its type: one of the rule's ``keeps``."""
+        """What was kept by that name for each weight, in its type: one of the rule's ``keeps``.
+
+        Of what is ``in_shards`` replicas send each other theirs.
+        """
 
     def keep(self, name: str, values: Sequence[tf.Tensor]) -> None:
         """Keep these. They must be the same on all replicas."""
+
+    def add(self, name: str, values: Sequence[tf.Tensor]) -> None:
+        """To what is kept by a name that is ``in_shards``, add the sum of all replicas' values."""
 
     def mean(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Means over all replicas of one value for each weight, by the rule's ``policy``."""
@@ -103,6 +109,7 @@ class Rule:
         keeps: names of what is kept for each weight, the same on all replicas.
         kept_weights: which of these are weights: one that is assigned in the middle of a round
             outside of replicas is assigned there, too.
+        in_shards: which of these each replica holds a part of, its shard.
         reads_as: which of these a weight reads as while replicas have different ones, outside of
             replicas and in evaluations; None for the mean over replicas.
         agrees: whether all replicas have the same weights after a round.
@@ -114,6 +121,7 @@ class Rule:
     start: int = 0
     keeps: tuple[str, ...] = ()
     kept_weights: tuple[str, ...] = ()
+    in_shards: tuple[str, ...] = ()
     reads_as: str | None = None
     agrees: bool = True
     has_outer: bool = False
