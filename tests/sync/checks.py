@@ -209,19 +209,24 @@ class EachStep(keras.callbacks.Callback):
         self.steps.append(tuple(now - then for now, then in zip(self._now(), self._before)))
 
 
+def sent_by(strategy):
+    """How many collectives have run, and how many bytes they have sent."""
+    extended = strategy.extended
+    groups = [group for group in (extended.group, extended.hosts) if group is not None]
+    totals = [
+        total
+        for group in groups
+        for communicator in group.communicators
+        for total in communicator.totals().values()
+    ]
+    return sum(t.calls for t in totals), sum(t.sent for t in totals)
+
+
 class Traffic(EachStep):
     """How many collectives ran in each step, and how many bytes they sent."""
 
     def _now(self):
-        extended = self.model.distribute_strategy.extended
-        groups = [group for group in (extended.group, extended.hosts) if group is not None]
-        totals = [
-            total
-            for group in groups
-            for communicator in group.communicators
-            for total in communicator.totals().values()
-        ]
-        return sum(t.calls for t in totals), sum(t.sent for t in totals)
+        return sent_by(self.model.distribute_strategy)
 
 
 def with_much_to_say(strategy, **how):
@@ -827,6 +832,32 @@ def _taken_up_again(make, folder, rule, make_end, read):
     assert alone.count_params() == sum(w.size for w in simulation.beginning())
 
 
+def saved_by_one_worker(make, folder):
+    """When ``fit`` has returned, and when a file has been read, nothing is sent to save."""
+
+    def save(model):
+        before = sent_by(model.distribute_strategy)
+        model.save(folder / "model.keras")
+        model.save_weights(folder / "own.weights.h5")
+        tf.train.Checkpoint(model=model, optimizer=model.optimizer).write(str(folder / "point"))
+        assert sent_by(model.distribute_strategy) == before
+        return model.get_weights()
+
+    for rule in (sync.DiLoCo(4), sync.ElasticAveraging(4, 0.2), sync.Gossip(2, out_and_in)):
+        model = regression(make(rule))
+        fit(model)
+        expected = save(model)
+        with make(rule).scope():
+            loaded = keras.models.load_model(folder / "model.keras")
+        for one in (model, loaded):
+            same(one, expected, atol=0)
+        for one in (loaded, model):
+            np.testing.assert_equal(save(one), expected)
+            fit(one)
+            agree(one)
+        same(loaded, model.get_weights())
+
+
 def centre_in_shards(make, folder):
     """Each replica holds a part of the centre, and sends as much as for the mean of all weights."""
     strategy = make(sync.ElasticAveraging(4, 0.2))
@@ -1058,6 +1089,7 @@ CHECKS = NUMBERS | {
         taken_up_again,
         centre_taken_up_again,
         centre_in_shards,
+        saved_by_one_worker,
         gossip_taken_up_again,
         gossip_of_strangers,
         loaded_from_a_training_without_rounds,

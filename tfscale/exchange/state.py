@@ -61,6 +61,8 @@ class ExchangeState(tf.Module, Saveable):
         self.outer: Any = None  # an optimizer whose variables are saved, too
         self.make_outer: Callable[[], Any] = lambda: None  # another one
         self.in_shards: tuple[str, ...] = ()  # names of what is common and held in shards
+        # By name and place: the weight that is equal to it while all replicas have the same.
+        self.weight_of: Callable[[str, str], Any] = lambda name, place: None
         # Called when a file has been read, with the names of what it did not hold.
         self.after_loading: Callable[[set[str]], None] = lambda anew: None
         # By name and place. TensorFlow would take a dict for variables to save.
@@ -104,16 +106,16 @@ class ExchangeState(tf.Module, Saveable):
             for (name, place), kept in sorted(wanted.items(), key=lambda item: item[0]):
                 old = self._own.described.get((name, place))
                 if old is None or (old.shape, old.common) != (kept.shape, kept.common):
-                    self._of(name)[place] = self._made(name, kept)
+                    self._of(name)[place] = self._made(name, place, kept)
                 self._own.described[name, place] = kept
 
-    def _made(self, name: str, kept: Kept) -> Any:
+    def _made(self, name: str, place: str, kept: Kept) -> Any:
         if name not in self.in_shards:
             start = tf.constant(kept.start(kept.shape), tf.float32)
             return tf.Variable(start, trainable=False, name=COMMON if kept.common else PART)
         each = shards.size(kept.shape, self._strategy.extended._num_replicas_in_sync)
         shard = tf.Variable(tf.zeros([each]), trainable=False, name=SHARD)
-        shard.whole_shape = kept.shape
+        shard.whole_shape, shard.weight = kept.shape, self.weight_of(name, place)
         return shard
 
     def _of(self, name: str) -> dict[str, Any]:

@@ -131,10 +131,19 @@ class Rounds:
         gets an outer one, if the rule has one.
         """
         state.in_shards = self.rule.in_shards
+        state.weight_of = functools.partial(self._weight_of, optimizer)
         if not self.rule.has_outer or state.outer is not None:
             return
         state.make_outer = functools.partial(self._made_outer, optimizer)
         state.outer = state.make_outer()
+
+    def _weight_of(self, optimizer: Any, name: str, place: str) -> Any:
+        """The weight that reads as what is kept by that name."""
+        return (
+            native(optimizer._trainable_variables[int(place)])
+            if name == self.rule.reads_as
+            else None
+        )
 
     def _made_outer(self, optimizer: Any) -> Any:
         scope = contextlib.nullcontext() if on_a_replica() else self.strategy.scope()
@@ -197,6 +206,10 @@ class Rounds:
         """What a variable reads as outside of replicas; None if all have the same."""
         values = (course.outside.value(variable) for course in self._of_variable(variable))
         return next((value for value in values if value is not None), None)
+
+    def is_apart(self, variable: LocalWeight) -> bool:
+        """Whether replicas have different values of it, or go on to."""
+        return any(course.outside.is_apart() for course in self._of_variable(variable))
 
     def assigned(self, variable: LocalWeight) -> None:
         """All replicas of a variable have been assigned, outside of replicas."""

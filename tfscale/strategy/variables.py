@@ -297,9 +297,12 @@ class Shard(_Private):
 
     Attributes:
         whole_shape: the tensor's.
+        weight: that is equal to it while all replicas have the same, so that a worker may read it
+            alone, as weights then; None if there is none.
     """
 
     whole_shape: tuple[int, ...]
+    weight: Any
 
     def of_replica(self, local_id: int, whole: tf.Tensor) -> tf.Tensor:
         extended = self.distribute_strategy.extended
@@ -307,8 +310,11 @@ class Shard(_Private):
         return every[extended.first_rank + local_id]
 
     def _get_cross_replica(self) -> tf.Tensor:
+        strategy = self.distribute_strategy
+        if self.weight is not None and not strategy.rounds.is_apart(self.weight):
+            return tf.cast(self.weight.values[0].read_value(), self.dtype)
         rows = PerReplica(tuple(v.read_value()[tf.newaxis] for v in self.values))
-        return shards.join(self.distribute_strategy.gather(rows, axis=0), self.whole_shape)
+        return shards.join(strategy.gather(rows, axis=0), self.whole_shape)
 
 
 def kind_of(keywords: dict[str, Any]) -> type[Weight]:
