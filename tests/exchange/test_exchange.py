@@ -8,7 +8,7 @@ import tensorflow as tf
 from helpers import PATIENCE, group
 
 from tfscale.exchange.collective_schedules import Fixed
-from tfscale.exchange.exchange import JOIN_UP_TO, Exchange, joined, separated
+from tfscale.exchange.exchange import JOIN_ALWAYS, JOIN_UP_TO, Exchange, joined, separated
 from tfscale.exchange.tensorflow_exchange import TensorFlowExchange
 from tfscale.ops import Group
 
@@ -93,35 +93,41 @@ def test_rows_of_other_types_are_joined(exchange, how):
         np.testing.assert_array_equal(found, [True, False, False])
 
 
-def slices(rows, replica, dtype):
+def slices(rows, replica, dtype, width=2):
     """So many rows, some of them more than once."""
     rng = np.random.default_rng(replica)
     indices = rng.integers(0, HEIGHT, rows).astype(dtype)
-    values = rng.integers(-9, 9, (rows, 2)).astype(np.float32)
-    return tf.IndexedSlices(tf.constant(values), tf.constant(indices), tf.constant([HEIGHT, 2]))
+    values = rng.integers(-9, 9, (rows, width)).astype(np.float32)
+    return tf.IndexedSlices(tf.constant(values), tf.constant(indices), tf.constant([HEIGHT, width]))
 
 
-MOST = JOIN_UP_TO * 2 * HEIGHT // RANKS  # rows of the longest that are joined
+MOST = JOIN_UP_TO * 2 * HEIGHT // RANKS  # rows of the longest that are joined, if they are wide
+WIDE = JOIN_ALWAYS // 4 // HEIGHT  # so that hardly any are joined for their few bytes
+NARROW = 2  # numbers of a row
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 @pytest.mark.parametrize(
-    ("rows", "joins"),
+    ("rows", "width", "joins"),
     [
-        ((7, 7, 7), True),
-        ((7, 0, 2), True),
-        ((0, 0, 0), True),
-        ((MOST, 0, 0), True),
-        ((MOST + 1, 0, 0), False),
-        ((2 * MOST,) * RANKS, False),
+        ((7, 7, 7), WIDE, True),
+        ((7, 0, 2), WIDE, True),
+        ((0, 0, 0), WIDE, True),
+        ((MOST, 0, 0), WIDE, True),
+        ((MOST + 1, 0, 0), WIDE, False),
+        ((2 * MOST,) * RANKS, WIDE, False),
+        ((2 * MOST,) * RANKS, NARROW, True),
+        ((JOIN_ALWAYS // 4 // NARROW // RANKS + 1, 0, 0), NARROW, False),
     ],
 )
-def test_sparse_sums_equal_dense_ones(exchange, how, rows, joins, dtype):
+def test_sparse_sums_equal_dense_ones(exchange, how, rows, width, joins, dtype):
+    each = [slices(n, replica, dtype, width) for replica, n in enumerate(rows)]
+
     def body(replica):
-        total = exchange.sum_slices(replica, slices(rows[replica], replica, dtype), "sparse")
+        total = exchange.sum_slices(replica, each[replica], "sparse")
         return tf.convert_to_tensor(total), total.indices
 
-    dense = sum(tf.convert_to_tensor(slices(n, r, dtype)).numpy() for r, n in enumerate(rows))
+    dense = sum(tf.convert_to_tensor(one).numpy() for one in each)
     for found, indices in on_each(exchange, how, body):
         np.testing.assert_array_equal(found, dense)
         assert indices.dtype == dtype

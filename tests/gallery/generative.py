@@ -257,6 +257,61 @@ def autoencoder():
     return model
 
 
+class Codebook(layers.Layer):
+    """What comes near to a code becomes that code, and gradients pass as if nothing had happened.
+
+    Its two losses, of the codes and of what is to stay near them, are means over places.
+    """
+
+    def __init__(self, codes, length):
+        super().__init__()
+        start = keras.initializers.RandomUniform(-0.5, 0.5, seed=1)
+        self.codes = self.add_weight(shape=(codes, length), initializer=start)
+
+    def call(self, inputs):
+        distances = ops.sum((inputs[..., None, :] - self.codes) ** 2, -1)
+        found = ops.take(self.codes, ops.argmin(distances, -1), axis=0)
+        self.add_loss(ops.mean((found - ops.stop_gradient(inputs)) ** 2))
+        self.add_loss(0.25 * ops.mean((ops.stop_gradient(found) - inputs) ** 2))
+        return inputs + ops.stop_gradient(found - inputs)
+
+
+class QuantizingAutoencoder(keras.Model):
+    """VQ-VAE: a loss of its own, of the images' variance, beside those of a layer."""
+
+    def __init__(self):
+        super().__init__()
+        image, code = keras.Input([SIDE, SIDE, 1]), keras.Input([4, 4, 3])
+        x = layers.Conv2D(4, 3, activation="relu", strides=2, padding="same")(image)
+        self.encoder = keras.Model(image, layers.Conv2D(3, 1)(x))
+        self.codebook = Codebook(8, 3)
+        x = layers.Conv2DTranspose(4, 3, activation="relu", strides=2, padding="same")(code)
+        self.decoder = keras.Model(code, layers.Conv2D(1, 3, padding="same")(x))
+        self.tracker = keras.metrics.Mean(name="error")
+
+    @property
+    def metrics(self):
+        return [self.tracker]
+
+    def call(self, image):
+        return self.decoder(self.codebook(self.encoder(image)))
+
+    def train_step(self, image):
+        with tf.GradientTape() as tape:
+            error = ops.mean((image - self(image, training=True)) ** 2) / 0.3
+            total = error + sum(self.losses)
+        gradients = tape.gradient(total, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+        self.tracker.update_state(error)
+        return {"error": self.tracker.result()}
+
+
+def quantizing_autoencoder():
+    model = QuantizingAutoencoder()
+    model.compile(optimizer=keras.optimizers.Adam(epsilon=1e-3))
+    return model
+
+
 def noise():
     return random(ROWS, LATENT, seed=3)
 
@@ -268,6 +323,7 @@ def between():
 PROGRAMS = {
     "autoencoder": Program(autoencoder, fit(images, images)),
     "variational autoencoder": Program(variational_autoencoder, fit(images, noise)),
+    "quantizing autoencoder": Program(quantizing_autoencoder, fit(images)),
     "GAN": Program(gan, fit(images, noise)),
     "Wasserstein GAN": Program(wasserstein_gan, fit(lambda: (images(), noise(), between()))),
     "diffusion": Program(

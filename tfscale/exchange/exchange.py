@@ -49,6 +49,9 @@ _AGAIN = 0.05  # seconds
 # How many times the bytes of a dense sum the joined rows of a sparse one may have.
 JOIN_UP_TO = 4
 
+# So many bytes of rows are joined in any case: they cost little more than any message does.
+JOIN_ALWAYS = 1 << 18
+
 
 class Exchange:
     """The collectives of one group, each by the schedule that suits its size.
@@ -148,7 +151,7 @@ class Exchange:
         To join, a rank receives the rows of all ranks, P times as many as its own; a dense
         sum sends twice the dense tensor. Joined rows are what one device would have, and
         some optimizers treat two rows otherwise than their sum. So rows are joined even if
-        that costs somewhat more.
+        that costs somewhat more, and where they are few bytes.
 
         Args:
             replica: of this process.
@@ -189,7 +192,7 @@ class Exchange:
             return total, every
 
         joined_rows = self.ranks * tf.cast(tf.reduce_max(counts), tf.int64)
-        values, indices = tf.cond(joined_rows <= JOIN_UP_TO * 2 * height, join, dense)
+        values, indices = tf.cond(joined_rows <= _most_joined(slices, height), join, dense)
         return tf.IndexedSlices(tf.cast(values, dtype), indices, slices.dense_shape)
 
     def sum_rows(
@@ -399,6 +402,13 @@ def _unique(slices: tf.IndexedSlices) -> tf.IndexedSlices:
     values = tf.cast(slices.values, tf.float32)
     values = tf.math.unsorted_segment_sum(values, places, tf.size(indices))
     return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+
+def _most_joined(slices: tf.IndexedSlices, height: tf.Tensor) -> tf.Tensor:
+    """How many rows are joined of a table of that height."""
+    width = slices.values.shape[1:].num_elements()
+    always = JOIN_ALWAYS // (width * slices.dtype.size) if width else 0
+    return tf.maximum(JOIN_UP_TO * 2 * height, always)
 
 
 def _remember(table: tf.Variable, rows: tf.Tensor, lost: tf.Tensor, sums: tf.Tensor) -> None:
