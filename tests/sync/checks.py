@@ -29,6 +29,7 @@ from tfscale import sync
 from tfscale.callbacks import Telemetry
 from tfscale.collectives.gossip import random_graph
 from tfscale.compression import Wire, WirePolicy
+from tfscale.compression.method import RESIDUAL
 
 EXACT = {"rtol": 0, "atol": 1e-6}
 
@@ -629,19 +630,20 @@ def stream_on_a_wire(make, folder):
     model = regression(strategy)
     fit(model, 2)
     agree(model)
-    residuals = vars(model.optimizer._tfscale_memory)["_residuals"]
+    residuals = model.optimizer._tfscale_memory._of(strategy.rounds.reducer.keeps_as + RESIDUAL)
     assert [place for place, lost in residuals.items() if np.any(lost.numpy())] == ["0"]
-    exact = on(strategy, Stream([[0], [1]], 2, 0.5).training(replicas(strategy), 3)).run(2)
+    exact = streaming(strategy, Stream([[0], [1]], 2, 0.5), 3)[1].run(2)
     # Six sums, each of which an outer step and its momentum make at most 7 times as large, of
     # ways that are shorter than 1, by a wire that rounds twice to 254 levels.
     same(model, exact, atol=6 * 7 * 2 / 254)
     assert any(np.any(found != number) for found, number in zip(model.get_weights(), exact))
 
 
-def streaming(strategy):
-    """A rule, and what it does in numpy."""
-    stream = Stream([[0], [1]], 3, 0.25)
-    return stream, on(strategy, stream.training(replicas(strategy), 4))
+def streaming(strategy, stream=None, steps=4):
+    """What a rule does in numpy, of replicas or of groups."""
+    stream, agreeing = stream or Stream([[0], [1]], 3, 0.25), strategy.rounds.agreeing
+    training = stream.training(agreeing, steps, devices=replicas(strategy) // agreeing)
+    return stream, on(strategy, training)
 
 
 STREAM = sync.DiLoCo(8, fragments=2, delay=3, blend=0.25)

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from tests.sync import simulation
+from tests.sync import checks, simulation
 from tests.sync.checks import (
     EachStep,
     Middle,
@@ -27,7 +27,7 @@ from tests.sync.checks import (
     same,
     with_much_to_say,
 )
-from tests.sync.simulation import BATCH, FEATURES, OUTPUTS, Momentum, Training
+from tests.sync.simulation import BATCH, FEATURES, OUTPUTS, Momentum, Stream, Training
 from tfscale import compression, sync
 from tfscale.optimizers import AdaHessian
 
@@ -38,11 +38,14 @@ grouped = functools.partial(sync.Hierarchical, group=SIZE)
 
 def simulated(rule, end, settle=None):
     """Two groups do what two replicas do, also with a last batch of one row."""
+    return _simulated(rule, lambda: Training(GROUPS, of_steps(4), end(), settle, devices=SIZE))
 
+
+def _simulated(rule, make_training):
     def check(make, folder):
         strategy = make(grouped(outer=rule()))
         model = regression(strategy)
-        expected = Training(GROUPS, of_steps(4), end(), settle, devices=SIZE)
+        expected = make_training()
         expected.workers = strategy.extended._num_workers
         fit(model, 2, samples=65)
         same(model, expected.run(2, samples=65))
@@ -62,6 +65,14 @@ NUMBERS = {
         lambda: sync.ElasticAveraging(4, alpha=0.2),
         lambda: simulation.elastic(0.2),
         simulation.take_centre,
+    ),
+    "fragments": _simulated(
+        lambda: sync.DiLoCo(4, fragments=2),
+        lambda: Stream([[0], [1]], 0, 0.0).training(GROUPS, 2, devices=SIZE),
+    ),
+    "stream": _simulated(  # whose end comes while something is in flight
+        lambda: sync.DiLoCo(8, fragments=2, delay=3, blend=0.25),
+        lambda: Stream([[0], [1]], 3, 0.25).training(GROUPS, 4, devices=SIZE),
     ),
 }
 
@@ -247,13 +258,15 @@ def sent_otherwise(make, folder):
     the two have not sent yet are two things.
     """
     cases = [
+        {},
         {"wire": "int4"},
         {"wire": {"head": "bf16"}},
         {"method": compression.PowerSGD(2)},
         {"method": compression.TopK(0.5)},
     ]
     for how in cases:
-        outer = sync.DiLoCo(4, outer=lambda: keras.optimizers.SGD(1.0), wire="int8")
+        behind = {} if how else {"fragments": 2, "delay": 1}
+        outer = sync.DiLoCo(4, outer=lambda: keras.optimizers.SGD(1.0), wire="int8", **behind)
         model = regression(make(grouped(outer=outer), **how))
         losses = fit(model, 3).history["loss"]
         assert losses[-1] < losses[0], (how, losses)
@@ -324,7 +337,26 @@ def interrupted_training(workers, devices):
     return training.mean()
 
 
-CHECKS = NUMBERS | {
+def between_groups(check):
+    """What replicas do by a rule, groups do."""
+
+    def checked(make, folder):
+        check(lambda rule: make(grouped(outer=rule)), folder)
+
+    return checked
+
+
+STREAMS = {
+    check.__name__: between_groups(check)
+    for check in (
+        checks.stream_of_programs,
+        checks.stream_on_a_wire,
+        checks.assigned_in_flight,
+        checks.interrupted_in_flight,
+    )
+}
+
+CHECKS = NUMBERS | STREAMS | {
     check.__name__: check
     for check in (
         as_one_larger_replica,

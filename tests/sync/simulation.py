@@ -144,8 +144,8 @@ class Stream:
         self.outer = [Momentum(0.7, 0.9, True) for _ in fragments]
         self.ended, self.flight = 0, None
 
-    def training(self, replicas, steps):
-        made = Training(replicas, of_steps(steps), self.end, self.settle)
+    def training(self, replicas, steps, devices=1):
+        made = Training(replicas, of_steps(steps), self.end, self.settle, devices=devices)
         made.after_step = self.after_step
         return made
 

@@ -40,7 +40,6 @@ def make(rule, **settings):
         (lambda: sync.DiLoCo(8, delay=2, blend=1.0), "from 0 to less than 1, with a delay; got 1"),
         (lambda: sync.DiLoCo(8, blend=0.5), "and delay=0"),
         (lambda: sync.DiLoCo(8, delay=2, method=PowerSGD(2)), "more than one exchange"),
-        (lambda: sync.Hierarchical(outer=sync.DiLoCo(8, delay=2)), "not known between groups yet"),
         (lambda: sync.DiLoCo(8, outer=dict).make_outer(), "made {}"),
         (lambda: sync.ElasticAveraging(8, alpha=0), "more than 0 and at most 1, got 0"),
         (lambda: make(sync.ElasticAveraging(8, alpha=0.9)), "alpha times 3 must be less than 2"),

@@ -22,7 +22,12 @@ def make(sync, replicas=4, **settings):
     return ScaleStrategy("ring", devices=DEVICES[:replicas], sync=sync, **settings)
 
 
-@pytest.mark.parametrize("case", CHECKS)
+SELDOM = {"fragments", "stream_of_programs", "interrupted_in_flight"}  # only in full runs
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=[pytest.mark.full] if c in SELDOM else []) for c in CHECKS]
+)
 def test_four_devices(case, tmp_path):
     keras.utils.set_random_seed(1)
     CHECKS[case](make, tmp_path)

@@ -17,7 +17,7 @@ MIXES_REPLICAS = (
     "that takes means, such as tfscale.sync.LocalSGD(8)"
 )
 
-_AS_OUTER = ("every", "keeps", "kept_weights", "in_shards", "reads_as", "agrees", "has_outer")
+_OF_OUTER = "every delay keeps kept_weights in_shards reads_as agrees has_outer".split()
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -63,11 +63,6 @@ class Hierarchical(Rule):
             )
         if isinstance(self.outer, Gossip):
             raise ValueError(MIXES_REPLICAS.format(f"outer={self.outer!r}"))
-        if self.outer.delay or (isinstance(self.outer, DiLoCo) and self.outer.streams):
-            raise ValueError(
-                f"outer={self.outer!r} sends fragments, or behind steps, and that is not known "
-                "between groups yet. Leave fragments and delay out"
-            )
         if self.outer.start:
             raise ValueError(
                 f"outer={self.outer!r} begins with steps that are synchronous over all replicas, "
@@ -75,7 +70,7 @@ class Hierarchical(Rule):
             )
         if self.group is not None:
             checked_count("group", self.group, what="replicas")
-        for name in _AS_OUTER:
+        for name in _OF_OUTER:
             object.__setattr__(self, name, getattr(self.outer, name))
 
     @property
@@ -106,6 +101,10 @@ class Hierarchical(Rule):
     def end(self, round: Round) -> None:
         """As the outer rule does."""
         self.outer.end(round)
+
+    def land(self, round: Round) -> None:
+        """As the outer rule does."""
+        self.outer.land(round)
 
     def settle(self, round: Round) -> None:
         """As the outer rule does."""
