@@ -356,19 +356,23 @@ STREAMS = {
     )
 }
 
-CHECKS = NUMBERS | STREAMS | {
-    check.__name__: check
-    for check in (
-        as_one_larger_replica,
-        curvature_of_a_group,
-        same_bits_within_a_group,
-        one_group_or_one_replica,
-        silence,
-        gathered_by_a_layer,
-        gathered_in_a_synchronous_start,
-        sent_otherwise,
-        programs,
-        taken_up_again,
-        a_replica_that_never_had_a_row,
-    )
-}
+CHECKS = (
+    NUMBERS
+    | STREAMS
+    | {
+        check.__name__: check
+        for check in (
+            as_one_larger_replica,
+            curvature_of_a_group,
+            same_bits_within_a_group,
+            one_group_or_one_replica,
+            silence,
+            gathered_by_a_layer,
+            gathered_in_a_synchronous_start,
+            sent_otherwise,
+            programs,
+            taken_up_again,
+            a_replica_that_never_had_a_row,
+        )
+    }
+)

@@ -17,7 +17,16 @@ MIXES_REPLICAS = (
     "that takes means, such as tfscale.sync.LocalSGD(8)"
 )
 
-_OF_OUTER = "every delay keeps kept_weights in_shards reads_as agrees has_outer".split()
+_OF_OUTER = [
+    "every",
+    "delay",
+    "keeps",
+    "kept_weights",
+    "in_shards",
+    "reads_as",
+    "agrees",
+    "has_outer",
+]
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
