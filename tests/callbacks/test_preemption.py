@@ -14,7 +14,7 @@ import pytest
 from helpers import PATIENCE
 
 import tfscale
-from tfscale.callbacks import Preempted, Preemption
+from tfscale.callbacks import Preempted, Preemption, sigterm
 
 EPOCHS, STEPS = 3, 4
 
@@ -52,14 +52,14 @@ class Fails(keras.callbacks.Callback):
         raise KeyError("no such row")
 
 
-def train(scope, folder, *others, steps_per_execution=1, **settings):
+def train(scope, folder, *others, steps_per_execution=1, preemption=None, **settings):
     """The epochs that were trained and the state at the end; None if it was preempted."""
     keras.utils.set_random_seed(1)
     with scope.scope() if scope else threading.Lock():
         model = keras.Sequential([keras.Input([4]), keras.layers.Dense(3), keras.layers.Dense(1)])
         model.compile(keras.optimizers.Adam(0.01), "mse", steps_per_execution=steps_per_execution)
     x = np.random.default_rng(0).standard_normal((8 * STEPS, 4), np.float32)
-    callbacks = [*others, Preemption(str(folder), **settings)]
+    callbacks = [*others, preemption or Preemption(str(folder), **settings)]
     how = {"batch_size": 8, "epochs": EPOCHS, "shuffle": False, "verbose": 0}
     try:
         history = model.fit(x, x.sum(1, keepdims=True), callbacks=callbacks, **how)
@@ -236,6 +236,35 @@ def test_a_training_after_one_that_raised_gives_the_signal_back(tmp_path, spared
     with pytest.raises(KeyError):
         train(None, tmp_path / "failed", Fails(told=False))
     train(None, tmp_path / "well")
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert spared == [True]
+
+
+def failed_before(folder):
+    """With the same callback, as when one interrupts a notebook's cell and runs it again."""
+    preemption = Preemption(str(folder), check_every=1)
+    with pytest.raises(KeyError):
+        train(None, folder, Fails(told=False), preemption=preemption)
+    return train(None, folder, Signal(step=2), preemption=preemption)
+
+
+def failed_within(folder):
+    class Probe(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            with pytest.raises(KeyError):
+                train(None, folder / "probe", Fails(told=False))
+
+    return train(None, folder / "whole", Probe(), Signal(step=2), check_every=1)
+
+
+@pytest.mark.parametrize("run", [failed_before, failed_within])
+def test_a_signal_that_was_heeded_is_not_sent_again(tmp_path, spared, run):
+    assert run(tmp_path) is None
+    end = time.monotonic() + PATIENCE
+    while sigterm._process._trainings and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not sigterm._process._trainings
+    assert not spared
     os.kill(os.getpid(), signal.SIGTERM)
     assert spared == [True]
 

@@ -43,8 +43,17 @@ class Sigterm:
         return self.told
 
     def stop(self) -> None:
-        """Leave the signal to its former handler; ``heard`` keeps what has come so far."""
+        """Leave the signal to its former handler; ``heard`` keeps what has come so far.
+
+        That is heeded then.
+        """
         _process.remove(self)
+        if self.told:
+            _process.unheeded = False
+
+    def replaces(self, other: Sigterm) -> bool:
+        """Whether it is for another ``fit`` with the same callback."""
+        return self._callback is other._callback
 
     def fit_is_over(self) -> bool:
         """Looks several times: a function that returns during a look hides its callers."""
@@ -79,6 +88,7 @@ class _Process:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._trainings: list[Sigterm] = []
+        self.unheeded = False  # has a signal come that no training has heeded yet
         self._pipe: tuple[int, int] | None = None  # once there has been a training
         self._handles = False  # by a handler of Python's
         self._former: Any = signal.SIG_DFL
@@ -92,8 +102,16 @@ class _Process:
                 for end in self._pipe:
                     os.set_blocking(end, False)  # when it is full, it has been heard
                 threading.Thread(target=self._watch, name="tfscale-sigterm", daemon=True).start()
-            self._trainings.append(training)
+            self._replace(training)
             self._take()
+
+    def _replace(self, training: Sigterm) -> None:
+        """A ``fit`` with the same callback can only have raised."""
+        self.read()
+        for other in [one for one in self._trainings if training.replaces(one)]:
+            self._trainings.remove(other)
+            training.told = other.told and self.unheeded
+        self._trainings.append(training)
 
     def remove(self, training: Sigterm) -> bool:
         """Whether it was there until now."""
@@ -109,6 +127,7 @@ class _Process:
     def read(self) -> None:
         with self._lock, contextlib.suppress(BlockingIOError):
             if self._pipe and os.read(self._pipe[0], 1 << 16):
+                self.unheeded = True
                 for training in self._trainings:
                     training.told = True
 
@@ -163,9 +182,10 @@ class _Process:
     def _end_those_over(self) -> None:
         """What they did not heed is for whoever took the signal before."""
         for training in list(self._trainings):
-            unheeded = training.fit_is_over() and self.remove(training) and training.told
-            if unheeded and not self._trainings:
-                os.kill(os.getpid(), signal.SIGTERM)
+            if training.fit_is_over() and self.remove(training) and not self._trainings:
+                if self.unheeded:
+                    self.unheeded = False
+                    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _sigaction(new: Any, old: Any) -> None:
