@@ -87,6 +87,22 @@ def test_gradients_of_functions_are_found(what):
     assert second.gradient(slope, x) == 2 * 18 * 2
 
 
+def test_a_gradient_may_hold_anything():
+    """Such as a dict whose keys have no order."""
+    settings = {1: 9.0, "two": [None, {}]}
+
+    @tf.custom_gradient
+    def tripled(x):
+        return x**3, lambda g: settings[1] * g * x**2
+
+    strategy = tfscale.ScaleStrategy("ring", devices=DEVICES)
+    x = tf.Variable(2.0)
+    with tf.GradientTape() as tape:
+        both = tf.function(lambda: strategy.run(lambda: tripled(x)))()
+        first, _ = strategy.experimental_local_results(both)
+    assert tape.gradient(first, x) == 9 * 2**2
+
+
 def test_a_function_that_several_graphs_call_keeps_its_gradient():
     """TensorFlow traces it within the first of them."""
 

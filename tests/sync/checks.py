@@ -845,19 +845,66 @@ def saved_by_one_worker(make, folder):
         assert sent_by(model.distribute_strategy) == before
         return model.get_weights()
 
-    for rule in (sync.DiLoCo(4), sync.ElasticAveraging(4, 0.2), sync.Gossip(2, out_and_in)):
+    x, y = simulation.problem()
+    middle, own = folder / "middle.weights.h5", folder / "own.weights.h5"
+    rules = (sync.DiLoCo(4), STREAM, sync.ElasticAveraging(4, 0.2), sync.Gossip(2, out_and_in))
+    for rule in rules:
         model = regression(make(rule))
-        fit(model)
+        fit(model, callbacks=[Middle(lambda model: model.save_weights(middle), 6)])
         expected = save(model)
         with make(rule).scope():
             loaded = keras.models.load_model(folder / "model.keras")
+        loaded.evaluate(x, y, verbose=0)
         for one in (model, loaded):
             same(one, expected, atol=0)
         for one in (loaded, model):
             np.testing.assert_equal(save(one), expected)
+            one.load_weights(middle)
+            read = save(one)
+            one.load_weights(own)
+            np.testing.assert_equal(one.get_weights(), read)
             fit(one)
             agree(one)
         same(loaded, model.get_weights())
+
+
+def assigned_after_loading(make, folder):
+    """A file of the middle of a round is read, and then there are other weights, of which nothing
+    of what the file held is left.
+    """
+    file, plain = str(folder / "model.keras"), folder / "plain.weights.h5"
+    ones = [np.ones_like(w) for w in simulation.beginning()]
+    (other := regression(make(sync.EveryStep()))).set_weights(ones)
+    other.save_weights(plain)
+    centre, stream = sync.ElasticAveraging(4, 0.2), sync.DiLoCo(8, fragments=2, delay=3)
+    for rule, reads in ((centre, False), (centre, True), (stream, True)):
+        fit(regression(make(rule)), callbacks=[Middle(lambda model: model.save(file), 6)])
+        with make(rule).scope():
+            model = keras.models.load_model(file)
+        if reads:
+            model.load_weights(plain)
+        else:
+            model.set_weights(ones)
+        model.optimizer.learning_rate = 0.0
+        for variable in model.optimizer.variables[2:]:
+            variable.assign(variable * 0)  # momenta
+        middle = Middle(lambda model: model.get_weights(), 1)
+        fit(model, callbacks=[middle])
+        for found in (middle.seen, model.get_weights()):
+            for one, expected in zip(found, ones, strict=True):
+                np.testing.assert_array_equal(one, expected, err_msg=f"{rule!r}, {reads}")
+
+
+def read_as_a_saved_model(make, folder):
+    """Which has no use for what a rule keeps."""
+    x, _ = simulation.problem()
+    model = regression(make(sync.ElasticAveraging(4, 0.2)))
+    fit(model)
+    tf.saved_model.save(model, str(folder / "saved"))
+    serve = tf.saved_model.load(str(folder / "saved")).signatures["serving_default"]
+    (name,) = serve.structured_input_signature[1]
+    (found,) = serve(**{name: tf.constant(x)}).values()
+    np.testing.assert_allclose(found, model.predict(x, verbose=0), rtol=1e-5)
 
 
 def centre_in_shards(make, folder):
@@ -1091,6 +1138,8 @@ CHECKS = NUMBERS | {
         taken_up_again,
         centre_taken_up_again,
         centre_in_shards,
+        assigned_after_loading,
+        read_as_a_saved_model,
         saved_by_one_worker,
         gossip_taken_up_again,
         gossip_of_strangers,

@@ -22,6 +22,12 @@ def make(rule, **settings):
     return ScaleStrategy(**{"algorithm": "ring", "devices": DEVICES, "sync": rule} | settings)
 
 
+class Forgets(sync.Rule):
+    """A user's, that names what it does not keep."""
+
+    in_shards = ("ways",)
+
+
 @pytest.mark.parametrize(
     "wrong, said",
     [
@@ -41,6 +47,7 @@ def make(rule, **settings):
         (lambda: sync.DiLoCo(8, blend=0.5), "and delay=0"),
         (lambda: sync.DiLoCo(8, delay=2, method=PowerSGD(2)), "more than one exchange"),
         (lambda: sync.DiLoCo(8, outer=dict).make_outer(), "made {}"),
+        (lambda: make(Forgets()), "'ways' is in shards, and does not keep it"),
         (lambda: sync.ElasticAveraging(8, alpha=0), "more than 0 and at most 1, got 0"),
         (lambda: make(sync.ElasticAveraging(8, alpha=0.9)), "alpha times 3 must be less than 2"),
         (lambda: sync.Gossip(0), "every is a number of steps, 1 or more"),

@@ -19,7 +19,7 @@ WORKER = Path(__file__).parent / "workers" / "check.py"
 # some of them to `make test-all`.
 PROCESSES = {"diloco", "silence", "workers_with_other_numbers_of_batches", "taken_up_again"}
 PROCESSES |= {"stream", "stream_of_workers_with_other_numbers_of_batches"}
-PROCESSES |= {"read_by_a_callback", "gossip_by_an_own_graph"}
+PROCESSES |= {"read_by_a_callback", "gossip_by_an_own_graph", "saved_by_one_worker"}
 SELDOM = {"local_sgd", "growing", "diloco_with_another_outer", "one_step_rounds"}
 SELDOM |= {"gossip_in_a_ring", "gossip_in_pairs", "gossip_by_an_own_graph"}
 SELDOM |= {"fragments", "stream_of_one_fragment", "stream_of_programs"}

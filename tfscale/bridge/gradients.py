@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -53,13 +53,24 @@ def _found_in(holder: weakref.ref[tf.Graph], name: str) -> Callable[..., Any]:
 def _graph_of(gradient: Any, deep: int = _DEEP) -> tf.Graph | None:
     """The graph of the tensors that a function holds; none if it holds none."""
     for cell in getattr(gradient, "__closure__", None) or ():
-        for held in tf.nest.flatten(_content(cell)):
+        for held in _parts(_content(cell)):
             if tf.is_tensor(held) and hasattr(held, "graph"):  # not of an eager one
                 return held.graph
             found = _graph_of(held, deep - 1) if deep and callable(held) else None
             if found is not None:
                 return found
     return None
+
+
+def _parts(held: Any) -> Iterator[Any]:
+    """Of dicts, too, whose keys have no order, and which tf.nest refuses."""
+    if isinstance(held, Mapping):
+        held = list(held.values())
+    if isinstance(held, (list, tuple)):
+        for one in held:
+            yield from _parts(one)
+    else:
+        yield held
 
 
 def _content(cell: Any) -> Any:

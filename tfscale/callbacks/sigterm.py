@@ -182,10 +182,10 @@ class _Process:
     def _end_those_over(self) -> None:
         """What they did not heed is for whoever took the signal before."""
         for training in list(self._trainings):
-            if training.fit_is_over() and self.remove(training) and not self._trainings:
-                if self.unheeded:
-                    self.unheeded = False
-                    os.kill(os.getpid(), signal.SIGTERM)
+            was_last = training.fit_is_over() and self.remove(training) and not self._trainings
+            if was_last and self.unheeded:
+                self.unheeded = False
+                os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _sigaction(new: Any, old: Any) -> None:

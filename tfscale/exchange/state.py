@@ -63,8 +63,8 @@ class ExchangeState(tf.Module, Saveable):
         self.in_shards: tuple[str, ...] = ()  # names of what is common and held in shards
         # By name and place: the weight that is equal to it while all replicas have the same.
         self.weight_of: Callable[[str, str], Any] = lambda name, place: None
-        # Called when a file has been read, with the names of what it did not hold.
-        self.after_loading: Callable[[set[str]], None] = lambda anew: None
+        self.anew: frozenset[str] = frozenset()  # names of what a file that was read did not hold
+        self.after_loading: Callable[[], None] = lambda: None  # called when one has been read
         # By name and place. TensorFlow would take a dict for variables to save.
         self._own = types.SimpleNamespace(described={})
 
@@ -137,6 +137,10 @@ class ExchangeState(tf.Module, Saveable):
         """A seed: another one for each bucket and step, the same on all replicas."""
         return self._rounding_seed.values[replica].assign_add(1, read_value=True).read_value()
 
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> Any:
+        """Called by TensorFlow. Who loads a SavedModel does not train on."""
+        return {} if save_type == "savedmodel" else super()._trackable_children(save_type, **kwargs)
+
     def _obj_type(self) -> str:
         return "Loss"  # to Keras: something with state and no children
 
@@ -169,7 +173,8 @@ class ExchangeState(tf.Module, Saveable):
         # A model that is being loaded is not watched yet.
         if not self._layer_seeds:
             self._early_seeds = MappingProxyType(_of("layer seed", saved))
-        self.after_loading(anew)
+        self.anew = frozenset(anew)
+        self.after_loading()
 
     def _of_these_shapes(self, saved: dict[str, Any]) -> dict[str, Any]:
         """Without what a method with other arguments has kept: steps may be traced already."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -113,13 +113,19 @@ class Course:
             raise ValueError(f"sync={self.rule!r} {refusal}")
         here = self._here()
         when(here.marks.shown.read(), here.put_back)
-        when(here.steps.read_value() != here.count(), lambda: here.position.assign(0))
+        when(here.steps.read_value() != here.count(), here.begin_anew)
         if here.marks.began:
             when(here.agree, here.weigh)
         if self.rule.keeps:
-            first = tf.logical_and(here.position.read_value() == 0, here.agree)
-            when(first, lambda: self._by_rule(self.rule.begin, here))
+            when(self._begins(here), lambda: self._by_rule(self.rule.begin, here))
         return True if not self.rule.start else here.rounds.read_value() > 0
+
+    def _begins(self, here: ReplicaRound) -> tf.Tensor:
+        """Whether a round begins. In mid-round it does so from a file, where all replicas have what
+        weights read as.
+        """
+        first = here.position.read_value() == 0 if self.rule.reads_as is None else True
+        return tf.logical_and(first, here.agree & ~here.marks.goes_on.read())
 
     def after_step(self, statistics: Sequence[Any]) -> None:
         """A step of training is done.
@@ -204,8 +210,7 @@ class Course:
             weighs = self.rule.weighs(self.reducer.exchange.ranks)
             weighed = self.weights if weighs else ()
             self.marks[replica] = Marks(self.variables, weighed, replica)
-            if self._goes_on:
-                self.marks[replica].apart.assign(True)
+            self.marks[replica].goes_on.assign(self._goes_on)
         return ReplicaRound(self, replica, self.marks[replica])
 
     def _trained(self) -> Any:
@@ -238,7 +243,8 @@ class Course:
             kept = Kept(describe(v).shape, common=True)
             wanted |= {(name, place_of(self.optimizer, v)): kept for name in self.rule.keeps}
         self.state.after_loading = self._loaded
-        if not self.state.has(wanted, False):
+        anew = not self.marks and self.state.anew & set(self.rule.keeps)
+        if anew or not self.state.has(wanted, False):
             context = tf.distribute.get_replica_context()
             context.merge_call(lambda strategy: self._make(wanted))
         elif not self.marks:
@@ -250,6 +256,7 @@ class Course:
         counts = {key: kept for key, kept in wanted.items() if key in (POSITION, ROUNDS, STEPS)}
         from_file = self.state.has(counts, False)
         self.state.prepare(wanted, False)
+        self.state.anew = frozenset()
         if from_file:
             with tf.init_scope(), self._strategy.scope():
                 self._begin_round()
@@ -258,26 +265,24 @@ class Course:
         """Whether replicas go on from weights and from something else, which both come from a file:
         no round is to begin from the weights alone.
         """
-        return bool(self.rule.keeps) and not self.rule.agrees
+        rule = self.rule
+        return bool(rule.keeps) and not rule.agrees and rule.reads_as is None
 
     def _begin_round(self) -> None:
         self.state.whole(*POSITION).assign(0)
 
     # -- outside of replicas
 
-    def _loaded(self, anew: Set[str]) -> None:
-        """A file has been read, so that all replicas have the same.
-
-        Args:
-            anew: names of what it did not hold.
-        """
-        begins = bool(anew & set(self.rule.keeps))
+    def _loaded(self) -> None:
+        """A file has been read, so that all replicas have the same."""
+        begins = bool(self.state.anew & set(self.rule.keeps))
+        self.state.anew = frozenset()
         if begins:
             self._begin_round()
         for marks in self.marks.values():
             marks.agree()
             marks.free()
-            marks.apart.assign(not begins and self._is_from_file())
+            marks.goes_on.assign(not begins and self._is_from_file())
 
     def has_counts(self) -> bool:
         """Whether steps and rounds are counted already."""

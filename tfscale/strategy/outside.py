@@ -43,7 +43,9 @@ class Outside:
         if not marks.apart.numpy() or marks.shown.numpy():
             return None
         kept = self._course.reads_as(variable)
-        return self._mean_of(variable) if kept is None else kept._get_cross_replica()
+        if kept is None:
+            return self._mean_of(variable)
+        return tf.cast(kept._get_cross_replica(), variable.dtype)
 
     def _mean_of(self, variable: LocalWeight) -> tf.Tensor:
         strategy = variable.distribute_strategy
@@ -68,7 +70,7 @@ class Outside:
         for replica, marks in self._marks.items():
             if marks.shown.numpy():
                 marks.aside[place].assign(variable.values[replica].read_value())
-        if self.is_apart():
+        if self.is_apart() or any(bool(marks.goes_on.numpy()) for marks in self._marks.values()):
             self._course.assigned(variable)
 
     @property
@@ -135,6 +137,7 @@ class Outside:
         if (hidden := self.hidden()) is not None:
             words += f", of whose time {100 * hidden:.0f} % went by behind steps"
         if drift := self.drift():
-            from_what = next(iter(course.rule.in_shards), "mean")
+            centre = course.rule.reads_as
+            from_what = centre if centre in course.rule.in_shards else "mean"
             words += f". At the last end weights were up to {drift:.3g} from their {from_what}"
         return f"{words}."

@@ -42,6 +42,8 @@ class Marks:
     Attributes:
         apart: whether replicas may have different weights.
         spread: whether their optimizers may keep different values.
+        goes_on: whether a file has been read in the middle of a round that goes on with what it
+            held, though all replicas have the same weights.
         shown: whether weights have been put aside for those that are evaluated.
         aside: these, one for each of the model's variables.
         in_flight: which part of the weights travels, or ``NONE``.
@@ -59,7 +61,7 @@ class Marks:
             self.aside = [_cell(v) for v in own]
             self.began = [_cell(v.values[replica]) for v in weighed]
             with tf.device(host_of(own[0].device)):
-                self.apart, self.spread, self.shown = (Cell(tf.bool) for _ in range(3))
+                flags = self.apart, self.spread, self.goes_on, self.shown = _flags(4)
                 self.drift, self.mass = Cell(tf.float32), Cell(tf.float32)
                 self.drift.assign(0.0)
                 self.waited, self.took = Cell(tf.float64), Cell(tf.float64)
@@ -67,7 +69,7 @@ class Marks:
                 self.took.assign(0.0)
                 self.in_flight = Cell(tf.int32)
                 self.in_flight.assign(NONE)
-                for flag in (self.apart, self.spread, self.shown):
+                for flag in flags:
                     flag.assign(False)
 
     def counted(self, place: int | None, value: tf.Tensor) -> tf.Tensor:
@@ -103,9 +105,13 @@ class Marks:
 
     def agree(self) -> None:
         """On everything."""
-        self.apart.assign(False)
-        self.spread.assign(False)
+        for flag in (self.apart, self.spread, self.goes_on):
+            flag.assign(False)
         self.in_flight.assign(NONE)
+
+
+def _flags(number: int) -> list[Cell]:
+    return [Cell(tf.bool) for _ in range(number)]
 
 
 def _cell(variable: tf.Variable) -> Cell:
@@ -133,6 +139,11 @@ class ReplicaRound:
     def agree(self) -> tf.Tensor:
         """Whether all replicas have the same weights."""
         return tf.logical_not(self.marks.apart.read())
+
+    def begin_anew(self) -> None:
+        """The next step is the first one of a round."""
+        self.position.assign(0)
+        self.marks.goes_on.assign(False)
 
     def count(self) -> tf.Tensor:
         """Of the optimizer's steps."""
@@ -180,7 +191,7 @@ class ReplicaRound:
 
     def kept(self, name: str) -> list[tf.Tensor]:
         values = self._values_of(name)
-        if name in self._course.rule.in_shards:
+        if name in self._course.rule.in_shards and name == self._course.rule.reads_as:
             self._note_drift([weight.read_value() for weight in self.weights], values)
         return values
 

@@ -49,6 +49,11 @@ class Rounds:
         self.groups = groups
         self.agreeing = reducer.exchange.ranks // (1 if groups is None else groups.size)
         rule.check(self.agreeing)
+        if unknown := [name for name in rule.in_shards if name not in rule.keeps]:
+            raise ValueError(
+                f"sync={rule!r} says that {unknown[0]!r} is in shards, and does not keep it: name "
+                f"it in keeps, too, which is {rule.keeps!r}"
+            )
         self._courses: weakref.WeakKeyDictionary[Any, Course] = weakref.WeakKeyDictionary()
 
     def of(self, model: Any) -> Course:
@@ -138,12 +143,10 @@ class Rounds:
         state.outer = state.make_outer()
 
     def _weight_of(self, optimizer: Any, name: str, place: str) -> Any:
-        """The weight that reads as what is kept by that name."""
-        return (
-            native(optimizer._trainable_variables[int(place)])
-            if name == self.rule.reads_as
-            else None
-        )
+        """The weight that reads as what is kept by that name, and is it once replicas agree."""
+        if name != self.rule.reads_as or self.rule.agrees:
+            return None
+        return native(optimizer._trainable_variables[int(place)])
 
     def _made_outer(self, optimizer: Any) -> Any:
         scope = contextlib.nullcontext() if on_a_replica() else self.strategy.scope()

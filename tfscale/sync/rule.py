@@ -109,7 +109,9 @@ class Rule:
         keeps: names of what is kept for each weight, the same on all replicas.
         kept_weights: which of these are weights: one that is assigned in the middle of a round
             outside of replicas is assigned there, too.
-        in_shards: which of these each replica holds a part of, its shard.
+        in_shards: which of these each replica holds a part of, its shard. All workers save them
+            together; but what weights read as, if replicas do not agree after a round, is taken for
+            the weights once they have the same, as after ``settle``.
         reads_as: which of these a weight reads as while replicas have different ones, outside of
             replicas and in evaluations; None for the mean over replicas.
         agrees: whether all replicas have the same weights after a round.
@@ -167,7 +169,10 @@ class Rule:
         return False
 
     def begin(self, round: Round) -> None:
-        """Called before a round's first step, if all replicas have the same weights then."""
+        """Called before a round's first step, if all replicas have the same weights then.
+
+        If weights read as something that is kept, also before the first step after a file is read.
+        """
 
     def end(self, round: Round) -> None:
         """Called after a round's last step."""
