@@ -211,7 +211,7 @@ class Rounds:
         return next((value for value in values if value is not None), None)
 
     def is_apart(self, variable: LocalWeight) -> bool:
-        """Whether replicas have different values of it, or go on to."""
+        """Whether replicas may have different values of it."""
         return any(course.outside.is_apart() for course in self._of_variable(variable))
 
     def assigned(self, variable: LocalWeight) -> None:
