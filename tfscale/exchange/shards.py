@@ -19,10 +19,14 @@ def size(shape: Sequence[int], ranks: int) -> int:
 def split(x: tf.Tensor, ranks: int) -> tf.Tensor:
     """All shards of a tensor of known shape, a row for each rank."""
     each = size(x.shape, ranks)
-    filled = tf.pad(tf.reshape(x, [-1]), [[0, ranks * each - x.shape.num_elements()]])
+    missing = ranks * each - x.shape.num_elements()
+    filled = tf.pad(tf.reshape(x, [-1]), [[0, missing]]) if missing else x
     return tf.reshape(filled, [ranks, each])
 
 
 def join(shards: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
     """The tensor of that shape, of all its shards."""
-    return tf.reshape(tf.reshape(shards, [-1])[: math.prod(shape)], shape)
+    numbers = math.prod(shape)
+    if shards.shape.num_elements() != numbers:
+        shards = tf.reshape(shards, [-1])[:numbers]
+    return tf.reshape(shards, shape)
