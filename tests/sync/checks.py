@@ -34,6 +34,11 @@ from tfscale.compression.method import RESIDUAL
 EXACT = {"rtol": 0, "atol": 1e-6}
 
 
+def sample(cases, seldom):
+    """All cases; some only in full runs."""
+    return [pytest.param(c, marks=[pytest.mark.full] if c in seldom else []) for c in cases]
+
+
 def regression(strategy, optimizer=None, **how):
     with strategy.scope():
         model = keras.Sequential([keras.Input([FEATURES]), layers.Dense(OUTPUTS, name="head")])
@@ -834,14 +839,19 @@ def _taken_up_again(make, folder, rule, make_end, read):
     assert alone.count_params() == sum(w.size for w in simulation.beginning())
 
 
+def save_all(model, folder):
+    """In each kind of file that a training goes on from."""
+    model.save(folder / "model.keras")
+    model.save_weights(folder / "own.weights.h5")
+    tf.train.Checkpoint(model=model, optimizer=model.optimizer).write(str(folder / "point"))
+
+
 def saved_by_one_worker(make, folder):
     """When ``fit`` has returned, and when a file has been read, nothing is sent to save."""
 
     def save(model):
         before = sent_by(model.distribute_strategy)
-        model.save(folder / "model.keras")
-        model.save_weights(folder / "own.weights.h5")
-        tf.train.Checkpoint(model=model, optimizer=model.optimizer).write(str(folder / "point"))
+        save_all(model, folder)
         assert sent_by(model.distribute_strategy) == before
         return model.get_weights()
 

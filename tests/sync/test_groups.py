@@ -6,7 +6,7 @@ import keras
 import pytest
 
 from tests.strategy.groups import SECONDS
-from tests.sync.checks import fit, regression
+from tests.sync.checks import fit, regression, sample
 from tests.sync.groups import CHECKS
 from tfscale import ScaleStrategy, compression, sync
 from tfscale.collectives import ring
@@ -25,9 +25,7 @@ def make(sync, replicas=4, **settings):
 SELDOM = {"fragments", "stream_of_programs", "interrupted_in_flight"}  # only in full runs
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(c, marks=[pytest.mark.full] if c in SELDOM else []) for c in CHECKS]
-)
+@pytest.mark.parametrize("case", sample(CHECKS, SELDOM))
 def test_four_devices(case, tmp_path):
     keras.utils.set_random_seed(1)
     CHECKS[case](make, tmp_path)

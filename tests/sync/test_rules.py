@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests.strategy.groups import SECONDS
-from tests.sync.checks import CHECKS, NUMBERS, Middle, fit, regression, same
+from tests.sync.checks import CHECKS, NUMBERS, Middle, fit, regression, same, sample, save_all
 from tfscale import ScaleStrategy, sync
 
 pytestmark = pytest.mark.timeout(SECONDS + 60)
@@ -24,11 +24,6 @@ SELDOM = {"local_sgd", "growing", "diloco_with_another_outer", "one_step_rounds"
 SELDOM |= {"gossip_in_a_ring", "gossip_in_pairs", "gossip_by_an_own_graph"}
 SELDOM |= {"fragments", "stream_of_one_fragment", "stream_of_programs"}
 SELDOM |= {"programs", "mixed_precision", "optimizers", "other_types"}
-
-
-def sample(cases, seldom):
-    """All cases; some only in full runs."""
-    return [pytest.param(c, marks=[pytest.mark.full] if c in seldom else []) for c in cases]
 
 
 def make(devices, sync, **settings):
@@ -52,9 +47,7 @@ def test_a_centre_is_read_by_another_number_of_replicas(readers, tmp_path):
     """Though shards have other sizes then; 1: no strategy."""
 
     def keep(model):
-        model.save(tmp_path / "model.keras")
-        model.save_weights(tmp_path / "own.weights.h5")
-        tf.train.Checkpoint(model=model, optimizer=model.optimizer).write(str(tmp_path / "point"))
+        save_all(model, tmp_path)
         return model.get_weights()
 
     def from_keras(scope, make):

@@ -60,8 +60,6 @@ class Course:
         flights: what travels while replicas make steps.
         mixtures: those that take turns at the ends of rounds; none before they are traced.
         mixed_on: the wire of what they mix.
-        shards_go: whether the ends of rounds send what is kept in shards; not before they are
-            traced.
         outside: what one sees of all this outside of replicas.
     """
 
@@ -78,7 +76,6 @@ class Course:
         self.marks: dict[int, Marks] = {}
         self.mixtures: list[Schedule] = []
         self.mixed_on = LOSSLESS
-        self.shards_go = False
         self._statistics: list[Any] = []
         self._spare: dict[Any, Cell] = {}
         self._closing: Any = None
@@ -243,8 +240,8 @@ class Course:
             kept = Kept(describe(v).shape, common=True)
             wanted |= {(name, place_of(self.optimizer, v)): kept for name in self.rule.keeps}
         self.state.after_loading = self._loaded
-        anew = not self.marks and self.state.anew & set(self.rule.keeps)
-        if anew or not self.state.has(wanted, False):
+        begins = not self.marks and self._lacks_what_is_kept()
+        if begins or not self.state.has(wanted, False):
             context = tf.distribute.get_replica_context()
             context.merge_call(lambda strategy: self._make(wanted))
         elif not self.marks:
@@ -268,6 +265,10 @@ class Course:
         rule = self.rule
         return bool(rule.keeps) and not rule.agrees and rule.reads_as is None
 
+    def _lacks_what_is_kept(self) -> bool:
+        """Whether the file that was read did not hold all of it."""
+        return bool(self.state.anew & set(self.rule.keeps))
+
     def _begin_round(self) -> None:
         self.state.whole(*POSITION).assign(0)
 
@@ -275,7 +276,7 @@ class Course:
 
     def _loaded(self) -> None:
         """A file has been read, so that all replicas have the same."""
-        begins = bool(self.state.anew & set(self.rule.keeps))
+        begins = self._lacks_what_is_kept()
         self.state.anew = frozenset()
         if begins:
             self._begin_round()

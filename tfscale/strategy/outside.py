@@ -105,7 +105,7 @@ class Outside:
     def sent_by_rule(self) -> list[Row]:
         """What the end of a round sends besides what the reducer does."""
         course = self._course
-        if not course.mixtures and not course.shards_go:
+        if not self.has_begun:
             return []
         exchange, weights = course.reducer.exchange, [describe(v) for v in course.trained]
         if course.mixtures:
@@ -125,8 +125,9 @@ class Outside:
         done, rounds = self.ended()
         counted = float(course.state.whole(*ROUNDS).numpy())
         left = int(course.steps_of(tf.constant(counted, tf.float32))) - done
-        summed = [row for row in rows(course.reducer) if row.bucket.owner == course.label]
-        own = self.sent_by_rule() or summed
+        own = self.sent_by_rule() or [
+            row for row in rows(course.reducer) if row.bucket.owner == course.label
+        ]
         size, seconds = sum(row.bytes for row in own), sum(row.predicted for row in own)
         words = f"{course.name!r} has ended {rounds} rounds, and ends the next in {left} steps"
         if own:

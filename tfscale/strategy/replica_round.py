@@ -61,7 +61,8 @@ class Marks:
             self.aside = [_cell(v) for v in own]
             self.began = [_cell(v.values[replica]) for v in weighed]
             with tf.device(host_of(own[0].device)):
-                flags = self.apart, self.spread, self.goes_on, self.shown = _flags(4)
+                flags = [Cell(tf.bool) for _ in range(4)]
+                self.apart, self.spread, self.goes_on, self.shown = flags
                 self.drift, self.mass = Cell(tf.float32), Cell(tf.float32)
                 self.drift.assign(0.0)
                 self.waited, self.took = Cell(tf.float64), Cell(tf.float64)
@@ -108,10 +109,6 @@ class Marks:
         for flag in (self.apart, self.spread, self.goes_on):
             flag.assign(False)
         self.in_flight.assign(NONE)
-
-
-def _flags(number: int) -> list[Cell]:
-    return [Cell(tf.bool) for _ in range(number)]
 
 
 def _cell(variable: tf.Variable) -> Cell:
@@ -221,17 +218,12 @@ class ReplicaRound:
 
     def _joined(self, own: Sequence[tf.Tensor], what: str) -> list[tf.Tensor]:
         """Of this replica's shards, and everybody else's: the whole tensors."""
-        name = BucketId(SHARDS.format(what), self._course.label)
-        (every,) = self._exchange.together(
-            lambda replica, row: [self._exchange.gathered(replica, row[0], name)],
-            [tf.concat(own, 0)[tf.newaxis]],
-        )
+        every = self.gathered(tf.concat(own, 0)[tf.newaxis], SHARDS.format(what))
         parts = tf.split(every, [shard.shape[0] for shard in own], axis=1)
         return [shards.join(x, w.shape) for x, w in zip(parts, self.weights, strict=True)]
 
     def _summed_shards(self, values: Sequence[tf.Tensor], what: str) -> list[tf.Tensor]:
         """This replica's shards of the sums over all replicas."""
-        self._course.shards_go = True
         name = BucketId(SUM_INTO.format(what), self._course.label)
         rows = [shards.split(value, self._exchange.ranks) for value in values]
         (own,) = self._exchange.together(
