@@ -454,9 +454,9 @@ def test_what_reads_data_and_predicts_has_its_names(model):
 
 
 def test_keras_hands_steps_to_run_as_methods_of_the_model(model):
-    assert fit.model_of(model.train_step) is model
-    assert fit.model_of(model.test_step) is model
-    assert fit.model_of(model.predict_step) is None
+    assert fit.step_of(model.train_step) == fit.ModelStep(model, "train_step", True)
+    assert fit.step_of(model.test_step) == fit.ModelStep(model, "test_step", False)
+    assert fit.step_of(model.predict_step) is None
     assert "self.train_step" in inspect.getsource(keras.Model.make_train_function)
 
 

@@ -5,6 +5,7 @@ Of Keras 2 only ``fitted`` is known: it asks a strategy for less.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import sys
@@ -32,14 +33,53 @@ STEPS = (TRAINING, JUDGING)
 _MEASURES = "_tfscale_measures"
 
 
-def model_of(fn: Callable[..., Any]) -> Any:
-    """The model whose step this is, or None, as with Keras 2.
+@dataclasses.dataclass(frozen=True)
+class ModelStep:
+    """A step of a model, as Keras passes it to ``Strategy.run``.
 
-    A model is whatever fits: a ``keras.Model``, or a layer that its user has mixed with a
-    ``Trainer``.
+    Attributes:
+        model: whose step it is: a ``keras.Model``, or a layer that its user has mixed with a
+            ``Trainer``.
+        kind: ``TRAINING`` or ``JUDGING``.
+        changes_weights: whether it trains, and is no measurement that looks like a training.
     """
-    owner = None if KERAS_2 else getattr(fn, "__self__", None)
-    return owner if isinstance(owner, Trainer) and fn.__name__ in STEPS else None
+
+    model: Any
+    kind: str
+    changes_weights: bool
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the user has written the step, so that losses may be of any kind."""
+        return self._overrides(self.kind)
+
+    @property
+    def makes_logs(self) -> bool:
+        """Whether the user's code decides what the step returns."""
+        return self.is_own or self._overrides("compute_metrics")
+
+    def _overrides(self, name: str) -> bool:
+        of_class = getattr(type(self.model), name) is not getattr(keras.Model, name)
+        return of_class or name in vars(self.model)
+
+
+def step_of(fn: Callable[..., Any]) -> ModelStep | None:
+    """Return the step of a model that ``Strategy.run`` gets, or None if it gets something else.
+
+    A user may also assign a function to ``model.train_step``: then it is found by the running fit.
+    """
+    if KERAS_2:
+        return None
+    owner = getattr(fn, "__self__", None)
+    owner = owner if isinstance(owner, Trainer) else fitted()
+    if owner is None:
+        return None
+    assigned = [name for name in STEPS if vars(owner).get(name) is fn]
+    method = getattr(fn, "__name__", None) if getattr(fn, "__self__", None) is owner else None
+    for kind in (*assigned, method):
+        if kind in STEPS:
+            return ModelStep(owner, kind, kind == TRAINING and not getattr(fn, _MEASURES, False))
+    return None
 
 
 def as_measurement(step: Callable[..., Any], training: bool) -> None:
@@ -51,11 +91,6 @@ def as_measurement(step: Callable[..., Any], training: bool) -> None:
     """
     step.__name__ = TRAINING if training else JUDGING
     vars(step)[_MEASURES] = True
-
-
-def changes_weights(fn: Callable[..., Any]) -> bool:
-    """Whether a model's step is one of training, and no measurement that looks like one."""
-    return fn.__name__ == TRAINING and not getattr(fn, _MEASURES, False)
 
 
 def fitted() -> Any:

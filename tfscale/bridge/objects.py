@@ -56,6 +56,15 @@ def path_of(variable: Variable) -> str:
     return str(getattr(variable, "path", None) or variable.name.split(":")[0])
 
 
+def is_variable(value: Any) -> bool:
+    """Whether a value is a variable of Keras or of TensorFlow."""
+    return (
+        isinstance(value, (keras.Variable, tf.Variable))
+        if not KERAS_2
+        else isinstance(value, tf.Variable)
+    )
+
+
 def native(variable: Variable) -> Any:
     """TensorFlow's own variable."""
     return variable if KERAS_2 or not isinstance(variable, keras.Variable) else variable.value

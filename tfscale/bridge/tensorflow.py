@@ -44,6 +44,7 @@ from tensorflow.python.distribute.values import (
 from tensorflow.python.distribute.values_util import assign_on_device, mark_as_unsaveable
 from tensorflow.python.eager.context import eager_mode
 from tensorflow.python.eager.imperative_grad import imperative_grad
+from tensorflow.python.eager.record import could_possibly_record
 from tensorflow.python.ops.control_flow_v2_func_graphs import (
     WhileBodyFuncGraph,
     WhileCondFuncGraph,
@@ -76,6 +77,7 @@ __all__ = [
     "WorkerIteratorSpec",
     "assign_on_device",
     "autograph_artifact",
+    "could_possibly_record",
     "eager_mode",
     "gradients_in_graph",
     "imperative_grad",

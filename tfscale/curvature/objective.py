@@ -17,7 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale.bridge.losses import innermost_loss, sums, watched
+from tfscale.bridge.losses import Reduction, innermost_loss, reducing
 from tfscale.bridge.objects import LAYER_SEED, copy_of, layers_of, native, path_of
 from tfscale.bridge.shadow import around, shadowed
 
@@ -199,12 +199,18 @@ class _Part:
             y_true = self._draw(innermost_loss(self._loss), y_pred, place)
         rows = parts.divisors[-1]
 
-        def tell(losses: Any, held: Any) -> None:
-            parts.elements.append(losses)
-            divisor = rows if held is None else tf.cast(held, tf.float64) * _present()
-            parts.divisors[place] = tf.zeros([], tf.float64) if sums(self._loss) else divisor
+        parts.divisors[place] = rows
 
-        with watched(self._loss, y_pred, sample_weight, tell):
+        def reduce(call: Any, losses: Any, how: Reduction) -> Any:
+            parts.elements.append(losses)
+            held = how.divisor()
+            if not how.is_mean:
+                parts.divisors[place] = tf.zeros([], tf.float64)
+            elif held is not None:
+                parts.divisors[place] = tf.cast(held, tf.float64) * _present()
+            return call(losses, how)
+
+        with reducing(reduce):
             loss = self._loss(y_true, y_pred, sample_weight)
         return parts.weighted(place, loss if self._weight is None else loss * self._weight)
 

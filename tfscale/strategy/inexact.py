@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import keras
 
@@ -47,9 +47,8 @@ def _reasons(strategy: ScaleStrategy, layers: list[Layer]) -> Iterator[str]:
         )
 
 
-def warn_of_a_number(loss: Any) -> None:
-    """Called for a loss that gives one number for all samples of a replica."""
-    name = getattr(loss, "name", None) or getattr(loss, "__name__", loss)
+def warn_of_a_number(name: str) -> None:
+    """Called for a loss object that gives one number for all samples of a replica."""
     _tell(
         f"the loss {name!r} gives one number for all samples. tfscale takes it for their mean, "
         "which is wrong if the loss divides by a mask or by weights. To be exact, let it return "

@@ -4,28 +4,29 @@ Keras divides a mean loss by the number of replicas, wherever a loss object is c
 that number is a ``Share``, and so the loss is weighted by what the replica holds of the batch.
 While a step is traced, this module also changes the following:
 
-- A loss object with a mask, or one that divides by its weights, is weighted by these: a compiled
-  loss, and one that the model or a layer holds as an attribute.
-- A loss passed to ``add_loss`` is scaled once: not again if a loss object has scaled it.
-- A user's own ``compute_loss`` is scaled as own_losses.py says.
-- A metric that averages one number for a batch weighs it by the replica's share, too.
+- What a loss object divides by is taken for the share: samples, what a mask leaves, or weights.
+  However a program reaches the object, its losses are reduced by one function of Keras.
+- A loss passed to ``add_loss``, and that of a user's own ``compute_loss``, is weighted term by term:
+  own_losses.py.
+- A metric that averages or sums one number for a batch gets the replica's part of it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfscale.bridge.losses import sums, watched
+from tfscale.bridge.hooks import replaced
+from tfscale.bridge.losses import Reduction
 from tfscale.bridge.objects import Trainer
 from tfscale.bridge.protocols import Layer, Metric
 from tfscale.bridge.shadow import shadowed
-from tfscale.strategy import inexact, own_losses
+from tfscale.strategy import own_losses, share
 from tfscale.strategy.current import current, during
 from tfscale.strategy.share import Share, is_scaled
 
@@ -34,19 +35,10 @@ from tfscale.strategy.share import Share, is_scaled
 def weighted(model: keras.Model, layers: list[Layer]) -> Iterator[None]:
     """Within this context losses and their metrics are parts of the whole batch's."""
     with contextlib.ExitStack() as stack:
-        losses = getattr(model, "_compile_loss", None)
-        if losses is not None and losses.built:
-            flat = [one._replace(loss=_Weighted(one.loss)) for one in losses._flat_losses]
-            stack.enter_context(shadowed(losses, "_flat_losses", flat))
-        for owner in [model, *layers]:
-            for name, loss in [*vars(owner).items()]:
-                if isinstance(loss, keras.losses.Loss) and loss is not losses:
-                    stack.enter_context(shadowed(owner, name, _Shared(loss)))
         for metric in {id(one): one for one in [*model.metrics, model._loss_tracker]}.values():
             stack.enter_context(shadowed(metric, "result", functools.partial(_result, metric)))
-            if getattr(type(metric), "update_state", None) is keras.metrics.Mean.update_state:
-                update = functools.partial(_update_mean, metric)
-                stack.enter_context(shadowed(metric, "update_state", update))
+        stack.enter_context(replaced(keras.metrics.Mean, "update_state", _update_mean))
+        stack.enter_context(replaced(keras.metrics.Sum, "update_state", _update_sum))
         stack.enter_context(
             shadowed(model, "compute_loss", functools.partial(_compute_loss, model))
         )
@@ -63,6 +55,27 @@ def _in_step() -> bool:
     return isinstance(current.count, Share)
 
 
+def reduced(call: Callable[..., Any], losses: Any, how: Reduction) -> Any:
+    """Reduce the losses of this replica's elements to its part of the whole batch's loss."""
+    if not _in_step():
+        return call(losses, how)
+    since, one_number = current.reads, losses.shape.rank == 0
+    if how.is_mean and not one_number:
+        with during(count=_share_of(losses, how)):
+            return call(losses, how)
+    loss = call(losses, how)
+    if how.reduction == "sum" and not one_number:
+        return loss * current.count.present(loss.dtype)
+    if how.is_mean and not is_scaled(loss, since):
+        return own_losses.one_loss_for_all(loss)
+    return loss
+
+
+def _share_of(losses: tf.Tensor, how: Reduction) -> Share:
+    held = how.divisor()
+    return share.of_elements(losses) if held is None else share.of_divisor(held)
+
+
 def _compute_loss(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
     since = current.reads
     loss = type(model).compute_loss(model, *args, **kwargs)
@@ -73,10 +86,12 @@ def _compute_loss(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
 
 
 def _aggregate_additional_loss(model: keras.Model, loss: Any) -> Any:
-    eager = tf.executing_eagerly()
-    scaled = id(loss) in current.scaled if eager else _in_step() and is_scaled(loss)
-    kind = Trainer if scaled else type(model)  # a Trainer adds up; TensorFlow's also scales
-    return kind._aggregate_additional_loss(model, loss)
+    if tf.executing_eagerly():
+        scaled = id(loss) in current.scaled
+        kind = Trainer if scaled else type(model)  # a Trainer adds up; TensorFlow's also scales
+        return kind._aggregate_additional_loss(model, loss)
+    total = Trainer._aggregate_additional_loss(model, loss)
+    return own_losses.scaled_loss(total) if _in_step() else total
 
 
 def _add_loss(layer: Layer, loss: Any) -> Any:
@@ -87,25 +102,50 @@ def _add_loss(layer: Layer, loss: Any) -> Any:
     return type(layer).add_loss(layer, loss)
 
 
-def _update_mean(metric: Metric, values: Any, sample_weight: Any = None) -> Any:
+def _update_mean(
+    original: Callable[..., Any], metric: Metric, values: Any, sample_weight: Any = None
+) -> Any:
     """Weight a metric's numbers by the replica's share, if there is one number for a batch.
 
     Such a number is a mean over the batch's samples; if it was scaled, that is undone first. With
     ``reduction="none"`` Keras does not divide losses by the number of replicas, but multiplies by
     it what it logs: the loss tracker gets them divided.
     """
-    if _in_step() and tf.is_tensor(values) and values.dtype.is_floating:
-        share = current.count.weight(values.dtype)
-        # Eagerly it cannot be seen that Keras has scaled back what it weighs by samples.
-        scaled_back = tf.executing_eagerly() and sample_weight is not None
+    if _in_step() and _is_floating(values):
+        of_rows = current.count.weight(values.dtype)
         if values.shape.rank == 0:
-            if not scaled_back and is_scaled(values):
-                values = tf.math.divide_no_nan(values, share)
+            values = _of_one_replica(values, of_rows, sample_weight)
             if sample_weight is None:
-                sample_weight = share
+                sample_weight = of_rows
         elif metric is current.model._loss_tracker:
-            values = values * share
-    return type(metric).update_state(metric, values, sample_weight=sample_weight)
+            values = values * of_rows
+    return original(metric, values, sample_weight=sample_weight)
+
+
+def _update_sum(
+    original: Callable[..., Any], metric: Metric, values: Any, sample_weight: Any = None
+) -> Any:
+    """Let replicas add up to the batch's number, if there is one number for a batch."""
+    if _in_step() and _is_floating(values) and values.shape.rank == 0:
+        if sample_weight is None:
+            values = own_losses.number_of_all(values)
+        else:
+            of_rows = current.count.weight(values.dtype)
+            values = _of_one_replica(values, of_rows, sample_weight)
+    return original(metric, values, sample_weight=sample_weight)
+
+
+def _is_floating(values: Any) -> bool:
+    return tf.is_tensor(values) and values.dtype.is_floating
+
+
+def _of_one_replica(value: tf.Tensor, of_rows: tf.Tensor, sample_weight: Any) -> tf.Tensor:
+    """A number such that its mean over replicas, weighted by rows, is the batch's number."""
+    if tf.executing_eagerly():
+        # Keras scales back what it weights by samples, which cannot be seen here.
+        scaled = sample_weight is None and is_scaled(value)
+        return tf.math.divide_no_nan(value, of_rows) if scaled else value
+    return tf.math.divide_no_nan(own_losses.number_of_all(value), of_rows)
 
 
 def _result(metric: Metric) -> Any:
@@ -136,51 +176,3 @@ def with_results_of_all(logs: Any) -> tuple[Any, set[int]]:
         for name, (metric, part, _) in told.items()
     }
     return logs | of_all, {id(value) for value in of_all.values()}
-
-
-class _Shared:
-    """A loss object that knows what it divides by: by samples, what a mask leaves, or weights."""
-
-    def __init__(self, loss: Any) -> None:
-        self._loss = self.wrapped = loss
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loss, name)
-
-    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        if not _in_step():
-            return self._loss(y_true, y_pred, sample_weight)
-        return self._with_share(y_true, y_pred, sample_weight)[0]
-
-    def _with_share(self, y_true: Any, y_pred: Any, sample_weight: Any) -> tuple[Any, Share]:
-        """The loss, scaled by this replica's share if it is a mean of several; and that share."""
-
-        def tell(_: Any, held: Any) -> None:
-            if held is not None:
-                current.count = self._share(held)
-
-        with during(count=current.count), watched(self._loss, y_pred, sample_weight, tell):
-            return self._loss(y_true, y_pred, sample_weight), current.count
-
-    def _share(self, held: tf.Tensor) -> Share:
-        """This replica's share of the divisor, where that is not its samples."""
-        share: Share = current.count
-        held = current.rows.counted(held)
-        total = tf.distribute.get_replica_context().all_reduce("SUM", held)
-        return Share(int(share), held, total)
-
-
-class _Weighted(_Shared):
-    """A loss that is compiled: it is scaled in any case."""
-
-    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        if not _in_step():
-            return self._loss(y_true, y_pred, sample_weight)
-        since = current.reads
-        loss, share = self._with_share(y_true, y_pred, sample_weight)
-        if is_scaled(loss, since):
-            return loss
-        if sums(self._loss):
-            return loss * share.present(loss.dtype)
-        inexact.warn_of_a_number(self._loss)
-        return loss * share.part(loss.dtype)

@@ -1,14 +1,18 @@
-r"""Losses that users compute themselves, so that nobody can see what they divide by.
+r"""Losses that users compute themselves, and what is logged of them.
 
 Gradients are summed over replicas. So a replica's loss must be its part of the loss of the whole
-batch. Keras's losses and a division by ``num_replicas_in_sync`` make it so, and share.py sees that:
-such a loss is *scaled*. A loss that a ``train_step`` or ``compute_loss`` computes by itself, with
-``tf.reduce_mean(...)`` for example, is not. ``ScaleStrategy(own_losses=...)`` says what it is:
+batch. Keras's loss objects make it so, and so does a division by ``num_replicas_in_sync``: such a
+term of a loss is *scaled*. A term that a ``train_step``, a ``compute_loss`` or ``add_loss`` computes
+by itself, with ``tf.reduce_mean(...)`` for example, is not; terms.py reads from the graph what it
+divides by, and this module weights it so. ``ScaleStrategy(own_losses=...)`` says what a loss is
+where the graph does not show it:
 
 - ``"mean"``: a mean over the replica's samples. It is weighted by the replica's share.
-- ``"sum"``, ``"scaled"``: a sum over samples; or one that divides by the global batch already.
-  Replicas' losses add up as they are.
-- None: taken for a mean, and a warning says so.
+- ``"sum"``: a sum over samples. Replicas' losses add up as they are.
+- ``"scaled"``: a loss that divides by the global batch already. Replicas' losses add up, too.
+- None: taken for a mean, and a warning names the operation.
+
+Eager steps have no graph to read: there a whole loss is either scaled, or what ``own_losses`` says.
 
 To weight a gradient instead of its loss is too late where replicas sum within the forward pass,
 as synchronized batch normalization does: there a replica's gradient holds parts of all replicas'
@@ -17,50 +21,93 @@ losses. ``summed_backwards`` weights those parts.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
+from tfscale.bridge.losses import name_of_called
+from tfscale.bridge.objects import is_variable
 from tfscale.bridge.protocols import Model
+from tfscale.strategy import inexact, share, terms
 from tfscale.strategy.current import current
 from tfscale.strategy.share import Share, are_scaled, is_scaled
+from tfscale.strategy.terms import FIXED, MEAN, RATIO, RESTORED, SCALED, SUM, UNSEEN, Term
 
 CHOICES = ("mean", "sum", "scaled")
+
+# The factor of a term, for numbers of a type; None for a term that stays as it is.
+Weight = Callable[[tf.DType], tf.Tensor] | None
 
 _told: set[str] = set()
 
 
 def checked(choice: str | None) -> str | None:
-    """The same, if it is one."""
+    """Return ``own_losses`` if it is a valid choice, else raise."""
     if choice not in (None, *CHOICES):
         raise ValueError(f'own_losses is "mean", "sum", "scaled" or None, got {choice!r}')
     return choice
 
 
-def scaled_loss(loss: Any, since: int, sums: bool = False) -> Any:
-    """A replica's loss as its part of the whole batch's.
+def scaled_loss(loss: Any, since: int = 0, sums: bool = False) -> Any:
+    """Return a replica's loss as its part of the whole batch's.
 
     Args:
         loss: of this replica's samples.
         since: how often the step had read its share before the loss was made.
-        sums: this one is known to be a sum.
+        sums: whether an eager loss, whose terms nobody can see, is known to be a sum.
     """
+    if _is_traced(loss):
+        return _part(loss, _terms_of(loss), _choice())
     if is_scaled(loss, since):
         return loss
     return loss * (_share().present(loss.dtype) if sums else _weight(loss.dtype))
 
 
+def number_of_all(value: Any) -> Any:
+    """Return a number that a replica has computed as its part of the whole batch's number."""
+    if _is_traced(value):
+        found = [_seen(term) for term in _terms_of(value)]
+        return _part(value, found, "mean" if _choice() == "mean" else None)
+    return value if is_scaled(value) else value * _share().weight(value.dtype)
+
+
+def one_loss_for_all(loss: Any) -> Any:
+    """Return a loss object's loss, which has given one number for all samples, as a part."""
+    if not _is_traced(loss):
+        inexact.warn_of_a_number(name_of_called())
+        return loss * _share().part(loss.dtype)
+    found = _terms_of(loss)
+    if UNSEEN in {term.kind for term in found}:
+        inexact.warn_of_a_number(name_of_called())
+    return _part(loss, [_seen(term) for term in found], None)
+
+
 def part_of_mean(compute: Callable[[], Any]) -> Any:
-    """What a function gives, a mean over this replica's rows, as its part of the whole batch's."""
+    """Return what a function gives, a mean over this replica's rows, as its part of the batch's."""
     since = current.reads
     loss = tf.convert_to_tensor(compute())
     return loss if is_scaled(loss, since) else loss * _share().part(loss.dtype)
 
 
+def target_of_gradients(target: Any, sources: Any) -> Any:
+    """Return what a tape is to differentiate in place of ``target``.
+
+    A loss whose terms are all of the kind that the user names is left to ``scaled_gradients``, for
+    its gradient may never reach an optimizer: the inner steps of meta-learning are each replica's
+    own. Nor is a gradient changed that is not one of variables only, as a gradient penalty's is.
+    """
+    flat = tf.nest.flatten(target)
+    of_weights = all(is_variable(v) for v in tf.nest.flatten(sources))
+    if not of_weights or not all(map(_is_traced, flat)):
+        return target
+    return tf.nest.map_structure(_as_target, target)
+
+
 def scaled_gradients(gradients: list[Any]) -> list[Any]:
-    """The gradients of such losses; None stays None.
+    """Return the gradients of losses that nobody has scaled yet, scaled; None stays None.
 
     A scaled loss may contain sums that are not scaled; a replica without rows adds 0 to them.
     """
@@ -71,21 +118,21 @@ def scaled_gradients(gradients: list[Any]) -> list[Any]:
 
 
 def logged(result: Any, of_metrics: set[int]) -> Any:
-    """What a step returns, where its numbers are means over all samples of the batch.
+    """Return what a step returns, where its numbers are those of the whole batch.
 
     Args:
         result: of the step.
-        of_metrics: ids of those in it that are results of metrics: these are no parts of a sum.
+        of_metrics: ids of the results of metrics in it: these are no parts of a sum.
     """
     values = tf.nest.flatten(result)
     numbers = [i for i, value in enumerate(values) if _is_number(value)]
     if not numbers:
         return result
     parts = [
-        values[i]
-        if scaled and id(values[i]) not in of_metrics
-        else values[i] * _share().weight(values[i].dtype)
-        for i, scaled in zip(numbers, are_scaled([values[i] for i in numbers]), strict=True)
+        values[i] * _share().weight(values[i].dtype)
+        if id(values[i]) in of_metrics
+        else number_of_all(values[i])
+        for i in numbers
     ]
     for i, total in zip(numbers, _sum(parts), strict=True):
         values[i] = total
@@ -93,7 +140,7 @@ def logged(result: Any, of_metrics: set[int]) -> Any:
 
 
 def summed_backwards(sums: Callable[[list[Any]], list[Any]], gradients: list[Any]) -> list[Any]:
-    """Gradients that go back through a sum over replicas of their forward passes.
+    """Return gradients that go back through a sum over replicas of their forward passes.
 
     Each replica multiplies what it sends by its weight, and divides the total by that weight:
     later the weight is applied to all of the replica's gradient. A replica without rows sends
@@ -110,12 +157,80 @@ def summed_backwards(sums: Callable[[list[Any]], list[Any]], gradients: list[Any
     ]
 
 
-def _is_real(value: Any) -> bool:
-    return isinstance(value, tf.Tensor) and value.dtype.is_floating
+# ------------------------------------------------------------------------ terms
+
+
+def _is_traced(value: Any) -> bool:
+    """Whether a number's terms can be read: it belongs to the graph that is being made."""
+    if tf.executing_eagerly() or not isinstance(value, tf.Tensor):
+        return False
+    return bool(value.dtype.is_floating) and value.graph is tf.compat.v1.get_default_graph()
+
+
+def _terms_of(value: tf.Tensor) -> list[Term]:
+    """The terms of a number; one with dimensions stands for the sum of its elements."""
+    found = terms.terms_of(value)
+    if value.shape.rank == 0:
+        return found
+    return [dataclasses.replace(one, kind=SUM) if one.kind == UNSEEN else one for one in found]
+
+
+def _seen(term: Term) -> Term:
+    """The same term, where one that cannot be seen goes by rows, without a warning."""
+    return dataclasses.replace(term, kind=RESTORED) if term.kind == UNSEEN else term
+
+
+def _as_target(loss: tf.Tensor) -> tf.Tensor:
+    found, choice = _terms_of(loss), _choice()
+    kinds = {term.kind for term in found}
+    named = kinds <= {UNSEEN} if choice is None else kinds <= {MEAN, SUM, UNSEEN}
+    return loss if named or kinds <= {SCALED} else _part(loss, found, choice)
+
+
+def _part(value: tf.Tensor, found: list[Term], choice: str | None) -> tf.Tensor:
+    """Weight each term of a number by this replica's share of it."""
+    whole = not any(term.kind in (SCALED, RESTORED) for term in found)
+    weights = [_weight_of(term, choice, whole) for term in found]
+    if len(found) == 1:
+        return value if weights[0] is None else value * weights[0](value.dtype)
+    total = value
+    for term, weight in zip(found, weights, strict=True):
+        (slope,) = tf.gradients(value, [term.tensor])
+        if weight is not None and slope is not None:
+            part = tf.cast(tf.reduce_sum(slope * term.tensor), value.dtype)
+            total += part * (weight(value.dtype) - 1)
+    return total
+
+
+def _weight_of(term: Term, choice: str | None, whole: bool) -> Weight:
+    """The factor of a term.
+
+    Args:
+        term: of a loss.
+        choice: what the user says of his own losses.
+        whole: whether all of the loss is the user's own, so that he has said it of each term.
+    """
+    rows = _share()
+    if term.kind == SCALED:
+        return None
+    if choice == "scaled" or (choice == "sum" and whole and term.kind != FIXED):
+        return rows.present
+    if term.kind == SUM:
+        return rows.part if choice == "mean" and whole else rows.present
+    if term.kind == MEAN:
+        return share.of_elements(term.divisor).part
+    if term.kind == RATIO:
+        return share.of_divisor(term.divisor, term.total and term.total()).part
+    if term.kind == UNSEEN and choice is None:
+        _warn(current.model, term.tensor)
+    return rows.present if term.kind == UNSEEN and choice == "sum" else rows.part
+
+
+# ---------------------------------------------------------------------- weights
 
 
 def _is_number(value: Any) -> bool:
-    return _is_real(value) and value.shape.rank == 0
+    return isinstance(value, tf.Tensor) and value.dtype.is_floating and value.shape.rank == 0
 
 
 def _sum(tensors: list[Any]) -> Any:
@@ -127,19 +242,23 @@ def _share() -> Share:
     return current.count
 
 
-def _are_means() -> bool:
-    return tf.distribute.get_strategy().own_losses in (None, "mean")
+def _choice() -> str | None:
+    choice: str | None = tf.distribute.get_strategy().own_losses
+    return choice
 
 
 def _weight(dtype: tf.DType) -> tf.Tensor:
-    if tf.distribute.get_strategy().own_losses is None:
+    """The weight of a loss, or a gradient, of which nothing can be seen."""
+    if _choice() is None:
         _warn(current.model)
-    return _share().part(dtype) if _are_means() else _share().present(dtype)
+    return _share().part(dtype) if _choice() in (None, "mean") else _share().present(dtype)
 
 
 def _unseen_weight(dtype: tf.DType) -> tf.Tensor:
-    """The same, which does not make a scaled one of a gradient."""
-    return _share().weight(dtype) if _are_means() else tf.cast(current.rows.local > 0, dtype)
+    """The same number without the mark "already scaled"."""
+    if _choice() in (None, "mean"):
+        return _share().weight(dtype)
+    return tf.cast(current.rows.local > 0, dtype)
 
 
 def _weighted(gradient: Any) -> Any:
@@ -150,17 +269,19 @@ def _weighted(gradient: Any) -> Any:
     return gradient * weight
 
 
-def _warn(model: Model) -> None:
+def _warn(model: Model, unseen: tf.Tensor | None = None) -> None:
     name = f"{model.name!r} ({type(model).__name__})"
     if name in _told:
         return
     _told.add(name)
+    where = "" if unseen is None else f" (the term ends in {unseen.op.type}, {unseen.op.name!r})"
     logging.getLogger("tfscale").warning(
-        "%s computes a loss without Keras's loss objects, so tfscale cannot see what the loss "
-        "divides by. tfscale takes it for a mean over the replica's samples, and weights it by "
+        "%s computes a loss without Keras's loss objects, and tfscale cannot see what the loss "
+        "divides by%s. tfscale takes it for a mean over the replica's samples, and weights it by "
         'their number. If that is right, ScaleStrategy(own_losses="mean") ends this warning. If '
         'the loss is a sum over samples, pass own_losses="sum"; if it is divided by the size of '
         'the global batch already, own_losses="scaled". See docs/strategy.md, "Losses of your '
         'own".',
         name,
+        where,
     )

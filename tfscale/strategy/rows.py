@@ -26,11 +26,14 @@ class Rows:
         local: how many this replica holds.
         total: how many all hold.
         holders: how many replicas hold any.
+        uniform: whether all tensors of the batch have as many rows, on every replica; None if
+            there is one tensor only.
     """
 
     local: tf.Tensor
     total: tf.Tensor
     holders: tf.Tensor
+    uniform: tf.Tensor | None = None
 
     @property
     def absent(self) -> tf.Tensor:
@@ -69,9 +72,11 @@ def shared_out(
             step alone: then it asks no other replica for one.
     """
     tensors = [x for x in tf.nest.flatten(data) if _is_batch(x)]
-    local = _rows(tensors[0])
-    total, holders = tf.unstack(_sum([tf.stack([local, tf.cast(local > 0, tf.int64)])])[0])
-    rows = Rows(local, total, holders)
+    local, *others = map(_rows, tensors)
+    differs = [tf.reduce_any([tf.not_equal(x, local) for x in others])] if others else []
+    told = [local, *(tf.cast(x, tf.int64) for x in (local > 0, *differs))]
+    total, holders, *differing = tf.unstack(_sum([tf.stack(told)])[0])
+    rows = Rows(local, total, holders, tf.equal(differing[0], 0) if others else None)
     if spare is None:
         some_hold_none = tf.logical_and(holders > 0, holders < replicas)
         lent = tf.cond(some_hold_none, lambda: _lent(tensors, rows, replicas), lambda: tensors)

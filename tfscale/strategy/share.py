@@ -104,9 +104,18 @@ def _dtype(value: Any) -> tf.DType:
     return value.dtype if tf.is_tensor(value) else tf.float32
 
 
-# Names of operations in a step's graph.
+# What is known of an operation in a step's graph, and of whatever is computed from it.
+SCALES, RESTORES, BATCH, RESIZES = 1, 2, 4, 8
+
+# Names of the operations that multiply by a replica's share, or divide by it.
 _SCALES = "tfscale_share"
 _RESTORES = "tfscale_count"
+
+# Operations whose results have a number of rows that depends on the data.
+_RESIZING = (
+    *("Where", "Unique", "UniqueV2", "UniqueWithCounts", "DynamicPartition", "ListDiff"),
+    *("NonMaxSuppressionV3", "NonMaxSuppressionV4", "PartitionedCall", "StatefulPartitionedCall"),
+)
 
 
 def _marked(factor: tf.Tensor, name: str) -> tf.Tensor:
@@ -115,7 +124,7 @@ def _marked(factor: tf.Tensor, name: str) -> tf.Tensor:
 
 
 def are_scaled(values: Sequence[Any], since: int = 0) -> list[bool]:
-    """Which of these losses, or gradients of losses, have a replica's share as a factor.
+    """Return which of these losses, or gradients of losses, have a replica's share as a factor.
 
     In a graph this can be seen. Eagerly losses count as scaled once the step has read the number
     of replicas more often than ``since``.
@@ -123,15 +132,100 @@ def are_scaled(values: Sequence[Any], since: int = 0) -> list[bool]:
     tensors = [v.values if isinstance(v, tf.IndexedSlices) else v for v in values]
     if tf.executing_eagerly():
         return [current.reads > since] * len(tensors)
-    bits = dataflow.gathered(tensors, _bit, current.seen)
-    return [found in (1, 2) for found in bits]  # both: scaled, and then scaled back
+    # A loss that was scaled and then scaled back counts as not scaled.
+    return [bits & (SCALES | RESTORES) in (SCALES, RESTORES) for bits in _bits_of_all(tensors)]
 
 
 def is_scaled(value: Any, since: int = 0) -> bool:
-    """The same for one."""
+    """Return whether one loss, or gradient of a loss, has a replica's share as a factor."""
     return are_scaled([value], since)[0]
 
 
-def _bit(op: tf.Operation) -> int:
+def bits_of(tensor: tf.Tensor) -> int:
+    """Return what is known of the operations that a traced tensor is computed from."""
+    return _bits_of_all([tensor])[0]
+
+
+def _bits_of_all(tensors: Sequence[tf.Tensor]) -> list[int]:
+    batch = {
+        x.op for x in tf.nest.flatten(current.batch, expand_composites=True) if tf.is_tensor(x)
+    }
+
+    def own(op: tf.Operation) -> int:
+        return marks_of(op) | BATCH * (op in batch) | RESIZES * _resizes(op)
+
+    return dataflow.gathered(tensors, own, current.seen)
+
+
+def marks_of(op: tf.Operation) -> int:
+    """Return whether an operation gives a replica's share (SCALES) or its inverse (RESTORES)."""
     name: str = op.name.rpartition("/")[2]
-    return 1 * name.startswith(_SCALES) | 2 * name.startswith(_RESTORES)
+    return SCALES * name.startswith(_SCALES) | RESTORES * name.startswith(_RESTORES)
+
+
+def _resizes(op: tf.Operation) -> bool:
+    return op.type in _RESIZING or op.type.startswith("Ragged") or _cuts_rows(op)
+
+
+def _cuts_rows(op: tf.Operation) -> bool:
+    """Whether an operation takes some rows of a batch only, as ``x[1:]`` does."""
+    if op.type not in ("StridedSlice", "Slice", "TopKV2"):
+        return False
+    x = op.inputs[0].shape
+    if x.rank is None or x.rank == 0 or x[0] is not None:
+        return False
+    if op.type == "TopKV2":
+        return bool(x.rank == 1)
+    if op.type == "Slice":
+        begin, size = (tf.get_static_value(op.inputs[i]) for i in (1, 2))
+        return begin is None or size is None or begin[0] != 0 or size[0] != -1
+    whole = op.get_attr("begin_mask") & op.get_attr("end_mask") & 1
+    return (
+        not whole and not op.get_attr("ellipsis_mask") & 1 and not op.get_attr("new_axis_mask") & 1
+    )
+
+
+def static_rows() -> int | None:
+    """Return the number of rows that this replica holds, if the graph knows it."""
+    first = next(x for x in tf.nest.flatten(current.batch) if hasattr(x, "shape"))
+    return first.shape[0] if first.shape.rank else None
+
+
+def of_elements(x: tf.Tensor) -> Share:
+    """Return this replica's share of the elements of all replicas' ``x``.
+
+    Most often that is its share of the rows, which is known. Otherwise replicas add up how many
+    elements they hold.
+    """
+    of_rows: Share = current.count
+    if tf.executing_eagerly():
+        return of_rows
+    several_unknown = x.shape.rank is None or [*x.shape].count(None) > 1
+    if several_unknown or bits_of(x) & RESIZES:
+        return of_divisor(tf.size(x, tf.int64))
+    uniform = current.rows.uniform
+    if uniform is None:
+        return of_rows
+
+    def counted() -> tuple[tf.Tensor, tf.Tensor]:
+        share = of_divisor(tf.size(x, tf.int64))
+        return share._local, share._total
+
+    held = tf.cond(uniform, lambda: (of_rows._local, of_rows._total), counted)
+    return Share(int(of_rows), *held)
+
+
+def of_divisor(divisor: tf.Tensor, total: tf.Tensor | None = None) -> Share:
+    """Return this replica's share of what a loss divides by.
+
+    Args:
+        divisor: this replica's.
+        total: the whole batch's, if that is not the sum of the replicas' divisors.
+    """
+    held = current.rows.counted(divisor)
+    return Share(int(current.count), held, summed(divisor) if total is None else total)
+
+
+def summed(x: tf.Tensor) -> tf.Tensor:
+    """Return the sum over all replicas that hold rows."""
+    return tf.distribute.get_replica_context().all_reduce("SUM", current.rows.counted(x))

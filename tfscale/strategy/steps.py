@@ -22,9 +22,11 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from tfscale.bridge.fit import changes_weights, fitted
+from tfscale.bridge.fit import ModelStep, fitted
+from tfscale.bridge.losses import reducing
 from tfscale.bridge.objects import layers_of, optimizers_of
 from tfscale.bridge.shadow import shadowed
+from tfscale.bridge.tapes import targets_changed
 from tfscale.strategy import inexact, keras_losses, mates, own_losses, statistics
 from tfscale.strategy.applying import hooked
 from tfscale.strategy.building import refuse_foreign, refuse_foreign_metrics
@@ -58,13 +60,12 @@ def exact(strategy: ScaleStrategy, model: keras.Model, training: bool) -> Iterat
         yield
 
 
-def step_of_replica(strategy: ScaleStrategy, model: keras.Model, fn: Callable[..., Any]) -> Any:
+def step_of_replica(strategy: ScaleStrategy, step: ModelStep, fn: Callable[..., Any]) -> Any:
     """A model's step, which knows what part of the global batch it is."""
-    replicas = strategy.extended._num_replicas_in_sync
-    rounds = strategy.rounds if changes_weights(fn) else None
+    replicas, model, own = strategy.extended._num_replicas_in_sync, step.model, step.is_own
+    rounds = strategy.rounds if step.changes_weights else None
     course = None if rounds is None else rounds.of(model)
     spare = None if course is None else course.spare_row
-    own = getattr(type(model), fn.__name__) is not getattr(keras.Model, fn.__name__)
 
     @tf.autograph.experimental.do_not_convert
     def part(data: Any) -> Any:
@@ -74,9 +75,10 @@ def step_of_replica(strategy: ScaleStrategy, model: keras.Model, fn: Callable[..
         known |= {"batch": data, "origins": {}}
         changed: list[Any] = []
         with during(model=model, own=own, rows=rows, count=share, statistics=changed, **known):
-            result = fn(data)
+            with reducing(keras_losses.reduced), targets_changed(own_losses.target_of_gradients):
+                result = fn(data)
             statistics.average(changed, share)
-            if own:
+            if step.makes_logs:
                 result = own_losses.logged(*keras_losses.with_results_of_all(result))
             result = tf.nest.map_structure(_read, result)
         if course is not None:

@@ -318,15 +318,15 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         if self.extended._num_replicas_in_sync == 1:
             return super().run(fn, args, kwargs, options)
         _refuse_xla(self)
-        model = fit.model_of(fn)
+        step = fit.step_of(fn)
         if fit.predicts():
             args = tf.nest.map_structure(self._part_of_each, args)
             return super().run(steps.prediction_of_replica(self, fn), args, kwargs, options)
-        if model is None:
+        if step is None:
             with _hooked(self, self.optimizers), self._telling_what_is_foreign():
                 return super().run(fn, args, kwargs, options)
-        with steps.exact(self, model, fn.__name__ == fit.TRAINING):
-            return super().run(steps.step_of_replica(self, model, fn), args, kwargs, options)
+        with steps.exact(self, step.model, step.kind == fit.TRAINING):
+            return super().run(steps.step_of_replica(self, step, fn), args, kwargs, options)
 
     def part_of_mean(self, compute: Callable[[], Any]) -> Any:
         """In a step of one of several replicas: a mean loss of its rows as its part of the batch's.

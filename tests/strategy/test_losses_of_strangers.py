@@ -1,0 +1,485 @@
+"""Losses by every way that a Keras program can reach, compute or log one: as on one device.
+
+Each program trains on two replicas in batches of 16, 16 and 7 rows, with masks and weights that
+fall unevenly on the replicas. So what a replica's loss divides by is never the same on both.
+"""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers, ops
+
+from tests.strategy.twins import check_twins
+
+ROWS, BATCH, STEPS, WORDS = 39, 16, 5, 7
+DICE = np.random.default_rng(1)
+X = DICE.standard_normal([ROWS, 3]).astype(np.float32)
+Y = (X @ np.array([[1.0], [2.0], [-1.0]]) + 0.1).astype(np.float32)
+SEQUENCES = DICE.standard_normal([ROWS, STEPS, 3]).astype(np.float32)
+# 0 means "no word"; the first rows have few words, the last ones many
+LABELS = np.where(
+    np.arange(STEPS) < 1 + np.arange(ROWS)[:, None] % STEPS, DICE.integers(1, WORDS, [ROWS, STEPS]), 0
+)
+
+
+def masked():
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
+
+
+GLOBAL = masked()
+HELD = {"words": GLOBAL, "list": [GLOBAL]}
+
+
+class Tagger(keras.Model):
+    """Its ``loss_of(model, y, predicted)`` is what its ``train_step`` minimizes."""
+
+    def __init__(self, loss_of, classes=WORDS):
+        super().__init__(name="own")
+        self.dense, self.loss_of = layers.Dense(classes), loss_of
+
+    def call(self, x, training=None):
+        return self.dense(x)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(self, y, self(x, training=True))
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        return {"loss": loss}
+
+
+def fit(model, x=X, y=Y, **how):
+    return model.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0, **how).history
+
+
+def check(build, x=X, y=Y, optimizer=None, **strategy):
+    """Weights and logs are those of one device."""
+
+    def compiled():
+        model = build()
+        model.compile((optimizer or functools.partial(keras.optimizers.SGD, 0.1))())
+        return model
+
+    return check_twins(compiled, functools.partial(fit, x=x, y=y), **strategy)
+
+
+# -------------------------------------------------- loss objects, wherever they are
+
+
+class Holder:
+    """No layer: Keras does not look for losses in it."""
+
+    def __init__(self):
+        self.loss = masked()
+
+
+IN_CLOSURE = masked()
+REACHED = {
+    "a global": lambda model, y, p: GLOBAL(y, p),
+    "in a dict": lambda model, y, p: HELD["words"](y, p),
+    "in a list": lambda model, y, p: HELD["list"][0](y, p),
+    "made in the step": lambda model, y, p: masked()(y, p),
+    "in a closure": functools.partial(lambda loss, model, y, p: loss(y, p), IN_CLOSURE),
+    "in another object": functools.partial(lambda held, model, y, p: held.loss(y, p), Holder()),
+    "twice": lambda model, y, p: GLOBAL(y, p) + 0.5 * masked()(y, p),
+}
+
+
+@pytest.mark.parametrize("reached", REACHED)
+def test_a_masked_loss_object_is_exact_wherever_it_is(reached, caplog):
+    check(lambda: Tagger(REACHED[reached]), SEQUENCES, LABELS)
+    assert "own_losses" not in caplog.text
+
+
+def test_a_masked_loss_object_is_exact_eagerly():
+    def build():
+        model = Tagger(REACHED["a global"])
+        model.compile(keras.optimizers.SGD(0.1), run_eagerly=True)
+        return model
+
+    check_twins(build, functools.partial(fit, x=SEQUENCES, y=LABELS))
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean", "mean_with_sample_weight"])
+def test_each_reduction_in_a_step(reduction, caplog):
+    weights = np.arange(1, 1 + BATCH, dtype=np.float32)
+
+    def loss_of(model, y, p):
+        loss = keras.losses.MeanSquaredError(reduction=reduction)
+        return 0.01 * loss(y, p, sample_weight=tf.abs(y[:, 0]) + weights[0])
+
+    check(lambda: Tagger(loss_of, 1))
+    assert "own_losses" not in caplog.text
+
+
+# ------------------------------------------------------------- terms of a user's own
+
+
+def mean_squares(y, p):
+    return tf.reduce_mean(tf.square(y - p))
+
+
+def mean_of_words(y, p):
+    """As the tutorials of translation compute it."""
+    each = keras.losses.sparse_categorical_crossentropy(y, p, from_logits=True)
+    mask = tf.cast(y != 0, each.dtype)
+    return tf.reduce_sum(each * mask) / tf.reduce_sum(mask)
+
+
+MSE = keras.losses.MeanSquaredError()
+TERMS = {
+    "a mean beside a loss object": lambda model, y, p: MSE(y, p) + 0.3 * tf.reduce_mean(tf.abs(p)),
+    "a mean of Keras's ops": lambda model, y, p: MSE(y, p) + 0.3 * ops.mean(ops.abs(p)),
+    "a sum beside a loss object": lambda model, y, p: MSE(y, p) + 0.01 * tf.reduce_sum(p),
+    "a penalty on weights": lambda model, y, p: (
+        MSE(y, p) + 0.1 * tf.reduce_sum(tf.square(model.dense.kernel))
+    ),
+    "a penalty alone with a mean": lambda model, y, p: (
+        mean_squares(y, p) + 0.1 * tf.reduce_sum(tf.square(model.dense.kernel))
+    ),
+    "a mean of sums": lambda model, y, p: (
+        tf.reduce_mean(tf.reduce_sum(tf.square(y - p), axis=1)) - MSE(y, p)
+    ),
+    "a sum of means": lambda model, y, p: (
+        MSE(y, p) + tf.reduce_sum(tf.reduce_mean(tf.square(y - p), axis=0))
+    ),
+    "stacked": lambda model, y, p: ops.sum(ops.stack([MSE(y, p), mean_squares(y, p)])),
+    "the mean of two": lambda model, y, p: tf.reduce_mean([MSE(y, p), mean_squares(y, p)]),
+    "subtracted": lambda model, y, p: 2.0 * MSE(y, p) - 0.2 * tf.reduce_mean(tf.abs(p)),
+    "divided by rows": lambda model, y, p: (
+        MSE(y, p) + tf.reduce_sum(tf.abs(p)) / tf.cast(tf.shape(p)[0], tf.float32)
+    ),
+    "divided by kept ones": lambda model, y, p: MSE(y, p)
+    + tf.math.divide_no_nan(
+        tf.reduce_sum(tf.abs(p) * tf.cast(y > 0.5, p.dtype)),
+        tf.reduce_sum(tf.cast(y > 0.5, p.dtype)),
+    ),
+    "divided by at least one": lambda model, y, p: MSE(y, p)
+    + tf.reduce_sum(tf.abs(p) * tf.cast(y > 3.0, p.dtype))
+    / tf.maximum(tf.reduce_sum(tf.cast(y > 3.0, p.dtype)), 1.0),
+    "a mean by a mean": lambda model, y, p: MSE(y, p)
+    + tf.reduce_mean(tf.abs(p) * tf.cast(y > 0.5, p.dtype))
+    / tf.reduce_mean(tf.cast(y > 0.5, p.dtype)),
+    "chosen rows": lambda model, y, p: (
+        MSE(y, p) + 0.2 * tf.reduce_mean(tf.square(tf.boolean_mask(p, y > 0.5)))
+    ),
+    "some rows": lambda model, y, p: MSE(y, p) + 0.2 * tf.reduce_mean(tf.square(p[3:])),
+    "only a masked mean": lambda model, y, p: tf.reduce_sum(tf.abs(p) * tf.cast(y > 0.5, p.dtype))
+    / tf.reduce_sum(tf.cast(y > 0.5, p.dtype)),
+    "only a sum": lambda model, y, p: 0.02 * tf.reduce_sum(tf.square(y - p)),
+    "of the global batch": lambda model, y, p: MSE(y, p)
+    + tf.nn.compute_average_loss(tf.square(y - p)[:, 0], global_batch_size=BATCH),
+    "a weight that is trained": lambda model, y, p: (
+        MSE(y, p) + 0.1 * tf.reduce_sum(model.dense.bias) * tf.reduce_mean(tf.abs(y - p))
+    ),
+}
+BY_REPLICA = {"some rows": "each replica leaves its own first rows out"}
+
+
+@pytest.mark.parametrize("term", sorted(TERMS.keys() - BY_REPLICA.keys()))
+def test_each_term_goes_by_what_it_divides_by(term, caplog):
+    check(lambda: Tagger(TERMS[term], 1))
+    assert "own_losses" not in caplog.text
+
+
+def test_a_masked_mean_of_words(caplog):
+    check(lambda: Tagger(lambda model, y, p: mean_of_words(y, p)), SEQUENCES, LABELS)
+    assert "own_losses" not in caplog.text
+
+
+def test_a_term_that_cannot_be_seen_is_named(caplog):
+    def root(model, y, p):
+        return MSE(y, p) + tf.sqrt(tf.reduce_mean(tf.square(y - p)))
+
+    class Unseen(Tagger):
+        pass
+
+    with pytest.raises(AssertionError):
+        check(lambda: Unseen(root, 1))
+    assert "'own' (Unseen)" in caplog.text
+    assert "Sqrt" in caplog.text
+
+
+def test_a_tape_that_another_one_records_is_left_alone():
+    """A gradient penalty of keras.io: its inner gradient is of rows, and no loss."""
+
+    def penalty(model, y, p):
+        x = y * tf.ones([1, 3])
+        with tf.GradientTape() as inner:
+            inner.watch(x)
+            predicted = tf.reduce_sum(tf.square(model(x, training=True)))
+        norms = tf.sqrt(tf.reduce_sum(tf.square(inner.gradient(predicted, x)), axis=1))
+        return MSE(y, p) + 0.1 * tf.reduce_mean(tf.square(norms - 1.0))
+
+    check(lambda: Tagger(penalty, 1))
+
+
+def test_a_tape_used_twice_says_what_tensorflow_says():
+    class Twice(Tagger):
+        def train_step(self, data):
+            with tf.GradientTape() as tape:
+                loss = MSE(data[1], self(data[0]))
+            tape.gradient(loss, self.trainable_variables)
+            return tape.gradient(loss, self.trainable_variables)
+
+    with pytest.raises(RuntimeError, match="non-persistent GradientTape"):
+        check(lambda: Twice(None, 1))
+
+
+# -------------------------------------------------------- what Keras itself offers
+
+
+class Adds(layers.Layer):
+    """``add_loss`` of something that a layer computes of its inputs."""
+
+    def __init__(self, compute):
+        super().__init__()
+        self.compute = compute
+
+    def call(self, x):
+        self.add_loss(self.compute(x))
+        return x
+
+
+ADDED = {
+    "a sum": lambda x: 0.01 * ops.sum(ops.square(x)),
+    "a mean": lambda x: ops.mean(ops.abs(x)),
+    "a vector": lambda x: 0.01 * ops.sum(ops.square(x), axis=-1),
+    "a masked mean": lambda x: (
+        ops.sum(ops.abs(x) * ops.cast(x > 0, "float32")) / ops.sum(ops.cast(x > 0, "float32"))
+    ),
+    "a constant": lambda x: ops.convert_to_tensor(0.5),
+}
+
+
+@pytest.mark.parametrize("added", ADDED)
+def test_what_a_layer_adds(added):
+    def build():
+        inputs = keras.Input([3])
+        model = keras.Model(inputs, Adds(ADDED[added])(layers.Dense(1)(inputs)))
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+        return model
+
+    check_twins(build, fit)
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_distillation(by_name):
+    distillation = keras.distillation
+
+    def build():
+        keras.utils.set_random_seed(2)
+        teacher = keras.Sequential([keras.Input([3]), layers.Dense(4)])
+        student = keras.Sequential([keras.Input([3]), layers.Dense(4)])
+        model = distillation.Distiller(
+            teacher=teacher,
+            student=student,
+            distillation_losses=distillation.LogitsDistillation(temperature=2.0),
+            student_loss_weight=0.4,
+        )
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(
+            keras.optimizers.SGD(0.05),
+            "sparse_categorical_crossentropy" if by_name else loss,
+            metrics=["accuracy"],
+        )
+        return model
+
+    check_twins(build, functools.partial(fit, y=LABELS[:, :1] % 4))
+
+
+def test_a_loss_function_that_gives_one_number(caplog):
+    def masked_mean(y, p):
+        kept = ops.cast(y > 0.5, "float32")
+        return ops.sum(ops.abs(y - p) * kept) / ops.sum(kept)
+
+    def build():
+        model = keras.Sequential([keras.Input([3]), layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.05), masked_mean)
+        return model
+
+    check_twins(build, fit)
+    assert "one number" not in caplog.text
+
+
+@pytest.mark.parametrize("name", ["train_step", "my_step"])
+def test_a_step_that_is_assigned(name):
+    """Keras calls whatever ``model.train_step`` is."""
+
+    def build():
+        model = Tagger(TERMS["a mean beside a loss object"], 1)
+        model.compile(keras.optimizers.SGD(0.05))
+        if name == "train_step":
+            step = model.train_step
+            model.train_step = lambda data: step(data)
+        else:
+            type(model).my_step = lambda self, data: Tagger.train_step(self, data)
+            model.train_step = model.my_step
+        return model
+
+    check_twins(build, fit)
+
+
+# ------------------------------------------------------------------- logs and metrics
+
+
+def plain(**how):
+    def build():
+        model = keras.Sequential([keras.Input([3]), layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.05), "mse", **how)
+        return model
+
+    return build
+
+
+def with_validation(model):
+    return fit(model, validation_data=(X[:9], Y[:9]), validation_batch_size=4)
+
+
+def one_number(y, p):
+    return ops.sqrt(ops.mean(ops.square(y - p)))
+
+
+def mean_number(y, p):
+    return ops.mean(ops.abs(y - p))
+
+
+def test_a_metric_function_that_gives_one_number():
+    check_twins(plain(metrics=[mean_number]), with_validation)
+
+
+class Logs(keras.Model):
+    """Keras's documented way to log more: ``compute_metrics``."""
+
+    def __init__(self, key):
+        inputs = keras.Input([3])
+        super().__init__(inputs, layers.Dense(1)(inputs))
+        self.seen, self.key = keras.metrics.Mean(name="seen"), key
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        results = super().compute_metrics(x, y, y_pred, sample_weight)
+        self.seen.update_state(ops.abs(y_pred))
+        return results | {self.key: self.seen.result(), "largest": ops.mean(ops.square(y_pred))}
+
+
+@pytest.mark.parametrize("key", ["seen", "another"])
+def test_a_compute_metrics_that_adds_keys(key):
+    def build():
+        model = Logs(key)
+        model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"])
+        return model
+
+    check_twins(build, with_validation)
+
+
+class Tracked(Tagger):
+    """A step that tells metrics of its loss, as on keras.io."""
+
+    def __init__(self, loss_of):
+        super().__init__(loss_of, 1)
+        self.mean, self.sum = keras.metrics.Mean(name="mean"), keras.metrics.Sum(name="sum")
+        self.weighted = keras.metrics.Mean(name="weighted")
+
+    @property
+    def metrics(self):
+        return [self.mean, self.sum, self.weighted]
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(self, y, self(x, training=True))
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        self.mean.update_state(loss)
+        self.sum.update_state(loss)
+        self.weighted.update_state(loss, sample_weight=tf.shape(x)[0])
+        return {metric.name: metric.result() for metric in self.metrics}
+
+
+@pytest.mark.parametrize(
+    "term", ["a mean beside a loss object", "only a masked mean", "a penalty on weights"]
+)
+def test_metrics_of_a_steps_own_loss(term):
+    check(lambda: Tracked(TERMS[term]))
+
+
+# ----------------------------------------------------------------------- data
+
+
+def test_two_batches_of_other_sizes():
+    """A step gets 3 labelled and 8 unlabelled rows, as in semi-supervised training."""
+    few = tf.data.Dataset.from_tensor_slices((X[:15], Y[:15])).batch(3)
+    many = tf.data.Dataset.from_tensor_slices(X).batch(8)
+
+    class Semi(Tagger):
+        def train_step(self, data):
+            (x, y), more = data
+            with tf.GradientTape() as tape:
+                loss = MSE(y, self(x)) + 0.1 * tf.reduce_mean(tf.square(self(more)))
+            weights = self.trainable_variables
+            self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+            return {"loss": loss}
+
+    def build():
+        model = Semi(None, 1)
+        model.compile(keras.optimizers.SGD(0.05))
+        return model
+
+    def train(model):
+        return model.fit(tf.data.Dataset.zip((few, many)), epochs=2, verbose=0).history
+
+    check_twins(build, train)
+
+
+def test_static_rows_and_an_unknown_width():
+    """A ``window`` that is flattened knows its rows, and not how long they are."""
+
+    def windows():
+        series = tf.data.Dataset.from_tensor_slices(np.sin(np.arange(60.0)).astype(np.float32))
+        series = series.window(7, shift=1, drop_remainder=True)
+        rows = series.flat_map(lambda window: window.batch(7))
+        return rows.map(lambda row: (row[:-1], row[-1:])).batch(8, drop_remainder=True)
+
+    def build():
+        model = keras.Sequential([layers.Dense(4), layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"])
+        model.build([None, 6])
+        return model
+
+    def train(model):
+        return model.fit(windows(), epochs=2, verbose=0).history
+
+    check_twins(build, train)
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam", "Adagrad"])
+@pytest.mark.parametrize("kind", ["sparse input", "embedding_lookup_sparse"])
+def test_sparse_inputs(optimizer, kind):
+    indices = [[row, (row * step) % 11] for row in range(ROWS) for step in (1, 3, 5)]
+    indices = sorted(set(map(tuple, indices)))
+
+    class Looked(layers.Layer):
+        def build(self, shape):
+            self.table = self.add_weight(shape=[11, 2], name="table")
+
+        def call(self, x):
+            ids = tf.SparseTensor(x.indices, x.indices[:, 1], x.dense_shape)
+            return tf.nn.embedding_lookup_sparse(self.table, ids, None, combiner="mean")
+
+    def build():
+        inputs = keras.Input([11], sparse=True)
+        first = layers.Dense(2) if kind == "sparse input" else Looked()
+        model = keras.Model(inputs, layers.Dense(1)(first(inputs)))
+        model.compile(getattr(keras.optimizers, optimizer)(0.05), "mse")
+        return model
+
+    def train(model):
+        rows = tf.sparse.SparseTensor(indices, np.ones(len(indices), np.float32), [ROWS, 11])
+        data = tf.data.Dataset.from_tensor_slices((rows, Y)).batch(BATCH)
+        return model.fit(data, epochs=2, verbose=0).history
+
+    check_twins(build, train)

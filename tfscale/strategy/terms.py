@@ -1,0 +1,211 @@
+r"""What a loss is the sum of, and what each of its terms divides by; read from the graph.
+
+The loss of a global batch is not always the mean of the replicas' losses. A loss
+:math:`\sum_i c_i t_i` has terms :math:`t_i` of several kinds, and each replica holds a part of
+each term:
+
+========  ==============================================  ==================================
+kind      what the term is                                weight of a replica's term
+========  ==============================================  ==================================
+scaled    divided by the number of replicas already       1
+fixed     independent of the batch, as a penalty on       the replica's share of the rows
+          weights
+sum       a sum over samples                              1, or 0 if the replica has no rows
+mean      a mean over elements                            its elements / all elements
+ratio     a sum or a mean, divided by another             its divisor / the sum of divisors
+unseen    anything else, such as a root of a mean         as ``own_losses`` says
+========  ==============================================  ==================================
+
+The coefficients :math:`c_i` come from TensorFlow's gradients of the loss by its terms: between a
+loss and its terms are linear operations only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from tfscale.strategy import share
+from tfscale.strategy.share import BATCH, RESIZES, RESTORES, SCALES, Share, bits_of
+
+Weight = Callable[[tf.DType], tf.Tensor]
+
+SCALED, FIXED, SUM, MEAN, RATIO, RESTORED, UNSEEN = (
+    *("scaled", "fixed", "sum", "mean", "ratio", "restored", "unseen"),
+)
+
+_THROUGH = ("Identity", "IdentityN", "Neg", "Cast", "Reshape", "Squeeze", "ExpandDims", "Pack")
+_ADDS = ("AddV2", "Add", "Sub", "AddN", "BiasAdd")
+_DIVIDES = ("RealDiv", "DivNoNan", "Div")
+_REDUCES = ("Sum", "Mean")
+_KEEPS_DIVISOR = ("Cast", "Identity", "Reshape", "Squeeze", "ExpandDims")
+_ADDS_UP = ("Sum", "Size", "Prod", "StridedSlice", "GatherV2")
+
+
+@dataclasses.dataclass(frozen=True)
+class Term:
+    """A term of a loss.
+
+    Attributes:
+        tensor: the term, before it is multiplied by its coefficient.
+        kind: see the module.
+        divisor: of a ratio, what it divides by on this replica; of a mean, its elements.
+        total: computes what a ratio divides by for the whole batch; None if that is the sum of the
+            replicas' divisors.
+    """
+
+    tensor: tf.Tensor
+    kind: str
+    divisor: tf.Tensor | None = None
+    total: Callable[[], tf.Tensor] | None = None
+
+
+def terms_of(loss: tf.Tensor) -> list[Term]:
+    """Return the terms of a loss that is traced in a step of a replica."""
+    return _Reader().read(loss)
+
+
+class _Reader:
+    """Reads a graph from a loss down to its terms; each tensor once."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, list[Term]] = {}
+
+    def read(self, tensor: tf.Tensor) -> list[Term]:
+        key = tensor.ref()
+        if key not in self._known:
+            self._known[key] = self._read(tensor)
+        return self._known[key]
+
+    def _read(self, tensor: tf.Tensor) -> list[Term]:
+        bits, op = bits_of(tensor), tensor.op
+        if not bits & (BATCH | SCALES):
+            return [Term(tensor, FIXED)]
+        if op.type in _THROUGH or op.type in _ADDS:
+            sources = [op.inputs[tensor.value_index]] if op.type == "IdentityN" else op.inputs
+            return self._all(x for x in sources if x.dtype.is_floating)
+        if op.type == "StopGradient":
+            return self._as_one(tensor, self.read(op.inputs[0]))
+        if op.type == "Mul":
+            return self._product(tensor, *op.inputs)
+        if op.type in _DIVIDES:
+            return self._quotient(tensor, *op.inputs)
+        if op.type in _REDUCES:
+            return self._reduction(tensor)
+        return [Term(tensor, UNSEEN)]
+
+    def _all(self, tensors: Iterable[tf.Tensor]) -> list[Term]:
+        found = {term.tensor.ref(): term for x in tensors for term in self.read(x)}
+        return list(found.values())
+
+    def _as_one(self, tensor: tf.Tensor, terms: list[Term]) -> list[Term]:
+        """A tensor whose gradient does not reach its terms is a term itself."""
+        alike = {(one.kind, None if one.divisor is None else one.divisor.ref()) for one in terms}
+        if len(alike) > 1:
+            return [Term(tensor, UNSEEN)]
+        return [dataclasses.replace(terms[0], tensor=tensor)]
+
+    def _product(self, tensor: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> list[Term]:
+        for factor, other in ((x, y), (y, x)):
+            kind = _kind_of_factor(factor)
+            if kind is not None:
+                return [Term(tensor, kind)]
+            if not bits_of(factor) & (BATCH | SCALES):
+                return self._times(tf.get_static_value(factor), self.read(other))
+        return [Term(tensor, UNSEEN)]
+
+    def _quotient(self, tensor: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> list[Term]:
+        kind = _kind_of_factor(y)
+        if kind is not None:
+            return [Term(tensor, kind)]
+        if not bits_of(y) & (BATCH | SCALES):
+            value = tf.get_static_value(y)
+            return self._times(
+                None if value is None or not value.all() else 1 / value, self.read(x)
+            )
+        kinds = {term.kind for term in self.read(x)} - {FIXED}
+        if kinds == {SUM} and _adds_up(y):
+            return [Term(tensor, RATIO, y, lambda: _whole(y))]
+        if kinds == {MEAN} and y.op.type == "Mean":
+            return [Term(tensor, RATIO, y * tf.cast(tf.size(y.op.inputs[0]), y.dtype))]
+        return [Term(tensor, UNSEEN)]
+
+    def _reduction(self, tensor: tf.Tensor) -> list[Term]:
+        x = tensor.op.inputs[0]
+        inner = self.read(x)
+        kinds = {term.kind for term in inner} - {FIXED}
+        if UNSEEN not in kinds:
+            return inner  # terms are below: this only adds them up
+        if kinds != {UNSEEN} or not _reduces_the_batch(tensor):
+            return [Term(tensor, UNSEEN)]
+        if tensor.op.type == "Sum":
+            return [Term(tensor, SUM)]
+        return [Term(tensor, MEAN, x)]
+
+    def _times(self, factor: Any, terms: list[Term]) -> list[Term]:
+        """A sum that is divided by the constant number of this replica's rows is a mean."""
+        rows = share.static_rows()
+        if factor is None or rows is None or factor.size != 1 or [x.kind for x in terms] != [SUM]:
+            return terms
+        (term,) = terms
+        if term.tensor.op.type == "Sum" and abs(float(factor) * rows - 1) < 1e-6:
+            return [Term(term.tensor, MEAN, term.tensor.op.inputs[0])]
+        return terms
+
+
+def _kind_of_factor(factor: tf.Tensor) -> str | None:
+    """Whether a factor is the replica's share, or the inverse of it, times constants."""
+    seen = 0
+    while True:
+        own = share.marks_of(factor.op)
+        if own:
+            seen |= own
+            break
+        varying = [x for x in factor.op.inputs if bits_of(x) & (BATCH | SCALES)]
+        linear = ("Identity", "Cast", "Mul", "RealDiv", "Reciprocal", "Inv")
+        if factor.op.type not in linear or len(varying) != 1:
+            break
+        (factor,) = varying
+    return {SCALES: SCALED, RESTORES: RESTORED}.get(seen)
+
+
+def _reduces_the_batch(tensor: tf.Tensor) -> bool:
+    """Whether a reduction takes together the samples of a batch, and not the numbers of each."""
+    x, axes = tensor.op.inputs
+    axes, rows = tf.get_static_value(axes), share.static_rows()
+    if axes is None or x.shape.rank is None or not bits_of(x) & BATCH:
+        return False
+    reduced = {int(axis) % x.shape.rank for axis in axes.reshape([-1])}
+    sizes = [x.shape[axis] for axis in (sorted(reduced) if len(reduced) == x.shape.rank else [0])]
+    if len(reduced) < x.shape.rank and 0 not in reduced:
+        return False
+    if rows is None:
+        return None in sizes
+    return None in sizes or math.prod(sizes) % rows == 0
+
+
+def _adds_up(divisor: tf.Tensor) -> bool:
+    """Whether the divisor of the whole batch can be had from those of replicas."""
+    op = divisor.op
+    if op.type in _KEEPS_DIVISOR:
+        return _adds_up(op.inputs[0])
+    if op.type in ("Maximum", "AddV2", "Add", "Mul"):
+        varying = [x for x in op.inputs if bits_of(x) & (BATCH | SCALES)]
+        return len(varying) == 1 and _adds_up(varying[0])
+    return op.type in _ADDS_UP
+
+
+def _whole(divisor: tf.Tensor) -> tf.Tensor:
+    """The divisor of the whole batch: constants in it count once, what adds up is summed."""
+    op = divisor.op
+    if op.type in _KEEPS_DIVISOR:
+        return tf.cast(_whole(op.inputs[0]), divisor.dtype)
+    if op.type in ("Maximum", "AddV2", "Add", "Mul"):
+        compute = {"Maximum": tf.maximum, "Mul": tf.multiply}.get(op.type, tf.add)
+        x, y = (_whole(v) if bits_of(v) & (BATCH | SCALES) else v for v in op.inputs)
+        return tf.cast(compute(x, y), divisor.dtype)
+    return share.summed(divisor)
