@@ -45,12 +45,12 @@ _mine = _Mine()
 
 def name_of_called() -> str:
     """The name of the loss object that this thread is calling."""
-    return current_path().rpartition("/")[2]
+    return str(current_path()).rpartition("/")[2]
 
 
 @contextlib.contextmanager
 def reducing(reduce: Reduce) -> Iterator[None]:
-    """While it lasts, loss objects of Keras that this thread calls reduce their losses by ``reduce``.
+    """While it lasts, loss objects that this thread calls reduce their losses by ``reduce``.
 
     However a program reaches a loss object, it ends in one function of Keras, which alone knows
     what the loss divides by.

@@ -166,7 +166,7 @@ class Exchange:
             return slices
         dtype = slices.dtype
         if lost is not None:
-            slices = _unique(slices)
+            slices = with_unique_rows(slices)
         counts = self._counts(replica, slices.indices, name)
         height = tf.cast(_height(slices), tf.int64)
 
@@ -209,7 +209,7 @@ class Exchange:
             total = self.sum(replica, slices.values, name, wire, seed=seed)
             return tf.IndexedSlices(total, slices.indices, slices.dense_shape)
         dtype = slices.dtype
-        slices = _unique(slices)
+        slices = with_unique_rows(slices)
         owed = tf.gather(lost, slices.indices)
         total, rest = self.sum(replica, slices.values, name, wire, owed, seed)
         _remember(lost, slices.indices, rest, total)
@@ -396,10 +396,11 @@ def _carried(x: tf.Tensor) -> tf.Tensor:
     return tf.cast(x, _CARRIERS.get(x.dtype, x.dtype))
 
 
-def _unique(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    """In float32, rows that occur twice are added."""
+def with_unique_rows(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Return rows in float32 or wider, of which those that occur twice have been added."""
     indices, places = tf.unique(slices.indices)
-    values = tf.cast(slices.values, tf.float32)
+    values = slices.values
+    values = tf.cast(values, tf.float32) if values.dtype.size < 4 else values
     values = tf.math.unsorted_segment_sum(values, places, tf.size(indices))
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 

@@ -4,6 +4,10 @@ One device looks up a transformer's positions once for a whole batch; k replicas
 once each. Optimizers that square a sparse gradient row by row see the difference, unless replicas
 add up these rows instead of joining them. Rows that are looked up by the data are joined: one
 device, too, has one for each sample.
+
+``tf.nn.embedding_lookup_sparse``, and a ``Dense`` layer of a sparse input, look up each row once,
+however many samples ask for it. So one device has one row of a gradient where k replicas may have
+k, which have to be added.
 """
 
 from __future__ import annotations
@@ -11,6 +15,12 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfscale.exchange import dataflow
+
+# Which result of an operation holds each row once.
+_UNIQUE = {
+    **{"Unique": 0, "UniqueV2": 0},
+    **{f"SparseSegment{kind}GradV2": 1 for kind in ("Sum", "Mean", "SqrtN")},
+}
 
 
 def are_of_all_samples(indices: tf.Tensor) -> bool:
@@ -23,6 +33,18 @@ def are_of_all_samples(indices: tf.Tensor) -> bool:
         return False
     (depends,) = dataflow.gathered([indices], _comes_with_data)
     return not depends
+
+
+def are_unique(indices: tf.Tensor) -> bool:
+    """Return whether each replica looks up a row at most once.
+
+    This can be seen only in a graph; otherwise the answer is False.
+    """
+    if tf.executing_eagerly():
+        return False
+    while indices.op.type in ("Identity", "Cast", "Reshape"):
+        indices = indices.op.inputs[0]
+    return _UNIQUE.get(indices.op.type) == indices.value_index
 
 
 def _comes_with_data(op: tf.Operation) -> int:

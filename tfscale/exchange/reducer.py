@@ -27,7 +27,7 @@ from tfscale.exchange.adaptation import Adaptation, AdaptedStep, as_before
 from tfscale.exchange.buckets import Bucket, pack
 from tfscale.exchange.collective_schedules import price
 from tfscale.exchange.deciding import Change
-from tfscale.exchange.exchange import Exchange, wire_bytes
+from tfscale.exchange.exchange import Exchange, wire_bytes, with_unique_rows
 from tfscale.exchange.state import ExchangeState
 from tfscale.exchange.trial import Cell, Trial, Trials
 from tfscale.ops import Communicator
@@ -244,6 +244,8 @@ class Reducer:
         times = load.scale if feedback else None
         slices = _times(slices, times, -1)
         total = add(replica, slices, sparse_bucket(load.label, gradient), wire, seed, lost)
+        if lookups.are_unique(slices.indices):
+            total = with_unique_rows(total)
         return _times(total, times, 1)
 
     def of_rows(self, gradient: Gradient) -> tuple[str, bool]:

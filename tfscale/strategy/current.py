@@ -30,10 +30,8 @@ class _Current(threading.local):
     # that have been scaled.
     noted = 0
     scaled: Any = ()
-    # In a step of the user's own: the results of metrics, by the ids of these. Whether a metric's
-    # state is read as that of all replicas.
+    # In a step whose logs the user makes: the results of metrics, by the ids of these.
     results: dict[int, Any] | None = None
-    together = False
     # Whether replicas make this step each for itself, so that nothing is summed over them: True,
     # False, or a tensor that says so. See course.py.
     alone: Any = False

@@ -6,14 +6,15 @@ While a step is traced, this module also changes the following:
 
 - What a loss object divides by is taken for the share: samples, what a mask leaves, or weights.
   However a program reaches the object, its losses are reduced by one function of Keras.
-- A loss passed to ``add_loss``, and that of a user's own ``compute_loss``, is weighted term by term:
-  own_losses.py.
+- A loss passed to ``add_loss``, and that of a user's own ``compute_loss``, is weighted term
+  by term: own_losses.py.
 - A metric that averages or sums one number for a batch gets the replica's part of it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -81,8 +82,10 @@ def _compute_loss(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
     loss = type(model).compute_loss(model, *args, **kwargs)
     if loss is None or not _in_step():
         return loss
-    of_keras = type(model).compute_loss is keras.Model.compute_loss
-    return own_losses.scaled_loss(loss, since, sums=of_keras or loss.shape.rank > 0)
+    if type(model).compute_loss is not keras.Model.compute_loss:
+        return own_losses.scaled_loss(loss, since, sums=loss.shape.rank > 0)
+    # Keras has added up parts; only with reduction="none" has nobody scaled them.
+    return loss if is_scaled(loss, since) else loss * current.count.present(loss.dtype)
 
 
 def _aggregate_additional_loss(model: keras.Model, loss: Any) -> Any:
@@ -136,7 +139,7 @@ def _update_sum(
 
 
 def _is_floating(values: Any) -> bool:
-    return tf.is_tensor(values) and values.dtype.is_floating
+    return bool(tf.is_tensor(values) and values.dtype.is_floating)
 
 
 def _of_one_replica(value: tf.Tensor, of_rows: tf.Tensor, sample_weight: Any) -> tf.Tensor:
@@ -148,16 +151,46 @@ def _of_one_replica(value: tf.Tensor, of_rows: tf.Tensor, sample_weight: Any) ->
     return tf.math.divide_no_nan(own_losses.number_of_all(value), of_rows)
 
 
+# ------------------------------------------------------------------------ results
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reading:
+    """What a replica's metric held when its result was computed.
+
+    Attributes:
+        metric: of the model.
+        held: the variables that count samples, with what they held.
+    """
+
+    metric: Any
+    held: list[tuple[Any, tf.Tensor]]
+
+    def of_all(self, totals: Iterator[tf.Tensor]) -> Any:
+        """The result, if the variables held these."""
+        state = [(variable, next(totals)) for variable, _ in self.held]
+        with keras.StatelessScope(state):
+            result = type(self.metric).result(self.metric)
+            return tf.nest.map_structure(tf.convert_to_tensor, result)
+
+
 def _result(metric: Metric) -> Any:
     result = type(metric).result(metric)
     if current.results is not None:
+        reading = _Reading(metric, [(v, tf.identity(v.value)) for v in _counting(metric)])
         named = result if isinstance(result, dict) else {None: result}  # of compiled metrics
-        current.results |= {id(value): (metric, name, value) for name, value in named.items()}
+        current.results |= {id(value): (reading, name, value) for name, value in named.items()}
     return result
 
 
+def _counting(metric: Any) -> list[Any]:
+    """The variables of a metric that hold each replica's part of a sum."""
+    summed = tf.VariableAggregation.SUM
+    return [v for v in metric.variables if getattr(v.value, "aggregation", None) == summed]
+
+
 def with_results_of_all(logs: Any) -> tuple[Any, set[int]]:
-    """What a step returns, in which the results of metrics are those of all replicas.
+    """Return what a step returns, in which the results of metrics are those of all replicas.
 
     If a step returns just the model's metrics, nothing is changed: Keras reads them afterwards.
 
@@ -168,11 +201,13 @@ def with_results_of_all(logs: Any) -> tuple[Any, set[int]]:
     if not isinstance(logs, dict) or set(logs) == set(current.model.get_metrics_result()):
         return logs, set(found)
     told = {name: found[id(value)] for name, value in logs.items() if id(value) in found}
-    metrics = {id(metric): metric for metric, _, _ in told.values()}
-    with during(together=True, rows=None):  # what a replica without rows has counted, counts
-        totals = {key: metric.result() for key, metric in metrics.items()}
+    readings = {id(reading): reading for reading, _, _ in told.values()}
+    held = [tensor for reading in readings.values() for _, tensor in reading.held]
+    with during(rows=None):  # what a replica counted in earlier steps counts in this one
+        totals = iter(tf.distribute.get_replica_context().all_reduce("SUM", held) if held else [])
+    results = {key: reading.of_all(totals) for key, reading in readings.items()}
     of_all = {
-        name: totals[id(metric)] if part is None else totals[id(metric)][part]
-        for name, (metric, part, _) in told.items()
+        name: results[id(reading)] if part is None else results[id(reading)][part]
+        for name, (reading, part, _) in told.items()
     }
     return logs | of_all, {id(value) for value in of_all.values()}

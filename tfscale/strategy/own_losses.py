@@ -2,10 +2,10 @@ r"""Losses that users compute themselves, and what is logged of them.
 
 Gradients are summed over replicas. So a replica's loss must be its part of the loss of the whole
 batch. Keras's loss objects make it so, and so does a division by ``num_replicas_in_sync``: such a
-term of a loss is *scaled*. A term that a ``train_step``, a ``compute_loss`` or ``add_loss`` computes
-by itself, with ``tf.reduce_mean(...)`` for example, is not; terms.py reads from the graph what it
-divides by, and this module weights it so. ``ScaleStrategy(own_losses=...)`` says what a loss is
-where the graph does not show it:
+term of a loss is *scaled*. A term that a ``train_step``, a ``compute_loss`` or ``add_loss``
+computes by itself, with ``tf.reduce_mean(...)`` for example, is not; terms.py reads from the graph
+what it divides by, and this module weights it so. ``ScaleStrategy(own_losses=...)`` says what a
+loss is where the graph does not show it:
 
 - ``"mean"``: a mean over the replica's samples. It is weighted by the replica's share.
 - ``"sum"``: a sum over samples. Replicas' losses add up as they are.
@@ -199,7 +199,7 @@ def _part(value: tf.Tensor, found: list[Term], choice: str | None) -> tf.Tensor:
         if weight is not None and slope is not None:
             part = tf.cast(tf.reduce_sum(slope * term.tensor), value.dtype)
             total += part * (weight(value.dtype) - 1)
-    return total
+    return share.as_scaled(total)
 
 
 def _weight_of(term: Term, choice: str | None, whole: bool) -> Weight:

@@ -110,6 +110,8 @@ SCALES, RESTORES, BATCH, RESIZES = 1, 2, 4, 8
 # Names of the operations that multiply by a replica's share, or divide by it.
 _SCALES = "tfscale_share"
 _RESTORES = "tfscale_count"
+# The name of an operation that gives a loss in which this has been done.
+_PART = "tfscale_part"
 
 # Operations whose results have a number of rows that depends on the data.
 _RESIZING = (
@@ -121,6 +123,11 @@ _RESIZING = (
 def _marked(factor: tf.Tensor, name: str) -> tf.Tensor:
     current.reads += 1
     return tf.identity(factor, name=name)
+
+
+def as_scaled(loss: tf.Tensor) -> tf.Tensor:
+    """Return a loss, all terms of which have been weighted, so that it counts as scaled."""
+    return tf.identity(loss, name=_PART)
 
 
 def are_scaled(values: Sequence[Any], since: int = 0) -> list[bool]:
@@ -158,9 +165,9 @@ def _bits_of_all(tensors: Sequence[tf.Tensor]) -> list[int]:
 
 
 def marks_of(op: tf.Operation) -> int:
-    """Return whether an operation gives a replica's share (SCALES) or its inverse (RESTORES)."""
+    """Return whether an operation gives a replica's share (SCALES), or its inverse (RESTORES)."""
     name: str = op.name.rpartition("/")[2]
-    return SCALES * name.startswith(_SCALES) | RESTORES * name.startswith(_RESTORES)
+    return SCALES * name.startswith((_SCALES, _PART)) | RESTORES * name.startswith(_RESTORES)
 
 
 def _resizes(op: tf.Operation) -> bool:

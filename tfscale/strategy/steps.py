@@ -75,7 +75,7 @@ def step_of_replica(strategy: ScaleStrategy, step: ModelStep, fn: Callable[..., 
         known |= {"batch": data, "origins": {}}
         changed: list[Any] = []
         with during(model=model, own=own, rows=rows, count=share, statistics=changed, **known):
-            with reducing(keras_losses.reduced), targets_changed(own_losses.target_of_gradients):
+            with reducing(keras_losses.reduced), _targets_of(own):
                 result = fn(data)
             statistics.average(changed, share)
             if step.makes_logs:
@@ -87,6 +87,11 @@ def step_of_replica(strategy: ScaleStrategy, step: ModelStep, fn: Callable[..., 
         return result
 
     return _evaluating(strategy, model, part) if course is None else _in_a_round(course, part)
+
+
+def _targets_of(own: bool) -> contextlib.AbstractContextManager[None]:
+    """A context for the tapes of a step; those of Keras's own steps get losses that are parts."""
+    return targets_changed(own_losses.target_of_gradients) if own else contextlib.nullcontext()
 
 
 def _in_a_round(course: Course, step: Callable[..., Any]) -> Callable[..., Any]:

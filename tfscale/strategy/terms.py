@@ -30,9 +30,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfscale.strategy import share
-from tfscale.strategy.share import BATCH, RESIZES, RESTORES, SCALES, Share, bits_of
-
-Weight = Callable[[tf.DType], tf.Tensor]
+from tfscale.strategy.share import BATCH, RESTORES, SCALES, bits_of
 
 SCALED, FIXED, SUM, MEAN, RATIO, RESTORED, UNSEEN = (
     *("scaled", "fixed", "sum", "mean", "ratio", "restored", "unseen"),
@@ -82,9 +80,11 @@ class _Reader:
         return self._known[key]
 
     def _read(self, tensor: tf.Tensor) -> list[Term]:
-        bits, op = bits_of(tensor), tensor.op
-        if not bits & (BATCH | SCALES):
+        op = tensor.op
+        if not _varies(tensor):
             return [Term(tensor, FIXED)]
+        if share.marks_of(op):
+            return [Term(tensor, SCALED)]
         if op.type in _THROUGH or op.type in _ADDS:
             sources = [op.inputs[tensor.value_index]] if op.type == "IdentityN" else op.inputs
             return self._all(x for x in sources if x.dtype.is_floating)
@@ -110,11 +110,11 @@ class _Reader:
         return [dataclasses.replace(terms[0], tensor=tensor)]
 
     def _product(self, tensor: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> list[Term]:
+        kinds = {kind for kind in map(_kind_of_factor, (x, y)) if kind}
+        if kinds:
+            return [Term(tensor, kinds.pop() if len(kinds) == 1 else UNSEEN)]
         for factor, other in ((x, y), (y, x)):
-            kind = _kind_of_factor(factor)
-            if kind is not None:
-                return [Term(tensor, kind)]
-            if not bits_of(factor) & (BATCH | SCALES):
+            if not _varies(factor):
                 return self._times(tf.get_static_value(factor), self.read(other))
         return [Term(tensor, UNSEEN)]
 
@@ -122,7 +122,7 @@ class _Reader:
         kind = _kind_of_factor(y)
         if kind is not None:
             return [Term(tensor, kind)]
-        if not bits_of(y) & (BATCH | SCALES):
+        if not _varies(y):
             value = tf.get_static_value(y)
             return self._times(
                 None if value is None or not value.all() else 1 / value, self.read(x)
@@ -157,6 +157,11 @@ class _Reader:
         return terms
 
 
+def _varies(tensor: tf.Tensor) -> bool:
+    """Whether a tensor depends on the batch, or on what this replica holds of it."""
+    return bool(bits_of(tensor) & (BATCH | SCALES))
+
+
 def _kind_of_factor(factor: tf.Tensor) -> str | None:
     """Whether a factor is the replica's share, or the inverse of it, times constants."""
     seen = 0
@@ -165,7 +170,7 @@ def _kind_of_factor(factor: tf.Tensor) -> str | None:
         if own:
             seen |= own
             break
-        varying = [x for x in factor.op.inputs if bits_of(x) & (BATCH | SCALES)]
+        varying = [x for x in factor.op.inputs if _varies(x)]
         linear = ("Identity", "Cast", "Mul", "RealDiv", "Reciprocal", "Inv")
         if factor.op.type not in linear or len(varying) != 1:
             break
@@ -194,7 +199,7 @@ def _adds_up(divisor: tf.Tensor) -> bool:
     if op.type in _KEEPS_DIVISOR:
         return _adds_up(op.inputs[0])
     if op.type in ("Maximum", "AddV2", "Add", "Mul"):
-        varying = [x for x in op.inputs if bits_of(x) & (BATCH | SCALES)]
+        varying = [x for x in op.inputs if _varies(x)]
         return len(varying) == 1 and _adds_up(varying[0])
     return op.type in _ADDS_UP
 
@@ -206,6 +211,6 @@ def _whole(divisor: tf.Tensor) -> tf.Tensor:
         return tf.cast(_whole(op.inputs[0]), divisor.dtype)
     if op.type in ("Maximum", "AddV2", "Add", "Mul"):
         compute = {"Maximum": tf.maximum, "Mul": tf.multiply}.get(op.type, tf.add)
-        x, y = (_whole(v) if bits_of(v) & (BATCH | SCALES) else v for v in op.inputs)
+        x, y = (_whole(v) if _varies(v) else v for v in op.inputs)
         return tf.cast(compute(x, y), divisor.dtype)
     return share.summed(divisor)

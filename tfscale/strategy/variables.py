@@ -112,10 +112,7 @@ class SampleState(Weight):
 
 
 class Tally(_Readable, SyncOnReadVariable):
-    """A metric's state: each replica counts by itself, and one without rows counts nothing.
-
-    A replica reads what it has counted itself, or, if ``step.together``, what all have counted.
-    """
+    """A metric's state: each replica counts by itself, and one without rows counts nothing."""
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         """Keras calls it; a replica without rows keeps its value."""
@@ -131,12 +128,6 @@ class Tally(_Readable, SyncOnReadVariable):
     def assign_sub(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         """Keras calls it; a replica without rows subtracts nothing."""
         return super().assign_sub(self._counted(value), *args, **kwargs)
-
-    def _dense_var_to_tensor(self, *args: Any, **kwargs: Any) -> Any:
-        local = super()._dense_var_to_tensor(*args, **kwargs)
-        if not current.together or self.aggregation != tf.VariableAggregation.SUM:
-            return local
-        return tf.distribute.get_replica_context().all_reduce("SUM", local)
 
     def _counted(self, value: Any) -> Any:
         value = tf.convert_to_tensor(value, self.dtype)
