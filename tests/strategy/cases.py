@@ -17,6 +17,7 @@ import tensorflow as tf
 from keras import optimizers
 
 from tests.strategy import models as m
+from tests.strategy import strangers as st
 from tests.strategy.models import ADAM, BATCH, ROWS, SGD, STEPS, classifier, fit, reader
 from tfscale.optimizers import LAMB, LARS, AdaHessian
 
@@ -253,6 +254,16 @@ DATA = [
     Case("shard_file", plain, m.fit_files, layouts=WORKERS),
 ]
 
+STRANGERS = [  # kinds of programs that keras.io shows
+    Case("mean_beside_a_loss_object", st.beside_a_loss_object, fit(st.regression)),
+    Case("global_loss_object", st.global_loss_object, fit(st.words)),
+    Case("masked_mean_of_ones_own", st.masked_mean, fit(st.regression)),
+    Case("adds_a_sum", st.adds_a_sum, fit(st.regression)),
+    Case("distiller", st.distiller, fit(st.topics)),
+    Case("sparse_input_adam", st.of_sparse_rows, fit(st.sparse_rows)),
+    Case("compute_metrics", st.logs_more, fit(st.regression)),
+]
+
 PARTS = (
     OPTIMIZERS,
     BATCHES,
@@ -265,6 +276,7 @@ PARTS = (
     RATES,
     RUNNING,
     DATA,
+    STRANGERS,
 )
 CASES = [case for part in PARTS for case in part]
 BY_NAME = {case.name: case for case in CASES}

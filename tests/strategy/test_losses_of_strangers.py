@@ -12,43 +12,25 @@ import pytest
 import tensorflow as tf
 from keras import layers, ops
 
+from tests.strategy.strangers import (
+    BATCH,
+    GLOBAL,
+    HELD,
+    LABELS,
+    MSE,
+    SEQUENCES,
+    Adds,
+    Logs,
+    Tagger,
+    Tracked,
+    X,
+    Y,
+    distiller,
+    masked,
+    of_sparse_rows,
+    sparse_rows,
+)
 from tests.strategy.twins import check_twins, two
-
-ROWS, BATCH, STEPS, WORDS = 39, 16, 5, 7
-DICE = np.random.default_rng(1)
-X = DICE.standard_normal([ROWS, 3]).astype(np.float32)
-Y = (X @ np.array([[1.0], [2.0], [-1.0]]) + 0.1).astype(np.float32)
-SEQUENCES = DICE.standard_normal([ROWS, STEPS, 3]).astype(np.float32)
-# 0 means "no word".
-LENGTHS = 1 + np.arange(ROWS) % STEPS
-LABELS = DICE.integers(1, WORDS, [ROWS, STEPS]) * (np.arange(STEPS) < LENGTHS[:, None])
-
-
-def masked():
-    return keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
-
-
-GLOBAL = masked()
-HELD = {"words": GLOBAL, "list": [GLOBAL]}
-
-
-class Tagger(keras.Model):
-    """Its ``loss_of(model, y, predicted)`` is what its ``train_step`` minimizes."""
-
-    def __init__(self, loss_of, classes=WORDS):
-        super().__init__(name="own")
-        self.dense, self.loss_of = layers.Dense(classes), loss_of
-
-    def call(self, x, training=None):
-        return self.dense(x)
-
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = self.loss_of(self, y, self(x, training=True))
-        weights = self.trainable_variables
-        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
-        return {"loss": loss}
 
 
 def fit(model, x=X, y=Y, **how):
@@ -129,7 +111,6 @@ def mean_of_words(y, p):
     return tf.reduce_sum(each * mask) / tf.reduce_sum(mask)
 
 
-MSE = keras.losses.MeanSquaredError()
 TERMS = {
     "a mean beside a loss object": lambda model, y, p: MSE(y, p) + 0.3 * tf.reduce_mean(tf.abs(p)),
     "a mean of Keras's ops": lambda model, y, p: MSE(y, p) + 0.3 * ops.mean(ops.abs(p)),
@@ -241,18 +222,6 @@ def test_a_tape_used_twice_says_what_tensorflow_says():
 # -------------------------------------------------------- what Keras itself offers
 
 
-class Adds(layers.Layer):
-    """``add_loss`` of something that a layer computes of its inputs."""
-
-    def __init__(self, compute):
-        super().__init__()
-        self.compute = compute
-
-    def call(self, x):
-        self.add_loss(self.compute(x))
-        return x
-
-
 ADDED = {
     "a sum": lambda x: 0.01 * ops.sum(ops.square(x)),
     "a mean": lambda x: ops.mean(ops.abs(x)),
@@ -277,27 +246,7 @@ def test_what_a_layer_adds(added):
 
 @pytest.mark.parametrize("by_name", [False, True])
 def test_distillation(by_name):
-    distillation = keras.distillation
-
-    def build():
-        keras.utils.set_random_seed(2)
-        teacher = keras.Sequential([keras.Input([3]), layers.Dense(4)])
-        student = keras.Sequential([keras.Input([3]), layers.Dense(4)])
-        model = distillation.Distiller(
-            teacher=teacher,
-            student=student,
-            distillation_losses=distillation.LogitsDistillation(temperature=2.0),
-            student_loss_weight=0.4,
-        )
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(
-            keras.optimizers.SGD(0.05),
-            "sparse_categorical_crossentropy" if by_name else loss,
-            metrics=["accuracy"],
-        )
-        return model
-
-    check_twins(build, functools.partial(fit, y=LABELS[:, :1] % 4))
+    check_twins(functools.partial(distiller, by_name), functools.partial(fit, y=LABELS[:, :1] % 4))
 
 
 def test_a_loss_function_that_gives_one_number(caplog):
@@ -360,20 +309,6 @@ def test_a_metric_function_that_gives_one_number():
     check_twins(plain(metrics=[mean_number]), with_validation)
 
 
-class Logs(keras.Model):
-    """Keras's documented way to log more: ``compute_metrics``."""
-
-    def __init__(self, key):
-        inputs = keras.Input([3])
-        super().__init__(inputs, layers.Dense(1)(inputs))
-        self.seen, self.key = keras.metrics.Mean(name="seen"), key
-
-    def compute_metrics(self, x, y, y_pred, sample_weight=None):
-        results = super().compute_metrics(x, y, y_pred, sample_weight)
-        self.seen.update_state(ops.abs(y_pred))
-        return results | {self.key: self.seen.result(), "largest": ops.mean(ops.square(y_pred))}
-
-
 @pytest.mark.parametrize("key", ["seen", "another"])
 def test_a_compute_metrics_that_adds_keys(key):
     def build():
@@ -382,30 +317,6 @@ def test_a_compute_metrics_that_adds_keys(key):
         return model
 
     check_twins(build, with_validation)
-
-
-class Tracked(Tagger):
-    """A step that tells metrics of its loss, as on keras.io."""
-
-    def __init__(self, loss_of):
-        super().__init__(loss_of, 1)
-        self.mean, self.sum = keras.metrics.Mean(name="mean"), keras.metrics.Sum(name="sum")
-        self.weighted = keras.metrics.Mean(name="weighted")
-
-    @property
-    def metrics(self):
-        return [self.mean, self.sum, self.weighted]
-
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = self.loss_of(self, y, self(x, training=True))
-        weights = self.trainable_variables
-        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
-        self.mean.update_state(loss)
-        self.sum.update_state(loss)
-        self.weighted.update_state(loss, sample_weight=tf.shape(x)[0])
-        return {metric.name: metric.result() for metric in self.metrics}
 
 
 @pytest.mark.parametrize(
@@ -464,29 +375,9 @@ def test_static_rows_and_an_unknown_width():
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam", "Adagrad"])
-@pytest.mark.parametrize("kind", ["sparse input", "embedding_lookup_sparse"])
-def test_sparse_inputs(optimizer, kind):
-    indices = [[row, (row * step) % 11] for row in range(ROWS) for step in (1, 3, 5)]
-    indices = sorted(set(map(tuple, indices)))
-
-    class Looked(layers.Layer):
-        def build(self, shape):
-            self.table = self.add_weight(shape=[11, 2], name="table")
-
-        def call(self, x):
-            ids = tf.SparseTensor(x.indices, x.indices[:, 1], x.dense_shape)
-            return tf.nn.embedding_lookup_sparse(self.table.value, ids, None, combiner="mean")
-
-    def build():
-        inputs = keras.Input([11], sparse=True)
-        first = layers.Dense(2) if kind == "sparse input" else Looked()
-        model = keras.Model(inputs, layers.Dense(1)(first(inputs)))
-        model.compile(getattr(keras.optimizers, optimizer)(0.05), "mse")
-        return model
-
+@pytest.mark.parametrize("lookup", [False, True])
+def test_sparse_inputs(optimizer, lookup):
     def train(model):
-        rows = tf.sparse.SparseTensor(indices, np.ones(len(indices), np.float32), [ROWS, 11])
-        data = tf.data.Dataset.from_tensor_slices((rows, Y)).batch(BATCH)
-        return model.fit(data, epochs=2, verbose=0).history
+        return model.fit(sparse_rows(), epochs=2, verbose=0).history
 
-    check_twins(build, train)
+    check_twins(functools.partial(of_sparse_rows, optimizer, lookup), train)

@@ -31,15 +31,23 @@ import tensorflow as tf
 from tfscale.bridge.losses import name_of_called
 from tfscale.bridge.objects import is_variable
 from tfscale.bridge.protocols import Model
-from tfscale.strategy import inexact, share, terms
+from tfscale.strategy import inexact, share
 from tfscale.strategy.current import current
 from tfscale.strategy.share import Share, are_scaled, is_scaled
-from tfscale.strategy.terms import FIXED, MEAN, RATIO, RESTORED, SCALED, SUM, UNSEEN, Term
+from tfscale.strategy.terms import (
+    FIXED,
+    MEAN,
+    RATIO,
+    RESTORED,
+    SCALED,
+    SUM,
+    UNSEEN,
+    Term,
+    terms_of,
+    whole_divisor,
+)
 
 CHOICES = ("mean", "sum", "scaled")
-
-# The factor of a term, for numbers of a type; None for a term that stays as it is.
-Weight = Callable[[tf.DType], tf.Tensor] | None
 
 _told: set[str] = set()
 
@@ -60,7 +68,8 @@ def scaled_loss(loss: Any, since: int = 0, sums: bool = False) -> Any:
         sums: whether an eager loss, whose terms nobody can see, is known to be a sum.
     """
     if _is_traced(loss):
-        return _part(loss, _terms_of(loss), _choice())
+        total = tf.reduce_sum(loss)
+        return _part(total, terms_of(total), _choice())
     if is_scaled(loss, since):
         return loss
     return loss * (_share().present(loss.dtype) if sums else _weight(loss.dtype))
@@ -69,7 +78,7 @@ def scaled_loss(loss: Any, since: int = 0, sums: bool = False) -> Any:
 def number_of_all(value: Any) -> Any:
     """Return a number that a replica has computed as its part of the whole batch's number."""
     if _is_traced(value):
-        found = [_seen(term) for term in _terms_of(value)]
+        found = [_seen(term) for term in terms_of(value)]
         return _part(value, found, "mean" if _choice() == "mean" else None)
     return value if is_scaled(value) else value * _share().weight(value.dtype)
 
@@ -79,7 +88,7 @@ def one_loss_for_all(loss: Any) -> Any:
     if not _is_traced(loss):
         inexact.warn_of_a_number(name_of_called())
         return loss * _share().part(loss.dtype)
-    found = _terms_of(loss)
+    found = terms_of(loss)
     if UNSEEN in {term.kind for term in found}:
         inexact.warn_of_a_number(name_of_called())
     return _part(loss, [_seen(term) for term in found], None)
@@ -167,63 +176,70 @@ def _is_traced(value: Any) -> bool:
     return bool(value.dtype.is_floating) and value.graph is tf.compat.v1.get_default_graph()
 
 
-def _terms_of(value: tf.Tensor) -> list[Term]:
-    """The terms of a number; one with dimensions stands for the sum of its elements."""
-    found = terms.terms_of(value)
-    if value.shape.rank == 0:
-        return found
-    return [dataclasses.replace(one, kind=SUM) if one.kind == UNSEEN else one for one in found]
-
-
 def _seen(term: Term) -> Term:
     """The same term, where one that cannot be seen goes by rows, without a warning."""
     return dataclasses.replace(term, kind=RESTORED) if term.kind == UNSEEN else term
 
 
 def _as_target(loss: tf.Tensor) -> tf.Tensor:
-    found, choice = _terms_of(loss), _choice()
+    total, choice = tf.reduce_sum(loss), _choice()
+    found = terms_of(total)
     kinds = {term.kind for term in found}
     named = kinds <= {UNSEEN} if choice is None else kinds <= {MEAN, SUM, UNSEEN}
-    return loss if named or kinds <= {SCALED} else _part(loss, found, choice)
+    return loss if named or kinds <= {SCALED} else _part(total, found, choice)
 
 
 def _part(value: tf.Tensor, found: list[Term], choice: str | None) -> tf.Tensor:
-    """Weight each term of a number by this replica's share of it."""
+    """Add up this replica's parts of a number's terms."""
     whole = not any(term.kind in (SCALED, RESTORED) for term in found)
-    weights = [_weight_of(term, choice, whole) for term in found]
-    if len(found) == 1:
-        return value if weights[0] is None else value * weights[0](value.dtype)
-    total = value
-    for term, weight in zip(found, weights, strict=True):
+    total = tf.zeros([], value.dtype)
+    for term in found:
         (slope,) = tf.gradients(value, [term.tensor])
-        if weight is not None and slope is not None:
-            part = tf.cast(tf.reduce_sum(slope * term.tensor), value.dtype)
-            total += part * (weight(value.dtype) - 1)
+        part = _part_of_term(term, choice, whole)
+        total += tf.cast(tf.reduce_sum(tf.cast(slope, part.dtype) * part), value.dtype)
     return share.as_scaled(total)
 
 
-def _weight_of(term: Term, choice: str | None, whole: bool) -> Weight:
-    """The factor of a term.
+def _part_of_term(term: Term, choice: str | None, whole: bool) -> tf.Tensor:
+    """This replica's part of a term.
 
     Args:
         term: of a loss.
         choice: what the user says of his own losses.
         whole: whether all of the loss is the user's own, so that he has said it of each term.
     """
-    rows = _share()
+    rows, dtype = _share(), term.tensor.dtype
     if term.kind == SCALED:
-        return None
+        return term.tensor
     if choice == "scaled" or (choice == "sum" and whole and term.kind != FIXED):
-        return rows.present
+        return _times(term.tensor, rows.present(dtype))
     if term.kind == SUM:
-        return rows.part if choice == "mean" and whole else rows.present
+        by_rows = choice == "mean" and whole
+        return _times(term.tensor, rows.part(dtype) if by_rows else rows.present(dtype))
     if term.kind == MEAN:
-        return share.of_elements(term.divisor).part
+        return _times(term.tensor, share.of_elements(term.below).part(dtype))
     if term.kind == RATIO:
-        return share.of_divisor(term.divisor, term.total and term.total()).part
+        return _part_of_ratio(term)
     if term.kind == UNSEEN and choice is None:
         _warn(current.model, term.tensor)
-    return rows.present if term.kind == UNSEEN and choice == "sum" else rows.part
+    sums = term.kind == UNSEEN and choice == "sum"
+    return _times(term.tensor, rows.present(dtype) if sums else rows.part(dtype))
+
+
+def _times(value: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+    """A mean of nothing is NaN, and adds nothing."""
+    return tf.math.multiply_no_nan(value, weight)
+
+
+def _part_of_ratio(term: Term) -> tf.Tensor:
+    """This replica's part of what is divided, by what the whole batch divides by.
+
+    The ratio itself is no use: a replica may divide 0 by 0, and its gradient would be NaN.
+    """
+    above, below = term.tensor.op.inputs
+    part, whole = _part(above, terms_of(above), None), whole_divisor(below)
+    no_nan = term.tensor.op.type == "DivNoNan"
+    return tf.math.divide_no_nan(part, whole) if no_nan else part / whole
 
 
 # ---------------------------------------------------------------------- weights

@@ -12,7 +12,7 @@ fixed     independent of the batch, as a penalty on       the replica's share of
           weights
 sum       a sum over samples                              1, or 0 if the replica has no rows
 mean      a mean over elements                            its elements / all elements
-ratio     a sum or a mean, divided by another             its divisor / the sum of divisors
+ratio     a sum or a mean, divided by another             its divisor / the whole divisor
 unseen    anything else, such as a root of a mean         as ``own_losses`` says
 ========  ==============================================  ==================================
 
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -37,7 +37,7 @@ SCALED, FIXED, SUM, MEAN, RATIO, RESTORED, UNSEEN = (
 )
 
 _THROUGH = ("Identity", "IdentityN", "Neg", "Cast", "Reshape", "Squeeze", "ExpandDims", "Pack")
-_ADDS = ("AddV2", "Add", "Sub", "AddN", "BiasAdd")
+_ADDS = ("AddV2", "Add", "Sub", "AddN")
 _DIVIDES = ("RealDiv", "DivNoNan", "Div")
 _REDUCES = ("Sum", "Mean")
 _KEEPS_DIVISOR = ("Cast", "Identity", "Reshape", "Squeeze", "ExpandDims")
@@ -51,15 +51,12 @@ class Term:
     Attributes:
         tensor: the term, before it is multiplied by its coefficient.
         kind: see the module.
-        divisor: of a ratio, what it divides by on this replica; of a mean, its elements.
-        total: computes what a ratio divides by for the whole batch; None if that is the sum of the
-            replicas' divisors.
+        below: of a ratio, what it divides by on this replica; of a mean, its elements.
     """
 
     tensor: tf.Tensor
     kind: str
-    divisor: tf.Tensor | None = None
-    total: Callable[[], tf.Tensor] | None = None
+    below: tf.Tensor | None = None
 
 
 def terms_of(loss: tf.Tensor) -> list[Term]:
@@ -87,7 +84,8 @@ class _Reader:
             return [Term(tensor, SCALED)]
         if op.type in _THROUGH or op.type in _ADDS:
             sources = [op.inputs[tensor.value_index]] if op.type == "IdentityN" else op.inputs
-            return self._all(x for x in sources if x.dtype.is_floating)
+            seen = all(x.dtype.is_floating for x in sources)
+            return self._all(sources) if seen else [Term(tensor, UNSEEN)]
         if op.type == "StopGradient":
             return self._as_one(tensor, self.read(op.inputs[0]))
         if op.type == "Mul":
@@ -104,7 +102,7 @@ class _Reader:
 
     def _as_one(self, tensor: tf.Tensor, terms: list[Term]) -> list[Term]:
         """A tensor whose gradient does not reach its terms is a term itself."""
-        alike = {(one.kind, None if one.divisor is None else one.divisor.ref()) for one in terms}
+        alike = {(one.kind, None if one.below is None else one.below.ref()) for one in terms}
         if len(alike) > 1:
             return [Term(tensor, UNSEEN)]
         return [dataclasses.replace(terms[0], tensor=tensor)]
@@ -127,18 +125,16 @@ class _Reader:
             return self._times(
                 None if value is None or not value.all() else 1 / value, self.read(x)
             )
-        kinds = {term.kind for term in self.read(x)} - {FIXED}
-        if kinds == {SUM} and _adds_up(y):
-            return [Term(tensor, RATIO, y, lambda: _whole(y))]
-        if kinds == {MEAN} and y.op.type == "Mean":
-            return [Term(tensor, RATIO, y * tf.cast(tf.size(y.op.inputs[0]), y.dtype))]
+        kinds = {term.kind for term in self.read(x)}
+        if (kinds == {SUM} and _adds_up(y)) or (kinds == {MEAN} and y.op.type == "Mean"):
+            return [Term(tensor, RATIO, y)]
         return [Term(tensor, UNSEEN)]
 
     def _reduction(self, tensor: tf.Tensor) -> list[Term]:
         x = tensor.op.inputs[0]
         inner = self.read(x)
         kinds = {term.kind for term in inner} - {FIXED}
-        if UNSEEN not in kinds:
+        if UNSEEN not in kinds or x.shape.rank == 0:
             return inner  # terms are below: this only adds them up
         if kinds != {UNSEEN} or not _reduces_the_batch(tensor):
             return [Term(tensor, UNSEEN)]
@@ -204,13 +200,18 @@ def _adds_up(divisor: tf.Tensor) -> bool:
     return op.type in _ADDS_UP
 
 
-def _whole(divisor: tf.Tensor) -> tf.Tensor:
-    """The divisor of the whole batch: constants in it count once, what adds up is summed."""
+def whole_divisor(divisor: tf.Tensor) -> tf.Tensor:
+    """Return what a ratio divides by for the whole batch.
+
+    Constants in it count once; what adds up is summed over replicas, and a mean is that of all.
+    """
     op = divisor.op
     if op.type in _KEEPS_DIVISOR:
-        return tf.cast(_whole(op.inputs[0]), divisor.dtype)
+        return tf.cast(whole_divisor(op.inputs[0]), divisor.dtype)
     if op.type in ("Maximum", "AddV2", "Add", "Mul"):
         compute = {"Maximum": tf.maximum, "Mul": tf.multiply}.get(op.type, tf.add)
-        x, y = (_whole(v) if _varies(v) else v for v in op.inputs)
+        x, y = (whole_divisor(v) if _varies(v) else v for v in op.inputs)
         return tf.cast(compute(x, y), divisor.dtype)
+    if op.type == "Mean":
+        divisor = divisor * share.of_elements(op.inputs[0]).weight(divisor.dtype)
     return share.summed(divisor)
