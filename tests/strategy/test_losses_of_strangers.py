@@ -104,6 +104,10 @@ def mean_squares(y, p):
     return tf.reduce_mean(tf.square(y - p))
 
 
+def mean_of_squares(model, y, p):
+    return mean_squares(y, p)
+
+
 def mean_of_words(y, p):
     """As the tutorials of translation compute it."""
     each = keras.losses.sparse_categorical_crossentropy(y, p, from_logits=True)
@@ -247,6 +251,61 @@ def test_what_a_layer_adds(added):
 @pytest.mark.parametrize("by_name", [False, True])
 def test_distillation(by_name):
     check_twins(functools.partial(distiller, by_name), functools.partial(fit, y=LABELS[:, :1] % 4))
+
+
+class Whole(keras.losses.Loss):
+    """A loss object that reduces by itself, and so passes by Keras's own reduction."""
+
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        kept = ops.cast(y_true > 0.5, "float32")
+        return ops.sum(ops.abs(y_true - y_pred) * kept) / ops.sum(kept)
+
+
+@pytest.mark.parametrize("regularizer", [None, "l2"])
+def test_a_loss_object_that_reduces_by_itself(regularizer):
+    def build():
+        dense = layers.Dense(1, kernel_regularizer=regularizer)
+        model = keras.Sequential([keras.Input([3]), dense])
+        model.compile(keras.optimizers.SGD(0.05), Whole())
+        return model
+
+    check_twins(build, fit)
+
+
+class Accumulates(Tagger):
+    """Adds up the gradients of two steps in variables of its own, as before Keras 3."""
+
+    def build(self, shape):
+        super().build(shape)
+        self.dense.build(shape)
+        self.steps = self.add_weight(shape=[], dtype="int32", trainable=False)
+        self.sums = [
+            self.add_weight(shape=v.shape, initializer="zeros", trainable=False)
+            for v in self.dense.trainable_variables
+        ]
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(self, y, self(x, training=True))
+        for kept, gradient in zip(self.sums, tape.gradient(loss, self.trainable_variables)):
+            kept.assign_add(gradient)
+        self.steps.assign_add(1)
+        tf.cond(tf.equal(self.steps % 2, 0), self.move, tf.no_op)
+        return {"loss": loss}
+
+    def move(self):
+        sums = [tf.convert_to_tensor(kept) for kept in self.sums]
+        self.optimizer.apply_gradients(zip(sums, self.trainable_variables))
+        for kept in self.sums:
+            kept.assign(tf.zeros_like(kept))
+        return tf.no_op()
+
+
+@pytest.mark.parametrize("own_losses", [None, "mean"])
+def test_a_mean_whose_gradients_a_step_adds_up_in_variables(own_losses):
+    even = {"x": X[:32], "y": Y[:32]}
+    check(lambda: Accumulates(mean_of_squares, 1), **even, own_losses=own_losses)
 
 
 def test_a_loss_function_that_gives_one_number(caplog):

@@ -44,7 +44,7 @@ def are_unique(indices: tf.Tensor) -> bool:
         return False
     while indices.op.type in ("Identity", "Cast", "Reshape"):
         indices = indices.op.inputs[0]
-    return indices.value_index == _UNIQUE.get(indices.op.type, -1)
+    return bool(indices.value_index == _UNIQUE.get(indices.op.type))
 
 
 def _comes_with_data(op: tf.Operation) -> int:

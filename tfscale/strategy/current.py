@@ -17,8 +17,10 @@ class _Current(threading.local):
     own = False
     # What this replica holds of the global batch: see rows.py.
     rows: Any = None
-    # Its part of that batch; of which operations it is known whether one replica alone made them.
+    # Its part of that batch, and the operations that give it; of which operations it is known
+    # whether one replica alone made them.
     batch: Any = ()
+    batch_ops: frozenset[Any] = frozenset()
     origins: dict[Any, int] | None = None
     # What ``num_replicas_in_sync`` answers, if not the plain number: see share.py.
     count: Any = None
@@ -26,6 +28,8 @@ class _Current(threading.local):
     # depend on that.
     reads = 0
     seen: dict[Any, int] | None = None
+    # Whether the terms of a loss whose gradients a tape computes have been looked at.
+    looked = False
     # In an eager step: ``reads`` at the last loss that a layer added, and the ids of such losses
     # that have been scaled.
     noted = 0

@@ -20,10 +20,11 @@ _told: set[str] = set()
 def warn(strategy: ScaleStrategy, layers: list[Layer]) -> None:
     """Called while a training step for several replicas is traced."""
     for sentence in _reasons(strategy, layers):
-        _tell(sentence)
+        tell(sentence)
 
 
-def _tell(sentence: str) -> None:
+def tell(sentence: str) -> None:
+    """Log, once for each sentence, what is not as on one device."""
     if sentence not in _told:
         _told.add(sentence)
         logging.getLogger("tfscale").warning("not as on one device: %s", sentence)
@@ -49,7 +50,7 @@ def _reasons(strategy: ScaleStrategy, layers: list[Layer]) -> Iterator[str]:
 
 def warn_of_a_number(name: str) -> None:
     """Called for a loss object that gives one number for all samples of a replica."""
-    _tell(
+    tell(
         f"the loss {name!r} gives one number for all samples. tfscale takes it for their mean, "
         "which is wrong if the loss divides by a mask or by weights. To be exact, let it return "
         "one number for each sample."

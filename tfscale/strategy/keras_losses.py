@@ -82,10 +82,10 @@ def _compute_loss(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
     loss = type(model).compute_loss(model, *args, **kwargs)
     if loss is None or not _in_step():
         return loss
-    if type(model).compute_loss is not keras.Model.compute_loss:
-        return own_losses.scaled_loss(loss, since, sums=loss.shape.rank > 0)
-    # Keras has added up parts; only with reduction="none" has nobody scaled them.
-    return loss if is_scaled(loss, since) else loss * current.count.present(loss.dtype)
+    of_keras = type(model).compute_loss is keras.Model.compute_loss
+    if of_keras and loss.shape.rank > 0:  # by reduction="none"; metrics want it as it is
+        return loss if is_scaled(loss, since) else loss * current.count.present(loss.dtype)
+    return own_losses.scaled_loss(loss, since, sums=of_keras or loss.shape.rank > 0)
 
 
 def _aggregate_additional_loss(model: keras.Model, loss: Any) -> Any:

@@ -104,9 +104,10 @@ def part_of_mean(compute: Callable[[], Any]) -> Any:
 def target_of_gradients(target: Any, sources: Any) -> Any:
     """Return what a tape is to differentiate in place of ``target``.
 
-    A loss whose terms are all of the kind that the user names is left to ``scaled_gradients``, for
-    its gradient may never reach an optimizer: the inner steps of meta-learning are each replica's
-    own. Nor is a gradient changed that is not one of variables only, as a gradient penalty's is.
+    The share of the rows, or what the user names, is left to ``scaled_gradients`` where it is the
+    same for all terms. For the gradient may never reach an optimizer: the inner steps of
+    meta-learning are each replica's own. Nor is a gradient changed that is not one of variables
+    only, as a gradient penalty's is.
     """
     flat = tf.nest.flatten(target)
     of_weights = all(is_variable(v) for v in tf.nest.flatten(sources))
@@ -121,6 +122,8 @@ def scaled_gradients(gradients: list[Any]) -> list[Any]:
     A scaled loss may contain sums that are not scaled; a replica without rows adds 0 to them.
     """
     given = [g for g in gradients if g is not None]
+    if tf.executing_eagerly() and current.reads and _choice() is None:
+        _warn_of_eager_steps(current.model)
     scaled = zip(given, are_scaled(given), strict=True)
     done = iter([current.rows.counted(g) if is_ else _weighted(g) for g, is_ in scaled])
     return [None if g is None else next(done) for g in gradients]
@@ -183,15 +186,43 @@ def _seen(term: Term) -> Term:
 
 def _as_target(loss: tf.Tensor) -> tf.Tensor:
     total, choice = tf.reduce_sum(loss), _choice()
-    found = terms_of(total)
+    found, current.looked = terms_of(total), True
     kinds = {term.kind for term in found}
-    named = kinds <= {UNSEEN} if choice is None else kinds <= {MEAN, SUM, UNSEEN}
-    return loss if named or kinds <= {SCALED} else _part(total, found, choice)
+    if kinds <= {SCALED} or (choice in ("sum", "scaled") and kinds <= {MEAN, SUM, UNSEEN}):
+        return loss
+    if kinds <= ({MEAN, UNSEEN} if choice is None else {MEAN, SUM, UNSEEN}):
+        return _relative_to_rows(loss, total, found)
+    return _part(total, found, choice)
+
+
+def _relative_to_rows(loss: tf.Tensor, total: tf.Tensor, found: list[Term]) -> tf.Tensor:
+    """A loss all of whose terms are means, but for the replica's share of the rows.
+
+    ``scaled_gradients`` multiplies by that share, if the gradient reaches an optimizer. Here a
+    mean of something else than of rows is multiplied by what its own share is beside that of rows.
+    """
+    if _choice() is None:
+        for term in found:
+            if term.kind == UNSEEN:
+                _warn(current.model, term.tensor)
+    shares = [share.of_elements(t.below) if t.kind == MEAN else _share() for t in found]
+    if all(one is _share() for one in shares):
+        return loss
+    relative = tf.zeros([], total.dtype)
+    for term, own in zip(found, shares, strict=True):
+        (slope,) = tf.gradients(total, [term.tensor])
+        dtype = term.tensor.dtype
+        weight = tf.math.divide_no_nan(own.weight(dtype), _share().weight(dtype))
+        relative += tf.cast(tf.reduce_sum(slope * _times(term.tensor, weight)), total.dtype)
+    return relative
 
 
 def _part(value: tf.Tensor, found: list[Term], choice: str | None) -> tf.Tensor:
     """Add up this replica's parts of a number's terms."""
-    whole = not any(term.kind in (SCALED, RESTORED) for term in found)
+    kinds = {term.kind for term in found}
+    if kinds == {SCALED}:
+        return value
+    whole = not kinds & {SCALED, RESTORED}
     total = tf.zeros([], value.dtype)
     for term in found:
         (slope,) = tf.gradients(value, [term.tensor])
@@ -265,7 +296,7 @@ def _choice() -> str | None:
 
 def _weight(dtype: tf.DType) -> tf.Tensor:
     """The weight of a loss, or a gradient, of which nothing can be seen."""
-    if _choice() is None:
+    if _choice() is None and not current.looked:
         _warn(current.model)
     return _share().part(dtype) if _choice() in (None, "mean") else _share().present(dtype)
 
@@ -283,6 +314,15 @@ def _weighted(gradient: Any) -> Any:
         values = gradient.values * weight
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
     return gradient * weight
+
+
+def _warn_of_eager_steps(model: Model) -> None:
+    inexact.tell(
+        f"the eager steps of {model.name!r} ({type(model).__name__}) use a loss object of Keras. "
+        "If they add a mean or a sum of their own to it, that counts once for each replica: only "
+        "in a graph can tfscale see the terms of a loss. Train without run_eagerly=True; "
+        'ScaleStrategy(own_losses="scaled") ends this warning.'
+    )
 
 
 def _warn(model: Model, unseen: tf.Tensor | None = None) -> None:

@@ -154,12 +154,8 @@ def bits_of(tensor: tf.Tensor) -> int:
 
 
 def _bits_of_all(tensors: Sequence[tf.Tensor]) -> list[int]:
-    batch = {
-        x.op for x in tf.nest.flatten(current.batch, expand_composites=True) if tf.is_tensor(x)
-    }
-
     def own(op: tf.Operation) -> int:
-        return marks_of(op) | BATCH * (op in batch) | RESIZES * _resizes(op)
+        return marks_of(op) | BATCH * (op in current.batch_ops) | RESIZES * _resizes(op)
 
     return dataflow.gathered(tensors, own, current.seen)
 

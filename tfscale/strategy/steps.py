@@ -71,8 +71,15 @@ def step_of_replica(strategy: ScaleStrategy, step: ModelStep, fn: Callable[..., 
     def part(data: Any) -> Any:
         rows, data = shared_out(data, replicas, spare)
         share = Share(replicas, rows.local, rows.total)
-        known = {"reads": 0, "seen": {}, "noted": 0, "scaled": set(), "results": {}}
-        known |= {"batch": data, "origins": {}}
+        known = {
+            "reads": 0,
+            "seen": {},
+            "noted": 0,
+            "scaled": set(),
+            "results": {},
+            "looked": False,
+        }
+        known |= {"batch": data, "batch_ops": _operations(data), "origins": {}}
         changed: list[Any] = []
         with during(model=model, own=own, rows=rows, count=share, statistics=changed, **known):
             with reducing(keras_losses.reduced), _targets_of(own):
@@ -87,6 +94,12 @@ def step_of_replica(strategy: ScaleStrategy, step: ModelStep, fn: Callable[..., 
         return result
 
     return _evaluating(strategy, model, part) if course is None else _in_a_round(course, part)
+
+
+def _operations(data: Any) -> frozenset[tf.Operation]:
+    """The operations that give the tensors of a batch; none eagerly."""
+    tensors = tf.nest.flatten(data, expand_composites=True)
+    return frozenset(x.op for x in tensors if tf.is_tensor(x) and not tf.executing_eagerly())
 
 
 def _targets_of(own: bool) -> contextlib.AbstractContextManager[None]:

@@ -84,9 +84,7 @@ def _made_by_one_replica(value: Any) -> bool:
     """Whether its samples or its random numbers are in it; eagerly nobody can tell."""
     if tf.executing_eagerly():
         return True
-    batch = {
-        x.op for x in tf.nest.flatten(current.batch, expand_composites=True) if tf.is_tensor(x)
-    }
+    batch = current.batch_ops
     parts = [x for x in tf.nest.flatten(value, expand_composites=True) if isinstance(x, tf.Tensor)]
     return any(
         dataflow.gathered(parts, lambda op: op in batch or "Random" in op.type, current.origins)
