@@ -21,6 +21,7 @@ from tensorflow.python.eager import context
 from tests.strategy.models import ADAM, classifier, numbers
 from tfscale import ScaleStrategy
 from tfscale.bridge import calls, fit, tensorflow
+from tfscale.bridge import losses as bridge_losses
 from tfscale.bridge.backup import InMemory
 from tfscale.bridge.objects import innermost
 from tfscale.exchange.state import ATTRIBUTE
@@ -91,6 +92,34 @@ def test_what_is_overridden_is_there_with_the_same_parameters(ours, name, expect
         if name in vars(base) and base.__module__.startswith("tensorflow")
     ]
     assert parameters(original) == expected
+
+
+def test_a_tape_that_was_used_has_no_tape():
+    """See ``bridge.tapes``: entering such a one again would make a new one, in silence."""
+    x = tf.Variable(1.0)
+    with tf.GradientTape() as tape:
+        y = x * x
+        assert tensorflow.could_possibly_record()
+    assert not tensorflow.could_possibly_record()
+    with tape:  # goes on recording
+        z = 2.0 * y
+    assert tape._tape is not None
+    assert tape.gradient(z, x) == 4.0
+    assert tape._tape is None
+
+
+def test_all_loss_objects_reduce_by_one_function():
+    seen = []
+
+    def reduce(call, losses, how):
+        seen.append((losses.shape, how.reduction, bridge_losses.name_of_called()))
+        return call(losses, how)
+
+    loss = keras.losses.MeanSquaredError(name="mine")
+    with bridge_losses.reducing(reduce):
+        loss(tf.zeros([2, 1]), tf.ones([2, 1]))
+    loss(tf.zeros([2, 1]), tf.ones([2, 1]))
+    assert seen == [((2,), "sum_over_batch_size", "mine")]
 
 
 def test_health_checks_can_be_turned_off():

@@ -41,6 +41,8 @@ else:
         (keras.Model, "compile", ("_compile_loss", "_compile_metrics", "_loss_tracker")),
         (keras.Model, "__init__", ("_distribute_strategy",)),
         (CompileLoss, "build", ("_flat_losses",)),
+        (keras.losses.Loss, "__call__", ("reduce_weighted_values", "name_scope")),
+        (keras.metrics.MeanMetricWrapper, "update_state", ("super",)),
         (keras.optimizers.Optimizer, "__init__", ("_learning_rate", "_trainable_variables")),
         (keras.optimizers.Optimizer, "__init__", ("_iterations",)),
         (keras.layers.BatchNormalization, "build", ("_reduction_axes",)),
