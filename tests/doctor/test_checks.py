@@ -399,9 +399,10 @@ def test_a_line_for_each_check():
     assert lines == ["warning  memory       little [of it]", " " * 22 + "Buy some."]
 
 
-def test_colour_and_folding_on_a_terminal_only():
+def test_colour_on_a_terminal_only_and_folding_everywhere():
     told = check.problem("memory", "word " * 40, "Buy some.")
-    assert len(printed(told).splitlines()) == 2
+    assert "\x1b[" not in printed(told)
+    assert 75 < max(map(len, printed(told).splitlines())) <= 80
     shown = printed(told, force_terminal=True, width=60, color_system="standard", _environ={})
     assert "\x1b[" in shown
     bare = re.sub(r"\x1b\[[0-9;]*m", "", shown)
