@@ -328,7 +328,8 @@ def test_what_is_stale_is_told(tmp_path, monkeypatch):
     found = library.library(TF, may_build=False)
     assert found.state == "ok"
     assert re.search(
-        r"not built yet .*stale: .*/libtfscale.so, built 20.* for TensorFlow 2.1.0", found.found
+        r"not built yet .*stale: \S+/libtfscale.so in the cache, built 20.* for TensorFlow 2.1.0",
+        found.found,
     )
 
 
