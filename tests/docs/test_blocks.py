@@ -30,7 +30,7 @@ def test_python_blocks_run(page, start, tmp_path):
     """
     pytest.importorskip("matplotlib")
     command = [str(ROOT / "tests" / "docs" / "page.py"), str(page)]
-    path = {"PYTHONPATH": str(ROOT)}
+    path = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests" / "docs" / "stubs")])}
     if start == "warm":
         ran = warm.run(command, environment=path, cwd=tmp_path, seconds=SECONDS)
     else:
