@@ -1,4 +1,4 @@
-"""What the cookbook uses of Weights & Biases, which is no dependency; it refuses what that would."""
+"""What the cookbook uses of Weights & Biases, which is no dependency."""
 
 _runs = []
 
