@@ -34,7 +34,9 @@ endif
 
 ADDONS := TF=2.15 VENV=.venv-addons PYTHON=python3.11 EXTRAS=plot,dev,addons
 BIN := $(VENV)/bin
-READY := $(VENV)/.ready-tf-$(TF)
+# Nothing is installed into an environment outside of this checkout: it belongs to something else.
+OUTSIDE := $(filter-out $(CURDIR)/%,$(or $(realpath $(VENV)),$(abspath $(VENV))))
+READY := $(if $(OUTSIDE),as-it-is,$(VENV)/.ready-tf-$(TF))
 CPP := $(shell find custom_ops tests/native -name '*.h' -o -name '*.cc' -o -name '*.inc' 2>/dev/null)
 STEP = @printf '\n==> %s\n'
 
@@ -164,7 +166,15 @@ $(BIN)/pip:
 	|| { rm -rf $(VENV); echo "cannot make a virtual environment;" \
 	  "install what it needs: sudo apt-get install python3-venv" >&2; exit 1; }
 
+ifdef OUTSIDE
+.PHONY: as-it-is
+as-it-is:
+	@test -x $(BIN)/python || { echo "VENV=$(VENV) is outside of this checkout and has no bin/python: make that" \
+	  "environment yourself, or leave VENV out, and make sets one up in .venv" >&2; exit 1; }
+	$(STEP) "VENV=$(VENV) is outside of this checkout: make uses it as it is and installs nothing there"
+else
 $(READY): setup.cfg pyproject.toml | $(BIN)/pip
 	$(STEP) "packages for $(VENV): $(TF_PACKAGE) $(TF) and the tools (the first time takes minutes)"
 	@.ci/timed "packages for $(VENV)" $(BIN)/python -m pip install -e '.[$(EXTRAS)]' '$(TF_PACKAGE)==$(TF).*'
 	@touch $@
+endif

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         sync,
         telemetry,
     )
+    from tfscale.launch.cluster import is_first, rank
     from tfscale.strategy import ScaleStrategy, auto_strategy
 
 __all__ = [
@@ -35,14 +36,21 @@ __all__ = [
     "collectives",
     "compression",
     "curvature",
+    "is_first",
     "ops",
     "optimizers",
+    "rank",
     "schedules",
     "sync",
     "telemetry",
 ]
 
-_OF_STRATEGY = ("ScaleStrategy", "auto_strategy")
+_HOMES = {
+    "ScaleStrategy": "tfscale.strategy",
+    "auto_strategy": "tfscale.strategy",
+    "is_first": "tfscale.launch.cluster",
+    "rank": "tfscale.launch.cluster",
+}
 
 messages.set_up()
 
@@ -50,8 +58,8 @@ messages.set_up()
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name in _OF_STRATEGY:
-        return getattr(importlib.import_module("tfscale.strategy"), name)
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
     return importlib.import_module(f"tfscale.{name}")
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from tfscale.names import check_command
 from tfscale.version import __version__
 
 # Commands with a module of their own: its main(argv) reads the rest of the command line.
@@ -18,13 +19,18 @@ _MODULES = {
     "bench": "measure all-reduces and optimizers, and how models learn with each",
     "doctor": "say what training needs here, what is missing, and what to do about it",
 }
+COMMANDS = ("build", *_MODULES)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; returns the process's exit status."""
+    """Run a command; return the process's exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    if words and words[0] in _MODULES:
+    if not words:
+        _parser().print_help()
+        return 0
+    check_command("tfscale", words, COMMANDS)
+    if words[0] in _MODULES:
         command: Callable[[], int] = lambda: _run_module(words[0], words[1:])  # noqa: E731
     else:
         arguments = _parser().parse_args(words)
@@ -47,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="tfscale", description="Keras training on many devices.", allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=f"tfscale {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     build = commands.add_parser("build", help="build the native library ahead of its first use")
     build.add_argument(

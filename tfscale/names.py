@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Sequence
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> ValueError:
-    """The error for a name that is not among the known ones."""
+    """Make the error for a name that is not among the known ones."""
     known = list(known)
     near = difflib.get_close_matches(str(name).lower(), known, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return ValueError(f"no {kind} is called {name!r}; known are {', '.join(known)}.{hint}")
+
+
+def check_command(program: str, words: Sequence[str], known: Iterable[str]) -> None:
+    """End the process if its first word is neither an option nor a known command.
+
+    Args:
+        program: how the user called it, such as ``"tfscale bench"``.
+        words: what follows on the command line.
+        known: names of commands.
+    """
+    known = list(known)
+    if not words or words[0].startswith("-") or words[0] in known:
+        return
+    print(f"{program}: error: {unknown('command', words[0], known)}", file=sys.stderr)
+    print(f"`{program} --help` says what each of them does.", file=sys.stderr)
+    raise SystemExit(2)

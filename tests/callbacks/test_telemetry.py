@@ -17,7 +17,7 @@ from helpers import mirrored
 from tests.callbacks.telemetries import BATCH, STEPS, WIDTH, added, compiled, fit, lines, numbers
 from tests.compression.test_adaptive import eager_to_change
 from tfscale import ScaleStrategy
-from tfscale.callbacks import BatchGrowth, Recompute, Telemetry
+from tfscale.callbacks import BatchGrowth, Recompute, Telemetry, Warmup
 from tfscale.callbacks import telemetry as module
 from tfscale.collectives import Link, ring
 from tfscale.collectives.choose import Choice, Chooser
@@ -43,10 +43,10 @@ def int8():
     return on_two("int8")
 
 
-def trained(strategy, telemetry, optimizer=None, compile=None, **how):
+def trained(strategy, telemetry, *others, optimizer=None, compile=None, **how):
     with strategy.scope():
         model = compiled(optimizer and optimizer(), **(compile or {}))
-    fit(model, [telemetry], **how)
+    fit(model, [telemetry, *others], **how)
     return model
 
 
@@ -200,7 +200,7 @@ def test_accumulated_gradients_travel_at_the_end_of_their_window(tmp_path, int8)
     def optimizer():
         return keras.optimizers.SGD(0.001, gradient_accumulation_steps=2)
 
-    trained(int8, Telemetry(tmp_path / "run.jsonl"), optimizer, epochs=2)
+    trained(int8, Telemetry(tmp_path / "run.jsonl"), optimizer=optimizer, epochs=2)
     steps = lines(tmp_path / "run.jsonl", "step")
     assert [line["saved"] > 0 for line in steps] == [False, True] * STEPS
     assert [line["exposed"] > 0 for line in steps] == [False, True] * STEPS
@@ -312,7 +312,10 @@ def test_the_error_with_feedback_is_the_residuals(tmp_path):
     """Weights and data stay, so that the gradient is known."""
     strategy = on_two("sign")
     model = trained(
-        strategy, Telemetry(tmp_path / "run.jsonl"), lambda: keras.optimizers.SGD(0.0), epochs=2
+        strategy,
+        Telemetry(tmp_path / "run.jsonl"),
+        optimizer=lambda: keras.optimizers.SGD(0.0),
+        epochs=2,
     )
     x, y = (part[-BATCH:][: BATCH // 2] for part in numbers())
     kernels = [v.value.values[0] for v in model.trainable_variables if v.shape == (WIDTH, WIDTH)]
@@ -437,15 +440,26 @@ def check_marks(timeline, changes):
 # --------------------------------------------------------------------- sinks
 
 
-def test_progress_bar_and_history(int8, capsys):
-    history = trained(int8, Telemetry(), verbose=1, epochs=2).history.history
-    printed = capsys.readouterr().out
+def test_the_bar_has_two_more_numbers_and_history_has_all(int8, capsys):
+    """With ``Warmup``, which adds the learning rate."""
+    warmup = Warmup(steps=3)
+    history = trained(int8, Telemetry(), warmup, verbose=1, epochs=2).history.history
+    lines = re.split(r"[\r\n]", capsys.readouterr().out)
+    bars = [dict(re.findall(r" - (\w+): (\S+)", line)) for line in lines]
+    assert max(map(len, bars)) == 3
+    for bar in bars:
+        assert bar.keys() <= {"loss", "learning_rate", "samples_per_second"}
     names = {"samples_per_second", "communication_ms", "exposed_ms", "sent_mb", "saved_mb"}
-    for name in names:
-        assert f"{name}: " in printed
-    assert {*names, "efficiency_estimated", "loss"} == history.keys()
+    assert {*names, "efficiency_estimated", "learning_rate", "loss"} == history.keys()
     model = trained(int8, Telemetry(progress=False))
     assert model.history.history.keys() == {"loss"}
+
+
+def test_other_callbacks_see_what_the_bar_leaves_out(int8):
+    seen = []
+    note = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(logs))
+    trained(int8, Telemetry(), note, epochs=2, verbose=1)
+    assert "exposed_ms" in seen[-1]
 
 
 def test_tensorboard(tmp_path, int8):

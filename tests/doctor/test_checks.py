@@ -328,7 +328,8 @@ def test_what_is_stale_is_told(tmp_path, monkeypatch):
     found = library.library(TF, may_build=False)
     assert found.state == "ok"
     assert re.search(
-        r"not built yet .*stale: .*/libtfscale.so, built 20.* for TensorFlow 2.1.0", found.found
+        r"not built yet .*stale: \S+/libtfscale.so in the cache, built 20.* for TensorFlow 2.1.0",
+        found.found,
     )
 
 
@@ -399,9 +400,10 @@ def test_a_line_for_each_check():
     assert lines == ["warning  memory       little [of it]", " " * 22 + "Buy some."]
 
 
-def test_colour_and_folding_on_a_terminal_only():
+def test_colour_on_a_terminal_only_and_folding_everywhere():
     told = check.problem("memory", "word " * 40, "Buy some.")
-    assert len(printed(told).splitlines()) == 2
+    assert "\x1b[" not in printed(told)
+    assert 75 < max(map(len, printed(told).splitlines())) <= 80
     shown = printed(told, force_terminal=True, width=60, color_system="standard", _environ={})
     assert "\x1b[" in shown
     bare = re.sub(r"\x1b\[[0-9;]*m", "", shown)

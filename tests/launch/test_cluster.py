@@ -77,7 +77,7 @@ def step(index, count=2, **other):
 
 @pytest.mark.slow
 def test_tasks_of_slurm_train_together():
-    outputs = train([step(index) for index in (0, 1)], "auto")
+    outputs = train([step(index) for index in (0, 1)], "auto", "bars")
     replicas, weights = trained("".join(outputs), 2)
     assert replicas == 2 and np.allclose(weights, alone(), atol=1e-6)
     for index, output in enumerate(outputs):
@@ -85,6 +85,12 @@ def test_tasks_of_slurm_train_together():
             "cluster of 2 workers found in the variables of Slurm; this is worker {} at localhost:"
         )
         assert said.format(index) in output
+        assert f"RANK {index} {index} {index == 0}\n" in output
+        assert "shuffle=True" not in output
+    by_default, chosen = zip(*(output.split("CHOSEN") for output in outputs))
+    assert [text.count("Epoch 1/2") for text in by_default] == [1, 0]
+    assert all("Epoch 1/2" in text for text in chosen)  # who asks for bars gets them
+    assert "━" in by_default[0] and "━" not in by_default[1]
 
 
 @pytest.mark.slow

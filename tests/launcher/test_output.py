@@ -134,6 +134,35 @@ def test_all_bars(terminal):
     assert terminal.shown == ["[0] 1/2 of 0", "[1] 2/2 of 1", "[2] 1/2 of 2"]
     screen.heard(1, "\n", terminal)
     assert terminal.shown == ["[1] 2/2 of 1", "[0] 1/2 of 0", "[2] 1/2 of 2"]
+    screen.heard(2, "\nEpoch 2/2\n", terminal)
+    assert "[2] Epoch 2/2" in terminal.shown
+
+
+def test_the_header_of_a_bar_goes_with_it(file):
+    screen = Screen(2, out=file, err=file)
+    for rank in (0, 1):
+        screen.heard(rank, "Epoch 1/2\n", file)
+        screen.heard(rank, bar("2/2") + "\n", file)
+        screen.heard(rank, "Epoch 2/2\n", file)
+        screen.heard(rank, f"a line of {rank}\n", file)  # verbose=2 draws no bar
+    assert file.getvalue().splitlines() == [
+        "[0] Epoch 1/2",
+        "[0] 2/2",
+        "[0] Epoch 2/2",
+        "[0] a line of 0",
+        "[1] Epoch 2/2",
+        "[1] a line of 1",
+    ]
+
+
+def test_a_header_waits_for_a_line_of_its_own_stream(file):
+    errors = io.StringIO()
+    screen = Screen(2, out=file, err=errors)
+    screen.heard(1, "Epoch 1/2\n", file)
+    screen.heard(1, "warning\n", errors)
+    assert errors.getvalue() == "[1] warning\n" and not file.getvalue()
+    screen.ended(1)
+    assert file.getvalue() == "[1] Epoch 1/2\n"
 
 
 def test_a_bar_is_cut_where_the_terminal_ends(terminal, monkeypatch):

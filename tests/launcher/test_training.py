@@ -61,6 +61,24 @@ def test_a_timeline_that_no_callback_records(tmp_path):
     assert "nothing was written to" in launched.err
 
 
+def headers(launched):
+    return re.findall(r"^\[(\d)\] Epoch 1/2$", launched.out, re.MULTILINE)
+
+
+def test_one_bar_and_its_header_once():
+    status, launched = launch("-n", 2, "fit.py", "bars", "epochs=2")
+    assert status == 0, launched.said
+    assert headers(launched) == ["0", "0"], launched.said
+    assert not re.findall(r"^\[1\].*━", launched.out, re.MULTILINE)
+
+
+@pytest.mark.full
+def test_all_bars():
+    status, launched = launch("-n", 2, "--all-bars", "fit.py", "bars", "epochs=2")
+    assert status == 0, launched.said
+    assert sorted(headers(launched)) == ["0", "0", "1", "1"], launched.said
+
+
 def test_devices_per_worker_and_a_timeline(tmp_path):
     file = tmp_path / "timeline.json"
     options = ["--devices-per-worker", 2, "--timeline", file]

@@ -1,7 +1,7 @@
-"""``tfscale bench``: how long all-reduces take, and how long they should.
+"""``tfscale bench``: measures all-reduces, and Keras models that train.
 
-The parent process (``run``) starts one set of workers for each number of processes.
-The workers (``worker``) measure all contestants in turn, again and again, so that a
+For all-reduces, the parent process (``run``) starts one set of workers for each number of
+processes. The workers (``worker``) measure all contestants in turn, again and again, so that a
 machine that changes its speed changes it for all. See docs/benchmarks.md.
 """
 
@@ -10,16 +10,42 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 
-_WITH_OPTIONS_OF_THEIR_OWN = (
-    "devices", "fit", "convergence", "optimizers", "learning", "memory", "telemetry",
-    "epochs", "curvature", "adaptive", "products", "rules",
-)  # fmt: skip
+from tfscale.names import check_command
+
+ALL_REDUCE = "allreduce"
+BENCHES = {
+    ALL_REDUCE: "all-reduces between processes, also with other libraries",
+    "devices": "all-reduces between logical devices of one process",
+    "fit": "training with this strategy, with TensorFlow's, and without one",
+    "adaptive": "a method chosen live, and fixed ones, while links change",
+    "memory": "the memory of training steps, with and without Recompute",
+    "telemetry": "steps of fit, with and without telemetry",
+    "epochs": "how long a fit of few steps with validation takes",
+    "optimizers": "updates of LARS, LAMB and other optimizers",
+    "learning": "how well optimizers learn with small, large and full batches",
+    "curvature": "sharpness by batch size, and batches that grow by curvature",
+    "products": "products with a Hessian: time, memory, processes",
+    "convergence": "how well models learn with each wire and method",
+    "rules": "how well models learn where replicas agree once in many steps",
+}
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command line; returns the exit status."""
-    if argv and argv[0] in _WITH_OPTIONS_OF_THEIR_OWN:
+    """Run the command line; return the exit status."""
+    check_command("tfscale bench", argv, BENCHES)
+    if argv and argv[0] in ("-h", "--help"):
+        _print_help()
+        return 0
+    if argv and argv[0] in BENCHES and argv[0] != ALL_REDUCE:
         return int(importlib.import_module(f"tfscale.bench.{argv[0]}").main(argv[1:]))
     from tfscale.bench import command
 
     return command.main(argv)
+
+
+def _print_help() -> None:
+    print("usage: tfscale bench [BENCH] [OPTION ...]\n")
+    print(f"Measure something on this machine; without a name, {ALL_REDUCE}.\n")
+    for name, text in BENCHES.items():
+        print(f"  {name:12} {text}")
+    print("\n`tfscale bench BENCH --help` lists its options. See docs/benchmarks.md.")

@@ -68,14 +68,14 @@ def main(argv: Sequence[str]) -> int:
 def make_parser() -> argparse.ArgumentParser:
     """The options of ``tfscale bench allreduce``."""
     parser = argparse.ArgumentParser(
-        prog="tfscale bench",
+        prog="tfscale bench allreduce",
         description="Measure all-reduces between processes of this machine.",
         epilog="See docs/benchmarks.md for what the columns mean.",
         allow_abbrev=False,
     )
     add = parser.add_argument
     add("what", nargs="?", default="allreduce", choices=["allreduce"],
-        help="what to measure; `tfscale bench devices` has options of its own")  # fmt: skip
+        help="what to measure; `tfscale bench --help` lists other benches")  # fmt: skip
     add("--sizes", type=list_of(whole_number), default="1e3,1e5,1e6,1e7", metavar="N,...",
         help="counts of float32 numbers (default: %(default)s)")  # fmt: skip
     add("--algorithms", type=list_of(one_of(ALGORITHMS)), default="ring,direct", metavar="NAME,...",

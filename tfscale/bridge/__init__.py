@@ -6,6 +6,7 @@
 - ``reading.py``: what Keras reads for no more than its shapes, read apart from what is trained on.
 - ``data.py``: data in batches, read once or many times.
 - ``losses.py``: what Keras's losses are of each element, and what they divide by.
+- ``output.py``: progress bars, and warnings about Keras's own defaults.
 - ``objects.py``: models, layers, variables, optimizers; ``protocols.py``: what is asked of them.
 - ``optimizers.py``: the base of tfscale's optimizers.
 - ``backup.py``: Keras's ``BackupAndRestore``, made safe.

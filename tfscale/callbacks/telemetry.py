@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
+from tfscale.bridge.output import keep_out_of_bar
 from tfscale.callbacks import progress
 from tfscale.exchange.explain import Row
 from tfscale.ops.bucket import BucketId
@@ -19,11 +20,13 @@ from tfscale.telemetry.engine_log import EngineLog, engine_log_of
 from tfscale.telemetry.errors import Distortion, Samples
 from tfscale.telemetry.fit import Batches, Size, batches_of_fit
 from tfscale.telemetry.sinks import JsonLines, TensorBoard
-from tfscale.telemetry.steps import Lap, Mean, split
+from tfscale.telemetry.steps import EFFICIENCIES, Lap, Mean, split
 from tfscale.telemetry.timeline import Recording
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+_NOT_IN_BAR = {"communication_ms", "exposed_ms", "sent_mb", "saved_mb", *EFFICIENCIES}
 
 VERSION = 2  # of the JSON lines
 ASKED = "TFSCALE_TIMELINE"  # names the file that ``tfscale launch --timeline`` asks for
@@ -40,8 +43,9 @@ SHORTEST = 0.01  # seconds: to tell of each step alone costs some hundredths of 
 class Telemetry(keras.callbacks.Callback):
     r"""Measures how long each step takes, how many bytes it sends, and how long sending takes.
 
-    It shows these numbers in the progress bar, in ``History``, in TensorBoard, in a file of JSON
-    lines and as a timeline. ``docs/telemetry.md`` says what each number means, and its limits.
+    It puts these numbers into ``History``, into TensorBoard, into a file of JSON lines and into a
+    timeline, and one of them, ``samples_per_second``, into the progress bar, which has no room for
+    more. ``docs/telemetry.md`` says what each number means, and its limits.
 
     The engine keeps a log of what it sends in any case. This callback reads the log at the end of
     each epoch, and between steps if all its reading so far took less than half a percent of the
@@ -65,7 +69,8 @@ class Telemetry(keras.callbacks.Callback):
         tensorboard: a folder for TensorBoard.
         timeline: a file for Perfetto (https://ui.perfetto.dev), of the steps in ``profile``;
             ``tfscale launch --timeline`` asks for one, too.
-        progress: whether the progress bar and ``History`` show the numbers.
+        progress: whether the numbers go to ``logs``: to the progress bar, to ``History`` and to
+            the callbacks that come later in the list.
         batch: how many samples the global batch has, if ``fit`` cannot know (a generator); or a
             function from a step's number to that, such as ``BatchGrowth.size``.
         baseline: samples per second of one device.
@@ -127,7 +132,7 @@ class Telemetry(keras.callbacks.Callback):
         self._closed: list[Lap] = []
         self._whole, self._usual = Mean(), Mean()
         self._epoch_whole, self._epoch_usual = Mean(), Mean()
-        self._shown: dict[str, float] = {}
+        self._logged: dict[str, float] = {}
         self._points: list[tuple[dict[str, float], bool]] = []  # and whether means count them
         self._lines: JsonLines | None = None
         self._board: TensorBoard | None = None
@@ -159,6 +164,7 @@ class Telemetry(keras.callbacks.Callback):
             if self._watches(self.model):
                 self._samples = Samples(self._engine_log.communicators[0].device)
                 strategy.reducer.watch = self._samples.watch
+        keep_out_of_bar(_NOT_IN_BAR)
         self._open_sinks()
         self._write("start", **self._about())
         self._began = time.perf_counter()
@@ -188,7 +194,7 @@ class Telemetry(keras.callbacks.Callback):
         """Called by Keras, perhaps in another thread."""
         self._ends.append((batch, time.time()))
         if self._progress and logs is not None:
-            logs.update(self._shown)
+            logs.update(self._logged)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Called by Keras."""
@@ -200,7 +206,7 @@ class Telemetry(keras.callbacks.Callback):
         numbers = self._numbers(self._epoch_whole, self._epoch_usual)
         self._write("epoch", epoch=epoch, step=self._step, **numbers, **self._of_rounds())
         if self._progress and logs is not None:
-            logs.update(_for_the_bar(numbers))
+            logs.update(_without_step_ms(numbers))
 
     def _of_rounds(self) -> dict[str, float]:
         """Where replicas agree once in many steps: how often they have, and from how far."""
@@ -309,7 +315,7 @@ class Telemetry(keras.callbacks.Callback):
 
     def _tell(self, numbers: dict[str, float], usual: bool) -> None:
         self._points.append(({"step": self._step, **numbers}, usual))
-        self._shown = _for_the_bar(numbers)
+        self._logged = _without_step_ms(numbers)
         if self._board is not None:
             errors = {
                 f"error/{name}": distortion.error for name, distortion in self._distortions.items()
@@ -430,6 +436,6 @@ def _fields(of: Row | Distortion) -> dict[str, Any]:
     return {**fields, "bucket": str(of.bucket), **collectives}
 
 
-def _for_the_bar(numbers: dict[str, float]) -> dict[str, float]:
-    """Keras itself shows what a step takes."""
+def _without_step_ms(numbers: dict[str, float]) -> dict[str, float]:
+    """Leave out the time of a step, which Keras itself shows."""
     return {name: value for name, value in numbers.items() if name != "step_ms"}

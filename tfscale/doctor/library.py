@@ -81,7 +81,9 @@ def library(tf: TensorFlow, *, may_build: bool) -> Check:
 def _described(path: Path) -> str:
     tag = build.read_tag(path) or {}
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(path.stat().st_mtime))
-    return f"{path}, built {when} for TensorFlow {tag.get('tensorflow', '?')}"
+    cache = build.cache_folder()
+    where = f"{path.relative_to(cache)} in the cache" if cache in path.parents else path
+    return f"{where}, built {when} for TensorFlow {tag.get('tensorflow', '?')}"
 
 
 def _stale() -> str:

@@ -13,22 +13,22 @@ if TYPE_CHECKING:
 
 _MARKS = {OK: ("ok", "green"), WARNING: ("warning", "yellow"), PROBLEM: ("PROBLEM", "bold red")}
 _MARK, _NAME = 9, 13  # columns
+_WIDTH = 80  # of a file; programs read --json
 
 
 def make_console() -> Console:
-    """A console that writes whole lines where its output is no terminal."""
+    """Make the console, which leaves lines as ``line`` has cut them."""
     from rich.console import Console
 
     return Console(highlight=False, markup=False, soft_wrap=True)
 
 
 def line(console: Console, check: Check) -> None:
-    """One check; what to do is set in below it."""
+    """Print one check; what to do is set in below it."""
     from rich.text import Text
 
     mark, style = _MARKS[check.state]
-    # Where it goes to a file, each line stays whole, for programs that search it.
-    width = console.width if console.is_terminal else 0
+    width = console.width if console.is_terminal else _WIDTH
     text = Text().append(f"{mark:{_MARK}}", style).append(f"{check.name:{_NAME}}", "bold")
     text.append(_set_in(check.found, _MARK + _NAME, width)[_MARK + _NAME :])
     console.print(text)
@@ -55,7 +55,7 @@ def _set_in(text: str, columns: int, width: int) -> str:
 
 
 def verdict(console: Console, checks: Sequence[Check]) -> None:
-    """The last line."""
+    """Print the last line."""
     problems, warnings = (
         [check.name for check in checks if check.state == state] for state in (PROBLEM, WARNING)
     )

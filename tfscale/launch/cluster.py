@@ -13,6 +13,7 @@ from tfscale.launch.sources import TF_CONFIG, Source, found
 
 _log = logging.getLogger("tfscale")
 
+_rank_of_resolver: int | None = None  # by a cluster resolver that the program has made itself
 _made: dict[str, Source] = {}  # of each TF_CONFIG that this process has set
 _held: list[socket.socket] = []  # for as long as the process lives
 
@@ -52,6 +53,47 @@ def configure(
         source.count, source.name, source.index, addresses[source.index],
     )  # fmt: skip
     return source
+
+
+def rank() -> int:
+    """Return the number of this worker, from 0.
+
+    It counts workers, which are processes, and not replicas: a worker that trains on 4 GPUs is
+    one worker with 4 replicas. The number is 0 where the program runs alone, on one device or on
+    several. It is known from the beginning of the program, before a strategy is made: the
+    launcher says it (``tfscale launch``, ``TF_CONFIG``, Slurm, MPI, torchrun). If you pass
+    ``ScaleStrategy`` a ``cluster_resolver``, ask after you have made the strategy.
+
+    Raises:
+        ValueError: if variables of two launchers contradict each other, or one is missing.
+
+    Example:
+        >>> tfscale.rank()
+        0
+    """
+    if _rank_of_resolver is not None:
+        return _rank_of_resolver
+    source = found(os.environ)
+    return 0 if source is None else source.index
+
+
+def is_first() -> bool:
+    """Return whether this is the first worker, ``rank() == 0``: the one that prints and writes.
+
+    Exactly one worker of a training is the first, and a program that runs alone is.
+
+    Example:
+        >>> if tfscale.is_first():
+        ...     print("only one worker prints this")
+        only one worker prints this
+    """
+    return rank() == 0
+
+
+def note_rank(index: int) -> None:
+    """Remember the number of this worker, which a cluster resolver of the program says."""
+    global _rank_of_resolver
+    _rank_of_resolver = index
 
 
 def _collected(source: Source, timeout: float) -> list[str]:

@@ -21,6 +21,7 @@ from typing import IO
 from tfscale.launch.sources import ONLY_TF_CONFIG
 
 WATCH_SECONDS = 0.2
+ALL_BARS = "TFSCALE_ALL_BARS"  # if it is set, every worker shows Keras's bars, not the first alone
 
 
 class WorkerFailed(RuntimeError):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tfscale.launch.addresses import joined
-from tfscale.launch.local import cluster_environment
+from tfscale.launch.local import ALL_BARS, cluster_environment
 from tfscale.launcher.hosts import Host, Place, places
 from tfscale.launcher.output import Logs, Screen
 from tfscale.launcher.request import Request
@@ -193,7 +193,11 @@ class Attempt:
                 command=request.command,
                 folder=request.folder,
                 # Lines come as they are printed.
-                environment={**request.environment, "PYTHONUNBUFFERED": "1"},
+                environment={
+                    **request.environment,
+                    "PYTHONUNBUFFERED": "1",
+                    **({ALL_BARS: "1"} if request.all_bars else {}),
+                },
                 devices=request.devices,
                 bind=request.bind,
                 timeline=request.timeline is not None,

@@ -19,14 +19,16 @@ _COLOURS = (36, 33, 32, 35, 34, 31)  # of ANSI terminals
 _KEPT = 20  # lines of each worker
 _LONGEST = 1 << 20  # characters that wait for the end of their line
 _BEGINS = "tfscale launch began again:"
+_HEADER = re.compile(r"Epoch \d+/\d+")
 _CLEAR = "\r\x1b[J"  # from here to the end of the screen
 
 
 class Screen:
     """Workers' lines on standard output and standard error, as they print them.
 
-    A line that is drawn over itself (with carriage returns or backspaces) is a bar: those of rank 0
-    are shown, on a terminal as they change and below all other lines, else once they are complete.
+    A line that is drawn over itself (with carriage returns or backspaces) is a bar. The screen
+    shows the bars of rank 0: on a terminal as they change and below all other lines, else once
+    they are complete. A bar that it does not show takes Keras's line "Epoch 1/4" above it along.
 
     Args:
         ranks: how many workers there are.
@@ -60,6 +62,7 @@ class Screen:
         self._live = terminal if live is None else live
         self._width = len(str(ranks - 1))
         self._begun: dict[tuple[int, TextIO], str] = {}  # lines without an end yet
+        self._held: dict[tuple[int, TextIO], str] = {}  # "Epoch 1/4", until the next line comes
         self._drawn = 0  # bars
         self._last: dict[int, collections.deque[str]] = {}
 
@@ -69,7 +72,7 @@ class Screen:
         self._begun[rank, stream] = _kept(rest) if _is_bar(rest) else rest
         if len(rest) > _LONGEST:
             whole.append(self._begun.pop((rank, stream)))
-        lines = [self._line(rank, line) for line in whole]
+        lines = [self._line(rank, line, stream) for line in whole]
         self._write("".join(lines), stream)
 
     def ended(self, rank: int) -> None:
@@ -77,6 +80,8 @@ class Screen:
         for stream in (self.out, self.err):
             if self._begun.get((rank, stream), "").strip():
                 self.heard(rank, "\n", stream)
+            if held := self._held.pop((rank, stream), ""):
+                self._write(self._shown(rank, held), stream)
 
     def say(self, text: str) -> None:
         """The launcher's own words."""
@@ -95,11 +100,21 @@ class Screen:
         pieces = [(self.out, clear), (stream, text), (self.out, "\n".join(bars))]
         self._put([(each, text) for each, text in pieces if text])
 
-    def _line(self, rank: int, line: str) -> str:
+    def _line(self, rank: int, line: str, stream: TextIO) -> str:
         line = line.rstrip("\r")  # as Windows ends lines
         text = _visible(line)
-        if _is_bar(line) and not self._shows_bars_of(rank):
+        if self._shows_bars_of(rank):
+            return self._shown(rank, text)
+        held = self._held.pop((rank, stream), "")
+        if _is_bar(line):
             return ""
+        before = self._shown(rank, held) if held else ""
+        if _HEADER.fullmatch(text):
+            self._held[rank, stream] = text
+            return before
+        return before + self._shown(rank, text)
+
+    def _shown(self, rank: int, text: str) -> str:
         self._last.setdefault(rank, collections.deque(maxlen=_KEPT)).append(text)
         return f"{self._begin(rank)}{text}\n"
 

@@ -445,6 +445,8 @@ def resolver_of(
         split_cpu()
         if source:
             take_share(source)
+    if given:
+        cluster.note_rank(_number_of_worker(given))
     resolver = given or by_variable()
     if isinstance(resolver, by_variable):
         config.check(os.environ.get("TF_CONFIG", "{}"))
@@ -517,6 +519,12 @@ def tasks_of(resolver: Any) -> list[tuple[str, str]]:
         for job in ("chief", "worker")
         for task, host in enumerate(jobs.get(job, []))
     ]
+
+
+def _number_of_worker(resolver: Any) -> int:
+    """Return the index of this process among the workers; 0 if it is none of them."""
+    tasks = [task for task, _ in tasks_of(resolver)]
+    return tasks.index(_task(resolver)) if _task(resolver) in tasks else 0
 
 
 def host_of(device: str) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfscale import records
-from tfscale.bridge import fit, installed, saving
+from tfscale.bridge import fit, installed, output, saving
 from tfscale.bridge.installed import KERAS_2
 from tfscale.bridge.objects import OPTIMIZERS
 from tfscale.bridge.protocols import Optimizer
@@ -36,6 +36,7 @@ from tfscale.exchange.explain import Explanation, rows
 from tfscale.exchange.reducer import Reducer
 from tfscale.exchange.tensorflow_exchange import TensorFlowExchange
 from tfscale.exchange.trial import Trials
+from tfscale.launch.local import ALL_BARS
 from tfscale.ops import xla
 from tfscale.ops.group import DEFAULT_JOIN_TIMEOUT, DEFAULT_SLOW_AFTER
 from tfscale.sizes import number_of_bytes
@@ -226,6 +227,9 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     def _connect(self, exchange: Exchange) -> None:
         extended = self.extended
         extended.connect(exchange, of_hosts(exchange.schedules, extended.hosts))
+        output.ignore_warning_about_shuffle()
+        if extended._id_in_cluster > 0 and not os.environ.get(ALL_BARS):
+            output.show_no_bars_by_default()
         if extended._num_workers > 1:
             saving.write_whole_files()
             logging.getLogger("tfscale").info(

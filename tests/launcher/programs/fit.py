@@ -1,7 +1,8 @@
 """A training, in which worker 1 may ``raise`` or ``kill`` itself after the second epoch.
 
 ``always`` makes it do so after each epoch from there, ``once=FILE`` the first time only;
-``backup=FOLDER`` goes on from there, and ``preemption=FOLDER``, too; ``epochs=N``; ``telemetry``.
+``backup=FOLDER`` goes on from there, and ``preemption=FOLDER``, too; ``epochs=N``; ``telemetry``;
+``bars`` shows Keras's, first by default and then because the program asks for them.
 """
 
 import os
@@ -49,5 +50,10 @@ if "preemption" in words:
 if "telemetry" in words:
     callbacks.append(tfscale.callbacks.Telemetry(progress=False, profile=(2, 4)))
 epochs = int(words.get("epochs", 3))
-model.fit(x, y, epochs=epochs, batch_size=32, callbacks=callbacks, verbose=0)
+how = {"epochs": epochs, "batch_size": 32, "callbacks": callbacks}
+if "bars" in words:
+    model.fit(x, y, **how)
+    model.fit(x, y, **how, verbose=1)
+else:
+    model.fit(x, y, **how, verbose=0)
 print("weights", float(model.get_weights()[0].sum()))
