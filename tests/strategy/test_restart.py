@@ -91,10 +91,13 @@ def test_a_method_goes_on_with_what_it_had_kept(run, method):
 )
 def test_a_signal_makes_all_workers_save_and_leave_at_the_same_step(run, preempted, beginning):
     """Worker 1 gets it; they look every second step. In the middle of an epoch, that epoch begins
-    again and its steps are kept; after its last step, which is the 8th, the next one begins.
+    again and its steps are kept; after its last step, which is the 8th, the next one begins. None
+    leaves before the first worker has written: many launchers end all processes when one ends.
     """
-    codes, told = run(2, "tfscale", devices=2, PREEMPT=preempted)
+    codes, told = run(2, "tfscale", devices=2, PREEMPT=preempted, SLOW=1)
     assert codes == [3, 3], told
+    (one,), (other,) = (re.findall(r"^FOUND (\w+)$", output, re.MULTILINE) for output in told)
+    assert one == other
     codes, outputs = run(2, "tfscale", devices=2)
     assert codes == [0, 0], outputs
     for output in outputs:

@@ -95,16 +95,25 @@ class Preemption(WholeBackup):
 
     def _leave(self) -> None:
         self._sigterm.stop()
+        self._wait_for_the_save()
         raise Preempted(self._exit_code)
 
+    def _wait_for_the_save(self) -> None:
+        """The first worker writes while the others have nothing to do. They must not leave before
+        it: many launchers end all processes as soon as one ends with another code than 0.
+        """
+        self._on_any_worker(False)
+
     def _anybody_told(self) -> bool:
-        told = self._sigterm.heard
+        return self._on_any_worker(self._sigterm.heard)
+
+    def _on_any_worker(self, holds: bool) -> bool:
         strategy = self.model.distribute_strategy
         if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-            return told
+            return holds
         if strategy.num_replicas_in_sync == len(strategy.extended.worker_devices):
-            return told  # all replicas are of this worker
+            return holds  # all replicas are of this worker
         own = strategy.experimental_distribute_values_from_function(
-            lambda _: tf.constant(float(told))
+            lambda _: tf.constant(float(holds))
         )
         return float(strategy.reduce("SUM", own, axis=None)) > 0

@@ -3,20 +3,24 @@
 KILL: an epoch in which worker KILLED ends itself, between two backups. PREEMPT: a step at
 whose end worker 1 gets SIGTERM. CALLBACK: whose backup it is. METHOD: by which gradients are
 summed. Prints EPOCH for each epoch it begins, and STATE with a digest of weights and optimizer at
-the end of each epoch; DONE with the methods that were used. All leave together, through a folder
-called MEETING.
+the end of each epoch; DONE with the methods that were used. With SLOW, the first worker's disk is
+slow, and a worker that leaves prints FOUND with a digest of the backup that is there. All leave
+together, through a folder called MEETING.
 """
 
 import hashlib
 import json
 import os
 import signal
+import time
+from pathlib import Path
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 import tfscale
+from tfscale import sealed
 from tfscale.bench.measure import leave, meet
 from tfscale.bench.methods import method_of
 
@@ -61,7 +65,19 @@ def digest(model):
     return hashlib.sha256(b"".join(value.tobytes() for value in state)).hexdigest()[:16]
 
 
+def write_slowly(path, *rest, write=sealed.write):
+    time.sleep(1)
+    write(path, *rest)
+
+
+def digest_of_backup():
+    (file,) = Path(os.environ["FOLDER"]).glob("*.weights.h5")
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+
+
 def main():
+    if "SLOW" in os.environ and ME == 0:
+        sealed.write = write_slowly
     (cpu,) = tf.config.list_physical_devices("CPU")
     devices = [tf.config.LogicalDeviceConfiguration()] * int(os.environ["LAYOUT"].split("x")[1])
     tf.config.set_logical_device_configuration(cpu, devices)
@@ -89,6 +105,8 @@ if __name__ == "__main__":
     try:
         main()
     except tfscale.callbacks.Preempted as preempted:
+        if "SLOW" in os.environ:
+            print("\nFOUND", digest_of_backup(), flush=True)
         meet(*place)
         os._exit(preempted.code)  # TensorFlow's servers do not always end well
     leave(*place)
