@@ -20,7 +20,7 @@ endif
 
 # The parts of the Python tests, each a run of pytest: these folders, longest first, some of them together,
 # and all else. Together are those whose tests leave TensorFlow to processes of their own: its loading is shared.
-TOGETHER := gallery faults docs launcher launch doctor integration
+TOGETHER := gallery faults docs launcher launch doctor integration engines
 FOLDERS := strategy recompute optimizers callbacks bench ops exchange pains colab packaging
 PYTHON_PARTS := python-processes $(FOLDERS:%=python-%) python-rest
 WHERE = tests/$*
@@ -40,7 +40,7 @@ READY := $(if $(OUTSIDE),as-it-is,$(VENV)/.ready-tf-$(TF))
 CPP := $(shell find custom_ops tests/native -name '*.h' -o -name '*.cc' -o -name '*.inc' 2>/dev/null)
 STEP = @printf '\n==> %s\n'
 
-.PHONY: help venv build demo bench bench-native gallery pains docs ci ci-tf test test-all test-gpu test-torch test-native test-python $(PYTHON_PARTS) test-tf test-faults test-addons lint format clean
+.PHONY: help venv build demo bench bench-native gallery pains docs ci ci-tf test test-all test-gpu test-torch test-ray test-native test-python $(PYTHON_PARTS) test-tf test-faults test-addons lint format clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -79,7 +79,7 @@ docs: $(READY) ## make the site of docs/, in build/site, with links and anchors 
 	@TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/python -m sphinx -W --keep-going -q -c docs/site docs build/site
 	@echo "build/site/index.html"
 
-ci: test-native test-python ci-tf lint test-addons ## check all that CI checks (make -j2 ci: two parts at a time)
+ci: test-native test-python ci-tf lint test-ray test-addons ## check all that CI checks (make -j2 ci: two parts at a time)
 	@.ci/timed
 
 test: test-native test-python ## run the tests that CI runs, and tell what each part took
@@ -127,6 +127,12 @@ test-torch: build ## compare eigenvalues with PyHessian's and curvlinops', on Py
 	@$(MAKE) -s --no-print-directory VENV=.venv-torch .venv-torch/bin/pip
 	@.venv-torch/bin/python -m pip install -q torch torchvision pyhessian curvlinops-for-pytorch scipy
 	@TFSCALE_TORCH_PYTHON=.venv-torch/bin/python $(BIN)/python -m pytest -s tests/curvature/test_rivals.py
+
+test-ray: build ## train under a real Ray, and kill one of its workers
+	@$(MAKE) -s --no-print-directory VENV=.venv-ray .venv-ray/bin/pip
+	$(STEP) "Ray"
+	@.ci/timed "packages for .venv-ray" .venv-ray/bin/python -m pip install -q -e . '$(TF_PACKAGE)==$(TF).*' 'ray[train]' tf_keras
+	@TFSCALE_RAY_PYTHON=.venv-ray/bin/python .ci/timed Ray $(BIN)/python -m pytest tests/engines/test_ray.py $(PYTEST_ARGS)
 
 test-faults: build ## let N trainings meet faults drawn by SEED, and start them again
 	$(STEP) "$(N) faults, seed $(SEED)"

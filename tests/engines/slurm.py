@@ -18,7 +18,7 @@ from pathlib import Path
 from tests.launch.processes import free_ports
 from tests.launch.test_cluster import PLAIN
 
-PATIENCE = 90  # seconds, many times what anything here takes
+PATIENCE = 150  # seconds, many times what anything here takes
 REQUEUE_AFTER = 5  # seconds, the least that Slurm takes; its default is 120
 DAEMONS = ("munged", "slurmctld", "slurmd")
 _PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
@@ -40,7 +40,7 @@ ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
-SchedulerParameters=sched_min_interval=0,bf_interval=1
+SchedulerParameters=sched_interval=1,sched_min_interval=0,bf_interval=1
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 ReturnToService=2
@@ -115,7 +115,8 @@ class Slurm:
 
     def _start(self) -> None:
         self._configure()
-        paths = [f"--{what}-file={self._own}/munge.{what}" for what in ("key", "pid", "seed", "log")]
+        files = ("key", "pid", "seed", "log")
+        paths = [f"--{what}-file={self._own}/munge.{what}" for what in files]
         socket = self._own / "munge.socket"
         self._daemon("munged", "--foreground", "--force", f"--socket={socket}", *paths)
         self.until("munged listens", socket.exists)

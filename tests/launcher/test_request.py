@@ -5,9 +5,10 @@ import re
 
 import pytest
 
+from tests.launch.test_sources import srun
 from tests.launcher.launching import PROGRAMS
 from tfscale.launcher import hosts as named
-from tfscale.launcher.command import described
+from tfscale.launcher.command import described, of_repetition
 from tfscale.launcher.hosts import Host, places
 from tfscale.launcher.request import parse
 
@@ -148,3 +149,18 @@ def test_other_hosts_get_what_is_about_training(monkeypatch):
     assert found["TF_XLA_FLAGS"] == "tf_xla_flags" and found["WANDB_KEY"] == "wandb_key"
     assert found["A"] == "b=c"
     assert not found.keys() & {"TF_CONFIG", "SECRET"}
+
+
+# --------------------------------------------------------------------------- within others
+
+
+def test_launchers_that_srun_starts_are_told_that_each_trains_alone():
+    """The first of them is."""
+    alone = parse(["-n2", "says.py"])
+    told = of_repetition(alone, srun(0, 4, 0, 0))
+    assert told.startswith("Slurm starts this command 4 times") and "leave out" in told
+    assert not of_repetition(alone, srun(1, 4, 0, 1))
+    assert not of_repetition(alone, {**srun(0, 1), "SLURM_STEP_TASKS_PER_NODE": "1"})
+    assert not of_repetition(alone, {})
+    together = parse(["--nnodes", "4", "--node-rank", "0", "--master-addr", "a", "-n2", "says.py"])
+    assert not of_repetition(together, srun(0, 4, 0, 0))

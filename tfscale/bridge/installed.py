@@ -18,6 +18,13 @@ _MISSING = (
     '2.21) and with Keras 2.15: run pip install "keras==3.15.*", or install a newer tfscale.'
 )
 
+_TF_KERAS = (
+    "this model is of tf_keras, which is Keras 2, and tfscale trains models of Keras 3 here. "
+    "tf.keras is tf_keras where TF_USE_LEGACY_KERAS is set, and Ray's TensorflowTrainer sets it. "
+    "Write `import keras` and keras.Model in place of tf.keras.Model, or unset "
+    "TF_USE_LEGACY_KERAS before TensorFlow is imported."
+)
+
 # Functions that are recognised by their names where they call.
 BUILDS_FROM_SHAPES = "_maybe_symbolic_build"
 PREDICTS = "one_step_on_data_distributed"
@@ -72,6 +79,12 @@ def refuse_keras_2(what: str) -> None:
             f"{what}, and this is Keras {keras.__version__}: install TensorFlow 2.16 or later "
             "without TF_USE_LEGACY_KERAS"
         )
+
+
+def refuse_tf_keras(step: Any) -> None:
+    """Refuse a step of the package tf_keras: Keras 2 beside the Keras 3 that tfscale knows."""
+    if str(getattr(step, "__module__", "")).startswith("tf_keras."):
+        raise ValueError(_TF_KERAS)
 
 
 @functools.cache

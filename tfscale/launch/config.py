@@ -30,6 +30,11 @@ def _problem(text: str) -> str:
         return f"is no JSON ({error})"
     if not isinstance(config, dict):
         return "is no JSON object"
+    if "sparseCluster" in config:
+        return (
+            "has a sparseCluster, which names no other worker; leave enableDynamicWorker out of the "
+            "TFJob"
+        )
     if not config.get("cluster"):
         return ""
     return _problem_of_cluster(config["cluster"]) or _problem_of_task(

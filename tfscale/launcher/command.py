@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tfscale.launch import JoinError
+from tfscale.launch.sources import TF_CONFIG, all_found
 from tfscale.launcher import machine
 from tfscale.launcher.attempt import Attempt, Ended, HostsLost, Outcome
 from tfscale.launcher.hosts import Host, places
@@ -38,6 +39,8 @@ def main(words: Sequence[str] | None = None) -> int:
             return 2
         return 0
     replace_what_cannot_be_shown(sys.stdout, sys.stderr)
+    if warning := of_repetition(request, os.environ):
+        print(f"tfscale launch: warning: {warning}", file=sys.stderr, flush=True)
     writer = Writer()
     try:
         status = asyncio.run(_Launcher(request, writer).run())
@@ -46,6 +49,24 @@ def main(words: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _CLOSED_OUTPUT
+
+
+def of_repetition(request: Request, environ: Mapping[str, str]) -> str:
+    """A warning by the first of several launchers that do not know of each other, else empty."""
+    if request.nodes:
+        return ""
+    try:
+        outer = next((each for each in all_found(environ) if each.name != TF_CONFIG), None)
+    except ValueError:
+        return ""  # variables that nobody reads here may be broken
+    if outer is None or outer.index != 0:
+        return ""
+    return (
+        f"{outer.name} starts this command {outer.count} times, and each time it begins a "
+        f"training of its own. For one training leave out `tfscale launch`: {outer.name} starts "
+        "the workers, and they find each other. For one launcher per host give each --nnodes, "
+        "--node-rank and --master-addr."
+    )
 
 
 def described(request: Request) -> str:

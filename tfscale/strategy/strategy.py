@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfscale import records
 from tfscale.bridge import fit, installed, output, saving
-from tfscale.bridge.installed import KERAS_2
+from tfscale.bridge.installed import KERAS_2, refuse_tf_keras
 from tfscale.bridge.objects import OPTIMIZERS
 from tfscale.bridge.protocols import Optimizer
 from tfscale.bridge.reading import shapes_apart
@@ -322,6 +322,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         if self.extended._num_replicas_in_sync == 1:
             return super().run(fn, args, kwargs, options)
         _refuse_xla(self)
+        refuse_tf_keras(fn)
         step = fit.step_of(fn)
         if fit.predicts():
             args = tf.nest.map_structure(self._part_of_each, args)
