@@ -32,8 +32,8 @@ def _problem(text: str) -> str:
         return "is no JSON object"
     if "sparseCluster" in config:
         return (
-            "has a sparseCluster, which names no other worker; leave enableDynamicWorker out of the "
-            "TFJob"
+            "has a sparseCluster, which names no other worker: leave enableDynamicWorker out of "
+            "the TFJob"
         )
     if not config.get("cluster"):
         return ""

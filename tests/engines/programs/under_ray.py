@@ -1,7 +1,7 @@
 """The program of docs/ray.md under a real Ray, one of whose workers is killed in its third epoch.
 
 ``under_ray.py FOLDER``, where the page's program is ``train.py``. Prints EPOCHS with all that the
-first worker has trained, and ERROR with the largest difference from the weights that one device trains.
+first worker has trained, and ERROR with the largest difference from what one device trains.
 """
 
 import json
