@@ -74,6 +74,7 @@ class CommunicatorResource : public tensorflow::ResourceBase {
   Group group_;
   std::shared_ptr<sockets::Endpoint> endpoint_;  // or nothing: over TensorFlow's transport
   std::string why_not_;
+  std::shared_ptr<Channel> meeting_;  // over which ranks tell each other how to connect
   std::vector<Waiting> waiting_;
 };
 
