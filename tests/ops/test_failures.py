@@ -23,7 +23,7 @@ def assert_goes_on(group):
 
 
 def test_ranks_that_came_one_after_the_other_can_still_come_together():
-    group = Group.local(["CPU:0", "CPU:1"], deadline=0.3)
+    group = Group.local(["CPU:0", "CPU:1"], deadline=3)
     for communicator in group.communicators:
         with pytest.raises(tf.errors.DeadlineExceededError), tf.device(communicator.device):
             library.load().tfscale_join(communicator.handle)

@@ -98,14 +98,15 @@ void SharedLink::Publish(size_t bytes) {
 
 void SharedLink::Ready(bool read, bool) {
   if (!read) return;
-  uint8_t bells[64];
+  uint8_t bells[4096];  // of more, the progress thread hears in its next turn
   ssize_t n;
   do {
     n = recv(socket_, bells, sizeof(bells), MSG_DONTWAIT);
-  } while (n > 0 || (n < 0 && errno == EINTR));
-  if (n < 0 && errno == EAGAIN) return;
+  } while (n < 0 && errno == EINTR);
+  if (n > 0 || (n < 0 && errno == EAGAIN)) return;
   const std::string why = n == 0 ? "it closed the connection" : std::strerror(errno);
-  while (Read()) {  // what it wrote before
+  const uint64_t before = read_;
+  while (read_ - before < capacity_ && Read()) {  // what it wrote before; no more fits
   }
   Lose(why);
 }
