@@ -66,14 +66,15 @@ void CommunicatorResource::WhenFormed(tensorflow::OpKernelContext* ctx, Ready re
 }
 
 // TensorFlow's transport brings the ranks together; they may go on over sockets.
-// What the last attempt has left there would be in the way; until now, late ranks may have read it.
+// What an attempt that failed has left there would be in the way of this one. It stays until then,
+// for ranks that are late: they name who is absent, and not this one.
 void CommunicatorResource::Connect(const Group& group, const std::shared_ptr<Channel>& channel) {
-  std::shared_ptr<Channel> last = channel;
+  std::shared_ptr<Channel> failed;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    last.swap(meeting_);
+    failed.swap(failed_);
   }
-  if (last != nullptr) last->Cancel();
+  if (failed != nullptr) failed->Cancel();
   std::thread([this, group, channel] {
     const auto until = Clock::now() + std::chrono::milliseconds(config_.deadline_ms);
     std::shared_ptr<sockets::Endpoint> endpoint;
@@ -89,6 +90,7 @@ void CommunicatorResource::Connect(const Group& group, const std::shared_ptr<Cha
     {
       std::lock_guard<std::mutex> lock(mutex_);
       why_not_ = why_not;
+      if (!status.ok()) failed_ = channel;
     }
     Formed(ToAbsl(status), group, endpoint);
   }).detach();
