@@ -1,14 +1,13 @@
 #include "custom_ops/compression/low_rank.h"
 
 #include <algorithm>
-#include <vector>
 
 namespace tfscale {
 namespace compression {
 namespace {
 
 constexpr int64_t kNumbers = 1 << 16;  // that a thread takes at once
-constexpr int64_t kSums = 8;           // of rows, which are added in their order
+constexpr int64_t kSums = 8;           // of parts of the rows, added in their order
 
 const Kernels& KernelsAt(wire::Level level) {
   switch (level) {
@@ -39,20 +38,22 @@ void Project(const Matrix& m, const float* factor, float* product, const Runner&
          [&](int64_t first, int64_t last) { kernels.project(m, first, last, factor, product); });
 }
 
-void ProjectBack(const Matrix& m, const float* basis, float* own, const Runner& run,
+int64_t Sums(const Matrix& m) { return std::min(kSums, m.rows); }
+
+void ProjectBack(const Matrix& m, const float* basis, float* sums, float* own, const Runner& run,
                  wire::Level level) {
   const Kernels& kernels = KernelsAt(level);
-  const int64_t size = m.rank * m.columns, parts = std::min(kSums, m.rows);
-  std::vector<float> sums(parts * size, 0.0f);
+  const int64_t size = m.rank * m.columns, parts = Sums(m);
+  std::fill_n(sums, parts * size, 0.0f);
   run(parts, [&](int64_t first, int64_t last) {
     for (int64_t part = first; part < last; ++part) {
       kernels.back(m, m.rows * part / parts, m.rows * (part + 1) / parts, basis,
-                   sums.data() + part * size);
+                   sums + part * size);
     }
   });
   std::fill_n(own, size, 0.0f);
   for (int64_t part = 0; part < parts; ++part) {
-    const float* one = sums.data() + part * size;
+    const float* one = sums + part * size;
     for (int64_t i = 0; i < size; ++i) own[i] += one[i];
   }
 }

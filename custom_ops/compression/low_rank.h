@@ -20,8 +20,9 @@ namespace compression {
 void Project(const Matrix& m, const float* factor, float* product, const Runner& run,
              wire::Level level = wire::ChosenLevel());
 
-// own = basis^T M
-void ProjectBack(const Matrix& m, const float* basis, float* own, const Runner& run,
+// own = basis^T M. `sums` has room for as many factors as Sums() says.
+int64_t Sums(const Matrix& m);
+void ProjectBack(const Matrix& m, const float* basis, float* sums, float* own, const Runner& run,
                  wire::Level level = wire::ChosenLevel());
 
 // rest = M - basis own, unless own is nullptr; sum = basis total, which may be g itself.

@@ -1,5 +1,6 @@
 #include "custom_ops/engine/communicator.h"
 
+#include <algorithm>
 #include <numeric>
 #include <utility>
 
@@ -19,6 +20,23 @@ class Families {
   void Join(int key, std::weak_ptr<Communicator> member) {
     std::lock_guard<std::mutex> lock(mutex_);
     members_[key].push_back(std::move(member));
+  }
+
+  // After a member has ended.
+  void Forget(int key) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = members_.find(key);
+    if (found == members_.end()) return;
+    auto& all = found->second;
+    all.erase(
+        std::remove_if(all.begin(), all.end(), [](const auto& member) { return member.expired(); }),
+        all.end());
+    if (all.empty()) members_.erase(found);
+  }
+
+  size_t size() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return members_.size();
   }
 
   std::vector<std::shared_ptr<Communicator>> Of(int key) {
@@ -63,7 +81,10 @@ Communicator::~Communicator() {
   if (listening_ != nullptr) listening_->Cancel();
   if (pulse_ != nullptr) pulse_->Cancel();
   for (auto& parting : partings_) parting->Cancel();
+  Families::Get().Forget(family_);
 }
+
+size_t Communicator::FamiliesOfProcess() { return Families::Get().size(); }
 
 void Communicator::JoinFamily(int key) {
   family_ = key;

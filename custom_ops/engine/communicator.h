@@ -68,6 +68,9 @@ class Communicator : public Watched, public std::enable_shared_from_this<Communi
   // Joins the ranks of this process that share the key.
   void JoinFamily(int key);
 
+  // How many families have a rank that lives.
+  static size_t FamiliesOfProcess();
+
   // Runs a collective and calls `done` once. A step of the caller's that has
   // failed once stays failed: what it starts afterwards is refused at once, so
   // that no rank waits for a half-finished step of another.

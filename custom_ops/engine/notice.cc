@@ -28,11 +28,6 @@ bool Fail(std::string* why, const std::string& reason) {
   return false;
 }
 
-// What a peer sends is printed to a terminal.
-char Printable(uint8_t c) {
-  return c == '\n' || (c >= 0x20 && c != 0x7f) ? static_cast<char>(c) : '?';
-}
-
 }  // namespace
 
 uint64_t Hash(const std::string& text) {
@@ -76,9 +71,7 @@ bool Notice::Read(const uint8_t* bytes, size_t size, Kind expected, Notice* noti
   notice->kind = expected;
   notice->code = static_cast<Code>(header.code);
   notice->hash = header.hash;
-  notice->text.assign(header.length, '\0');
-  std::transform(bytes + sizeof(header), bytes + sizeof(header) + header.length,
-                 notice->text.begin(), Printable);
+  notice->text = Printable(reinterpret_cast<const char*>(bytes) + sizeof(header), header.length);
   return true;
 }
 

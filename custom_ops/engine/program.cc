@@ -141,12 +141,12 @@ Status Program::Parse(const std::vector<int>& flat, Goal goal, int rank, int ran
   program->ranks = ranks;
   program->chunks = chunks;
   program->goal = goal;
-  if (ranks < 1 || rank < 0 || rank >= ranks || chunks < 1 || flat.size() % 4 != 0) {
-    return Status(
-        Code::kInvalidArgument,
-        Text("expected 0 <= rank < ranks, at least one chunk and four numbers a move, "
-             "got rank ",
-             rank, ", ranks ", ranks, ", chunks ", chunks, " and ", flat.size(), " numbers"));
+  if (ranks < 1 || rank < 0 || rank >= ranks || chunks < 1 || chunks > kMostChunks ||
+      flat.size() % 4 != 0) {
+    return Status(Code::kInvalidArgument,
+                  Text("expected 0 <= rank < ranks, from 1 to ", kMostChunks,
+                       " chunks and four numbers a move, got rank ", rank, ", ranks ", ranks,
+                       ", chunks ", chunks, " and ", flat.size(), " numbers"));
   }
   std::vector<Chunk> state(chunks, Chunk::kPartial);
   for (size_t i = 0; i < flat.size(); i += 4) {

@@ -37,6 +37,9 @@ struct Program {
   std::vector<std::vector<int>> unlocks;  // which later moves wait for this one
   std::vector<int> peers;                 // all ranks that this rank talks to
 
+  // More than any schedule needs; what is kept for each chunk stays small.
+  static constexpr int kMostChunks = 1 << 20;
+
   // `flat` holds four numbers a move: kind, peer, first, last. Refuses whatever
   // could make the engine touch memory wrongly, lose a contribution of this
   // rank or encode a chunk twice. That all ranks fit together is proven in

@@ -1,6 +1,7 @@
 // What the five collectives do: they differ in what shape comes in and goes out;
 // the engine does the rest.
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -71,13 +72,9 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
     auto job = std::make_shared<Job>();
     OP_REQUIRES_OK_ASYNC(ctx, ReadOne(ctx, 2, "seed", &job->seed), done);
     OP_REQUIRES_OK_ASYNC(ctx, CheckCommunicator(*resource), done);
+    OP_REQUIRES_OK_ASYNC(ctx, FindFlight(ctx, job.get()), done);
     OP_REQUIRES_OK_ASYNC(ctx, Prepare(ctx, job.get()), done);
     if (program_->ranks == 1) return done();
-    OP_REQUIRES_ASYNC(ctx, ctx->collective_executor() != nullptr,
-                      absl::FailedPreconditionError(
-                          "TensorFlow gave this function no collective executor; collectives "
-                          "run eagerly or inside tf.function"),
-                      done);
     job->communicator = resource->engine();
     resource->WhenFormed(ctx, [=](const absl::Status& status, Open open) {
       OP_REQUIRES_OK_ASYNC(ctx, status, done);
@@ -91,6 +88,7 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
     std::shared_ptr<Communicator> communicator;
     Tensor x, y, scratch;  // scratch: in the type of the sum, when neither x nor y can hold it
     Tensor residual, new_residual;
+    std::shared_ptr<Flight> flight;  // keeps the result, if the op does not wait for it
     int64_t seed = 0;
     uint8_t* from = nullptr;  // the buffers that the engine sees
     uint8_t* to = nullptr;
@@ -100,6 +98,8 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
     bool cancelled = false;
   };
   using JobPtr = std::shared_ptr<Job>;
+
+  virtual absl::Status FindFlight(OpKernelContext*, Job*) const { return absl::OkStatus(); }
 
   // Where result `index` is to be: 0 the sum, 1 what it has lost.
   virtual absl::Status NewResult(OpKernelContext* ctx, int index, const TensorShape& shape,
@@ -184,15 +184,19 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
                "': expected at least one dimension to cut or join, got a scalar"));
     const int64_t first = x.dim_size(0), ranks = program_->ranks;
     if (goal_ == Goal::kAllGather) {
-      y->set_dim(0, first * ranks);
-    } else if (first % ranks == 0) {
-      y->set_dim(0, first / ranks);
-    } else {
+      const bool fits = first <= std::numeric_limits<int64_t>::max() / ranks &&
+                        y->SetDimWithStatus(0, first * ranks).ok();
+      if (fits) return absl::OkStatus();
+      return absl::InvalidArgumentError(
+          Text("bucket '", bucket_.Name(), "': ", ranks, " tensors of shape ", x.DebugString(),
+               ", one of each rank, are more than one tensor can hold"));
+    }
+    if (first % ranks != 0) {
       return absl::InvalidArgumentError(
           Text("bucket '", bucket_.Name(), "': the first dimension of ", x.DebugString(),
                " cannot be shared evenly among ", ranks, " ranks; pad it"));
     }
-    return absl::OkStatus();
+    return y->SetDimWithStatus(0, first / ranks);
   }
 
   // Finds buffers for the sum: the input's and output's own where they fit, a
@@ -415,6 +419,13 @@ class BeginOp : public CollectiveOp {
   }
 
  private:
+  absl::Status FindFlight(OpKernelContext* ctx, Job* job) const override {
+    tensorflow::core::RefCountPtr<Flight> found;
+    TF_RETURN_IF_ERROR(FindResource(ctx, ctx->num_inputs() - 1, "flight", &found));
+    job->flight = Shared(std::move(found));
+    return absl::OkStatus();
+  }
+
   absl::Status NewResult(OpKernelContext* ctx, int, const TensorShape& shape,
                          Tensor* result) const override {
     return ctx->allocate_temp(type_, shape, result, OnHost());
@@ -422,9 +433,7 @@ class BeginOp : public CollectiveOp {
 
   // Neither the op nor its kernel need to live until the exchange ends, nor does the step.
   void Launch(OpKernelContext* ctx, const JobPtr& job, Open open, DoneCallback done) override {
-    tensorflow::core::RefCountPtr<Flight> found;
-    OP_REQUIRES_OK_ASYNC(ctx, FindResource(ctx, ctx->num_inputs() - 1, "flight", &found), done);
-    const std::shared_ptr<Flight> flight = Shared(std::move(found));
+    const std::shared_ptr<Flight> flight = std::move(job->flight);
     job->farewell = Farewell(*job);
     auto request = std::make_shared<Request>(MakeRequest(ctx, job, std::move(open)));
     flight->WhenOver([job, flight, request, done, executor = ExecutorOf(ctx)] {

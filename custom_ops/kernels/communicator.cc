@@ -40,6 +40,13 @@ bool IsNews(const std::string& text) {
 }  // namespace
 
 void CommunicatorResource::WhenFormed(tensorflow::OpKernelContext* ctx, Ready ready) {
+  if (ctx->collective_executor() == nullptr) {  // as in a Session, or in a tf.data.Dataset
+    return ready(absl::FailedPreconditionError(
+                     Text(ctx->op_kernel().type_string(),
+                          ": TensorFlow gave this function no collective executor; what talks to "
+                          "other ranks runs eagerly or inside tf.function")),
+                 nullptr);
+  }
   bool formed;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -59,7 +66,15 @@ void CommunicatorResource::WhenFormed(tensorflow::OpKernelContext* ctx, Ready re
 }
 
 // TensorFlow's transport brings the ranks together; they may go on over sockets.
+// What an attempt that failed has left there would be in the way of this one. It stays until then,
+// for ranks that are late: they name who is absent, and not this one.
 void CommunicatorResource::Connect(const Group& group, const std::shared_ptr<Channel>& channel) {
+  std::shared_ptr<Channel> failed;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    failed.swap(failed_);
+  }
+  if (failed != nullptr) failed->Cancel();
   std::thread([this, group, channel] {
     const auto until = Clock::now() + std::chrono::milliseconds(config_.deadline_ms);
     std::shared_ptr<sockets::Endpoint> endpoint;
@@ -75,6 +90,7 @@ void CommunicatorResource::Connect(const Group& group, const std::shared_ptr<Cha
     {
       std::lock_guard<std::mutex> lock(mutex_);
       why_not_ = why_not;
+      if (!status.ok()) failed_ = channel;
     }
     Formed(ToAbsl(status), group, endpoint);
   }).detach();
@@ -241,11 +257,21 @@ class CommunicatorOp : public OpKernel {
     TF_RETURN_IF_ERROR(ctx->GetAttr("first_port", &settings.first_port));
     TF_RETURN_IF_ERROR(ctx->GetAttr("last_port", &settings.last_port));
     TF_RETURN_IF_ERROR(ctx->GetAttr("streams", &settings.streams));
+    const bool sound = 0 <= settings.first_port && settings.first_port <= settings.last_port &&
+                       settings.last_port <= kMostPort && settings.streams <= kMostStreams;
+    if (!sound) {
+      return absl::InvalidArgumentError(
+          Text("expected 0 <= first_port <= last_port <= ", kMostPort, " and at most ",
+               kMostStreams, " streams, got first_port ", settings.first_port, ", last_port ",
+               settings.last_port, ", streams ", settings.streams));
+    }
     settings.choice = transport == "auto"      ? sockets::Choice::kAuto
                       : transport == "sockets" ? sockets::Choice::kSockets
                                                : sockets::Choice::kOther;
     return ctx->GetAttr("shared_memory", &settings.shared_memory);
   }
+
+  static constexpr int kMostPort = 65535, kMostStreams = 64;
 
   CommunicatorResource::Config config_;
   std::string name_;

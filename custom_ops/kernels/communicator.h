@@ -74,6 +74,7 @@ class CommunicatorResource : public tensorflow::ResourceBase {
   Group group_;
   std::shared_ptr<sockets::Endpoint> endpoint_;  // or nothing: over TensorFlow's transport
   std::string why_not_;
+  std::shared_ptr<Channel> failed_;  // of the last attempt to form the group, if that failed
   std::vector<Waiting> waiting_;
 };
 

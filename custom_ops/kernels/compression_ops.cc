@@ -45,6 +45,7 @@ REGISTER_OP("TfscaleLargest")
     .Output("numbers: float")
     .SetShapeFn([](InferenceContext* c) -> absl::Status {
       int64_t count;
+      TF_RETURN_IF_ERROR(AreScalars(c, 0, c->num_inputs() - 1));
       TF_RETURN_IF_ERROR(c->GetAttr("count", &count));
       c->set_output(0, c->Vector(count));
       c->set_output(1, c->Vector(count));
@@ -65,8 +66,9 @@ REGISTER_OP("TfscaleSumAt")
     .Output("sum: float")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      c->set_output(0, c->input(c->num_inputs() - 6));
-      return absl::OkStatus();
+      c->set_output(0, c->input(1));
+      TF_RETURN_IF_ERROR(AreScalars(c, 0, 1));
+      return AreScalars(c, 6, 7);
     })
     .Doc(R"doc(
 Zeros of x's shape, to which numbers are added at places, one after the other.
@@ -82,10 +84,10 @@ REGISTER_OP("TfscaleLowRankRows")
     .Output("product: float")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      const int x = c->num_inputs() - 2;
       ShapeHandle matrix, factor;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(x), 2, &matrix));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(x + 1), 2, &factor));
+      TF_RETURN_IF_ERROR(AreScalars(c, 0, 1));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 2, &matrix));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 2, &factor));
       c->set_output(0, c->Matrix(c->Dim(matrix, 0), c->Dim(factor, 0)));
       return absl::OkStatus();
     })
@@ -100,10 +102,10 @@ REGISTER_OP("TfscaleLowRankColumns")
     .Output("own: float")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      const int x = c->num_inputs() - 2;
       ShapeHandle matrix, basis;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(x), 2, &matrix));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(x + 1), 2, &basis));
+      TF_RETURN_IF_ERROR(AreScalars(c, 0, 1));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 2, &matrix));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 2, &basis));
       c->set_output(0, c->Matrix(c->Dim(basis, 1), c->Dim(matrix, 1)));
       return absl::OkStatus();
     })
@@ -121,8 +123,9 @@ REGISTER_OP("TfscaleLowRankSum")
     .Output("sum: float")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) -> absl::Status {
-      c->set_output(0, c->input(c->num_inputs() - 5));
-      return absl::OkStatus();
+      c->set_output(0, c->input(1));
+      TF_RETURN_IF_ERROR(AreScalars(c, 0, 1));
+      return AreScalars(c, 5, 6);
     })
     .Doc(R"doc(
 basis total. If that is finite, the residual becomes x + residual - basis own.
@@ -189,6 +192,9 @@ class LargestOp : public tensorflow::OpKernel {
   }
 
   void Compute(OpKernelContext* ctx) override {
+    OP_REQUIRES(ctx, ctx->num_inputs() <= 2,
+                absl::InvalidArgumentError(Text(
+                    "TfscaleLargest: expected at most one residual, got ", ctx->num_inputs() - 1)));
     const Tensor& x = ctx->input(ctx->num_inputs() - 1);
     OP_REQUIRES(ctx, count_ <= x.NumElements() && x.NumElements() <= kMost,
                 absl::InvalidArgumentError(Text("TfscaleLargest: ", count_, " of ", x.NumElements(),
@@ -277,8 +283,11 @@ class LowRankRowsOp : public LowRankOp {
     const int64_t rank = Size(ctx->input(2), 0);
     OP_REQUIRES_OK(ctx, ReadMatrix(ctx, false, rank, &residual, &m));
     OP_REQUIRES_OK(ctx, CheckMatrix(ctx, 2, std::max<int64_t>(rank, 0), m.columns));
+    TensorShape shape;
+    OP_REQUIRES_OK(ctx, MakeShape(ctx, {m.rows, rank}, &shape));
     Tensor* product;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({m.rows, rank}), &product));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &product));
+    if (product->NumElements() == 0) return;  // of perhaps 2^40 rows
     compression::Project(m, ctx->input(2).flat<float>().data(), product->flat<float>().data(),
                          OnWorkers(ctx));
   }
@@ -294,10 +303,16 @@ class LowRankColumnsOp : public LowRankOp {
     const int64_t rank = Size(ctx->input(2), 1);
     OP_REQUIRES_OK(ctx, ReadMatrix(ctx, false, rank, &residual, &m));
     OP_REQUIRES_OK(ctx, CheckMatrix(ctx, 2, m.rows, std::max<int64_t>(rank, 0)));
+    TensorShape shape, scratch;
+    OP_REQUIRES_OK(ctx, MakeShape(ctx, {rank, m.columns}, &shape));
+    OP_REQUIRES_OK(ctx, MakeShape(ctx, {compression::Sums(m), rank, m.columns}, &scratch));
     Tensor* own;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({rank, m.columns}), &own));
-    compression::ProjectBack(m, ctx->input(2).flat<float>().data(), own->flat<float>().data(),
-                             OnWorkers(ctx));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &own));
+    if (own->NumElements() == 0) return;
+    Tensor sums;
+    OP_REQUIRES_OK(ctx, ctx->allocate_temp(tensorflow::DT_FLOAT, scratch, &sums));
+    compression::ProjectBack(m, ctx->input(2).flat<float>().data(), sums.flat<float>().data(),
+                             own->flat<float>().data(), OnWorkers(ctx));
   }
 };
 
@@ -318,6 +333,7 @@ class LowRankSumOp : public LowRankOp {
     OP_REQUIRES_OK(ctx, CheckMatrix(ctx, 4, rank, m.columns));
     Tensor* sum;
     OP_REQUIRES_OK(ctx, ctx->forward_input_or_allocate_output({1}, 0, ctx->input(1).shape(), &sum));
+    if (sum->NumElements() == 0) return;
     const float* own = finite ? ctx->input(3).flat<float>().data() : nullptr;
     compression::Finish(m, ctx->input(2).flat<float>().data(), own,
                         ctx->input(4).flat<float>().data(), sum->flat<float>().data(),

@@ -29,10 +29,10 @@ REGISTER_OP("TfscaleFlight")
 REGISTER_OP("TfscaleTake")
     .Input("flight: resource")
     .Output("y: float")
-    .Output("lost: R * float")
+    .Output("lost: lost_types")
     .Output("waited: double")
     .Output("took: double")
-    .Attr("R: int >= 0 = 0")
+    .Attr("lost_types: list({float}) >= 0 = []")
     .Attr("shape: shape")
     .SetIsStateful()
     .SetIsDistributedCommunication()
@@ -49,6 +49,8 @@ REGISTER_OP("TfscaleTake")
     .Doc(R"doc(
 Waits until the exchange that was begun is over, and gives its sum.
 
+lost_types: one if the exchange has a residual. (A number of outputs would be an attribute by which
+TensorFlow takes all memory.)
 waited: how many seconds this op has waited.
 took: how many seconds the exchange has taken since it was begun.
 )doc");
@@ -68,7 +70,12 @@ class FlightOp : public tensorflow::OpKernel {
 class TakeOp : public tensorflow::AsyncOpKernel {
  public:
   explicit TakeOp(OpKernelConstruction* ctx) : AsyncOpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("R", &residuals_));
+    tensorflow::DataTypeVector lost_types;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("lost_types", &lost_types));
+    residuals_ = static_cast<int>(lost_types.size());
+    OP_REQUIRES(
+        ctx, residuals_ <= 1,
+        absl::InvalidArgumentError(Text("expected at most one residual, got ", residuals_)));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("shape", &shape_));
   }
 

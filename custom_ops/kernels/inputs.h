@@ -1,7 +1,12 @@
-// Inputs of ops as single values. Tensor::scalar() and HandleFromInput() end the
-// process, or read beyond a buffer, where a tensor has another shape.
+// Inputs of ops as single values, and shapes that are made of them. Tensor::scalar() and
+// HandleFromInput() end the process, or read beyond a buffer, where a tensor has another shape,
+// and TensorShape's constructor ends it where a tensor would be too large.
 #ifndef TFSCALE_KERNELS_INPUTS_H_
 #define TFSCALE_KERNELS_INPUTS_H_
+
+#include <cstdint>
+#include <initializer_list>
+#include <string>
 
 #include "custom_ops/engine/text.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -30,6 +35,19 @@ absl::Status FindResource(tensorflow::OpKernelContext* ctx, int index, const cha
   tensorflow::ResourceHandle handle;
   TF_RETURN_IF_ERROR(ReadOne(ctx, index, name, &handle));
   return LookupResource(ctx, handle, found);
+}
+
+// A shape of these sizes, if a tensor can have it.
+inline absl::Status MakeShape(tensorflow::OpKernelContext* ctx,
+                              std::initializer_list<int64_t> sizes,
+                              tensorflow::TensorShape* shape) {
+  const absl::Status made = tensorflow::TensorShape::BuildTensorShape(sizes, shape);
+  if (made.ok()) return made;
+  std::string text;
+  for (const int64_t size : sizes) text += Text(text.empty() ? "" : ",", size);
+  return absl::InvalidArgumentError(Text(ctx->op_kernel().type_string(),
+                                         ": the inputs ask for a tensor of shape [", text,
+                                         "], which no tensor can have; pass smaller ones"));
 }
 
 // For shape functions: these inputs are scalars.

@@ -1,7 +1,12 @@
 """Over what processes exchange messages, and what they say of it."""
 
+import collections
+import contextlib
+import itertools
+import os
 import re
 import socket
+import threading
 
 import pytest
 
@@ -46,6 +51,60 @@ def test_ports_and_interface_are_those_of_the_environment():
     ports = [int(p) for output in outputs for p in re.findall(r"TCP to 127.0.0.1:(\d+)", output)]
     assert len(ports) == 2
     assert all(first < port <= first + 200 for port in ports)
+
+
+def two_free_ports():
+    """Two ports, one after the other, below those that systems give to whoever calls: a stranger
+    who calls one of these again and again could meet itself there.
+    """
+    for first in range(12000 + os.getpid() % 10000, 32000):
+        with contextlib.suppress(OSError), contextlib.ExitStack() as held:
+            for port in (first, first + 1):
+                held.enter_context(socket.create_server(("127.0.0.1", port)))
+            return first, first + 1
+    raise AssertionError("no two free ports")
+
+
+@contextlib.contextmanager
+def strangers(ports):
+    """Somebody who connects to the ports again and again, says little, and stays."""
+    over = threading.Event()
+    came = collections.Counter()
+
+    def come():
+        held = collections.deque(maxlen=300)
+        for port, words in itertools.cycle(itertools.product(ports, (b"", b"\xe5", b"GET / "))):
+            if over.is_set():
+                return
+            try:
+                held.append(socket.create_connection(("127.0.0.1", port), timeout=5))
+                held[-1].sendall(words)
+                came[port] += 1
+            except OSError:  # nobody listens there yet, or any more
+                over.wait(0.001)
+
+    thread = threading.Thread(target=come)
+    thread.start()
+    try:
+        yield came
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_strangers_at_the_ports_delay_nobody():
+    first, last = two_free_ports()
+    with strangers([first, last]) as came:
+        outputs = run(
+            3,
+            "sockets",
+            TFSCALE_SHARED_MEMORY=0,
+            TFSCALE_STREAMS=2,
+            TFSCALE_PORTS=f"{first}-{last + 200}",
+            TFSCALE_INTERFACE="lo",
+        )
+    assert all("2 TCP connections to" in said(output, "WAYS") for output in outputs)
+    assert came, "nobody was in the way"
 
 
 @pytest.mark.parametrize("transports", ["auto", "sockets"])

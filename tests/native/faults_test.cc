@@ -414,6 +414,20 @@ TEST(Idle, SiblingsWithNothingRunningHaveHeardAFarewell) {
   ExpectGoesOn(&world, Signed(Task(PlanOf("ring_4"), 3000, 256)));
 }
 
+TEST(Idle, AFamilyEndsWithItsLastRank) {
+  const size_t before = Communicator::FamiliesOfProcess();
+  for (int key = 4000; key < 4010; ++key) {
+    World world(3);
+    for (int r = 0; r < 3; ++r) world.rank(r).JoinFamily(key);
+    EXPECT_GT(Communicator::FamiliesOfProcess(), before);
+  }
+  const auto until = Clock::now() + milliseconds(30000);  // a watchdog may hold a rank for a moment
+  while (Communicator::FamiliesOfProcess() > before && Clock::now() < until) {
+    std::this_thread::sleep_for(milliseconds(10));
+  }
+  EXPECT_EQ(Communicator::FamiliesOfProcess(), before);
+}
+
 // Until rank 0 has heard something, or nothing for too long.
 Status HeardBy0(World* world) {
   const auto until = Clock::now() + milliseconds(30000);

@@ -53,11 +53,11 @@ void CheckLinks(const Program& program) {
   Require(waits == program.waits_for);
 }
 
-// Small numbers are what matters, so a byte is a number; 128 and above are
+// Small numbers are what matters, so a byte is a number; 128 and above, and what is near to it, are
 // numbers far out.
 int NumberOf(uint8_t byte) {
   const auto wide = static_cast<int8_t>(byte);
-  return wide < -8 ? wide * 16000000 : wide;
+  return wide < -8 || wide > 120 ? wide * 16000000 : wide;
 }
 
 void TryProgram(const uint8_t* data, size_t size) {

@@ -61,7 +61,8 @@ struct Step {
     product.resize(s.rows * s.rank);
     own.resize(s.rank * s.columns);
     Project(m, factor.data(), product.data(), run, level);
-    ProjectBack(m, basis.data(), own.data(), run, level);
+    Floats sums(Sums(m) * s.rank * s.columns);
+    ProjectBack(m, basis.data(), sums.data(), own.data(), run, level);
     Finish(m, basis.data(), feedback ? own.data() : nullptr, total.data(), g.data(), run, level);
     sum = g;
   }

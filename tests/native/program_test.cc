@@ -142,6 +142,7 @@ TEST(Program, RefusesAFrameThatMakesNoSense) {
                           {{kFinalise, -1, 0, 1}, -1, 1, 1},
                           {{kFinalise, -1, 0, 1}, 1, 1, 1},
                           {{kFinalise, -1, 0, 1}, 0, 0, 1},
+                          {{kFinalise, -1, 0, 1 << 30}, 0, 1, 1 << 30},
                           {{}, 0, 1, 0},
                           {{}, 0, 1, -1}};
   for (const Frame& frame : frames) {

@@ -2,11 +2,14 @@
 // happens to messages that nobody wants any more, and how ranks agree to go another way.
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -23,6 +26,8 @@
 #include "custom_ops/transport/sockets/frame.h"
 #include "custom_ops/transport/sockets/hmac.h"
 #include "custom_ops/transport/sockets/segment.h"
+#include "custom_ops/transport/sockets/shared_link.h"
+#include "custom_ops/transport/sockets/tcp_link.h"
 #include "tests/native/networks.h"
 
 namespace tfscale {
@@ -105,6 +110,18 @@ class AtTheDoor : public testing::Test {
     EXPECT_TRUE(caller.get().ok());
   }
 
+  // What strangers say: nothing, a part of a call, something else, or a call without a proof.
+  std::vector<std::string> Sayings() {
+    struct {
+      uint32_t magic = Frame::kMagic, version = kVersion;
+      int32_t from = 2, to = 0;
+      uint8_t nonce[32] = {};
+    } call;
+    const std::string whole(reinterpret_cast<const char*>(&call), sizeof(call));
+    return {"",     whole.substr(0, 1), whole.substr(0, 40), whole, whole + whole, Random(1000),
+            "GET /"};
+  }
+
   const std::string secret_ = Random(32);
   Place place_;
   std::unique_ptr<Door> door_;
@@ -124,6 +141,52 @@ TEST_F(AtTheDoor, StrangersHoldUpNobody) {
           .ok());
   { const Socket gone = Connected(); }
   ExpectThatRankOneComesIn();
+}
+
+TEST_F(AtTheDoor, HundredsOfStrangersHoldUpNobody) {
+  for (const std::string& saying : Sayings()) {
+    SCOPED_TRACE(saying.size());
+    std::vector<Socket> strangers;
+    for (int i = 0; i < 300; ++i) {
+      strangers.push_back(Connected());
+      (void)SendAll(strangers.back().get(), saying, Soon());
+    }
+    ExpectThatRankOneComesIn();
+  }
+}
+
+TEST_F(AtTheDoor, ARankWhoseWordIsOnItsWayIsWaitedForWhileStrangersCome) {
+  for (const std::string& saying : Sayings()) {
+    SCOPED_TRACE(saying.size());
+    Socket slow = Connected();
+    std::vector<Socket> strangers;
+    auto caller = std::async(std::launch::async, [&] {
+      EXPECT_TRUE(SendAll(slow.get(), "", Soon()).ok());
+      for (int i = 0; i < 100; ++i) {
+        strangers.push_back(Connected());
+        (void)SendAll(strangers.back().get(), saying, Soon());
+      }
+      return ProveAsCaller(slow.get(), secret_, 1, 0, Soon());
+    });
+    int from = -1;
+    Socket socket;
+    EXPECT_TRUE(door_->Answer(Soon(), &from, &socket).ok());
+    EXPECT_EQ(from, 1);
+    EXPECT_TRUE(caller.get().ok());
+  }
+}
+
+TEST_F(AtTheDoor, WhileStrangersComeTheWaitHasAnEnd) {
+  std::atomic<bool> over{false};
+  std::thread flood([&] {
+    while (!over) Connected();
+  });
+  int from = -1;
+  Socket socket;
+  const Status status = door_->Answer(Clock::now() + milliseconds(200), &from, &socket);
+  over = true;
+  flood.join();
+  EXPECT_EQ(status.code(), Code::kDeadlineExceeded) << status.message();
 }
 
 TEST_F(AtTheDoor, WhoDoesNotKnowTheSecretStaysOut) {
@@ -150,6 +213,48 @@ TEST_F(AtTheDoor, ACallerLearnsThatTheWrongProgramListens) {
   const Status status = ProveAsCaller(caller.get(), secret_, 1, 0, Soon());
   EXPECT_TRUE(Says(status.message(), "does not know the group's secret")) << status.message();
   close(server);
+}
+
+TEST(Calling, WhoIsSentAwayCallsAgain) {
+  const std::string secret = Random(32);
+  Socket listener;
+  Place place;
+  ASSERT_TRUE(Listen("127.0.0.1", 0, 0, &listener, &place).ok());
+  auto caller = std::async(std::launch::async, [&] {
+    Socket socket;
+    std::string answer;
+    const Status status = CallAt(place, secret, 1, 0, 4, Soon(), &socket, &answer);
+    return status.ok() ? answer : status.message();
+  });
+  for (int times = 0; times < 5; ++times) {
+    pollfd ready = {listener.get(), POLLIN, 0};
+    ASSERT_EQ(poll(&ready, 1, 20000), 1);
+    const Socket away(accept(listener.get(), nullptr, nullptr));
+  }
+  Door door(std::move(listener), secret, 0, 2);
+  int from = -1;
+  Socket socket;
+  ASSERT_TRUE(door.Answer(Soon(), &from, &socket).ok());
+  EXPECT_TRUE(SendAll(socket.get(), "here", Soon()).ok());
+  EXPECT_EQ(caller.get(), "here");
+}
+
+TEST(Calling, WhereNobodyListensAnyMoreTheCallEnds) {
+  Place place;
+  {
+    Socket listener;
+    ASSERT_TRUE(Listen("127.0.0.1", 0, 0, &listener, &place).ok());
+  }
+  Socket socket;
+  std::string answer;
+  const Status status = CallAt(place, Random(32), 1, 0, 4, Soon(), &socket, &answer);
+  EXPECT_TRUE(Says(status.message(), "refused")) << status.message();
+}
+
+TEST(Calling, NoNameServerIsAskedForAPeer) {
+  Socket socket;
+  const Status status = ConnectTo({"localhost", 1}, Soon(), &socket);
+  EXPECT_FALSE(status.ok() || Says(status.message(), "refused")) << status.message();
 }
 
 TEST(Listening, IsOnTheAddressAndPortsThatWereAskedFor) {
@@ -179,6 +284,30 @@ TEST(Segment, IsOpenedByWhoKnowsItsNonce) {
   EXPECT_EQ(Segment::Open(getpid(), made->file(), size_t{1} << 16, Random(32), &status), nullptr);
   EXPECT_EQ(Segment::Open(getpid(), made->file(), size_t{1} << 17, nonce, &status), nullptr);
   EXPECT_EQ(Segment::Open(getpid(), 0, size_t{1} << 16, nonce, &status), nullptr);
+}
+
+TEST(Segment, NobodyMakesItShorter) {
+  const std::string nonce = Random(Segment::kNonce);
+  Status status;
+  auto made = Segment::Make(size_t{1} << 16, nonce, &status);
+  ASSERT_NE(made, nullptr) << status.message();
+  EXPECT_NE(ftruncate(made->file(), 0), 0);
+  auto opened = Segment::Open(getpid(), made->file(), size_t{1} << 16, nonce, &status);
+  ASSERT_NE(opened, nullptr) << status.message();
+  EXPECT_NE(ftruncate(opened->file(), 4096), 0);
+  EXPECT_NE(ftruncate(opened->file(), 1 << 20), 0);
+  made->ring(1)[(1 << 16) - 1] = 77;
+  EXPECT_EQ(opened->ring(1)[(1 << 16) - 1], 77);
+}
+
+TEST(Segment, OneThatCouldBecomeShorterIsNotMapped) {
+  const std::string nonce = Random(Segment::kNonce);
+  const Socket file(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  ASSERT_EQ(ftruncate(file.get(), 4096 + 2 * (1 << 16)), 0);
+  ASSERT_EQ(pwrite(file.get(), nonce.data(), nonce.size(), 0), static_cast<ssize_t>(nonce.size()));
+  Status status;
+  EXPECT_EQ(Segment::Open(getpid(), file.get(), size_t{1} << 16, nonce, &status), nullptr);
+  EXPECT_TRUE(Says(status.message(), "is no memory whose size is sealed")) << status.message();
 }
 
 // ---------------------------------------------------------------------------
@@ -279,6 +408,181 @@ TEST(Joining, WhereOneRankSharesNoMemoryItsPairsGoByTcp) {
   EXPECT_TRUE(Says(joined.endpoints[0]->Way(1), "TCP"));
   EXPECT_TRUE(Says(joined.endpoints[1]->Way(2), "TCP"));
   EXPECT_EQ(joined.endpoints[0]->Way(2), "shared memory");
+}
+
+// Connects to a place again and again, and holds some of the connections.
+class Flood {
+ public:
+  Flood(const Place& place, std::string saying)
+      : thread_([this, place, saying] {
+          for (size_t i = 0; !over_; ++i) {
+            Socket& one = held_[i % held_.size()];
+            one = Socket();
+            const Status status = ConnectTo(place, Soon(), &one);
+            if (status.ok()) (void)SendAll(one.get(), saying, Soon());
+          }
+        }) {}
+  ~Flood() {
+    over_ = true;
+    thread_.join();
+  }
+
+ private:
+  std::atomic<bool> over_{false};
+  std::array<Socket, 300> held_;
+  std::thread thread_;
+};
+
+TEST(Joining, StrangersDelayNobody) {
+  for (const char* network : {"tcp", "streams"}) {
+    std::vector<Settings> settings(3, SettingsOf(network));
+    std::vector<Place> places(2);
+    {
+      // Below the ports that systems give to those who call: else one could call itself.
+      const int first = 12000 + getpid() % 10000;
+      Socket free[2];
+      for (int r : {0, 1}) {
+        ASSERT_TRUE(Listen("127.0.0.1", first, first + 10000, &free[r], &places[r]).ok());
+        settings[r].first_port = settings[r].last_port = places[r].port;
+      }
+    }
+    for (Settings& one : settings) one.connecting = seconds(60);
+    const Flood silent(places[0], ""), brief(places[0], "\xe5"), garbage(places[1], Random(99));
+    const Joined joined = JoinAll(settings);
+    for (int r = 0; r < 3; ++r) {
+      EXPECT_TRUE(joined.statuses[r].ok()) << joined.statuses[r].message();
+      EXPECT_NE(joined.endpoints[r], nullptr) << joined.why[r];
+    }
+  }
+}
+
+TEST(Joining, WhoDoesNotCallIsNamed) {
+  std::vector<Settings> settings(3, SettingsOf("tcp"));
+  for (Settings& one : settings) one.choice = Choice::kAuto;
+  settings[0].connecting = seconds(1);
+  settings[1].connecting = seconds(0);
+  const Joined joined = JoinAll(settings);
+  EXPECT_TRUE(Says(joined.why[0], "nobody called in time; not here yet: rank 1 (worker 1)"))
+      << joined.why[0];
+}
+
+// ---------------------------------------------------------------------------
+// Peers that break the protocol
+
+// A rank whose only peer is this test.
+class BadPeer : public testing::Test {
+ protected:
+  BadPeer() {
+    EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends_), 0);
+  }
+  ~BadPeer() override {
+    endpoint_->Leave();
+    close(ends_[1]);
+  }
+
+  void OverTcp() {
+    tcp_ = std::make_shared<TcpLink>(ends_[0], 1, "TCP", endpoint_);
+    endpoint_->Connect(1, tcp_);
+  }
+
+  // Sends frames of the kind, each with another key, and has them read.
+  void Send(uint32_t kind, size_t count, uint64_t first_key = 1) {
+    std::vector<Frame> frames(256);
+    for (size_t sent = 0; sent < count;) {
+      const size_t now = std::min(frames.size(), count - sent);
+      for (size_t i = 0; i < now; ++i) {
+        frames[i].kind = kind;
+        frames[i].key.collective = first_key + sent + i;
+      }
+      const ssize_t size = static_cast<ssize_t>(now * sizeof(Frame));
+      if (send(ends_[1], frames.data(), size, MSG_NOSIGNAL) != size) return;  // it has hung up
+      tcp_->Ready(true, false);
+      sent += now;
+    }
+  }
+
+  // Why nothing can come from the peer; empty if something can.
+  std::string Gone() {
+    std::string why;
+    const auto channel = endpoint_->Open();
+    channel->Receive(1, {uint64_t{1} << 60, 0, 0, 0, 0, 0, 1}, {nullptr, 8, nullptr},
+                     [&why](const Status& status, const View&) {
+                       if (status.code() == Code::kUnavailable) why = status.message();
+                     });
+    channel->Cancel();
+    return why;
+  }
+
+  const std::shared_ptr<Endpoint> endpoint_ = std::make_shared<Endpoint>(0, 2);
+  std::shared_ptr<TcpLink> tcp_;
+  int ends_[2];
+};
+
+TEST_F(BadPeer, ThatSendsMessagesThatNobodyWaitsFor) {
+  OverTcp();
+  const size_t most = Endpoint::kMostEarly / Endpoint::kEarlyCost;
+  Send(Frame::kData, most);
+  EXPECT_EQ(Gone(), "");
+  Send(Frame::kWithdraw, most);
+  Send(Frame::kData, most);
+  EXPECT_EQ(Gone(), "") << "what was withdrawn counts no more";
+  Send(Frame::kData, 1, most + 1);
+  EXPECT_TRUE(Says(Gone(), "more messages that nobody waits for than fit into 256 MiB")) << Gone();
+}
+
+TEST_F(BadPeer, ThatAsksForMessagesThatNobodySends) {
+  OverTcp();
+  Send(Frame::kWant, Endpoint::kMostWanted);
+  EXPECT_EQ(Gone(), "");
+  Send(Frame::kUnwant, 1);
+  Send(Frame::kWant, 1);
+  EXPECT_EQ(Gone(), "") << "what is not wanted any more counts no more";
+  Send(Frame::kWant, 1, Endpoint::kMostWanted + 1);
+  EXPECT_TRUE(Says(Gone(), "asked for more than 1048576 messages")) << Gone();
+}
+
+TEST_F(BadPeer, ThatSendsAMessageTwice) {
+  OverTcp();
+  Send(Frame::kData, 2);
+  EXPECT_EQ(Gone(), "");
+  Send(Frame::kData, 1);
+  EXPECT_TRUE(Says(Gone(), "sent a message twice")) << Gone();
+}
+
+TEST_F(BadPeer, ThatWritesWhereThisRankStillReads) {
+  constexpr size_t kRing = size_t{64} << 10, kSize = 8192;
+  const std::string nonce = Random(Segment::kNonce);
+  Status status;
+  auto segment = Segment::Make(kRing, nonce, &status);
+  const auto theirs = Segment::Open(getpid(), segment->file(), kRing, nonce, &status);
+  ASSERT_NE(theirs, nullptr) << status.message();
+  auto link = std::make_shared<SharedLink>(ends_[0], std::move(segment), 0, 1, endpoint_);
+  endpoint_->Connect(1, link);
+  const auto channel = endpoint_->Open();
+  View held;
+  channel->Receive(1, {1, 0, 0, 0, 0, 0, 1}, {nullptr, kSize, nullptr},
+                   [&held](const Status&, View bytes) { held = std::move(bytes); });
+  Frame frame;
+  frame.key = {1, 0, 0, 0, 0, 0, 1};
+  frame.size = frame.here = kSize;
+  uint64_t written = 0;
+  const auto write = [&](size_t bytes) {
+    std::memcpy(theirs->ring(1) + written % kRing, &frame, sizeof(frame));
+    theirs->head(1)->written = written += bytes;
+    link->Poll();
+  };
+  write(sizeof(frame) + kSize);
+  ASSERT_NE(held.data, nullptr);
+  frame.size = frame.here = 0;
+  while (written < kRing) {
+    ++frame.key.collective;
+    write(sizeof(frame));
+  }
+  EXPECT_EQ(Gone(), "");
+  ++frame.key.collective;
+  write(sizeof(frame));
+  EXPECT_TRUE(Says(Gone(), "where there was no room")) << Gone();
+  held = View();
 }
 
 // ---------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import tensorflow as tf
 from helpers import PATIENCE, assert_disagreement, group, integers, slowly
 
 from tfscale.collectives import ring
-from tfscale.ops import Group, all_gather, all_reduce, broadcast, reduce_scatter
+from tfscale.ops import Group, all_gather, all_reduce, broadcast, library, reduce_scatter
 from tfscale.ops.library import known_to_all
 
 
@@ -20,6 +20,14 @@ def assert_goes_on(group):
     for _ in range(2):
         for y in function(xs):
             np.testing.assert_array_equal(y, sum(xs))
+
+
+def test_ranks_that_came_one_after_the_other_can_still_come_together():
+    group = Group.local(["CPU:0", "CPU:1"], deadline=3)
+    for communicator in group.communicators:
+        with pytest.raises(tf.errors.DeadlineExceededError), tf.device(communicator.device):
+            library.load().tfscale_join(communicator.handle)
+    assert_goes_on(group)
 
 
 def odd(communicator, other, usual):

@@ -2,91 +2,57 @@
 process.
 """
 
-import functools
-
 import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import group
+from raw_calls import OPS, PAIR, PROGRAMS, arguments, call, handle, run, variable
 
 from tfscale.ops import all_reduce, library
-from tfscale.ops.optimizers import lamb_numbers, lars_numbers
 
-PAIR = 2
+HUGE = 2**40
 
-
-def handle():
-    return group(PAIR).communicators[0].handle
-
-
-PROGRAMS = {  # of the first of two ranks: kind, peer, first chunk, end
-    "all_reduce": [[0, 1, 0, 1], [3, 1, 0, 1]],
-    "broadcast": [[2, -1, 0, 1], [0, 1, 0, 1]],
-    "reduce_scatter": [[0, 1, 1, 2], [1, 1, 0, 1], [2, -1, 0, 1]],
-    "all_gather": [[2, -1, 0, 1], [0, 1, 0, 1], [3, 1, 1, 2]],
+# Inputs of ops that are one value each.
+SINGLE = {
+    **{op: ["communicator", "seed"] for op in PROGRAMS},
+    "begin": ["communicator", "seed", "flight"],
+    "communicator": [],
+    "flight": [],
+    "largest": ["residual"],
+    "lamb": ["var", "m", "v"],
+    "lars": ["var", "momentum"],
+    "low_rank_rows": ["residual"],
+    "low_rank_columns": ["residual"],
+    "low_rank_sum": ["residual", "finite"],
+    "sum_at": ["residual", "finite"],
+    "take": ["flight"],
+    "join": ["communicator"],
+    "totals": ["communicator"],
+    "watch": ["communicator"],
+    "ways": ["communicator"],
+    "give_up": ["communicator", "reason", "linger"],
+    "executions": ["communicator", "most"],
+}
+ONE_VALUES = [(op, name) for op, names in SINGLE.items() for name in names]
+VALUES = {
+    "seed": np.int64(0),
+    "most": np.int64(0),
+    "reason": "",
+    "linger": np.float64(0),
+    "finite": True,
 }
 
 
-def collective(name, **changed):
-    """An op as Python calls it, but for some of its inputs."""
-    inputs = {"communicator": handle(), "x": [1.0, 2.0], "seed": np.int64(0)}
-    if "reduce" in name:
-        inputs["residual"] = []
-    return getattr(library.load(), f"tfscale_{name}")(
-        **{**inputs, **changed},
-        bucket="inputs",
-        schedule="inputs",
-        ranks=PAIR,
-        rank=0,
-        chunks=max(last for *_, last in PROGRAMS[name]),
-        program=[number for move in PROGRAMS[name] for number in move],
+def test_every_op_is_here():
+    assert (
+        set(OPS)
+        == set(SINGLE)
+        == {
+            name.removeprefix("tfscale_")
+            for name in vars(library.load())
+            if name.startswith("tfscale_") and not name.endswith("_eager_fallback")
+        }
     )
-
-
-def give_up(**changed):
-    inputs = {"communicator": handle(), "reason": "enough", "linger": np.float64(0.1), **changed}
-    return library.load().tfscale_give_up(**inputs)
-
-
-def executions(**changed):
-    return library.load().tfscale_executions(
-        **{"communicator": handle(), "most": np.int64(1), **changed}
-    )
-
-
-def join(**changed):
-    return library.load().tfscale_join(**{"communicator": handle(), **changed})
-
-
-def totals(**changed):
-    return library.load().tfscale_totals(**{"communicator": handle(), **changed})
-
-
-def variables(*names):
-    return {name: tf.Variable([1.0, 2.0]).handle for name in names}
-
-
-def lamb(**changed):
-    inputs = {**variables("var", "m", "v"), "grad": [1.0, 2.0], "hyper": lamb_numbers(0.1)}
-    return library.load().tfscale_lamb(**{**inputs, **changed})
-
-
-def lars(**changed):
-    inputs = {**variables("var", "momentum"), "grad": [1.0, 2.0], "hyper": lars_numbers(0.1)}
-    return library.load().tfscale_lars(**{**inputs, **changed})
-
-
-OPS = {
-    **{name: (functools.partial(collective, name), ["communicator", "seed"]) for name in PROGRAMS},
-    "join": (join, ["communicator"]),
-    "give_up": (give_up, ["communicator", "reason", "linger"]),
-    "executions": (executions, ["communicator", "most"]),
-    "totals": (totals, ["communicator"]),
-    "lamb": (lamb, ["var", "m", "v"]),
-    "lars": (lars, ["var", "momentum"]),
-}
-ONE_VALUES = [(op, name) for op, (_, names) in OPS.items() for name in names]
-VALUES = {"seed": np.int64(0), "most": np.int64(0), "reason": "", "linger": np.float64(0)}
 
 
 def several(name, count):
@@ -95,20 +61,26 @@ def several(name, count):
     return tf.raw_ops.Pack(values=[one] * max(count, 1))[:count]
 
 
+def given_as(op, name, value):
+    """As the op takes it: TfscaleLargest has a list of residuals."""
+    return [value] if (op, name) == ("largest", "residual") else value
+
+
 @pytest.mark.parametrize("count", [0, 2])
 @pytest.mark.parametrize(("op", "name"), ONE_VALUES)
 def test_an_input_that_is_one_value_is_refused_as_a_vector(op, name, count):
-    call, _ = OPS[op]
     refusal = f"{name} must be one value|Empty resource handle"  # the latter is TensorFlow's own
     with pytest.raises(tf.errors.InvalidArgumentError, match=refusal):
-        call(**{name: several(name, count)})
+        call(op, **{name: given_as(op, name, several(name, count))})
 
 
 @pytest.mark.parametrize(("op", "name"), ONE_VALUES)
 def test_a_graph_with_it_is_not_made(op, name):
-    call, _ = OPS[op]
     pair = several(name, 2)
-    step = tf.function(lambda given: call(**{name: given}), autograph=False)
+    others = arguments(op)
+    step = tf.function(
+        lambda given: run(op, {**others, name: given_as(op, name, given)}), autograph=False
+    )
     with pytest.raises(ValueError, match="must be rank 0"):
         step.get_concrete_function(tf.TensorSpec(pair.shape, pair.dtype))
 
@@ -116,7 +88,7 @@ def test_a_graph_with_it_is_not_made(op, name):
 @pytest.mark.parametrize("linger", [-1.0, float("nan"), float("inf"), 1e300])
 def test_a_linger_that_is_no_time_is_refused(linger):
     with pytest.raises(tf.errors.InvalidArgumentError, match="linger is a number of seconds"):
-        give_up(linger=np.float64(linger))
+        call("give_up", linger=np.float64(linger))
 
 
 def test_a_resource_of_another_kind_is_refused():
@@ -124,26 +96,98 @@ def test_a_resource_of_another_kind_is_refused():
     with pytest.raises(
         tf.errors.InvalidArgumentError, match="wrong type|Trying to access resource"
     ):
-        totals(communicator=other)
+        call("totals", communicator=other)
 
 
 @pytest.mark.parametrize("shape", [[], [3], [2, 1]])
 def test_a_residual_of_another_shape_is_refused(shape):
     with pytest.raises(tf.errors.InvalidArgumentError, match="residual must have the shape of x"):
-        collective("all_reduce", residual=[tf.zeros(shape)])
+        call("all_reduce", residual=[tf.zeros(shape)])
 
 
 @pytest.mark.parametrize("op", ["reduce_scatter", "all_gather"])
 def test_a_scalar_cannot_be_cut_or_joined(op):
     with pytest.raises(tf.errors.InvalidArgumentError, match="at least one dimension"):
-        collective(op, x=1.0)
+        call(op, x=1.0)
 
 
-@pytest.mark.parametrize("op", [lamb, lars])
+@pytest.mark.parametrize("op", ["lamb", "lars"])
 @pytest.mark.parametrize("count", [0, 1])
 def test_numbers_of_another_shape_are_refused(op, count):
     with pytest.raises(tf.errors.InvalidArgumentError, match="hyper has shape"):
-        op(hyper=tf.zeros([count]))
+        call(op, hyper=tf.zeros([count]))
+
+
+@pytest.mark.parametrize(
+    ("op", "factor"), [("low_rank_rows", [HUGE, 0]), ("low_rank_columns", [0, HUGE])]
+)
+def test_a_product_that_no_tensor_can_hold_is_refused(op, factor):
+    name = "factor" if op == "low_rank_rows" else "basis"
+    given = {"residual": variable(*factor), "x": tf.zeros(factor), name: tf.zeros(factor)}
+    with pytest.raises(tf.errors.InvalidArgumentError, match=rf"shape \[{HUGE},{HUGE}\], which no"):
+        call(op, **given)
+
+
+@pytest.mark.parametrize("op", ["low_rank_rows", "low_rank_columns", "low_rank_sum"])
+def test_a_matrix_of_many_rows_that_hold_nothing_takes_no_time(op):
+    matrix, none = [HUGE, 0], tf.zeros([0, 0])
+    given = {"residual": variable(*matrix), "x": tf.zeros(matrix)}
+    if op == "low_rank_rows":
+        assert call(op, **given, factor=none).shape == matrix
+    elif op == "low_rank_columns":
+        assert call(op, **given, basis=tf.zeros(matrix)).shape == [0, 0]
+    else:
+        with pytest.raises(tf.errors.InvalidArgumentError, match="no basis"):
+            call(op, **given, basis=tf.zeros(matrix), own=none, total=none)
+
+
+def test_what_is_joined_must_fit_into_a_tensor():
+    with pytest.raises(tf.errors.InvalidArgumentError, match="more than one tensor can hold"):
+        call("all_gather", x=tf.zeros([2**62, 0]))
+
+
+@pytest.mark.parametrize("op", ["largest", "take", "all_reduce"])
+def test_there_is_one_residual_at_most(op):
+    several = {
+        "largest": {"residual": [variable(3)] * 2},
+        "take": {"lost_types": [tf.float32] * 2},
+        "all_reduce": {"residual": [tf.ones([2])] * 2},
+    }
+    with pytest.raises(tf.errors.InvalidArgumentError, match="at most one residual, got 2"):
+        call(op, **several[op])
+
+
+def test_chunks_without_end_are_refused():
+    everything = [0, 1, 0, 2**31 - 1, 3, 1, 0, 2**31 - 1]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="from 1 to 1048576 chunks"):
+        call("all_reduce", chunks=2**31 - 1, program=everything)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"first_port": 7, "last_port": 6},
+        {"first_port": -1},
+        {"last_port": 70_000},
+        {"streams": 65},
+    ],
+)
+def test_ports_and_streams_that_make_no_sense_are_refused(odd):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="first_port <= last_port <= 65535"):
+        call("communicator", **odd)
+
+
+@pytest.mark.parametrize("op", ["join", "give_up", *PROGRAMS])
+def test_in_a_dataset_nothing_talks_to_other_ranks(op):
+    """TensorFlow gives its functions no executor of collectives."""
+    given = arguments(op)
+
+    def step(number):
+        run(op, given)
+        return number
+
+    with pytest.raises(tf.errors.FailedPreconditionError, match="no collective executor"):
+        list(tf.data.Dataset.range(1).map(step))
 
 
 def test_the_group_goes_on():

@@ -92,6 +92,8 @@ class Flight:
             residual: whether that had one.
         """
         y, lost, waited, took = library.load().tfscale_take(
-            flight=self._handle, R=int(residual), shape=tf.TensorShape(shape)
+            flight=self._handle,
+            lost_types=[tf.float32] * bool(residual),
+            shape=tf.TensorShape(shape),
         )
         return Taken(y, lost[0] if residual else None, waited, took)

@@ -15,6 +15,7 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <thread>
 
 #include "custom_ops/engine/text.h"
 #include "custom_ops/transport/sockets/frame.h"
@@ -25,8 +26,9 @@ namespace sockets {
 namespace {
 
 constexpr size_t kNonce = 32;
-constexpr size_t kMostVisitors = 64;
-constexpr std::chrono::seconds kPatienceWithStrangers{2};
+constexpr size_t kMostStrangers = 256;  // descriptors that they may hold
+constexpr size_t kAtOnce = 16;
+constexpr std::chrono::milliseconds kFirstPause{10}, kLongestPause{200};  // before calling again
 
 // What a caller says first.
 struct Call {
@@ -73,6 +75,11 @@ Digest Proof(const std::string& secret, const char* who, const Call& call,
 
 std::string BytesOf(const Digest& digest) { return std::string(digest.begin(), digest.end()); }
 
+// Whether a call may begin like this.
+bool MayBeCall(const std::string& bytes) {
+  return std::memcmp(bytes.data(), &Frame::kMagic, std::min(bytes.size(), sizeof(uint32_t))) == 0;
+}
+
 bool Proves(const std::string& bytes, const Digest& expected) {
   Digest got;
   std::copy_n(bytes.begin(), got.size(), got.begin());
@@ -81,10 +88,10 @@ bool Proves(const std::string& bytes, const Digest& expected) {
 
 using Addresses = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
 
-Status Resolve(const std::string& host, int port, Addresses* found) {
+Status Resolve(const std::string& host, int port, int flags, Addresses* found) {
   addrinfo hints = {};
   hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_NUMERICSERV;
+  hints.ai_flags = AI_NUMERICSERV | flags;
   addrinfo* first = nullptr;
   const int error = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &first);
   if (error != 0) return Status(Code::kUnavailable, host + ": " + gai_strerror(error));
@@ -166,7 +173,7 @@ std::string Random(size_t bytes) {
 Status Listen(const std::string& host, int first_port, int last_port, Socket* listener,
               Place* place) {
   Addresses addresses(nullptr, freeaddrinfo);
-  Status status = Resolve(AddressOf(host), 0, &addresses);
+  Status status = Resolve(AddressOf(host), 0, 0, &addresses);
   if (!status.ok()) return status;
   for (const addrinfo* one = addresses.get(); one != nullptr; one = one->ai_next) {
     for (int port = first_port; port <= last_port; ++port) {
@@ -180,7 +187,7 @@ Status Listen(const std::string& host, int first_port, int last_port, Socket* li
 
 Status ConnectTo(const Place& place, Clock::time_point until, Socket* connected) {
   Addresses addresses(nullptr, freeaddrinfo);
-  Status status = Resolve(place.host, place.port, &addresses);
+  Status status = Resolve(place.host, place.port, AI_NUMERICHOST, &addresses);
   if (!status.ok()) return status;
   Socket made(socket(addresses->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!made.open()) return Failed(place.Name(), errno);
@@ -253,56 +260,102 @@ Status ProveAsCaller(int socket, const std::string& secret, int from, int to,
   return SendAll(socket, BytesOf(Proof(secret, "caller", call, theirs)), until);
 }
 
-Status Door::Prove(int socket, Clock::time_point until, int* from) {
-  std::string bytes, proof;
-  Status status = ReceiveAll(socket, sizeof(Call), until, &bytes);
-  if (!status.ok()) return status;
-  Call call;
-  std::memcpy(&call, bytes.data(), sizeof(call));
-  const bool sound = call.magic == Frame::kMagic && call.version == kVersion && call.to == rank_ &&
-                     0 <= call.from && call.from < ranks_ && call.from != rank_;
-  if (!sound) return Status(Code::kInvalidArgument, "a stranger called");
-  const std::string nonce = Random(kNonce);
-  status = SendAll(socket, nonce + BytesOf(Proof(secret_, "door", call, nonce)), until);
-  if (status.ok()) status = ReceiveAll(socket, sizeof(Digest), until, &proof);
-  if (!status.ok()) return status;
-  if (!Proves(proof, Proof(secret_, "caller", call, nonce))) {
-    return Status(Code::kInvalidArgument, "a caller does not know the group's secret");
+Status CallAt(const Place& place, const std::string& secret, int from, int to, size_t answer_bytes,
+              Clock::time_point until, Socket* socket, std::string* answer) {
+  for (auto pause = kFirstPause;; pause = std::min(2 * pause, kLongestPause)) {
+    Status status = ConnectTo(place, until, socket);
+    if (!status.ok()) return status;
+    status = ProveAsCaller(socket->get(), secret, from, to, until);
+    if (status.ok()) status = ReceiveAll(socket->get(), answer_bytes, until, answer);
+    const bool sent_away = status.code() == Code::kUnavailable;
+    if (!sent_away || Clock::now() + pause >= until) return status;
+    std::this_thread::sleep_for(pause);
   }
-  *from = call.from;
-  return Status();
 }
 
-// Those that say nothing hold up nobody.
+// Reads what has come, and answers it, without waiting for more.
+Door::Verdict Door::Hear(Stranger* stranger) const {
+  for (;;) {
+    const size_t expected = stranger->called ? sizeof(Digest) : sizeof(Call);
+    char bytes[sizeof(Call)];
+    const ssize_t n =
+        recv(stranger->socket.get(), bytes, expected - stranger->said.size(), MSG_DONTWAIT);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && errno == EAGAIN) return Verdict::kStranger;
+    if (n <= 0) return Verdict::kRefused;
+    stranger->said.append(bytes, static_cast<size_t>(n));
+    if (!stranger->called && !MayBeCall(stranger->said)) return Verdict::kRefused;
+    if (stranger->said.size() < expected) continue;
+    if (stranger->called) {
+      return Proves(stranger->said, stranger->proof) ? Verdict::kProven : Verdict::kRefused;
+    }
+    if (!AnswerCall(stranger)) return Verdict::kRefused;
+  }
+}
+
+// What is sent fits into the buffer of a connection over which nothing was sent before.
+bool Door::AnswerCall(Stranger* stranger) const {
+  Call call;
+  std::memcpy(&call, stranger->said.data(), sizeof(call));
+  const bool sound = call.magic == Frame::kMagic && call.version == kVersion && call.to == rank_ &&
+                     0 <= call.from && call.from < ranks_ && call.from != rank_;
+  if (!sound) return false;
+  const std::string nonce = Random(kNonce);
+  stranger->called = true;
+  stranger->from = call.from;
+  stranger->proof = Proof(secret_, "caller", call, nonce);
+  stranger->said.clear();
+  const std::string answer = nonce + BytesOf(Proof(secret_, "door", call, nonce));
+  return SendAll(stranger->socket.get(), answer, Clock::now()).ok();
+}
+
 Status Door::Answer(Clock::time_point until, int* from, Socket* socket) {
   for (;;) {
     std::vector<pollfd> all = {{listener_.get(), POLLIN, 0}};
-    for (const Visitor& one : visitors_) all.push_back({one.socket.get(), POLLIN, 0});
-    const int left = Left(until), found = poll(all.data(), all.size(), std::min(left, 200));
-    if (found <= 0 && left == 0) return Status(Code::kDeadlineExceeded, "nobody called in time");
-    const Clock::time_point now = Clock::now();
-    for (size_t i = visitors_.size(); i-- > 0;) {
-      const bool spoke = found > 0 && all[i + 1].revents != 0;
-      if (!spoke && now < visitors_[i].since + kPatienceWithStrangers) continue;
-      Socket visitor = std::move(visitors_[i].socket);
-      visitors_.erase(visitors_.begin() + i);
-      if (!spoke ||
-          !Prove(visitor.get(), std::min(until, now + kPatienceWithStrangers), from).ok()) {
-        continue;
-      }
-      *socket = std::move(visitor);
+    for (const Stranger& one : strangers_) all.push_back({one.socket.get(), POLLIN, 0});
+    const int left = Left(until), found = poll(all.data(), all.size(), left);
+    if (found < 0 && errno != EINTR) return Failed("poll", errno);
+    for (size_t i = strangers_.size(); found > 0 && i-- > 0;) {
+      if (all[i + 1].revents == 0) continue;
+      const Verdict verdict = Hear(&strangers_[i]);
+      if (verdict == Verdict::kStranger) continue;
+      Stranger heard = std::move(strangers_[i]);
+      strangers_.erase(strangers_.begin() + i);
+      if (verdict == Verdict::kRefused) continue;
+      *from = heard.from;
+      *socket = std::move(heard.socket);
       return Status();
     }
-    if (found <= 0 || all[0].revents == 0) continue;
-    Socket visitor(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    if (!visitor.open()) {
-      if (errno == EMFILE || errno == ENFILE) return Failed("accept", errno);
-      continue;
+    if (found > 0 && all[0].revents != 0) {
+      const Status status = LetIn();
+      if (!status.ok()) return status;
     }
-    if (Prepare(visitor.get()).ok() && visitors_.size() < kMostVisitors) {
-      visitors_.push_back({std::move(visitor), now});
-    }
+    if (left == 0) return Status(Code::kDeadlineExceeded, "nobody called in time");
   }
+}
+
+// A few at a time, so that those who speak are heard in between.
+Status Door::LetIn() {
+  for (size_t i = 0; i < kAtOnce; ++i) {
+    Socket come(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    const int error = come.open() ? 0 : errno;
+    if (error == EAGAIN) return Status();
+    const bool no_descriptor = error == EMFILE || error == ENFILE;
+    if (no_descriptor && strangers_.empty()) return Failed("accept", error);
+    if (no_descriptor || strangers_.size() == kMostStrangers) SendOneAway();
+    if (error == 0 && Prepare(come.get()).ok()) strangers_.push_back({std::move(come)});
+  }
+  return Status();
+}
+
+// The first that came, of those that have called if they are the most, else of those that have not:
+// a rank is among the fewer, unless strangers do both. If it is sent away, it calls again.
+void Door::SendOneAway() {
+  const auto called = [](const Stranger& one) { return one.called; };
+  const size_t callers = std::count_if(strangers_.begin(), strangers_.end(), called);
+  const bool most = 2 * callers > strangers_.size();
+  strangers_.erase(std::find_if(strangers_.begin(), strangers_.end(),
+                                [&](const Stranger& one) { return called(one) == most; }));
 }
 
 }  // namespace sockets

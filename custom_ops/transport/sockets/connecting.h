@@ -13,6 +13,7 @@
 
 #include "custom_ops/engine/status.h"
 #include "custom_ops/engine/watchdog.h"
+#include "custom_ops/transport/sockets/hmac.h"
 
 namespace tfscale {
 namespace sockets {
@@ -57,6 +58,7 @@ std::string Random(size_t bytes);
 Status Listen(const std::string& host, int first_port, int last_port, Socket* listener,
               Place* place);
 
+// `place` has an address, not a name: no name server is asked on behalf of a peer.
 Status ConnectTo(const Place& place, Clock::time_point until, Socket* socket);
 
 // All or nothing, in time.
@@ -67,27 +69,43 @@ Status ReceiveAll(int socket, size_t size, Clock::time_point until, std::string*
 Status ProveAsCaller(int socket, const std::string& secret, int from, int to,
                      Clock::time_point until);
 
-// Waits at a listener for ranks that call.
+// Connects to rank `to`, proves to be rank `from`, and reads the answer, of so many bytes. A door
+// before which too many strangers stand may send a rank away before it has heard it: that calls
+// again. Where nobody listens any more, that rank has given up.
+Status CallAt(const Place& place, const std::string& secret, int from, int to, size_t answer_bytes,
+              Clock::time_point until, Socket* socket, std::string* answer);
+
+// Waits at a listener for ranks that call. It waits for no single one of them: strangers who say
+// nothing, or a part of what they should, delay nobody. If there are too many, those who came
+// first are sent away.
 class Door {
  public:
   Door(Socket listener, const std::string& secret, int rank, int ranks)
       : listener_(std::move(listener)), secret_(secret), rank_(rank), ranks_(ranks) {}
 
-  // The next rank that calls and proves who it is. Others are sent away.
+  // The next rank that calls and proves who it is. Who cannot is sent away.
   Status Answer(Clock::time_point until, int* from, Socket* socket);
 
  private:
-  struct Visitor {
+  // Somebody who has connected and proven nothing yet.
+  struct Stranger {
     Socket socket;
-    Clock::time_point since;
+    std::string said = "";  // the beginning of its call, or of its proof
+    bool called = false;
+    int from = -1;      // the rank that it says it is
+    Digest proof = {};  // what it must say next if that is true
   };
+  enum class Verdict { kStranger, kProven, kRefused };
 
-  Status Prove(int socket, Clock::time_point until, int* from);
+  Verdict Hear(Stranger* stranger) const;
+  bool AnswerCall(Stranger* stranger) const;
+  Status LetIn();
+  void SendOneAway();
 
   const Socket listener_;
   const std::string secret_;
   const int rank_, ranks_;
-  std::vector<Visitor> visitors_;  // have said nothing yet
+  std::vector<Stranger> strangers_;  // in the order in which they came
 };
 
 }  // namespace sockets

@@ -11,9 +11,6 @@ namespace tfscale {
 namespace sockets {
 namespace {
 
-// Of small messages that nobody waits for: far more than collectives ever have in flight.
-constexpr size_t kMostEarly = size_t{256} << 20;
-
 constexpr const char* kLeft = "it has left its group";
 constexpr const char* kHasLeft = "this rank has left its group";
 
@@ -148,7 +145,8 @@ void Endpoint::Post(int to, const Key& key, Posted message) {
     lock.unlock();
     return ways_[to]->Send(frame, bytes, nullptr);
   }
-  if (wanted_.erase(address) > 0) {
+  if (wanted_.count(address) > 0) {
+    ForgetWanted(address);
     lock.unlock();
     return SendLarge(address, std::move(message));
   }
@@ -185,9 +183,7 @@ void Endpoint::Receive(int from, const Key& key, Awaited awaited) {
       offer = std::move(offered->second);
       offers_.erase(offered);
     } else if (came != early_.end()) {
-      early = std::move(came->second);
-      early_.erase(came);
-      early_bytes_ -= early.bytes.size;
+      early = TakeEarly(came);
     } else if (!lost_[from].empty()) {
       refused = Gone(lost_[from]);
     } else if (awaited_.count(address) > 0) {
@@ -212,6 +208,7 @@ std::shared_ptr<Arrival> Endpoint::Begins(int from, const Frame& frame) {
   message->number = frame.number;
   Taken refused;
   size_t expected = 0;
+  std::string misdeed;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     auto waiting = awaited_.find(message->address);
@@ -229,12 +226,20 @@ std::shared_ptr<Arrival> Endpoint::Begins(int from, const Frame& frame) {
       }
       awaited_.erase(waiting);
     } else if (message->small) {
-      if (early_bytes_ + frame.size > kMostEarly) return nullptr;
       message->early = true;
       message->into.size = frame.size;
+      if (early_.count(message->address) > 0) misdeed = "it sent a message twice";
+      if (kept_[from].early + kEarlyCost + frame.size > kMostEarly) {
+        misdeed = Text("it sent more messages that nobody waits for than fit into ",
+                       kMostEarly >> 20, " MiB");
+      }
     } else {
       message->discard = true;  // it was cancelled
     }
+  }
+  if (!misdeed.empty()) {
+    Expel(from, misdeed);
+    return nullptr;
   }
   if (refused != nullptr) refused(Differ(expected, frame.size), View());
   if (message->early) message->into = BufferPool::OfProcess().Get(frame.size);
@@ -251,8 +256,10 @@ void Endpoint::Ends(int from, const std::shared_ptr<Arrival>& arrival, View byte
     if (message.early) {  // perhaps not any more
       auto waiting = awaited_.find(message.address);
       if (waiting == awaited_.end()) {
-        early_bytes_ += bytes.size;
-        early_[message.address] = {std::move(bytes), message.number};
+        const size_t cost = kEarlyCost + bytes.size;
+        const bool first =
+            early_.try_emplace(message.address, Early{std::move(bytes), message.number}).second;
+        if (first) kept_[from].early += cost;
         return;
       }
       done = std::move(waiting->second.done);
@@ -277,15 +284,13 @@ bool Endpoint::Told(int from, const Frame& frame) {
       return TakenBy(from, frame.number);
     case Frame::kUnwant: {
       std::lock_guard<std::mutex> lock(mutex_);
-      wanted_.erase(address);
+      ForgetWanted(address);
       return true;
     }
     case Frame::kWithdraw: {
       std::lock_guard<std::mutex> lock(mutex_);
       const auto early = early_.find(address);
-      if (early == early_.end()) return true;
-      early_bytes_ -= early->second.bytes.size;
-      early_.erase(early);
+      if (early != early_.end()) TakeEarly(early);
       return true;
     }
     default:
@@ -295,18 +300,37 @@ bool Endpoint::Told(int from, const Frame& frame) {
 
 bool Endpoint::Wanted(const Address& address) {
   Posted message;
+  bool too_many = false;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     auto posted = large_.find(address);
-    if (posted == large_.end()) {
-      wanted_.insert(address);
-      return true;
+    if (posted != large_.end()) {
+      message = std::move(posted->second);
+      large_.erase(posted);
+    } else {
+      too_many = kept_[address.peer].wanted == kMostWanted;
+      if (!too_many && wanted_.insert(address).second) ++kept_[address.peer].wanted;
     }
-    message = std::move(posted->second);
-    large_.erase(posted);
   }
-  SendLarge(address, std::move(message));
-  return true;
+  if (too_many) {
+    Expel(address.peer,
+          Text("it asked for more than ", kMostWanted, " messages that nobody has sent"));
+  }
+  if (message.done != nullptr) SendLarge(address, std::move(message));
+  return !too_many;
+}
+
+// Under the lock.
+void Endpoint::ForgetWanted(const Address& address) {
+  kept_[address.peer].wanted -= wanted_.erase(address);
+}
+
+// Likewise.
+Endpoint::Early Endpoint::TakeEarly(ByAddress<Early>::iterator early) {
+  const Early taken = std::move(early->second);
+  kept_[early->first.peer].early -= kEarlyCost + taken.bytes.size;
+  early_.erase(early);
+  return taken;
 }
 
 bool Endpoint::TakenBy(int peer, uint64_t number) {
@@ -407,6 +431,17 @@ void Endpoint::Cancel(const Channel* channel) {
   }
 }
 
+// A peer that breaks the protocol. What it has sent is worth nothing.
+void Endpoint::Expel(int peer, const std::string& why) {
+  Lost(peer, why);
+  ways_[peer]->Close();
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (auto it = early_.begin(); it != early_.end();) {
+    it = it->first.peer == peer ? early_.erase(it) : std::next(it);
+  }
+  kept_[peer].early = 0;
+}
+
 void Endpoint::Lost(int peer, const std::string& why) {
   std::vector<Done> posted;
   std::vector<Taken> awaited;
@@ -430,6 +465,10 @@ void Endpoint::Lost(int peer, const std::string& why) {
     take(&awaited_, [&](Awaited& one) { awaited.push_back(std::move(one.done)); });
     take(&arriving_,
          [&](std::shared_ptr<Message>& one) { awaited.push_back(std::move(one->done)); });
+    for (auto it = wanted_.begin(); it != wanted_.end();) {
+      it = it->peer == peer ? wanted_.erase(it) : std::next(it);
+    }
+    kept_[peer].wanted = 0;
   }
   for (auto& done : posted) done(Gone(why));
   for (auto& done : awaited) done(Gone(why), View());

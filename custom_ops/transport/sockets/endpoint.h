@@ -32,7 +32,16 @@ struct AddressHash {
 
 class Endpoint : public Receiver, public std::enable_shared_from_this<Endpoint> {
  public:
-  Endpoint(int rank, int ranks) : rank_(rank), ways_(ranks), neighbours_(ranks), lost_(ranks) {}
+  // How much a peer may make this rank keep; collectives make it keep far less. Messages that
+  // nobody waits for yet, in bytes, of which each counts kEarlyCost more than it has: the least
+  // that a buffer takes, and what is remembered of it. And questions for messages that are not
+  // posted yet.
+  static constexpr size_t kMostEarly = size_t{256} << 20;
+  static constexpr size_t kEarlyCost = 1536;
+  static constexpr size_t kMostWanted = size_t{1} << 20;
+
+  Endpoint(int rank, int ranks)
+      : rank_(rank), ways_(ranks), neighbours_(ranks), lost_(ranks), kept_(ranks) {}
   ~Endpoint() override;
 
   // Before the first message. A neighbour is a rank of the same process.
@@ -80,6 +89,11 @@ class Endpoint : public Receiver, public std::enable_shared_from_this<Endpoint> 
     Taken done;
     const Channel* channel = nullptr;
   };
+  // What is kept because of one peer.
+  struct Kept {
+    size_t early = 0;   // bytes, as they count
+    size_t wanted = 0;  // questions
+  };
   template <typename What>
   using ByAddress = std::unordered_map<Address, What, AddressHash>;
 
@@ -91,6 +105,9 @@ class Endpoint : public Receiver, public std::enable_shared_from_this<Endpoint> 
   void CancelOffers(const Channel* channel);
   static void HandOver(Posted from, Awaited to);
   bool Wanted(const Address& address);
+  void ForgetWanted(const Address& address);
+  Early TakeEarly(ByAddress<Early>::iterator early);
+  void Expel(int peer, const std::string& why);
   bool TakenBy(int peer, uint64_t number);
   void Tell(int peer, uint32_t kind, const Key& key, size_t size, uint64_t number);
   void SendLarge(const Address& address, Posted message);
@@ -108,7 +125,7 @@ class Endpoint : public Receiver, public std::enable_shared_from_this<Endpoint> 
   std::unordered_set<Address, AddressHash> wanted_;  // and not yet posted
   ByAddress<Awaited> awaited_;
   ByAddress<Early> early_;
-  size_t early_bytes_ = 0;
+  std::vector<Kept> kept_;                        // by rank
   ByAddress<Posted> offers_;                      // of neighbours
   ByAddress<std::shared_ptr<Message>> arriving_;  // some of their bytes are here
 };

@@ -68,7 +68,7 @@ void Put(const std::string& text, char (&into)[N]) {
 
 template <size_t N>
 std::string Get(const char (&text)[N]) {
-  return std::string(text, strnlen(text, N));
+  return Printable(text, strnlen(text, N));
 }
 
 const std::string& ThisProcess() {
@@ -265,8 +265,10 @@ class Forming {
       int from = -1;
       Socket socket;
       Status status = door.Answer(until, &from, &socket);
-      if (!status.ok()) return status;
+      if (!status.ok()) return Status(status.code(), status.message() + Absent(cards));
       if (missing_[from] > 0) {
+        status = SendAll(socket.get(), std::string(1, 1), until);  // its caller waits for that
+        if (!status.ok()) return About(from, status);
         AddStream(from, std::move(socket));
         continue;
       }
@@ -303,6 +305,18 @@ class Forming {
     return Status(status.code(), Who(peer) + ": " + status.message());
   }
 
+  // Who should call and has not, for a message.
+  std::string Absent(const std::vector<Card>& cards) const {
+    std::string absent;
+    for (int peer = rank_ + 1; peer < ranks_; ++peer) {
+      const auto missing = missing_.find(peer);
+      const bool whole = missing == missing_.end() || missing->second == 0;
+      if (IsNeighbour(cards, peer) || (ways_.count(peer) > 0 && whole)) continue;
+      absent += (absent.empty() ? "; not here yet: " : ", ") + Who(peer);
+    }
+    return absent;
+  }
+
   bool IsNeighbour(const std::vector<Card>& cards, int peer) const {
     return settings_.pointers &&
            std::memcmp(cards[peer].process, cards[rank_].process, sizeof(Card::process)) == 0;
@@ -317,9 +331,7 @@ class Forming {
     if (place.port <= 0) return Status(Code::kUnavailable, "it does not listen");
     Socket socket;
     std::string bytes;
-    Status status = ConnectTo(place, until, &socket);
-    if (status.ok()) status = ProveAsCaller(socket.get(), secret_, rank_, peer, until);
-    if (status.ok()) status = ReceiveAll(socket.get(), sizeof(Offer), until, &bytes);
+    Status status = CallAt(place, secret_, rank_, peer, sizeof(Offer), until, &socket, &bytes);
     if (!status.ok()) return Status(status.code(), place.Name() + ": " + status.message());
     Offer offer;
     std::memcpy(static_cast<void*>(&offer), bytes.data(), sizeof(offer));
@@ -334,8 +346,7 @@ class Forming {
     status = SendAll(socket.get(), std::string(1, segment != nullptr ? 1 : 0), until);
     if (status.ok()) Link(cards, peer, std::move(socket), std::move(segment), 1);
     while (status.ok() && missing_[peer] > 0) {
-      status = ConnectTo(place, until, &socket);
-      if (status.ok()) status = ProveAsCaller(socket.get(), secret_, rank_, peer, until);
+      status = CallAt(place, secret_, rank_, peer, 1, until, &socket, &bytes);
       if (status.ok()) AddStream(peer, std::move(socket));
     }
     return status;

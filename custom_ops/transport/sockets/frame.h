@@ -15,7 +15,7 @@ namespace tfscale {
 namespace sockets {
 
 // Changes whenever two builds could no longer talk to each other.
-inline constexpr uint32_t kVersion = 2;
+inline constexpr uint32_t kVersion = 3;
 
 inline constexpr size_t kSmall = size_t{32} << 10;  // messages of no more go unasked
 

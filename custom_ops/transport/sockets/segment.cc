@@ -16,6 +16,10 @@ namespace {
 
 constexpr size_t kPage = 4096;  // of each: nonce and heads
 
+// Whoever makes a file shorter takes its memory away from all that have mapped it: they would end
+// by SIGBUS. Nobody can, once it is sealed.
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
 static_assert(2 * sizeof(RingHead) + Segment::kNonce <= kPage, "they fit in a page");
 
 Status Failed(const char* what) {
@@ -46,7 +50,7 @@ std::unique_ptr<Segment> Segment::Map(int file, size_t ring_bytes, Status* statu
 // Its memory is taken at once: later there would be no way to say that there is none.
 std::unique_ptr<Segment> Segment::Make(size_t ring_bytes, const std::string& nonce,
                                        Status* status) {
-  const int file = memfd_create("tfscale", MFD_CLOEXEC);
+  const int file = memfd_create("tfscale", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (file < 0) {
     *status = Failed("no shared memory could be made");
     return nullptr;
@@ -54,6 +58,11 @@ std::unique_ptr<Segment> Segment::Make(size_t ring_bytes, const std::string& non
   const auto bytes = static_cast<off_t>(Bytes(ring_bytes));
   if (ftruncate(file, bytes) != 0 || posix_fallocate(file, 0, bytes) != 0) {
     *status = Failed(Text("no ", bytes, " bytes of shared memory").c_str());
+    close(file);
+    return nullptr;
+  }
+  if (fcntl(file, F_ADD_SEALS, kSeals) != 0) {
+    *status = Failed("shared memory could not be sealed");
     close(file);
     return nullptr;
   }
@@ -73,6 +82,13 @@ std::unique_ptr<Segment> Segment::Open(int64_t process, int file, size_t ring_by
   const int opened = open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK);
   if (opened < 0) {
     *status = Failed(path.c_str());
+    return nullptr;
+  }
+  // In this order: a size that is sealed stays.
+  const int seals = fcntl(opened, F_GET_SEALS);
+  if (seals < 0 || (seals & kSeals) != kSeals) {
+    *status = Status(Code::kUnavailable, path + " is no memory whose size is sealed");
+    close(opened);
     return nullptr;
   }
   struct stat about = {};

@@ -1,7 +1,8 @@
 // Memory that two processes share: a ring of records in each direction.
 //
 // It is a file without a name in memory, which the other process opens by this one's list of
-// open files: nothing is left behind, however a process ends, and no folder's size limits it.
+// open files: nothing is left behind, however a process ends, and no folder's size limits it. Its
+// size is sealed before it is offered, and nobody maps one that is not.
 // The records of a ring do not wrap around: a process can read one where it lies.
 #ifndef TFSCALE_TRANSPORT_SOCKETS_SEGMENT_H_
 #define TFSCALE_TRANSPORT_SOCKETS_SEGMENT_H_

@@ -98,14 +98,15 @@ void SharedLink::Publish(size_t bytes) {
 
 void SharedLink::Ready(bool read, bool) {
   if (!read) return;
-  uint8_t bells[64];
+  uint8_t bells[4096];  // of more, the progress thread hears in its next turn
   ssize_t n;
   do {
     n = recv(socket_, bells, sizeof(bells), MSG_DONTWAIT);
-  } while (n > 0 || (n < 0 && errno == EINTR));
-  if (n < 0 && errno == EAGAIN) return;
+  } while (n < 0 && errno == EINTR);
+  if (n > 0 || (n < 0 && errno == EAGAIN)) return;
   const std::string why = n == 0 ? "it closed the connection" : std::strerror(errno);
-  while (Read()) {  // what it wrote before
+  const uint64_t before = read_;
+  while (read_ - before < capacity_ && Read()) {  // what it wrote before; no more fits
   }
   Lose(why);
 }
@@ -121,15 +122,19 @@ void SharedLink::Sleeps(bool asleep) { in_->reader_sleeps.store(asleep ? 1 : 0);
 bool SharedLink::Read() {
   const uint64_t before = read_;
   while (read_ - before < kTurn) {
-    const uint64_t there = in_->written.load() - read_;
+    const uint64_t written = in_->written.load(), there = written - read_;
     if (there == 0) break;
+    if (there > capacity_ || written - freed_ > capacity_) {
+      Lose("it wrote where there was no room in shared memory");
+      return false;
+    }
     HasReceived();
     const uint64_t at = read_ % capacity_, tail = capacity_ - at;
     Frame frame;
     std::memcpy(&frame, in_bytes_ + at, sizeof(frame));
     const bool skips = frame.kind == Frame::kSkip;
     const uint64_t bytes = skips ? tail : kUnit + RoundUp(std::min(frame.here, capacity_));
-    if (frame.magic != Frame::kMagic || bytes > std::min(there, tail) || there > capacity_) {
+    if (frame.magic != Frame::kMagic || bytes > std::min(there, tail)) {
       Lose("it wrote what is no frame of this protocol into shared memory");
       return false;
     }
@@ -202,6 +207,7 @@ void SharedLink::Release(uint64_t number) {
       ++first_held_;
     }
     Sends();
+    freed_ = end;  // first: the other side may write as soon as it sees that it may
     in_->freed.store(end);
   }
   if (in_->writer_waits.load() != 0 && in_->writer_waits.exchange(0) != 0) Ring();

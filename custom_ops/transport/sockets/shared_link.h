@@ -58,8 +58,9 @@ class SharedLink : public QueuedLink, public std::enable_shared_from_this<Shared
 
   std::mutex held_mutex_;  // of what follows
   std::deque<Held> held_;
-  uint64_t first_held_ = 0;        // the number of the first of them
-  std::atomic<uint64_t> lent_{0};  // bytes that others read where they lie
+  uint64_t first_held_ = 0;         // the number of the first of them
+  std::atomic<uint64_t> lent_{0};   // bytes that others read where they lie
+  std::atomic<uint64_t> freed_{0};  // as in the head, where the other side could change it
 
   uint64_t read_ = 0;  // of the progress thread alone
 };
