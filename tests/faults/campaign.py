@@ -391,10 +391,10 @@ class _Stranger:
         """Where workers listen, for each other and for TensorFlow."""
         for process in self._group.processes:
             with contextlib.suppress(psutil.Error):
-                for one in psutil.Process(process.pid).net_connections("tcp4"):
+                for one in psutil.Process(process.pid).net_connections("tcp"):
                     if one.status == psutil.CONN_LISTEN:
                         host, port = one.laddr
-                        yield "127.0.0.1" if host == "0.0.0.0" else host, port
+                        yield "127.0.0.1" if host in ("0.0.0.0", "::") else host, port
 
 
 def main() -> int:
