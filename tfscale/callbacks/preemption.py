@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import keras
@@ -10,6 +11,8 @@ import tensorflow as tf
 from tfscale.bridge.backup import WholeBackup
 from tfscale.bridge.installed import KERAS_2
 from tfscale.callbacks.sigterm import Sigterm
+
+_log = logging.getLogger("tfscale")
 
 
 class Preempted(SystemExit):
@@ -94,8 +97,19 @@ class Preemption(WholeBackup):
         super().on_train_end(logs)
 
     def _leave(self) -> None:
+        """Each worker says so in its own log: it may be all that tells why its process ended."""
         self._sigterm.stop()
+        _log.info(
+            "%s got SIGTERM: saved at step %d, exiting with %s",
+            "this worker" if self._sigterm.told else "another worker",
+            self._steps_so_far(),
+            self._exit_code,
+        )
         raise Preempted(self._exit_code)
+
+    def _steps_so_far(self) -> int:
+        optimizer = getattr(self.model, "optimizer", None)
+        return self._steps if optimizer is None else int(optimizer.iterations.numpy())
 
     def _anybody_told(self) -> bool:
         told = self._sigterm.heard

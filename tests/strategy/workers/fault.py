@@ -51,8 +51,10 @@ def fail():
     event()
     if WAY == "raise":
         raise KeyError("no such row")
-    if WAY == "leave":
-        sys.exit(0)
+    if WAY.startswith("exit "):
+        sys.exit(int(WAY.removeprefix("exit ")))
+    if WAY == "exit without a word":
+        os._exit(5)
     if WAY == "slow":
         wait_to_go()
 
@@ -70,7 +72,13 @@ class Fault(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         self.steps += 1
         if self.steps == FAILING:
-            fail() if ME == VICTIM else print("\nREACHED", flush=True)
+            if ME == VICTIM and WAY == "end":  # and not of the others: they need more steps
+                event()
+                self.model.stop_training = True
+            elif ME == VICTIM:
+                fail()
+            else:
+                print("\nREACHED", flush=True)
             if str(ME) in os.environ.get("BUSY", ""):
                 wait_to_go()
 
@@ -85,6 +93,9 @@ def data():
                 wait_to_go()
                 time.sleep(1)  # of which the other needs a moment, to die
                 print(f"\nBATCH {time.time()}", flush=True)
+            if WAY == "data" and ME == VICTIM and step == FAILING:
+                event()
+                raise FileNotFoundError("no such shard")
             x = rng.standard_normal((8, 4), np.float32)
             yield x, x.sum(1, keepdims=True)
 
@@ -116,7 +127,7 @@ def main():
     except BaseException as error:
         words = " ".join(str(error).split())
         print(f"\nERROR {time.time()} {type(error).__name__} {words}", flush=True)
-        if WAY != "leave":
+        if not isinstance(error, SystemExit):
             atexit.register(time.sleep, 600)  # the test ends it: nobody shall miss it, too
         raise
     print("\nDONE", flush=True)
@@ -124,4 +135,5 @@ def main():
 
 if __name__ == "__main__":
     main()
-    leave(os.environ["MEETING"], "worker", ME, 2)
+    if WAY != "end":
+        leave(os.environ["MEETING"], "worker", ME, 2)
