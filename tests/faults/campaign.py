@@ -61,6 +61,13 @@ VICTIMS = {
     "pause": 0,
     "garbage": 0,
 }
+# What the others are told of it, once all have joined.
+REASONS = {
+    "raise": "its program failed: KeyError: 'no such row'",
+    "exit": f"its program ended with exit code {EXIT_CODE}",
+    "interrupt": "KeyboardInterrupt|it was interrupted",
+    "term": "it got SIGTERM",
+}
 KINDS = tuple(VICTIMS)
 MOMENTS = ("join", "start", "step", "validation", "save", "end")
 SURVIVED = ("pause", "garbage")  # without an error
@@ -260,9 +267,12 @@ def _judge_worker(fault: Fault, met: Told, worker: int) -> tuple[str, str] | Non
 
 
 def _names(fault: Fault, message: str) -> bool:
-    """Whether an error names the worker; before ranks are known, errors have no ranks."""
+    """Whether an error names the worker, and why it failed; while all join, there are no ranks."""
     who = f"worker {fault.victim} at"
-    return (who if fault.moment == "join" else f"rank {fault.victim} ({who}") in message
+    if fault.moment == "join":
+        return who in message
+    why = re.search(REASONS.get(fault.kind, ""), message)
+    return f"rank {fault.victim} ({who}" in message and why is not None
 
 
 def _was_ended_by_its_watch(fault: Fault, output: str) -> bool:

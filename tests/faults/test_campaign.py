@@ -54,7 +54,14 @@ def test_a_campaign_draws_everything_and_the_same_each_time():
 # ---- what the judge says of what workers have told, at so many seconds
 
 AT = 1000.0  # when the fault comes
-GONE = "rank 0 (worker 0 at 127.0.0.1:1) is gone"
+NAMED = "rank 0 (worker 0 at 127.0.0.1:1)"
+GONE = f"{NAMED} is gone"
+WHY = {
+    "raise": "gave up: its program failed: KeyError: 'no such row'",
+    "exit": "is gone: its program ended with exit code 3",
+    "interrupt": "gave up: its program failed: KeyboardInterrupt: ",
+    "term": "gave up: it got SIGTERM",
+}
 VICTIM = f"HERE {AT - 5}\nAT 0\nFAULT {AT}\n"
 
 
@@ -106,7 +113,15 @@ def test_survivors_must_soon_name_the_worker_and_end_by_that_error(met, outcome)
 )
 def test_the_worker_that_meets_the_fault_ends_by_it(kind, code, outcome):
     fault = dataclasses.replace(KILLED, kind=kind)
-    assert judge_end(fault, told(failed(), codes=(code, 1)))[0] == outcome
+    met = told(failed(message=f"{NAMED} {WHY[kind]}"), codes=(code, 1))
+    assert judge_end(fault, met)[0] == outcome
+
+
+@pytest.mark.parametrize("kind", sorted(WHY))
+def test_the_others_are_told_why(kind):
+    fault = dataclasses.replace(KILLED, kind=kind)
+    met = told(failed(message=f"{NAMED} is gone: it closed the connection"))
+    assert judge_end(fault, met)[0] == "misnamed"
 
 
 def test_who_waits_for_a_stopped_worker_has_the_deadline_and_no_more():
