@@ -13,6 +13,7 @@ from tests.faults.campaign import (
     PROMPT,
     RULES,
     TRANSPORTS,
+    VICTIMS,
     Fault,
     Told,
     draw,
@@ -120,7 +121,8 @@ def test_the_worker_that_meets_the_fault_ends_by_it(kind, code, outcome):
 @pytest.mark.parametrize("kind", sorted(WHY))
 def test_the_others_are_told_why(kind):
     fault = dataclasses.replace(KILLED, kind=kind)
-    met = told(failed(message=f"{NAMED} is gone: it closed the connection"))
+    code = VICTIMS[kind]
+    met = told(failed(message=f"{NAMED} is gone: it closed the connection"), codes=(code, 1))
     assert judge_end(fault, met)[0] == "misnamed"
 
 
