@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 # Lowest first: who stands on a floor may use those below it, and nobody beside it.
 FLOORS = (
-    ("files", "names", "messages", "sealed", "sizes", "text", "version"),
+    ("files", "handlers", "names", "messages", "sealed", "sizes", "text", "version"),
     ("figures", "records", "wires"),
     ("bridge", "collectives", "launch"),
     ("ops",),

@@ -164,9 +164,11 @@ void Collective::Fail(const Status& why) {
 }
 
 void Collective::FailBecauseOf(int peer, const Status& status) {
-  const bool gone = status.code() == Code::kUnavailable;
-  Fail(Status(status.code(), communicator_->Describe(request_.name, peer) +
-                                 (gone ? " is gone: " : " failed: ") + status.message()));
+  if (status.code() == Code::kUnavailable) {
+    return Fail(communicator_->Gone(request_.name, peer, status));
+  }
+  Fail(Status(status.code(),
+              communicator_->Describe(request_.name, peer) + " failed: " + status.message()));
 }
 
 bool Collective::Stop() {
@@ -194,6 +196,8 @@ void Collective::CheckProgress(Clock::time_point now) {
     if (over_) channel_->Cancel();  // it ended in between, and did not know of the questions
     return;                         // however late this tick is, peers get time to answer
   }
+  const Status exit = communicator_->ExitThatStalls(*this);
+  if (!exit.ok()) return Fail(exit);
   communicator_->Beat(generation(), now);
   const Status verdict = diagnosis_.Judge(now, last);
   if (!verdict.ok()) Fail(verdict);

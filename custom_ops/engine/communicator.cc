@@ -99,6 +99,13 @@ std::string Communicator::Describe(const std::string& bucket, int rank) const {
   return Text("bucket '", bucket, "': ", Describe(rank));
 }
 
+Status Communicator::Gone(const std::string& bucket, int rank, const Status& status) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto exit = exits_.find(rank);
+  const std::string& why = exit == exits_.end() ? status.message() : exit->second;
+  return Status(status.code(), Describe(bucket, rank) + " is gone: " + why);
+}
+
 Status Communicator::Admit(const Request& request) const {
   if (request.step != 0 && failed_steps_.count(request.step) != 0) {
     return last_failure_.KnownToAll();
@@ -163,6 +170,22 @@ void Communicator::GiveUp(const std::string& reason, const Open& open,
   LeaveWithFamily(generation, parting);
 }
 
+void Communicator::AnnounceExit(const std::string& reason, const Open& open,
+                                std::chrono::milliseconds linger, std::function<void()> told) {
+  auto parting = std::make_shared<Parting>(Status(Code::kUnavailable, reason));
+  parting->kind = Notice::Kind::kExit;
+  parting->open = open;
+  parting->until = Clock::now() + linger;
+  parting->told = std::move(told);
+  uint32_t generation;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    generation = generation_;
+  }
+  Tell(generation, parting);
+  for (auto& sibling : Families::Get().Of(family_)) parting->TakenBy(sibling->rank());
+}
+
 // Siblings hear it here, whether they have a channel to hear it by or not.
 void Communicator::LeaveWithFamily(uint32_t generation, const std::shared_ptr<Parting>& parting) {
   std::set<int64_t> failed_steps;
@@ -220,7 +243,7 @@ void Communicator::Remember(const std::shared_ptr<Parting>& parting) {
 }
 
 void Communicator::Parting::Cancel() {
-  listening->Cancel();
+  if (listening != nullptr) listening->Cancel();
   channel->Cancel();
 }
 
@@ -249,11 +272,15 @@ void Communicator::SayFarewell(uint32_t generation, const std::shared_ptr<Partin
     parting->listening = parting->open();
     ListenTo(generation, parting->listening);  // others wait for that
   }
+  Tell(generation, parting);
+}
+
+void Communicator::Tell(uint32_t generation, const std::shared_ptr<Parting>& parting) {
   parting->channel = parting->open();
   parting->untaken.insert(others_.begin(), others_.end());
   Remember(parting);
   Notice notice;
-  notice.kind = Notice::Kind::kFarewell;
+  notice.kind = parting->kind;
   notice.code = parting->why.code();
   notice.text = parting->why.message();
   View bytes = pool_->Get(Notice::kBytes);
@@ -329,6 +356,7 @@ void Communicator::Heard(uint32_t generation, int from, const View& bytes, const
   std::string damage;
   Status why;
   if (Notice::Read(bytes.data, bytes.size, Notice::Kind::kFarewell, &notice, &damage)) {
+    if (notice.kind == Notice::Kind::kExit) return HeardThatItExits(generation, from, notice);
     why = Status(notice.code, notice.text);
   } else {
     why = Status(Code::kInvalidArgument, Describe(from) + ": " + damage);
@@ -357,8 +385,29 @@ void Communicator::HeardThatItIsGone(uint32_t generation, int from, const Status
     }
   }
   if (bucket.empty()) return;
-  GiveUp(generation,
-         Status(status.code(), Describe(bucket, from) + " is gone: " + status.message()));
+  GiveUp(generation, Gone(bucket, from, status));
+}
+
+// What runs may need it no more: a collective that does will stall.
+void Communicator::HeardThatItExits(uint32_t generation, int from, const Notice& notice) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  exits_.emplace(from, notice.text);
+  if (watches_ && generation == generation_ && told_.ok()) {
+    told_ = Status(notice.code, Describe(from) + " is gone: " + notice.text);
+  }
+}
+
+Status Communicator::ExitThatStalls(const Collective& collective) const {
+  int rank;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto needed = std::find_if(exits_.begin(), exits_.end(), [&](const auto& exit) {
+      return collective.NeedsMessagesOf(exit.first);
+    });
+    if (needed == exits_.end()) return Status();
+    rank = needed->first;
+  }
+  return Gone(collective.request().name, rank, Status(Code::kUnavailable, ""));
 }
 
 void Communicator::Tick(Clock::time_point now) {

@@ -17,6 +17,8 @@
 // to the step that others have given up.
 // A step may also fail between collectives, where nothing tells the others: then
 // its process says farewell on demand.
+// A rank whose program ends announces its exit: the generation goes on, and only collectives that
+// stall and still need that rank give up.
 // A rank that runs no collectives of ours may watch: it then listens without them, and
 // keeps what it has heard.
 //
@@ -42,6 +44,7 @@
 #include "custom_ops/engine/buffer_pool.h"
 #include "custom_ops/engine/collective.h"
 #include "custom_ops/engine/log.h"
+#include "custom_ops/engine/notice.h"
 #include "custom_ops/engine/pulse.h"
 
 namespace tfscale {
@@ -82,6 +85,11 @@ class Communicator : public Watched, public std::enable_shared_from_this<Communi
   void GiveUp(const std::string& reason, const Open& open, std::chrono::milliseconds linger,
               std::function<void()> told);
 
+  // Says that this rank's program ends, and how. Collectives of others that need it fail; those
+  // that do not need it go on. Calls `told` once, as GiveUp does.
+  void AnnounceExit(const std::string& reason, const Open& open, std::chrono::milliseconds linger,
+                    std::function<void()> told);
+
   // From now on listens though nothing runs, as soon as that is free; and what has been heard of
   // ranks that gave up or are gone, in words, or OK. For those whose steps run other collectives.
   Status Watch(const Open& open);
@@ -95,6 +103,9 @@ class Communicator : public Watched, public std::enable_shared_from_this<Communi
   std::string Describe(int rank) const;
   std::string Describe(const std::string& bucket, int rank) const;
 
+  // The error of a collective that needs this rank, which is gone.
+  Status Gone(const std::string& bucket, int rank, const Status& status) const;
+
   void Tick(Clock::time_point now) override;
 
   // For Collective.
@@ -103,6 +114,7 @@ class Communicator : public Watched, public std::enable_shared_from_this<Communi
   void Listen(const Collective& collective);
   void Beat(uint32_t generation, Clock::time_point now);
   bool IsWaiting(int rank, Clock::time_point now) const;
+  Status ExitThatStalls(const Collective& collective) const;
 
  private:
   // The end of a generation on this rank. Its collectives fail only when all
@@ -113,6 +125,7 @@ class Communicator : public Watched, public std::enable_shared_from_this<Communi
     explicit Parting(Status why) : why(std::move(why)) {}
 
     const Status why;
+    Notice::Kind kind = Notice::Kind::kFarewell;
     Open open;                   // without it, a rank with nothing running says nothing
     std::function<void()> told;  // or nobody
     std::vector<std::shared_ptr<Collective>> victims;
@@ -137,9 +150,11 @@ class Communicator : public Watched, public std::enable_shared_from_this<Communi
                        std::set<int64_t>* failed_steps);
   void Remember(const std::shared_ptr<Parting>& parting);
   void SayFarewell(uint32_t generation, const std::shared_ptr<Parting>& parting);
+  void Tell(uint32_t generation, const std::shared_ptr<Parting>& parting);
   void Listen(uint32_t generation, const Open& open);
   void ListenTo(uint32_t generation, const std::shared_ptr<Channel>& channel);
   void Heard(uint32_t generation, int from, const View& bytes, const Status& status);
+  void HeardThatItExits(uint32_t generation, int from, const Notice& notice);
   void HeardThatItIsGone(uint32_t generation, int from, const Status& status);
   Key FarewellKey(uint32_t generation) const;
 
@@ -160,6 +175,7 @@ class Communicator : public Watched, public std::enable_shared_from_this<Communi
   Status last_failure_;
   bool watches_ = false;                           // for others that are gone
   Status told_;                                    // heard while nothing ran
+  std::map<int, std::string> exits_;               // how programs of ranks have ended
   std::shared_ptr<Channel> listening_;             // for farewells of this generation
   std::shared_ptr<Pulse> pulse_;                   // likewise; only once something stalled
   std::deque<std::shared_ptr<Parting>> partings_;  // the last few

@@ -62,13 +62,15 @@ bool Notice::Read(const uint8_t* bytes, size_t size, Kind expected, Notice* noti
     return Fail(why, Text("its tfscale speaks protocol ", header.protocol, ", this one ", kProtocol,
                           "; install the same version on every host"));
   }
-  // A farewell has a reason; a hello has none.
+  // A farewell and an exit have a reason; a hello has none.
   const bool reason = header.code != static_cast<uint8_t>(Code::kOk);
-  if (header.kind != static_cast<uint8_t>(expected) || reason != (expected == Kind::kFarewell) ||
+  const auto kind = static_cast<Kind>(header.kind);
+  const bool suits = kind == expected || (expected == Kind::kFarewell && kind == Kind::kExit);
+  if (!suits || reason != (expected == Kind::kFarewell) ||
       header.code > static_cast<uint8_t>(Code::kInternal) || header.length > kRoom) {
     return Fail(why, "the notice is damaged");
   }
-  notice->kind = expected;
+  notice->kind = kind;
   notice->code = static_cast<Code>(header.code);
   notice->hash = header.hash;
   notice->text = Printable(reinterpret_cast<const char*>(bytes) + sizeof(header), header.length);

@@ -18,8 +18,9 @@ uint64_t Hash(const std::string& text);
 
 // Hello: "this is what I am about to do", `text` is the signature.
 // Farewell: "I have given up", `code` and `text` say why.
+// Exit: "my program ends", which matters only to ranks that still need this one.
 struct Notice {
-  enum class Kind : uint8_t { kHello = 1, kFarewell = 2 };
+  enum class Kind : uint8_t { kHello = 1, kFarewell = 2, kExit = 3 };
   static constexpr size_t kBytes = 1024;
 
   Kind kind = Kind::kHello;
@@ -29,7 +30,8 @@ struct Notice {
 
   void Write(uint8_t* bytes) const;
 
-  // False for bytes that are not such a notice of this protocol; `why` says so.
+  // False for bytes that are not such a notice of this protocol; `why` says so. Where a
+  // farewell is expected, an exit may come.
   static bool Read(const uint8_t* bytes, size_t size, Kind expected, Notice* notice,
                    std::string* why);
 };

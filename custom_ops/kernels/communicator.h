@@ -51,6 +51,11 @@ class CommunicatorResource : public tensorflow::ResourceBase {
   // only: there listening is free.
   Status Watch();
 
+  bool is_formed() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return group_ != nullptr;
+  }
+
   const Config& config() const { return config_; }
   const std::shared_ptr<Communicator>& engine() const { return engine_; }
   std::string DebugString() const override;

@@ -31,6 +31,7 @@ REGISTER_OP("TfscaleGiveUp")
     .Input("communicator: resource")
     .Input("reason: string")
     .Input("linger: double")
+    .Attr("exits: bool = false")
     .SetIsStateful()
     .SetIsDistributedCommunication()
     .SetShapeFn(OneValues)
@@ -38,6 +39,8 @@ REGISTER_OP("TfscaleGiveUp")
 Tells all ranks that this one's step has failed: they give up theirs for `reason`.
 
 linger: how many seconds to wait, at the longest, until all have heard it.
+exits: this rank's program ends. Others give up only what needs it; where the ranks have not come
+  together, nobody is told.
 )doc");
 
 REGISTER_OP("TfscaleWatch")
@@ -68,7 +71,7 @@ class JoinOp : public tensorflow::AsyncOpKernel {
     Action then;
     OP_REQUIRES_OK_ASYNC(ctx, Read(ctx, &then), done);
     const auto engine = resource->engine();
-    if (engine->ranks() == 1) return done();
+    if (engine->ranks() == 1 || !Concerns(*resource)) return done();
     resource->WhenFormed(ctx, [=](const absl::Status& status, const Open& open) {
       OP_REQUIRES_OK_ASYNC(ctx, status, done);
       then(engine, open, done);
@@ -81,6 +84,8 @@ class JoinOp : public tensorflow::AsyncOpKernel {
       std::function<void(const std::shared_ptr<Communicator>&, const Open&, DoneCallback)>;
 
  private:
+  virtual bool Concerns(const CommunicatorResource&) const { return true; }
+
   // Makes an action of the inputs; it runs while the op does.
   virtual absl::Status Read(OpKernelContext*, Action* then) const {
     *then = [](const auto&, const Open&, const DoneCallback& done) { done(); };
@@ -90,9 +95,15 @@ class JoinOp : public tensorflow::AsyncOpKernel {
 
 class GiveUpOp : public JoinOp {
  public:
-  using JoinOp::JoinOp;
+  explicit GiveUpOp(tensorflow::OpKernelConstruction* ctx) : JoinOp(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("exits", &exits_));
+  }
 
  private:
+  bool Concerns(const CommunicatorResource& resource) const override {
+    return !exits_ || resource.is_formed();
+  }
+
   absl::Status Read(OpKernelContext* ctx, Action* then) const override {
     tensorflow::tstring reason;
     double linger;
@@ -104,13 +115,19 @@ class GiveUpOp : public JoinOp {
     }
     const auto time = std::chrono::duration_cast<std::chrono::milliseconds>(
         std::chrono::duration<double>(linger));
-    *then = [reason = std::string(reason), time](const auto& engine, const Open& open,
-                                                 const DoneCallback& done) {
-      engine->GiveUp(reason, open, time,
-                     [engine, done] { done(); });  // the engine lives until then
+    const auto tell =
+        exits_ ? &Communicator::AnnounceExit : static_cast<Telling>(&Communicator::GiveUp);
+    *then = [reason = std::string(reason), time, tell](const auto& engine, const Open& open,
+                                                       const DoneCallback& done) {
+      ((*engine).*tell)(reason, open, time,
+                        [engine, done] { done(); });  // the engine lives until then
     };
     return absl::OkStatus();
   }
+
+  using Telling = void (Communicator::*)(const std::string&, const Open&, std::chrono::milliseconds,
+                                         std::function<void()>);
+  bool exits_;
 
   static constexpr double kLongest = 86400;  // of a duration not every number can be made
 };

@@ -206,6 +206,35 @@ def test_the_signal_may_come_while_other_threads_run():
     assert done.returncode == 0
 
 
+SIGNALS_FOR_A_THREAD = """
+import os, subprocess, sys, threading
+from tfscale.callbacks.sigterm import Sigterm
+
+def deep(n):
+    return deep(n - 1) if n else sorted(numbers(), key=lambda x: -x)
+
+def numbers():
+    yield from range(5)
+
+made = []
+thread = threading.Thread(target=lambda: made.append(Sigterm(None)))
+thread.start()
+thread.join()
+sender = f"import os, time; [(os.kill({os.getpid()}, 15), time.sleep(0.0002)) for _ in range(5000)]"
+with subprocess.Popen([sys.executable, "-c", sender]) as process:
+    while process.poll() is None:
+        deep(15)
+assert made[0].heard
+"""
+
+
+def test_the_signal_of_a_training_in_a_thread_may_interrupt_the_main_one_anywhere():
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNALS_FOR_A_THREAD], timeout=PATIENCE, check=False
+    )
+    assert done.returncode == 0
+
+
 def test_the_signal_may_come_while_the_main_thread_cannot_take_it(tmp_path, spared):
     """glibc blocks signals while it starts a thread; the system then interrupts another one."""
 

@@ -84,6 +84,21 @@ def test_an_address_of_another_machine(begin, free):
     assert "[192.0.2.1 is no address of this machine; " in outputs[1]
 
 
+def test_who_is_still_talking_at_the_end_is_cut_off_quietly(begin, free):
+    """Python 3.11 prints a traceback for a server's task that is cancelled."""
+    addresses = free(2)
+    one = begin(addresses, 0, 1.5)
+    one.until("BEGINS")
+    with contextlib.ExitStack() as strangers:
+        while one.process.poll() is None:
+            with contextlib.suppress(OSError):  # not yet, or no more
+                strangers.enter_context(socket.create_connection(split(addresses[0])))
+            time.sleep(0.05)
+    output = one.end()
+    assert "REFUSED" in output, output
+    assert "Traceback" not in output, output
+
+
 @pytest.mark.parametrize("answer", [b"", b"\0\0\x12\4\0\0\0\0\0\0\3\x7f\xff\xff\xff\n"])
 def test_a_port_that_another_program_has(begin, free, answer):
     """Silent, or like a server of gRPC; told on the worker that wants the port, and on others."""

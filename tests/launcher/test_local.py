@@ -1,5 +1,6 @@
 """``tfscale launch`` on this machine: real processes, which fail in every way."""
 
+import contextlib
 import os
 import re
 import signal
@@ -121,17 +122,63 @@ def test_nothing_is_left_when_the_launcher_is_killed():
         assert all_end(processes) == []
 
 
+def supervisor_of(launched):
+    found = subprocess.run(
+        ["pgrep", "-P", str(launched.process.pid)], capture_output=True, text=True, check=True
+    )
+    (supervisor,) = found.stdout.split()
+    return int(supervisor)
+
+
 def test_nothing_is_left_when_the_supervisor_is_killed():
-    with Launched("-n", 2, "says.py", "pid", "wait") as launched:
+    with Launched("-n", 2, "says.py", "child", "pid", "wait") as launched:
         launched.until("waits", 2)
         processes = re.findall(PROCESS, launched.out)
-        supervisors = subprocess.run(
-            ["pgrep", "-P", str(launched.process.pid)], capture_output=True, text=True, check=True
-        )
-        (supervisor,) = supervisors.stdout.split()
-        os.kill(int(supervisor), signal.SIGKILL)
+        assert len(processes) == 4
+        os.kill(supervisor_of(launched), signal.SIGKILL)
         assert launched.end() == 255
         assert "its host was lost: localhost: its connection was cut" in launched.err
+        assert all_end(processes) == []
+
+
+def test_sigterm_twice_ends_all_though_the_supervisor_is_stopped():
+    with Launched("-n", 2, "--grace", 1, "says.py", "child", "pid", "0:deaf", "wait") as launched:
+        launched.until("waits", 2)
+        processes = re.findall(PROCESS, launched.out)
+        assert len(processes) == 4
+        os.kill(supervisor_of(launched), signal.SIGSTOP)
+        for _ in range(2):
+            launched.signal(signal.SIGTERM)
+            time.sleep(0.5)
+        assert launched.end() in (128 + signal.SIGTERM, 128 + signal.SIGKILL)
+        assert all_end(processes) == []
+
+
+def test_nothing_is_left_when_the_supervisor_is_stopped_and_the_launcher_killed():
+    with Launched("-n", 2, "--grace", 1, "says.py", "child", "pid", "0:deaf", "wait") as launched:
+        launched.until("waits", 2)
+        processes = [*re.findall(PROCESS, launched.out), str(supervisor_of(launched))]
+        os.kill(supervisor_of(launched), signal.SIGSTOP)
+        launched.signal(signal.SIGTERM)
+        launched.signal(signal.SIGKILL)
+        launched.end()
+        assert all_end(processes) == []
+
+
+@pytest.mark.full  # it waits until nothing but force helps
+def test_a_supervisor_that_stays_stopped_is_ended_with_its_workers():
+    with Launched("-n", 2, "--grace", 0.5, "says.py", "child", "pid", "wait") as launched:
+        launched.until("waits", 2)
+        processes = re.findall(PROCESS, launched.out)
+        supervisor = supervisor_of(launched)
+        launched.signal(signal.SIGTERM)
+        time.sleep(0.5)  # two that come at once count as one
+        launched.signal(signal.SIGTERM)
+        while launched.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(supervisor, signal.SIGSTOP)
+            time.sleep(0.001)
+        assert launched.end() == 255
         assert all_end(processes) == []
 
 

@@ -117,6 +117,7 @@ def test_preemption_saves_and_ends_well(tmp_path):
         launched.signal(signal.SIGTERM)
         assert launched.end() == 0, launched.said
     assert "failed" not in launched.err
+    assert launched.err.count("this worker got SIGTERM: saved at step ") == 2
     reached = max(map(int, re.findall(r"epoch (\d+) ", launched.out)))
     status, launched = launch("-n", 2, *words, f"epochs={reached + 3}")
     assert status == 0, launched.said

@@ -337,6 +337,34 @@ TEST_P(Faults, AFarewellOnDemandStopsWhatOthersStartNext) {
   }
 }
 
+TEST_P(Faults, CollectivesThatNeedARankWhoseProgramEndsSayHowItEnded) {
+  World world(ranks(), 3);
+  ExpectGoesOn(&world, Usual());
+  const int who = ranks() - 1;
+  const std::string exit = Name(who) + " is gone: its program ended with exit code 3";
+  for (int round = 0; round < 2; ++round) {  // it has told once, and is needed twice
+    Outcomes outcomes(ranks()), told(1);
+    if (round == 0) world.AnnounceExit(who, "its program ended with exit code 3", told.For(0));
+    if (round == 1) told.For(0)(Status());
+    StartAllBut(&world, who, Usual(), &outcomes);
+    WaitForAllButOne(outcomes);
+    outcomes.For(who)(Status(Code::kUnavailable, exit));
+    ExpectAll(outcomes.Wait(), Code::kUnavailable, exit);
+    ExpectAll(told.Wait(), Code::kOk, "");
+  }
+}
+
+TEST(Exits, WhatNeedsNothingMoreOfTheRankGoesOn) {
+  World world(4);
+  const Task task = Signed(Task(PlanOf("ring_4"), 3000, 256));
+  ExpectGoesOn(&world, task);
+  Outcomes outcomes(3), told(1);
+  world.AnnounceExit(3, "its program ended with exit code 0", told.For(0));
+  Task among_others = Signed(Task(PlanOf("ring_3"), 3000, 256));
+  for (int r = 0; r < 3; ++r) world.Start(among_others, r, outcomes.For(r));
+  ExpectAll(outcomes.Wait(), Code::kOk, "");
+}
+
 TEST_P(Faults, WhoGivesUpTakesItsOwnCollectivesAndItsFamilyAlong) {
   World world(ranks(), 3);
   const int sibling = 1;  // of rank 0
@@ -453,6 +481,16 @@ TEST(Idle, WhoWatchesHearsOfTheDead) {
   for (int r = 0; r < 3; ++r) EXPECT_EQ(world.Watch(r).code(), Code::kOk);
   world.network().Kill(1);
   ExpectAll({HeardBy0(&world)}, Code::kUnavailable, Name(1) + " is gone");
+}
+
+TEST(Exits, WhoWatchesHearsOfThem) {
+  World world(3);
+  for (int r = 0; r < 3; ++r) EXPECT_EQ(world.Watch(r).code(), Code::kOk);
+  Outcomes told(1);
+  world.AnnounceExit(1, "its program ended with exit code 3", told.For(0));
+  ExpectAll(told.Wait(), Code::kOk, "");
+  ExpectAll({HeardBy0(&world)}, Code::kUnavailable,
+            Name(1) + " is gone: its program ended with exit code 3");
 }
 
 TEST(Idle, WhoGivesUpStaysNoLongerThanItSaid) {

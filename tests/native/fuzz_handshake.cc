@@ -32,7 +32,8 @@ void TryNotice(const uint8_t* data, size_t size) {
   std::string why;
   Require(size == Notice::kBytes || !Notice::Read(data, size, kind, &notice, &why));
   if (!Notice::Read(bytes.data(), bytes.size(), kind, &notice, &why)) return Require(!why.empty());
-  Require(notice.kind == kind && (notice.code == tfscale::Code::kOk) == (size % 2 == 0));
+  const bool exit = kind == Notice::Kind::kFarewell && notice.kind == Notice::Kind::kExit;
+  Require((notice.kind == kind || exit) && (notice.code == tfscale::Code::kOk) == (size % 2 == 0));
   Require(notice.text.size() < Notice::kBytes);
   std::vector<uint8_t> again(Notice::kBytes);
   notice.Write(again.data());

@@ -46,6 +46,17 @@ TEST(Notice, ArrivesAsItWasWritten) {
   }
 }
 
+TEST(Notice, AnExitMayComeWhereAFarewellIsExpectedAndAHelloMayNot) {
+  for (Notice::Kind kind : {Notice::Kind::kExit, Notice::Kind::kHello}) {
+    Notice sent = Farewell("its program ended"), read;
+    sent.kind = kind;
+    std::string why;
+    EXPECT_EQ(Read(Written(sent), &read, &why), kind == Notice::Kind::kExit) << why;
+    EXPECT_FALSE(
+        Notice::Read(Written(sent).data(), Notice::kBytes, Notice::Kind::kHello, &read, &why));
+  }
+}
+
 TEST(Notice, CutsATextThatIsTooLong) {
   const std::string text = std::string(kRoom, 'a') + std::string(9000, 'b');
   Notice read;

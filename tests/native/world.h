@@ -224,6 +224,11 @@ class World {
     ranks_[rank]->GiveUp(reason, OpenFor(rank), linger, [told] { told(Status()); });
   }
 
+  void AnnounceExit(int rank, const std::string& reason, Done told,
+                    milliseconds linger = kPatience) {
+    ranks_[rank]->AnnounceExit(reason, OpenFor(rank), linger, [told] { told(Status()); });
+  }
+
   Status Watch(int rank) { return ranks_[rank]->Watch(OpenFor(rank)); }
 
  private:

@@ -29,9 +29,9 @@ def test_the_hook_is_set_once_and_tells_all_groups(monkeypatch):
     monkeypatch.setattr(sys, "excepthook", lambda *error: printed.append(error))
     monkeypatch.setattr(farewell, "_groups", [])
     groups = [Told(), Told(), Told()]
-    farewell.when_the_program_fails(groups[:1])
+    farewell.when_the_program_ends(groups[:1])
     hook = sys.excepthook
-    farewell.when_the_program_fails(groups[1:])
+    farewell.when_the_program_ends(groups[1:])
     assert sys.excepthook is hook
     hook(KeyError, KeyError("no such row"), None)
     assert len(printed) == 1
@@ -43,8 +43,8 @@ def test_what_all_of_a_part_know_is_told_to_those_around_it(monkeypatch):
     monkeypatch.setattr(farewell, "_groups", [])
     monkeypatch.setattr(farewell, "_wider", [])
     everybody, part = Told(), Told()
-    farewell.when_the_program_fails([everybody])
-    farewell.when_the_program_fails([part], within=[everybody])
+    farewell.when_the_program_ends([everybody])
+    farewell.when_the_program_ends([part], within=[everybody])
     lost = tf.errors.UnavailableError(None, None, ERROR_IN_A_GRAPH, {KNOWN_TO_ALL: b"1"})
     sys.excepthook(type(lost), lost, None)
     assert part.reasons == []

@@ -98,6 +98,9 @@ def test_a_signal_makes_all_workers_save_and_leave_at_the_same_step(run, preempt
     assert codes == [3, 3], told
     (one,), (other,) = (re.findall(r"^FOUND (\w+)$", output, re.MULTILINE) for output in told)
     assert one == other
+    for worker, who in enumerate(("another worker", "this worker")):
+        said = f"tfscale: {who} got SIGTERM: saved at step {beginning[1]}, exiting with 3"
+        assert told[worker].count(said) == 1, told
     codes, outputs = run(2, "tfscale", devices=2)
     assert codes == [0, 0], outputs
     for output in outputs:

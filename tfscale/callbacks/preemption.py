@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import keras
@@ -10,6 +11,8 @@ import tensorflow as tf
 from tfscale.bridge.backup import WholeBackup
 from tfscale.bridge.installed import KERAS_2
 from tfscale.callbacks.sigterm import Sigterm
+
+_log = logging.getLogger("tfscale")
 
 
 class Preempted(SystemExit):
@@ -94,15 +97,27 @@ class Preemption(WholeBackup):
         super().on_train_end(logs)
 
     def _leave(self) -> None:
+        """Each worker says so in its own log: it may be all that tells why its process ended."""
         self._sigterm.stop()
         self._wait_for_the_save()
+        _log.info(
+            "%s got SIGTERM: saved at step %d, exiting with %s",
+            "this worker" if self._sigterm.told else "another worker",
+            self._steps_so_far(),
+            self._exit_code,
+        )
         raise Preempted(self._exit_code)
 
     def _wait_for_the_save(self) -> None:
-        """The first worker writes while the others have nothing to do. They must not leave before
-        it: many launchers end all processes as soon as one ends with another code than 0.
+        """Wait until the first worker, which alone writes, has done so.
+
+        Many launchers end all processes as soon as one ends with another code than 0.
         """
         self._on_any_worker(False)
+
+    def _steps_so_far(self) -> int:
+        optimizer = getattr(self.model, "optimizer", None)
+        return self._steps if optimizer is None else int(optimizer.iterations.numpy())
 
     def _anybody_told(self) -> bool:
         return self._on_any_worker(self._sigterm.heard)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import faulthandler
 import os
 import select
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
+
+from tfscale import handlers
+from tfscale.ops import library
 
 _TIMES, _BETWEEN = 5, 0.1  # seconds
 _EACH = 1.0  # seconds, after a signal, to look whether ``fit`` has raised rather than heeded it
@@ -81,8 +81,7 @@ class _Process:
 
     Whatever handles the signal writes into a pipe. In the main thread that is a handler of
     Python's, whose part in C works in whichever thread the system interrupts, TensorFlow's, too.
-    Other threads can't set one. For them it is ``faulthandler``, which writes a traceback, but
-    not in TensorFlow's threads: the system prefers the main thread, which then only waits.
+    Other threads can't set one: for them it is the native library's.
     """
 
     def __init__(self) -> None:
@@ -92,7 +91,7 @@ class _Process:
         self._pipe: tuple[int, int] | None = None  # once there has been a training
         self._handles = False  # by a handler of Python's
         self._former: Any = signal.SIG_DFL
-        self._action = ctypes.create_string_buffer(1024)  # C's former one, less long than this
+        self._action: Any = None  # C's former one, while this handles the signal
 
     def add(self, training: Sigterm) -> None:
         self._end_those_over()
@@ -144,10 +143,13 @@ class _Process:
         if self._handles:
             return
         if threading.current_thread() is not threading.main_thread():
-            faulthandler.register(signal.SIGTERM, self._pipe[1], all_threads=False, chain=False)
+            if self._action is None:
+                writer = library.signal_writer(self._pipe[1])
+                self._action = handlers.current(signal.SIGTERM)
+                handlers.install(signal.SIGTERM, writer)
             return
-        faulthandler.unregister(signal.SIGTERM)
-        _sigaction(None, self._action)
+        if self._action is None:
+            self._action = handlers.current(signal.SIGTERM)
         former = signal.signal(signal.SIGTERM, self._hear)
         if former != self._hear:
             self._former = former
@@ -155,12 +157,13 @@ class _Process:
 
     def _give_back(self) -> None:
         """Threads other than the main one do so in C only, and ``_hear`` the rest."""
-        faulthandler.unregister(signal.SIGTERM)
-        if self._handles and signal.getsignal(signal.SIGTERM) == self._hear:
-            if threading.current_thread() is threading.main_thread():
-                signal.signal(signal.SIGTERM, self._former)
-            _sigaction(self._action, None)
-        self._handles = False
+        is_main = threading.current_thread() is threading.main_thread()
+        replaced = self._handles and signal.getsignal(signal.SIGTERM) != self._hear
+        if self._handles and is_main and not replaced:
+            signal.signal(signal.SIGTERM, self._former)
+        if self._action is not None and not replaced:
+            handlers.restore(signal.SIGTERM, self._action)
+        self._handles, self._action = False, None
 
     def _hear(self, number: int, frame: Any) -> None:
         """Takes no lock, for it may interrupt whoever has it."""
@@ -188,38 +191,12 @@ class _Process:
                 os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _sigaction(new: Any, old: Any) -> None:
-    ctypes.CDLL(None).sigaction(signal.SIGTERM, new, old)
-
-
-def _before_fork() -> None:
-    """A new process may be ended at once, and must not tell this one's trainings."""
-    _forks.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-
-
-def _after_fork() -> None:
-    signal.pthread_sigmask(signal.SIG_SETMASK, _forks.mask)
-
-
 def _in_child() -> None:
     """A process that loads data, say, has nothing to save, and ends by SIGTERM."""
     global _process
     _process.forget()
     _process = _Process()
-    for forget in _forget_too:
-        forget()
-    _after_fork()
-
-
-def forget_in_child(forget: Callable[[], None]) -> None:
-    """Have a forked process call ``forget`` once it has the handler that trainings found.
-
-    No SIGTERM reaches it before that.
-    """
-    _forget_too.append(forget)
 
 
 _process = _Process()
-_forks = threading.local()
-_forget_too: list[Callable[[], None]] = []
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
+handlers.forget_in_child(_in_child)

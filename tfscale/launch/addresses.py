@@ -8,7 +8,7 @@ import errno
 import ipaddress
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from tfscale.launch.greeting import LONGEST
@@ -18,17 +18,35 @@ _TAKEN = 1.0  # seconds to find out whether somebody listens at a port of this m
 
 
 async def listen(
-    called: Callable[..., Any], host: str, port: int, share_port: bool, longest: int = LONGEST
+    called: Callable[..., Awaitable[None]],
+    host: str,
+    port: int,
+    share_port: bool,
+    longest: int = LONGEST,
 ) -> asyncio.AbstractServer:
     """At this address, or everywhere, as TensorFlow's own server.
 
     Everywhere, too, for a name: a machine may know its own name by another address than others do.
+
+    Args:
+        called: a coroutine function of each connection's reader and writer; the connection is
+            closed when it returns.
     """
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            # The loop's end cancels this task. Before 3.12, Python prints a traceback then if the
+            # task counts as cancelled.
+            with contextlib.suppress(asyncio.CancelledError):
+                await called(reader, writer)
+        finally:
+            writer.close()
+
     places = [host, None, "0.0.0.0"] if is_number(host) else [None, "0.0.0.0"]
     for place in places:
         try:
             return await asyncio.start_server(
-                called, place, port, limit=longest, backlog=4096, reuse_port=share_port or None
+                answer, place, port, limit=longest, backlog=4096, reuse_port=share_port or None
             )
         except OSError as error:
             if error.errno == errno.EADDRINUSE or place is places[-1]:

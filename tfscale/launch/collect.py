@@ -306,7 +306,6 @@ class _Host:
             self._writers.add(writer)
             await self._heed(_Link(hello, writer), reader)
         self._writers.discard(writer)
-        writer.close()
 
     async def _heed(self, link: _Link, reader: asyncio.StreamReader) -> None:
         """Until the connection ends."""

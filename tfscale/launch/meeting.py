@@ -251,7 +251,6 @@ class _Meeting:
     async def _called(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(NoWorker, OSError, asyncio.TimeoutError):
             await self._converse(reader, writer, None)
-        writer.close()
 
     async def _call(self, peer: _Peer) -> None:
         """Again and again, until it is there; and again if it goes."""

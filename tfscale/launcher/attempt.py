@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
 import time
@@ -12,6 +13,7 @@ from typing import NamedTuple
 
 from tfscale.launch.addresses import joined
 from tfscale.launch.local import ALL_BARS, cluster_environment
+from tfscale.launcher import processes
 from tfscale.launcher.hosts import Host, Place, places
 from tfscale.launcher.output import Logs, Screen
 from tfscale.launcher.request import Request
@@ -109,6 +111,8 @@ class Attempt:
     async def run(self) -> Outcome:
         """Until all workers have ended; ``HostError`` if a host can't take part."""
         self._task = asyncio.current_task()
+        others = processes.children(os.getpid())
+        processes.adopt_orphans()
         try:
             await self._begin()
             addresses, first_rank = await self._addresses()
@@ -121,6 +125,7 @@ class Attempt:
             )
         finally:
             await asyncio.gather(*(one.end() for one in self._supervisors))
+            processes.kill_children(but=others)  # what a supervisor left that was killed
         return self._outcome
 
     def pass_on(self, number: int) -> None:
@@ -138,11 +143,15 @@ class Attempt:
     def stop(self, number: int) -> None:
         """The user wants it to end: by this signal, and by force after the grace.
 
-        Before workers were started, ``run`` is cancelled.
+        Before workers were started, ``run`` is cancelled. A supervisor that does not end its
+        workers in time, as one that is stopped, is ended with them.
         """
         if self.has_begun:
             self.signal(number)
             self._end_later(self._request.grace)
+            for one in self._supervisors:
+                longest = self._request.grace + one.longest_end
+                asyncio.get_running_loop().call_later(longest, one.kill)
         elif self._task is not None:
             self._task.cancel()
 

@@ -1,4 +1,4 @@
-"""What a host has: cores and GPUs, and how workers share them; and processes."""
+"""What a host has: cores and GPUs, and how workers share them."""
 
 from __future__ import annotations
 
@@ -55,20 +55,3 @@ def _own_gpus(listed: Sequence[str], local: int, count: int, devices: int | None
         )
     each = devices or len(listed) // count
     return list(listed[local * each : (local + 1) * each])
-
-
-def children(process: int) -> list[int]:
-    """Processes whose parent it is now."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit() and _parent(folder) == process:
-            found.append(int(folder.name))
-    return found
-
-
-def _parent(folder: Path) -> int:
-    try:
-        stat = (folder / "stat").read_text()
-    except OSError:  # it has ended
-        return 0
-    return int(stat.rpartition(")")[2].split()[1])  # the name before may have any character

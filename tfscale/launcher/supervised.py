@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import shlex
+import signal
 from collections.abc import Sequence
 from typing import Any
 
@@ -110,8 +111,10 @@ class Supervised:
         return None
 
     def tell(self, **order: Any) -> None:
-        """Sends the supervisor an order."""
+        """Sends the supervisor an order. If it, or ssh, was stopped, it goes on."""
         assert self._process.stdin is not None
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGCONT)
         if not self._process.stdin.is_closing():
             self._process.stdin.write(protocol.line(order))
 
@@ -129,10 +132,19 @@ class Supervised:
         with contextlib.suppress(OSError):
             self._process.stdin.close()
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._process.wait(), self._grace + _GONE)
+            await asyncio.wait_for(self._process.wait(), self.longest_end)
+        self.kill()
+        self._hears.cancel()
+
+    @property
+    def longest_end(self) -> float:
+        """Seconds in which it ends its workers and itself once it is told to."""
+        return self._grace + _GONE
+
+    def kill(self) -> None:
+        """End it by force, or the ssh to it; its workers end with it."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
-        self._hears.cancel()
 
     async def _hear_errors(self) -> None:
         assert self._process.stderr is not None

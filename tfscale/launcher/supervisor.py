@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import codecs
 import contextlib
-import ctypes
 import functools
 import math
 import os
@@ -25,14 +24,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from tfscale.launch.local import held_ports
-from tfscale.launcher import machine, protocol
+from tfscale.launcher import machine, processes, protocol
 from tfscale.version import __version__
 
-_DIE_WITH_PARENT, _ADOPT_ORPHANS = 1, 36  # of prctl
 _LAST_OUTPUT = 1.0  # seconds to read what a worker's own children still print
 _LOOK = 0.05  # seconds
-
-_prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 
 def main() -> None:
@@ -40,11 +36,13 @@ def main() -> None:
     # Ctrl-C and hang-ups are the launcher's to hear; it says what becomes of them.
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
-    _prctl(_ADOPT_ORPHANS, 1, 0, 0, 0)  # so that whatever workers leave can be found
+    # If it is stopped when the launcher ends, it goes on, and ends its workers.
+    processes.signal_when_parent_ends(signal.SIGCONT)
+    processes.adopt_orphans()  # so that whatever workers leave can be found
     try:
         asyncio.run(_Supervisor().run())
     finally:
-        _kill_descendants()
+        processes.kill_children()
 
 
 class _Worker:
@@ -264,23 +262,13 @@ async def _reader(stream: Any) -> asyncio.StreamReader:
 
 def _prepare(cores: Sequence[int] | None, parent: int) -> None:
     """Runs in a worker's process before its program."""
-    _prctl(_DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
+    processes.signal_when_parent_ends(signal.SIGKILL)
     if os.getppid() != parent:  # it has died before
         os._exit(1)
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_DFL)
     if cores:
         os.sched_setaffinity(0, cores)
-
-
-def _kill_descendants() -> None:
-    """Those, too, that have left their worker's group: as orphans they are children of this one."""
-    while children := machine.children(os.getpid()):
-        for child in children:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(-1, 0)
 
 
 if __name__ == "__main__":

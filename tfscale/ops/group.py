@@ -158,6 +158,21 @@ class Communicator:
         with tf.init_scope(), tf.device(self.device):
             library.load().tfscale_give_up(self.handle, reason, tf.constant(linger, tf.float64))
 
+    def announce_exit(self, reason: str, linger: float) -> None:
+        """Tell all ranks that this process's program ends, and how.
+
+        Only collectives that still need this rank fail, with this reason. Where the ranks have
+        not come together, nobody is told.
+
+        Args:
+            reason: for the others to read, as in ``give_up``.
+            linger: how many seconds to wait at most until all ranks have read it.
+        """
+        with tf.init_scope(), tf.device(self.device):
+            library.load().tfscale_give_up(
+                self.handle, reason, tf.constant(linger, tf.float64), exits=True
+            )
+
     def __repr__(self) -> str:
         return f"<Communicator rank {self.rank} of {self.ranks} on {self.device}>"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from typing import Any
 
@@ -9,15 +10,30 @@ from tfscale.ops import build, toolchain
 
 _lock = threading.Lock()
 _loaded: Any = None
+_path = ""  # of what is loaded
 
 
 def load() -> Any:
     """The module of ops that TensorFlow makes of the library; builds it when there is none yet."""
-    global _loaded
+    global _loaded, _path
     with _lock:
         if _loaded is None:
-            _loaded = _load(str(build.find_or_build()))
+            _path = str(build.find_or_build())
+            _loaded = _load(_path)
         return _loaded
+
+
+def signal_writer(pipe: int) -> int:
+    """The address of a handler of signals, which writes a byte for each into this pipe.
+
+    It is for all signals of the process, and may be installed by any thread.
+    """
+    load()
+    native = ctypes.CDLL(_path)
+    native.tfscale_signals_go_to(pipe)
+    address = ctypes.cast(native.tfscale_write_signal, ctypes.c_void_p).value
+    assert address is not None
+    return address
 
 
 def _load(path: str) -> Any:

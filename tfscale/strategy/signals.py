@@ -7,7 +7,6 @@ thread, which may be waiting in an exchange for a late worker; so another thread
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import sys
@@ -15,7 +14,7 @@ import threading
 import time
 from typing import Any, NoReturn
 
-from tfscale.callbacks import sigterm
+from tfscale import handlers
 from tfscale.strategy import farewell
 
 _TO_RAISE = 1.0  # seconds for the main thread to raise KeyboardInterrupt by itself
@@ -31,7 +30,7 @@ def listen() -> None:
     The program's own handlers stay.
     """
     if threading.current_thread() is not threading.main_thread():
-        _c_signal(signal.SIGTERM, signal.SIG_DFL)  # all that another thread can do
+        handlers.install(signal.SIGTERM, signal.SIG_DFL)  # all that another thread can do
         return
     own = signal.getsignal(signal.SIGTERM)
     signal.signal(signal.SIGTERM, _wait_for_the_end if own == signal.SIG_DFL else own)
@@ -51,7 +50,7 @@ def _start_thread() -> None:
     threading.Thread(
         target=_hear, args=(_pipe[0], before), name="tfscale-signals", daemon=True
     ).start()
-    sigterm.forget_in_child(_forget)
+    handlers.forget_in_child(_forget)
 
 
 def _forget() -> None:
@@ -103,14 +102,7 @@ def _die_of(number: signal.Signals) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
-    _c_signal(number, signal.SIG_DFL)
+    handlers.install(number, signal.SIG_DFL)  # any thread may be the one that ends it
     os.kill(os.getpid(), number)
     time.sleep(_TO_END)  # it ends meanwhile
     os._exit(128 + number)
-
-
-def _c_signal(number: signal.Signals, handler: signal.Handlers) -> None:
-    """Python's own function works in the main thread only."""
-    set_handler = ctypes.CDLL(None).signal
-    set_handler.argtypes, set_handler.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
-    set_handler(number, handler)

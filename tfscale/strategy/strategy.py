@@ -259,7 +259,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             keeps_as = "outer_"
             everybody = (self.extended.group, self.extended.hosts)
             within = [each for each in everybody if each is not None]
-            farewell.when_the_program_fails(groups.parts, within)
+            farewell.when_the_program_ends(groups.parts, within)
             # Each group would find that another schedule is faster.
             no_trials = Trials(groups.exchange.schedules, enabled=False)
             self._sum_steps_by(groups.exchange, policy, bucket_bytes, no_trials)
@@ -466,7 +466,7 @@ def _join(extended: Extended, settings: Mapping[str, Any]) -> None:
     if extended.group is not None:
         extended.group.join()  # who has come together hears it when one of them fails
         if extended.hosts is not None:
-            farewell.when_the_program_fails([extended.group, extended.hosts])
+            farewell.when_the_program_ends([extended.group, extended.hosts])
 
 
 def _choices_of(schedule_file: Path) -> str:

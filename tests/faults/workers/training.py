@@ -1,31 +1,43 @@
 """A worker of a training with backups and validation, in which one of all meets a FAULT.
 
-FAULT is a JSON object, or empty: see campaign.py. Prints FAULT when it comes, AT with the epoch
-that the training begins with, STATE with the steps so far and a digest of the state, SAVED with the
-epochs of backups, ENDS when the last epoch has ended, END with a digest of the trained state, ERROR
-with what ended the training, and PREEMPTED with a digest of what was saved then. With WHOLE, trains
-once more, without backups, and prints the digest of that.
+FAULT is a JSON object, or empty: see campaign.py. Prints HERE, FAULT and ERROR with the time: when
+this worker begins, when the fault comes, and when and with what the training ended. Prints AT with
+the epoch that the training begins with, STATE with the steps so far and a digest of the state,
+SAVED with the epochs of backups, ENDS when the last epoch has ended, END with a digest of the
+trained state, and PREEMPTED with a digest of what was saved then. With WHOLE, trains once more,
+without backups, and prints the digest of that.
 """
 
 import hashlib
 import json
 import os
 import signal
+import sys
 import threading
+import time
 
 import keras
 import numpy as np
 
 import tfscale
-from tfscale.bench.measure import leave
 
 CONFIG = json.loads(os.environ["TF_CONFIG"])
-ME, WORKERS = CONFIG["task"]["index"], len(CONFIG["cluster"]["worker"])
+ME = CONFIG["task"]["index"]
 FAULT = json.loads(os.environ["FAULT"] or "{}")
 EPOCHS, STEPS, BATCH = 3, 3, 12
-DEADLINE = 60
+EXIT_CODE, PREEMPTED = 3, 75
 COMING = []  # a fault that was announced
-SIGNALS = {"kill": signal.SIGKILL, "pause": signal.SIGSTOP, "term": signal.SIGTERM}
+SIGNALS = {
+    "kill": signal.SIGKILL,
+    "interrupt": signal.SIGINT,
+    "stop": signal.SIGSTOP,
+    "pause": signal.SIGSTOP,
+    "term": signal.SIGTERM,
+}
+
+
+def note(word, *more):
+    print(f"\n{word}", time.time(), *more, flush=True)
 
 
 def meets(moment):
@@ -33,17 +45,19 @@ def meets(moment):
 
 
 def happen():
-    print("\nFAULT", flush=True)
+    note("FAULT")
     kind = FAULT["kind"]
     if kind == "raise":
         raise KeyError("no such row")
+    if kind == "exit":
+        sys.exit(EXIT_CODE)
     if kind in SIGNALS:
         os.kill(os.getpid(), SIGNALS[kind])
 
 
 def happen_soon():
     """While what comes next is under way; an exception comes now."""
-    if FAULT["kind"] == "raise":
+    if FAULT["kind"] in ("raise", "exit"):
         happen()
     else:
         COMING.append(threading.Timer(FAULT["delay"], happen))
@@ -93,6 +107,7 @@ def backup():
     settings = {"double_checkpoint": bool(FAULT.get("double"))}
     folder = os.environ["FOLDER"]
     if os.environ["PREEMPTION"]:
+        settings["exit_code"] = PREEMPTED
         return tfscale.callbacks.Preemption(folder, check_every=2, **settings)
     return keras.callbacks.BackupAndRestore(folder, **settings)
 
@@ -104,12 +119,24 @@ def digest(model):
     return hashlib.sha256(b"".join(values)).hexdigest()[:16]
 
 
+def how_and_when():
+    """The wire or the method, and the rule."""
+    if os.environ["SYNC"]:
+        return {"sync": eval(os.environ["SYNC"], vars(tfscale.sync))}
+    wire = os.environ["WIRE"]
+    if "(" in wire:
+        return {"method": eval(wire, vars(tfscale.compression))}
+    return {"wire": wire}
+
+
 def train(strategy, *callbacks):
     keras.utils.set_random_seed(1)
     with strategy.scope():
         layers = [keras.Input([8]), keras.layers.Dense(64), keras.layers.Dropout(0.2)]
         model = keras.Sequential([*layers, keras.layers.Dense(1)])
-        model.compile(keras.optimizers.Adam(0.01), "mse")
+        # Under rules the state of the inner optimizer is each replica's own: let there be none.
+        make = keras.optimizers.SGD if os.environ["SYNC"] else keras.optimizers.Adam
+        model.compile(make(0.01), "mse")
     x = np.random.default_rng(0).standard_normal((BATCH * STEPS, 8), np.float32)
     y = x.sum(1, keepdims=True)
     how = {"batch_size": BATCH, "epochs": EPOCHS, "shuffle": False, "verbose": 0}
@@ -122,9 +149,14 @@ def train(strategy, *callbacks):
 
 
 def main():
-    print(f"\nHERE {CONFIG['cluster']['worker'][ME]}", flush=True)
+    note("HERE")
+    if meets("join"):
+        happen_soon()
     strategy = tfscale.ScaleStrategy(
-        os.environ["SCHEDULE"], wire=os.environ["WIRE"], deadline=DEADLINE
+        os.environ["SCHEDULE"],
+        **how_and_when(),
+        deadline=float(os.environ["DEADLINE"]),
+        join_timeout=float(os.environ["JOIN_TIMEOUT"]),
     )
     if meets("start"):
         happen_soon()
@@ -137,10 +169,9 @@ if __name__ == "__main__":
     try:
         main()
     except tfscale.callbacks.Preempted:
-        pass
+        raise
     except BaseException as error:
-        print(f"\nERROR {type(error).__name__} {' '.join(str(error).split())}", flush=True)
+        note("ERROR", type(error).__name__, " ".join(str(error).split()))
         raise
     for fault in COMING:
         fault.join()
-    leave(os.environ["MEETING"], "worker", ME, WORKERS)

@@ -29,6 +29,10 @@ FAILING, LAST = 12, 40
 STEPS_OF_A_BATCH = 2  # each of two workers takes half of it
 
 
+class Finished(Exception):
+    """Its program is done, whatever others do."""
+
+
 def event():
     print(f"\nEVENT {time.time()}", flush=True)
 
@@ -51,8 +55,12 @@ def fail():
     event()
     if WAY == "raise":
         raise KeyError("no such row")
-    if WAY == "leave":
-        sys.exit(0)
+    if WAY.startswith("exit "):
+        sys.exit(int(WAY.removeprefix("exit ")))
+    if WAY == "end":
+        raise Finished
+    if WAY == "end at once":
+        os._exit(5)
     if WAY == "slow":
         wait_to_go()
 
@@ -85,6 +93,9 @@ def data():
                 wait_to_go()
                 time.sleep(1)  # of which the other needs a moment, to die
                 print(f"\nBATCH {time.time()}", flush=True)
+            if WAY == "data" and ME == VICTIM and step == FAILING:
+                event()
+                raise FileNotFoundError("no such shard")
             x = rng.standard_normal((8, 4), np.float32)
             yield x, x.sum(1, keepdims=True)
 
@@ -113,10 +124,12 @@ def train():
 def main():
     try:
         train()
+    except Finished:
+        return
     except BaseException as error:
         words = " ".join(str(error).split())
         print(f"\nERROR {time.time()} {type(error).__name__} {words}", flush=True)
-        if WAY != "leave":
+        if not isinstance(error, SystemExit):
             atexit.register(time.sleep, 600)  # the test ends it: nobody shall miss it, too
         raise
     print("\nDONE", flush=True)
@@ -124,4 +137,5 @@ def main():
 
 if __name__ == "__main__":
     main()
-    leave(os.environ["MEETING"], "worker", ME, 2)
+    if WAY != "end":
+        leave(os.environ["MEETING"], "worker", ME, 2)
