@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 LARGEST = (1 << 63) - 1  # int64
 LARGEST_REAL = 3.4e38  # float32
 LONGEST = 2_000_000  # seconds: as milliseconds they fit C++'s int
+_TOLD = 10_000  # larger bounds are the machine's: told to those alone who exceed them
 _SHOWN = 160  # characters of what was received
 
 Kind = TypeVar("Kind")
@@ -211,9 +212,8 @@ def is_text(value: object) -> bool:
 
 def _bounds(value: Any, least: float, above: float | None, most: float, below: float | None) -> str:
     """Say which bounds there are; those of the machine alone only where they matter."""
-    of_machine = (LARGEST, LARGEST_REAL, LONGEST)
-    says_least = -least not in of_machine or (is_number(value) and value < least)
-    says_most = most not in of_machine or (is_number(value) and value > most)
+    says_least = least > -_TOLD or (is_number(value) and value < least)
+    says_most = most < _TOLD or (is_number(value) and value > most)
     if says_least and says_most and above is below is None:
         return f", from {least:,} to {most:,}"
     parts = []

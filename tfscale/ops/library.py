@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from tfscale.ops import build, toolchain
+from tfscale.ops import build, toolchain, trust
 
 _lock = threading.Lock()
 _loaded: Any = None
@@ -16,18 +16,20 @@ def load() -> Any:
     global _loaded
     with _lock:
         if _loaded is None:
-            _loaded = _load(str(build.find_or_build()))
+            with build.open_library() as library:
+                _loaded = _load(library)
         return _loaded
 
 
-def _load(path: str) -> Any:
+def _load(library: trust.OpenFile) -> Any:
     import tensorflow as tf
 
     try:
-        loaded = tf.load_op_library(path)
+        loaded = tf.load_op_library(library.name)  # the file that was checked
     except (tf.errors.OpError, OSError) as error:
+        said = str(error).replace(library.name, str(library.path))
         raise toolchain.BuildError(
-            f"TensorFlow {tf.version.VERSION} refuses {path}: {error}\n"
+            f"TensorFlow {tf.version.VERSION} refuses {library.path}: {said}\n"
             "Its tag says that it was built for this TensorFlow. Remove the file and try again; if "
             "that does not help, report this message."
         ) from error

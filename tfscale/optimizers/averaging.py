@@ -34,7 +34,8 @@ def checked(given: Averaging) -> Averaging:
     if callable(given):
         return given
     if isinstance(given, Mapping):
-        paths.checked("averaging", given)
+        for pattern in given:
+            arguments.pattern(pattern, "a key of averaging")
         return {pattern: _checked_rule(rule) for pattern, rule in given.items()}
     return _checked_rule(given)
 
