@@ -241,7 +241,8 @@ adversarial.PGD: epsilon=1.5 step_size=1.5 low=-5,0,1.5 high=-5,0,1.5
 callbacks.Adversarial: share=0 strength=0,1.5
 callbacks.BatchGrowth.by_curvature: x={1:2},array y={1:2},array sample_weight={1:2},array fall=1.5
     file='x'
-callbacks.Curvature: x={1:2},array y={1:2},array sample_weight={1:2},array variables='x' jsonl='x'
+callbacks.Curvature: x={1:2},array y={1:2},array sample_weight={1:2},array
+    variables='x','' jsonl='x'
     tensorboard='x'
 callbacks.Preemption: backup_dir='x' exit_code=0
 callbacks.Recompute: budget=1.5 example={1:2},array verbose=0,True
@@ -260,14 +261,14 @@ collectives.send: peer=0 chunks=0
 collectives.share: rank=0
 collectives.simulate: nbytes=0,1.5 gamma=0,1.5
 compression.Kept: shape=[]
-compression.MethodPolicy: rules={} small=0 sensitive='x'
+compression.MethodPolicy: rules={} small=0 sensitive='x',''
 compression.MethodPolicy.of: method={}
 compression.PowerSGD: saves=0,1.5
 compression.Settled: after=0
 compression.Staged: when=0
 compression.TopK: momentum=0
 compression.Wire: feedback=True
-compression.WirePolicy: rules={} small=0 sensitive='x'
+compression.WirePolicy: rules={} small=0 sensitive='x',''
 compression.WirePolicy.of: wire={}
 curvature.Fisher: seed=0 memory=1.5 progress=True
 curvature.GaussNewton: memory=1.5 progress=True
@@ -283,12 +284,13 @@ ops.broadcast: x=[],nan,inf,-inf,-5,0,1.5,np.nan,array root=0 stochastic=True se
 ops.mix: x=[],nan,inf,-inf,1.5,np.nan,array stochastic=True seed=-5,0 piece_bytes=0 name='x'
 ops.reduce_scatter: x=[],array stochastic=True seed=-5,0 piece_bytes=0 name='x'
 optimizers.AdaHessian: learning_rate=0,1.5 beta_1=0 beta_2=0 epsilon=0,1.5 weight_decay=0,1.5
-    hessian_power=0 averaging=None seed=0 exclude_from_weight_decay=None,'x',[]
+    hessian_power=0 averaging=None seed=0 exclude_from_weight_decay=None,'x','',[]
 optimizers.LAMB: learning_rate=0,1.5 beta_1=0 beta_2=0 epsilon=0,1.5 weight_decay=0,1.5
-    trust_bounds=array exclude_from_weight_decay=None,'x',[] exclude_from_adaptation=None,'x',[]
+    trust_bounds=array exclude_from_weight_decay=None,'x','',[]
+    exclude_from_adaptation=None,'x','',[]
     fused=True
 optimizers.LARS: learning_rate=0,1.5 momentum=0 weight_decay=0,1.5 trust_coefficient=0,1.5
-    epsilon=0,1.5 exclude_from_weight_decay=None,'x',[] exclude_from_adaptation=None,'x',[]
+    epsilon=0,1.5 exclude_from_weight_decay=None,'x','',[] exclude_from_adaptation=None,'x','',[]
     fused=True
 schedules.Constant: rate=1.5 warmup=0,1.5 start=0,1.5
 schedules.Cosine: rate=1.5 end=1.5 begin=0,1.5 final=0,1.5 warmup=0,1.5 start=0,1.5

@@ -135,8 +135,10 @@ def pattern(value: Any, name: str) -> re.Pattern[str]:
         "a regular expression that is searched in a variable's path, such as 'dense_1/kernel' "
         "(for all kernels 'kernel$', not '*kernel')"
     )
+    if not is_text(value):
+        raise wrong(value, name, expected)
     try:
-        return re.compile(text(value, name, expected))
+        return re.compile(value)
     except re.error as error:
         raise wrong(value, name, expected, f"Python says of it: {error}") from None
 

@@ -373,7 +373,7 @@ def test_policies_choose_methods():
         (lambda: PowerSGD(saves=-1), "saves is a factor"),
         (lambda: TopK(0), "fraction is the part of a gradient's numbers"),
         (lambda: TopK(1.1), "got 1.1"),
-        (lambda: TopK(momentum=1), "momentum is 0 or more and less than 1; got 1"),
+        (lambda: TopK(momentum=1), "momentum is a number, 0 or more and less than 1; got 1"),
         (lambda: TopK(feedback=False, momentum=0.5), "Leave one of them out"),
         (lambda: RandomK(-1), "got -1"),
         (lambda: Wire("int7"), "int7"),
