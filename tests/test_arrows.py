@@ -9,8 +9,9 @@ import pytest
 ROOT = Path(__file__).parent.parent
 # Lowest first: who stands on a floor may use those below it, and nobody beside it.
 FLOORS = (
-    ("files", "handlers", "names", "messages", "sealed", "sizes", "text", "version"),
-    ("figures", "records", "wires"),
+    ("files", "handlers", "names", "messages", "sealed", "text", "version"),
+    ("arguments",),
+    ("figures", "records", "sizes", "wires"),
     ("bridge", "collectives", "launch"),
     ("ops",),
     ("tensorflow_needed",),

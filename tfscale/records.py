@@ -30,9 +30,11 @@ class Record:
         self._where = where
 
     @classmethod
-    def read(cls, path: Path) -> Record:
-        """Open a file; raises ``OSError`` or ``RecordError``."""
-        text = read_text(path)
+    def read(cls, path: Path, content: bytes | None = None) -> Record:
+        """Open a file, or take the content of one that is open; raises ``OSError`` or
+        ``RecordError``.
+        """
+        text = read_text(path) if content is None else decoded(path, content)
         try:
             return cls(json.loads(text), path)
         except json.JSONDecodeError as error:
@@ -116,7 +118,11 @@ def read_text(path: Path) -> str:
         raise RecordError(
             f"{path}: expected a text of at most {LARGEST:,} bytes, got {status.st_size:,}"
         )
-    content = path.read_bytes()
+    return decoded(path, path.read_bytes())
+
+
+def decoded(path: Path, content: bytes) -> str:
+    """The content of a file in UTF-8 as text; raises ``RecordError``."""
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -130,9 +136,15 @@ def read_text(path: Path) -> str:
     return text
 
 
-def write(path: Path, fields: Mapping[str, Any]) -> None:
-    """Write a file for ``Record.read``: all of it or nothing, whoever else writes it."""
+def write(path: Path, fields: Mapping[str, Any], private: bool = False) -> None:
+    """Write a file for ``Record.read``: all of it or nothing, whoever else writes it.
+
+    Args:
+        path: of the file.
+        fields: that it holds.
+        private: whether nobody else may read it, whatever the umask.
+    """
     text = json.dumps(fields, indent=2, allow_nan=False) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as fresh:
+    with replacing(path, private) as fresh:
         fresh.write_text(text)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import re
+from typing import Any
+
+from tfscale import arguments
 
 _POWERS: dict[str, int] = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _WORDS = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*(?:([KMGT])(I?))?(?:B|bytes)?\s*", re.IGNORECASE)
@@ -17,18 +19,16 @@ def number_of_bytes(value: float | str, name: str) -> int:
         name: of the argument, for the error.
     """
     size = _size(value)
-    if not 1 <= size < math.inf:
-        raise ValueError(
-            f"{name} is a number of bytes, 1 or more, such as 25_000_000, '25MB' or '24MiB'; "
-            f"got {value!r}"
-        )
+    if not 1 <= size <= arguments.LARGEST:
+        expected = "a number of bytes, 1 or more, such as 25_000_000, '25MB' or '24MiB'"
+        raise arguments.wrong(value, name, expected)
     return int(size)
 
 
-def _size(value: object) -> float:
+def _size(value: Any) -> float:
     """0 for what is no size."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return value
+    if arguments.is_number(value):
+        return value  # type: ignore[no-any-return]
     words = _WORDS.fullmatch(value) if isinstance(value, str) else None
     if words is None:
         return 0

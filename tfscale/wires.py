@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, inf
 
-from tfscale.names import unknown
+from tfscale import arguments
 
 BLOCK = 256  # numbers that share a scale
 _SCALE_BYTES = 4
@@ -102,11 +102,9 @@ WIRES = tuple(FORMATS)
 FLOATS = ("float32", "float16", "bfloat16", "float64")
 
 
-def checked(wire: str) -> str:
-    """The same name, if there is a wire of that name."""
-    if wire not in WIRES:
-        raise unknown("wire", wire, WIRES)
-    return wire
+def checked(wire: str, name: str = "wire") -> str:
+    """Return the name of a wire, if there is one; ``name`` is that of the argument."""
+    return arguments.choice(wire, name, WIRES)
 
 
 def nbytes(wire: str, size: int) -> int:

@@ -111,10 +111,10 @@ def test_draws_look_random_and_differ_from_step_to_step():
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: FGSM(0), "epsilon is a number above 0.*got 0"),
+        (lambda: FGSM(0), "epsilon is a number.* more than 0; got 0"),
         (lambda: FGSM(float("nan")), "got nan"),
-        (lambda: PGD(0.1, steps=0), "at least 1; got 0"),
-        (lambda: PGD(0.1, step_size=-1), "step_size is a number above 0.*got -1"),
+        (lambda: PGD(0.1, steps=0), "steps is a whole number, 1 or more; got 0"),
+        (lambda: PGD(0.1, step_size=-1), "step_size is a number.* more than 0; got -1"),
         (lambda: FGSM(0.1, low=1, high=0), "low is below high"),
     ],
 )

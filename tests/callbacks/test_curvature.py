@@ -347,8 +347,8 @@ def test_replicas_get_equal_parts(strategy):
     "how, message",
     [
         ({"factor": 1}, "factor is a whole number .*got 1"),
-        ({"fall": 0.5}, "fall is at least 1, got 0.5"),
-        ({"patience": 0}, "patience is at least 1, got 0"),
+        ({"fall": 0.5}, "fall is a number, 1 or more; got 0.5"),
+        ({"patience": 0}, "patience is a number of epochs, 1 or more; got 0"),
         ({"samples": 0}, "samples are those of one pass.*samples=0"),
     ],
 )

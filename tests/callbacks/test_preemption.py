@@ -349,7 +349,7 @@ def test_processes_that_load_data_end_and_are_not_the_training(where):
 
 
 def test_an_interval_is_a_number_of_steps():
-    with pytest.raises(ValueError, match="check_every is a number of steps above 0, got 0"):
+    with pytest.raises(ValueError, match="check_every is a number of steps, 1 or more; got 0"):
         Preemption("folder", check_every=0)
 
 

@@ -132,14 +132,14 @@ def test_default_groups_are_near_the_square_root() -> None:
 
 @pytest.mark.parametrize("groups", [[], [0], [3, 0], 0, -2])
 def test_hierarchies_refuse_empty_groups(groups) -> None:
-    with pytest.raises(ValueError, match="at least one rank"):
+    with pytest.raises(ValueError, match="a number of ranks, .*1 (or more|to)"):
         hierarchical(groups)
 
 
 @pytest.mark.parametrize("ranks", [0, -1])
 @pytest.mark.parametrize("name", NAMES)
 def test_no_ranks_are_refused(name: str, ranks: int) -> None:
-    with pytest.raises(ValueError, match="at least one rank"):
+    with pytest.raises(ValueError, match="a number of ranks, .*1 (or more|to)"):
         ALGORITHMS[name](ranks)
 
 

@@ -95,7 +95,7 @@ def test_resolve() -> None:
     assert resolve(proven, 3) is proven
     with pytest.raises(ValueError, match="ring, tree, halving.*Did you mean 'ring'"):
         resolve("rnig", 3)
-    with pytest.raises(ValueError, match="no algorithm is called 'zzz'"):
+    with pytest.raises(ValueError, match="algorithm is 'ring', .*got 'zzz'"):
         resolve("zzz", 3)
     with pytest.raises(ValueError, match="ring is for 3 ranks, and here are 4"):
         resolve(mine, 4)

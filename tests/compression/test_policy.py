@@ -121,13 +121,13 @@ class TestWhatAUserMaySay:
 
     @pytest.mark.parametrize("wrong", [None, 8, ["int8"]])
     def test_nothing_else(self, wrong: object) -> None:
-        with pytest.raises(TypeError, match="a wire is a name, a mapping .* got "):
+        with pytest.raises(ValueError, match="wire is 'fp32'.* or a mapping .* got "):
             WirePolicy.of(wrong)
 
 
 class TestRefusals:
     def test_unknown_wires(self) -> None:
-        message = "no wire is called 'int7'; known are fp32, bf16.*Did you mean 'int8'"
+        message = "is 'fp32', 'bf16', .*got 'int7'. Did you mean 'int8'"
         for make in (
             lambda: WirePolicy("int7"),
             lambda: WirePolicy(rules={"kernel": "int7"}),
@@ -137,14 +137,14 @@ class TestRefusals:
                 make()
 
     def test_no_near_match_is_made_up(self) -> None:
-        with pytest.raises(ValueError, match="no wire is called 'zzz'; known are [^?]*$"):
+        with pytest.raises(ValueError, match="wire is 'fp32'.*; got 'zzz'$"):
             WirePolicy("zzz")
 
     @pytest.mark.parametrize("pattern", ["*kernel", "(", None])
     def test_bad_patterns(self, pattern: str | None) -> None:
-        with pytest.raises(ValueError, match="is not a regular expression: .*'kernel\\$'"):
+        with pytest.raises(ValueError, match="is a regular expression .*'kernel\\$', not"):
             WirePolicy(rules={pattern: "int8"})
-        with pytest.raises(ValueError, match="is not a regular expression"):
+        with pytest.raises(ValueError, match="is a regular expression"):
             WirePolicy(sensitive=pattern)
 
     @pytest.mark.parametrize("small", [-1, 0.5, "many"])

@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import re
+import stat
 from pathlib import Path
 
 import numpy as np
@@ -137,6 +138,35 @@ class TestCache:
                 assert json.loads(file.read_text()).keys() == json.loads(good).keys()
         (record,) = [r for r in caplog.records if r.name == "tfscale"]
         assert why in record.message and str(file) in record.message
+
+    def test_it_is_private_whatever_the_umask(self, cache):
+        before = os.umask(0)
+        try:
+            link.cached(group(2), 0.1)
+        finally:
+            os.umask(before)
+        (file,) = cache.iterdir()
+        assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+    @pytest.mark.parametrize("what", ["file", "links", "cache"])
+    def test_what_others_may_have_written_is_measured_again(self, cache, caplog, what):
+        link.cached(group(2), 0.1)
+        (file,) = cache.iterdir()
+        open_to_others = {"file": file, "links": cache, "cache": cache.parent}[what]
+        open_to_others.chmod(0o777)
+        with caplog.at_level(logging.WARNING, "tfscale"):
+            assert link.cached(group(2), 0.1).source == "measured at start"
+        assert f"{open_to_others} may be written by others" in caplog.text
+        again = link.cached(group(2), 0.1).source
+        assert (again == "measured at start") == (what == "cache")  # which is not ours to close
+
+    def test_a_link_in_the_place_of_the_folder_is_not_followed(self, cache, tmp_path):
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.mkdir()
+        cache.symlink_to(elsewhere)
+        assert link.cached(group(2), 0.1).source == "measured at start"
+        assert not list(elsewhere.iterdir())
 
     def test_where_nothing_can_be_written_it_measures(self, cache, caplog):
         cache.write_text("a file where the folder should be")

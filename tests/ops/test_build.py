@@ -1,7 +1,9 @@
 """The native library's build: found, built once, and refused with advice."""
 
 import ctypes
+import grp
 import os
+import pwd
 import shutil
 import stat
 import subprocess
@@ -242,16 +244,30 @@ def test_an_object_under_the_name_of_another_is_compiled_again(sources, tmp_path
     assert ctypes.CDLL(str(library)).twice() == 84
 
 
-def test_nobody_else_may_write_what_is_built_whatever_the_umask(sources, tmp_path):
+def test_nobody_else_may_read_or_write_what_is_built_whatever_the_umask(sources, tmp_path):
+    cache = tmp_path / "above" / "cache"
     before = os.umask(0)
     try:
-        library, _ = find_or_build(sources, tmp_path / "cache")
-        assert find_or_build(sources, tmp_path / "cache") == (library, [])
+        library, _ = find_or_build(sources, cache)
+        assert find_or_build(sources, cache) == (library, [])
     finally:
         os.umask(before)
-    cache = tmp_path / "cache"
-    for path in (cache, library.parent, library, cache / "objects", *objects_of(cache)):
-        assert not path.stat().st_mode & 0o022, path
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in cache.parent.rglob("*")}
+    assert len(modes) > 8
+    assert modes == {path: 0o700 if path.is_dir() else 0o600 for path in modes}
+    assert stat.S_IMODE(cache.parent.stat().st_mode) == 0o700
+
+
+def test_the_log_of_a_failed_build_is_private_too(sources, tmp_path):
+    (sources / "custom_ops/wire/answer.cc").write_text("no C++\n")
+    before = os.umask(0)
+    try:
+        with pytest.raises(BuildError, match="could not compile"):
+            find_or_build(sources, tmp_path / "cache")
+    finally:
+        os.umask(before)
+    logs = list((tmp_path / "cache").rglob("*.log"))
+    assert logs and all(stat.S_IMODE(log.stat().st_mode) == 0o600 for log in logs)
 
 
 def test_a_folder_that_others_may_write_is_closed(sources, tmp_path):
@@ -276,26 +292,133 @@ def test_a_cache_that_others_may_write_is_refused(sources, tmp_path, monkeypatch
     assert cache.stat().st_mode & 0o1777 == 0o1777
 
 
-@pytest.mark.parametrize("what", ["cache", "folder", "library"])
-def test_what_belongs_to_somebody_else_is_not_loaded(sources, tmp_path, monkeypatch, what):
-    library, _ = find_or_build(sources, tmp_path / "cache")
-    path = {"cache": tmp_path / "cache", "folder": library.parent, "library": library}[what]
-    others = path.stat().st_uid + 1234
-    real = Path.lstat
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to others, as root alone can")
+SOMEBODY = 12345  # a user that is not there
 
-    def lstat(self):
-        found = list(real(self))
-        if self == path:
-            found[stat.ST_UID] = others
-        return os.stat_result(found)
 
-    monkeypatch.setattr(Path, "lstat", lstat)
-    if what == "library":
-        _, said = find_or_build(sources, tmp_path / "cache")
+@as_root
+@pytest.mark.parametrize("what", ["above", "cache", "folder", "library", "checksum"])
+def test_what_belongs_to_somebody_else_is_not_loaded(sources, tmp_path, what):
+    cache = tmp_path / "above" / "cache"
+    library, _ = find_or_build(sources, cache)
+    places = {
+        "above": cache.parent,
+        "cache": cache,
+        "folder": library.parent,
+        "library": library,
+        "checksum": trust.checksum_file(library),
+    }
+    os.chown(places[what], SOMEBODY, -1)
+    if what in ("library", "checksum"):
+        _, said = find_or_build(sources, cache)
         assert any("built" in line for line in said)
     else:
-        with pytest.raises(BuildError, match=f"belongs to user {others}"):
-            find_or_build(sources, tmp_path / "cache")
+        with pytest.raises(BuildError, match=f"{places[what]} belongs to user {SOMEBODY}"):
+            find_or_build(sources, cache)
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o757])
+def test_a_folder_above_the_cache_that_others_may_write_is_refused(sources, tmp_path, mode):
+    cache = tmp_path / "above" / "between" / "cache"
+    find_or_build(sources, cache)
+    above = tmp_path / "above"
+    if mode == 0o775:
+        os.chown(above, -1, os.getgid() + 54321) if os.geteuid() == 0 else pytest.skip("not root")
+    above.chmod(mode)
+    with pytest.raises(BuildError, match=f"{above} may be written by others .*{mode:o}"):
+        find_or_build(sources, cache)
+    above.chmod(mode | stat.S_ISVTX)  # as /tmp: nobody can exchange what belongs to another
+    assert find_or_build(sources, cache)[1] == []
+
+
+@as_root
+def test_a_sticky_folder_of_somebody_else_is_refused(sources, tmp_path):
+    above = tmp_path / "above"
+    find_or_build(sources, above / "cache")
+    above.chmod(0o1777)
+    os.chown(above, SOMEBODY, -1)
+    with pytest.raises(BuildError, match=f"{above} belongs to user"):
+        find_or_build(sources, above / "cache")
+
+
+def test_a_group_of_one_user_is_nobody_else(sources, tmp_path, monkeypatch):
+    """By the umask 002 of Ubuntu and Fedora a user's own group may write all that they make."""
+    cache = tmp_path / "above" / "cache"
+    find_or_build(sources, cache)
+    cache.parent.chmod(0o775)
+    group = cache.parent.stat().st_gid
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    for members, refused in (([], False), ([user], False), ([user, "eve"], True)):
+        private = grp.struct_group((user, "x", group, members))
+        monkeypatch.setattr(trust.grp, "getgrgid", lambda _, private=private: private)
+        trust._is_of_one_user.cache_clear()
+        assert bool(trust.doubt_of_folders(cache)) == refused
+    trust._is_of_one_user.cache_clear()
+
+
+def test_a_container_does_not_know_whom_the_folders_above_belong_to(tmp_path, monkeypatch):
+    nobody = int(Path("/proc/sys/kernel/overflowuid").read_text())
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    found = os.lstat(tmp_path)
+    of_nobody = os.stat_result([*found[:4], nobody, *found[5:10]])
+    monkeypatch.setattr(trust, "_unknown_users", lambda: (nobody,))
+    assert trust._doubt(of_nobody, tmp_path, leads=True) == ""
+    assert "belongs to user" in trust._doubt(of_nobody, tmp_path)
+    monkeypatch.undo()
+    with open("/proc/self/uid_map") as file:
+        if file.read().split() == ["0", "0", "4294967295"]:
+            assert trust._unknown_users() == ()
+
+
+def test_a_link_to_the_cache_is_followed_once(sources, tmp_path):
+    library, _ = find_or_build(sources, tmp_path / "cache")
+    (tmp_path / "link").symlink_to(tmp_path / "cache")
+    assert find_or_build(sources, tmp_path / "link") == (library, [])
+    moved = library.parent.rename(tmp_path / "moved")
+    library.parent.symlink_to(moved)
+    with pytest.raises(BuildError, match="is a link"):
+        find_or_build(sources, tmp_path / "cache")
+
+
+@as_root
+def test_another_user_can_neither_write_nor_enter_what_root_has_built(sources, tmp_path):
+    before = os.umask(0)
+    try:
+        library, _ = find_or_build(sources, tmp_path / "cache")
+    finally:
+        os.umask(before)
+    open_to_all(tmp_path)
+    for path in (library, library.with_name("new"), tmp_path / "cache" / "new"):
+        tried = subprocess.run(
+            [sys.executable, "-c", "import sys; open(sys.argv[1], 'a')", str(path)],
+            user=SOMEBODY, group=SOMEBODY, extra_groups=[], capture_output=True, text=True,
+        )  # fmt: skip
+        assert "PermissionError" in tried.stderr
+
+
+def open_to_all(folder):
+    for each in (folder, *folder.parents):
+        each.chmod(each.stat().st_mode | 0o011)
+
+
+def test_what_is_loaded_is_what_was_checked(sources, tmp_path):
+    """Whoever exchanges the file after the check exchanges nothing."""
+    cache = tmp_path / "cache"
+    find_or_build(sources, cache)
+    with build.open_library(tf=FAKE_TF, root=sources, cache=cache) as opened:
+        other = tmp_path / "other.so"
+        other.write_bytes(b"of an attacker")
+        other.replace(opened.path)
+        assert ctypes.CDLL(opened.name).twice() == 84
+
+
+def test_a_pipe_in_the_place_of_a_library_stops_nobody(sources, tmp_path):
+    library, _ = find_or_build(sources, tmp_path / "cache")
+    library.unlink()
+    os.mkfifo(library)
+    again, said = find_or_build(sources, tmp_path / "cache")
+    assert said and ctypes.CDLL(str(again)).twice() == 84
 
 
 def test_a_library_built_ahead_is_refused_if_it_is_not_what_was_built(

@@ -254,15 +254,15 @@ class TestArguments:
     @pytest.mark.parametrize("op", [all_reduce, reduce_scatter, all_gather, broadcast])
     def test_types_that_nobody_sums(self, communicator, op):
         for x in (["a"], [True], tf.zeros([2], tf.uint8), tf.zeros([2], tf.complex64)):
-            with pytest.raises(TypeError, match=r"collectives take float32.*got .*Cast it"):
+            with pytest.raises(ValueError, match=r"x is a tensor of float32.*got .*Cast "):
                 op(x, communicator)
 
     def test_an_unknown_wire(self, communicator):
-        with pytest.raises(ValueError, match="no wire is called 'int7'; known are fp32, bf16"):
+        with pytest.raises(ValueError, match="wire is 'fp32', 'bf16', .*; got 'int7'"):
             all_reduce([1.0], communicator, wire="int7")
 
     def test_an_unknown_algorithm(self, communicator):
-        with pytest.raises(ValueError, match=r"no algorithm is called 'rings'.*mean 'ring'"):
+        with pytest.raises(ValueError, match=r"schedule is 'ring', .* got 'rings'.*mean 'ring'"):
             all_reduce([1.0], communicator, schedule="rings")
 
     def test_a_schedule_for_other_ranks(self, communicator):
@@ -293,7 +293,7 @@ class TestArguments:
             Group.local(["CPU:0"], deadline=0)
 
     def test_a_warning_before_the_wait(self):
-        with pytest.raises(ValueError, match="0 for no warnings, got -1"):
+        with pytest.raises(ValueError, match="0 for no warnings.*; got -1"):
             Group.local(["CPU:0"], slow_after=-1)
 
     # What follows is known when the op is made or run, not when it is called.
@@ -448,7 +448,7 @@ def test_the_gradient_of_a_mixture_goes_back_the_way_it_came():
 
 def test_what_is_no_mixture_is_refused():
     communicator = group(2).communicators[0]
-    with pytest.raises(TypeError, match="expected a mixture of tfscale.collectives, got Schedule"):
+    with pytest.raises(ValueError, match="is a mixture of tfscale.collectives; got Schedule"):
         mix(tf.zeros([2]), communicator, schedule=ring(2))
     with pytest.raises(TypeError, match="shares of int32 are not whole: cast it to a float first"):
         mix(tf.zeros([2], tf.int32), communicator, schedule=mixtures("ring", 2)[0])

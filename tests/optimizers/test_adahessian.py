@@ -211,16 +211,16 @@ def test_a_pattern_that_is_found_nowhere_is_told(caplog):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"beta_1": 1.0}, "beta_1 is a number from 0 to below 1; got 1.0"),
-        ({"beta_2": -0.1}, "beta_2 is a number from 0"),
-        ({"epsilon": -1e-6}, "epsilon is a number that is at least 0; got -1e-06"),
-        ({"hessian_power": 1.5}, "hessian_power is a number from 0 to 1; got 1.5"),
-        ({"samples": 0}, "samples is a whole number that is at least 1; got 0"),
-        ({"update_each": 2.0}, "update_each is a whole number that is at least 1; got 2.0"),
-        ({"seed": -1}, "seed is a whole number that is at least 0, or None; got -1"),
+        ({"beta_1": 1.0}, "beta_1 is a number, 0 or more and less than 1; got 1.0"),
+        ({"beta_2": -0.1}, "beta_2 is a number, 0 or more"),
+        ({"epsilon": -1e-6}, "epsilon is a number, 0 or more; got -1e-06"),
+        ({"hessian_power": 1.5}, "hessian_power is a number, from 0 to 1; got 1.5"),
+        ({"samples": 0}, "samples is a whole number, 1 or more; got 0"),
+        ({"update_each": 2.0}, "update_each is a whole number, 1 or more; got 2.0"),
+        ({"seed": -1}, "seed is a whole number, 0 or more; got -1"),
         ({"averaging": "rows"}, "averaging is .* got 'rows'"),
         ({"averaging": {"kernel": 0}}, "averaging is .* got 0"),
-        ({"averaging": {"(": None}}, "averaging is a list of regular expressions"),
+        ({"averaging": {"(": None}}, "averaging \\[0\\] is a regular expressions"),
     ],
 )
 def test_a_refusal_says_what_was_expected(arguments, message):

@@ -149,10 +149,13 @@ def test_it_keeps_one_number_for_each_of_a_variable():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"momentum": 1.0}, "momentum is a number from 0 to below 1; got 1.0"),
-        ({"trust_coefficient": -1.0}, "trust_coefficient is a number that is at least 0"),
-        ({"epsilon": -1.0}, "epsilon is a number that is at least 0; got -1.0"),
-        ({"form": "popullar"}, "known are paper, popular. Did you mean 'popular'"),
+        ({"momentum": 1.0}, "momentum is a number, 0 or more and less than 1; got 1.0"),
+        ({"trust_coefficient": -1.0}, "trust_coefficient is a number, 0 or more"),
+        ({"epsilon": -1.0}, "epsilon is a number, 0 or more; got -1.0"),
+        (
+            {"form": "popullar"},
+            "form is 'paper' or 'popular'; got 'popullar'. Did you mean 'popular'",
+        ),
     ],
 )
 def test_a_refusal_says_what_was_expected(arguments, message):

@@ -115,21 +115,30 @@ def test_an_open_definition_is_no_schedule_yet(schedule, told):
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda: schedules.Constant(0.0), "rate is a number above 0; got 0.0"),
-        (lambda: schedules.Constant(1.0, warmup=-1), "warmup is .* at least 0; got -1"),
-        (lambda: schedules.Constant(1.0, start=-0.1), "start is .* at least 0; got -0.1"),
+        (lambda: schedules.Constant(0.0), "rate is a number, more than 0; got 0.0"),
+        (lambda: schedules.Constant(1.0, warmup=-1), "warmup is .* 0 or more; got -1"),
+        (lambda: schedules.Constant(1.0, start=-0.1), "start is .* 0 or more; got -0.1"),
         (lambda: schedules.Constant(1.0, unit="epoch"), "Did you mean 'epochs'"),
-        (lambda: schedules.Constant(1.0, scaling="cubic"), "known are linear, square root"),
-        (lambda: schedules.Constant(1.0, base_batch=0), "base_batch is a number above 0; got 0"),
+        (
+            lambda: schedules.Constant(1.0, scaling="cubic"),
+            "scaling is 'linear' or 'square root'; got 'cubic'",
+        ),
+        (
+            lambda: schedules.Constant(1.0, base_batch=0),
+            "base_batch is a number of samples, 1 or more; got 0",
+        ),
         (lambda: schedules.Drops(1.0, at=[]), r"times that rise.*got \[\]"),
         (lambda: schedules.Drops(1.0, at=[30, 20]), r"times that rise.*got \[30, 20\]"),
-        (lambda: schedules.Drops(1.0, at=[3], warmup=5), r"the warm-up's end, 5; got \[3\]"),
+        (lambda: schedules.Drops(1.0, at=[3], warmup=5), r"none before warmup=5; got \[3\]"),
         (lambda: schedules.Cosine(1.0, end=5, warmup=6), "begin=6, warmup=6, end=5"),
         (lambda: schedules.Polynomial(1.0, end=5, begin=5), "begin=5, warmup=0, end=5"),
-        (lambda: schedules.Polynomial(1.0, end=5, power=0), "power is a number above 0; got 0"),
-        (lambda: schedules.InverseSquareRoot(1.0), "warmup of InverseSquareRoot .*; got 0"),
+        (
+            lambda: schedules.Polynomial(1.0, end=5, power=0),
+            "power is a number, more than 0; got 0",
+        ),
+        (lambda: schedules.InverseSquareRoot(1.0), "warmup is .*for this schedule.*; got 0"),
         (lambda: schedules.Constant(1.0, unit="epochs").in_steps(0), "steps_per_epoch .*; got 0"),
-        (lambda: schedules.linear_scaling(1.0, 256, 0), "batch is a number of samples .*; got 0"),
+        (lambda: schedules.linear_scaling(1.0, 256, 0), "batch is a number of samples, .*; got 0"),
     ],
 )
 def test_a_refusal_says_what_was_received(make, told):

@@ -168,7 +168,7 @@ def test_what_tensorflow_cannot_do_is_refused(arguments, why):
 
 
 def test_an_unknown_backend_is_refused():
-    with pytest.raises(ValueError, match="'auto', 'engine', 'tensorflow', got 'nccl'"):
+    with pytest.raises(ValueError, match="'auto', 'engine' or 'tensorflow'; got 'nccl'"):
         tfscale.ScaleStrategy(devices=DEVICES, backend="nccl")
 
 

@@ -161,7 +161,7 @@ def test_what_a_step_returns_is_of_the_whole_batch():
 
 
 def test_a_wrong_word_is_refused():
-    with pytest.raises(ValueError, match='"mean", "sum", "scaled" or None, got \'average\''):
+    with pytest.raises(ValueError, match="own_losses is 'mean', 'sum' or 'scaled'; got 'average'"):
         two(own_losses="average")
 
 

@@ -8,7 +8,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfscale import arguments
+
 Tensors = list[Any]
+
+_MOST_STEPS = 10_000  # of which each is in the graph
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,14 +52,15 @@ class PGD:
     high: float | None = None
 
     def __post_init__(self) -> None:
+        units = "a number in the data's units"
+        arguments.real(self.epsilon, "epsilon", above=0, what=units)
+        arguments.whole(self.steps, "steps", 1, _MOST_STEPS)
         if self.step_size is None:
-            object.__setattr__(self, "step_size", 2.5 * self.epsilon / max(self.steps, 1))
-        for name in ("epsilon", "step_size"):
-            value = getattr(self, name)
-            if not value > 0:
-                raise ValueError(f"{name} is a number above 0, in the data's units; got {value!r}")
-        if not isinstance(self.steps, int) or self.steps < 1:
-            raise ValueError(f"steps is a whole number that is at least 1; got {self.steps!r}")
+            object.__setattr__(self, "step_size", 2.5 * self.epsilon / self.steps)
+        arguments.real(self.step_size, "step_size", above=0, what=units)
+        arguments.flag(self.random_start, "random_start")
+        for name in ("low", "high"):
+            arguments.optional(arguments.real, getattr(self, name), name, what=units)
         if self.low is not None and self.high is not None and self.low >= self.high:
             raise ValueError(f"low is below high; got low={self.low!r}, high={self.high!r}")
 
@@ -123,6 +128,12 @@ class FGSM(PGD):
         self, epsilon: float, *, low: float | None = None, high: float | None = None
     ) -> None:
         super().__init__(epsilon, 1, epsilon, random_start=False, low=low, high=high)
+
+
+def checked_attack(attack: PGD) -> PGD:
+    """Return an attack."""
+    expected = "one of tfscale.adversarial, such as FGSM(0.05, low=0.0, high=1.0)"
+    return arguments.instance(attack, "attack", PGD, expected)
 
 
 def _sign(gradient: Any) -> Any:

@@ -9,9 +9,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfscale import arguments
 from tfscale.adversarial import draws, losses
-from tfscale.adversarial.attacks import PGD
-from tfscale.adversarial.inputs import Inputs
+from tfscale.adversarial.attacks import PGD, checked_attack
+from tfscale.adversarial.inputs import Inputs, checked_names
 
 
 def examples(
@@ -43,11 +44,26 @@ def examples(
         >>> wrong = tfscale.adversarial.examples(model, x, y, attack)
         >>> loss = model.evaluate(wrong, y, verbose=0)
     """
+    arguments.instance(model, "model", keras.Model, "a keras.Model")
+    arrays = {"x": x, "y": y, "sample_weight": sample_weight}
+    for name, given in arrays.items():
+        if name != "sample_weight" or given is not None:
+            _check_rows(given, name, x)
+    checked_attack(attack)
+    names = checked_names(inputs)
+    batch_size = arguments.whole(batch_size, "batch_size", 1, what="a number of samples")
     losses.check(model)
-    given = (x, y) if sample_weight is None else (x, y, sample_weight)
-    move = _move(model, attack, inputs)
-    parts = [move(batch) for batch in tf.data.Dataset.from_tensor_slices(given).batch(batch_size)]
+    data = (x, y) if sample_weight is None else (x, y, sample_weight)
+    move = _move(model, attack, names)
+    parts = [move(batch) for batch in tf.data.Dataset.from_tensor_slices(data).batch(batch_size)]
     return keras.tree.map_structure(lambda *arrays: np.concatenate(arrays), *parts)
+
+
+def _check_rows(given: Any, name: str, x: Any) -> None:
+    counts = [np.shape(each)[:1] for each in keras.tree.flatten(arguments.data(given, name))]
+    expected = np.shape(keras.tree.flatten(x)[0])[:1]
+    if not expected or set(counts) != {expected}:
+        raise arguments.wrong(given, name, "an array of as many rows as x, or a structure of such")
 
 
 def _move(model: keras.Model, attack: PGD, names: Sequence[str] | None) -> Any:

@@ -8,6 +8,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfscale import arguments
+
 ALONE = "x"  # the name of an input that is the only one
 
 
@@ -38,6 +40,12 @@ class Inputs:
         for place, x in zip(self._places, moved, strict=True):
             flat[place] = x
         return keras.tree.pack_sequence_as(self._all, flat)
+
+
+def checked_names(names: Sequence[str] | None) -> tuple[str, ...] | None:
+    """Return the names of inputs that a user gives."""
+    expected = 'a list of names, such as ["image"]'
+    return arguments.optional(arguments.items, names, "inputs", expected, arguments.text)
 
 
 def _name(path: tuple[Any, ...]) -> str:

@@ -9,7 +9,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfscale import arguments
 from tfscale.adversarial import PGD, losses
+from tfscale.adversarial.attacks import checked_attack
+from tfscale.adversarial.inputs import checked_names
 from tfscale.adversarial.step import AdversarialStep
 from tfscale.bridge.installed import refuse_keras_2
 from tfscale.bridge.shadow import shadowed
@@ -70,19 +73,12 @@ class Adversarial(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         refuse_keras_2("Adversarial changes the steps of Keras 3")
-        if not isinstance(attack, PGD):
-            raise ValueError(
-                "attack is one of tfscale.adversarial, such as FGSM(0.05, low=0.0, high=1.0); got "
-                f"{attack!r}"
-            )
-        if isinstance(inputs, str) or (inputs is not None and not inputs):
-            raise ValueError(f'inputs is a list of names, such as ["image"]; got {inputs!r}')
-        self.attack = attack
-        self._inputs = inputs
+        self.attack = checked_attack(attack)
+        self._inputs = checked_names(inputs)
         self._amounts = {"share": share, "strength": strength}
         for name, amount in self._amounts.items():
             if not callable(amount):
-                _check(name, amount)
+                self._amounts[name] = _checked(name, amount)
         self._of_step: dict[str, Callable[[int], float]] = {}
         self._variables: dict[str, Any] = {}
         self._values: dict[str, float] = {}
@@ -108,7 +104,7 @@ class Adversarial(keras.callbacks.Callback):
         """Called by Keras, once for each execution."""
         step = progress.steps(self.model.optimizer)
         for name, of_step in self._of_step.items():
-            value = _check(name, float(of_step(step)))
+            value = _checked(name, float(of_step(step)))
             if value != self._values[name]:
                 self._variables[name].assign(value)
                 self._values[name] = value
@@ -141,8 +137,6 @@ def _always(amount: float, step: int) -> float:
     return amount
 
 
-def _check(name: str, value: float) -> float:
-    if not value >= 0 or (name == "share" and value > 1):
-        what = "from 0 to 1" if name == "share" else "that is at least 0"
-        raise ValueError(f"{name} is a number {what}, got {value!r}")
-    return value
+def _checked(name: str, value: float) -> float:
+    most = 1 if name == "share" else arguments.LARGEST_REAL
+    return arguments.real(value, name, 0, most, what="a number or a function from steps to such")

@@ -11,10 +11,30 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfscale import arguments
 from tfscale.callbacks import progress
 
 if TYPE_CHECKING:
     from tfscale.callbacks.curvature_growth import CurvatureGrowth
+
+
+_SIZES = (
+    "a mapping from the step at which a batch size begins to that size, from step 0 on, "
+    "such as {0: 256, 5000: 1024}"
+)
+
+_PASSES = (
+    "a mapping from the number of passes after which a batch size begins to that size, from 0 on, "
+    "such as {0: 256, 30: 1024}"
+)
+
+
+def _step(value: int) -> int:
+    return arguments.whole(value, "a key of sizes", 0, what="a number of steps")
+
+
+def _batch(value: int) -> int:
+    return arguments.whole(value, "a value of sizes", 1, what="a batch size")
 
 
 class BatchGrowth(keras.callbacks.Callback):
@@ -57,12 +77,10 @@ class BatchGrowth(keras.callbacks.Callback):
 
     def __init__(self, sizes: Mapping[int, int]) -> None:
         super().__init__()
-        self.sizes = dict(sorted(sizes.items()))
-        if 0 not in self.sizes or min(self.sizes) < 0 or min(self.sizes.values()) < 1:
-            raise ValueError(
-                "sizes maps the step at which a batch size begins to that size, from step 0 on, "
-                f"as in {{0: 256, 5000: 1024}}; got {dict(sizes)}"
-            )
+        found = arguments.mapping(sizes, "sizes", _SIZES)
+        self.sizes = dict(sorted((_step(s), _batch(b)) for s, b in found.items()))
+        if 0 not in self.sizes:
+            raise arguments.wrong(sizes, "sizes", _SIZES)
         self._first = 0
         self._read = False
 
@@ -74,7 +92,14 @@ class BatchGrowth(keras.callbacks.Callback):
             sizes: from the number of passes after which a batch size begins, from 0, to that size.
             samples: how many samples one pass has.
         """
-        stages = sorted(sizes.items())
+        passes = arguments.mapping(sizes, "sizes", _PASSES)
+        samples = arguments.whole(samples, "samples", 1, what="a number of samples")
+        for begin, size in passes.items():
+            arguments.real(begin, "a key of sizes", 0, what="a number of passes")
+            _batch(size)
+        if 0 not in passes:
+            raise arguments.wrong(sizes, "sizes", _PASSES)
+        stages = sorted(passes.items())
         found, step = dict(stages[:1]), 0
         for (begin, size), (end, following) in itertools.pairwise(stages):
             step += round((end - begin) * samples / size)
@@ -167,10 +192,12 @@ class BatchGrowth(keras.callbacks.Callback):
 
     def size(self, step: int) -> int:
         """The global batch of a step."""
+        step = arguments.whole(step, "step", 0)
         return self.sizes[max(first for first in self.sizes if first <= step)]
 
     def steps(self, samples: int) -> int:
         """How many steps it takes to train on so many samples, added up over all passes."""
+        samples = arguments.whole(samples, "samples", 0, what="a number of samples")
         done = 0
         for first, end, size in self._stages():
             needed = -(-samples // size)
@@ -191,6 +218,8 @@ class BatchGrowth(keras.callbacks.Callback):
         Args:
             samples: one pass, not in batches. A ``shuffle`` in it shuffles each pass anew.
         """
+        expected = "a tf.data.Dataset of one pass, not in batches"
+        arguments.instance(samples, "samples", tf.data.Dataset, expected)
 
         def first_step() -> Any:
             self._read = True

@@ -11,10 +11,12 @@ from typing import Any
 
 import keras
 
-from tfscale import curvature
+from tfscale import arguments, curvature
 from tfscale.bridge.installed import refuse_keras_2
 from tfscale.callbacks import progress
 from tfscale.curvature.of_model import refuse_other_strategies
+from tfscale.curvature.samples import checked_samples
+from tfscale.curvature.variables import checked_variables
 from tfscale.telemetry.sinks import JsonLines, TensorBoard
 
 EPOCH = "epoch"
@@ -74,15 +76,24 @@ class Curvature(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         refuse_keras_2("Curvature measures models of Keras 3")
-        if every != EPOCH and not (isinstance(every, int) and every >= 1):
-            raise ValueError(f'every is "epoch" or a number of steps, got {every!r}')
-        if isinstance(what, str) or not what or set(what) - _MEASURES.keys():
-            raise ValueError(f"what is a list of {', '.join(map(repr, _MEASURES))}; got {what!r}")
+        if not (isinstance(every, str) and every == EPOCH):
+            every = arguments.whole(every, "every", 1, what='"epoch" or a number of steps')
+        arguments.data(x, "x")
+        arguments.optional(arguments.data, y, "y")
+        arguments.optional(arguments.data, sample_weight, "sample_weight")
+        expected = f"a list of {', '.join(map(repr, _MEASURES))}"
+        what = arguments.items(what, "what", expected, _measure)
+        arguments.optional(arguments.whole, batch_size, "batch_size", 1, what="a number of rows")
+        checked_variables(variables)
+        checked_samples(samples)
+        arguments.optional(arguments.path, jsonl, "jsonl")
+        arguments.optional(arguments.path, tensorboard, "tensorboard")
+        arguments.flag(progress, "progress")
         self.measured: list[dict[str, Any]] = []
         self._data = (x, y, sample_weight)
         self._how = {"batch_size": batch_size, "variables": variables}
         self._every = every
-        self._what = tuple(what)
+        self._what = what
         self._samples = samples
         self._jsonl = jsonl
         self._tensorboard = tensorboard
@@ -180,3 +191,7 @@ def _bottom(hessian: Any, samples: int) -> tuple[dict[str, float], dict[str, Any
 
 
 _MEASURES: Mapping[str, _Measure] = {"trace": _trace, "top": _top, "bottom": _bottom}
+
+
+def _measure(name: str, argument: str) -> str:
+    return arguments.choice(name, argument, tuple(_MEASURES))

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import curvature, records
+from tfscale import arguments, curvature, records
 from tfscale.bridge import fit
 from tfscale.bridge.installed import KERAS_2
 from tfscale.bridge.objects import innermost
@@ -75,18 +75,19 @@ class CurvatureGrowth(BatchGrowth):
                 f"BatchGrowth.by_curvature measures models of Keras 3, and this is Keras "
                 f"{keras.__version__}. BatchGrowth itself works here"
             )
-        super().__init__({0: batch})
-        if not isinstance(factor, int) or factor < 2:
-            raise ValueError(f"factor is a whole number that is at least 2, got {factor!r}")
-        for name, value, least in (("fall", fall, 1), ("patience", patience, 1)):
-            if not value >= least:
-                raise ValueError(f"{name} is at least {least}, got {value!r}")
-        if largest < batch or samples < 1:
-            raise ValueError(
-                "largest is at least the first batch, and samples are those of one pass; got "
-                f"batch={batch!r}, largest={largest!r}, samples={samples!r}"
-            )
-        self.batch, self.largest = batch, largest
+        for name, each in zip(("x", "y", "sample_weight"), data, strict=True):
+            if name == "x" or each is not None:
+                arguments.data(each, name)
+        self.batch = arguments.whole(batch, "batch", 1, what="a batch size")
+        super().__init__({0: self.batch})
+        self.largest = arguments.whole(largest, "largest", self.batch, what="the last batch size")
+        factor = arguments.whole(factor, "factor", 2)
+        fall = arguments.real(fall, "fall", 1)
+        patience = arguments.whole(patience, "patience", 1, what="a number of epochs")
+        samples = arguments.whole(samples, "samples", 1, what="the number of samples of a pass")
+        arguments.optional(arguments.whole, batch_size, "batch_size", 1, what="a number of rows")
+        arguments.flag(raise_rate, "raise_rate")
+        arguments.optional(arguments.path, file, "file")
         self.measures: list[Measure] = []
         self._samples = samples
         self._data, self._batch_size = data, batch_size
@@ -107,6 +108,8 @@ class CurvatureGrowth(BatchGrowth):
             first: with the first batch.
             epochs: after so many it is 0 in any case.
         """
+        first = arguments.real(first, "first", 0, 1)
+        arguments.optional(arguments.whole, epochs, "epochs", 0, what="a number of epochs")
 
         def share(step: int) -> float:
             size = self.size(step)

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfscale import arguments
 from tfscale.bridge.backup import WholeBackup
 from tfscale.bridge.installed import KERAS_2
 from tfscale.callbacks.sigterm import Sigterm
@@ -59,8 +60,14 @@ class Preemption(WholeBackup):
                 f"Preemption needs Keras 3, and this is Keras {keras.__version__}: use its own "
                 "BackupAndRestore(..., save_before_preemption=True)"
             )
-        if check_every < 1:
-            raise ValueError(f"check_every is a number of steps above 0, got {check_every}")
+        arguments.path(backup_dir, "backup_dir")
+        if not (isinstance(save_freq, str) and save_freq == "epoch"):
+            save_freq = arguments.whole(
+                save_freq, "save_freq", 1, what="'epoch' or a number of steps"
+            )
+        check_every = arguments.whole(check_every, "check_every", 1, what="a number of steps")
+        what = "an exit code of a program"
+        exit_code = arguments.whole(exit_code, "exit_code", 0, 255, what=what)
         super().__init__(backup_dir, save_freq, **settings)
         self._check_every = check_every
         self._exit_code = exit_code

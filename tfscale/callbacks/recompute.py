@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 
+from tfscale import arguments
 from tfscale.bridge.grappler import sums_in_order
 from tfscale.bridge.installed import refuse_keras_2
 from tfscale.bridge.objects import innermost
@@ -24,7 +25,7 @@ from tfscale.recompute import (
     trace,
 )
 from tfscale.recompute.batch import batch_of_fit
-from tfscale.recompute.plan import Tell
+from tfscale.recompute.plan import Tell, checked_fraction, checked_layers
 from tfscale.recompute.traced_step import TracedStep
 from tfscale.sizes import number_of_bytes
 
@@ -80,14 +81,17 @@ class Recompute(keras.callbacks.Callback):
         super().__init__()
         refuse_keras_2("Recompute watches layers of Keras 3")
         given = {"budget": budget, "fraction": fraction, "layers": layers, "segments": segments}
-        given = {name: value for name, value in given.items() if value is not None}
-        if len(given) != 1:
+        named = [name for name, value in given.items() if value is not None]
+        if len(named) != 1:
+            got = ", ".join(f"{name}={arguments.shown(value)}" for name, value in given.items())
             raise ValueError(
-                "Recompute takes exactly one of budget, fraction, layers and segments, "
-                f"got {', '.join(given) or 'none'}: Recompute(fraction=0.4)"
+                "Recompute takes exactly one of budget, fraction, layers and segments, such as "
+                f"Recompute(fraction=0.4); got {got}"
             )
-        ((name, value),) = given.items()
+        name, value = named[0], given[named[0]]
         self._choose = _CHOICES[name](value)
+        arguments.optional(arguments.data, example, "example")
+        arguments.whole(int(verbose) if isinstance(verbose, bool) else verbose, "verbose", 0, 2)
         self._example = example
         self._verbose = verbose
         self._plan: Plan | None = None
@@ -173,20 +177,17 @@ def _budget(value: float | str) -> _Choose:
 
 
 def _fraction(value: float) -> _Choose:
-    if not 0 < value <= 1:
-        raise ValueError(f"fraction is above 0 and at most 1, got {value!r}")
+    value = checked_fraction(value)
     return lambda step, pile_up, tell: plan_fraction(step, value, pile_up, tell)
 
 
 def _layers(value: Sequence[str]) -> _Choose:
-    if isinstance(value, str) or not value or not all(isinstance(name, str) for name in value):
-        raise ValueError(f"layers is a list of names of layers, got {value!r}")
-    return lambda step, pile_up, _: plan_layers(step, list(value), pile_up)
+    names = checked_layers(value)
+    return lambda step, pile_up, _: plan_layers(step, names, pile_up)
 
 
 def _segments(value: str) -> _Choose:
-    if value != "sqrt":
-        raise ValueError(f'segments is "sqrt", got {value!r}')
+    arguments.choice(value, "segments", ("sqrt",))
     return lambda step, pile_up, _: plan_sqrt(step, pile_up)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
+from tfscale import arguments
 from tfscale.bridge.output import keep_out_of_bar
 from tfscale.callbacks import progress
 from tfscale.exchange.explain import Row
@@ -38,6 +39,10 @@ _TOO_SHORT = (
 
 SHARE = 0.005  # of the time is what reading and telling may take
 SHORTEST = 0.01  # seconds: to tell of each step alone costs some hundredths of a millisecond
+
+
+def _step(value: int, name: str) -> int:
+    return arguments.whole(value, name, 0, what="a number of steps")
 
 
 class Telemetry(keras.callbacks.Callback):
@@ -100,20 +105,28 @@ class Telemetry(keras.callbacks.Callback):
         errors: bool = True,
     ) -> None:
         super().__init__()
-        if not 0 <= profile[0] < profile[1]:
-            raise ValueError(
-                "profile is the first step of the timeline and the one after its last, counted "
-                f"from 0, such as (10, 13); got {profile!r}"
-            )
-        for name, value in (("batch", batch), ("baseline", baseline)):
-            if value is not None and not callable(value) and value <= 0:
-                raise ValueError(f"{name} is a number above 0, got {value!r}")
+        expected = (
+            "the first step of the timeline and the one after its last, counted from 0, "
+            "such as (10, 13)"
+        )
+        first, end = arguments.items(profile, "profile", expected, _step, least=2, most=2)
+        if first >= end:
+            raise arguments.wrong(profile, "profile", expected)
+        if not callable(batch):
+            what = "a number of samples or a function from steps to such"
+            arguments.optional(arguments.whole, batch, "batch", 1, what=what)
+        what = "a number of samples per second"
+        arguments.optional(arguments.real, baseline, "baseline", above=0, what=what)
+        for name, file in (("jsonl", jsonl), ("tensorboard", tensorboard), ("timeline", timeline)):
+            arguments.optional(arguments.path, file, name)
+        arguments.flag(progress, "progress")
+        arguments.flag(errors, "errors")
         timeline = timeline or os.environ.get(ASKED)
         self._paths = {"jsonl": jsonl, "tensorboard": tensorboard, "timeline": timeline}
         self._progress = progress
         self._given = batch
         self._baseline = baseline
-        self._profiled = profile
+        self._profiled = (first, end)
         self._wants_errors = errors
         self._begun = False
         self._engine_log: EngineLog | None = None

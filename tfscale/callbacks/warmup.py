@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import schedules
+from tfscale import arguments, schedules
 from tfscale.bridge.objects import innermost
 from tfscale.callbacks import momentum, progress
 from tfscale.schedules.schedule import EPOCHS, STEPS
@@ -79,6 +79,16 @@ class Warmup(keras.callbacks.Callback):
         momentum_correction: bool = False,
     ) -> None:
         super().__init__()
+        expected = "a schedule, such as tfscale.schedules.Constant(0.1, warmup=500)"
+        kind = keras.optimizers.schedules.LearningRateSchedule
+        arguments.optional(arguments.instance, schedule, "schedule", kind, expected)
+        arguments.optional(arguments.real, epochs, "epochs", 0, what="a number of epochs")
+        arguments.optional(arguments.real, steps, "steps", 0, what="a number of steps")
+        start = arguments.real(start, "start", 0)
+        what = "a number of samples"
+        arguments.optional(arguments.whole, batch, "batch", 1, what=what)
+        arguments.optional(arguments.whole, batch_per_replica, "batch_per_replica", 1, what=what)
+        momentum_correction = arguments.flag(momentum_correction, "momentum_correction")
         if sum(given is not None for given in (schedule, epochs, steps)) != 1:
             raise ValueError(
                 "Warmup takes a schedule, or epochs, or steps: one of the three; got "

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fractions import Fraction
 
+from tfscale import arguments
 from tfscale.collectives.cost import Cost, Link, flat
-from tfscale.collectives.schedule import Move, Schedule, finalise, keep, send
+from tfscale.collectives.schedule import Move, Schedule, checked_ranks, finalise, keep, send
 from tfscale.collectives.tree import Node, depth, descend, node_at
 
 
@@ -33,8 +34,8 @@ def broadcast(ranks: int, root: int = 0) -> Schedule:
     Reference: Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth
     broadcast, reduction and scan", Parallel Computing 2009 (one of the two trees).
     """
-    if not 0 <= root < ranks:
-        raise ValueError(f"the root, rank {root}, is not one of the {ranks} ranks")
+    ranks = checked_ranks(ranks)
+    root = arguments.whole(root, "root", 0, ranks - 1, what=f"one of the {ranks} ranks")
     top = (1 << depth(ranks)) - 1  # the place of the tree's root
 
     def neighbours(rank: int) -> Node:

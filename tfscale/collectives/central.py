@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from tfscale.collectives.cost import Cost, Link, fan_in, flat
-from tfscale.collectives.schedule import Move, Schedule, add, finalise, keep, send
+from tfscale.collectives.schedule import Move, Schedule, add, checked_ranks, finalise, keep, send
 
 
 def central(ranks: int) -> Schedule:
@@ -29,6 +29,7 @@ def central(ranks: int) -> Schedule:
     Reference: the baseline of Li et al., "Scaling distributed machine learning
     with the parameter server", OSDI 2014.
     """
+    ranks = checked_ranks(ranks)
 
     def build(rank: int) -> Iterator[Move]:
         if rank > 0:

@@ -17,6 +17,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from typing import Any
+
+from tfscale import arguments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +38,10 @@ class Link:
 
     alpha: float
     beta: float
+
+    def __post_init__(self) -> None:
+        arguments.real(self.alpha, "alpha", 0, what="a number of seconds per message")
+        arguments.real(self.beta, "beta", 0, what="a number of seconds per byte")
 
     def seconds(self, nbytes: float) -> float:
         """How long one message keeps a port busy."""
@@ -57,12 +64,31 @@ class Cluster:
     outer: Link
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "sizes", tuple(self.sizes))
-        if not self.sizes or min(self.sizes) < 1:
-            raise ValueError(f"groups have at least one rank each, got sizes {self.sizes}")
+        object.__setattr__(self, "sizes", checked_sizes(self.sizes, "sizes"))
+        for name in ("inner", "outer"):
+            expected = "a Link, such as Link(alpha=5e-5, beta=8e-9)"
+            arguments.instance(getattr(self, name), name, Link, expected)
 
 
 Machine = Link | Cluster
+
+
+def checked_sizes(sizes: Any, name: str) -> tuple[int, ...]:
+    """Return the sizes of groups, of which each has at least one rank."""
+    expected = "a list of the numbers of ranks in each group, such as [8, 8]"
+
+    def size(value: Any, name: str) -> int:
+        return arguments.whole(value, name, 1, what="a number of ranks")
+
+    return arguments.items(sizes, name, expected, size)
+
+
+def checked_machine(machine: Any, name: str) -> Machine:
+    """Return a machine."""
+    expected = "a Link or a Cluster, such as Link(alpha=5e-5, beta=8e-9)"
+    if isinstance(machine, (Link, Cluster)):
+        return machine
+    raise arguments.wrong(machine, name, expected)
 
 
 def slowest(machine: Machine) -> Link:
@@ -92,6 +118,13 @@ class Cost:
     received: Fraction
     seconds: Callable[[float, Machine, float], float]
     exact: bool = True
+
+    def __post_init__(self) -> None:
+        arguments.whole(self.rounds, "rounds", 0)
+        arguments.real(self.sent, "sent", 0, what="a number of buffers")
+        arguments.real(self.received, "received", 0, what="a number of buffers")
+        arguments.function(self.seconds, "seconds", "a function of nbytes, machine and gamma")
+        arguments.flag(self.exact, "exact")
 
     def time(self, nbytes: float, machine: Machine, gamma: float = 0) -> float:
         """Seconds to reduce ``nbytes`` on ``machine``, adding at ``gamma`` seconds per byte.

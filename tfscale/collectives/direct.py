@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from tfscale.collectives.cost import Cost, Link, fan_in, flat
-from tfscale.collectives.schedule import Move, Schedule, add, finalise, keep, send
+from tfscale.collectives.schedule import Move, Schedule, add, checked_ranks, finalise, keep, send
 
 
 def direct(ranks: int) -> Schedule:
@@ -35,6 +35,7 @@ def direct(ranks: int) -> Schedule:
     Reference: Li et al., "Scaling distributed machine learning with the
     parameter server", OSDI 2014 (servers and workers on the same machines).
     """
+    ranks = checked_ranks(ranks)
 
     def build(rank: int) -> Iterator[Move]:
         after = [(rank + turn) % ranks for turn in range(1, ranks)]

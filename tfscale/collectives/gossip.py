@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 
+from tfscale import arguments
 from tfscale.collectives.cost import Cost, Link, fan_in, flat
 from tfscale.collectives.proof import trusted
 from tfscale.collectives.schedule import (
@@ -24,10 +25,11 @@ from tfscale.collectives.schedule import (
     Schedule,
     ScheduleError,
     add,
+    checked_ranks,
+    checked_schedule,
     finalise,
     send,
 )
-from tfscale.names import unknown
 
 Pairs = Sequence[tuple[int, int]]  # who sends to whom
 Topology = Callable[[int], Sequence[Pairs]]
@@ -56,6 +58,7 @@ def mixture(name: str, ranks: int, pairs: Pairs) -> Schedule:
         >>> schedule.verify().messages
         3
     """
+    ranks = checked_ranks(ranks)
     pairs = _checked(name, ranks, pairs)
     receivers: list[list[int]] = [[] for _ in range(ranks)]
     senders: list[list[int]] = [[] for _ in range(ranks)]
@@ -79,7 +82,8 @@ def mixture(name: str, ranks: int, pairs: Pairs) -> Schedule:
 
 def _checked(name: str, ranks: int, pairs: Pairs) -> list[tuple[int, int]]:
     checked: list[tuple[int, int]] = []
-    for pair in pairs:
+    expected = "a list of pairs (sender, receiver)"
+    for pair in arguments.items(pairs, "pairs", expected, least=0):
         try:
             sender, receiver = map(operator.index, pair)
         except (TypeError, ValueError):
@@ -188,6 +192,9 @@ def mixtures(topology: str | Topology, ranks: int, seed: int = 0) -> list[Schedu
         >>> [schedule.name for schedule in mixtures("exponential", 3)]
         ['gossip(exponential, 1 of 2)', 'gossip(exponential, 2 of 2)']
     """
+    checked_topology(topology)
+    ranks = checked_ranks(ranks)
+    arguments.whole(seed, "seed")
     rounds = _rounds(topology, ranks, seed)
     said = topology if isinstance(topology, str) else f"own {zlib.crc32(repr(rounds).encode()):08x}"
     name = f"{said}, seed {seed}" if said == "random" else said
@@ -199,10 +206,18 @@ def mixtures(topology: str | Topology, ranks: int, seed: int = 0) -> list[Schedu
     return made
 
 
+def checked_topology(topology: str | Topology) -> None:
+    """Refuse what is neither a name nor a function."""
+    if not callable(topology):
+        other = (
+            "a function from a number of ranks to a list of rounds, each a list of pairs "
+            "(sender, receiver)"
+        )
+        arguments.choice(topology, "topology", TOPOLOGIES, other)
+
+
 def _rounds(topology: str | Topology, ranks: int, seed: int) -> list[Pairs]:
     if isinstance(topology, str):
-        if topology not in TOPOLOGIES:
-            raise unknown("topology", topology, TOPOLOGIES)
         more = {"seed": seed} if topology == "random" else {}
         made: Sequence[Pairs] = TOPOLOGIES[topology](ranks, **more)
     else:
@@ -260,7 +275,8 @@ def share(schedule: Schedule, rank: int) -> Fraction:
         >>> share(mixtures("ring", 5)[0], rank=2)
         Fraction(1, 3)
     """
-    sent = sum(move.kind is Kind.SEND for move in schedule.program(rank))
+    program = checked_schedule(schedule).program(rank)
+    sent = sum(move.kind is Kind.SEND for move in program)
     return Fraction(1, 1 + sent)
 
 
@@ -274,9 +290,10 @@ def matrix(schedule: Schedule) -> list[list[Fraction]]:
         >>> print(*matrix(mixtures("exponential", 2)[0])[0])
         1/2 1/2
     """
-    shares = [share(schedule, rank) for rank in range(schedule.ranks)]
+    ranks = range(checked_schedule(schedule).ranks)
+    shares = [share(schedule, rank) for rank in ranks]
     rows = []
-    for rank in range(schedule.ranks):
+    for rank in ranks:
         senders = _contributors(schedule, rank)
         rows.append([part if s in senders else Fraction(0) for s, part in enumerate(shares)])
     return rows
@@ -296,7 +313,7 @@ def is_doubly_stochastic(schedule: Schedule) -> bool:
         >>> is_doubly_stochastic(mixture("one way", 2, [(0, 1)]))
         False
     """
-    ranks = range(schedule.ranks)
+    ranks = range(checked_schedule(schedule).ranks)
     shares = [share(schedule, rank) for rank in ranks]
     return all(sum(shares[s] for s in _contributors(schedule, rank)) == 1 for rank in ranks)
 
@@ -317,6 +334,7 @@ def contraction(rounds: Sequence[Schedule]) -> float:
     """
     import numpy as np
 
+    rounds = arguments.items(rounds, "rounds", "a list of mixtures", checked_schedule)
     product = np.eye(rounds[0].ranks)
     for schedule in rounds:
         product = np.array(matrix(schedule), dtype=float) @ product

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from tfscale.collectives.cost import Cost, Machine
-from tfscale.collectives.schedule import Goal, Kind, Move, Schedule
+from tfscale.collectives.schedule import Goal, Kind, Move, Schedule, checked_schedule
 
 
 def reduce_scatter(schedule: Schedule) -> Schedule:
@@ -20,7 +20,7 @@ def reduce_scatter(schedule: Schedule) -> Schedule:
         >>> reduce_scatter(direct(4)).name
         'reduce_scatter(direct)'
     """
-    return _half("reduce_scatter", schedule)
+    return _half("reduce_scatter", checked_schedule(schedule))
 
 
 def all_gather(schedule: Schedule) -> Schedule:
@@ -34,7 +34,7 @@ def all_gather(schedule: Schedule) -> Schedule:
         >>> all_gather(ring(4)).verify().rounds
         3
     """
-    return _half("all_gather", schedule)
+    return _half("all_gather", checked_schedule(schedule))
 
 
 def _half(goal: Goal, schedule: Schedule) -> Schedule:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from tfscale.collectives.cost import Cost, Link, flat
-from tfscale.collectives.schedule import Move, Schedule, add, finalise, keep, send
+from tfscale.collectives.schedule import Move, Schedule, add, checked_ranks, finalise, keep, send
 
 
 def halving(ranks: int) -> Schedule:
@@ -38,6 +38,7 @@ def halving(ranks: int) -> Schedule:
     Reference: Thakur, Rabenseifner and Gropp, "Optimization of collective
     communication operations in MPICH", IJHPCA 2005.
     """
+    ranks = checked_ranks(ranks)
     levels = max(ranks, 1).bit_length() - 1
     core = 1 << levels
     everything = range(core)

@@ -8,9 +8,10 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 
-from tfscale.collectives.cost import Cluster, Cost, Link, Machine, fan_in
+from tfscale import arguments
+from tfscale.collectives.cost import Cluster, Cost, Link, Machine, checked_sizes, fan_in
 from tfscale.collectives.ring import ring
-from tfscale.collectives.schedule import Move, Schedule, add, keep, send
+from tfscale.collectives.schedule import MOST_RANKS, Move, Schedule, add, keep, send
 
 
 def hierarchical(groups: int | Sequence[int], outer: Callable[[int], Schedule] = ring) -> Schedule:
@@ -50,9 +51,12 @@ def hierarchical(groups: int | Sequence[int], outer: Callable[[int], Schedule] =
     Reference: Jia et al., "Highly scalable deep learning training system with
     mixed-precision", 2018 (with one server per group); Thakur et al. 2005.
     """
-    sizes = _near_square(groups) if isinstance(groups, int) else tuple(groups)
-    if not sizes or min(sizes) < 1:
-        raise ValueError(f"groups have at least one rank each, got sizes {sizes}")
+    if hasattr(groups, "__iter__"):
+        sizes = checked_sizes(groups, "groups")
+    else:
+        what = "a list of the groups' sizes, or a number of ranks"
+        sizes = _near_square(arguments.whole(groups, "groups", 1, MOST_RANKS, what=what))
+    arguments.function(outer, "outer", "a function from a number of ranks to a Schedule")
     starts = [0, *itertools.accumulate(sizes)]
     ranks = starts.pop()
     slots = min(sizes)
@@ -125,8 +129,6 @@ def _links(machine: Machine, sizes: Sequence[int]) -> tuple[Link, Link]:
 
 def _near_square(ranks: int) -> tuple[int, ...]:
     """Equal groups if a divisor is near the root, else sizes that differ by one."""
-    if ranks < 1:
-        raise ValueError(f"needs at least one rank, got {ranks}")
     root = math.isqrt(ranks)
     near = range(root, (root + 1) // 2, -1)
     count = next((groups for groups in near if ranks % groups == 0), root)

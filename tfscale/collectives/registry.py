@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
+from tfscale import arguments
 from tfscale.collectives.central import central
 from tfscale.collectives.direct import direct
 from tfscale.collectives.halving import halving
 from tfscale.collectives.hierarchical import hierarchical
 from tfscale.collectives.proof import proven, trusted
 from tfscale.collectives.ring import ring
-from tfscale.collectives.schedule import Schedule
+from tfscale.collectives.schedule import Schedule, checked_ranks
 from tfscale.collectives.tree import tree
-from tfscale.names import unknown
 
 ALGORITHMS: dict[str, Callable[[int], Schedule]] = {
     "ring": ring,
@@ -42,13 +43,10 @@ def resolve(algorithm: str | Callable[[int], Schedule] | Schedule, ranks: int) -
         >>> resolve("halving", 8).chunks
         8
     """
+    ranks = checked_ranks(ranks)
+    algorithm = checked_algorithm(algorithm)
     if isinstance(algorithm, str):
-        return trusted(_named(algorithm)(ranks))
-    if not isinstance(algorithm, Schedule) and not callable(algorithm):
-        raise TypeError(
-            "an algorithm is a name, a function from ranks to a Schedule, or a Schedule; "
-            f"got {algorithm!r}"
-        )
+        return trusted(ALGORITHMS[algorithm](ranks))
     return proven(functools.partial(_made, algorithm, ranks), algorithm)
 
 
@@ -65,7 +63,9 @@ def _made(algorithm: Callable[[int], Schedule] | Schedule, ranks: int) -> Schedu
     return trusted(schedule) if algorithm in ALGORITHMS.values() else schedule
 
 
-def _named(name: str) -> Callable[[int], Schedule]:
-    if name not in ALGORITHMS:
-        raise unknown("algorithm", name, ALGORITHMS)
-    return ALGORITHMS[name]
+def checked_algorithm(algorithm: Any, name: str = "algorithm", *others: str) -> Any:
+    """Return an algorithm as a user may name it; ``others`` are names that the caller knows."""
+    if isinstance(algorithm, Schedule) or callable(algorithm):
+        return algorithm
+    other = "a function from ranks to a Schedule, or a Schedule"
+    return arguments.choice(algorithm, name, (*others, *ALGORITHMS), other)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from tfscale.collectives.cost import Cost, Link, flat
-from tfscale.collectives.schedule import Move, Schedule, add, finalise, keep, send
+from tfscale.collectives.schedule import Move, Schedule, add, checked_ranks, finalise, keep, send
 
 
 def ring(ranks: int) -> Schedule:
@@ -32,6 +32,7 @@ def ring(ranks: int) -> Schedule:
     Reference: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for
     clusters of workstations", JPDC 2009.
     """
+    ranks = checked_ranks(ranks)
 
     def build(rank: int) -> Iterator[Move]:
         after, before = (rank + 1) % ranks, (rank - 1) % ranks

@@ -31,7 +31,9 @@ import enum
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+
+from tfscale import arguments
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -69,11 +71,18 @@ class Move(NamedTuple):
         return f"{self.kind.name.lower()} {span}{peer.get(self.kind, f' from rank {self.peer}')}"
 
 
+def _move(kind: Kind, peer: int, chunks: int | range) -> Move:
+    return Move(kind, arguments.whole(peer, "peer", 0, what="a rank"), *_span(chunks))
+
+
 def _span(chunks: int | range) -> tuple[int, int]:
-    if isinstance(chunks, int):
-        return chunks, chunks + 1
+    if not isinstance(chunks, range):
+        what = "a range of chunks, or the number of one"
+        first = arguments.whole(chunks, "chunks", 0, what=what)
+        return first, first + 1
     if chunks.step != 1 or not len(chunks):
-        raise ValueError(f"a move takes consecutive chunks, got {chunks}; use one move per run")
+        expected = "a range of consecutive chunks"
+        raise arguments.wrong(chunks, "chunks", expected, "Use one move per run")
     return chunks.start, chunks.stop
 
 
@@ -87,7 +96,7 @@ def send(peer: int, chunks: int | range) -> Move:
     Example:
         >>> move = send(1, range(2))  # the chunks 0 and 1, to rank 1
     """
-    return Move(Kind.SEND, peer, *_span(chunks))
+    return _move(Kind.SEND, peer, chunks)
 
 
 def add(peer: int, chunks: int | range) -> Move:
@@ -100,7 +109,7 @@ def add(peer: int, chunks: int | range) -> Move:
     Example:
         >>> move = add(1, 0)
     """
-    return Move(Kind.ADD, peer, *_span(chunks))
+    return _move(Kind.ADD, peer, chunks)
 
 
 def finalise(chunks: int | range) -> Move:
@@ -125,7 +134,7 @@ def keep(peer: int, chunks: int | range) -> Move:
     Example:
         >>> move = keep(1, 1)
     """
-    return Move(Kind.KEEP, peer, *_span(chunks))
+    return _move(Kind.KEEP, peer, chunks)
 
 
 Program = Sequence[Move]
@@ -135,13 +144,25 @@ MOST_MOVES = 1_000_000
 LONGEST_NAME = 200
 
 
+MOST_RANKS = (1 << 31) - 1  # C++ counts them in an int
+
+
+def checked_ranks(ranks: int) -> int:
+    """Return a number of ranks."""
+    return arguments.whole(ranks, "ranks", 1, MOST_RANKS, what="a number of ranks")
+
+
+def checked_schedule(schedule: Schedule, name: str = "schedule") -> Schedule:
+    """Return a schedule."""
+    expected = "a Schedule of tfscale.collectives, such as ring(4)"
+    return arguments.instance(schedule, name, Schedule, expected)
+
+
 def _check_name(name: object) -> None:
     if isinstance(name, str) and 0 < len(name) <= LONGEST_NAME and name.isprintable():
         return
-    raise ValueError(
-        f"the name of a schedule is 1 to {LONGEST_NAME} printable characters, which ranks compare "
-        f"and messages show; got {name!r:.100}"
-    )
+    expected = f"1 to {LONGEST_NAME} printable characters, which ranks compare and messages show"
+    raise arguments.wrong(name, "name", expected)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,16 +194,20 @@ class Schedule:
 
     def __post_init__(self) -> None:
         _check_name(self.name)
-        if self.ranks < 1 or self.chunks < 1:
-            raise ValueError(
-                f"{self.name}: needs at least one rank and one chunk, "
-                f"got {self.ranks} ranks and {self.chunks} chunks"
-            )
+        checked_ranks(self.ranks)
+        arguments.whole(self.chunks, "chunks", 1, what="a number of chunks")
+        arguments.function(self.build, "build", "a function from a rank to its moves")
+        arguments.choice(self.goal, "goal", get_args(Goal))
+        arguments.flag(self.symmetric, "symmetric")
+        if self.cost is not None:
+            from tfscale.collectives.cost import Cost
+
+            arguments.instance(self.cost, "cost", Cost, "a Cost, or None if it is not known")
 
     def program(self, rank: int) -> Program:
         """The moves of one rank, without looking at any other."""
-        if not 0 <= rank < self.ranks:
-            raise ValueError(f"rank {rank} is not one of the {self.ranks} ranks of {self.name}")
+        what = f"one of the {self.ranks} ranks of {self.name}"
+        rank = arguments.whole(rank, "rank", 0, self.ranks - 1, what=what)
         moves = tuple(itertools.islice(self.build(rank), MOST_MOVES + 1))
         if len(moves) > MOST_MOVES:
             raise ScheduleError(

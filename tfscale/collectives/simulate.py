@@ -7,10 +7,13 @@ import gc
 import heapq
 from typing import NamedTuple
 
-from tfscale.collectives.cost import Cluster, Link, Machine
+from tfscale import arguments
+from tfscale.collectives.cost import Cluster, Link, Machine, checked_machine
 from tfscale.collectives.flow import flow
-from tfscale.collectives.schedule import Kind, Move, Schedule, ScheduleError
+from tfscale.collectives.schedule import Kind, Move, Schedule, ScheduleError, checked_schedule
 from tfscale.collectives.verify import Key, is_symmetric, message_key
+
+_MOST_PARTS = 1_000_000  # of which each takes memory
 
 
 class Message(NamedTuple):
@@ -80,6 +83,12 @@ def simulate(
         >>> simulate(ring(4), 4000, Link(alpha=1, beta=0.001)).seconds
         12.0
     """
+    checked_machine(machine, "machine")
+    arguments.real(nbytes, "nbytes", 0, what="a number of bytes")
+    arguments.real(gamma, "gamma", 0, what="a number of seconds per byte")
+    parts = arguments.whole(parts, "parts", 1, _MOST_PARTS, what="a number of parts")
+    messages = arguments.flag(messages, "messages")
+    checked_schedule(schedule)
     period = _period(schedule, machine) if not messages else schedule.ranks
     collecting = gc.isenabled()
     gc.disable()  # millions of small objects and no cycles: the collector takes a third of the time

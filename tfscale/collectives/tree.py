@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from tfscale.collectives.cost import Cost, Link, flat
-from tfscale.collectives.schedule import Move, Schedule, add, finalise, keep, send
+from tfscale.collectives.schedule import Move, Schedule, add, checked_ranks, finalise, keep, send
 
 
 def tree(ranks: int) -> Schedule:
@@ -35,6 +35,7 @@ def tree(ranks: int) -> Schedule:
     Reference: Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth
     broadcast, reduction and scan", Parallel Computing 2009.
     """
+    ranks = checked_ranks(ranks)
 
     def place_in_second(rank: int) -> int:
         return ranks - 1 - rank if ranks % 2 == 0 else (rank + 1) % ranks

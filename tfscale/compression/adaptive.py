@@ -22,12 +22,13 @@ from collections.abc import Mapping
 import numpy as np
 import tensorflow as tf
 
+from tfscale import arguments
 from tfscale.compression.gradient import Gradient
 from tfscale.compression.low_rank import PowerSGD
 from tfscale.compression.method import RESIDUAL, Kept, Load, Method, Wire
 from tfscale.compression.sparse import TopK
-from tfscale.compression.switching import Switching, methods_of
-from tfscale.wires import LOSSLESS
+from tfscale.compression.switching import Switching, method_of, methods_of
+from tfscale.wires import LOSSLESS, WIRES
 
 KNOWN = "adaptive"  # what is kept of a gradient: see Known
 
@@ -57,18 +58,11 @@ class Adaptive(Switching):
     alone = True
 
     def __post_init__(self) -> None:
-        if not 0 < self.bound <= 1:
-            raise ValueError(
-                f"bound is the relative error of a step, more than 0 and at most 1; got "
-                f"{self.bound!r}"
-            )
-        if not isinstance(self.among, (tuple, list)) or not 1 <= len(self.among) <= MOST:
-            raise ValueError(
-                f"among has 1 to {MOST} methods, as all of them are in the graph of each bucket; "
-                f"got {self.among!r}"
-            )
-        named = [Wire(x, feedback=True) if isinstance(x, str) else x for x in self.among]
-        chosen = [method for method in methods_of(named) if not method.lossless]
+        what = "the relative error of a step"
+        arguments.real(self.bound, "bound", above=0, most=1, what=what, example="0.1")
+        all_in_a_graph = f"a list of 1 to {MOST} methods, such as ('int8', TopK(0.01))"
+        among = arguments.items(self.among, "among", all_in_a_graph, _with_feedback, most=MOST)
+        chosen = [method for method in among if not method.lossless]
         for method in chosen:
             if isinstance(method, Switching) or RESIDUAL not in method.state(_LARGE):
                 raise ValueError(
@@ -80,7 +74,7 @@ class Adaptive(Switching):
     @property
     def variants(self) -> tuple[Method, ...]:  # type: ignore[override]
         """The exact method, and those among which it chooses."""
-        return (Wire(), *methods_of(self.among))
+        return (Wire(), *methods_of(self.among, "among"))
 
     @property
     def others(self) -> tuple[Method, ...]:  # type: ignore[override]
@@ -94,7 +88,7 @@ class Adaptive(Switching):
 
     def suited(self, gradient: Gradient) -> Method:
         """The same among the methods that suit."""
-        among = tuple(each for each in methods_of(self.among) if each.suited(gradient) == each)
+        among = tuple(each for each in self.variants[1:] if each.suited(gradient) == each)
         return dataclasses.replace(self, among=among) if among else Wire()
 
     def state(self, gradient: Gradient) -> Mapping[str, Kept]:
@@ -107,6 +101,12 @@ class Adaptive(Switching):
 
     def __str__(self) -> str:
         return f"adaptive, with an error of at most {self.bound:g}"
+
+
+def _with_feedback(given: Method | str, name: str) -> Method:
+    if isinstance(given, str) and given in WIRES:
+        return Wire(given, feedback=True)
+    return method_of(given, name)
 
 
 _LARGE = Gradient("kernel", (1 << 12, 1 << 12), "float32")

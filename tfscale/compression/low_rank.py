@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
+from tfscale import arguments
 from tfscale.compression.gradient import Gradient
 from tfscale.compression.method import RESIDUAL, Kept, Load, Method, Wire, joined, separated
 from tfscale.ops import compression as ops
@@ -56,12 +57,11 @@ class PowerSGD(Method):
     saves: float = 2.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.rank, int) or self.rank < 1:
-            raise ValueError(f"rank is a number of columns, 1 or more; got {self.rank!r}")
-        if self.saves < 0:
-            raise ValueError(f"saves is a factor, 0 or more; got {self.saves!r}")
-        checked(self.factors)
-        checked(self.otherwise)
+        arguments.whole(self.rank, "rank", 1, what="a number of columns")
+        arguments.flag(self.feedback, "feedback")
+        arguments.real(self.saves, "saves", 0, what="a factor")
+        checked(self.factors, "factors")
+        checked(self.otherwise, "otherwise")
 
     @property
     def others(self) -> tuple[Method, ...]:  # type: ignore[override]

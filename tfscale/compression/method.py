@@ -14,11 +14,15 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from tfscale import wires
+from tfscale import arguments, wires
 from tfscale.compression.gradient import Gradient
 from tfscale.wires import FORMATS, LOSSLESS
 
 RESIDUAL = "residual"  # what was not sent yet; the name of a state
+
+
+def _size(value: int, name: str) -> int:
+    return arguments.whole(value, name, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +42,10 @@ class Kept:
     start: Callable[[tuple[int, ...]], Any] = np.zeros
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", tuple(self.shape))
+        shape = arguments.items(self.shape, "shape", "a tensor's shape", _size, least=0)
+        object.__setattr__(self, "shape", shape)
+        arguments.flag(self.common, "common")
+        arguments.function(self.start, "start", "a function from a shape to an array")
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -195,9 +202,8 @@ class Wire(Method):
     feedback: bool | None = None
 
     def __post_init__(self) -> None:
-        wires.checked(self.name)
-        if self.feedback not in (None, True, False):
-            raise ValueError(f"feedback is True, False or None, got {self.feedback!r}")
+        wires.checked(self.name, "name")
+        arguments.optional(arguments.flag, self.feedback, "feedback")
         default = FORMATS[self.name].feedback
         wanted = default if self.feedback is None else self.feedback
         object.__setattr__(self, "feedback", wanted and not self.lossless)
@@ -232,6 +238,20 @@ class Wire(Method):
 
     def __str__(self) -> str:
         return self.name + (" + feedback" if self.feedback else "")
+
+
+def checked_method(given: Method | str, name: str, *others: str) -> Method:
+    """Return a method, or the wire of a name.
+
+    Args:
+        given: what the user passes.
+        name: of the argument.
+        others: names that the caller knows besides wires.
+    """
+    if isinstance(given, Method):
+        return given
+    other = "a method of tfscale.compression, such as PowerSGD(rank=4)"
+    return Wire(arguments.choice(given, name, (*wires.WIRES, *others), other))
 
 
 def joined(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from tfscale import wires
+from tfscale import arguments, wires
 from tfscale.compression.adaptive import Adaptive
 from tfscale.compression.gradient import Gradient
-from tfscale.compression.method import Method, Wire
+from tfscale.compression.method import Method, Wire, checked_method
 
 # Few numbers with much say. The last word of a path tells them, for the shape alone
 # does not: an attention's bias and a layer norm's gamma may have two dimensions.
 DEFAULT_SENSITIVE = r"(?i)(^|[/_])(bias|gamma|beta|scale)(:\d+)?$"
 
 
+_OTHERS = "*"  # no regular expression: all gradients that no rule matches
 ADAPTIVE = "adaptive"  # a method's name, as wires have names
 
 Choice = TypeVar("Choice")
@@ -41,12 +41,10 @@ class _Rules(Generic[Choice]):
         small: int,
         sensitive: str,
     ) -> None:
-        if not isinstance(small, int) or small < 0:
-            raise ValueError(f"small is a number of elements, 0 or more; got {small!r}")
-        self.small = small
+        self.small = arguments.whole(small, "small", 0, what="a number of elements")
         self._usual, self._exact = usual, exact
-        self._rules = [(_compiled(pattern), choice) for pattern, choice in rules.items()]
-        self._sensitive = _compiled(sensitive)
+        self._rules = [(arguments.pattern(each, "rules"), rules[each]) for each in rules]
+        self._sensitive = arguments.pattern(sensitive, "sensitive")
 
     def _chosen(self, path: str, shape: Sequence[int], dtype: str) -> tuple[Choice, str]:
         """And who says so."""
@@ -131,7 +129,7 @@ class WirePolicy(_Rules[str]):
         small: int = 1024,
         sensitive: str = DEFAULT_SENSITIVE,
     ) -> None:
-        named = {pattern: wires.checked(each) for pattern, each in (rules or {}).items()}
+        named = _checked_rules({} if rules is None else rules, "rules", wires.checked)
         super().__init__(wires.checked(wire), wires.LOSSLESS, named, small, sensitive)
 
     @classmethod
@@ -149,15 +147,11 @@ class WirePolicy(_Rules[str]):
         """
         if isinstance(wire, WirePolicy):
             return wire
-        if isinstance(wire, str):
-            return cls(wire)
         if isinstance(wire, Mapping):
-            rules = dict(wire)
-            return cls(rules.pop("*", wires.LOSSLESS), rules)
-        raise TypeError(
-            f"a wire is a name, a mapping from regular expressions to names, or a WirePolicy; "
-            f"got {wire!r}"
-        )
+            rules = _checked_rules(wire, "wire", wires.checked)
+            return cls(rules.pop(_OTHERS, wires.LOSSLESS), rules)
+        other = "a mapping from regular expressions to these, or a WirePolicy"
+        return cls(arguments.choice(wire, "wire", wires.WIRES, other))
 
     def wire_of(self, path: str, shape: Sequence[int], dtype: str) -> str:
         """The wire of one variable's gradient.
@@ -228,8 +222,8 @@ class MethodPolicy(_Rules[Method]):
         small: int = 1024,
         sensitive: str = DEFAULT_SENSITIVE,
     ) -> None:
-        named = {pattern: _method(each) for pattern, each in (rules or {}).items()}
-        super().__init__(_method(method), Wire(), named, small, sensitive)
+        named = _checked_rules({} if rules is None else rules, "rules", _method)
+        super().__init__(_method(method, "method"), Wire(), named, small, sensitive)
 
     @classmethod
     def of(cls, method: Method | str | Mapping[str, Method | str] | MethodPolicy) -> MethodPolicy:
@@ -242,8 +236,8 @@ class MethodPolicy(_Rules[Method]):
         if isinstance(method, MethodPolicy):
             return method
         if isinstance(method, Mapping):
-            rules = dict(method)
-            return cls(rules.pop("*", wires.LOSSLESS), rules)
+            rules = _checked_rules(method, "method", _method)
+            return cls(rules.pop(_OTHERS, wires.LOSSLESS), rules)
         return cls(method)
 
     def method_of(self, gradient: Gradient) -> Method:
@@ -274,25 +268,21 @@ class MethodPolicy(_Rules[Method]):
         }
 
 
-def _method(given: Method | str) -> Method:
-    if isinstance(given, str):
-        return Adaptive() if given == ADAPTIVE else Wire(given)
-    if isinstance(given, Method):
-        return given
-    raise TypeError(
-        f"a method is one of tfscale.compression, such as PowerSGD(rank=4), a wire's name, or "
-        f"{ADAPTIVE!r}; got {given!r}"
-    )
+def _method(given: Method | str, name: str) -> Method:
+    if isinstance(given, str) and given == ADAPTIVE:
+        return Adaptive()
+    return checked_method(given, name, ADAPTIVE)
 
 
-def _compiled(pattern: str) -> re.Pattern[str]:
-    try:
-        return re.compile(pattern)
-    except (re.error, TypeError) as error:
-        raise ValueError(
-            f"{pattern!r} is not a regular expression: {error}. It is searched in a variable's "
-            "path, such as 'dense_1/kernel'; for all kernels say 'kernel$', not '*kernel'."
-        ) from error
+def _checked_rules(
+    rules: Mapping[str, Any], name: str, check: Callable[[Any, str], Any]
+) -> dict[str, Any]:
+    expected = "a mapping from regular expressions to choices, such as {'embedding': 'bf16'}"
+    found = arguments.mapping(rules, name, expected)
+    for pattern in found:
+        if pattern != _OTHERS:
+            arguments.pattern(pattern, f"a key of {name}")
+    return {pattern: check(each, f"{name}[{pattern!r}]") for pattern, each in found.items()}
 
 
 def _check_carries(lossless: bool, name: str, dtype: str, who: str) -> None:

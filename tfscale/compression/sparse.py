@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
+from tfscale import arguments
 from tfscale.compression.gradient import Gradient
 from tfscale.compression.method import RESIDUAL, Kept, Load, Method, Wire, joined, separated
 from tfscale.compression.staged import Staged
@@ -31,15 +32,14 @@ from tfscale.wires import FORMATS, LOSSLESS, checked, nbytes
 _VELOCITY = "velocity"
 _BYTES_OF_A_PLACE = 4
 _WARMS_FROM = 0.25  # of the numbers, as in the paper
+_MOST_STAGES = 100  # methods within methods
 
 
-def _check(fraction: float, wire: str) -> None:
-    if not 0 < fraction <= 1:
-        raise ValueError(
-            f"fraction is the part of a gradient's numbers that is sent, more than 0 and at most "
-            f"1, such as 0.01; got {fraction!r}"
-        )
-    checked(wire)
+def _check(method: TopK | RandomK) -> None:
+    what = "the part of a gradient's numbers that is sent"
+    arguments.real(method.fraction, "fraction", above=0, most=1, what=what, example="0.01")
+    arguments.flag(method.feedback, "feedback")
+    checked(method.wire)
 
 
 def _count(fraction: float, gradient: Gradient) -> int:
@@ -75,9 +75,8 @@ class TopK(Method):
     momentum: float = 0.0
 
     def __post_init__(self) -> None:
-        _check(self.fraction, self.wire)
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum is 0 or more and less than 1; got {self.momentum!r}")
+        _check(self)
+        arguments.real(self.momentum, "momentum", 0, below=1)
         if self.momentum and not self.feedback:
             raise ValueError(
                 f"momentum={self.momentum!r} is for what is sent late, and without feedback "
@@ -99,11 +98,9 @@ class TopK(Method):
             >>> method = TopK(0.001).warmed_up(over=400)  # 25 %, 6.3, 1.6, 0.4, and then 0.1
             >>> strategy = tfscale.ScaleStrategy(method={"kernel$": method})
         """
-        if not 0 < stages <= over:
-            raise ValueError(
-                f"over is a number of updates, and stages one of parts of it, 1 to {over!r}; got "
-                f"{stages!r}"
-            )
+        over = arguments.whole(over, "over", 1, what="a number of updates")
+        what = "a number of parts of these updates"
+        stages = arguments.whole(stages, "stages", 1, min(over, _MOST_STAGES), what=what)
         if self.fraction >= _WARMS_FROM:
             raise ValueError(
                 f"a warm-up begins with {_WARMS_FROM} of the numbers, and fraction="
@@ -328,7 +325,7 @@ class RandomK(Method):
     random = True
 
     def __post_init__(self) -> None:
-        _check(self.fraction, self.wire)
+        _check(self)
 
     @property
     def others(self) -> tuple[Method, ...]:  # type: ignore[override]

@@ -21,18 +21,15 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
+from tfscale import arguments
 from tfscale.compression.gradient import Gradient
 from tfscale.compression.method import Kept, Load, Method
-from tfscale.compression.switching import Switching, methods_of, switched
+from tfscale.compression.switching import Switching, method_of, methods_of, switched
 from tfscale.wires import LOSSLESS
 
 _SETTLING = "settling"  # steps, mean of squares, what it was at the last look, whether settled
 _STEPS, _MEAN, _BEFORE, _SETTLED = range(4)
 _LARGEST = 1e30
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,12 +54,9 @@ class Settled:
     after: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 < self.ratio <= 1:
-            raise ValueError(f"ratio is more than 0 and at most 1; got {self.ratio!r}")
-        for name in ("over", "after"):
-            value, least = getattr(self, name), 1 if name == "over" else 0
-            if not _is_count(value) or value < least:
-                raise ValueError(f"{name} is a number of steps, {least} or more; got {value!r}")
+        arguments.real(self.ratio, "ratio", above=0, most=1)
+        arguments.whole(self.over, "over", 1, what="a number of steps")
+        arguments.whole(self.after, "after", 0, what="a number of steps")
 
     def __str__(self) -> str:
         return f"until variances have settled (ratio {self.ratio:g} over {self.over} steps)"
@@ -91,18 +85,19 @@ class Staged(Switching):
     when: int | Settled = Settled()
 
     def __post_init__(self) -> None:
-        for name, method in zip(("first", "then"), methods_of([self.first, self.then])):
-            object.__setattr__(self, name, method)
-        if not isinstance(self.when, Settled) and not (_is_count(self.when) and self.when >= 0):
-            raise ValueError(
-                "when is a number of steps, 0 or more, or Settled(...); got "
-                f"{self.when!r}. Three epochs are 3 * math.ceil(samples / batch_size) steps"
+        for name in ("first", "then"):
+            object.__setattr__(self, name, method_of(getattr(self, name), name))
+        if not isinstance(self.when, Settled):
+            what = (
+                "Settled(...), or a number of steps (three epochs are "
+                "3 * math.ceil(samples / batch_size) steps)"
             )
+            arguments.whole(self.when, "when", 0, what=what)
 
     @property
     def variants(self) -> tuple[Method, ...]:  # type: ignore[override]
         """The first method, and the one that follows."""
-        return methods_of([self.first, self.then])
+        return methods_of([self.first, self.then], "Staged")
 
     @property
     def others(self) -> tuple[Method, ...]:  # type: ignore[override]

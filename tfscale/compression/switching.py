@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import tensorflow as tf
 
 from tfscale.compression.gradient import Gradient
-from tfscale.compression.method import RESIDUAL, Kept, Load, Method, Wire
+from tfscale.compression.method import RESIDUAL, Kept, Load, Method, checked_method
 
 # Whether anything may be kept that was not sent yet.
 _OWED = "owed"
@@ -122,17 +122,16 @@ def _forget(load: Load) -> tf.Tensor:
     return tf.constant(0)
 
 
-def methods_of(given: Sequence[Method | str]) -> tuple[Method, ...]:
-    """Methods, or wires by their names."""
-    found = []
-    for each in given:
-        method = Wire(each) if isinstance(each, str) else each
-        if not isinstance(method, Method):
-            raise TypeError(
-                "a method is one of tfscale.compression, such as PowerSGD(rank=4), or a wire's "
-                f"name; got {each!r}"
-            )
-        if isinstance(method, Switching) and method.alone:
-            raise ValueError(f"{method!r} decides by whole steps, and cannot be a part of another")
-        found.append(method)
-    return tuple(found)
+def methods_of(given: Sequence[Method | str], name: str) -> tuple[Method, ...]:
+    """Return methods that can be parts of another, or the wires of names."""
+    return tuple(method_of(each, f"{name}[{place}]") for place, each in enumerate(given))
+
+
+def method_of(given: Method | str, name: str) -> Method:
+    """Return a method that can be a part of another, or the wire of a name."""
+    method = checked_method(given, name)
+    if isinstance(method, Switching) and method.alone:
+        raise ValueError(
+            f"{name}: {method!r} decides by whole steps, and cannot be a part of another"
+        )
+    return method

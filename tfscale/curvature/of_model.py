@@ -16,6 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfscale import arguments
 from tfscale.bridge.data import Batches
 from tfscale.bridge.fit import as_measurement
 from tfscale.bridge.installed import KERAS_2
@@ -28,7 +29,7 @@ from tfscale.curvature.objective import Draw, Objective, OwnLoss, Parts, has_own
 from tfscale.curvature.operator import Operator
 from tfscale.curvature.samples import AT_ONCE
 from tfscale.curvature.surface import Landscape, Sharpness
-from tfscale.curvature.variables import chosen, places
+from tfscale.curvature.variables import checked_variables, chosen, places
 from tfscale.sizes import number_of_bytes
 
 PENALTIES = frozenset({"regularizers", "add_loss"})
@@ -80,8 +81,23 @@ class OfModel(Operator):
         progress: bool | None = None,
     ) -> None:
         who = f"curvature.{type(self).__name__}"
+        arguments.data(x, "x")
+        arguments.optional(arguments.data, y, "y")
+        arguments.optional(arguments.data, sample_weight, "sample_weight")
+        size = number_of_bytes(memory, "memory")
+        arguments.optional(arguments.whole, batch_size, "batch_size", 1, what="a number of rows")
+        arguments.optional(arguments.whole, steps, "steps", 1, what="a number of batches")
+        checked_variables(variables)
+        flags = {
+            "regularizers": regularizers, "add_loss": add_loss, "training": training,
+            "jit_compile": jit_compile,
+        }  # fmt: skip
+        for name, value in flags.items():
+            arguments.flag(value, name)
+        arguments.optional(arguments.flag, progress, "progress")
         if KERAS_2:
             raise ValueError(f"{who} needs Keras 3, and this is Keras {keras.__version__}")
+        arguments.instance(model, "model", keras.Model, "a keras.Model that is compiled")
         refuse_other_strategies(model, who)
         self._given = {
             "steps": steps, "batch_size": batch_size, "loss": loss, "regularizers": regularizers,
@@ -113,7 +129,7 @@ class OfModel(Operator):
         self._size = _SIZE_OF_HALVES if "float16" in computes else 1.0
         double = all(tf.as_dtype(v.dtype) == tf.float64 for v in self.variables)
         dtype = np.float64 if double else np.float32
-        super().__init__(places(self.variables), dtype, number_of_bytes(memory, "memory"))
+        super().__init__(places(self.variables), dtype, size)
 
     # ------------------------------------------------------------- what there is
 
@@ -476,13 +492,16 @@ def refuse_other_strategies(model: Any, who: str) -> None:
 
 def _loss(who: str, model: Any, loss: Any) -> tuple[Any, OwnLoss | None]:
     """What stands for the compiled loss, and a loss of one's own, if any."""
+    expected = (
+        "a loss of Keras or its name, or a function of the model and a batch that returns the "
+        "losses of its rows, or their mean"
+    )
     if isinstance(loss, (str, keras.losses.Loss)):
-        return as_compiled(loss), None
-    if loss is not None and not callable(loss):
-        raise ValueError(
-            f"{who}: loss is a loss of Keras or its name, or a function of the model and a batch "
-            f"that returns the losses of its rows, or their mean; got {loss!r}"
-        )
+        try:
+            return as_compiled(loss), None
+        except ValueError:
+            raise arguments.wrong(loss, "loss", expected) from None
+    arguments.optional(arguments.function, loss, "loss", expected)
     if not getattr(model, "compiled", False):
         raise ValueError(
             f"{who} needs a loss, and {model.name!r} is not compiled: call model.compile(loss=...) "

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from tfscale import arguments
 from tfscale.curvature import eigenvalues, spectrum
 from tfscale.curvature import samples as sampling
 from tfscale.curvature.results import Diagonal, Eigenvalues, Estimate, Trace
 from tfscale.curvature.spectrum import Density
-from tfscale.names import unknown
 
 _LARGE = 100_000_000  # bytes, of which it is said that they are taken
 
@@ -96,7 +96,7 @@ class Operator(abc.ABC):
             options: for ``"hutchinson"``, ``accuracy``: stop when the standard error is at most
                 this share of the trace.
         """
-        find = _by_name("method of trace", _TRACES, method)
+        find = _by_name(_TRACES, method)
         found: Trace = find(self, samples, seed=seed, **options)
         return found
 
@@ -120,7 +120,7 @@ class Operator(abc.ABC):
             options: ``tolerance``: what residuals may be, as a share of the largest eigenvalue's
                 size (1e-4); ``limit``: products, at most; ``seed``.
         """
-        find = _by_name("method of eigenvalues", _EIGENVALUES, method)
+        find = _by_name(_EIGENVALUES, method)
         found: Eigenvalues = find(self, top, bottom, **options)
         return found
 
@@ -164,7 +164,5 @@ class Operator(abc.ABC):
         return fitting
 
 
-def _by_name(kind: str, known: Mapping[str, Any], name: str) -> Any:
-    if name not in known:
-        raise unknown(kind, name, known)
-    return known[name]
+def _by_name(known: Mapping[str, Any], method: str) -> Any:
+    return known[arguments.choice(method, "method", tuple(known))]

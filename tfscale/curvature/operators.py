@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfscale import arguments
 from tfscale.curvature import targets
 from tfscale.curvature.derivatives import dense
 from tfscale.curvature.objective import Parts
@@ -152,8 +153,8 @@ class Fisher(OfModel):
         self, model: Any, x: Any, y: Any = None, sample_weight: Any = None, *,
         kind: str = "empirical", seed: int = 0, **others: Any,
     ) -> None:  # fmt: skip
-        if kind not in ("empirical", "sampled"):
-            raise ValueError(f'kind is "empirical" or "sampled", got {kind!r}')
+        arguments.choice(kind, "kind", ("empirical", "sampled"))
+        seed = arguments.whole(seed, "seed", 0)
         super().__init__(model, x, y, sample_weight, **others)
         self._given |= {"kind": kind, "seed": seed}
         self.draws, self._seed = kind == "sampled", seed

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tfscale import arguments
 from tfscale.curvature.results import Diagonal, Estimate, Trace
 
 if TYPE_CHECKING:
@@ -16,6 +17,11 @@ AT_ONCE = 4  # vectors share the loss and the gradient; more of them save little
 FEWEST = 8  # samples, before their spread says how many more it takes
 
 _FEWEST_OF_HUTCH = 6
+
+
+def checked_samples(samples: int) -> int:
+    """Return how many random vectors there are."""
+    return arguments.whole(samples, "samples", 1, what="a number of random vectors")
 
 
 def random_signs(operator: Operator, seed: int, sample: int) -> np.ndarray:
@@ -74,11 +80,8 @@ def hutch_plus_plus(operator: Operator, samples: int = 64, *, seed: int = 0) -> 
     Reference: Meyer, Musco, Musco, Woodruff, Hutch++: Optimal Stochastic Trace Estimation,
     https://arxiv.org/abs/2010.09649.
     """
-    if samples < _FEWEST_OF_HUTCH:
-        raise ValueError(
-            f'samples of method="hutch++" are at least {_FEWEST_OF_HUTCH}, two for each of its '
-            f'three parts, got {samples!r}: give more, or use method="hutchinson"'
-        )
+    what = 'a number of products, of method="hutch++" two for each of its three parts'
+    samples = arguments.whole(samples, "samples", _FEWEST_OF_HUTCH, what=what)
     third = min(samples // 3, operator.size)
     operator.check_memory(2 * third, "Hutch++ keeps")
     probes = (random_signs(operator, seed, sample) for sample in range(2 * third))
@@ -136,8 +139,8 @@ def _samples(
     operator: Operator, what: str, samples: int, seed: int, done: Callable[[], bool] = lambda: False
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Random signs and their products, until there are enough."""
-    if samples < 1:
-        raise ValueError(f"samples is a whole number that is at least 1, got {samples!r}")
+    samples = checked_samples(samples)
+    arguments.whole(seed, "seed", 0)
     with operator.telling(what, samples):
         for first in range(0, samples, AT_ONCE):
             if first >= FEWEST and done():

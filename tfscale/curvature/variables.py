@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
+from tfscale import arguments
 from tfscale.bridge.objects import path_of
 
 
@@ -24,8 +24,10 @@ def chosen(model: Any, rules: str | Iterable[Any] | None, who: str) -> list[Any]
     if rules is None:
         found = every
     else:
-        listed = [rules] if isinstance(rules, str) else list(rules)
-        patterns = [_pattern(who, rule) for rule in listed if isinstance(rule, str)]
+        listed = [rules] if isinstance(rules, str) else checked_variables(rules) or ()
+        patterns = [
+            arguments.pattern(rule, "variables") for rule in listed if isinstance(rule, str)
+        ]
         given = {id(rule) for rule in listed if not isinstance(rule, str)}
         found = [
             v
@@ -41,14 +43,19 @@ def chosen(model: Any, rules: str | Iterable[Any] | None, who: str) -> list[Any]
     return found
 
 
-def _pattern(who: str, rule: str) -> re.Pattern[str]:
-    try:
-        return re.compile(rule)
-    except re.error as error:
-        raise ValueError(
-            f"{who}: variables are regular expressions, searched in paths (such as "
-            f'"dense/kernel"), or variables; got {rule!r}: {error}'
-        ) from error
+def checked_variables(variables: str | Iterable[Any] | None) -> tuple[Any, ...] | None:
+    """Return what a user says of which variables, as a tuple; None stands for all."""
+    expected = "a list of regular expressions, searched in variables' paths, or of variables"
+    given = (variables,) if isinstance(variables, str) else variables
+    return arguments.optional(arguments.items, given, "variables", expected, _of_variables)
+
+
+def _of_variables(value: Any, name: str) -> Any:
+    if isinstance(value, str):
+        arguments.pattern(value, name)
+    elif not hasattr(value, "assign"):
+        raise arguments.wrong(value, name, "a regular expression or a variable")
+    return value
 
 
 def places(variables: Sequence[Any]) -> dict[str, slice]:

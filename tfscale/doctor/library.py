@@ -58,7 +58,8 @@ def _wrong_with(folder: Path) -> str:
             pass
     except OSError as error:
         return f"cannot be written ({error.strerror})"
-    return trust.doubt(folder.resolve()) if existing == folder else ""
+    reason = trust.doubt_of_folders(existing.resolve())
+    return f"cannot be trusted: {reason}" if reason else ""
 
 
 def library(tf: TensorFlow, *, may_build: bool) -> Check:

@@ -27,8 +27,6 @@ def checked(backend: str, policy: MethodPolicy, error_feedback: bool | None, **e
         error_feedback: as the user says it.
         engines: arguments that ask something of the engine, unless they are None or "auto".
     """
-    if backend not in BACKENDS:
-        raise ValueError(f"backend is one of {', '.join(map(repr, BACKENDS))}, got {backend!r}")
     lacking = next(_lacking(policy, error_feedback, engines), None)
     if lacking is None or backend == ENGINE:
         return backend

@@ -26,7 +26,8 @@ from tfscale import collectives, records, wires
 from tfscale.collectives import Cluster, Link
 from tfscale.collectives.choose import machine_fields, read_machine
 from tfscale.collectives.cost import Cost, Machine
-from tfscale.ops import Communicator, Group, all_gather, all_reduce, broadcast
+from tfscale.files import make_private_folder
+from tfscale.ops import Communicator, Group, all_gather, all_reduce, broadcast, trust
 from tfscale.ops.build import cache_folder
 from tfscale.version import __version__
 
@@ -76,7 +77,7 @@ def cached(group: Group, seconds: float = 1.0, wire: str = "fp32") -> LinkMeasur
     The cache counts only if all ranks hold the same entry.
     """
     group.join()  # only then is it known over what its messages go
-    file = cache_folder() / "links" / f"{_key(group, wire)}.json"
+    file = cache_folder().resolve() / "links" / f"{_key(group, wire)}.json"
     entry = _read(file, group.ranks)
     if _all_agree(group, entry):
         assert entry is not None  # all agree that there is one
@@ -240,7 +241,10 @@ def _key(group: Group, wire: str) -> str:
 
 def _read(file: Path, ranks: int) -> LinkMeasurement | None:
     try:
-        entry = records.Record.read(file)
+        with trust.OpenFile(file) as opened:
+            if reason := opened.doubt():
+                raise records.RecordError(f"{reason}, so another user may have written {file}")
+            entry = records.Record.read(file, opened.content)
         return LinkMeasurement(read_machine(entry, ranks), entry.number("gamma"), str(file))
     except FileNotFoundError:
         return None
@@ -251,7 +255,11 @@ def _read(file: Path, ranks: int) -> LinkMeasurement | None:
 
 def _write(file: Path, measured: LinkMeasurement) -> None:
     try:
-        records.write(file, _fields(measured))
+        make_private_folder(file.parent)
+        trust.keep_others_out(file.parent)  # which an older version may have left open
+        if reason := trust.doubt_of_folders(file.parent):
+            raise PermissionError(f"{reason}, so another user could exchange the cache's files")
+        records.write(file, _fields(measured), private=True)
     except OSError as error:
         _warn_once(f"the next run measures the links again, as no cache can be written: {error}")
 

@@ -16,16 +16,37 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, Any
 
+from tfscale import arguments
 from tfscale.launch.sources import ONLY_TF_CONFIG
 
 WATCH_SECONDS = 0.2
 ALL_BARS = "TFSCALE_ALL_BARS"  # if it is set, every worker shows Keras's bars, not the first alone
 
 
+_MOST = 1024  # workers of one machine
+
+
 class WorkerFailed(RuntimeError):
     """A worker ended badly or not at all; the message shows the end of its output."""
+
+
+def _words(value: Sequence[str], name: str) -> tuple[str, ...]:
+    return arguments.items(value, name, "a list of words", _word, least=0)
+
+
+def _word(value: str | os.PathLike[str], name: str) -> str:
+    return arguments.text(os.fspath(value) if isinstance(value, os.PathLike) else value, name)
+
+
+def _variables(value: Mapping[str, str], name: str) -> dict[str, str]:
+    found = arguments.mapping(value, name, "a mapping from names of variables to texts")
+    for key, each in found.items():
+        arguments.text(key, f"a key of {name}")
+        if not isinstance(each, str):
+            raise arguments.wrong(each, f"{name}[{key!r}]", "a text")
+    return found
 
 
 class LocalWorkers:
@@ -55,6 +76,17 @@ class LocalWorkers:
         environment: Mapping[str, str] | None = None,
         environments: Sequence[Mapping[str, str]] | None = None,
     ) -> None:
+        command = arguments.items(command, "command", "a list of words", _word)
+        count = arguments.whole(count, "count", 1, _MOST, what="a number of workers")
+        lists: dict[str, tuple[Any, Callable[[Any, str], Any]]] = {
+            "hosts": (hosts, _word),
+            "prefixes": (prefixes, _words),
+            "environments": (environments, _variables),
+        }
+        for name, (each, item) in lists.items():
+            expected = "a list with an entry for each worker"
+            arguments.optional(arguments.items, each, name, expected, item, least=count, most=count)
+        arguments.optional(_variables, environment, "environment")
         self._logs = tempfile.TemporaryDirectory(prefix="tfscale-workers-")
         self._ports = held_ports(count)
         ports = [each.getsockname()[1] for each in self._ports]
@@ -115,6 +147,7 @@ class LocalWorkers:
             only: which workers to wait for; all by default.
             watch: called a few times a second meanwhile.
         """
+        seconds = arguments.seconds(seconds, "seconds")
         indices = range(len(self.processes)) if only is None else only
         end = time.monotonic() + seconds
         watched = 0.0

@@ -29,7 +29,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfscale.files import replacing
+from tfscale.files import PRIVATE_FILE, make_private_folder, private_opener, replacing
 from tfscale.ops import trust
 from tfscale.ops.toolchain import (
     LIBRARY,
@@ -81,7 +81,10 @@ def make_tag(tf: TensorFlow, sources: Sources) -> dict[str, str]:
 
 def read_tag(library: Path) -> dict[str, str] | None:
     """What a library says it was built for; None if it says nothing."""
-    content = library.read_bytes()
+    return _tag_in(library.read_bytes())
+
+
+def _tag_in(content: bytes) -> dict[str, str] | None:
     start = content.find(_TAG)
     if start < 0:
         return None
@@ -102,18 +105,29 @@ def _tag_unit(tag: dict[str, str]) -> str:
 
 def check_fits(library: Path, tag: dict[str, str]) -> None:
     """Raises BuildError unless the library was built for `tag`."""
+    with _opened(library) as file:
+        _check_fits(file, tag)
+
+
+def _opened(library: Path) -> trust.OpenFile:
+    """A library that was built ahead."""
     if not library.is_file():
         raise BuildError(
             f"there is no library at {library}.\n"
             "TFSCALE_LIBRARY must name a file made by `tfscale build --out DIR`; unset it to let "
             "tfscale build its own."
         )
-    if trust.is_damaged(library):
+    return trust.OpenFile(library, follow=True)
+
+
+def _check_fits(file: trust.OpenFile, tag: dict[str, str]) -> None:
+    library = file.path
+    if file.is_damaged():
         raise BuildError(
             f"{library} is damaged: its content does not have the checksum in "
             f"{trust.checksum_file(library)}.\n" + _advice(library)
         )
-    found = read_tag(library)
+    found = _tag_in(file.content)
     if found is None:
         raise BuildError(
             f"{library} was not made by `tfscale build`, or is damaged: it does not say which "
@@ -152,9 +166,8 @@ def cache_folder() -> Path:
 
 def _make_folder(folder: Path, *, ours: bool = True) -> None:
     """Makes a folder of the cache that others cannot write; ``ours``: tfscale has named it."""
-    ours = ours or not folder.exists()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder)
         if not os.access(folder, os.W_OK):
             raise PermissionError(f"no permission to write in {folder}")
     except OSError as error:
@@ -167,11 +180,12 @@ def _make_folder(folder: Path, *, ours: bool = True) -> None:
     if ours:
         with contextlib.suppress(OSError):
             trust.keep_others_out(folder)
-    if reason := trust.doubt(folder.resolve()):
+    if reason := trust.doubt_of_folders(folder):
         raise BuildError(
-            f"{folder}, of tfscale's cache, {reason}: another user could have written its files, "
-            f"which would run as you.\nSet TFSCALE_CACHE to a folder of your own, or take the "
-            f"right to write from others: chmod go-w {folder}"
+            f"{folder}, of tfscale's cache, cannot be trusted: {reason}. Another user could "
+            "exchange its files, which would run as you.\nSet TFSCALE_CACHE to a folder of your "
+            "own, such as one in your home or in /tmp; or take the right to write there from "
+            "others (chmod go-w)"
         )
 
 
@@ -186,7 +200,10 @@ def _folder_of(cache: Path, tag: dict[str, str], tf: TensorFlow) -> Path:
 @contextlib.contextmanager
 def _locked(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
     """Lets in one process at a time; if it is killed, the lock is free again."""
-    with _threads_of_this_process, (folder / "lock").open("w") as file:
+    with (
+        _threads_of_this_process,
+        open(folder / "lock", "w", opener=private_opener) as file,
+    ):
         deadline = time.monotonic() + _WAIT_SECONDS
         told = False
         while True:
@@ -224,12 +241,29 @@ def find_or_build(
     say: Callable[[str], None] | None = None,
 ) -> Path:
     """The path of a library that fits; compiles it if there is none yet."""
+    with open_library(tf=tf, root=root, cache=cache, say=say) as library:
+        return library.path
+
+
+def open_library(
+    *,
+    tf: TensorFlow | None = None,
+    root: Path | None = None,
+    cache: Path | None = None,
+    say: Callable[[str], None] | None = None,
+) -> trust.OpenFile:
+    """A library that fits, opened; compiles it if there is none yet."""
     tf = tf or find_tensorflow()
     sources = find_sources(root)
     tag = make_tag(tf, sources)
     if ready := ready_made():
-        check_fits(ready, tag)
-        return ready
+        file = _opened(ready)
+        try:
+            _check_fits(file, tag)
+        except BaseException:
+            file.close()
+            raise
+        return file
     return _from_cache(tf, sources, tag, cache or cache_folder(), say or _say)
 
 
@@ -245,15 +279,17 @@ def build(out: Path | None = None, *, say: Callable[[str], None] | None = None) 
     """Builds ahead, whatever ready-made library there is; copies the result to folder `out`."""
     tf = find_tensorflow()
     sources = find_sources()
-    library = _from_cache(tf, sources, make_tag(tf, sources), cache_folder(), say or _say)
+    with _from_cache(tf, sources, make_tag(tf, sources), cache_folder(), say or _say) as built:
+        library, content = built.path, built.content
     if out is None:
         return library
     try:
         out.mkdir(parents=True, exist_ok=True)
         copy = out.absolute() / LIBRARY
-        for source in (library, trust.checksum_file(library)):
-            with replacing(out.absolute() / source.name) as fresh:
-                shutil.copyfile(source, fresh)
+        contents = {copy: content, trust.checksum_file(copy): trust.checksum_of(copy.name, content)}
+        for path, data in contents.items():
+            with replacing(path) as fresh:
+                fresh.write_bytes(data)
     except OSError as error:
         raise BuildError(
             f"cannot write {out / LIBRARY}: {error}\nGive --out a folder that can be written."
@@ -264,30 +300,49 @@ def build(out: Path | None = None, *, say: Callable[[str], None] | None = None) 
 def cached_library(tf: TensorFlow) -> Path | None:
     """The library in the cache, if it has been built."""
     tag = make_tag(tf, find_sources())
-    library = _folder_of(cache_folder(), tag, tf) / LIBRARY
+    library = _folder_of(cache_folder().resolve(), tag, tf) / LIBRARY
     return library if _fits(library, tag) else None
 
 
 def _from_cache(
     tf: TensorFlow, sources: Sources, tag: dict[str, str], cache: Path, say: Callable[[str], None]
-) -> Path:
+) -> trust.OpenFile:
+    cache = cache.resolve()  # a link that leads there could be exchanged later
     folder = _folder_of(cache, tag, tf)
     library = folder / LIBRARY
-    if _fits(library, tag):
-        return library
-    compiler = find_compiler()
+    if found := _fitting(library, tag):
+        return found
     _make_folder(cache, ours="TFSCALE_CACHE" not in os.environ)
+    compiler = find_compiler()
     _make_folder(folder)
     with _locked(folder, say):
-        if not _fits(library, tag):
-            _Build(tf, sources, tag, compiler, folder, say).run()
-    return library
+        if found := _fitting(library, tag):
+            return found
+        _Build(tf, sources, tag, compiler, folder, say).run()
+        if found := _fitting(library, tag):
+            return found
+    raise BuildError(
+        f"{library} was built, and is not what was built: another program has changed it, or the "
+        "disk is damaged.\nTry again, or set TFSCALE_CACHE to another folder."
+    )
 
 
 def _fits(library: Path, tag: dict[str, str]) -> bool:
-    parent = library.parent.parent
-    own = parent.is_dir() and not trust.doubt(parent.resolve())
-    return own and trust.is_sound(library) and read_tag(library) == tag
+    if found := _fitting(library, tag):
+        found.close()
+    return found is not None
+
+
+def _fitting(library: Path, tag: dict[str, str]) -> trust.OpenFile | None:
+    """A library of the cache, opened, if it may be used and was built for `tag`."""
+    try:
+        file = trust.OpenFile(library)
+    except OSError:
+        return None
+    if file.is_sound() and _tag_in(file.content) == tag:
+        return file
+    file.close()
+    return None
 
 
 @dataclass(frozen=True)
@@ -333,7 +388,7 @@ class _Build:
     def _clear(self) -> None:
         """Removes what a killed or failed build left."""
         shutil.rmtree(self._work, ignore_errors=True)
-        self._work.mkdir()
+        make_private_folder(self._work)
         for log in self.folder.glob("*.log"):
             log.unlink()
 
@@ -396,8 +451,7 @@ class _Build:
             root,
             self.folder / f"{name}.log",
         )
-        fresh.replace(item)
-        trust.seal(item)
+        _put(fresh, item)
 
     def _link(self, objects: list[Path]) -> None:
         (self._work / "tag.cc").write_text(_tag_unit(self.tag))
@@ -405,8 +459,14 @@ class _Build:
         command = [*self.compiler.command, *_FLAGS, "-shared", "-o", str(fresh)]
         command += [*map(str, objects), "tag.cc", *self.tf.link_flags]
         run_compiler(command, "link the native library", self._work, self.folder / "link.log")
-        fresh.replace(self.folder / LIBRARY)
-        trust.seal(self.folder / LIBRARY)
+        _put(fresh, self.folder / LIBRARY)
+
+
+def _put(fresh: Path, path: Path) -> None:
+    """Puts what a compiler has written in place; until then it is in a folder of the user's own."""
+    fresh.chmod(PRIVATE_FILE)
+    fresh.replace(path)
+    trust.seal(path)
 
 
 def _includes_tensorflow(unit: str) -> bool:

@@ -15,9 +15,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale import collectives, wires
+from tfscale import arguments, collectives, wires
 from tfscale.collectives import Kind, Schedule
 from tfscale.collectives.proof import proven
+from tfscale.collectives.registry import checked_algorithm
+from tfscale.collectives.schedule import checked_schedule
 from tfscale.ops import library
 from tfscale.ops.bucket import BucketId, Name, bucket_id
 from tfscale.ops.group import Communicator
@@ -80,8 +82,8 @@ def all_reduce(
         >>> print(y.numpy())
         [3.]
     """
-    x = _checked(x)
-    made = resolved(schedule, communicator.ranks)
+    x = _checked(x, communicator)
+    made = resolved(checked_algorithm(schedule, "schedule"), communicator.ranks)
     common = common_arguments(
         communicator, made, "all_reduce", wire, stochastic, seed, piece_bytes, name, residual
     )
@@ -118,8 +120,8 @@ def reduce_scatter(
         >>> print(first.numpy(), second.numpy())
         [11.] [22.]
     """
-    x = _checked(x)
-    half = _half(schedule, communicator.ranks, "reduce_scatter")
+    x = _checked(x, communicator, has_rows=True)
+    half = _half(checked_algorithm(schedule, "schedule"), communicator.ranks, "reduce_scatter")
     common = common_arguments(
         communicator, half, "reduce_scatter", wire, stochastic, seed, piece_bytes, name, residual
     )
@@ -150,8 +152,8 @@ def all_gather(
         >>> print(first.numpy(), second.numpy())
         [1. 2.] [1. 2.]
     """
-    x = _checked(x)
-    half = _half(schedule, communicator.ranks, "all_gather")
+    x = _checked(x, communicator, has_rows=True)
+    half = _half(checked_algorithm(schedule, "schedule"), communicator.ranks, "all_gather")
     return _run(
         "all_gather",
         x=x,
@@ -187,8 +189,8 @@ def broadcast(
         >>> print(first.numpy(), second.numpy())
         [2.] [2.]
     """
-    x = _checked(x)
-    made = _broadcast(communicator.ranks, root)
+    x = _checked(x, communicator)
+    made = _broadcast(communicator.ranks, arguments.whole(root, "root", 0))
     return _run(
         "broadcast",
         x=x,
@@ -235,10 +237,11 @@ def mix(
         >>> print(first.numpy(), second.numpy())
         [0.5] [10.5]
     """
-    x = _checked(x)
+    x = _checked(x, communicator)
     if not x.dtype.is_floating:
-        raise TypeError(f"shares of {x.dtype.name} are not whole: cast it to a float first")
-    made = _mixture(schedule)
+        advice = f"Shares of {x.dtype.name} are not whole: cast it first"
+        raise arguments.wrong(x, "x", "a tensor of floats", advice)
+    made = _mixture(checked_schedule(schedule))
     part = collectives.share(made, communicator.rank)
     wide = tf.cast(x, tf.float32) if x.dtype.size == 2 else x
     own = wide / tf.constant(part.denominator, wide.dtype)  # a third would be rounded, always alike
@@ -247,7 +250,8 @@ def mix(
 
 
 def _reduce(op: str, x: Any, reduction: str, residual: Any, common: dict[str, Any]) -> Any:
-    given = [] if residual is None else [residual]
+    arguments.choice(reduction, "reduction", ("sum", "mean"))
+    given = checked_residual(residual, x)
     y, kept = _run(op, x=x, residual=given, reduction=reduction, **common)
     return y if residual is None else (y, kept[0])
 
@@ -261,14 +265,39 @@ def _run(op: str, **arguments: Any) -> Any:
     return outputs
 
 
-def _checked(x: Any) -> tf.Tensor:
-    x = tf.convert_to_tensor(x)
-    if x.dtype not in DTYPES:
-        raise TypeError(
-            f"collectives take {', '.join(d.name for d in DTYPES)}; got {x.dtype.name}. "
-            "Cast it first."
-        )
-    return x
+def _checked(x: Any, communicator: Communicator, has_rows: bool = False) -> tf.Tensor:
+    checked_communicator(communicator)
+    found = as_tensor(x, "x")
+    if found.dtype not in DTYPES:
+        known = ", ".join(dtype.name for dtype in DTYPES)
+        raise arguments.wrong(x, "x", f"a tensor of {known}", f"Cast {found.dtype.name} first")
+    if has_rows and found.shape.rank == 0:
+        raise arguments.wrong(x, "x", "a tensor of at least one dimension")
+    return found
+
+
+def checked_communicator(communicator: Any) -> Communicator:
+    """Return a communicator."""
+    expected = "one of the communicators of a tfscale.ops.Group"
+    return arguments.instance(communicator, "communicator", Communicator, expected)
+
+
+def as_tensor(x: Any, name: str) -> tf.Tensor:
+    """Return an argument as a tensor."""
+    try:
+        return tf.convert_to_tensor(x)
+    except (TypeError, ValueError) as error:
+        raise arguments.wrong(x, name, "a tensor, or what TensorFlow makes one of") from error
+
+
+def checked_residual(residual: Any, x: tf.Tensor) -> list[tf.Tensor]:
+    """Return a list of the residual for ``x``, which is empty if there is none."""
+    if residual is None:
+        return []
+    found = as_tensor(residual, "residual")
+    if found.dtype != tf.float32 or not found.shape.is_compatible_with(x.shape):
+        raise arguments.wrong(residual, "residual", f"a float32 tensor of x's shape, {x.shape}")
+    return [found]
 
 
 def common_arguments(
@@ -283,6 +312,12 @@ def common_arguments(
     residual: Any = None,
 ) -> dict[str, Any]:
     wire = wires.checked(wire)
+    arguments.optional(arguments.flag, stochastic, "stochastic")
+    piece_bytes = arguments.whole(piece_bytes, "piece_bytes", 0, what="a number of bytes")
+    if not isinstance(name, BucketId):
+        arguments.optional(arguments.text, name, "name", "a text or a BucketId")
+    if not tf.is_tensor(seed):
+        seed = arguments.whole(seed, "seed", what="a whole number, or a tensor of one")
     at_random = wires.FORMATS[wire].rounds_at_random(with_residual=residual is not None)
     return {
         "communicator": communicator.handle,
@@ -339,8 +374,8 @@ def _half(algorithm: Algorithm, ranks: int, goal: str) -> Schedule:
 
 @functools.lru_cache(maxsize=256)
 def _mixture(schedule: Schedule) -> Schedule:
-    if not isinstance(schedule, Schedule) or schedule.goal != "mixture":
-        raise TypeError(f"expected a mixture of tfscale.collectives, got {schedule!r:.200}")
+    if schedule.goal != "mixture":
+        raise arguments.wrong(schedule, "schedule", "a mixture of tfscale.collectives")
     made = proven(lambda: schedule, schedule)
     _wholes[_fingerprint(made)] = made
     return made

@@ -6,9 +6,18 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfscale import arguments
+from tfscale.collectives.registry import checked_algorithm
 from tfscale.ops import library
 from tfscale.ops.bucket import Name
-from tfscale.ops.collective import Algorithm, common_arguments, resolved
+from tfscale.ops.collective import (
+    Algorithm,
+    as_tensor,
+    checked_communicator,
+    checked_residual,
+    common_arguments,
+    resolved,
+)
 from tfscale.ops.group import Communicator
 
 
@@ -53,7 +62,7 @@ class Flight:
     """
 
     def __init__(self, communicator: Communicator) -> None:
-        self._communicator = communicator
+        self._communicator = checked_communicator(communicator)
         with tf.init_scope(), tf.device(communicator.device):
             self._handle = library.load().tfscale_flight()
 
@@ -74,14 +83,14 @@ class Flight:
         Args: see ``all_reduce``.
         """
         communicator = self._communicator
-        x = tf.convert_to_tensor(x)
+        x = as_tensor(x, "x")
         if x.dtype != tf.float32:
-            raise TypeError(f"a Flight sums float32, got {x.dtype.name}: cast it first")
-        made = resolved(schedule, communicator.ranks)
+            raise arguments.wrong(x, "x", "a tensor of float32", "Cast it first")
+        made = resolved(checked_algorithm(schedule, "schedule"), communicator.ranks)
         common = common_arguments(
             communicator, made, "flight", wire, stochastic, seed, piece_bytes, name, residual
         )
-        given = [] if residual is None else [residual]
+        given = checked_residual(residual, x)
         library.load().tfscale_begin(x=x, residual=given, flight=self._handle, **common)
 
     def take(self, shape: Any, residual: bool = False) -> Taken:
@@ -91,9 +100,12 @@ class Flight:
             shape: of what was begun.
             residual: whether that had one.
         """
+        residual = arguments.flag(residual, "residual")
+        try:
+            shape = tf.TensorShape(shape)
+        except (TypeError, ValueError):
+            raise arguments.wrong(shape, "shape", "a tensor's shape, such as [2, 3]") from None
         y, lost, waited, took = library.load().tfscale_take(
-            flight=self._handle,
-            lost_types=[tf.float32] * bool(residual),
-            shape=tf.TensorShape(shape),
+            flight=self._handle, lost_types=[tf.float32] * residual, shape=shape
         )
         return Taken(y, lost[0] if residual else None, waited, took)

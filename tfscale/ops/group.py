@@ -16,6 +16,7 @@ import tensorflow as tf
 from tensorflow.python.distribute.multi_worker_util import coordination_leader
 from tensorflow.python.eager import context
 
+from tfscale import arguments
 from tfscale.launch import addresses, cluster, config
 from tfscale.launch.greeting import Worker
 from tfscale.launch.meeting import JoinError, meet, narrated, unreachable
@@ -107,6 +108,7 @@ class Communicator:
 
     def log(self, last: int | None = None) -> list[_log.Execution]:
         """The last collectives of this rank, 4096 or fewer, in the order in which they ended."""
+        last = arguments.optional(arguments.whole, last, "last", 0)
         with tf.init_scope(), tf.device(self.device):
             return _log.executions(self.handle, last)
 
@@ -155,6 +157,8 @@ class Communicator:
             reason: for the others to read; they see about 900 characters of it.
             linger: how many seconds to wait at most until all ranks have read it.
         """
+        arguments.text(reason, "reason")
+        linger = arguments.seconds(linger, "linger", least=0)
         with tf.init_scope(), tf.device(self.device):
             library.load().tfscale_give_up(self.handle, reason, tf.constant(linger, tf.float64))
 
@@ -212,12 +216,14 @@ class Group:
         transport: str = "auto",
         host: str = "",
     ) -> None:
-        if not isinstance(deadline, (int, float)) or deadline <= 0:
-            raise ValueError(f"a deadline is a number of seconds above 0, got {deadline!r}")
-        if slow_after < 0:
-            raise ValueError(
-                f"slow_after is a number of seconds, 0 for no warnings, got {slow_after}"
-            )
+        deadline, slow_after = checked_patience(deadline, slow_after)
+        expected = "a list of the full names of all ranks' devices"
+        devices = arguments.items(devices, "devices", expected, arguments.text)
+        ranks, expected = len(devices), "a list with a name for each device"
+        peers = arguments.items(peers, "peers", expected, arguments.text, least=ranks, most=ranks)
+        local_ranks = _checked_ranks(local_ranks, "local_ranks", ranks)
+        if not isinstance(host, str):
+            raise arguments.wrong(host, "host", "an address, or an empty text")
         group_key = _new_group_key(devices)
         self.peers = tuple(peers)
         self.deadline = deadline
@@ -272,6 +278,9 @@ class Group:
             transport: what messages travel over; see ``Group``.
         """
         _transport.checked(transport)
+        checked_patience(deadline, slow_after)
+        arguments.seconds(join_timeout, "join_timeout")
+        arguments.optional(checked_resolver, resolver, "resolver")
         resolver = resolver_of(resolver, join_timeout)
         keep_freed_memory()
         with starting(resolver, deadline, join_timeout):
@@ -299,6 +308,11 @@ class Group:
                 0 for no warnings.
             transport: what messages travel over; see ``Group``.
         """
+        checked_resolver(resolver, "resolver")
+        checked_patience(deadline, slow_after)
+        _transport.checked(transport)
+        expected = 'a list of names without the worker\'s, such as ["device:CPU:0"]'
+        devices = arguments.items(devices, "devices", expected, arguments.text)
         hosts = {task: addresses.split(host)[0] for task, host in tasks_of(resolver)}
         own_host = hosts.pop(_task(resolver))
         all_devices: list[str] = []
@@ -321,6 +335,7 @@ class Group:
             ranks: those that take part, in the order of their places in the new group.
             transport: as for ``Group``; this group's by default.
         """
+        ranks = _checked_ranks(ranks, "ranks", self.ranks)
         mine = {communicator.rank for communicator in self.communicators}
         return Group(
             [self.communicators[0].devices[rank] for rank in ranks],
@@ -399,6 +414,32 @@ class Group:
         return tf.function(run, autograph=False)  # type: ignore[no-any-return]
 
 
+def checked_patience(deadline: float, slow_after: float) -> tuple[float, float]:
+    """Return how long ranks wait for each other."""
+    what = "a number of seconds (0 for no warnings)"
+    most = arguments.LONGEST
+    slow_after = arguments.real(slow_after, "slow_after", 0, most, what=what)
+    return arguments.seconds(deadline, "deadline"), slow_after
+
+
+def checked_resolver(resolver: Any, name: str) -> Any:
+    """Return a resolver that lists the workers."""
+    if hasattr(resolver, "cluster_spec"):
+        return resolver
+    expected = "one of tf.distribute.cluster_resolver, such as TFConfigClusterResolver()"
+    raise arguments.wrong(resolver, name, expected)
+
+
+def _checked_ranks(given: Any, name: str, ranks: int) -> tuple[int, ...]:
+    def rank(value: Any, name: str) -> int:
+        return arguments.whole(value, name, 0, ranks - 1, what=f"one of the {ranks} ranks")
+
+    found = arguments.items(given, name, f"a list of some of the {ranks} ranks", rank)
+    if len(set(found)) < len(found):
+        raise arguments.wrong(given, name, "a list of ranks, each of them once")
+    return found
+
+
 def _belongs_to_its_outer(graph: Any) -> bool:
     """Whether it runs as a part of the graph around it, as branches and loops do."""
     is_traced = hasattr(getattr(graph, "outer_graph", None), "outer_graph")
@@ -419,7 +460,8 @@ def _full_names(devices: Sequence[str] | None) -> list[str]:
         gpus = [name for name in known if ":GPU:" in name]
         return gpus or [name for name in known if ":CPU:" in name]
     names = []
-    for device in devices:
+    expected = f"a list of names of devices, such as {[_short(name) for name in known]}"
+    for device in arguments.items(devices, "devices", expected, arguments.text):
         match = [name for name in known if device in (name, name[len(here) :], _short(name))]
         if not match:
             raise ValueError(

@@ -6,44 +6,46 @@ import ctypes
 import threading
 from typing import Any
 
-from tfscale.ops import build, toolchain
+from tfscale.ops import build, toolchain, trust
 
 _lock = threading.Lock()
 _loaded: Any = None
-_path = ""  # of what is loaded
+_native: ctypes.CDLL | None = None
 
 
 def load() -> Any:
     """The module of ops that TensorFlow makes of the library; builds it when there is none yet."""
-    global _loaded, _path
+    global _loaded, _native
     with _lock:
         if _loaded is None:
-            _path = str(build.find_or_build())
-            _loaded = _load(_path)
+            with build.open_library() as library:
+                _loaded = _load(library)
+                _native = ctypes.CDLL(library.name)  # which is loaded already
         return _loaded
 
 
 def signal_writer(pipe: int) -> int:
-    """The address of a handler of signals, which writes a byte for each into this pipe.
+    """Return the address of a handler of signals, which writes a byte for each into this pipe.
 
     It is for all signals of the process, and may be installed by any thread.
     """
     load()
-    native = ctypes.CDLL(_path)
-    native.tfscale_signals_go_to(pipe)
-    address = ctypes.cast(native.tfscale_write_signal, ctypes.c_void_p).value
+    assert _native is not None
+    _native.tfscale_signals_go_to(pipe)
+    address = ctypes.cast(_native.tfscale_write_signal, ctypes.c_void_p).value
     assert address is not None
     return address
 
 
-def _load(path: str) -> Any:
+def _load(library: trust.OpenFile) -> Any:
     import tensorflow as tf
 
     try:
-        loaded = tf.load_op_library(path)
+        loaded = tf.load_op_library(library.name)  # the file that was checked
     except (tf.errors.OpError, OSError) as error:
+        said = str(error).replace(library.name, str(library.path))
         raise toolchain.BuildError(
-            f"TensorFlow {tf.version.VERSION} refuses {path}: {error}\n"
+            f"TensorFlow {tf.version.VERSION} refuses {library.path}: {said}\n"
             "Its tag says that it was built for this TensorFlow. Remove the file and try again; if "
             "that does not help, report this message."
         ) from error

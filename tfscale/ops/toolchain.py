@@ -11,6 +11,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from tfscale.files import private_opener
+
 LIBRARY = "libtfscale.so"
 PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -167,7 +169,8 @@ def run_compiler(command: list[str], what: str, folder: Path, log: Path) -> None
         output, failed = f"error: no result after {_COMPILE_SECONDS} s", True
     if not failed:
         return
-    log.write_text(f"$ {shlex.join(command)}\n{output}")
+    with open(log, "w", opener=private_opener) as file:
+        file.write(f"$ {shlex.join(command)}\n{output}")
     raise BuildError(
         f"{command[0]} could not {what}:\n"
         f"  {_first_error(output)}\n"

@@ -10,6 +10,8 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tfscale import arguments
+
 TRANSPORTS = ("auto", "sockets", "grpc")
 
 # How a message goes, as ``Communicator.ways`` says; or "shared memory", "TCP to ...", "gRPC".
@@ -52,9 +54,7 @@ def attributes(
 
 def checked(transport: str, what: str = "transport") -> str:
     """The same; an error if there is none of this name."""
-    if transport not in TRANSPORTS:
-        raise ValueError(f"{what} is one of {', '.join(map(repr, TRANSPORTS))}, got {transport!r}")
-    return transport
+    return arguments.choice(transport, what, TRANSPORTS)
 
 
 def reachable_host(own: str, others: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from tfscale import arguments
 from tfscale.bridge import optimizers as bridge
 from tfscale.bridge.objects import native
 from tfscale.bridge.optimizers import ops
@@ -23,8 +24,7 @@ from tfscale.optimizers.base import (
     DECAY,
     Optimizer,
     Patterns,
-    a_share,
-    at_least,
+    checked_share,
     warn_of_idle,
 )
 from tfscale.optimizers.paths import BIAS_AND_NORM
@@ -144,14 +144,14 @@ class AdaHessian(Optimizer):
         **base: Any,
     ) -> None:
         super().__init__(learning_rate, weight_decay, {DECAY: exclude_from_weight_decay}, **base)
-        self.beta_1 = a_share("beta_1", beta_1)
-        self.beta_2 = a_share("beta_2", beta_2)
-        self.epsilon = at_least("epsilon", epsilon, 0)
-        self.hessian_power = _up_to_1("hessian_power", hessian_power)
-        self.samples = _count("samples", samples)
-        self.update_each = _count("update_each", update_each)
+        self.beta_1 = checked_share(beta_1, "beta_1")
+        self.beta_2 = checked_share(beta_2, "beta_2")
+        self.epsilon = arguments.real(epsilon, "epsilon", 0)
+        self.hessian_power = arguments.real(hessian_power, "hessian_power", 0, 1)
+        self.samples = arguments.whole(samples, "samples", 1)
+        self.update_each = arguments.whole(update_each, "update_each", 1)
         self.averaging = checked(averaging)
-        self.seed = _seed(seed)
+        self.seed = arguments.optional(arguments.whole, seed, "seed", 0) or 0
         self._now = Now()
         self._scaler: Any = _nobody  # gives what scales the loss, or None
 
@@ -535,23 +535,3 @@ def _unknown() -> None:
 def _power_of_2_near_root(scale: Any) -> Any:
     exponent = ops.round(ops.log2(ops.cast(scale, "float32")) / 2)
     return ops.power(2.0, exponent)
-
-
-def _up_to_1(argument: str, value: float) -> float:
-    if not 0 <= value <= 1:
-        raise ValueError(f"{argument} is a number from 0 to 1; got {value!r}")
-    return value
-
-
-def _count(argument: str, value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{argument} is a whole number that is at least 1; got {value!r}")
-    return value
-
-
-def _seed(value: int | None) -> int:
-    if value is None:
-        return 0
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"seed is a whole number that is at least 0, or None; got {value!r}")
-    return value

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfscale import arguments
 from tfscale.bridge.objects import path_of
 from tfscale.optimizers import paths
 
@@ -21,10 +22,10 @@ _AXES: dict[str, Callable[[int], range]] = {
 }
 
 _EXPECTED = (
-    'averaging is "auto", "window" (over all axes but the last two), "inputs" (over all but the '
+    '"auto", "window" (over all axes but the last two), "inputs" (over all but the '
     'last), "outputs" (over the last), a number (flat blocks of that length), None (no average), '
     "a dictionary from regular expressions, which are searched in variables' paths, to these, or "
-    "a function of a curvature and its variable; got %r"
+    "a function of a curvature and its variable, which is not a number"
 )
 
 
@@ -33,17 +34,16 @@ def checked(given: Averaging) -> Averaging:
     if callable(given):
         return given
     if isinstance(given, Mapping):
-        paths.checked("averaging", given)
+        for pattern in given:
+            arguments.pattern(pattern, "a key of averaging")
         return {pattern: _checked_rule(rule) for pattern, rule in given.items()}
     return _checked_rule(given)
 
 
 def _checked_rule(rule: Rule) -> Rule:
-    if isinstance(rule, bool) or not (
-        rule is None or (isinstance(rule, int) and rule > 0) or rule in ("auto", *_AXES)
-    ):
-        raise ValueError(_EXPECTED % (rule,))
-    return rule
+    if rule is None or (isinstance(rule, str) and rule in ("auto", *_AXES)):
+        return rule
+    return arguments.whole(rule, "averaging", 1, what=_EXPECTED)
 
 
 def rule_for(averaging: Averaging, variable: Any) -> Rule | Callable[[tf.Tensor, Any], Any]:

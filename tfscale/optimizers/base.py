@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfscale import arguments
 from tfscale.bridge import optimizers as bridge
 from tfscale.bridge.installed import backend
 from tfscale.bridge.objects import native, path_of
@@ -56,8 +57,11 @@ class Optimizer(bridge.Optimizer):
                 f"{backend()!r}. Set the environment variable "
                 "KERAS_BACKEND=tensorflow before Keras is imported."
             )
+        weight_decay = arguments.optional(arguments.real, weight_decay, "weight_decay", 0)
+        if not callable(learning_rate):
+            what = "a number, a schedule, or a function without arguments"
+            learning_rate = float(arguments.real(learning_rate, "learning_rate", 0, what=what))
         super().__init__(learning_rate=learning_rate, weight_decay=weight_decay, **base)
-        at_least("weight_decay", weight_decay or 0.0, 0)
         self._exclusions = {name: paths.checked(name, given) for name, given in exclusions.items()}
 
     def excluded(self, argument: str, place: int) -> bool:
@@ -147,15 +151,6 @@ def _exact(variable: Any) -> str:
     return "float64" if tf.as_dtype(variable.dtype) == tf.float64 else "float32"
 
 
-def at_least(argument: str, value: float, low: float) -> float:
-    """The same value, if it is not below a bound."""
-    if not value >= low:
-        raise ValueError(f"{argument} is a number that is at least {low}; got {value!r}")
-    return value
-
-
-def a_share(argument: str, value: float) -> float:
-    """The same value, if it is from 0 to below 1."""
-    if not 0 <= value < 1:
-        raise ValueError(f"{argument} is a number from 0 to below 1; got {value!r}")
-    return value
+def checked_share(value: float, name: str) -> float:
+    """Return how much of a running mean a step keeps."""
+    return arguments.real(value, name, 0, below=1)

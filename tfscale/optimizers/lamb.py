@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 import keras
 
+from tfscale import arguments
 from tfscale.bridge.optimizers import ops
 from tfscale.optimizers import fused as fused_ops
 from tfscale.optimizers import rules
-from tfscale.optimizers.base import ADAPTATION, DECAY, Optimizer, Patterns, a_share, at_least
+from tfscale.optimizers.base import ADAPTATION, DECAY, Optimizer, Patterns, checked_share
 from tfscale.optimizers.paths import BIAS_AND_NORM
 
 
@@ -101,12 +102,12 @@ class LAMB(Optimizer):
     ) -> None:
         lists = {DECAY: exclude_from_weight_decay, ADAPTATION: exclude_from_adaptation}
         super().__init__(learning_rate, weight_decay, lists, **base)
-        self.beta_1 = a_share("beta_1", beta_1)
-        self.beta_2 = a_share("beta_2", beta_2)
-        self.epsilon = at_least("epsilon", epsilon, 0)
-        self.bias_correction = bias_correction
+        self.beta_1 = checked_share(beta_1, "beta_1")
+        self.beta_2 = checked_share(beta_2, "beta_2")
+        self.epsilon = arguments.real(epsilon, "epsilon", 0)
+        self.bias_correction = arguments.flag(bias_correction, "bias_correction")
         self.trust_bounds = _bounds(trust_bounds)
-        self.fused = fused
+        self.fused = arguments.optional(arguments.flag, fused, "fused")
 
     def build(self, variables: list[Any]) -> None:
         """Called by Keras, once the variables are known."""
@@ -186,10 +187,12 @@ def _trust_ratio(w: Any, change: Any, lower: float, upper: float) -> Any:
 def _bounds(given: Sequence[float] | None) -> tuple[float, float] | None:
     if given is None:
         return None
-    bounds = tuple(given)
-    if len(bounds) != 2 or not 0 <= bounds[0] <= bounds[1]:
-        raise ValueError(
-            "trust_bounds are the least and the largest norm that counts, such as (0.0, 10.0); "
-            f"got {given!r}"
-        )
-    return bounds
+    expected = "a pair of the least and the largest norm that counts, such as (0.0, 10.0)"
+    least, largest = arguments.items(given, "trust_bounds", expected, _norm, least=2, most=2)
+    if least > largest:
+        raise arguments.wrong(given, "trust_bounds", expected)
+    return least, largest
+
+
+def _norm(value: float, name: str) -> float:
+    return arguments.real(value, name, 0, math.inf, what="a norm")

@@ -8,12 +8,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfscale import arguments
 from tfscale.bridge.objects import native
 from tfscale.bridge.optimizers import ops
-from tfscale.names import unknown
 from tfscale.optimizers import fused as fused_ops
 from tfscale.optimizers import rules
-from tfscale.optimizers.base import ADAPTATION, DECAY, Optimizer, Patterns, a_share, at_least
+from tfscale.optimizers.base import ADAPTATION, DECAY, Optimizer, Patterns, checked_share
 from tfscale.optimizers.paths import BIAS_AND_NORM
 
 FORMS = ("paper", "popular")
@@ -99,15 +99,13 @@ class LARS(Optimizer):
     ) -> None:
         lists = {DECAY: exclude_from_weight_decay, ADAPTATION: exclude_from_adaptation}
         super().__init__(learning_rate, weight_decay, lists, **base)
-        if form not in FORMS:
-            raise unknown("form of LARS", form, FORMS)
-        self.momentum = a_share("momentum", momentum)
-        self.nesterov = nesterov
-        self.trust_coefficient = at_least("trust_coefficient", trust_coefficient, 0)
-        self.epsilon = at_least("epsilon", epsilon, 0)
-        self.form = form
-        self.trust_clip = trust_clip
-        self.fused = fused
+        self.momentum = checked_share(momentum, "momentum")
+        self.nesterov = arguments.flag(nesterov, "nesterov")
+        self.trust_coefficient = arguments.real(trust_coefficient, "trust_coefficient", 0)
+        self.epsilon = arguments.real(epsilon, "epsilon", 0)
+        self.form = arguments.choice(form, "form", FORMS)
+        self.trust_clip = arguments.flag(trust_clip, "trust_clip")
+        self.fused = arguments.optional(arguments.flag, fused, "fused")
 
     def build(self, variables: list[Any]) -> None:
         """Called by Keras, once the variables are known."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from tfscale import arguments
 from tfscale.compression.policy import DEFAULT_SENSITIVE
 
 # Biases, and the scales and offsets of normalization layers.
@@ -22,16 +23,12 @@ def checked(argument: str, patterns: Iterable[str] | str | None) -> tuple[str, .
         >>> checked("exclude_from_weight_decay", ["bias$", "^head/"])
         ('bias$', '^head/')
     """
-    listed = (patterns,) if isinstance(patterns, str) else tuple(patterns or ())
-    for pattern in listed:
-        try:
-            re.compile(pattern)
-        except (re.error, TypeError) as error:
-            raise ValueError(
-                f"{argument} is a list of regular expressions, searched in the paths of variables "
-                f'(such as "dense/kernel"); got {pattern!r}: {error}.'
-            ) from error
-    return listed
+    if patterns is None:
+        return ()
+    given = (patterns,) if isinstance(patterns, str) else patterns
+    expected = "a list of regular expressions, searched in variables' paths"
+    found = arguments.items(given, argument, expected, arguments.pattern, least=0)
+    return tuple(pattern.pattern for pattern in found)
 
 
 def found(patterns: Iterable[str], path: str) -> bool:

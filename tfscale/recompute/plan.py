@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from tfscale import figures
+from tfscale import arguments, figures
 from tfscale.recompute.measure import measure
 from tfscale.recompute.simulate import memory, moments_of
 from tfscale.recompute.solve import solve
@@ -144,6 +144,22 @@ def _quietly(done: int, of: int) -> None:
     pass
 
 
+def _check(step: TracedStep, pile_up: bool, tell: Tell = _quietly) -> None:
+    arguments.instance(step, "step", TracedStep, "what tfscale.recompute.trace returns")
+    arguments.flag(pile_up, "pile_up")
+    arguments.function(tell, "tell", "a function of how many plans are made, and of how many")
+
+
+def checked_fraction(fraction: float) -> float:
+    """Return a share of what a step takes."""
+    return arguments.real(fraction, "fraction", above=0, most=1, example="0.4")
+
+
+def checked_layers(layers: Sequence[str]) -> tuple[str, ...]:
+    """Return names of layers."""
+    return arguments.items(layers, "layers", "a list of names of layers", arguments.text)
+
+
 def plan_budget(
     step: TracedStep, budget: float, pile_up: bool = False, tell: Tell = _quietly
 ) -> Plan:
@@ -161,6 +177,8 @@ def plan_budget(
         >>> step = recompute.trace(model, (tf.TensorSpec([64, 8]), tf.TensorSpec([64, 1])))
         >>> plan = recompute.plan_budget(step, 1e9)
     """
+    arguments.real(budget, "budget", 0, what="a number of bytes")
+    _check(step, pile_up, tell)
     _refuse_unknown_sizes(step)
     plain = Plan(step, (), budget, pile_up, proven=True)
     if plain.bound <= budget:
@@ -235,6 +253,8 @@ def plan_fraction(
         >>> step = recompute.trace(model, (tf.TensorSpec([64, 8]), tf.TensorSpec([64, 1])))
         >>> plan = recompute.plan_fraction(step, 1.0)
     """
+    fraction = checked_fraction(fraction)
+    _check(step, pile_up, tell)
     return plan_budget(step, fraction * Plan(step, (), pile_up=pile_up).bound, pile_up, tell)
 
 
@@ -252,6 +272,8 @@ def plan_layers(step: TracedStep, layers: Sequence[str], pile_up: bool = False) 
         >>> step = recompute.trace(model, (tf.TensorSpec([64, 8]), tf.TensorSpec([64, 1])))
         >>> plan = recompute.plan_layers(step, [model.layers[0].name])
     """
+    layers = checked_layers(layers)
+    _check(step, pile_up)
     there = {name for unit in step.units for name in unit.layers}
     if missing := [name for name in layers if name not in there]:
         raise ValueError(
@@ -284,6 +306,7 @@ def plan_sqrt(step: TracedStep, pile_up: bool = False) -> Plan:
         >>> step = recompute.trace(model, (tf.TensorSpec([64, 8]), tf.TensorSpec([64, 1])))
         >>> plan = recompute.plan_sqrt(step)
     """
+    _check(step, pile_up)
     saved = measure(step, pile_up).saved
     parts = max(2, round(math.sqrt(sum(saved > 0))))
     total = saved.cumsum()

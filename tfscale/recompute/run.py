@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfscale import arguments
 from tfscale.recompute.early import with_early_products
 from tfscale.recompute.plan import Plan
 from tfscale.recompute.read import read
@@ -31,6 +32,10 @@ def trace(model: keras.Model, batch: Any) -> TracedStep:
     Example:
         >>> step = trace(model, (tf.TensorSpec([64, 8]), tf.TensorSpec([64, 1])))
     """
+    arguments.instance(model, "model", keras.Model, "a keras.Model that is compiled")
+    specs = tf.nest.flatten(batch)
+    if not specs or not all(hasattr(x, "dtype") and hasattr(x, "shape") for x in specs):
+        raise arguments.wrong(batch, "batch", "a structure of tensors or of tf.TensorSpec")
     steps: list[TracedStep] = []
 
     def look(forward: Forward, gradients: list[Any]) -> None:
@@ -70,6 +75,9 @@ def recomputing(model: keras.Model, plan: Plan) -> Iterator[None]:
         >>> with recomputing(model, recompute.plan_sqrt(step)):
         ...     history = model.fit(x, y, verbose=0)
     """
+
+    arguments.instance(model, "model", keras.Model, "a keras.Model")
+    arguments.instance(plan, "plan", Plan, "a Plan, such as plan_sqrt(step) returns")
 
     def change(forward: Forward, gradients: list[Any]) -> None:
         operations = forward.graph.get_operations()

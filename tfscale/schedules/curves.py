@@ -9,7 +9,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale.schedules.schedule import Schedule, above_zero, not_negative
+from tfscale import arguments
+from tfscale.schedules.schedule import Schedule
 
 registered = keras.saving.register_keras_serializable(package="tfscale")
 
@@ -72,13 +73,11 @@ class Drops(Schedule):
         self, rate: float, at: Sequence[float], factor: float = 0.1, **general: Any
     ) -> None:
         super().__init__(rate, **general)
-        self.at = list(at)
-        self.factor = above_zero("factor", factor)
-        if not self.at or self.at != sorted(set(self.at)) or self.at[0] < self.warmup:
-            raise ValueError(
-                f"at is a list of times that rise, none before the warm-up's end, "
-                f"{self.warmup}; got {self.at}"
-            )
+        expected = f"a list of times that rise, none before warmup={self.warmup}"
+        self.at: list[float] = list(arguments.items(at, "at", expected, arguments.real))
+        self.factor = arguments.real(factor, "factor", above=0)
+        if self.at != sorted(set(self.at)) or self.at[0] < self.warmup:
+            raise arguments.wrong(at, "at", expected)
 
     def _after_warmup(self, time: Any) -> Any:
         passed = tf.add_n([tf.cast(time >= drop, tf.float64) for drop in self.at])
@@ -110,12 +109,12 @@ class _Decay(Schedule):
         **general: Any,
     ) -> None:
         super().__init__(rate, **general)
-        self.end = end
-        self.begin = begin
-        self.final = not_negative("final", final)
-        if not (0 <= self._first < end and self.warmup <= end):
+        self.end = arguments.real(end, "end", 0)
+        self.begin = arguments.optional(arguments.real, begin, "begin", 0)
+        self.final = arguments.real(final, "final", 0)
+        if not (self._first < self.end and self.warmup <= self.end):
             raise ValueError(
-                "a decay begins at 0 or later and ends after that and after the warm-up; got "
+                "a decay ends after its begin and after the warm-up; got "
                 f"begin={self._first}, warmup={self.warmup}, end={end}"
             )
 
@@ -171,7 +170,7 @@ class Polynomial(_Decay):
 
     def __init__(self, rate: float, end: float, power: float = 1.0, **general: Any) -> None:
         super().__init__(rate, end, **general)
-        self.power = above_zero("power", power)
+        self.power = arguments.real(power, "power", above=0)
 
     def _after_warmup(self, time: Any) -> Any:
         return self._between(tf.pow(self._left(time), tf.constant(self.power, tf.float64)))
@@ -232,7 +231,7 @@ class InverseSquareRoot(Schedule):
 
     def __init__(self, rate: float, **general: Any) -> None:
         super().__init__(rate, **general)
-        above_zero("warmup of InverseSquareRoot", self.warmup)
+        arguments.real(self.warmup, "warmup", above=0, what="a number, for this schedule")
 
     def _after_warmup(self, time: Any) -> Any:
         return self.rate * tf.sqrt(self.warmup / tf.maximum(time, self.warmup))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tfscale import arguments
+
 
 def linear_scaling(rate: float, base_batch: int, batch: int) -> float:
     r"""The linear scaling rule, for SGD with momentum.
@@ -23,7 +25,7 @@ def linear_scaling(rate: float, base_batch: int, batch: int) -> float:
     Reference: Goyal et al., Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour,
     section 2.1, https://arxiv.org/abs/1706.02677.
     """
-    return rate * _ratio(base_batch, batch)
+    return arguments.real(rate, "rate", 0) * _ratio(base_batch, batch)
 
 
 def square_root_scaling(rate: float, base_batch: int, batch: int) -> float:
@@ -44,14 +46,16 @@ def square_root_scaling(rate: float, base_batch: int, batch: int) -> float:
     Reference: You et al., Large Batch Optimization for Deep Learning: Training BERT in 76
     minutes, section 4.3, https://arxiv.org/abs/1904.00962.
     """
-    return float(rate * _ratio(base_batch, batch) ** 0.5)
+    return float(arguments.real(rate, "rate", 0) * _ratio(base_batch, batch) ** 0.5)
 
 
 def _ratio(base_batch: int, batch: int) -> float:
-    for name, value in (("base_batch", base_batch), ("batch", batch)):
-        if not value > 0:
-            raise ValueError(f"{name} is a number of samples above 0; got {value!r}")
-    return batch / base_batch
+    return checked_batch(batch, "batch") / checked_batch(base_batch, "base_batch")
+
+
+def checked_batch(batch: int, name: str) -> int:
+    """Return a batch size."""
+    return arguments.whole(batch, name, 1, what="a number of samples")
 
 
 RULES: dict[str, Callable[[float, int, int], float]] = {

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import keras
 import tensorflow as tf
 
-from tfscale.names import unknown
-from tfscale.schedules.scaling import RULES
+from tfscale import arguments
+from tfscale.schedules.scaling import RULES, checked_batch
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -60,16 +60,12 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
         base_batch: int | None = None,
         scaling: str = "linear",
     ) -> None:
-        self.rate = above_zero("rate", rate)
-        self.warmup = not_negative("warmup", warmup)
-        self.start = not_negative("start", start)
-        if unit not in UNITS:
-            raise unknown("unit of time", unit, UNITS)
-        if scaling not in RULES:
-            raise unknown("scaling rule", scaling, RULES)
-        self.unit = unit
-        self.base_batch = None if base_batch is None else int(above_zero("base_batch", base_batch))
-        self.scaling = scaling
+        self.rate = arguments.real(rate, "rate", above=0)
+        self.warmup = arguments.real(warmup, "warmup", 0)
+        self.start = arguments.real(start, "start", 0)
+        self.unit = arguments.choice(unit, "unit", UNITS)
+        self.base_batch = arguments.optional(checked_batch, base_batch, "base_batch")
+        self.scaling = arguments.choice(scaling, "scaling", tuple(RULES))
 
     def __call__(self, step: Any) -> Any:
         """The rate of a step, or of a tensor of steps, as float32."""
@@ -109,7 +105,7 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
         """The same schedule with its times in steps; itself, if they already are."""
         if self.unit == STEPS:
             return self
-        above_zero("steps_per_epoch", steps_per_epoch)
+        arguments.real(steps_per_epoch, "steps_per_epoch", above=0)
         config = self.get_config()
         times = {name: _times(config[name], steps_per_epoch) for name in self.TIMES}
         return type(self)(**{**config, **times, "unit": STEPS})
@@ -137,6 +133,7 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
         """
         from tfscale.schedules.plot import draw
 
+        arguments.optional(arguments.real, until, "until", above=0)
         return draw(self, until)
 
     def get_config(self) -> dict[str, Any]:
@@ -153,20 +150,6 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
     def __repr__(self) -> str:
         told = [f"{name}={value!r}" for name, value in self.get_config().items()]
         return f"{type(self).__name__}({', '.join(told)})"
-
-
-def above_zero(name: str, value: float) -> float:
-    """The same value, if it is above zero."""
-    if not value > 0:
-        raise ValueError(f"{name} is a number above 0; got {value!r}")
-    return value
-
-
-def not_negative(name: str, value: float) -> float:
-    """The same value, if it is not below zero."""
-    if not value >= 0:
-        raise ValueError(f"{name} is a number that is at least 0; got {value!r}")
-    return value
 
 
 def _times(value: Any, factor: float) -> Any:

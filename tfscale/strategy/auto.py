@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 from typing import Any
@@ -10,7 +11,7 @@ import tensorflow as tf
 
 from tfscale.ops.group import DEFAULT_JOIN_TIMEOUT, resolver_of, tasks_of
 from tfscale.strategy.extended import local_devices
-from tfscale.strategy.strategy import ScaleStrategy
+from tfscale.strategy.strategy import ScaleStrategy, check
 
 
 def auto_strategy(**arguments: Any) -> tf.distribute.Strategy:
@@ -28,6 +29,8 @@ def auto_strategy(**arguments: Any) -> tf.distribute.Strategy:
         >>> with tfscale.auto_strategy(wire="bf16").scope():
         ...     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
     """
+    inspect.signature(ScaleStrategy).bind(**arguments)  # names the one that it does not have
+    check(**arguments)
     if _has_tpu():
         return _said("TPUStrategy", "this machine has a TPU", _tpu_strategy(), arguments)
     wanted = arguments.get("devices")

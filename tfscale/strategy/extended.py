@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from tfscale import arguments
 from tfscale.bridge.calls import caller, goes_back
 from tfscale.bridge.fit import compiling
 from tfscale.bridge.gradients import ending_with_their_graphs
@@ -157,7 +159,7 @@ class Extended(CollectiveAllReduceExtended):
         return bool(self._local_device_type == "GPU")
 
     def _initialize_local_devices(self, cluster_resolver: Any, worker_device: str) -> Any:
-        kind, names = local_devices(self._wanted)
+        kind, names = local_devices(self._wanted, worker_device)
         return tuple(f"{worker_device}/{name}" for name in names), kind
 
     # -- data
@@ -281,8 +283,13 @@ class Extended(CollectiveAllReduceExtended):
         return initial_value
 
 
-def local_devices(wanted: Sequence[str] | None) -> tuple[str, list[str]]:
-    """The kind and the names ("device:GPU:0") of the devices of this process to use."""
+def local_devices(wanted: Sequence[str] | None, worker: str | None = None) -> tuple[str, list[str]]:
+    """The kind and the names ("device:GPU:0") of the devices of this process to use.
+
+    Args:
+        wanted: as the user names them.
+        worker: this worker's name, such as "/job:worker/task:1"; None before it is known.
+    """
     here = {}
     for device in tf.config.list_logical_devices():
         name = device.name[device.name.index("device:") :]
@@ -291,32 +298,36 @@ def local_devices(wanted: Sequence[str] | None) -> tuple[str, list[str]]:
         kind = "GPU" if "GPU" in here.values() else "CPU"
         return kind, [name for name in here if here[name] == kind]
     known = ", ".join(name.removeprefix("device:") for name in here)
-    if isinstance(wanted, str) or not _are_names(wanted):
-        raise ValueError(
-            f"devices is a list of names, one for each replica, such as {known.split(', ')}; "
-            f"got {wanted!r}. This process has {known}."
-        )
+    expected = f"a list of names, one for each replica, such as {known.split(', ')}"
+    wanted = arguments.items(wanted, "devices", expected, arguments.text)
+    for given in wanted:
+        if worker is not None and _task(given) not in (None, _task(worker), _ALONE):
+            raise arguments.wrong(
+                given, "devices", f"a list of devices of this worker, {worker}",
+                "Each worker names its own: leave the job and the task out",
+            )  # fmt: skip
     names = ["device:" + w.upper().rsplit("DEVICE:", 1)[-1].lstrip("/") for w in wanted]
     for given, name in zip(wanted, names, strict=True):
         if name not in here:
             raise ValueError(
-                f"no device is called {given!r}; this process has {known}. "
+                f"devices: no device is called {given!r}; this process has {known}. "
                 "tf.config.set_logical_device_configuration makes several of one CPU."
             )
     kinds = sorted({here[name] for name in names})
     if len(kinds) > 1:
         raise ValueError(f"replicas run on devices of one kind, got {' and '.join(kinds)}")
     if len(set(names)) < len(names):
-        raise ValueError(f"each replica needs a device of its own, got {list(wanted)}")
+        raise ValueError(f"devices: each replica needs one of its own, got {list(wanted)}")
     return kinds[0], names
 
 
-def _are_names(wanted: Any) -> bool:
-    try:
-        given = list(wanted)
-    except TypeError:
-        return False
-    return bool(given) and all(isinstance(name, str) for name in given)
+_ALONE = ("localhost", "0")  # a process that has not joined a cluster
+
+
+def _task(device: str) -> tuple[str, ...] | None:
+    """The job and the task that a device's name has."""
+    found = re.search(r"job:(\w+)/(?:replica:\d+/)?task:(\d+)", device.lower())
+    return found and found.groups()
 
 
 def _options() -> Options:

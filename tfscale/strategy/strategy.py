@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfscale import records
+from tfscale import arguments, records
 from tfscale.bridge import fit, installed, output, saving
 from tfscale.bridge.installed import KERAS_2, refuse_tf_keras
 from tfscale.bridge.objects import OPTIMIZERS
@@ -26,6 +26,7 @@ from tfscale.bridge.tensorflow import (
     autograph_artifact,
 )
 from tfscale.collectives.choose import Chooser
+from tfscale.collectives.registry import checked_algorithm
 from tfscale.compression.method import Method
 from tfscale.compression.policy import MethodPolicy, WirePolicy
 from tfscale.exchange import backends
@@ -38,7 +39,13 @@ from tfscale.exchange.tensorflow_exchange import TensorFlowExchange
 from tfscale.exchange.trial import Trials
 from tfscale.launch.local import ALL_BARS
 from tfscale.ops import xla
-from tfscale.ops.group import DEFAULT_JOIN_TIMEOUT, DEFAULT_SLOW_AFTER
+from tfscale.ops.group import (
+    DEFAULT_JOIN_TIMEOUT,
+    DEFAULT_SLOW_AFTER,
+    checked_patience,
+    checked_resolver,
+)
+from tfscale.ops.transport import checked as checked_transport
 from tfscale.sizes import number_of_bytes
 from tfscale.strategy import (
     applying,
@@ -53,7 +60,7 @@ from tfscale.strategy import (
 from tfscale.strategy.current import current
 from tfscale.strategy.extended import Extended
 from tfscale.strategy.groups import Groups, refuse_methods, refuse_schedule, size_of
-from tfscale.strategy.own_losses import checked, part_of_mean
+from tfscale.strategy.own_losses import CHOICES, checked, part_of_mean
 from tfscale.strategy.rounds import Rounds
 from tfscale.sync import EveryStep, Hierarchical, Rule
 from tfscale.wires import LOSSLESS
@@ -156,7 +163,13 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         backend: str = "auto",
     ) -> None:
         installed.check()
-        _check(batch_norm, error_feedback, cluster_resolver)
+        check(
+            algorithm=algorithm, wire=wire, cluster_resolver=cluster_resolver, sync=sync,
+            method=method, error_feedback=error_feedback, bucket_bytes=bucket_bytes,
+            own_losses=own_losses, batch_norm=batch_norm, schedule_file=schedule_file,
+            deadline=deadline, slow_after=slow_after, join_timeout=join_timeout,
+            transport=transport, backend=backend,
+        )  # fmt: skip
         self.sync = _rule(sync, wire=wire, method=method, error_feedback=error_feedback)
         in_rounds = not isinstance(self.sync, EveryStep)
         policy = _policy(wire, method, error_feedback)
@@ -446,16 +459,41 @@ def _say_if_no_timeline(callbacks: Sequence[Any]) -> None:
         )
 
 
-def _check(batch_norm: str, error_feedback: bool | None, cluster_resolver: Any) -> None:
-    if batch_norm not in ("synchronized", "local"):
-        raise ValueError(f'batch_norm is "synchronized" or "local", got {batch_norm!r}')
-    if error_feedback not in (None, True, False):
-        raise ValueError(f"error_feedback is True, False or None, got {error_feedback!r}")
-    if cluster_resolver is not None and not hasattr(cluster_resolver, "cluster_spec"):
-        raise ValueError(
-            "cluster_resolver is one of tf.distribute.cluster_resolver, such as "
-            f"TFConfigClusterResolver(), or None to find the cluster; got {cluster_resolver!r}"
-        )
+def check(**given: Any) -> None:
+    """Refuse arguments of ``ScaleStrategy`` that are wrong by themselves, wherever it runs."""
+    for name, value in given.items():
+        if name in _ALWAYS or (value is not None and name in _UNLESS_NONE):
+            (_ALWAYS.get(name) or _UNLESS_NONE[name])(value, name)
+
+
+def _checked_rule(sync: Any, name: str) -> Any:
+    expected = "a rule of tfscale.sync, such as tfscale.sync.DiLoCo(every=100), or None"
+    return arguments.instance(sync, name, Rule, expected)
+
+
+def _slow_after(value: float, name: str) -> float:
+    return checked_patience(DEADLINE, value)[1]
+
+
+_ALWAYS: dict[str, Callable[[Any, str], Any]] = {
+    "algorithm": lambda value, name: checked_algorithm(value, name, "auto"),
+    "batch_norm": lambda value, name: arguments.choice(value, name, ("synchronized", "local")),
+    "deadline": arguments.seconds,
+    "slow_after": _slow_after,
+    "join_timeout": arguments.seconds,
+    "transport": checked_transport,
+    "backend": lambda value, name: arguments.choice(value, name, backends.BACKENDS),
+}
+_UNLESS_NONE: dict[str, Callable[[Any, str], Any]] = {
+    "wire": lambda value, _: WirePolicy.of(value),
+    "cluster_resolver": checked_resolver,
+    "sync": _checked_rule,
+    "method": lambda value, _: MethodPolicy.of(value),
+    "error_feedback": arguments.flag,
+    "bucket_bytes": number_of_bytes,
+    "schedule_file": arguments.path,
+    "own_losses": lambda value, name: arguments.choice(value, name, CHOICES),
+}
 
 
 def _join(extended: Extended, settings: Mapping[str, Any]) -> None:
@@ -503,7 +541,7 @@ def _say_who_trains(extended: Any) -> None:
     logging.getLogger("tfscale").info("ScaleStrategy: %d %s, on %s", replicas, word, where)
 
 
-def _rule(sync: Any, **of_gradients: Any) -> Rule:
+def _rule(sync: Rule | None, **of_gradients: Any) -> Rule:
     """The rule, if it can be followed here.
 
     Args:
@@ -512,11 +550,6 @@ def _rule(sync: Any, **of_gradients: Any) -> Rule:
     """
     if sync is None or isinstance(sync, EveryStep):
         return EveryStep()
-    if not isinstance(sync, Rule):
-        raise ValueError(
-            "sync is a rule of tfscale.sync, such as tfscale.sync.DiLoCo(every=100), or None for "
-            f"EveryStep(); got {sync!r}"
-        )
     if KERAS_2:
         raise ValueError(
             f"sync={sync!r} needs Keras 3, and this is Keras 2: leave sync out, and replicas agree "

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfscale import arguments
 from tfscale.compression.method import Method, Wire
 from tfscale.compression.policy import MethodPolicy, WirePolicy
 from tfscale.sync.fragments import dealt
@@ -17,6 +18,8 @@ from tfscale.sync.rule import Round, Rule
 from tfscale.wires import LOSSLESS
 
 OUTER = "outer"
+
+_BLEND = "how much of a replica's own weights is left when what travelled for delay steps comes in"
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -75,10 +78,12 @@ class DiLoCo(Rule):
     def __post_init__(self) -> None:
         checked_period(self.every)
         if not (self.outer is None or callable(self.outer) or _is_optimizer(self.outer)):
-            raise ValueError(
-                "outer is an optimizer of Keras, or a function that makes one, such as lambda: "
-                f"keras.optimizers.SGD(1.0); got {self.outer!r}"
+            expected = (
+                "an optimizer of Keras, or a function that makes one, such as lambda: "
+                "keras.optimizers.SGD(1.0)"
             )
+            raise arguments.wrong(self.outer, "outer", expected)
+        arguments.optional(arguments.flag, self.error_feedback, "error_feedback")
         if self.method is not None and (self.wire, self.error_feedback) != (None, None):
             raise ValueError(
                 f"method={self.method!r} says how differences are sent, and wire={self.wire!r} or "
@@ -94,8 +99,8 @@ class DiLoCo(Rule):
         return self.fragments > 1 or self.delay > 0
 
     def _check_stream(self) -> None:
-        checked_count("fragments", self.fragments, what="parts")
-        checked_count("delay", self.delay, least=0)
+        checked_count(self.fragments, "fragments", what="a number of parts")
+        checked_count(self.delay, "delay", least=0)
         if self.fragments > 1 and (
             isinstance(self.every, Period) or self.every % self.fragments != 0
         ):
@@ -108,12 +113,10 @@ class DiLoCo(Rule):
                 f"what a fragment sends is taken before the next one sends, {min(self.table())} "
                 f"steps later, so delay is less than that; got {self.delay}"
             )
-        if self.blend is not None and not (self.delay and 0 <= self.blend < 1):
-            raise ValueError(
-                "blend is how much of a replica's own weights is left when what has travelled for "
-                f"delay steps comes in: from 0 to less than 1, with a delay; got {self.blend!r} "
-                f"and delay={self.delay}"
-            )
+        if self.blend is not None:
+            arguments.real(self.blend, "blend", 0, below=1, what=_BLEND)
+            if not self.delay:
+                raise arguments.wrong(self.blend, "blend", f"{_BLEND}, with a delay", "Set delay")
         others = [method for method in self.policy.methods if not isinstance(method, Wire)]
         if self.streams and others:
             raise ValueError(
@@ -151,7 +154,7 @@ class DiLoCo(Rule):
         if self.method is not None:
             return MethodPolicy.of(self.method)
         feedback = True if self.error_feedback is None else self.error_feedback
-        return WirePolicy.of(self.wire or LOSSLESS).methods(feedback)
+        return WirePolicy.of(LOSSLESS if self.wire is None else self.wire).methods(feedback)
 
     @property
     def policy(self) -> MethodPolicy:

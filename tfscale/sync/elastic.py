@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from tfscale import arguments
 from tfscale.sync.period import Period, checked_period
 from tfscale.sync.rule import Round, Rule
 
@@ -44,8 +45,7 @@ class ElasticAveraging(Rule):
 
     def __post_init__(self) -> None:
         checked_period(self.every)
-        if not 0 < self.alpha <= 1:
-            raise ValueError(f"alpha is more than 0 and at most 1, got {self.alpha!r}")
+        arguments.real(self.alpha, "alpha", above=0, most=1)
 
     def check(self, replicas: int) -> None:
         """Refuse so many that they would move ever further apart."""

@@ -8,10 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale.collectives import TOPOLOGIES, Schedule, is_doubly_stochastic
+from tfscale import arguments
+from tfscale.collectives import Schedule, is_doubly_stochastic
 from tfscale.collectives import mixtures as mixtures_of
-from tfscale.collectives.gossip import Topology
-from tfscale.names import unknown
+from tfscale.collectives.gossip import Topology, checked_topology
 from tfscale.sync.period import Period, checked_period
 from tfscale.sync.rule import Round, Rule
 from tfscale.wires import LOSSLESS, checked
@@ -72,17 +72,8 @@ class Gossip(Rule):
 
     def __post_init__(self) -> None:
         checked_period(self.every)
-        if isinstance(self.topology, str):
-            if self.topology not in TOPOLOGIES:
-                raise unknown("topology", self.topology, TOPOLOGIES)
-        elif not callable(self.topology):
-            raise ValueError(
-                f"topology is one of {', '.join(map(repr, TOPOLOGIES))}, or a function from a "
-                "number of replicas to a list of rounds, each a list of pairs (sender, receiver); "
-                f"got {self.topology!r}"
-            )
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise ValueError(f"seed is a whole number, got {self.seed!r}")
+        checked_topology(self.topology)
+        arguments.whole(self.seed, "seed")
         checked(self.wire)
 
     def __repr__(self) -> str:

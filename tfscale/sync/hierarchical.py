@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from tfscale import arguments
 from tfscale.compression.policy import MethodPolicy
 from tfscale.sync.diloco import DiLoCo
 from tfscale.sync.every_step import EveryStep
@@ -61,15 +62,15 @@ class Hierarchical(Rule):
 
     def __post_init__(self) -> None:
         if not isinstance(self.inner, EveryStep):
-            raise ValueError(
-                "inner is tfscale.sync.EveryStep(): the replicas of a group make each step "
-                f"together; got {self.inner!r}. What is to happen seldom is the outer rule"
-            )
+            expected = "tfscale.sync.EveryStep(): the replicas of a group make each step together"
+            advice = "What is to happen seldom is the outer rule"
+            raise arguments.wrong(self.inner, "inner", expected, advice)
         if not isinstance(self.outer, Rule) or isinstance(self.outer, (EveryStep, Hierarchical)):
-            raise ValueError(
-                "outer says when groups agree, and on what, such as tfscale.sync.DiLoCo(every=50)"
-                f"; got {self.outer!r}"
+            expected = (
+                "a rule that says when groups agree, and on what, such as "
+                "tfscale.sync.DiLoCo(every=50)"
             )
+            raise arguments.wrong(self.outer, "outer", expected)
         if isinstance(self.outer, Gossip):
             raise ValueError(MIXES_REPLICAS.format(f"outer={self.outer!r}"))
         if self.outer.start:
@@ -78,7 +79,7 @@ class Hierarchical(Rule):
                 "and groups sum over their own replicas from the first step on. Leave start out"
             )
         if self.group is not None:
-            checked_count("group", self.group, what="replicas")
+            checked_count(self.group, "group", what="a number of replicas")
         for name in _OF_OUTER:
             object.__setattr__(self, name, getattr(self.outer, name))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from tfscale import arguments
 from tfscale.sync.period import Period, checked_count, checked_period
 from tfscale.sync.rule import Round, Rule
 
@@ -38,12 +39,12 @@ class LocalSGD(Rule):
 
     def __post_init__(self) -> None:
         checked_period(self.every)
-        checked_count("start", self.start, least=0)
-        parts = (self.average,) if isinstance(self.average, str) else tuple(self.average)
+        checked_count(self.start, "start", least=0)
+        expected = '("weights",) or ("weights", "optimizer")'
+        given = (self.average,) if isinstance(self.average, str) else self.average
+        parts = arguments.items(given, "average", expected)
         if parts not in (_PARTS[:1], _PARTS):
-            raise ValueError(
-                f'average is ("weights",) or ("weights", "optimizer"), got {self.average!r}'
-            )
+            raise arguments.wrong(self.average, "average", expected)
         object.__setattr__(self, "average", parts)
 
     def end(self, round: Round) -> None:

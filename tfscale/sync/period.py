@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from tfscale import arguments
+
 
 @dataclasses.dataclass(frozen=True)
 class Period:
@@ -28,8 +30,8 @@ class Period:
     rounds: int
 
     def __post_init__(self) -> None:
-        for name, value in dataclasses.asdict(self).items():
-            checked_count(name, value)
+        for name in ("first", "last", "rounds"):
+            checked_count(getattr(self, name), name)
 
     def steps(self, number: int) -> int:
         """Of the round of that number, from 0."""
@@ -49,15 +51,14 @@ def table_of(every: int | Period) -> list[int]:
 def checked_period(every: int | Period) -> None:
     """Refuse what is neither."""
     if not isinstance(every, Period):
-        checked_count("every", every, " or a tfscale.sync.Period")
+        checked_count(every, "every", what="a tfscale.sync.Period or a number of steps")
 
 
 def checked_count(
-    name: str, value: object, other: str = "", least: int = 1, what: str = "steps"
+    value: object, name: str, least: int = 1, what: str = "a number of steps"
 ) -> None:
     """Refuse what is not a whole number of at least so many."""
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
-        raise ValueError(f"{name} is a number of {what}, {least} or more{other}; got {value!r}")
+    arguments.whole(value, name, least, _MOST, what=what)
 
 
 _MOST = 1 << 24  # counted in float32

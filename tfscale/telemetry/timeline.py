@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tfscale import records
+from tfscale import arguments, records
 
 if TYPE_CHECKING:
     from tfscale.exchange.deciding import Change
@@ -228,6 +228,8 @@ def merge(files: Sequence[str | Path], to: str | Path) -> None:
     Example:
         >>> tfscale.telemetry.merge(sorted(Path(".").glob("trace.rank*.json")), "trace.json")
     """
+    files = arguments.items(files, "files", "a list of paths", arguments.path)
+    to = arguments.path(to, "to")
     events = [
         event for file in files for event in json.loads(Path(file).read_text())["traceEvents"]
     ]
