@@ -168,6 +168,8 @@ RIGHT = {
     "curvature.Fisher": {"model": None, **OF_MODEL},
     "curvature.GaussNewton": {"model": None, **OF_MODEL},
     "curvature.Hessian": {"model": None, **OF_MODEL},
+    "launch.is_first": {},
+    "launch.rank": {},
     "launch.LocalWorkers": {"command": ["true"], "count": 1},
     "ops.Flight": {"communicator": None},
     "ops.Group": {"devices": None, "peers": ["me"], "local_ranks": [0]},
