@@ -168,6 +168,8 @@ RIGHT = {
     "curvature.Fisher": {"model": None, **OF_MODEL},
     "curvature.GaussNewton": {"model": None, **OF_MODEL},
     "curvature.Hessian": {"model": None, **OF_MODEL},
+    "launch.is_first": {},
+    "launch.rank": {},
     "launch.LocalWorkers": {"command": ["true"], "count": 1},
     "ops.Flight": {"communicator": None},
     "ops.Group": {"devices": None, "peers": ["me"], "local_ranks": [0]},
@@ -270,9 +272,9 @@ compression.TopK: momentum=0
 compression.Wire: feedback=True
 compression.WirePolicy: rules={} small=0 sensitive='x',''
 compression.WirePolicy.of: wire={}
-curvature.Fisher: seed=0 memory=1.5 progress=True
-curvature.GaussNewton: memory=1.5 progress=True
-curvature.Hessian: memory=1.5 progress=True
+curvature.Fisher: seed=0 memory=1.5 progress=True variables=''
+curvature.GaussNewton: memory=1.5 progress=True variables=''
+curvature.Hessian: memory=1.5 progress=True variables=''
 launch.LocalWorkers: environment={}
 ops.Group: deadline=1.5 slow_after=0,1.5 host='x',''
 ops.Group.local: deadline=1.5 slow_after=0,1.5
@@ -284,7 +286,7 @@ ops.broadcast: x=[],nan,inf,-inf,-5,0,1.5,np.nan,array root=0 stochastic=True se
 ops.mix: x=[],nan,inf,-inf,1.5,np.nan,array stochastic=True seed=-5,0 piece_bytes=0 name='x'
 ops.reduce_scatter: x=[],array stochastic=True seed=-5,0 piece_bytes=0 name='x'
 optimizers.AdaHessian: learning_rate=0,1.5 beta_1=0 beta_2=0 epsilon=0,1.5 weight_decay=0,1.5
-    hessian_power=0 averaging=None seed=0 exclude_from_weight_decay=None,'x','',[]
+    hessian_power=0 averaging=None,{} seed=0 exclude_from_weight_decay=None,'x','',[]
 optimizers.LAMB: learning_rate=0,1.5 beta_1=0 beta_2=0 epsilon=0,1.5 weight_decay=0,1.5
     trust_bounds=array exclude_from_weight_decay=None,'x','',[]
     exclude_from_adaptation=None,'x','',[]

@@ -7,13 +7,14 @@ numbers are. NaN, infinities and numbers that would overflow where they are used
 
 from __future__ import annotations
 
-import difflib
 import numbers
 import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
+
+from tfscale.names import guess
 
 LARGEST = (1 << 63) - 1  # int64
 LARGEST_REAL = 3.4e38  # float32
@@ -103,8 +104,7 @@ def choice(value: Any, name: str, known: Collection[str], other: str = "") -> st
     """Return one of the known texts; ``other`` says what else would have been right."""
     if isinstance(value, str) and value in known:
         return value
-    near = difflib.get_close_matches(str(value).lower(), known, 1) if is_text(value) else []
-    hint = f"Did you mean {near[0]!r}?" if near else ""
+    hint = guess(value, known) if is_text(value) else ""
     raise wrong(value, name, _either([*map(repr, known), *([other] if other else [])]), hint)
 
 

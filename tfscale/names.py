@@ -10,9 +10,15 @@ from collections.abc import Iterable, Sequence
 def unknown(kind: str, name: object, known: Iterable[str]) -> ValueError:
     """Make the error for a name that is not among the known ones."""
     known = list(known)
-    near = difflib.get_close_matches(str(name).lower(), known, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    return ValueError(f"no {kind} is called {name!r}; known are {', '.join(known)}.{hint}")
+    hint = guess(name, known)
+    words = f"no {kind} is called {name!r}; known are {', '.join(known)}."
+    return ValueError(f"{words} {hint}" if hint else words)
+
+
+def guess(name: object, known: Iterable[str]) -> str:
+    """Return the question whether a known name was meant; empty if none is near."""
+    near = difflib.get_close_matches(str(name).lower(), list(known), n=1)
+    return f"Did you mean {near[0]!r}?" if near else ""
 
 
 def check_command(program: str, words: Sequence[str], known: Iterable[str]) -> None:

@@ -132,7 +132,7 @@ def test_default_groups_are_near_the_square_root() -> None:
 
 @pytest.mark.parametrize("groups", [[], [0], [3, 0], 0, -2])
 def test_hierarchies_refuse_empty_groups(groups) -> None:
-    with pytest.raises(ValueError, match="a number of ranks, .*1 (or more|to)"):
+    with pytest.raises(ValueError, match=r"groups.* ranks.*; got (\[\]|0|-2)"):
         hierarchical(groups)
 
 
@@ -162,7 +162,7 @@ def test_halves_refuse_others_and_say_who_qualifies(half) -> None:
 
 @pytest.mark.parametrize("root", [-1, 4])
 def test_broadcast_refuses_a_root_outside(root: int) -> None:
-    with pytest.raises(ValueError, match="not one of the 4 ranks"):
+    with pytest.raises(ValueError, match="root is one of the 4 ranks.*; got"):
         broadcast(4, root)
 
 

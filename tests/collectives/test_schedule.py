@@ -59,7 +59,7 @@ def test_steps_print_like_sentences() -> None:
 
 
 def test_a_rank_outside_is_refused() -> None:
-    with pytest.raises(ValueError, match="rank 4 is not one of the 4 ranks of ring"):
+    with pytest.raises(ValueError, match="rank is one of the 4 ranks of ring, from 0 to 3; got 4"):
         ring(4).program(4)
 
 

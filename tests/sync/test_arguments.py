@@ -55,7 +55,7 @@ class Forgets(sync.Rule):
         (lambda: make(sync.ElasticAveraging(8, alpha=0.9)), "alpha times 3 must be less than 2"),
         (lambda: sync.Gossip(0), "every is .* number of steps, 1 or more"),
         (lambda: sync.Gossip(1, "rnig"), "topology is .* got 'rnig'. Did you mean 'ring'"),
-        (lambda: sync.Gossip(1, [[(0, 1)]]), "a function from a number of replicas to a list"),
+        (lambda: sync.Gossip(1, [[(0, 1)]]), "a function from a number of ranks to a list"),
         (lambda: sync.Gossip(1, "random", seed=0.5), "seed is a whole number; got 0.5"),
         (lambda: sync.Gossip(1, wire="bf61"), "'bf61'.*bf16"),
         (lambda: make(sync.Gossip(1, one_way, wire="bf16")), "do not sum to 1.*Leave wire out"),
