@@ -155,6 +155,23 @@ def test_the_header_of_a_bar_goes_with_it(file):
     ]
 
 
+NOISE = """\
+WARNING: All log messages before absl::InitializeLog() is called are written to STDERR
+I0000 00:00:1795670794.743976   21210 port.cc:153] oneDNN custom operations are on. You may see
+"""
+WARNING = "W0000 00:00:1795670794.743976   21210 log.cc:1] bucket 'x' has waited 5 s for rank 1"
+
+
+@pytest.mark.parametrize(("level", "shown"), [("2", 0), ("0", 2)])
+def test_what_tensorflow_logs_while_it_is_imported(file, monkeypatch, level, shown):
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", level)
+    screen = Screen(2, out=file, err=file)
+    screen.heard(0, f"{NOISE}{WARNING}\nmine\n", file)
+    *noise, warning, mine = file.getvalue().splitlines()
+    assert len(noise) == len(screen.last(0)) - 2 == shown
+    assert (warning, mine) == (f"[0] {WARNING}", "[0] mine")
+
+
 def test_a_header_waits_for_a_line_of_its_own_stream(file):
     errors = io.StringIO()
     screen = Screen(2, out=file, err=errors)

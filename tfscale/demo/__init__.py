@@ -130,8 +130,8 @@ def verdict(same: bool) -> str:
     if not same:
         return "[red]Replicas ended with different weights: that is a bug, please report it.[/red]"
     return (
-        "All replicas ended with the same weights, to the bit. "
-        "They share this machine's processors, so they cannot be faster than one device here."
+        "All replicas ended with the same weights, to the bit. Here they share the\n"
+        "processors of one machine, so they cannot be faster than one device."
     )
 
 

@@ -20,6 +20,11 @@ _KEPT = 20  # lines of each worker
 _LONGEST = 1 << 20  # characters that wait for the end of their line
 _BEGINS = "tfscale launch began again:"
 _HEADER = re.compile(r"Epoch \d+/\d+")
+# TensorFlow 2.21 prints these while it is imported, whatever TF_CPP_MIN_LOG_LEVEL says.
+_NOISE = re.compile(
+    r"WARNING: All log messages before absl::InitializeLog\(\) is called.*"
+    r"|I\d{4} [\d:.]+ +\d+ \S+\.cc:\d+\] .*"
+)
 _CLEAR = "\r\x1b[J"  # from here to the end of the screen
 
 
@@ -29,6 +34,7 @@ class Screen:
     A line that is drawn over itself (with carriage returns or backspaces) is a bar. The screen
     shows the bars of rank 0: on a terminal as they change and below all other lines, else once
     they are complete. A bar that it does not show takes Keras's line "Epoch 1/4" above it along.
+    Information that TensorFlow logs is left out, unless ``TF_CPP_MIN_LOG_LEVEL`` is 0.
 
     Args:
         ranks: how many workers there are.
@@ -56,6 +62,7 @@ class Screen:
         terminal = self.out.isatty()
         self._put = put
         self._prefix = prefix
+        self._shows_noise = os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "0"
         self._all_bars = all_bars
         coloured = terminal and not os.environ.get("NO_COLOR")
         self._colours = coloured if colours is None else colours
@@ -103,6 +110,8 @@ class Screen:
     def _line(self, rank: int, line: str, stream: TextIO) -> str:
         line = line.rstrip("\r")  # as Windows ends lines
         text = _visible(line)
+        if _NOISE.fullmatch(text) and not self._shows_noise:
+            return ""
         if self._shows_bars_of(rank):
             return self._shown(rank, text)
         held = self._held.pop((rank, stream), "")
