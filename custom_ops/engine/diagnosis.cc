@@ -38,15 +38,15 @@ void Diagnosis::ExchangeHellos(const Key& key, Channel* channel, const Heard& he
 
 void Diagnosis::Hear(int from, const View& bytes, const Status& status, const Heard& heard) const {
   if (status.code() == Code::kCancelled) return;
-  const std::string about = communicator_.Describe(request_.name, from) + ": ";
   if (!status.ok()) {
     if (!progress_.Needs(from)) return;  // it had done its part, and left
-    return heard(Status(status.code(), about + "it is gone: " + status.message()));
+    return heard(communicator_.Gone(request_.name, from, status));
   }
   Notice hello;
   std::string why;
   if (!Notice::Read(bytes.data, bytes.size, Notice::Kind::kHello, &hello, &why)) {
-    return heard(Status(Code::kInvalidArgument, about + why));
+    const std::string who = communicator_.Describe(request_.name, from);
+    return heard(Status(Code::kInvalidArgument, who + ": " + why));
   }
   if (hello.hash == Hash(request_.signature)) return heard(Status());
   heard(Status(Code::kInvalidArgument,
