@@ -40,7 +40,7 @@ bool IsNews(const std::string& text) {
 }  // namespace
 
 void CommunicatorResource::WhenFormed(tensorflow::OpKernelContext* ctx, Ready ready) {
-  if (ctx->collective_executor() == nullptr) {  // as in a Session, or in a tf.data.Dataset
+  if (ctx->collective_executor() == nullptr) {  // as in a Session
     return ready(absl::FailedPreconditionError(
                      Text(ctx->op_kernel().type_string(),
                           ": TensorFlow gave this function no collective executor; what talks to "

@@ -11,10 +11,10 @@ import random
 import sys
 from typing import Any
 
-import raw_calls
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
+from tests.ops import raw_calls
 from tfscale.ops import Group, all_gather, all_reduce, library, mix, reduce_scatter
 
 HUGE, FAR = 2**40, 2**62
@@ -134,8 +134,6 @@ def in_function(op, given):
 
 
 def in_dataset(op, given):
-    """Where TensorFlow runs no collectives."""
-
     def step(i):
         raw_calls.run(op, given)
         return i
@@ -143,30 +141,7 @@ def in_dataset(op, given):
     list(tf.data.Dataset.range(1).map(step))
 
 
-def in_session(op, given):
-    """Likewise, and with resources of its own."""
-    plain = {
-        name: value.numpy() if tf.is_tensor(value) and value.dtype != tf.resource else value
-        for name, value in given.items()
-    }
-    apart = raw_calls.arguments("communicator")
-    with tf.Graph().as_default() as graph:
-        made = {
-            "communicator": library.load().tfscale_communicator(**apart),
-            "flight": library.load().tfscale_flight(),
-        }
-        variable = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[2])
-        for name, value in plain.items():
-            if tf.is_tensor(value):
-                plain[name] = made.get(name, variable)
-            elif isinstance(value, list) and value and tf.is_tensor(value[0]):
-                plain[name] = [variable]
-        out = raw_calls.run(op, plain)
-    with tf.compat.v1.Session(graph=graph) as session:
-        session.run(out)
-
-
-WAYS = (eagerly, eagerly, eagerly, in_function, in_dataset, in_session)
+WAYS = (eagerly, eagerly, eagerly, in_function, in_dataset, raw_calls.run_in_session)
 
 
 def together(draw, groups):

@@ -46,6 +46,27 @@ def run(op: str, given: dict[str, Any]) -> Any:
     return getattr(library.load(), f"tfscale_{op}")(**given)
 
 
+def run_in_session(op: str, given: dict[str, Any]) -> None:
+    """Run the op in a ``Session``, with resources of its own for those that are given."""
+    with tf.Graph().as_default() as graph:
+        made = {
+            "communicator": library.load().tfscale_communicator(**_of_communicator()),
+            "flight": library.load().tfscale_flight(),
+        }
+        variable = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[2])
+
+        def of_graph(name, value):
+            if isinstance(value, list):
+                return [of_graph(name, one) for one in value]
+            if not tf.is_tensor(value):
+                return value
+            return made.get(name, variable) if value.dtype == tf.resource else value.numpy()
+
+        result = run(op, {name: of_graph(name, value) for name, value in given.items()})
+    with tf.compat.v1.Session(graph=graph) as session:
+        session.run(result)
+
+
 def call(op: str, **changed: Any) -> Any:
     """Run the op with other values for some arguments."""
     return run(op, {**arguments(op), **changed})
