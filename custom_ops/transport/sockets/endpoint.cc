@@ -225,16 +225,15 @@ std::shared_ptr<Arrival> Endpoint::Begins(int from, const Frame& frame) {
         refused = std::move(awaited.done);
       }
       awaited_.erase(waiting);
-    } else if (message->small) {
+    } else if (message->small && early_.count(message->address) == 0) {
       message->early = true;
       message->into.size = frame.size;
-      if (early_.count(message->address) > 0) misdeed = "it sent a message twice";
       if (kept_[from].early + kEarlyCost + frame.size > kMostEarly) {
         misdeed = Text("it sent more messages that nobody waits for than fit into ",
                        kMostEarly >> 20, " MiB");
       }
     } else {
-      message->discard = true;  // it was cancelled
+      message->discard = true;  // it was cancelled, or has come before
     }
   }
   if (!misdeed.empty()) {
@@ -290,7 +289,7 @@ bool Endpoint::Told(int from, const Frame& frame) {
     case Frame::kWithdraw: {
       std::lock_guard<std::mutex> lock(mutex_);
       const auto early = early_.find(address);
-      if (early != early_.end()) TakeEarly(early);
+      if (early != early_.end() && early->second.number == frame.number) TakeEarly(early);
       return true;
     }
     default:
