@@ -418,6 +418,8 @@ def test_numpys_whole_numbers_are_numbers(good):
 def test_numpys_numbers_are_numbers(good):
     assert arguments.real(good, "share", 0, 1) == 0.5
     assert arguments.flag(np.bool_(True), "progress") is True
+    with pytest.raises(ValueError, match="progress is True or False"):
+        arguments.flag(np.zeros([2], bool), "progress")
 
 
 @pytest.mark.parametrize(

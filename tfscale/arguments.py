@@ -22,6 +22,8 @@ LONGEST = 2_000_000  # seconds: as milliseconds they fit C++'s int
 _TOLD = 10_000  # larger bounds are the machine's: told to those alone who exceed them
 _SHOWN = 160  # characters of what was received
 
+_NUMPYS_BOOL = ("<class 'numpy.bool'>", "<class 'numpy.bool_'>")  # NumPy 2 and 1
+
 Kind = TypeVar("Kind")
 
 
@@ -95,7 +97,7 @@ def seconds(value: Any, name: str, **bounds: Any) -> float:
 
 def flag(value: Any, name: str) -> bool:
     """Return True or False."""
-    if isinstance(value, bool) or (type(value).__module__ == "numpy" and value.dtype == bool):
+    if isinstance(value, bool) or str(type(value)) in _NUMPYS_BOOL:
         return bool(value)
     raise wrong(value, name, "True or False")
 
@@ -104,7 +106,7 @@ def choice(value: Any, name: str, known: Collection[str], other: str = "") -> st
     """Return one of the known texts; ``other`` says what else would have been right."""
     if isinstance(value, str) and value in known:
         return value
-    hint = guess(value, known) if is_text(value) else ""
+    hint = guess(value, known) if isinstance(value, str) else ""
     raise wrong(value, name, _either([*map(repr, known), *([other] if other else [])]), hint)
 
 
@@ -124,7 +126,7 @@ def function(value: Any, name: str, expected: str) -> Any:
 
 def text(value: Any, name: str, expected: str = "a text") -> str:
     """Return a text that is not empty."""
-    if is_text(value) and value:
+    if isinstance(value, str) and value:
         return str(value)
     raise wrong(value, name, expected)
 
@@ -135,7 +137,7 @@ def pattern(value: Any, name: str) -> re.Pattern[str]:
         "a regular expression that is searched in a variable's path, such as 'dense_1/kernel' "
         "(for all kernels 'kernel$', not '*kernel')"
     )
-    if not is_text(value):
+    if not isinstance(value, str):
         raise wrong(value, name, expected)
     try:
         return re.compile(value)
@@ -184,7 +186,7 @@ def data(value: Any, name: str) -> Any:
         is_data = bool(parts) and not any(part is None for part in parts)
     else:
         has_parts = hasattr(value, "__iter__") or hasattr(value, "__getitem__")
-        is_data = has_parts and not is_text(value) and getattr(value, "shape", None) != ()
+        is_data = has_parts and not isinstance(value, str) and getattr(value, "shape", None) != ()
     if not is_data:
         raise wrong(value, name, "an array, a structure of arrays, or a dataset")
     return value
@@ -205,11 +207,6 @@ def is_number(value: object, kind: type = numbers.Real) -> bool:
 def _is_huge(value: object) -> bool:
     """Whether it is an int that TensorFlow makes no tensor of."""
     return is_number(value, numbers.Integral) and abs(value) > LARGEST  # type: ignore[arg-type]
-
-
-def is_text(value: object) -> bool:
-    """Whether a value is a text."""
-    return isinstance(value, str)
 
 
 def _bounds(value: Any, least: float, above: float | None, most: float, below: float | None) -> str:
