@@ -89,6 +89,13 @@ def test_a_worker_that_is_told_to_end_ends_and_the_others_hear_why(number, said)
     assert re.search(rf"rank 1 \(worker 1 at 127.0.0.1:\d+\) {said}", error)
 
 
+def test_a_signal_that_tensorflow_took_while_its_servers_started_is_not_lost():
+    with begin("get SIGTERM while servers start") as group:
+        assert group.processes[1].wait(PATIENCE) == -signal.SIGTERM
+        error = wait_for(group, 0, r"^ERROR CancelledError (.*)")[1]
+    assert re.search(r"rank 1 \(worker 1 at 127.0.0.1:\d+\) gave up: it got SIGTERM", error)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_worker_that_waits_for_another_can_be_told_to_end(number):
     """Its main thread hears nothing; long before the deadline."""

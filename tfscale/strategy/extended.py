@@ -129,7 +129,7 @@ class Extended(CollectiveAllReduceExtended):
         with starting(cluster_resolver, deadline, join_timeout), _without_tensorflows_words():
             super().__init__(container, cluster_resolver, _options())
         if self._task_type is not None:  # TensorFlow has started a server, which takes SIGTERM
-            signals.listen()
+            signals.listen(f"/job:{self._task_type}/task:{self._task_id}")
         # Groups of the same devices are told apart by their order, and other workers may
         # have other devices: the group that finds that out comes first.
         self.hosts = self._make_group([host_of(self._devices[0])])

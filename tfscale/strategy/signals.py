@@ -6,7 +6,9 @@ thread, which may be waiting in an exchange for a late worker; so another thread
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import inspect
 import os
 import signal
 import sys
@@ -14,9 +16,14 @@ import threading
 import time
 from typing import Any, NoReturn
 
+import tensorflow as tf
+from tensorflow.python.eager import context
+
 from tfscale import handlers
 from tfscale.strategy import farewell
 
+_WHO_GOT_SIGTERM = "TF_DEFAULT_PREEMPTION_NOTICE_KEY"
+_LOOKS, _BETWEEN = 12, 0.25  # seconds: TensorFlow looks once a second
 _TO_RAISE = 1.0  # seconds for the main thread to raise KeyboardInterrupt by itself
 _TO_END = 5.0  # and for the process to end, once all have been told
 
@@ -24,11 +31,56 @@ _interrupt_raised, _too_late = threading.Event(), threading.Event()
 _pipe: tuple[int, int] | None = None
 
 
-def listen() -> None:
+def listen(task: str) -> None:
     """Called once this worker's server runs: make signals do again what they did before.
 
     The program's own handlers stay.
+
+    Args:
+        task: this worker's name in TensorFlow's cluster.
     """
+    _listen()
+    _Missed(task).start()
+
+
+class _Missed(threading.Thread):
+    """Sends this process a SIGTERM again that came while TensorFlow's server started.
+
+    TensorFlow's handler had taken it. A thread of TensorFlow's tells all workers within a second
+    who got it, by a key of the coordination service.
+    """
+
+    def __init__(self, task: str) -> None:
+        super().__init__(name="tfscale-missed-signal", daemon=True)
+        self._task = task
+        self._over = threading.Event()
+
+    def start(self) -> None:
+        """Look for a while, unless this TensorFlow can only wait for the key."""
+        if "timeout_in_ms" in inspect.signature(_key_value()).parameters:
+            atexit.register(self._leave)
+            super().start()
+
+    def run(self) -> None:
+        """Called by Python."""
+        for _ in range(_LOOKS):
+            if self._over.wait(_BETWEEN):
+                return
+            with contextlib.suppress(tf.errors.OpError):  # there is no such key yet
+                if _key_value()(_WHO_GOT_SIGTERM, timeout_in_ms=1) == self._task:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+    def _leave(self) -> None:
+        self._over.set()
+        self.join()  # TensorFlow ends after it
+
+
+def _key_value() -> Any:
+    return context.context().get_config_key_value
+
+
+def _listen() -> None:
     if threading.current_thread() is not threading.main_thread():
         handlers.install(signal.SIGTERM, signal.SIG_DFL)  # all that another thread can do
         return

@@ -12,10 +12,11 @@ import tensorflow as tf
 import tfscale
 from tfscale.launch import JoinError
 from tfscale.ops import group
+from tfscale.strategy import signals
 
 ME = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 WAY, WRONG = os.environ["WAY"], ME == 1
-meet = group.meet
+meet, listen = group.meet, signals.listen
 
 
 def leave_after_the_meeting(*arguments, **settings):
@@ -27,6 +28,11 @@ def stop_before_joining(self):
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
+def listen_after_a_signal(*arguments):
+    os.kill(os.getpid(), signal.SIGTERM)  # TensorFlow's handler takes it
+    listen(*arguments)
+
+
 def start():
     if WRONG and WAY == "never come":
         os._exit(0)
@@ -34,6 +40,8 @@ def start():
         group.meet = leave_after_the_meeting
     if WRONG and WAY == "stop before joining":
         group.Group.join = stop_before_joining
+    if WRONG and WAY == "get SIGTERM while servers start":
+        signals.listen = listen_after_a_signal
     seconds = {"deadline": float(os.environ["DEADLINE"])}
     seconds["join_timeout"] = float(os.environ["JOIN_TIMEOUT"])
     return tfscale.ScaleStrategy("ring", slow_after=0, **seconds)
