@@ -128,10 +128,14 @@ test-torch: build ## compare eigenvalues with PyHessian's and curvlinops', on Py
 	@.venv-torch/bin/python -m pip install -q torch torchvision pyhessian curvlinops-for-pytorch scipy
 	@TFSCALE_TORCH_PYTHON=.venv-torch/bin/python $(BIN)/python -m pytest -s tests/curvature/test_rivals.py
 
+# Beside Ray it has what $(VENV) has: TensorFlow is not installed once more.
 test-ray: build ## train under a real Ray, and kill one of its workers
 	@$(MAKE) -s --no-print-directory VENV=.venv-ray .venv-ray/bin/pip
 	$(STEP) "Ray"
-	@.ci/timed "packages for .venv-ray" .venv-ray/bin/python -m pip install -q -e . '$(TF_PACKAGE)==$(TF).*' 'ray[train]' tf_keras
+	@$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	  > "$$(.venv-ray/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/venv.pth"
+	@.ci/timed "packages for .venv-ray" sh -ec '.venv-ray/bin/python -m pip install -q "ray[train]"; \
+	  .venv-ray/bin/python -m pip install -q --no-deps tf_keras'
 	@TFSCALE_RAY_PYTHON=.venv-ray/bin/python .ci/timed Ray $(BIN)/python -m pytest tests/engines/test_ray.py $(PYTEST_ARGS)
 
 test-faults: build ## let N trainings meet faults drawn by SEED, and start them again
