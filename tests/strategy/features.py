@@ -5,7 +5,9 @@ A check is a function of a strategy and of a folder, which every worker has for 
 
 from __future__ import annotations
 
+import re
 import time
+from functools import partial
 
 import keras
 import numpy as np
@@ -14,12 +16,13 @@ import tensorflow as tf
 from keras import layers
 
 from tests.strategy.models import ADAM, BATCH, classifier, numbers, own_metrics
+from tfscale.sync import LocalSGD
 
 
-def fresh(strategy, seed=1, **how):
+def fresh(strategy, seed=1, ema=False, **how):
     keras.utils.set_random_seed(seed)
     with strategy.scope():
-        return classifier(ADAM, **how)()
+        return classifier(partial(ADAM, use_ema=ema), **how)()
 
 
 def fit(model, epochs=2, **settings):
@@ -89,7 +92,7 @@ def model_checkpoint(strategy, folder):
     saver = keras.callbacks.ModelCheckpoint
     fit(model, callbacks=[saver(whole), saver(weights, save_weights_only=True)])
     other = fresh(strategy, seed=2)
-    if strategy.extended.first_rank > 0:
+    if not is_first(strategy):
         assert not list(folder.iterdir())  # the first worker alone writes
         return
     assert bits(keras.models.load_model(folder / "epoch-2.keras")) == bits(model)
@@ -140,6 +143,69 @@ def early_stopping(strategy, folder):
     assert bits(model) == remember.weights[best]
 
 
+def is_first(strategy):
+    return strategy.extended.first_rank == 0
+
+
+def written(folder):
+    """Files, without what is different in each run."""
+    found = {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
+    return {re.sub(r"out\.tfevents.*|profile/.*", "*", str(path)) for path in found}
+
+
+class Mirrored(keras.callbacks.TensorBoard):
+    """A class of the user's own."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        super().on_epoch_end(epoch, {**logs, "twice": 2 * logs["loss"]})
+
+
+def only_the_first_worker_writes(strategy, folder):
+    """Whatever Keras's callbacks write, to files and to servers."""
+    pytest.importorskip("tensorboard")
+    kinds, posted = keras.callbacks, []
+    written_by = {
+        kinds.TensorBoard(
+            folder / "all", histogram_freq=1, write_images=True, update_freq=1,
+            profile_batch=(2, 3), embeddings_freq=1,
+        ): {
+            "all/projector_config.pbtxt", "all/train/events.*", "all/train/plugins/*",
+            "all/validation/events.*", "all/train/keras_embedding.ckpt-0.weights.h5",
+        },
+        Mirrored(folder / "own"): {"own/train/events.*", "own/validation/events.*"},
+        kinds.CSVLogger(folder / "log.csv"): {"log.csv"},
+        kinds.CSVLogger(folder / "more.csv", append=True): {"more.csv"},
+        kinds.ModelCheckpoint(folder / "model.keras"): {"model.keras"},
+        kinds.ModelCheckpoint(folder / "model.h5"): {"model.h5"},
+        kinds.BackupAndRestore(folder / "backup", delete_checkpoint=False): {
+            "backup/latest.weights.h5", "backup/training_metadata.json"
+        },
+        kinds.RemoteMonitor("http://nowhere", send_as_json=True): set(),
+        kinds.SwapEMAWeights(): set(),
+        kinds.LambdaCallback(on_epoch_end=lambda epoch, logs: None): set(),
+    }  # fmt: skip
+    model = fresh(strategy, ema=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("requests.post", lambda url, **sent: posted.append(sent["json"]["loss"]))
+        history = fit(model, 1, callbacks=list(written_by), validation_data=numbers(37)).history
+    expected = set.union(*written_by.values()) if is_first(strategy) else set()
+    assert written(folder) == expected
+    assert posted == (history["loss"] if is_first(strategy) else [])
+
+
+def only_the_first_worker_writes_what_a_list_holds(strategy, folder):
+    """Some callbacks write when they get their model, long before ``fit``."""
+    pytest.importorskip("tensorboard")
+    model, board = fresh(strategy), keras.callbacks.TensorBoard
+    both = [board(folder / "fit"), keras.callbacks.CSVLogger(folder / "log.csv")]
+    fit(model, 1, callbacks=keras.callbacks.CallbackList(both, add_history=True, model=model))
+    model.evaluate(*numbers(37), callbacks=[board(folder / "evaluate")], verbose=0)
+    model.predict(numbers(37)[0], callbacks=[board(folder / "predict")], verbose=0)
+    expected = {"log.csv", "fit/train/events.*", "evaluate/validation/events.*"}
+    expected |= {"evaluate/train/events.*", "predict/train/events.*"}
+    assert written(folder) == (expected if is_first(strategy) else set())
+
+
 def tensorboard(strategy, folder):
     pytest.importorskip("tensorboard")
     history = fit(fresh(strategy), callbacks=[keras.callbacks.TensorBoard(folder)]).history
@@ -148,7 +214,16 @@ def tensorboard(strategy, folder):
         for event in tf.compat.v1.train.summary_iterator(str(path)):
             values = [v for v in event.summary.value if v.tag == "epoch_loss"]
             logged += [float(tf.make_ndarray(value.tensor)) for value in values]
-    np.testing.assert_allclose(logged, history["loss"], rtol=1e-6)
+    expected = history["loss"] if is_first(strategy) else []
+    np.testing.assert_allclose(logged, expected, rtol=1e-6)
+
+
+def tensorboard_in_rounds(strategy, folder):
+    """What the first worker saves differs between replicas, and all gather it."""
+    pytest.importorskip("tensorboard")
+    rounds = type(strategy)("ring", sync=LocalSGD(every=3), deadline=20)
+    board = keras.callbacks.TensorBoard(folder, histogram_freq=1, embeddings_freq=1)
+    fit(fresh(rounds), 1, callbacks=[board])  # of 10 steps: the fourth round has begun
 
 
 def predict_keeps_the_order(strategy, folder):
@@ -252,7 +327,10 @@ CHECKS = {
         model_checkpoint,
         backup_and_restore,
         early_stopping,
+        only_the_first_worker_writes,
+        only_the_first_worker_writes_what_a_list_holds,
         tensorboard,
+        tensorboard_in_rounds,
         predict_keeps_the_order,
         own_loop,
         gather_and_reduce,

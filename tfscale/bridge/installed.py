@@ -128,6 +128,15 @@ def _names() -> Mapping[str, bool]:
         (keras.layers.BatchNormalization, ("_moments",)),
         (loss, ("call",)),
         (keras.callbacks.BackupAndRestore, ("_load_model", "_save_model")),
+        (keras.callbacks.ModelCheckpoint, ("_save_model", "_should_save_model")),
+        (keras.callbacks.OrbaxCheckpoint, ("_save_checkpoint",)),
+        (
+            keras.callbacks.TensorBoard,
+            (
+                *("_train_writer", "_val_writer", "_start_trace", "_stop_trace"),
+                *("_configure_embeddings", "_log_embeddings"),
+            ),
+        ),
     ]
     found = {f"{kind.__name__}.{name}": hasattr(kind, name) for kind, of in names for name in of}
     for kind, method, of in _ATTRIBUTES:

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfscale import arguments, records
 from tfscale.bridge import fit, installed, output, saving
+from tfscale.bridge.callbacks import before_callbacks_get_their_model
 from tfscale.bridge.installed import KERAS_2, refuse_tf_keras
 from tfscale.bridge.objects import OPTIMIZERS
 from tfscale.bridge.protocols import Optimizer
@@ -240,6 +241,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     def _connect(self, exchange: Exchange) -> None:
         extended = self.extended
         extended.connect(exchange, of_hosts(exchange.schedules, extended.hosts))
+        before_callbacks_get_their_model(backup.arrange)
         output.ignore_warning_about_shuffle()
         if extended._id_in_cluster > 0 and not os.environ.get(ALL_BARS):
             output.show_no_bars_by_default()
@@ -320,7 +322,6 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             model, callbacks, length = beginning
             join.same_model(self.extended.hosts, model)
             join.same_length(self.extended.hosts, length)
-            backup.arrange(self.extended.hosts, callbacks)
             if self.extended._id_in_cluster == 0:
                 _say_if_no_timeline(callbacks)
             if self.rounds is not None:
