@@ -239,6 +239,44 @@ def predict_keeps_the_order(strategy, folder):
             np.testing.assert_array_equal(model.predict(**data, verbose=0), x)
 
 
+class AllKinds(keras.Model):
+    """Predicts tensors of each kind that TensorFlow has; the number of values differs by row."""
+
+    def call(self, x):
+        number = tf.cast(x[:, 0], tf.int32)
+        name = tf.where(number % 3 == 0, "", tf.strings.join([tf.strings.as_string(number), "é\0"]))
+        several = tf.ragged.range(number % 4)
+        return {
+            "numbers": x,
+            "flags": x > 20,
+            "waves": tf.complex(x, -x),
+            "names": tf.stack([name, tf.strings.upper(name)], 1),
+            "several": several,
+            "several_names": tf.strings.as_string(several),
+            "spread": tf.sparse.from_dense(tf.where(number[:, None] % 4 > 1, x, 0.0)),
+        }
+
+
+def values(output):
+    if isinstance(output, tf.SparseTensor):
+        output = tf.sparse.to_dense(output)
+    return output.to_list() if isinstance(output, tf.RaggedTensor) else np.array(output).tolist()
+
+
+def predict_joins_tensors_of_each_kind(strategy, folder):
+    for rows, how in ((37, {}), (9, {}), (1, {}), (37, {"run_eagerly": True})):
+        x = np.arange(2.0 * rows, dtype=np.float32).reshape(rows, 2)
+        alone = AllKinds()
+        with strategy.scope():
+            model = AllKinds()
+        found = [None, None]
+        for place, one in enumerate((alone, model)):
+            one.compile(**how)
+            predicted = one.predict(x, batch_size=8, verbose=0)
+            found[place] = {name: values(output) for name, output in predicted.items()}
+        assert found[0] == found[1], (rows, how)
+
+
 def own_loop(strategy, folder):
     """As TensorFlow's guide writes it: the sum of the replicas' losses, by the global batch."""
 
@@ -332,6 +370,7 @@ CHECKS = {
         tensorboard,
         tensorboard_in_rounds,
         predict_keeps_the_order,
+        predict_joins_tensors_of_each_kind,
         own_loop,
         gather_and_reduce,
         numbers_of_python,

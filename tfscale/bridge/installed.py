@@ -29,6 +29,7 @@ _TF_KERAS = (
 BUILDS_FROM_SHAPES = "_maybe_symbolic_build"
 PREDICTS = "one_step_on_data_distributed"
 REDUCES_LOGS = "reduce_per_replica"
+JOINS_WORKERS = "_collective_all_reduce_multi_worker"
 
 # What a fit that runs is asked: the names of its variables.
 OF_FIT = (
@@ -145,6 +146,9 @@ def _names() -> Mapping[str, bool]:
     found |= {f"variable {name!r} in Model.fit": name in of_fit for name in OF_FIT}
     logs = REDUCES_LOGS in _names_within(model._make_function.__code__)
     found[f"{REDUCES_LOGS!r} in Model._make_function"] = logs
+    reduces = getattr(inspect.getmodule(model._make_function), REDUCES_LOGS, None)
+    joins = reduces is not None and JOINS_WORKERS in _names_within(reduces.__code__)
+    found[f"{JOINS_WORKERS!r} in {REDUCES_LOGS}"] = joins
     code = model.make_predict_function.__code__
     known = code.co_varnames + code.co_cellvars
     return found | {f"{PREDICTS!r} in Model.make_predict_function": PREDICTS in known}

@@ -56,6 +56,7 @@ from tfscale.strategy import (
     join,
     keras2_applying,
     origin,
+    predictions,
     steps,
 )
 from tfscale.strategy.current import current
@@ -340,7 +341,8 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         step = fit.step_of(fn)
         if fit.predicts():
             args = tf.nest.map_structure(self._part_of_each, args)
-            return super().run(steps.prediction_of_replica(self, fn), args, kwargs, options)
+            step_of_replica = steps.prediction_of_replica(self, fn)
+            return predictions.joined(self, super().run(step_of_replica, args, kwargs, options))
         if step is None:
             with _hooked(self, self.optimizers), self._telling_what_is_foreign():
                 return super().run(fn, args, kwargs, options)
