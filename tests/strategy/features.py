@@ -15,6 +15,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+from tests.strategy import all_metrics
 from tests.strategy.models import ADAM, BATCH, classifier, numbers, own_metrics
 from tfscale.sync import LocalSGD
 
@@ -239,6 +240,17 @@ def predict_keeps_the_order(strategy, folder):
             np.testing.assert_array_equal(model.predict(**data, verbose=0), x)
 
 
+def metrics_of_all_kinds(strategy, folder):
+    """Also those that were made before the scope, and are given to ``compile`` in it."""
+    alone = tf.distribute.get_strategy()
+    for how, made_in_scope in (("metrics", False), ("weighted_metrics", True)):
+        expected = all_metrics.seen(alone, how, made_in_scope)
+        found = all_metrics.seen(strategy, how, made_in_scope)
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            np.testing.assert_allclose(found[name], value, 1e-5, 1e-6, err_msg=f"{how}: {name}")
+
+
 class AllKinds(keras.Model):
     """Predicts tensors of each kind that TensorFlow has; the number of values differs by row."""
 
@@ -369,6 +381,7 @@ CHECKS = {
         only_the_first_worker_writes_what_a_list_holds,
         tensorboard,
         tensorboard_in_rounds,
+        metrics_of_all_kinds,
         predict_keeps_the_order,
         predict_joins_tensors_of_each_kind,
         own_loop,

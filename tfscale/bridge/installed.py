@@ -40,7 +40,7 @@ OF_FIT = (
 if KERAS_2:
     _ATTRIBUTES: tuple[tuple[type, str, tuple[str, ...]], ...] = ()
 else:
-    from keras.src.trainers.compile_utils import CompileLoss
+    from keras.src.trainers.compile_utils import CompileLoss, CompileMetrics
     from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
     from keras.src.trainers.epoch_iterator import EpochIterator
 
@@ -49,6 +49,7 @@ else:
         (keras.Model, "compile", ("_compile_loss", "_compile_metrics", "_loss_tracker")),
         (keras.Model, "__init__", ("_distribute_strategy",)),
         (CompileLoss, "build", ("_flat_losses",)),
+        (CompileMetrics, "__init__", ("_user_metrics", "_user_weighted_metrics")),
         (keras.losses.Loss, "__call__", ("reduce_weighted_values", "name_scope")),
         (keras.metrics.MeanMetricWrapper, "update_state", ("super",)),
         (keras.optimizers.Optimizer, "__init__", ("_learning_rate", "_trainable_variables")),
@@ -128,6 +129,7 @@ def _names() -> Mapping[str, bool]:
         (keras.optimizers.Optimizer, ("apply", "_clip_gradients", "_get_variable_index", "build")),
         (keras.layers.BatchNormalization, ("_moments",)),
         (loss, ("call",)),
+        (keras.Variable, ("_initialize",)),
         (keras.callbacks.BackupAndRestore, ("_load_model", "_save_model")),
         (keras.callbacks.ModelCheckpoint, ("_save_model", "_should_save_model")),
         (keras.callbacks.OrbaxCheckpoint, ("_save_checkpoint",)),

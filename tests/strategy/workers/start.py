@@ -34,6 +34,8 @@ def start():
         group.meet = leave_after_the_meeting
     if WRONG and WAY == "stop before joining":
         group.Group.join = stop_before_joining
+    if WAY == "make a tensor first":
+        tf.constant(1)
     seconds = {"deadline": float(os.environ["DEADLINE"])}
     seconds["join_timeout"] = float(os.environ["JOIN_TIMEOUT"])
     return tfscale.ScaleStrategy("ring", slow_after=0, **seconds)
@@ -54,6 +56,6 @@ def main():
 if __name__ == "__main__":
     try:
         main()
-    except (JoinError, ValueError, tf.errors.OpError) as error:
+    except (JoinError, RuntimeError, ValueError, tf.errors.OpError) as error:
         print(f"ERROR {type(error).__name__} {' '.join(str(error).split())}", flush=True)
     os._exit(0)
