@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tfscale import messages
+from tfscale import messages, started
 from tfscale.version import __version__
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ _HOMES = {
 }
 
 messages.set_up()
+started.watch()
 
 
 def __getattr__(name: str) -> Any:

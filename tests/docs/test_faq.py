@@ -1,4 +1,4 @@
-"""Each message that the FAQ explains is still said, by tfscale, Keras or TensorFlow."""
+"""Each message that the FAQ explains is still said, by tfscale or Keras."""
 
 import ast
 import functools
@@ -12,7 +12,7 @@ from helpers import ROOT
 PAGE = (ROOT / "docs" / "faq.md").read_text()
 MESSAGES = re.findall(r"^### `(.*)`$", PAGE, re.MULTILINE)
 # What other packages say, and where.
-OTHERS = {"keras": "src/trainers/epoch_iterator.py", "tensorflow": "python/eager/context.py"}
+OTHERS = {"keras": "src/trainers/epoch_iterator.py"}
 GAP = "\0"  # where a message has a name or a number
 LITERAL = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
 

@@ -174,6 +174,13 @@ OWN_STEPS = [
     Case("own_step_masked", m.masked_step, fit(m.sentences)),
     Case("own_step_one_hot", m.one_hot_step, fit()),
     Case("own_step_moves_weights", m.climber, fit(), 1e-2, "a replica goes by its own gradient"),
+    Case("own_step_builds_a_layer", m.built_late(m.BuiltInStep, ADAM), fit()),
+    Case(
+        "own_step_builds_a_layer_and_accumulates",
+        m.built_late(m.BuiltInStep, partial(ADAM, gradient_accumulation_steps=2)),
+        fit(),
+    ),
+    Case("built_in_training", m.built_late(m.BuiltInTraining, momentum), fit()),
     Case("two_optimizers", m.adversaries, fit(m.noise_and_real)),
 ]
 

@@ -5,7 +5,9 @@ A check is a function of a strategy and of a folder, which every worker has for 
 
 from __future__ import annotations
 
+import re
 import time
+from functools import partial
 
 import keras
 import numpy as np
@@ -13,13 +15,15 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+from tests.strategy import all_metrics
 from tests.strategy.models import ADAM, BATCH, classifier, numbers, own_metrics
+from tfscale.sync import LocalSGD
 
 
-def fresh(strategy, seed=1, **how):
+def fresh(strategy, seed=1, ema=False, **how):
     keras.utils.set_random_seed(seed)
     with strategy.scope():
-        return classifier(ADAM, **how)()
+        return classifier(partial(ADAM, use_ema=ema), **how)()
 
 
 def fit(model, epochs=2, **settings):
@@ -89,7 +93,7 @@ def model_checkpoint(strategy, folder):
     saver = keras.callbacks.ModelCheckpoint
     fit(model, callbacks=[saver(whole), saver(weights, save_weights_only=True)])
     other = fresh(strategy, seed=2)
-    if strategy.extended.first_rank > 0:
+    if not is_first(strategy):
         assert not list(folder.iterdir())  # the first worker alone writes
         return
     assert bits(keras.models.load_model(folder / "epoch-2.keras")) == bits(model)
@@ -140,6 +144,69 @@ def early_stopping(strategy, folder):
     assert bits(model) == remember.weights[best]
 
 
+def is_first(strategy):
+    return strategy.extended.first_rank == 0
+
+
+def written(folder):
+    """Files, without what is different in each run."""
+    found = {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
+    return {re.sub(r"out\.tfevents.*|profile/.*", "*", str(path)) for path in found}
+
+
+class Mirrored(keras.callbacks.TensorBoard):
+    """A class of the user's own."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        super().on_epoch_end(epoch, {**logs, "twice": 2 * logs["loss"]})
+
+
+def only_the_first_worker_writes(strategy, folder):
+    """Whatever Keras's callbacks write, to files and to servers."""
+    pytest.importorskip("tensorboard")
+    kinds, posted = keras.callbacks, []
+    written_by = {
+        kinds.TensorBoard(
+            folder / "all", histogram_freq=1, write_images=True, update_freq=1,
+            profile_batch=(2, 3), embeddings_freq=1,
+        ): {
+            "all/projector_config.pbtxt", "all/train/events.*", "all/train/plugins/*",
+            "all/validation/events.*", "all/train/keras_embedding.ckpt-0.weights.h5",
+        },
+        Mirrored(folder / "own"): {"own/train/events.*", "own/validation/events.*"},
+        kinds.CSVLogger(folder / "log.csv"): {"log.csv"},
+        kinds.CSVLogger(folder / "more.csv", append=True): {"more.csv"},
+        kinds.ModelCheckpoint(folder / "model.keras"): {"model.keras"},
+        kinds.ModelCheckpoint(folder / "model.h5"): {"model.h5"},
+        kinds.BackupAndRestore(folder / "backup", delete_checkpoint=False): {
+            "backup/latest.weights.h5", "backup/training_metadata.json"
+        },
+        kinds.RemoteMonitor("http://nowhere", send_as_json=True): set(),
+        kinds.SwapEMAWeights(): set(),
+        kinds.LambdaCallback(on_epoch_end=lambda epoch, logs: None): set(),
+    }  # fmt: skip
+    model = fresh(strategy, ema=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("requests.post", lambda url, **sent: posted.append(sent["json"]["loss"]))
+        history = fit(model, 1, callbacks=list(written_by), validation_data=numbers(37)).history
+    expected = set.union(*written_by.values()) if is_first(strategy) else set()
+    assert written(folder) == expected
+    assert posted == (history["loss"] if is_first(strategy) else [])
+
+
+def only_the_first_worker_writes_what_a_list_holds(strategy, folder):
+    """Some callbacks write when they get their model, long before ``fit``."""
+    pytest.importorskip("tensorboard")
+    model, board = fresh(strategy), keras.callbacks.TensorBoard
+    both = [board(folder / "fit"), keras.callbacks.CSVLogger(folder / "log.csv")]
+    fit(model, 1, callbacks=keras.callbacks.CallbackList(both, add_history=True, model=model))
+    model.evaluate(*numbers(37), callbacks=[board(folder / "evaluate")], verbose=0)
+    model.predict(numbers(37)[0], callbacks=[board(folder / "predict")], verbose=0)
+    expected = {"log.csv", "fit/train/events.*", "evaluate/validation/events.*"}
+    expected |= {"evaluate/train/events.*", "predict/train/events.*"}
+    assert written(folder) == (expected if is_first(strategy) else set())
+
+
 def tensorboard(strategy, folder):
     pytest.importorskip("tensorboard")
     history = fit(fresh(strategy), callbacks=[keras.callbacks.TensorBoard(folder)]).history
@@ -148,7 +215,16 @@ def tensorboard(strategy, folder):
         for event in tf.compat.v1.train.summary_iterator(str(path)):
             values = [v for v in event.summary.value if v.tag == "epoch_loss"]
             logged += [float(tf.make_ndarray(value.tensor)) for value in values]
-    np.testing.assert_allclose(logged, history["loss"], rtol=1e-6)
+    expected = history["loss"] if is_first(strategy) else []
+    np.testing.assert_allclose(logged, expected, rtol=1e-6)
+
+
+def tensorboard_in_rounds(strategy, folder):
+    """What the first worker saves differs between replicas, and all gather it."""
+    pytest.importorskip("tensorboard")
+    rounds = type(strategy)("ring", sync=LocalSGD(every=3), deadline=20)
+    board = keras.callbacks.TensorBoard(folder, histogram_freq=1, embeddings_freq=1)
+    fit(fresh(rounds), 1, callbacks=[board])  # of 10 steps: the fourth round has begun
 
 
 def predict_keeps_the_order(strategy, folder):
@@ -162,6 +238,55 @@ def predict_keeps_the_order(strategy, folder):
             {"x": tf.data.Dataset.from_tensor_slices(x).batch(16)},
         ):
             np.testing.assert_array_equal(model.predict(**data, verbose=0), x)
+
+
+def metrics_of_all_kinds(strategy, folder):
+    """Also those that were made before the scope, and are given to ``compile`` in it."""
+    alone = tf.distribute.get_strategy()
+    for how, made_in_scope in (("metrics", False), ("weighted_metrics", True)):
+        expected = all_metrics.seen(alone, how, made_in_scope)
+        found = all_metrics.seen(strategy, how, made_in_scope)
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            np.testing.assert_allclose(found[name], value, 1e-5, 1e-6, err_msg=f"{how}: {name}")
+
+
+class AllKinds(keras.Model):
+    """Predicts tensors of each kind that TensorFlow has; the number of values differs by row."""
+
+    def call(self, x):
+        number = tf.cast(x[:, 0], tf.int32)
+        name = tf.where(number % 3 == 0, "", tf.strings.join([tf.strings.as_string(number), "é\0"]))
+        several = tf.ragged.range(number % 4)
+        return {
+            "numbers": x,
+            "flags": x > 20,
+            "waves": tf.complex(x, -x),
+            "names": tf.stack([name, tf.strings.upper(name)], 1),
+            "several": several,
+            "several_names": tf.strings.as_string(several),
+            "spread": tf.sparse.from_dense(tf.where(number[:, None] % 4 > 1, x, 0.0)),
+        }
+
+
+def values(output):
+    if isinstance(output, tf.SparseTensor):
+        output = tf.sparse.to_dense(output)
+    return output.to_list() if isinstance(output, tf.RaggedTensor) else np.array(output).tolist()
+
+
+def predict_joins_tensors_of_each_kind(strategy, folder):
+    for rows, how in ((37, {}), (9, {}), (1, {}), (37, {"run_eagerly": True})):
+        x = np.arange(2.0 * rows, dtype=np.float32).reshape(rows, 2)
+        alone = AllKinds()
+        with strategy.scope():
+            model = AllKinds()
+        found = [None, None]
+        for place, one in enumerate((alone, model)):
+            one.compile(**how)
+            predicted = one.predict(x, batch_size=8, verbose=0)
+            found[place] = {name: values(output) for name, output in predicted.items()}
+        assert found[0] == found[1], (rows, how)
 
 
 def own_loop(strategy, folder):
@@ -252,8 +377,13 @@ CHECKS = {
         model_checkpoint,
         backup_and_restore,
         early_stopping,
+        only_the_first_worker_writes,
+        only_the_first_worker_writes_what_a_list_holds,
         tensorboard,
+        tensorboard_in_rounds,
+        metrics_of_all_kinds,
         predict_keeps_the_order,
+        predict_joins_tensors_of_each_kind,
         own_loop,
         gather_and_reduce,
         numbers_of_python,

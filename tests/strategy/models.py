@@ -187,6 +187,45 @@ class OwnStep(keras.Model):
         return {"hits": self.hits.result()}
 
 
+class BuiltInStep(keras.Model):
+    """A step that calls, and so builds, a layer that ``call`` does not call."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = layers.Dense(8, activation="tanh"), layers.Dense(CLASSES)
+
+    def call(self, inputs):
+        return self.body(inputs)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(y=y, y_pred=self.head(self(x, training=True)))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss}
+
+
+class BuiltInTraining(keras.Model):
+    """A layer that is called, and so built, in training only."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.noisy = layers.Dense(CLASSES), layers.Dense(CLASSES)
+
+    def call(self, inputs, training=False):
+        return self.head(inputs) + self.noisy(inputs) if training else self.head(inputs)
+
+
+def built_late(kind, optimizer):
+    def build():
+        model = kind()
+        model.compile(optimizer(), cross_entropy())
+        return model
+
+    return build
+
+
 class OneHot(keras.Model):
     """A step that gives its compiled loss and metrics other targets than the data has."""
 

@@ -112,3 +112,14 @@ def test_gradients_that_no_replica_has_computed_are_refused(strategy):
         step()
     strategy.run(step)  # as the message says
     assert optimizer.iterations.numpy() == 1
+
+
+def test_variables_that_an_optimizer_was_not_built_for_are_refused(strategy):
+    """As Keras refuses them on one device."""
+    with strategy.scope():
+        model = keras.Sequential([keras.Input([3]), layers.Dense(2), layers.Dense(1, name="last")])
+        model.compile(keras.optimizers.Adam(name="early"), "mse")
+        model.optimizer.build(model.trainable_variables[:2])
+    words = "'early' was built for 2 variables, .*: .*last/kernel, .*last/bias. Their layers were"
+    with pytest.raises(ValueError, match=words):
+        model.fit(X, Y, verbose=0)

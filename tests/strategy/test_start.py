@@ -31,6 +31,17 @@ def wait_for(group, index, what):
         time.sleep(0.05)
 
 
+def test_a_program_that_starts_tensorflow_first_hears_by_which_line():
+    with begin("make a tensor first") as group:
+        for index in (0, 1):
+            error = wait_for(group, index, r"^ERROR RuntimeError (.*)")[1]
+            assert re.search(
+                r"TensorFlow was started by \S+start\.py, line \d+: tf\.constant\(1\), before .* "
+                r"move `strategy = tfscale\.ScaleStrategy\(\.\.\.\)` to the top of the program",
+                error,
+            )
+
+
 def test_a_worker_that_does_not_come_is_named():
     with begin("never come", join_timeout=3) as group:
         error = wait_for(group, 0, r"^ERROR JoinError (.*)")[1]

@@ -16,7 +16,13 @@ import keras
 import tensorflow as tf
 
 from tfscale.bridge.calls import called_by, caller, frames
-from tfscale.bridge.installed import BUILDS_FROM_SHAPES, KERAS_2, PREDICTS, REDUCES_LOGS
+from tfscale.bridge.installed import (
+    BUILDS_FROM_SHAPES,
+    JOINS_WORKERS,
+    KERAS_2,
+    PREDICTS,
+    REDUCES_LOGS,
+)
 from tfscale.bridge.objects import Trainer
 from tfscale.bridge.tensorflow import COUNTS_BATCHES
 
@@ -235,3 +241,12 @@ def wants_only_shapes() -> bool:
 def predicts() -> bool:
     """Whether Keras wants predictions, which it joins."""
     return called_by(PREDICTS)
+
+
+def joins_predictions() -> bool:
+    """Whether Keras asks if there are several workers, to join what they have predicted."""
+    return called_by(JOINS_WORKERS, levels=2) and called_by(PREDICTS, levels=_FROM_PREDICTION)
+
+
+# More frames than lie between the two: Keras walks through a structure with functions of its own.
+_FROM_PREDICTION = 20

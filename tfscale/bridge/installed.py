@@ -29,6 +29,7 @@ _TF_KERAS = (
 BUILDS_FROM_SHAPES = "_maybe_symbolic_build"
 PREDICTS = "one_step_on_data_distributed"
 REDUCES_LOGS = "reduce_per_replica"
+JOINS_WORKERS = "_collective_all_reduce_multi_worker"
 
 # What a fit that runs is asked: the names of its variables.
 OF_FIT = (
@@ -39,7 +40,7 @@ OF_FIT = (
 if KERAS_2:
     _ATTRIBUTES: tuple[tuple[type, str, tuple[str, ...]], ...] = ()
 else:
-    from keras.src.trainers.compile_utils import CompileLoss
+    from keras.src.trainers.compile_utils import CompileLoss, CompileMetrics
     from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
     from keras.src.trainers.epoch_iterator import EpochIterator
 
@@ -48,6 +49,7 @@ else:
         (keras.Model, "compile", ("_compile_loss", "_compile_metrics", "_loss_tracker")),
         (keras.Model, "__init__", ("_distribute_strategy",)),
         (CompileLoss, "build", ("_flat_losses",)),
+        (CompileMetrics, "__init__", ("_user_metrics", "_user_weighted_metrics")),
         (keras.losses.Loss, "__call__", ("reduce_weighted_values", "name_scope")),
         (keras.metrics.MeanMetricWrapper, "update_state", ("super",)),
         (keras.optimizers.Optimizer, "__init__", ("_learning_rate", "_trainable_variables")),
@@ -127,7 +129,17 @@ def _names() -> Mapping[str, bool]:
         (keras.optimizers.Optimizer, ("apply", "_clip_gradients", "_get_variable_index", "build")),
         (keras.layers.BatchNormalization, ("_moments",)),
         (loss, ("call",)),
+        (keras.Variable, ("_initialize",)),
         (keras.callbacks.BackupAndRestore, ("_load_model", "_save_model")),
+        (keras.callbacks.ModelCheckpoint, ("_save_model", "_should_save_model")),
+        (keras.callbacks.OrbaxCheckpoint, ("_save_checkpoint",)),
+        (
+            keras.callbacks.TensorBoard,
+            (
+                *("_train_writer", "_val_writer", "_start_trace", "_stop_trace"),
+                *("_configure_embeddings", "_log_embeddings"),
+            ),
+        ),
     ]
     found = {f"{kind.__name__}.{name}": hasattr(kind, name) for kind, of in names for name in of}
     for kind, method, of in _ATTRIBUTES:
@@ -136,6 +148,9 @@ def _names() -> Mapping[str, bool]:
     found |= {f"variable {name!r} in Model.fit": name in of_fit for name in OF_FIT}
     logs = REDUCES_LOGS in _names_within(model._make_function.__code__)
     found[f"{REDUCES_LOGS!r} in Model._make_function"] = logs
+    reduces = getattr(inspect.getmodule(model._make_function), REDUCES_LOGS, None)
+    joins = reduces is not None and JOINS_WORKERS in _names_within(reduces.__code__)
+    found[f"{JOINS_WORKERS!r} in {REDUCES_LOGS}"] = joins
     code = model.make_predict_function.__code__
     known = code.co_varnames + code.co_cellvars
     return found | {f"{PREDICTS!r} in Model.make_predict_function": PREDICTS in known}

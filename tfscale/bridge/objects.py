@@ -106,3 +106,19 @@ def optimizers_of(model: Model) -> list[Optimizer]:
             if isinstance(one, OPTIMIZERS):
                 found[id(one)] = one
     return list(found.values())
+
+
+def make_anew(variable: Any) -> None:
+    """Make the TensorFlow variable within a variable of Keras 3 again, in the present scope."""
+    variable._initialize(variable.numpy())
+
+
+def metrics_of(model: Any) -> list[Any]:
+    """All metrics that a model of Keras 3 updates, those given to ``compile`` included.
+
+    Before the first step Keras keeps the latter apart, because it does not know their names.
+    """
+    compiled = model._compile_metrics
+    given = [] if compiled is None else [compiled._user_metrics, compiled._user_weighted_metrics]
+    every = [*model.metrics, model._loss_tracker, *keras.tree.flatten(given)]
+    return list({id(one): one for one in every if isinstance(one, keras.metrics.Metric)}.values())

@@ -37,6 +37,7 @@ class Layer(Protocol):
     """Also a model within a model."""
 
     name: str
+    built: bool
     _layers: Sequence[Layer]  # that it is made of
     _reduction_axes: Sequence[int]  # of batch normalization
 

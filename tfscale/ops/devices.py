@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import tensorflow as tf
 
+from tfscale import started
 from tfscale.launch.sources import Source
 
 _T = TypeVar("_T")
@@ -35,9 +36,9 @@ def take_share(source: Source) -> None:
     except RuntimeError as error:
         raise RuntimeError(
             f"{source.local_count} workers share this host and its {len(visible)} GPUs, and this "
-            f"one takes {', '.join(gpu.name for gpu in own)}; but TensorFlow has already begun to "
-            "use them. Make the strategy before any tensor, or set CUDA_VISIBLE_DEVICES for each "
-            "worker."
+            f"one takes {', '.join(gpu.name for gpu in own)}; but TensorFlow was started before, "
+            f"{started.words()}. Make the strategy before any tensor, or set CUDA_VISIBLE_DEVICES "
+            "for each worker."
         ) from error
 
 
@@ -57,7 +58,7 @@ def split_cpu(environ: Mapping[str, str] = os.environ) -> None:
         tf.config.set_logical_device_configuration(cpu, logical)
     except RuntimeError as error:
         raise RuntimeError(
-            f"this worker is to have {wanted} logical CPUs ({LOGICAL_CPUS}), but TensorFlow has "
-            "already begun to use its CPU. Make the strategy before any tensor, or leave out "
-            "--devices-per-worker."
+            f"this worker is to have {wanted} logical CPUs ({LOGICAL_CPUS}), but TensorFlow "
+            f"was started before, {started.words()}. Make the strategy before any tensor, or leave "
+            "out --devices-per-worker."
         ) from error

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tensorflow.python.distribute.multi_worker_util import coordination_leader
 from tensorflow.python.eager import context
 
-from tfscale import arguments
+from tfscale import arguments, started
 from tfscale.launch import addresses, cluster, config
 from tfscale.launch.greeting import Worker
 from tfscale.launch.meeting import JoinError, meet, narrated, unreachable
@@ -33,6 +33,12 @@ DEFAULT_SLOW_AFTER = 5.0
 DEFAULT_JOIN_TIMEOUT = 300.0
 _ANSWER, _ASKED_AT_ONCE = 5, 16  # seconds to ask whether a worker lives; and how many at a time
 _LAST_WORDS = 30.0  # seconds: more than ranks take after a deadline to tell each other
+
+_TOO_LATE = (
+    "TensorFlow was started {by}, before this process has joined its cluster. With several workers "
+    "make the strategy first: move `strategy = tfscale.ScaleStrategy(...)` to the top of the "
+    "program, behind the imports, before any dataset, tensor, layer or model."
+)
 
 # How many groups of the same devices this process has made.
 _made: collections.Counter[tuple[str, ...]] = collections.Counter()
@@ -519,6 +525,8 @@ def starting(resolver: Any, deadline: float, join_timeout: float) -> Iterator[No
     if resolver.task_type not in ("chief", "worker") or has_started():
         yield
         return
+    if context.context()._initialized:
+        raise RuntimeError(_TOO_LATE.format(by=started.words()))
     tasks, own = tasks_of(resolver), _task(resolver)
     workers = [Worker(_name(task), host) for task, host in tasks]
     if own not in dict(tasks):

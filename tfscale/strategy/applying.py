@@ -17,7 +17,7 @@ from tfscale.bridge.objects import counter_of, innermost, measures_curvature, pa
 from tfscale.bridge.optimizers import scale_of
 from tfscale.bridge.protocols import Optimizer, Variable
 from tfscale.bridge.shadow import shadowed
-from tfscale.exchange.reducer import Reducer
+from tfscale.exchange.reducer import Reducer, place_of
 from tfscale.exchange.state import ExchangeState
 from tfscale.strategy import origin, own_losses
 from tfscale.strategy.current import current, during, on_a_replica
@@ -64,6 +64,7 @@ def _apply(
     if not optimizer.built:
         with tf.init_scope():
             optimizer.build(variables)
+    _refuse_unknown(optimizer, variables)
     if strategy.rounds is not None and current.model is None:
         raise ValueError(_NOBODY_COUNTS.format(strategy.sync))
     inner = innermost(optimizer)
@@ -239,6 +240,26 @@ def _refuse_overwritten(variables: list[Variable]) -> None:
                 "scales in this way), and each replica has another value. Train such layers on one "
                 'device or in another precision: keras.config.set_dtype_policy("mixed_bfloat16").'
             )
+
+
+def _refuse_unknown(optimizer: Optimizer, variables: list[Variable]) -> None:
+    """Refuse what Keras refuses on one device, where the error is about one variable."""
+    unknown = [path_of(v) for v in variables if not _is_known(optimizer, v)]
+    if unknown:
+        raise ValueError(
+            f"the optimizer {optimizer.name!r} was built for {len(optimizer._trainable_variables)} "
+            f"variables, and this step is to train others: {', '.join(unknown)}. Their layers were "
+            "built after the optimizer. Build them first (call them once, in the scope), or make "
+            "and compile a new optimizer."
+        )
+
+
+def _is_known(optimizer: Optimizer, variable: Variable) -> bool:
+    try:
+        place_of(optimizer, variable)
+    except KeyError:
+        return False
+    return True
 
 
 def _end_of_window(optimizer: Optimizer, grads: Any) -> Any:

@@ -9,8 +9,6 @@ to the others, and all restore that.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,27 +16,34 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfscale.bridge.backup import Backup, InMemory, WholeBackup
+from tfscale.bridge.backup import Backup, WholeBackup
+from tfscale.bridge.quiet import QUIET
 from tfscale.ops import Group, broadcast
+from tfscale.strategy.extended import Extended
 
 _PIECE = 64 << 20  # bytes of a message
 _HEAD = 4096  # bytes of the message that says what comes
 
 
-def arrange(hosts: Group | None, callbacks: Iterable[Any]) -> None:
-    """Before ``fit`` calls them: all workers have the same callbacks.
+def arrange(model: Any, callbacks: Iterable[Any]) -> None:
+    """Make callbacks that are about to get a model write on the first worker only.
 
     Args:
-        hosts: one rank for each worker; None if there is only one.
-        callbacks: of ``fit``.
+        model: if it belongs to no ``ScaleStrategy``, its callbacks stay as they are.
+        callbacks: all workers have the same.
     """
+    extended = getattr(getattr(model, "distribute_strategy", None), "extended", None)
+    if not isinstance(extended, Extended):
+        return
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.BackupAndRestore):
             _become(callback, _FirstWorkersBackup)
-            callback.tfscale_hosts = hosts
-            callback.delete_checkpoint &= _is_first(hosts)
-        elif isinstance(callback, keras.callbacks.ModelCheckpoint) and not _is_first(hosts):
-            _become(callback, _NoCheckpoint)
+            callback.tfscale_hosts = extended.hosts
+            callback.delete_checkpoint &= _is_first(extended.hosts)
+        if not _is_first(extended.hosts):
+            for kind, quiet in QUIET.items():
+                if isinstance(callback, kind):
+                    _become(callback, quiet)
 
 
 def _become(callback: Any, kind: type) -> None:
@@ -67,21 +72,6 @@ class _FirstWorkersBackup(WholeBackup):
         if hosts is None:
             return super()._found()
         return _sent(hosts, super()._found()) if _is_first(hosts) else _received(hosts)
-
-
-class _NoCheckpoint(keras.callbacks.ModelCheckpoint):
-    """Takes part in the first worker's save, but writes nothing."""
-
-    def _save_model(self, epoch: int, batch: int | None, logs: Any) -> None:
-        if not self._should_save_model(epoch, batch, logs, self.filepath):
-            return
-        if self.save_weights_only:
-            self.model.save_weights(InMemory(".weights.h5"))
-        elif self.filepath.endswith(".keras"):
-            self.model.save(InMemory(".keras"))
-        else:
-            with tempfile.TemporaryDirectory(prefix="tfscale-") as folder:
-                self.model.save(os.path.join(folder, "checkpoint.h5"))
 
 
 def _sent(hosts: Group, backup: Backup | None) -> Backup | None:

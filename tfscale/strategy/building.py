@@ -11,7 +11,7 @@ import keras
 from tfscale.bridge import fit
 from tfscale.bridge.calls import called_by
 from tfscale.bridge.installed import KERAS_2
-from tfscale.bridge.objects import optimizers_of
+from tfscale.bridge.objects import layers_of, make_anew, metrics_of, optimizers_of
 from tfscale.bridge.protocols import Optimizer
 from tfscale.bridge.shadow import shadowed
 from tfscale.exchange.state import ExchangeState
@@ -32,21 +32,44 @@ def prepare_to_build(strategy: ScaleStrategy) -> None:
     if fit.wants_only_shapes():
         model = fit.fitted()
         refuse_foreign(strategy, model)
-        vars(model)[_BUILD] = functools.partial(_build_if_possible, model)
+        vars(model)[_BUILD] = functools.partial(_build_if_possible, strategy, model)
 
 
 _BUILD = "_symbolic_build"
 
 
-def _build_if_possible(model: keras.Model, **batch: Any) -> None:
+def _build_if_possible(strategy: ScaleStrategy, model: keras.Model, **batch: Any) -> None:
+    """Called by Keras in the strategy's scope."""
     del vars(model)[_BUILD]
+    _adopt_metrics(strategy, model)
     if type(model).call is keras.Model.call:
         return
     own = any(getattr(type(model), own) is not getattr(keras.Model, own) for own in fit.STEPS)
     # Which metric "accuracy" is depends on what the step makes of the targets.
     metrics = shadowed(model, "_compile_metrics", None) if own else contextlib.nullcontext()
-    with contextlib.suppress(Exception), metrics:  # what is wrong with a model, its step will say
+    no_optimizer = shadowed(model, "optimizer", None)
+    with contextlib.suppress(Exception), metrics, no_optimizer:  # the step will say what is wrong
         getattr(model, _BUILD)(**batch)
+    _build_optimizer(model)
+
+
+def _build_optimizer(model: keras.Model) -> None:
+    """Build it, unless the step is to build some layers first: it must know their variables."""
+    optimizer = model.optimizer
+    if optimizer is None or optimizer.built or not all(layer.built for layer in layers_of(model)):
+        return
+    with contextlib.suppress(Exception):  # the step will say what is wrong
+        optimizer.build(model.trainable_variables)
+
+
+def _adopt_metrics(strategy: ScaleStrategy, model: keras.Model) -> None:
+    """Give metrics that were made outside of the scope a count on each replica.
+
+    Their state is empty: Keras resets it before the first step.
+    """
+    for metric in metrics_of(model):
+        for variable in origin.foreign(strategy, metric.variables):
+            make_anew(variable)
 
 
 def take_over(strategy: ScaleStrategy, model: keras.Model) -> None:
@@ -61,13 +84,6 @@ def refuse_foreign(strategy: ScaleStrategy, model: keras.Model) -> None:
     origin.refuse(strategy, f"the model {model.name!r}", model.variables)
     for optimizer in optimizers_of(model):
         origin.refuse(strategy, f"the optimizer {optimizer.name!r}", optimizer.variables)
-
-
-def refuse_foreign_metrics(strategy: ScaleStrategy, model: keras.Model) -> None:
-    """Needed only with several workers: each would count by itself."""
-    if strategy.extended._num_workers > 1:
-        for metric in model.metrics:
-            origin.refuse(strategy, f"the metric {metric.name!r}", metric.variables)
 
 
 def remember(strategy: ScaleStrategy, optimizer: Optimizer) -> None:

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tfscale import arguments
 from tfscale.bridge.calls import caller, goes_back
-from tfscale.bridge.fit import compiling
+from tfscale.bridge.fit import compiling, joins_predictions
 from tfscale.bridge.gradients import ending_with_their_graphs
 from tfscale.bridge.objects import OPTIMIZERS
 from tfscale.bridge.tensorflow import (
@@ -245,6 +245,10 @@ class Extended(CollectiveAllReduceExtended):
             return super()._gather_to_implementation(value, destinations, axis, options)
         # Of one local replica; while it is traced it is on no device, which TensorFlow refuses.
         return self.exchange.rows(0, tf.convert_to_tensor(value), axis)
+
+    def _in_multi_worker_mode(self) -> bool:
+        """Keras asks whether it must join what workers predict, and ``run`` has joined it."""
+        return bool(super()._in_multi_worker_mode()) and not joins_predictions()
 
     # -- variables
 

@@ -38,14 +38,21 @@ def refuse(strategy: tf.distribute.Strategy, what: str, variables: Iterable[Vari
         what: the object that holds the variables, such as "the model 'sequential'".
         variables: all variables of that object.
     """
-    found = [v for v in variables if _home(v) is not strategy]
-    if not found or strategy.extended._num_replicas_in_sync == 1:
+    found = foreign(strategy, variables)
+    if not found:
         return
     raise ValueError(
         f"{what} has variables that were made {_where(found[0])}: {_names(found)}. A ScaleStrategy "
         f"keeps a copy of each variable on each replica, and makes all copies at once. "
         f"{_MOVE}"
     )
+
+
+def foreign(strategy: tf.distribute.Strategy, variables: Iterable[Variable]) -> list[Variable]:
+    """Those that were made outside of the scope; one replica can use all."""
+    if strategy.extended._num_replicas_in_sync == 1:
+        return []
+    return [v for v in variables if _home(v) is not strategy]
 
 
 def refuse_by(strategy: tf.distribute.Strategy, error: BaseException, kind: Any) -> None:

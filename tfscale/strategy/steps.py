@@ -29,7 +29,7 @@ from tfscale.bridge.shadow import shadowed
 from tfscale.bridge.tapes import targets_changed
 from tfscale.strategy import inexact, keras_losses, mates, own_losses, statistics
 from tfscale.strategy.applying import hooked
-from tfscale.strategy.building import refuse_foreign, refuse_foreign_metrics
+from tfscale.strategy.building import refuse_foreign
 from tfscale.strategy.current import during
 from tfscale.strategy.rows import shared_out
 from tfscale.strategy.share import Share
@@ -47,7 +47,6 @@ def exact(strategy: ScaleStrategy, model: keras.Model, training: bool) -> Iterat
         stack.enter_context(keras_losses.weighted(model, layers))
         if training:
             refuse_foreign(strategy, model)
-            refuse_foreign_metrics(strategy, model)
             inexact.warn(strategy, layers)
             for reducer in strategy.reducers:
                 reducer.check_rules(model.trainable_variables)

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfscale import arguments, records
 from tfscale.bridge import fit, installed, output, saving
+from tfscale.bridge.callbacks import before_callbacks_get_their_model
 from tfscale.bridge.installed import KERAS_2, refuse_tf_keras
 from tfscale.bridge.objects import OPTIMIZERS
 from tfscale.bridge.protocols import Optimizer
@@ -55,6 +56,7 @@ from tfscale.strategy import (
     join,
     keras2_applying,
     origin,
+    predictions,
     steps,
 )
 from tfscale.strategy.current import current
@@ -240,6 +242,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     def _connect(self, exchange: Exchange) -> None:
         extended = self.extended
         extended.connect(exchange, of_hosts(exchange.schedules, extended.hosts))
+        before_callbacks_get_their_model(backup.arrange)
         output.ignore_warning_about_shuffle()
         if extended._id_in_cluster > 0 and not os.environ.get(ALL_BARS):
             output.show_no_bars_by_default()
@@ -320,7 +323,6 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             model, callbacks, length = beginning
             join.same_model(self.extended.hosts, model)
             join.same_length(self.extended.hosts, length)
-            backup.arrange(self.extended.hosts, callbacks)
             if self.extended._id_in_cluster == 0:
                 _say_if_no_timeline(callbacks)
             if self.rounds is not None:
@@ -339,7 +341,8 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         step = fit.step_of(fn)
         if fit.predicts():
             args = tf.nest.map_structure(self._part_of_each, args)
-            return super().run(steps.prediction_of_replica(self, fn), args, kwargs, options)
+            step_of_replica = steps.prediction_of_replica(self, fn)
+            return predictions.joined(self, super().run(step_of_replica, args, kwargs, options))
         if step is None:
             with _hooked(self, self.optimizers), self._telling_what_is_foreign():
                 return super().run(fn, args, kwargs, options)

@@ -42,6 +42,8 @@ def start():
         group.Group.join = stop_before_joining
     if WRONG and WAY == "get SIGTERM while servers start":
         signals.listen = listen_after_a_signal
+    if WAY == "make a tensor first":
+        tf.constant(1)
     seconds = {"deadline": float(os.environ["DEADLINE"])}
     seconds["join_timeout"] = float(os.environ["JOIN_TIMEOUT"])
     return tfscale.ScaleStrategy("ring", slow_after=0, **seconds)
@@ -62,6 +64,6 @@ def main():
 if __name__ == "__main__":
     try:
         main()
-    except (JoinError, ValueError, tf.errors.OpError) as error:
+    except (JoinError, RuntimeError, ValueError, tf.errors.OpError) as error:
         print(f"ERROR {type(error).__name__} {' '.join(str(error).split())}", flush=True)
     os._exit(0)

@@ -1,0 +1,86 @@
+"""Predictions of all replicas, joined in the order of the rows that they were made from.
+
+Keras joins what replicas predict, but TensorFlow's ``gather``, which it calls where there are
+several workers, takes only dense numbers, and it cannot join sparse tensors of one worker's
+replicas either. So the strategy joins them itself, and gives Keras the whole.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from tfscale.exchange.exchange import Exchange
+
+if TYPE_CHECKING:
+    from tfscale.strategy.strategy import ScaleStrategy
+
+_NAME = "predictions"
+
+
+def joined(strategy: ScaleStrategy, outputs: Any) -> Any:
+    """Join what replicas have predicted for a batch.
+
+    A batch is cut into as many parts as there are replicas. Workers get these in turn, one for
+    their first replica each, and then one for the second.
+
+    Args:
+        strategy: whose replicas these are.
+        outputs: what its ``run`` has returned: a structure of tensors, sparse and ragged ones too.
+    """
+    workers = strategy.extended._num_workers
+
+    def whole(output: Any) -> Any:
+        parts = strategy.experimental_local_results(output)
+        if workers > 1:
+            exchange = strategy.extended.host_exchange
+            parts = [part for own in parts for part in _of_all_workers(exchange, own)]
+        return _concatenated(parts)
+
+    return tf.nest.map_structure(whole, outputs)
+
+
+def _concatenated(parts: Sequence[Any]) -> Any:
+    if isinstance(parts[0], tf.SparseTensor):
+        return tf.sparse.concat(0, list(parts), expand_nonconcat_dims=True)
+    return tf.concat(list(parts), 0)
+
+
+def _of_all_workers(exchange: Exchange, value: Any) -> list[Any]:
+    """What each worker has in place of this worker's ``value``, which may have other rows."""
+    every = functools.partial(_of_all_workers, exchange)
+    if isinstance(value, tf.SparseTensor):
+        sizes = tf.unstack(exchange.gathered(0, value.dense_shape[tf.newaxis], _NAME))
+        parts = zip(every(value.indices), every(value.values), sizes, strict=True)
+        return [tf.SparseTensor(*part) for part in parts]
+    if isinstance(value, tf.RaggedTensor):
+        splits = zip(*map(every, value.nested_row_splits), strict=True)
+        return [
+            tf.RaggedTensor.from_nested_row_splits(flat, own, validate=False)
+            for flat, own in zip(every(value.flat_values), splits, strict=True)
+        ]
+    if value.dtype == tf.string:
+        sent = zip(every(_bytes_of(value)), every(tf.strings.length(value)), strict=True)
+        return [_strings_of(*part) for part in sent]
+    if value.dtype.is_complex:
+        halves = zip(every(tf.math.real(value)), every(tf.math.imag(value)), strict=True)
+        return [tf.complex(*part) for part in halves]
+    counts = exchange.gathered(0, tf.shape(value)[:1], _NAME)
+    found: list[Any] = tf.split(exchange.rows(0, value, 0, _NAME), counts, num=exchange.ranks)
+    return found
+
+
+def _bytes_of(strings: tf.Tensor) -> tf.Tensor:
+    """The bytes of all strings of a tensor, one after the other."""
+    return tf.io.decode_raw(tf.strings.reduce_join(strings), tf.uint8)
+
+
+def _strings_of(data: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
+    """The strings of these lengths, which ``_bytes_of`` has joined."""
+    letters = tf.gather(tf.constant([bytes([i]) for i in range(256)]), tf.cast(data, tf.int32))
+    count = tf.size(lengths)
+    owners = tf.repeat(tf.range(count), tf.reshape(lengths, [-1]))
+    return tf.reshape(tf.strings.unsorted_segment_join(letters, owners, count), tf.shape(lengths))
