@@ -411,7 +411,19 @@ def test_what_is_loaded_is_what_was_checked(sources, tmp_path):
         other = tmp_path / "other.so"
         other.write_bytes(b"of an attacker")
         other.replace(opened.path)
-        assert ctypes.CDLL(opened.name).twice() == 84
+        assert Path(opened.name).read_bytes() == opened.content
+        load = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).twice())"
+        command = [sys.executable, "-c", load, opened.name]
+        assert subprocess.run(command, capture_output=True, text=True).stdout == "84\n"
+
+
+def test_the_file_that_is_loaded_stays_open():
+    """Another library under its name would be taken for it by the dynamic loader."""
+    program = (
+        "import os; from tfscale.ops import library; library.load();"
+        "assert os.path.samefile(library._file.name, library._file.path)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=600)
 
 
 def test_a_pipe_in_the_place_of_a_library_stops_nobody(sources, tmp_path):

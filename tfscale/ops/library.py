@@ -10,6 +10,7 @@ from tfscale.ops import build, toolchain, trust
 
 _lock = threading.Lock()
 _loaded: Any = None
+_file: trust.OpenFile | None = None  # open while the process lives, for its name
 _native: ctypes.CDLL | None = None
 
 
@@ -18,8 +19,8 @@ def load() -> Any:
     global _loaded, _native
     with _lock:
         if _loaded is None:
-            with build.open_library() as library:
-                _loaded = _load(library)
+            _file = build.open_library()
+            _loaded = _load(_file)
                 _native = ctypes.CDLL(library.name)  # which is loaded already
         return _loaded
 

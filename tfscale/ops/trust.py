@@ -135,13 +135,17 @@ class OpenFile:
         self.close()
 
     def close(self) -> None:
-        """What was loaded of it stays."""
+        """Close the file."""
         os.close(self._descriptor)
 
     @property
     def name(self) -> str:
-        """A path that leads to this very file, also if another one has taken its place."""
-        return f"/proc/self/fd/{self._descriptor}"
+        """A path that leads to this very file, while it is open, whatever takes its place.
+
+        To the dynamic loader libraries of one name are one library: so the name has the process's
+        number, unlike the usual /proc/self, and whoever loads it keeps the file open.
+        """
+        return f"/proc/{os.getpid()}/fd/{self._descriptor}"
 
     @functools.cached_property
     def content(self) -> bytes:
