@@ -8,7 +8,7 @@ each term:
 kind      what the term is                                weight of a replica's term
 ========  ==============================================  ==================================
 scaled    divided by the number of replicas already,      1
-          perhaps in a function, a branch or a loop
+          perhaps in a branch or a loop
 fixed     independent of the batch, as a penalty on       the replica's share of the rows
           weights
 sum       a sum over samples                              1, or 0 if the replica has no rows
