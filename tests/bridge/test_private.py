@@ -20,7 +20,7 @@ from tensorflow.python.eager import context
 
 from tests.strategy.models import ADAM, classifier, numbers
 from tfscale import ScaleStrategy
-from tfscale.bridge import calls, fit, tensorflow
+from tfscale.bridge import calls, fit, functions, tensorflow
 from tfscale.bridge import losses as bridge_losses
 from tfscale.bridge.backup import InMemory
 from tfscale.bridge.objects import innermost
@@ -100,12 +100,35 @@ def test_a_tape_that_was_used_has_no_tape():
     with tf.GradientTape() as tape:
         y = x * x
         assert tensorflow.could_possibly_record()
+        assert tape._recording
+        with tape.stop_recording():
+            assert not tape._recording
+            assert not tensorflow.could_possibly_record()
     assert not tensorflow.could_possibly_record()
     with tape:  # goes on recording
         z = 2.0 * y
     assert tape._tape is not None
     assert tape.gradient(z, x) == 4.0
     assert tape._tape is None
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_functions_are_parts_of_their_callers(compiled):
+    @tf.function(jit_compile=compiled)
+    def double(x):
+        return x + x if tf.reduce_all(x > 0.0) else x
+
+    @tf.function
+    def outer(x):
+        with functions.inlined():
+            inside = double(x)
+        return inside, double(x)
+
+    operations = outer.get_concrete_function(tf.constant(3.0)).graph.get_operations()
+    assert [op.type for op in operations if "PartitionedCall" in op.type] == (
+        ["PartitionedCall"] * (2 if compiled else 1)
+    )
+    assert [float(x) for x in outer(tf.constant(3.0))] == [6.0, 6.0]
 
 
 def test_all_loss_objects_reduce_by_one_function():

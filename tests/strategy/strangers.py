@@ -27,7 +27,10 @@ HELD = {"words": GLOBAL, "list": [GLOBAL]}
 
 
 class Tagger(keras.Model):
-    """Its ``loss_of(model, y, predicted)`` is what its ``train_step`` minimizes."""
+    """Its ``loss_of(model, y, predicted)`` is what its ``train_step`` minimizes.
+
+    A log named "loss" alone would be Keras's own tracker, which nobody tells of this loss.
+    """
 
     def __init__(self, loss_of, classes=WORDS):
         super().__init__(name="own")
@@ -42,7 +45,7 @@ class Tagger(keras.Model):
             loss = self.loss_of(self, y, self(x, training=True))
         weights = self.trainable_variables
         self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
-        return {"loss": loss}
+        return {"minimized": loss}
 
 
 class Adds(layers.Layer):

@@ -37,7 +37,7 @@ def fit(model, x=X, y=Y, **how):
     return model.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0, **how).history
 
 
-def check(build, x=X, y=Y, optimizer=None, **strategy):
+def check(build, x=X, y=Y, optimizer=None, tolerance=1e-6, **strategy):
     """Weights and logs are those of one device."""
 
     def compiled():
@@ -45,7 +45,7 @@ def check(build, x=X, y=Y, optimizer=None, **strategy):
         model.compile((optimizer or functools.partial(keras.optimizers.SGD, 0.1))())
         return model
 
-    return check_twins(compiled, functools.partial(fit, x=x, y=y), **strategy)
+    return check_twins(compiled, functools.partial(fit, x=x, y=y), tolerance, **strategy)
 
 
 # -------------------------------------------------- loss objects, wherever they are
@@ -115,7 +115,66 @@ def mean_of_words(y, p):
     return tf.reduce_sum(each * mask) / tf.reduce_sum(mask)
 
 
+def kept(y, above=0.5):
+    return tf.cast(y > above, tf.float32)
+
+
+def sum_and_ratio(model, y, p):
+    total = tf.reduce_sum(tf.abs(p) * kept(y))
+    return total / tf.reduce_sum(kept(y)) + 0.01 * total
+
+
+def dice(model, y, p):
+    """Its divisor depends on weights, too."""
+    mask, p = kept(y), tf.sigmoid(p)
+    return 1 - (2 * tf.reduce_sum(mask * p) + 1) / (tf.reduce_sum(mask) + tf.reduce_sum(p) + 1)
+
+
+def masked_columns(model, y, p):
+    columns = tf.concat([y, 2 * y - 1], axis=1)
+    sums = tf.reduce_sum(tf.abs(p - columns) * kept(columns), axis=0)
+    return tf.reduce_mean(sums / tf.reduce_sum(kept(columns), axis=0))
+
+
+def stopped(model, y, p):
+    ratio = tf.reduce_sum(tf.abs(p) * kept(y)) / tf.reduce_sum(kept(y))
+    return MSE(y, p) + ratio - 0.5 * tf.stop_gradient(ratio + MSE(y, p))
+
+
+@tf.function
+def in_a_function(y, p):
+    return MSE(y, p)
+
+
+def finite(loss):
+    return tf.where(tf.math.is_finite(loss), loss, 0.0)
+
+
 TERMS = {
+    "a loss object in a function": lambda model, y, p: in_a_function(y, p),
+    "a loss object in a function, and a mean": lambda model, y, p: (
+        in_a_function(y, p) + 0.3 * tf.reduce_mean(tf.abs(p))
+    ),
+    "a loss object in a branch": lambda model, y, p: (
+        tf.cond(tf.reduce_any(y > 0.5), lambda: MSE(y, p), lambda: 0.0)
+        + 0.3 * tf.reduce_mean(tf.abs(p))
+    ),
+    "in a row, and checked": lambda model, y, p: tf.debugging.check_numerics(
+        tf.reduce_sum(tf.concat([[finite(MSE(y, p))], [mean_squares(y, p)]], 0)), "loss"
+    ),
+    "of transposed": lambda model, y, p: tf.reduce_mean(
+        tf.reduce_sum(0.01 * tf.transpose(tf.square(p - y * [[1.0, 2.0]])), axis=1)
+    ),
+    "a sum, also in a ratio": sum_and_ratio,
+    "a Dice loss": dice,
+    "a masked mean of each column": masked_columns,
+    "a number without a gradient": stopped,
+    "hundreds in a row": lambda model, y, p: sum(
+        tf.reduce_sum(tf.square(y - p)) * (1e-5 + i * 1e-8) for i in range(300)
+    ),
+    "a mean by a mean and a little": lambda model, y, p: (
+        tf.reduce_mean(tf.abs(p) * kept(y)) / (tf.reduce_mean(kept(y)) + 1e-3)
+    ),
     "a mean beside a loss object": lambda model, y, p: MSE(y, p) + 0.3 * tf.reduce_mean(tf.abs(p)),
     "a mean of Keras's ops": lambda model, y, p: MSE(y, p) + 0.3 * ops.mean(ops.abs(p)),
     "a sum beside a loss object": lambda model, y, p: MSE(y, p) + 0.01 * tf.reduce_sum(p),
@@ -184,6 +243,42 @@ def test_a_masked_mean_of_words(caplog):
     assert "own_losses" not in caplog.text
 
 
+def in_steps(shape):
+    """How a shape says how many steps of time a batch has, or how many of all rows."""
+    steps, all_steps = tf.cast(shape[1], tf.float32), tf.cast(shape[0] * shape[1], tf.float32)
+    others = tf.cast(tf.reduce_prod(shape[1:]), tf.float32)
+    return {"steps": 100 * steps, "all steps": all_steps, "of each row": 100 * others}
+
+
+@pytest.mark.parametrize("divisor", ["steps", "all steps", "of each row"])
+def test_a_sum_by_sizes_of_the_batch(divisor, caplog):
+    def loss_of(model, y, p):
+        return tf.reduce_sum(tf.square(y - p)) / in_steps(tf.shape(p))[divisor]
+
+    check(lambda: Tagger(loss_of, 1), SEQUENCES, LABELS[..., None].astype(np.float32))
+    assert "own_losses" not in caplog.text
+
+
+@pytest.mark.parametrize("name", ["Dice", "Tversky"])
+def test_losses_of_keras_that_give_one_number(name, caplog):
+    def build():
+        outputs = layers.Dense(1, activation="sigmoid")
+        model = keras.Sequential([keras.Input([3]), outputs])
+        model.compile(keras.optimizers.SGD(0.1), getattr(keras.losses, name)())
+        return model
+
+    check_twins(build, functools.partial(fit, y=(Y > 0.5).astype(np.float32)))
+    assert "one number" not in caplog.text
+
+
+def test_a_mean_of_more_elements_than_float16_can_count():
+    def loss_of(model, y, p):
+        many = tf.cast(tf.tile(p, [1, 9000]), tf.float16)
+        return tf.cast(tf.reduce_mean(tf.boolean_mask(many, y[:, 0] > -9)), tf.float32)
+
+    check(lambda: Tagger(loss_of, 1), tolerance=1e-3)
+
+
 def test_a_term_that_cannot_be_seen_is_named(caplog):
     def root(model, y, p):
         return MSE(y, p) + tf.sqrt(tf.reduce_mean(tf.square(y - p)))
@@ -209,6 +304,64 @@ def test_a_tape_that_another_one_records_is_left_alone():
         return MSE(y, p) + 0.1 * tf.reduce_mean(tf.square(norms - 1.0))
 
     check(lambda: Tagger(penalty, 1))
+
+
+class Function(Tagger):
+    """Its tape is within a function of its own."""
+
+    @tf.function
+    def gradients(self, x, y):
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(self, y, self(x, training=True))
+        return loss, tape.gradient(loss, self.trainable_variables)
+
+    def train_step(self, data):
+        loss, gradients = self.gradients(*data)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+        return {"minimized": loss}
+
+
+class Decorated(Tagger):
+    @tf.function
+    def train_step(self, data):
+        return Tagger.train_step(self, data)
+
+
+@pytest.mark.parametrize("kind", [Function, Decorated])
+@pytest.mark.parametrize(
+    "term", ["a mean beside a loss object", "only a masked mean", "only a sum", "divided by rows"]
+)
+def test_steps_in_functions(kind, term):
+    check(lambda: kind(TERMS[term], 1))
+
+
+class Vector(Tagger):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            errors = tf.square(y - self(x))
+        weights = self.trainable_variables
+        gradients = tape.gradient(errors, weights, output_gradients=0.01 * tf.ones_like(errors))
+        self.optimizer.apply_gradients(zip(gradients, weights))
+        return {"minimized": tf.reduce_mean(errors)}
+
+
+def test_gradients_that_are_given_to_a_tape():
+    check(lambda: Vector(None, 1))
+
+
+class Within(Tagger):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape(persistent=True) as tape:
+            loss = self.loss_of(self, y, self(x))
+            gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+        return {"minimized": loss}
+
+
+def test_a_tape_that_is_asked_while_it_records():
+    check(lambda: Within(TERMS["a mean beside a loss object"], 1))
 
 
 def test_a_tape_used_twice_says_what_tensorflow_says():
@@ -383,6 +536,22 @@ def test_a_compute_metrics_that_adds_keys(key):
 )
 def test_metrics_of_a_steps_own_loss(term):
     check(lambda: Tracked(TERMS[term]))
+
+
+class Counts(Tracked):
+    """Sums and means of numbers that all replicas have."""
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        self.sum.update_state(1)
+        self.sum.update_state(self.optimizer.learning_rate)
+        self.mean.update_state(self.optimizer.learning_rate)
+        self.weighted.update_state(0.5)
+        return logs | {metric.name: metric.result() for metric in self.metrics}
+
+
+def test_metrics_of_numbers_that_all_replicas_have():
+    check(lambda: Counts(lambda model, y, p: MSE(y, p)))
 
 
 # ----------------------------------------------------------------------- data

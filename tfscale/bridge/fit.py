@@ -72,7 +72,8 @@ class ModelStep:
 def step_of(fn: Callable[..., Any]) -> ModelStep | None:
     """Return the step of a model that ``Strategy.run`` gets, or None if it gets something else.
 
-    A user may also assign a function to ``model.train_step``: then it is found by the running fit.
+    A user may also assign a function to ``model.train_step``, or make it a ``tf.function``: then it
+    is found by the running fit.
     """
     if KERAS_2:
         return None
@@ -80,7 +81,7 @@ def step_of(fn: Callable[..., Any]) -> ModelStep | None:
     owner = owner if isinstance(owner, Trainer) else fitted()
     if owner is None:
         return None
-    assigned = [name for name in STEPS if vars(owner).get(name) is fn]
+    assigned = [name for name in STEPS if getattr(owner, name) is fn]
     method = getattr(fn, "__name__", None) if getattr(fn, "__self__", None) is owner else None
     for kind in (*assigned, method):
         if kind in STEPS:

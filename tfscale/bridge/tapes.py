@@ -37,14 +37,40 @@ def targets_changed(target: Target) -> Iterator[None]:
 
 
 def _gradient(
-    original: Callable[..., Any], tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any
+    original: Callable[..., Any],
+    tape: Any,
+    target: Any,
+    sources: Any,
+    output_gradients: Any = None,
+    **kwargs: Any,
 ) -> Any:
     change = _mine.target
-    if change is not None and tape._tape is not None and not could_possibly_record():
-        with tape:  # it goes on recording: what becomes of the target
+    if change is not None and tape._tape is not None and not _is_recorded_by_another(tape):
+        with _recording(tape):  # what becomes of the target
             _mine.target = None
             try:
-                target = change(target, sources)
+                target = change(_times(target, output_gradients), sources)
             finally:
                 _mine.target = change
-    return original(tape, target, sources, *args, **kwargs)
+        output_gradients = None
+    return original(tape, target, sources, output_gradients, **kwargs)
+
+
+def _times(target: Any, factors: Any) -> Any:
+    """Return numbers that have the gradient of targets which are multiplied by factors."""
+    if factors is None:
+        return target
+    return [
+        x if factor is None else tf.reduce_sum(x * tf.cast(factor, x.dtype))
+        for x, factor in zip(tf.nest.flatten(target), tf.nest.flatten(factors), strict=True)
+    ]
+
+
+def _is_recorded_by_another(tape: Any) -> bool:
+    with tape.stop_recording() if tape._recording else contextlib.nullcontext():
+        return bool(could_possibly_record())
+
+
+def _recording(tape: Any) -> contextlib.AbstractContextManager[Any]:
+    """A context in which a tape records; within its own ``with`` it does so anyway."""
+    return contextlib.nullcontext() if tape._recording else tape

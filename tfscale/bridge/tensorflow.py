@@ -44,6 +44,8 @@ from tensorflow.python.distribute.values import (
 from tensorflow.python.distribute.values_util import assign_on_device, mark_as_unsaveable
 from tensorflow.python.eager.context import eager_mode
 from tensorflow.python.eager.imperative_grad import imperative_grad
+from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
+from tensorflow.python.eager.polymorphic_function.tf_method_target import TfMethodTarget
 from tensorflow.python.eager.record import could_possibly_record
 from tensorflow.python.ops.control_flow_v2_func_graphs import (
     WhileBodyFuncGraph,
@@ -63,6 +65,7 @@ __all__ = [
     "DistributedIteratorSpec",
     "DistributedValues",
     "DistributedVariable",
+    "Function",
     "Mirrored",
     "MirroredVariable",
     "Options",
@@ -70,6 +73,7 @@ __all__ = [
     "SaveSpec",
     "SaveableObject",
     "SyncOnReadVariable",
+    "TfMethodTarget",
     "VariantDataset",
     "WhileBodyFuncGraph",
     "WhileCondFuncGraph",

@@ -7,6 +7,13 @@ from typing import Any
 
 import tensorflow as tf
 
+# Attributes of operations that name the functions which they run.
+_CALLS = {
+    **dict.fromkeys(("PartitionedCall", "StatefulPartitionedCall"), ("f",)),
+    **dict.fromkeys(("If", "StatelessIf"), ("then_branch", "else_branch")),
+    **dict.fromkeys(("While", "StatelessWhile"), ("body",)),
+}
+
 
 def gathered(
     tensors: Iterable[tf.Tensor],
@@ -42,6 +49,17 @@ def gathered(
         return found[op]
 
     return [bits(tensor.op) for tensor in tensors]
+
+
+def called_graphs(op: tf.Operation) -> list[tf.Graph]:
+    """Return the graphs of the functions, branches or loops that an operation runs."""
+    names = [getattr(value, "name", None) for value in _attributes(op)]
+    functions = [op.graph._get_function(name) for name in names if name]
+    return [function.graph for function in functions if getattr(function, "graph", None)]
+
+
+def _attributes(op: tf.Operation) -> list[Any]:
+    return [op.get_attr(name) for name in _CALLS.get(op.type, ())]
 
 
 def is_captured(placeholder: tf.Operation) -> bool:

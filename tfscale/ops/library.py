@@ -16,12 +16,12 @@ _native: ctypes.CDLL | None = None
 
 def load() -> Any:
     """The module of ops that TensorFlow makes of the library; builds it when there is none yet."""
-    global _loaded, _native
+    global _loaded, _file, _native
     with _lock:
         if _loaded is None:
             _file = build.open_library()
             _loaded = _load(_file)
-                _native = ctypes.CDLL(library.name)  # which is loaded already
+            _native = ctypes.CDLL(_file.name)  # which is loaded already
         return _loaded
 
 

@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from tfscale.bridge.hooks import replaced
 from tfscale.bridge.losses import Reduction
-from tfscale.bridge.objects import Trainer
+from tfscale.bridge.objects import Trainer, is_variable
 from tfscale.bridge.protocols import Layer, Metric
 from tfscale.bridge.shadow import shadowed
 from tfscale.strategy import own_losses, share
@@ -114,7 +114,10 @@ def _update_mean(
     ``reduction="none"`` Keras does not divide losses by the number of replicas, but multiplies by
     it what it logs: the loss tracker gets them divided.
     """
-    if _in_step() and _is_floating(values):
+    all_have_it, values = _all_have(values), _read(values)
+    if _in_step() and all_have_it:
+        sample_weight = current.count.weight() if sample_weight is None else sample_weight
+    elif _in_step() and _is_floating(values):
         of_rows = current.count.weight(values.dtype)
         if values.shape.rank == 0:
             values = _of_one_replica(values, of_rows, sample_weight)
@@ -129,13 +132,26 @@ def _update_sum(
     original: Callable[..., Any], metric: Metric, values: Any, sample_weight: Any = None
 ) -> Any:
     """Let replicas add up to the batch's number, if there is one number for a batch."""
-    if _in_step() and _is_floating(values) and values.shape.rank == 0:
+    all_have_it, values = _all_have(values), _read(values)
+    if _in_step() and all_have_it:
+        values = current.count.weight() * tf.cast(values, tf.float32)
+    elif _in_step() and _is_floating(values) and values.shape.rank == 0:
         if sample_weight is None:
             values = own_losses.number_of_all(values)
         else:
             of_rows = current.count.weight(values.dtype)
             values = _of_one_replica(values, of_rows, sample_weight)
     return original(metric, values, sample_weight=sample_weight)
+
+
+def _all_have(values: Any) -> bool:
+    """Whether a metric is told a number that all replicas have, such as a learning rate."""
+    return isinstance(values, (int, float)) or (is_variable(values) and not values.shape)
+
+
+def _read(values: Any) -> Any:
+    """Return the value of a variable; a tensor it is to TensorFlow, but its dtype is a name."""
+    return tf.convert_to_tensor(values) if is_variable(values) else values
 
 
 def _is_floating(values: Any) -> bool:

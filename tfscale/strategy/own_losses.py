@@ -40,6 +40,7 @@ from tfscale.strategy.terms import (
     RATIO,
     RESTORED,
     SCALED,
+    STOPPED,
     SUM,
     UNSEEN,
     Term,
@@ -187,7 +188,7 @@ def _seen(term: Term) -> Term:
 def _as_target(loss: tf.Tensor) -> tf.Tensor:
     total, choice = tf.reduce_sum(loss), _choice()
     found, current.looked = terms_of(total), True
-    kinds = {term.kind for term in found}
+    kinds = {term.kind for term in found} - {STOPPED}
     if kinds <= {SCALED} or (choice in ("sum", "scaled") and kinds <= {MEAN, SUM, UNSEEN}):
         return loss
     if kinds <= ({MEAN, UNSEEN} if choice is None else {MEAN, SUM, UNSEEN}):
@@ -205,12 +206,11 @@ def _relative_to_rows(loss: tf.Tensor, total: tf.Tensor, found: list[Term]) -> t
         for term in found:
             if term.kind == UNSEEN:
                 _warn(current.model, term.tensor)
-    shares = [share.of_elements(t.below) if t.kind == MEAN else _share() for t in found]
+    shares = [share.of_elements(t.elements) if t.kind == MEAN else _share() for t in found]
     if all(one is _share() for one in shares):
         return loss
     relative = tf.zeros([], total.dtype)
-    for term, own in zip(found, shares, strict=True):
-        (slope,) = tf.gradients(total, [term.tensor])
+    for term, own, slope in zip(found, shares, _slopes(total, found), strict=True):
         dtype = term.tensor.dtype
         weight = tf.math.divide_no_nan(own.weight(dtype), _share().weight(dtype))
         relative += tf.cast(tf.reduce_sum(slope * _times(term.tensor, weight)), total.dtype)
@@ -218,21 +218,47 @@ def _relative_to_rows(loss: tf.Tensor, total: tf.Tensor, found: list[Term]) -> t
 
 
 def _part(value: tf.Tensor, found: list[Term], choice: str | None) -> tf.Tensor:
-    """Add up this replica's parts of a number's terms."""
-    kinds = {term.kind for term in found}
-    if kinds == {SCALED}:
+    """Return a number's part on this replica."""
+    if {term.kind for term in found} == {SCALED}:
         return value
-    whole = not kinds & {SCALED, RESTORED}
+    return share.as_scaled(_sum_of_parts(value, found, choice))
+
+
+def _sum_of_parts(
+    value: tf.Tensor, found: list[Term], choice: str | None, times: tf.Tensor | None = None
+) -> tf.Tensor:
+    """Add up this replica's parts of the terms of ``value``, each multiplied by its coefficient.
+
+    Args:
+        value: a number, or several that are added up.
+        found: its terms.
+        choice: what the user says of his own losses.
+        times: factors of the numbers in ``value``.
+    """
+    whole = not {term.kind for term in found} & {SCALED, RESTORED}
     total = tf.zeros([], value.dtype)
-    for term in found:
-        (slope,) = tf.gradients(value, [term.tensor])
-        part = _part_of_term(term, choice, whole)
-        total += tf.cast(tf.reduce_sum(tf.cast(slope, part.dtype) * part), value.dtype)
-    return share.as_scaled(total)
+    for term, slope in zip(found, _slopes(value, found, times), strict=True):
+        if term.kind == RATIO:
+            part = _part_of_ratio(term, slope)
+        else:
+            part = _part_of_term(term, choice, whole)
+            part = tf.reduce_sum(tf.cast(slope, part.dtype) * part)
+        total += tf.cast(part, value.dtype)
+    return total
+
+
+def _slopes(value: tf.Tensor, found: list[Term], times: tf.Tensor | None = None) -> list[Any]:
+    """Return the coefficients of terms.
+
+    A term may also be an input of another one: the coefficient leaves that path out.
+    """
+    terms = [term.tensor for term in found]
+    slopes: list[Any] = tf.gradients(value, terms, grad_ys=times, stop_gradients=terms)
+    return slopes
 
 
 def _part_of_term(term: Term, choice: str | None, whole: bool) -> tf.Tensor:
-    """This replica's part of a term.
+    """Return this replica's part of a term that is no ratio.
 
     Args:
         term: of a loss.
@@ -242,15 +268,16 @@ def _part_of_term(term: Term, choice: str | None, whole: bool) -> tf.Tensor:
     rows, dtype = _share(), term.tensor.dtype
     if term.kind == SCALED:
         return term.tensor
+    if term.kind == STOPPED:
+        (value,) = term.tensor.op.inputs
+        return tf.stop_gradient(_part(value, terms_of(value), choice))
     if choice == "scaled" or (choice == "sum" and whole and term.kind != FIXED):
         return _times(term.tensor, rows.present(dtype))
     if term.kind == SUM:
         by_rows = choice == "mean" and whole
         return _times(term.tensor, rows.part(dtype) if by_rows else rows.present(dtype))
     if term.kind == MEAN:
-        return _times(term.tensor, share.of_elements(term.below).part(dtype))
-    if term.kind == RATIO:
-        return _part_of_ratio(term)
+        return _times(term.tensor, share.of_elements(term.elements).part(dtype))
     if term.kind == UNSEEN and choice is None:
         _warn(current.model, term.tensor)
     sums = term.kind == UNSEEN and choice == "sum"
@@ -262,15 +289,14 @@ def _times(value: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
     return tf.math.multiply_no_nan(value, weight)
 
 
-def _part_of_ratio(term: Term) -> tf.Tensor:
-    """This replica's part of what is divided, by what the whole batch divides by.
+def _part_of_ratio(term: Term, slope: tf.Tensor) -> tf.Tensor:
+    """Return this replica's part of what is divided, by what the whole batch divides by.
 
     The ratio itself is no use: a replica may divide 0 by 0, and its gradient would be NaN.
     """
     above, below = term.tensor.op.inputs
-    part, whole = _part(above, terms_of(above), None), whole_divisor(below)
-    no_nan = term.tensor.op.type == "DivNoNan"
-    return tf.math.divide_no_nan(part, whole) if no_nan else part / whole
+    divide = tf.math.divide_no_nan if term.tensor.op.type == "DivNoNan" else tf.divide
+    return _sum_of_parts(above, terms_of(above), None, divide(slope, whole_divisor(below)))
 
 
 # ---------------------------------------------------------------------- weights

@@ -34,7 +34,10 @@ class Share:
 
     def weight(self, dtype: tf.DType = tf.float32) -> tf.Tensor:
         """This replica's share; 0 where there is nothing to share."""
-        return tf.math.divide_no_nan(tf.cast(self._local, dtype), tf.cast(self._total, dtype))
+        # float16 would call 65,536 elements infinite.
+        wide = dtype if dtype.size > 2 else tf.float32
+        held = tf.math.divide_no_nan(tf.cast(self._local, wide), tf.cast(self._total, wide))
+        return tf.cast(held, dtype)
 
     def part(self, dtype: tf.DType = tf.float32) -> tf.Tensor:
         """This replica's share as a factor of a loss: the product counts as scaled."""
@@ -105,7 +108,7 @@ def _dtype(value: Any) -> tf.DType:
 
 
 # What is known of an operation in a step's graph, and of whatever is computed from it.
-SCALES, RESTORES, BATCH, RESIZES = 1, 2, 4, 8
+SCALES, RESTORES, BATCH, RESIZES, TURNS = 1, 2, 4, 8, 16
 
 # Names of the operations that multiply by a replica's share, or divide by it.
 _SCALES = "tfscale_share"
@@ -155,7 +158,9 @@ def bits_of(tensor: tf.Tensor) -> int:
 
 def _bits_of_all(tensors: Sequence[tf.Tensor]) -> list[int]:
     def own(op: tf.Operation) -> int:
-        return marks_of(op) | BATCH * (op in current.batch_ops) | RESIZES * _resizes(op)
+        given = op in current.batch_ops or _is_argument(op)
+        marks = marks_of(op) | _marks_within(op)
+        return marks | BATCH * given | RESIZES * _resizes(op) | TURNS * _turns(op)
 
     return dataflow.gathered(tensors, own, current.seen)
 
@@ -166,8 +171,30 @@ def marks_of(op: tf.Operation) -> int:
     return SCALES * name.startswith((_SCALES, _PART)) | RESTORES * name.startswith(_RESTORES)
 
 
+def _marks_within(op: tf.Operation) -> int:
+    """Return the marks of what a function, a branch or a loop does, which an operation runs."""
+    marks = 0
+    for graph in dataflow.called_graphs(op):
+        for inner in graph.get_operations():
+            marks |= marks_of(inner) | _marks_within(inner)
+    return marks
+
+
+def _is_argument(op: tf.Operation) -> bool:
+    """Whether a function or a loop of the user's gets this, which may depend on the batch."""
+    return op.type == "Placeholder" and not dataflow.is_captured(op)
+
+
 def _resizes(op: tf.Operation) -> bool:
     return op.type in _RESIZING or op.type.startswith("Ragged") or _cuts_rows(op)
+
+
+def _turns(op: tf.Operation) -> bool:
+    """Whether an operation may move the first axis, along which samples lie."""
+    if op.type != "Transpose":
+        return False
+    axes = tf.get_static_value(op.inputs[1])
+    return axes is None or (axes.size > 0 and axes[0] != 0)
 
 
 def _cuts_rows(op: tf.Operation) -> bool:

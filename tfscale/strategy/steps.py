@@ -23,6 +23,7 @@ import keras
 import tensorflow as tf
 
 from tfscale.bridge.fit import ModelStep, fitted
+from tfscale.bridge.functions import inlined
 from tfscale.bridge.losses import reducing
 from tfscale.bridge.objects import layers_of, optimizers_of
 from tfscale.bridge.shadow import shadowed
@@ -81,7 +82,7 @@ def step_of_replica(strategy: ScaleStrategy, step: ModelStep, fn: Callable[..., 
         known |= {"batch": data, "batch_ops": _operations(data), "origins": {}}
         changed: list[Any] = []
         with during(model=model, own=own, rows=rows, count=share, statistics=changed, **known):
-            with reducing(keras_losses.reduced), _targets_of(own):
+            with reducing(keras_losses.reduced), _targets_of(own), inlined():
                 result = fn(data)
             statistics.average(changed, share)
             if step.makes_logs:

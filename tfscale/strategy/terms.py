@@ -7,12 +7,14 @@ each term:
 ========  ==============================================  ==================================
 kind      what the term is                                weight of a replica's term
 ========  ==============================================  ==================================
-scaled    divided by the number of replicas already       1
+scaled    divided by the number of replicas already,      1
+          perhaps in a branch or a loop
 fixed     independent of the batch, as a penalty on       the replica's share of the rows
           weights
 sum       a sum over samples                              1, or 0 if the replica has no rows
 mean      a mean over elements                            its elements / all elements
 ratio     a sum or a mean, divided by another             its divisor / the whole divisor
+stopped   a number without a gradient                     as its own terms are weighted
 unseen    anything else, such as a root of a mean         as ``own_losses`` says
 ========  ==============================================  ==================================
 
@@ -29,19 +31,28 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfscale.exchange import dataflow
 from tfscale.strategy import share
-from tfscale.strategy.share import BATCH, RESTORES, SCALES, bits_of
+from tfscale.strategy.share import BATCH, RESTORES, SCALES, TURNS, bits_of
 
-SCALED, FIXED, SUM, MEAN, RATIO, RESTORED, UNSEEN = (
-    *("scaled", "fixed", "sum", "mean", "ratio", "restored", "unseen"),
+SCALED, FIXED, SUM, MEAN, RATIO, STOPPED, RESTORED, UNSEEN = (
+    *("scaled", "fixed", "sum", "mean", "ratio", "stopped", "restored", "unseen"),
 )
 
-_THROUGH = ("Identity", "IdentityN", "Neg", "Cast", "Reshape", "Squeeze", "ExpandDims", "Pack")
+_THROUGH = (
+    *("Identity", "IdentityN", "Neg", "Cast", "Reshape", "Squeeze", "ExpandDims", "Pack"),
+    *("CheckNumerics", "ConcatV2"),
+)
 _ADDS = ("AddV2", "Add", "Sub", "AddN")
 _DIVIDES = ("RealDiv", "DivNoNan", "Div")
 _REDUCES = ("Sum", "Mean")
+_LINEAR = frozenset((*_THROUGH, *_ADDS, *_DIVIDES, *_REDUCES, "Mul", "StopGradient"))
 _KEEPS_DIVISOR = ("Cast", "Identity", "Reshape", "Squeeze", "ExpandDims")
-_ADDS_UP = ("Sum", "Size", "Prod", "StridedSlice", "GatherV2")
+_COMPUTES_DIVISOR = {
+    **{"Maximum": tf.maximum, "Mul": tf.multiply, "RealDiv": tf.divide},
+    **dict.fromkeys(("AddV2", "Add"), tf.add),
+}
+_OF_SHAPES = ("Mul", "Prod", "StridedSlice", "AddV2", "Sub", *_KEEPS_DIVISOR)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,12 +62,12 @@ class Term:
     Attributes:
         tensor: the term, before it is multiplied by its coefficient.
         kind: see the module.
-        below: of a ratio, what it divides by on this replica; of a mean, its elements.
+        elements: of a mean, what it is of.
     """
 
     tensor: tf.Tensor
     kind: str
-    below: tf.Tensor | None = None
+    elements: tf.Tensor | None = None
 
 
 def terms_of(loss: tf.Tensor) -> list[Term]:
@@ -71,10 +82,25 @@ class _Reader:
         self._known: dict[Any, list[Term]] = {}
 
     def read(self, tensor: tf.Tensor) -> list[Term]:
-        key = tensor.ref()
-        if key not in self._known:
-            self._known[key] = self._read(tensor)
-        return self._known[key]
+        """Return a tensor's terms; read first what it adds up, which may be hundreds in a row."""
+        waiting = [tensor]
+        while waiting:
+            below = [x for x in self._below(waiting[-1]) if x.ref() not in self._known]
+            waiting.extend(below)
+            if not below:
+                done = waiting.pop()
+                if done.ref() not in self._known:
+                    self._known[done.ref()] = self._read(done)
+        return self._known[tensor.ref()]
+
+    def _below(self, tensor: tf.Tensor) -> list[tf.Tensor]:
+        op = tensor.op
+        if tensor.ref() in self._known or op.type not in _LINEAR or share.marks_of(op):
+            return []
+        varying = [x for x in op.inputs if x.dtype.is_floating and _varies(x)]
+        if op.type in _DIVIDES:
+            return varying[:1] if _varies(op.inputs[0]) else []
+        return varying if op.type != "Mul" or len(varying) == 1 else []
 
     def _read(self, tensor: tf.Tensor) -> list[Term]:
         op = tensor.op
@@ -84,28 +110,28 @@ class _Reader:
             return [Term(tensor, SCALED)]
         if op.type in _THROUGH or op.type in _ADDS:
             sources = [op.inputs[tensor.value_index]] if op.type == "IdentityN" else op.inputs
+            sources = [x for x in sources if x.dtype.is_floating or _varies(x)]  # axes are not
             seen = all(x.dtype.is_floating for x in sources)
             return self._all(sources) if seen else [Term(tensor, UNSEEN)]
         if op.type == "StopGradient":
-            return self._as_one(tensor, self.read(op.inputs[0]))
+            kinds = {term.kind for term in self.read(op.inputs[0])}
+            is_number = tensor.shape.rank == 0 and UNSEEN not in kinds
+            return [Term(tensor, STOPPED if is_number else UNSEEN)]
         if op.type == "Mul":
             return self._product(tensor, *op.inputs)
         if op.type in _DIVIDES:
             return self._quotient(tensor, *op.inputs)
         if op.type in _REDUCES:
             return self._reduction(tensor)
-        return [Term(tensor, UNSEEN)]
+        if op.type == "SelectV2":  # where(is_finite(loss), loss, 0)
+            kinds = {term.kind for x in op.inputs[1:] if _varies(x) for term in self.read(x)}
+            return [Term(tensor, SCALED if kinds == {SCALED} else UNSEEN)]
+        called = dataflow.called_graphs(op) and share.is_scaled(tensor)
+        return [Term(tensor, SCALED if called else UNSEEN)]
 
     def _all(self, tensors: Iterable[tf.Tensor]) -> list[Term]:
         found = {term.tensor.ref(): term for x in tensors for term in self.read(x)}
         return list(found.values())
-
-    def _as_one(self, tensor: tf.Tensor, terms: list[Term]) -> list[Term]:
-        """A tensor whose gradient does not reach its terms is a term itself."""
-        alike = {(one.kind, None if one.below is None else one.below.ref()) for one in terms}
-        if len(alike) > 1:
-            return [Term(tensor, UNSEEN)]
-        return [dataclasses.replace(terms[0], tensor=tensor)]
 
     def _product(self, tensor: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> list[Term]:
         kinds = {kind for kind in map(_kind_of_factor, (x, y)) if kind}
@@ -126,8 +152,10 @@ class _Reader:
                 None if value is None or not value.all() else 1 / value, self.read(x)
             )
         kinds = {term.kind for term in self.read(x)}
-        if (kinds == {SUM} and _adds_up(y)) or (kinds == {MEAN} and y.op.type == "Mean"):
-            return [Term(tensor, RATIO, y)]
+        if _is_same_everywhere(y):
+            return self.read(x)
+        if kinds <= {SUM, MEAN, FIXED, SCALED, STOPPED} and _is_of_replicas(y):
+            return [Term(tensor, RATIO)]
         return [Term(tensor, UNSEEN)]
 
     def _reduction(self, tensor: tf.Tensor) -> list[Term]:
@@ -175,43 +203,78 @@ def _kind_of_factor(factor: tf.Tensor) -> str | None:
 
 
 def _reduces_the_batch(tensor: tf.Tensor) -> bool:
-    """Whether a reduction takes together the samples of a batch, and not the numbers of each."""
+    """Whether a reduction takes together the samples of a batch, and not the numbers of each.
+
+    Samples lie along the one size that the graph does not know; otherwise along the first axis,
+    unless something has moved it.
+    """
     x, axes = tensor.op.inputs
-    axes, rows = tf.get_static_value(axes), share.static_rows()
-    if axes is None or x.shape.rank is None or not bits_of(x) & BATCH:
+    axes, rows, rank = tf.get_static_value(axes), share.static_rows(), x.shape.rank
+    if axes is None or rank is None or not bits_of(x) & BATCH:
         return False
-    reduced = {int(axis) % x.shape.rank for axis in axes.reshape([-1])}
-    sizes = [x.shape[axis] for axis in (sorted(reduced) if len(reduced) == x.shape.rank else [0])]
-    if len(reduced) < x.shape.rank and 0 not in reduced:
+    reduced = {int(axis) % rank for axis in axes.reshape([-1])}
+    unknown = {axis for axis, size in enumerate(x.shape) if size is None}
+    if rows is None and len(unknown) <= 1:
+        return bool(unknown & reduced)
+    if len(reduced) < rank and (0 not in reduced or bits_of(x) & TURNS):
         return False
-    if rows is None:
-        return None in sizes
-    return None in sizes or math.prod(sizes) % rows == 0
+    sizes = [x.shape[axis] for axis in (reduced if len(reduced) == rank else [0])]
+    return None in sizes or (rows is not None and math.prod(sizes) % rows == 0)
 
 
-def _adds_up(divisor: tf.Tensor) -> bool:
-    """Whether the divisor of the whole batch can be had from those of replicas."""
+def _is_same_everywhere(divisor: tf.Tensor) -> bool:
+    """Whether all replicas divide by the same: a constant, or sizes of a batch but for its rows."""
+    if not _varies(divisor):
+        return True
+    op = divisor.op
+    if op.type == "StridedSlice" and op.inputs[0].op.type == "Shape":
+        rank, begin = op.inputs[0].op.inputs[0].shape.rank, tf.get_static_value(op.inputs[1])
+        masks = op.get_attr("begin_mask") | op.get_attr("ellipsis_mask")
+        if rank is None or begin is None or begin.size != 1 or masks:
+            return False
+        return bool(begin[0] % rank != 0)
+    of_shapes = op.type in _OF_SHAPES or op.type in _DIVIDES
+    return of_shapes and all(map(_is_same_everywhere, op.inputs))
+
+
+def _is_of_replicas(divisor: tf.Tensor) -> bool:
+    """Whether the divisor of the whole batch can be computed from those of replicas."""
     op = divisor.op
     if op.type in _KEEPS_DIVISOR:
-        return _adds_up(op.inputs[0])
-    if op.type in ("Maximum", "AddV2", "Add", "Mul"):
-        varying = [x for x in op.inputs if _varies(x)]
-        return len(varying) == 1 and _adds_up(varying[0])
-    return op.type in _ADDS_UP
+        return _is_of_replicas(op.inputs[0])
+    if op.type in _COMPUTES_DIVISOR:
+        differing = [x for x in op.inputs if not _is_same_everywhere(x)]
+        if op.type == "RealDiv" and not _is_same_everywhere(op.inputs[1]):
+            return False
+        alone = len(differing) == 1 or op.type in ("AddV2", "Add")
+        return alone and all(map(_is_of_replicas, differing))
+    if op.type in _REDUCES:
+        return _reduces_the_batch(divisor) or _is_of_replicas(op.inputs[0])
+    if op.type == "StridedSlice":
+        begin = tf.get_static_value(op.inputs[1])
+        first = begin is not None and begin.size == 1 and begin[0] == 0
+        return bool(first and divisor.shape.rank == 0 and op.inputs[0].op.type == "Shape")
+    return bool(op.type == "Size" or (op.type == "Prod" and op.inputs[0].op.type == "Shape"))
 
 
 def whole_divisor(divisor: tf.Tensor) -> tf.Tensor:
     """Return what a ratio divides by for the whole batch.
 
-    Constants in it count once; what adds up is summed over replicas, and a mean is that of all.
+    What is the same everywhere counts once, a mean is that of all elements, and the rest is summed
+    over replicas.
     """
     op = divisor.op
+    if _is_same_everywhere(divisor):
+        return divisor
     if op.type in _KEEPS_DIVISOR:
-        return tf.cast(whole_divisor(op.inputs[0]), divisor.dtype)
-    if op.type in ("Maximum", "AddV2", "Add", "Mul"):
-        compute = {"Maximum": tf.maximum, "Mul": tf.multiply}.get(op.type, tf.add)
-        x, y = (whole_divisor(v) if _varies(v) else v for v in op.inputs)
-        return tf.cast(compute(x, y), divisor.dtype)
+        return tf.reshape(tf.cast(whole_divisor(op.inputs[0]), divisor.dtype), tf.shape(divisor))
+    if op.type in _COMPUTES_DIVISOR:
+        return _COMPUTES_DIVISOR[op.type](*map(whole_divisor, op.inputs))
+    if op.type in _REDUCES and not _reduces_the_batch(divisor):  # this only adds up what did
+        reduce = tf.reduce_sum if op.type == "Sum" else tf.reduce_mean
+        whole = reduce(whole_divisor(op.inputs[0]), op.inputs[1], op.get_attr("keep_dims"))
+        return tf.cast(whole, divisor.dtype)
     if op.type == "Mean":
-        divisor = divisor * share.of_elements(op.inputs[0]).weight(divisor.dtype)
+        weight = share.of_elements(op.inputs[0]).weight(divisor.dtype)
+        divisor = tf.math.multiply_no_nan(divisor, weight)
     return share.summed(divisor)
