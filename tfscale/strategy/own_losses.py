@@ -33,19 +33,19 @@ from tfscale.bridge.objects import is_variable
 from tfscale.bridge.protocols import Model
 from tfscale.strategy import inexact, share
 from tfscale.strategy.current import current
+from tfscale.strategy.divisors import whole_divisor
 from tfscale.strategy.share import Share, are_scaled, is_scaled
 from tfscale.strategy.terms import (
+    BY_ROWS,
     FIXED,
     MEAN,
     RATIO,
-    RESTORED,
     SCALED,
     STOPPED,
     SUM,
     UNSEEN,
     Term,
     terms_of,
-    whole_divisor,
 )
 
 CHOICES = ("mean", "sum", "scaled")
@@ -182,7 +182,7 @@ def _is_traced(value: Any) -> bool:
 
 def _seen(term: Term) -> Term:
     """The same term, where one that cannot be seen goes by rows, without a warning."""
-    return dataclasses.replace(term, kind=RESTORED) if term.kind == UNSEEN else term
+    return dataclasses.replace(term, kind=BY_ROWS) if term.kind == UNSEEN else term
 
 
 def _as_target(loss: tf.Tensor) -> tf.Tensor:
@@ -235,7 +235,7 @@ def _sum_of_parts(
         choice: what the user says of his own losses.
         times: factors of the numbers in ``value``.
     """
-    whole = not {term.kind for term in found} & {SCALED, RESTORED}
+    whole = not {term.kind for term in found} & {SCALED, BY_ROWS}
     total = tf.zeros([], value.dtype)
     for term, slope in zip(found, _slopes(value, found, times), strict=True):
         if term.kind == RATIO:

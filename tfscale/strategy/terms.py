@@ -15,6 +15,7 @@ sum       a sum over samples                              1, or 0 if the replica
 mean      a mean over elements                            its elements / all elements
 ratio     a sum or a mean, divided by another             its divisor / the whole divisor
 stopped   a number without a gradient                     as its own terms are weighted
+by rows   scaled, and then scaled back                    the replica's share of the rows
 unseen    anything else, such as a root of a mean         as ``own_losses`` says
 ========  ==============================================  ==================================
 
@@ -25,7 +26,6 @@ loss and its terms are linear operations only.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -33,10 +33,18 @@ import tensorflow as tf
 
 from tfscale.exchange import dataflow
 from tfscale.strategy import share
-from tfscale.strategy.share import BATCH, RESTORES, SCALES, TURNS, bits_of
+from tfscale.strategy.divisors import (
+    DIVIDES,
+    REDUCES,
+    is_of_replicas,
+    is_same_everywhere,
+    reduces_the_batch,
+    varies,
+)
+from tfscale.strategy.share import RESTORES, SCALES
 
-SCALED, FIXED, SUM, MEAN, RATIO, STOPPED, RESTORED, UNSEEN = (
-    *("scaled", "fixed", "sum", "mean", "ratio", "stopped", "restored", "unseen"),
+SCALED, FIXED, SUM, MEAN, RATIO, STOPPED, BY_ROWS, UNSEEN = (
+    *("scaled", "fixed", "sum", "mean", "ratio", "stopped", "by rows", "unseen"),
 )
 
 _THROUGH = (
@@ -44,15 +52,7 @@ _THROUGH = (
     *("CheckNumerics", "ConcatV2"),
 )
 _ADDS = ("AddV2", "Add", "Sub", "AddN")
-_DIVIDES = ("RealDiv", "DivNoNan", "Div")
-_REDUCES = ("Sum", "Mean")
-_LINEAR = frozenset((*_THROUGH, *_ADDS, *_DIVIDES, *_REDUCES, "Mul", "StopGradient"))
-_KEEPS_DIVISOR = ("Cast", "Identity", "Reshape", "Squeeze", "ExpandDims")
-_COMPUTES_DIVISOR = {
-    **{"Maximum": tf.maximum, "Mul": tf.multiply, "RealDiv": tf.divide},
-    **dict.fromkeys(("AddV2", "Add"), tf.add),
-}
-_OF_SHAPES = ("Mul", "Prod", "StridedSlice", "AddV2", "Sub", *_KEEPS_DIVISOR)
+_LINEAR = frozenset((*_THROUGH, *_ADDS, *DIVIDES, *REDUCES, "Mul", "StopGradient"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,20 +97,20 @@ class _Reader:
         op = tensor.op
         if tensor.ref() in self._known or op.type not in _LINEAR or share.marks_of(op):
             return []
-        varying = [x for x in op.inputs if x.dtype.is_floating and _varies(x)]
-        if op.type in _DIVIDES:
-            return varying[:1] if _varies(op.inputs[0]) else []
+        varying = [x for x in op.inputs if x.dtype.is_floating and varies(x)]
+        if op.type in DIVIDES:
+            return varying[:1] if varies(op.inputs[0]) else []
         return varying if op.type != "Mul" or len(varying) == 1 else []
 
     def _read(self, tensor: tf.Tensor) -> list[Term]:
         op = tensor.op
-        if not _varies(tensor):
+        if not varies(tensor):
             return [Term(tensor, FIXED)]
         if share.marks_of(op):
             return [Term(tensor, SCALED)]
         if op.type in _THROUGH or op.type in _ADDS:
             sources = [op.inputs[tensor.value_index]] if op.type == "IdentityN" else op.inputs
-            sources = [x for x in sources if x.dtype.is_floating or _varies(x)]  # axes are not
+            sources = [x for x in sources if x.dtype.is_floating or varies(x)]  # axes are not
             seen = all(x.dtype.is_floating for x in sources)
             return self._all(sources) if seen else [Term(tensor, UNSEEN)]
         if op.type == "StopGradient":
@@ -119,12 +119,12 @@ class _Reader:
             return [Term(tensor, STOPPED if is_number else UNSEEN)]
         if op.type == "Mul":
             return self._product(tensor, *op.inputs)
-        if op.type in _DIVIDES:
+        if op.type in DIVIDES:
             return self._quotient(tensor, *op.inputs)
-        if op.type in _REDUCES:
+        if op.type in REDUCES:
             return self._reduction(tensor)
         if op.type == "SelectV2":  # where(is_finite(loss), loss, 0)
-            kinds = {term.kind for x in op.inputs[1:] if _varies(x) for term in self.read(x)}
+            kinds = {term.kind for x in op.inputs[1:] if varies(x) for term in self.read(x)}
             return [Term(tensor, SCALED if kinds == {SCALED} else UNSEEN)]
         called = dataflow.called_graphs(op) and share.is_scaled(tensor)
         return [Term(tensor, SCALED if called else UNSEEN)]
@@ -138,7 +138,7 @@ class _Reader:
         if kinds:
             return [Term(tensor, kinds.pop() if len(kinds) == 1 else UNSEEN)]
         for factor, other in ((x, y), (y, x)):
-            if not _varies(factor):
+            if not varies(factor):
                 return self._times(tf.get_static_value(factor), self.read(other))
         return [Term(tensor, UNSEEN)]
 
@@ -146,15 +146,15 @@ class _Reader:
         kind = _kind_of_factor(y)
         if kind is not None:
             return [Term(tensor, kind)]
-        if not _varies(y):
+        if not varies(y):
             value = tf.get_static_value(y)
             return self._times(
                 None if value is None or not value.all() else 1 / value, self.read(x)
             )
         kinds = {term.kind for term in self.read(x)}
-        if _is_same_everywhere(y):
+        if is_same_everywhere(y):
             return self.read(x)
-        if kinds <= {SUM, MEAN, FIXED, SCALED, STOPPED} and _is_of_replicas(y):
+        if kinds <= {SUM, MEAN, FIXED, SCALED, STOPPED} and is_of_replicas(y):
             return [Term(tensor, RATIO)]
         return [Term(tensor, UNSEEN)]
 
@@ -164,7 +164,7 @@ class _Reader:
         kinds = {term.kind for term in inner} - {FIXED}
         if UNSEEN not in kinds or x.shape.rank == 0:
             return inner  # terms are below: this only adds them up
-        if kinds != {UNSEEN} or not _reduces_the_batch(tensor):
+        if kinds != {UNSEEN} or not reduces_the_batch(tensor):
             return [Term(tensor, UNSEEN)]
         if tensor.op.type == "Sum":
             return [Term(tensor, SUM)]
@@ -181,11 +181,6 @@ class _Reader:
         return terms
 
 
-def _varies(tensor: tf.Tensor) -> bool:
-    """Whether a tensor depends on the batch, or on what this replica holds of it."""
-    return bool(bits_of(tensor) & (BATCH | SCALES))
-
-
 def _kind_of_factor(factor: tf.Tensor) -> str | None:
     """Whether a factor is the replica's share, or the inverse of it, times constants."""
     seen = 0
@@ -194,87 +189,9 @@ def _kind_of_factor(factor: tf.Tensor) -> str | None:
         if own:
             seen |= own
             break
-        varying = [x for x in factor.op.inputs if _varies(x)]
+        varying = [x for x in factor.op.inputs if varies(x)]
         linear = ("Identity", "Cast", "Mul", "RealDiv", "Reciprocal", "Inv")
         if factor.op.type not in linear or len(varying) != 1:
             break
         (factor,) = varying
-    return {SCALES: SCALED, RESTORES: RESTORED}.get(seen)
-
-
-def _reduces_the_batch(tensor: tf.Tensor) -> bool:
-    """Whether a reduction takes together the samples of a batch, and not the numbers of each.
-
-    Samples lie along the one size that the graph does not know; otherwise along the first axis,
-    unless something has moved it.
-    """
-    x, axes = tensor.op.inputs
-    axes, rows, rank = tf.get_static_value(axes), share.static_rows(), x.shape.rank
-    if axes is None or rank is None or not bits_of(x) & BATCH:
-        return False
-    reduced = {int(axis) % rank for axis in axes.reshape([-1])}
-    unknown = {axis for axis, size in enumerate(x.shape) if size is None}
-    if rows is None and len(unknown) <= 1:
-        return bool(unknown & reduced)
-    if len(reduced) < rank and (0 not in reduced or bits_of(x) & TURNS):
-        return False
-    sizes = [x.shape[axis] for axis in (reduced if len(reduced) == rank else [0])]
-    return None in sizes or (rows is not None and math.prod(sizes) % rows == 0)
-
-
-def _is_same_everywhere(divisor: tf.Tensor) -> bool:
-    """Whether all replicas divide by the same: a constant, or sizes of a batch but for its rows."""
-    if not _varies(divisor):
-        return True
-    op = divisor.op
-    if op.type == "StridedSlice" and op.inputs[0].op.type == "Shape":
-        rank, begin = op.inputs[0].op.inputs[0].shape.rank, tf.get_static_value(op.inputs[1])
-        masks = op.get_attr("begin_mask") | op.get_attr("ellipsis_mask")
-        if rank is None or begin is None or begin.size != 1 or masks:
-            return False
-        return bool(begin[0] % rank != 0)
-    of_shapes = op.type in _OF_SHAPES or op.type in _DIVIDES
-    return of_shapes and all(map(_is_same_everywhere, op.inputs))
-
-
-def _is_of_replicas(divisor: tf.Tensor) -> bool:
-    """Whether the divisor of the whole batch can be computed from those of replicas."""
-    op = divisor.op
-    if op.type in _KEEPS_DIVISOR:
-        return _is_of_replicas(op.inputs[0])
-    if op.type in _COMPUTES_DIVISOR:
-        differing = [x for x in op.inputs if not _is_same_everywhere(x)]
-        if op.type == "RealDiv" and not _is_same_everywhere(op.inputs[1]):
-            return False
-        alone = len(differing) == 1 or op.type in ("AddV2", "Add")
-        return alone and all(map(_is_of_replicas, differing))
-    if op.type in _REDUCES:
-        return _reduces_the_batch(divisor) or _is_of_replicas(op.inputs[0])
-    if op.type == "StridedSlice":
-        begin = tf.get_static_value(op.inputs[1])
-        first = begin is not None and begin.size == 1 and begin[0] == 0
-        return bool(first and divisor.shape.rank == 0 and op.inputs[0].op.type == "Shape")
-    return bool(op.type == "Size" or (op.type == "Prod" and op.inputs[0].op.type == "Shape"))
-
-
-def whole_divisor(divisor: tf.Tensor) -> tf.Tensor:
-    """Return what a ratio divides by for the whole batch.
-
-    What is the same everywhere counts once, a mean is that of all elements, and the rest is summed
-    over replicas.
-    """
-    op = divisor.op
-    if _is_same_everywhere(divisor):
-        return divisor
-    if op.type in _KEEPS_DIVISOR:
-        return tf.reshape(tf.cast(whole_divisor(op.inputs[0]), divisor.dtype), tf.shape(divisor))
-    if op.type in _COMPUTES_DIVISOR:
-        return _COMPUTES_DIVISOR[op.type](*map(whole_divisor, op.inputs))
-    if op.type in _REDUCES and not _reduces_the_batch(divisor):  # this only adds up what did
-        reduce = tf.reduce_sum if op.type == "Sum" else tf.reduce_mean
-        whole = reduce(whole_divisor(op.inputs[0]), op.inputs[1], op.get_attr("keep_dims"))
-        return tf.cast(whole, divisor.dtype)
-    if op.type == "Mean":
-        weight = share.of_elements(op.inputs[0]).weight(divisor.dtype)
-        divisor = tf.math.multiply_no_nan(divisor, weight)
-    return share.summed(divisor)
+    return {SCALES: SCALED, RESTORES: BY_ROWS}.get(seen)
