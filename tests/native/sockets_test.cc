@@ -462,8 +462,11 @@ TEST(Joining, WhoDoesNotCallIsNamed) {
   settings[0].connecting = seconds(1);
   settings[1].connecting = seconds(0);
   const Joined joined = JoinAll(settings);
-  EXPECT_TRUE(Says(joined.why[0], "nobody called in time; not here yet: rank 1 (worker 1)"))
-      << joined.why[0];
+  // Rank 1 gives up at once, perhaps after it has called; then rank 2 has not called it.
+  const bool either =
+      Says(joined.why[0], "nobody called in time; not here yet: rank 1 (worker 1)") ||
+      Says(joined.why[0], "nobody called in time; not here yet: rank 2 (worker 2)");
+  EXPECT_TRUE(either) << joined.why[0];
 }
 
 // ---------------------------------------------------------------------------
