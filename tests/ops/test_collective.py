@@ -289,7 +289,7 @@ class TestArguments:
         assert Group.local([full if name == "full" else name]).communicators[0].device == full
 
     def test_a_deadline_of_no_time(self):
-        with pytest.raises(ValueError, match="above 0"):
+        with pytest.raises(ValueError, match="deadline is .* more than 0; got 0"):
             Group.local(["CPU:0"], deadline=0)
 
     def test_a_warning_before_the_wait(self):
@@ -303,7 +303,7 @@ class TestArguments:
             ([1, 2], {"wire": "int8"}, "wire 'int8' carries floats only, got int32; use.*'fp32'"),
             ([1, 2], {"reduction": "mean"}, "a mean of int32 is not defined"),
             ([1, 2], {"residual": [0.0, 0.0]}, "a residual of int32 is not defined"),
-            ([1.0, 2.0], {"residual": [0.0]}, "residual must have the shape of x"),
+            ([1.0, 2.0], {"residual": [0.0]}, "residual is a float32 tensor of x's shape, .2,"),
             ([1.0, 2.0], {"reduction": "max"}, "max"),
         ],
     )
@@ -328,7 +328,9 @@ class TestArguments:
 
     def test_scalars_have_no_rows(self):
         for op in (reduce_scatter, all_gather):
-            with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match="rank"):
+            with pytest.raises(
+                (tf.errors.InvalidArgumentError, ValueError), match="at least one dimension"
+            ):
                 run(lambda c, x, op=op: op(x, c), [1.0, 2.0])
 
     def test_a_communicator_of_another_rank(self):
@@ -450,5 +452,5 @@ def test_what_is_no_mixture_is_refused():
     communicator = group(2).communicators[0]
     with pytest.raises(ValueError, match="is a mixture of tfscale.collectives; got Schedule"):
         mix(tf.zeros([2]), communicator, schedule=ring(2))
-    with pytest.raises(TypeError, match="shares of int32 are not whole: cast it to a float first"):
+    with pytest.raises(ValueError, match="Shares of int32 are not whole: cast it first"):
         mix(tf.zeros([2], tf.int32), communicator, schedule=mixtures("ring", 2)[0])

@@ -445,7 +445,7 @@ def _inputs_without_gradient(op: tf.Operation) -> list[None]:
 @tf.RegisterGradient("TfscaleAllReduce")
 def _all_reduce_gradient(op: tf.Operation, dy: tf.Tensor, *_: tf.Tensor) -> list[Any]:
     common = {**_like(op), **_same_schedule(op)}
-    dx = _reduce("all_reduce", dy, op.get_attr("reduction"), None, common)
+    dx = _reduce("all_reduce", dy, op.get_attr("reduction").decode(), None, common)
     return [None, dx, *_inputs_without_gradient(op)]
 
 

@@ -163,7 +163,7 @@ class Communicator:
             reason: for the others to read; they see about 900 characters of it.
             linger: how many seconds to wait at most until all ranks have read it.
         """
-        arguments.text(reason, "reason")
+        arguments.instance(reason, "reason", str, "a text")
         linger = arguments.seconds(linger, "linger", least=0)
         with tf.init_scope(), tf.device(self.device):
             library.load().tfscale_give_up(self.handle, reason, tf.constant(linger, tf.float64))
