@@ -152,3 +152,11 @@ def test_predictions_in_a_dict_lose_the_lent_row():
     assert found["a"].shape == (17, 1)
     np.testing.assert_allclose(found["a"], expected["a"], atol=1e-6)
     np.testing.assert_allclose(found["b"][0], expected["b"][0], atol=1e-6)
+
+
+def test_one_number_for_a_batch_is_no_prediction():
+    with two().scope():
+        model = keras.Sequential([keras.Input([3]), layers.Lambda(keras.ops.sum, output_shape=())])
+        model.compile()
+    with pytest.raises(ValueError, match="this model gives one number for a batch"):
+        model.predict(numbers(8, 3), verbose=0)

@@ -82,5 +82,5 @@ _OF_MOMENTS = {"BatchNormalization", "LayerNormalization", "GroupNormalization"}
 _MOMENTS = (
     "AdaHessian cannot measure curvature eagerly where %s normalizes: TensorFlow takes the mean "
     "within the variance for constant, which is wrong for second derivatives. Compile without "
-    "run_eagerly=True, for in a graph that is mended."
+    "run_eagerly=True: in a graph it can."
 )

@@ -57,6 +57,12 @@ class Rows:
             rows = tf.where(self.absent, tf.zeros([], tf.int64), output.dense_shape[0])
             size = tf.concat([rows[tf.newaxis], output.dense_shape[1:]], 0)
             return tf.sparse.slice(output, tf.zeros_like(size), size)
+        if output.shape.rank == 0:
+            raise ValueError(
+                "predict joins the rows that replicas predict, and this model gives one number for "
+                f"a batch ({output.name if hasattr(output, 'name') else output}). Let it give one "
+                "for each row, or predict on one device."
+            )
         return output[: tf.where(self.absent, tf.zeros([], tf.int64), _rows(output))]
 
 
