@@ -371,7 +371,9 @@ NAN = np.where(np.arange(40).reshape(10, 4) == 37, np.nan, X)
         ("for the loss mean_absolute_error", lambda: sampled("mae", X[:, :3])),
         ("MirroredStrategy with 2, which weights", lambda: curvature.Hessian(
             mirrored(), X, X[:, :3])),
-        ('kind is "empirical"', lambda: curvature.Fisher(simple(loss="mse"), X, Y, kind="true")),
+        ("kind is 'empirical' or 'sampled'", lambda: curvature.Fisher(
+            simple(loss="mse"), X, Y, kind="true"
+        )),
     ],
 )  # fmt: skip
 def test_bad_input_is_refused(message, ask):

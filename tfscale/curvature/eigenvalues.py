@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tfscale import arguments
 from tfscale.curvature.lanczos import Basis
 from tfscale.curvature.results import Eigenvalues
 
@@ -157,7 +158,8 @@ def _power(
 
 
 def _wanted(operator: Operator, top: int, bottom: int) -> int:
-    if top < 0 or bottom < 0 or not 1 <= top + bottom <= operator.size:
+    top, bottom = arguments.whole(top, "top", 0), arguments.whole(bottom, "bottom", 0)
+    if not 1 <= top + bottom <= operator.size:
         raise ValueError(
             f"top and bottom are how many of the {operator.size} eigenvalues to find, got "
             f"top={top!r} and bottom={bottom!r}"

@@ -80,7 +80,7 @@ def hutch_plus_plus(operator: Operator, samples: int = 64, *, seed: int = 0) -> 
     Reference: Meyer, Musco, Musco, Woodruff, Hutch++: Optimal Stochastic Trace Estimation,
     https://arxiv.org/abs/2010.09649.
     """
-    what = 'a number of products, of method="hutch++" two for each of its three parts'
+    what = 'a number of products (two for each part of "hutch++"; "hutchinson" takes fewer)'
     samples = arguments.whole(samples, "samples", _FEWEST_OF_HUTCH, what=what)
     third = min(samples // 3, operator.size)
     operator.check_memory(2 * third, "Hutch++ keeps")
