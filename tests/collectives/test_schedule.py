@@ -99,7 +99,7 @@ def test_resolve() -> None:
         resolve("zzz", 3)
     with pytest.raises(ValueError, match="ring is for 3 ranks, and here are 4"):
         resolve(mine, 4)
-    with pytest.raises(TypeError, match="got 17"):
+    with pytest.raises(ValueError, match="got 17"):
         resolve(17, 4)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="must return a Schedule"):
         resolve(lambda ranks: ranks, 4)  # type: ignore[arg-type,return-value]

@@ -53,13 +53,6 @@ CHOICES = ("mean", "sum", "scaled")
 _told: set[str] = set()
 
 
-def checked(choice: str | None) -> str | None:
-    """Return ``own_losses`` if it is a valid choice, else raise."""
-    if choice not in (None, *CHOICES):
-        raise ValueError(f'own_losses is "mean", "sum", "scaled" or None, got {choice!r}')
-    return choice
-
-
 def scaled_loss(loss: Any, since: int = 0, sums: bool = False) -> Any:
     """Return a replica's loss as its part of the whole batch's.
 

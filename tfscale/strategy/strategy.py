@@ -62,7 +62,7 @@ from tfscale.strategy import (
 from tfscale.strategy.current import current
 from tfscale.strategy.extended import Extended
 from tfscale.strategy.groups import Groups, refuse_methods, refuse_schedule, size_of
-from tfscale.strategy.own_losses import CHOICES, checked, part_of_mean
+from tfscale.strategy.own_losses import CHOICES, part_of_mean
 from tfscale.strategy.rounds import Rounds
 from tfscale.sync import EveryStep, Hierarchical, Rule
 from tfscale.wires import LOSSLESS
@@ -187,7 +187,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         if bucket_bytes is not None:
             bucket_bytes = number_of_bytes(bucket_bytes, "bucket_bytes")
         self.synchronizes_batch_norm = batch_norm == "synchronized"
-        self.own_losses = checked(own_losses)
+        self.own_losses = own_losses
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.rounds: Rounds | None = None
         patience = (deadline, slow_after, join_timeout)
