@@ -93,7 +93,7 @@ def test_resolve() -> None:
     proven = resolve(mine, 3)
     assert proven.fingerprint() == mine.fingerprint()
     assert resolve(proven, 3) is proven
-    with pytest.raises(ValueError, match="ring, tree, halving.*Did you mean 'ring'"):
+    with pytest.raises(ValueError, match="'ring', 'tree', 'halving'.*Did you mean 'ring'"):
         resolve("rnig", 3)
     with pytest.raises(ValueError, match="algorithm is 'ring', .*got 'zzz'"):
         resolve("zzz", 3)
