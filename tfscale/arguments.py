@@ -163,7 +163,7 @@ def items(
 ) -> tuple[Any, ...]:
     """Return a list or another collection as a tuple, of elements that ``item`` has checked.
 
-    A text is refused: whoever passes one has forgotten the brackets.
+    A text is refused, for its letters are hardly what the caller means.
     """
     if isinstance(value, (str, bytes, Mapping)) or not hasattr(value, "__iter__"):
         raise wrong(value, name, expected)

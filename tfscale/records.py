@@ -137,7 +137,7 @@ def decoded(path: Path, content: bytes) -> str:
 
 
 def write(path: Path, fields: Mapping[str, Any], private: bool = False) -> None:
-    """Write a file for ``Record.read``: all of it or nothing, whoever else writes it.
+    """Write a file for ``Record.read``: all of it or nothing, also if others write it, too.
 
     Args:
         path: of the file.

@@ -45,6 +45,9 @@ class Tagger(keras.Model):
             loss = self.loss_of(self, y, self(x, training=True))
         weights = self.trainable_variables
         self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        return self.logs(x, loss)
+
+    def logs(self, x, loss):
         return {"minimized": loss}
 
 
@@ -86,12 +89,7 @@ class Tracked(Tagger):
     def metrics(self):
         return [self.mean, self.sum, self.weighted]
 
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = self.loss_of(self, y, self(x, training=True))
-        weights = self.trainable_variables
-        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+    def logs(self, x, loss):
         self.mean.update_state(loss)
         self.sum.update_state(loss)
         self.weighted.update_state(loss, sample_weight=tf.shape(x)[0])

@@ -143,7 +143,7 @@ class OpenFile:
         """A path that leads to this very file, while it is open, whatever takes its place.
 
         To the dynamic loader libraries of one name are one library: so the name has the process's
-        number, unlike the usual /proc/self, and whoever loads it keeps the file open.
+        number, unlike the usual /proc/self, and its user keeps the file open.
         """
         return f"/proc/{os.getpid()}/fd/{self._descriptor}"
 

@@ -49,7 +49,7 @@ def refuse(strategy: tf.distribute.Strategy, what: str, variables: Iterable[Vari
 
 
 def foreign(strategy: tf.distribute.Strategy, variables: Iterable[Variable]) -> list[Variable]:
-    """Those that were made outside of the scope; one replica can use all."""
+    """Return the variables that were made outside of the scope; one replica can use all."""
     if strategy.extended._num_replicas_in_sync == 1:
         return []
     return [v for v in variables if _home(v) is not strategy]

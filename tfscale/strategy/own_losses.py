@@ -174,7 +174,7 @@ def _is_traced(value: Any) -> bool:
 
 
 def _seen(term: Term) -> Term:
-    """The same term, where one that cannot be seen goes by rows, without a warning."""
+    """Return a term; one that cannot be seen goes by rows, without a warning."""
     return dataclasses.replace(term, kind=BY_ROWS) if term.kind == UNSEEN else term
 
 
@@ -321,7 +321,7 @@ def _weight(dtype: tf.DType) -> tf.Tensor:
 
 
 def _unseen_weight(dtype: tf.DType) -> tf.Tensor:
-    """The same number without the mark "already scaled"."""
+    """Return the weight of ``_weight`` without the mark "already scaled"."""
     if _choice() in (None, "mean"):
         return _share().weight(dtype)
     return tf.cast(current.rows.local > 0, dtype)
