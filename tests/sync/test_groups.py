@@ -43,8 +43,8 @@ def test_two_processes_of_two_devices(passes, layout, case):
     "wrong, said",
     [
         ({"inner": sync.LocalSGD(2)}, "inner is tfscale.sync.EveryStep"),
-        ({"outer": sync.EveryStep()}, "outer says when groups agree"),
-        ({"outer": sync.Hierarchical()}, "outer says when groups agree"),
+        ({"outer": sync.EveryStep()}, "outer is a rule that says when groups agree"),
+        ({"outer": sync.Hierarchical()}, "outer is a rule that says when groups agree"),
         ({"outer": sync.Gossip()}, "use a rule that takes means"),
         ({"outer": sync.LocalSGD(8, start=3)}, "Leave start out"),
         ({"group": 0}, "group is a number of replicas, 1 or more; got 0"),
