@@ -152,7 +152,13 @@ def test_other_data_is_noticed():
         fit(compiled(gentle()), [BatchGrowth(SIZES)])
 
 
-@pytest.mark.parametrize("sizes", [{}, {1: 8}, {0: 8, -1: 4}, {0: 0}])
-def test_sizes_begin_with_the_first_step(sizes):
-    with pytest.raises(ValueError, match=r"from step 0 on, .*got \{"):
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        *((sizes, r"from step 0 on, .*got \{") for sizes in ({}, {1: 8}, {0: 0})),
+        ({0: 8, -1: 4}, "a key of sizes is a number of steps, 0 or more; got -1"),
+    ],
+)
+def test_sizes_begin_with_the_first_step(sizes, said):
+    with pytest.raises(ValueError, match=said):
         BatchGrowth(sizes)

@@ -228,7 +228,7 @@ def merge(files: Sequence[str | Path], to: str | Path) -> None:
     Example:
         >>> tfscale.telemetry.merge(sorted(Path(".").glob("trace.rank*.json")), "trace.json")
     """
-    files = arguments.items(files, "files", "a list of paths", arguments.path)
+    files = arguments.items(files, "files", "a list of paths", arguments.path, least=0)
     to = arguments.path(to, "to")
     events = [
         event for file in files for event in json.loads(Path(file).read_text())["traceEvents"]
