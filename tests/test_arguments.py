@@ -309,7 +309,7 @@ strategy.auto_strategy: wire={} method={} error_feedback=True bucket_bytes=1.5 s
 sync.DiLoCo: wire={} method={} error_feedback=True delay=0
 sync.Gossip: seed=-5,0
 sync.LocalSGD: start=0
-telemetry.merge: to='x'
+telemetry.merge: files=[] to='x'
 """)
 
 

@@ -155,7 +155,8 @@ def test_other_data_is_noticed():
 @pytest.mark.parametrize(
     ("sizes", "said"),
     [
-        *((sizes, r"from step 0 on, .*got \{") for sizes in ({}, {1: 8}, {0: 0})),
+        *((sizes, r"from step 0 on, .*got \{") for sizes in ({}, {1: 8})),
+        ({0: 0}, "a value of sizes is a batch size, 1 or more; got 0"),
         ({0: 8, -1: 4}, "a key of sizes is a number of steps, 0 or more; got -1"),
     ],
 )
