@@ -147,7 +147,7 @@ class LocalWorkers:
             only: which workers to wait for; all by default.
             watch: called a few times a second meanwhile.
         """
-        seconds = arguments.seconds(seconds, "seconds")
+        seconds = arguments.seconds(seconds, "seconds", least=0)
         indices = range(len(self.processes)) if only is None else only
         end = time.monotonic() + seconds
         watched = 0.0
