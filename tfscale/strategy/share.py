@@ -181,8 +181,13 @@ def _marks_within(op: tf.Operation) -> int:
 
 
 def _is_argument(op: tf.Operation) -> bool:
-    """Whether a function or a loop of the user's gets this, which may depend on the batch."""
-    return op.type == "Placeholder" and not dataflow.is_captured(op)
+    """Whether a function or a loop within the step gets this, which may depend on the batch.
+
+    What the step's own graph gets beside the batch is the same on all replicas.
+    """
+    if op.type != "Placeholder" or dataflow.is_captured(op):
+        return False
+    return all(op.graph is not given.graph for given in current.batch_ops)
 
 
 def _resizes(op: tf.Operation) -> bool:
