@@ -20,9 +20,9 @@ _line: str | None = None
 
 def watch() -> None:
     """Note the line that starts TensorFlow from here, if TensorFlow is imported already."""
-    module = sys.modules.get(_CONTEXT)
-    if module is None or module.context()._initialized:
+    if _CONTEXT not in sys.modules or has_devices():
         return
+    module = sys.modules[_CONTEXT]
     context, start = module.context(), module.context().ensure_initialized
 
     def noted() -> None:
@@ -32,6 +32,12 @@ def watch() -> None:
         start()
 
     vars(context)[_START] = noted
+
+
+def has_devices() -> bool:
+    """Return whether TensorFlow's runtime has started, and made the devices of this process."""
+    module = sys.modules.get(_CONTEXT)
+    return module is not None and bool(module.context()._initialized)
 
 
 def _note(frame: Any) -> None:

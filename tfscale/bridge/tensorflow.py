@@ -53,6 +53,7 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import (
 )
 from tensorflow.python.ops.gradients_util import _GradientsHelper as gradients_in_graph
 from tensorflow.python.training.saving.saveable_object import SaveableObject, SaveSpec
+from tensorflow.python.util._pywrap_util_port import IsMklEnabled as uses_onednn
 
 __all__ = [
     "COUNTS_BATCHES",
@@ -88,4 +89,5 @@ __all__ = [
     "mark_as_unsaveable",
     "regroup",
     "split_by_replica",
+    "uses_onednn",
 ]

@@ -26,7 +26,7 @@ from tfscale.ops import log as _log
 from tfscale.ops import transport as _transport
 from tfscale.ops.bucket import BucketId, Name, bucket_id
 from tfscale.ops.devices import split_cpu, take_share
-from tfscale.ops.heap import keep_freed_memory
+from tfscale.ops.memory import keep_memory
 
 DEFAULT_DEADLINE = 120.0
 DEFAULT_SLOW_AFTER = 5.0
@@ -288,7 +288,7 @@ class Group:
         arguments.seconds(join_timeout, "join_timeout")
         arguments.optional(checked_resolver, resolver, "resolver")
         resolver = resolver_of(resolver, join_timeout)
-        keep_freed_memory()
+        keep_memory()
         with starting(resolver, deadline, join_timeout):
             tf.distribute.MultiWorkerMirroredStrategy(resolver)  # starts this worker's server
         me = _task(resolver)

@@ -35,7 +35,7 @@ from tfscale.exchange.exchange import Exchange
 from tfscale.exchange.state import BEGINS_ALIKE
 from tfscale.ops import Group
 from tfscale.ops.group import has_started, host_of, resolver_of, starting
-from tfscale.ops.heap import keep_freed_memory
+from tfscale.ops.memory import keep_memory
 from tfscale.ops.transport import checked
 from tfscale.strategy import signals
 from tfscale.strategy.building import take_over
@@ -122,7 +122,7 @@ class Extended(CollectiveAllReduceExtended):
         self._transport = checked(transport)
         self._wanted = devices
         cluster_resolver = resolver_of(cluster_resolver, join_timeout, devices)
-        keep_freed_memory()
+        keep_memory()
         # For a second strategy TensorFlow would set the server up anew, which then forgets a worker
         # that was quicker and has asked to join already.
         self._std_server_started = has_started()

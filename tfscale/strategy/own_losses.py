@@ -184,7 +184,7 @@ def _as_target(loss: tf.Tensor) -> tf.Tensor:
     kinds = {term.kind for term in found} - {STOPPED}
     if kinds <= {SCALED} or (choice in ("sum", "scaled") and kinds <= {MEAN, SUM, UNSEEN}):
         return loss
-    # A batch that depends on scaled losses, as adversarial samples do, makes all gradients look scaled.
+    # A batch that depends on scaled losses (adversarial samples) makes all gradients look scaled.
     can_wait = not is_scaled(total)
     if can_wait and kinds <= ({MEAN, UNSEEN} if choice is None else {MEAN, SUM, UNSEEN}):
         return _relative_to_rows(loss, total, found)

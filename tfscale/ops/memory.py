@@ -1,0 +1,87 @@
+"""Memory that a process keeps, since each fresh page of 4 KiB costs a page fault.
+
+TensorFlow takes tensors from malloc, and glibc maps fresh pages for each large one: an all-reduce
+of 25 million numbers, 100 MB, then takes 24,415 page faults, and a training step as many for each
+large gradient. TensorFlow has two pools that keep what they once got. It turns one on by itself
+where oneDNN computes (x86 processors with VNNI instructions); ``keep_tensors`` turns on the other.
+
+The messages of TensorFlow's transport come from malloc in any case, several copies of each. glibc
+gives that memory back to the system after each message; ``keep_freed_memory`` makes glibc keep it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+
+from tfscale import started
+from tfscale.bridge.tensorflow import uses_onednn
+
+# TensorFlow reads these when it makes a process's CPU devices.
+POOL = "TF_CPU_ALLOCATOR_USE_BFC"
+_LARGEST_POOL = "TF_CPU_BFC_MEM_LIMIT_IN_MB"
+
+_MIB = 1 << 20
+_NO_LIMIT = 1 << 24  # in MiB; TensorFlow's own limit, 64 GB, is less than some machines have
+
+# The parameters of mallopt(3), by their numbers in malloc.h.
+_SETTINGS = {
+    -1: 64 * _MIB,  # M_TRIM_THRESHOLD: so much may be free at an arena's end
+    -2: 64 * _MIB,  # M_TOP_PAD: a whole arena; with less, empty ones are given back
+    -3: 8 * _MIB,  # M_MMAP_THRESHOLD: more than a message, less than most tensors
+}
+
+
+def keep_memory() -> None:
+    """Make this process keep the memory of tensors and of messages, unless the user has chosen.
+
+    Call it before TensorFlow makes its devices.
+    """
+    keep_tensors()
+    keep_freed_memory()
+
+
+def keep_tensors() -> bool:
+    """Make TensorFlow take the tensors of CPUs from a pool that keeps its memory.
+
+    Returns:
+        Whether TensorFlow does so; False if the user has chosen otherwise, or if TensorFlow had
+        made its devices before.
+    """
+    if not _has_own_pool() and not started.has_devices():
+        for name, value in {POOL: "true", _LARGEST_POOL: str(_NO_LIMIT)}.items():
+            os.environ.setdefault(name, value)
+        _in_time.append(os.environ[POOL].lower() in ("true", "1"))
+    return keeps_tensors()
+
+
+def keeps_tensors() -> bool:
+    """Return whether TensorFlow takes the tensors of CPUs from a pool."""
+    return _has_own_pool() or any(_in_time)
+
+
+def _has_own_pool() -> bool:
+    return platform.machine() == "x86_64" and uses_onednn()
+
+
+def keep_freed_memory() -> bool:
+    """Make glibc keep the memory that messages need; return whether that was done.
+
+    Arenas that exist already go on as before, so call it before TensorFlow's server starts.
+    Does nothing without glibc, or if the user has tuned it.
+    """
+    if platform.libc_ver()[0] != "glibc" or _tuned_by_user():
+        return False
+    mallopt = ctypes.CDLL(None).mallopt
+    return all(mallopt(parameter, value) for parameter, value in _SETTINGS.items())
+
+
+_in_time: list[bool] = []  # whether the pool was on, each time that TensorFlow had no devices yet
+
+
+def _tuned_by_user() -> bool:
+    names = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_")
+    return any(name in os.environ for name in names) or "glibc.malloc." in os.environ.get(
+        "GLIBC_TUNABLES", ""
+    )
