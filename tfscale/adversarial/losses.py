@@ -14,10 +14,11 @@ from tfscale.adversarial.inputs import Inputs
 def input_gradients(
     model: keras.Model, inputs: Inputs, y: Any, sample_weight: Any
 ) -> Callable[[list[Any]], list[Any]]:
-    """Of tensors in the place of the inputs, makes the gradients of the compiled loss by them.
+    """Return a function that computes gradients of the compiled loss by the inputs.
 
-    The model is called as in evaluation: dropout is off, and batch normalization uses its moving
-    statistics. What layers, losses and metrics assign to their variables meanwhile is dropped.
+    The function takes tensors that replace the inputs. It calls the model as in evaluation: dropout
+    is off, and batch normalization uses its moving statistics. Assignments of layers, losses and
+    metrics to their variables are dropped.
     """
 
     def gradients(moved: list[Any]) -> list[Any]:
