@@ -1,4 +1,4 @@
-"""What the user asks for, in the words of ``tfscale launch``, ``torchrun`` and ``horovodrun``."""
+"""The user's request, in the options of ``tfscale launch``, ``torchrun`` and ``horovodrun``."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tfscale.launcher import machine
 from tfscale.launcher.hosts import Host
 
 _PORT = 29400
-_PATIENCE = 600.0  # seconds: somebody goes from host to host
+_PATIENCE = 600.0  # seconds: somebody starts a launcher on each host by hand
 
-# Options of torchrun and horovodrun that mean nothing here, and what to type.
+# Options of torchrun and horovodrun without a meaning here, and what to type instead.
 _SOCKETS = "gradients go over sockets of tfscale's own, or TFSCALE_TRANSPORT=grpc: leave it out"
 _ELSEWHERE = {
     "--rdzv-backend": "launchers that are started by hand meet at the first one: leave it out, and "
@@ -44,7 +44,7 @@ _ELSEWHERE = {
     "left; more than it began with are never added: leave it out",
 }
 
-# What a host over ssh gets of this one's environment, beside --env.
+# Prefixes of variables that go to hosts over ssh, in addition to --env.
 _CARRIED = ("CUDA_", "KERAS_", "NCCL_", "OMP_", "PYTHON", "TF_", "TFSCALE_", "XLA_")
 
 
@@ -57,14 +57,14 @@ class Nodes:
     master: tuple[str, int]
 
     async def meet(self, ports: Sequence[int], say: Callable[[str], None]) -> list[list[str]]:
-        """The addresses of all nodes' workers; ``JoinError`` if some do not come."""
+        """Return the addresses of all nodes' workers; raise ``JoinError`` if some do not come."""
         job = self.master, self.rank, self.count, ports, "tfscale launch"
         return await collected(*job, _PATIENCE, who="node", say=say)
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be started, and how; see the command line's help."""
+    """The command and all options; see the command line's help."""
 
     command: list[str]
     hosts: list[Host]
@@ -87,7 +87,7 @@ class Request:
 
 
 def parse(words: Sequence[str]) -> Request:
-    """The request; ends the process with a message where it makes no sense."""
+    """Parse the command line; end the process with a message if it is wrong."""
     parser = _parser()
     asked = parser.parse_args(words)
     try:
@@ -156,7 +156,7 @@ def _hosts(asked: argparse.Namespace) -> list[Host]:
 
 
 def _number(text: str | None, devices: int | None) -> int:
-    """How many workers a host has: a number, or what this one has room for."""
+    """Return the number of workers of a host: as given, or as many as fit on this host."""
     if text is None:
         return 1
     gpus, cores = len(machine.gpus()), len(machine.cores())
@@ -211,7 +211,7 @@ def _command(asked: argparse.Namespace) -> list[str]:
 
 
 def _environment(wanted: Sequence[str]) -> dict[str, str]:
-    """What other hosts' workers get, beside their own environment."""
+    """Return variables for the workers of other hosts, in addition to their own environment."""
     chosen = {name: value for name, value in os.environ.items() if name.startswith(_CARRIED)}
     chosen.pop("TF_CONFIG", None)
     for word in wanted:
@@ -245,7 +245,7 @@ def _positive(text: str) -> int:
 
 
 class _Elsewhere(argparse.Action):
-    """Ends with what to type in place of another launcher's option."""
+    """An action that ends the process with the replacement of another launcher's option."""
 
     def __call__(
         self,
