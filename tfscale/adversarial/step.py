@@ -17,7 +17,7 @@ from tfscale.bridge.objects import innermost
 
 
 class AdversarialStep:
-    """Replaces a model's ``train_step``, and calls it with adversarial samples.
+    """A replacement of a model's ``train_step``, which it calls with adversarial samples.
 
     Args:
         model: the model that trains.

@@ -23,7 +23,7 @@ Amount = float | Callable[[int], float]
 
 
 class Adversarial(keras.callbacks.Callback):
-    r"""Trains on samples that are moved slightly, towards a higher loss.
+    r"""A callback that trains on samples moved slightly towards a higher loss.
 
     Before each step of ``fit``, an attack moves a share of the batch's samples, using the model's
     current weights. The step itself is the model's own, so metrics are those of the moved samples.

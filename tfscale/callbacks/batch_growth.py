@@ -38,7 +38,7 @@ def _batch(value: int) -> int:
 
 
 class BatchGrowth(keras.callbacks.Callback):
-    r"""Raises the global batch during training, as an alternative to lowering the rate.
+    r"""A callback that grows the global batch, as an alternative to lowering the rate.
 
     The noise of SGD's steps is proportional to :math:`\eta N / B`, for learning rate :math:`\eta`,
     :math:`N` samples and batch :math:`B`. So doubling the batch reduces the noise as much as

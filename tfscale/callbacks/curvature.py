@@ -24,7 +24,7 @@ VERSION = 1  # version of the JSON lines
 
 
 class Curvature(keras.callbacks.Callback):
-    """Measures the Hessian of the loss during training, without changing the training.
+    """A callback that measures the Hessian of the loss, without changing the training.
 
     The measurements use separate data, which stay the same, so numbers of different epochs are
     comparable: some hundreds of samples of the training data suffice. Weights, optimizer, seeds and

@@ -11,7 +11,7 @@ import keras
 
 
 class OneFit:
-    """Replaces a model's ``train_function`` for the ``fit`` that is beginning.
+    """A replacement of a model's ``train_function`` for the ``fit`` that is beginning.
 
     Keras does not say when a ``fit`` ends with an error. So each call checks whether its ``fit`` is
     still running, and restores the model's own function if not.

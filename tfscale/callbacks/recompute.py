@@ -33,7 +33,7 @@ SECONDS_BETWEEN_LINES = 2  # seconds between two messages of a search
 
 
 class Recompute(keras.callbacks.Callback):
-    """Frees activations after the forward pass, and computes them again in the backward pass.
+    """A callback that frees activations, and computes them again in the backward pass.
 
     A step keeps the results of all layers until the backward pass has used them, so its memory
     grows with the depth n of the model. With k recomputed segments, only their borders and one

@@ -19,7 +19,7 @@ _EACH = 1.0  # seconds after a signal, to check whether ``fit`` has raised inste
 
 
 class Sigterm:
-    """Receives SIGTERM in place of its former handler, from its construction until ``stop``.
+    """A receiver of SIGTERM, instead of the former handler, from now until ``stop``.
 
     If several trainings run at once, or one within another, each receives the signal.
 

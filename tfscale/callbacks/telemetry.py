@@ -47,7 +47,7 @@ def _step(value: int, name: str) -> int:
 
 
 class Telemetry(keras.callbacks.Callback):
-    r"""Measures the time of each step, the bytes that it sends, and the time that sending takes.
+    r"""A callback that measures each step: its time, its bytes, and how long sending takes.
 
     The callback writes these numbers into ``History``, into TensorBoard, into a file of JSON lines
     and into a timeline. The progress bar shows only ``samples_per_second``, since it has no room

@@ -16,7 +16,7 @@ LOGGED = "learning_rate"
 
 
 class Warmup(keras.callbacks.Callback):
-    """Sets the learning rate before each step of ``fit`` according to a schedule.
+    """A callback that sets the learning rate before each step of ``fit`` by a schedule.
 
     If you give the same schedule to the optimizer, the training gives the same bits. But the
     callback knows the number of steps of an epoch, the number of replicas, and gradient

@@ -47,7 +47,7 @@ class Choice:
 
 
 class Chooser:
-    """Chooses a schedule for a number of bytes.
+    """A chooser of schedules, by the number of bytes.
 
     Args:
         machine: the links, as measured.

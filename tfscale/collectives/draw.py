@@ -28,8 +28,7 @@ def draw(schedule: Schedule, machine: Machine | None = None, nbytes: float = 1.0
 
     Args:
         schedule: any schedule; up to 16 ranks are easy to read.
-        machine: by default, links on which the whole buffer takes eight times as long as an empty
-            message.
+        machine: a machine; by default links on which the buffer takes eight empty messages' time.
         nbytes: size of the buffer.
     """
     link = machine or _DEFAULT

@@ -49,7 +49,7 @@ def _count(fraction: float, gradient: Gradient) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class TopK(Method):
-    """Sends the largest numbers of each gradient, with their indices.
+    """A method that sends the largest numbers of each gradient, with their indices.
 
     Each replica sends exactly k numbers of each variable; among equal numbers, the first ones.
     Numbers that are not finite count as the largest. Replicas gather the parts of all replicas.
@@ -304,10 +304,10 @@ def _with(x: tf.Tensor, places: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class RandomK(Method):
-    """Sends random numbers of each gradient: the same on all replicas, new ones in each step.
+    """A method that sends random numbers of each gradient, the same ones on all replicas.
 
-    A common seed draws the indices, so no index is sent, and an ordinary all-reduce by any
-    algorithm adds the numbers.
+    A common seed draws new indices in each step, so no index is sent, and an ordinary all-reduce by
+    any algorithm adds the numbers.
 
     Args:
         fraction: share of a gradient's numbers that is sent, at least one number.

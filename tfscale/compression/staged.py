@@ -65,7 +65,7 @@ class Settled:
 
 @dataclasses.dataclass(frozen=True)
 class Staged(Switching):
-    """Uses one method first, and then another one.
+    """A method that uses one method first, and then another one.
 
     ``then`` sends what ``first`` has not sent yet. The stage depends on the number of the
     optimizer's updates, so a restored training continues in the right stage. With gradient

@@ -135,7 +135,7 @@ class OfModel(Operator):
 
     @functools.cached_property
     def _shares(self) -> np.ndarray:
-        """For each batch and each part of the loss, the share of the batch; counted in one pass."""
+        """Share of each batch in each part of the loss; counted in one pass."""
         rows = [numbers for numbers, _ in self._each_batch(self._only_loss, None, ())]
         if not rows:
             raise ValueError(f"curvature.{type(self).__name__} got no data: there is no batch")

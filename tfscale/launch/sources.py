@@ -1,4 +1,4 @@
-"""What launchers say in environment variables: this worker's index, and the number of workers.
+"""Environment variables of launchers: this worker's index, and the number of workers.
 
 Nothing here opens a file or a connection. ``found`` decides which source counts, and refuses
 sources that contradict each other: a worker that believes the wrong one trains something else.

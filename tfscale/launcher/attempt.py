@@ -75,7 +75,7 @@ class Outcome:
 
 
 class Attempt:
-    """Starts all workers and watches them.
+    """One start of all workers, and their supervision.
 
     Args:
         request: the user's request.

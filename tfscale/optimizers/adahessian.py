@@ -90,7 +90,7 @@ class AdaHessian(Optimizer):
         learning_rate: :math:`\eta`, a float, a schedule, or a function without arguments.
         beta_1: decay rate of :math:`m`.
         beta_2: decay rate of :math:`v`.
-        epsilon: is added to the root, after the bias correction.
+        epsilon: a number that is added to the root, after the bias correction.
         weight_decay: :math:`\lambda`; None turns it off.
         hessian_power: :math:`k`, from 0 (momentum alone) to 1.
         samples: :math:`s`, number of :math:`z` that a step draws. Each costs one more backward

@@ -56,7 +56,7 @@ class LAMB(Optimizer):
         learning_rate: :math:`\eta`, a float, a schedule, or a function without arguments.
         beta_1: :math:`\beta_1`.
         beta_2: :math:`\beta_2`.
-        epsilon: is added to the root, after the bias correction.
+        epsilon: a number that is added to the root, after the bias correction.
         weight_decay: :math:`\lambda`; None turns it off.
         bias_correction: False leaves the factors :math:`1 - \beta^t` out.
         trust_bounds: the smallest and the largest :math:`\phi(\|w\|)`; None does not clip.

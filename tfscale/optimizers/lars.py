@@ -52,7 +52,7 @@ class LARS(Optimizer):
         nesterov: whether the momentum is Nesterov's.
         weight_decay: :math:`\lambda`; None turns it off.
         trust_coefficient: :math:`\tau`.
-        epsilon: is added to the denominator of the local rate.
+        epsilon: a number that is added to the denominator of the local rate.
         form: ``"paper"`` or ``"popular"``.
         trust_clip: whether the local rate is clipped, as in LARC.
         exclude_from_weight_decay: regular expressions, searched in variables' paths; ``()``

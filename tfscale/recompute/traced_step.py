@@ -125,7 +125,7 @@ class TracedStep:
 
     @cached_property
     def shapes(self) -> list[list[int]]:
-        """For each tensor, the operations that need only its shape."""
+        """The operations that need only a tensor's shape, by tensor."""
         result: list[list[int]] = [[] for _ in self.tensors]
         for index, op in enumerate(self.ops):
             if op.kind in SHAPES:
