@@ -100,7 +100,9 @@ def _write(path: str, parts: list[memoryview]) -> None:
 def _check(path: str, parts: list[memoryview]) -> None:
     with _opened(path, "rb") as file:
         if not all(file.read(len(piece)) == piece for piece in _pieces(parts)) or file.read(1):
-            raise OSError(f"{path} reads otherwise than it was written")
+            raise OSError(
+                f"{path} differs from what was written: check the disk and its file system"
+            )
 
 
 def _pieces(parts: list[memoryview]) -> Iterator[bytes]:

@@ -294,7 +294,7 @@ def test_localhost_among_other_hosts(monkeypatch):
 @pytest.mark.parametrize(
     ("environ", "said"),
     [
-        ({}, "the first that is there of TF_CONFIG, torchrun, Open MPI, MPICH (PMI), Slurm"),
+        ({}, "the first source that is set, of TF_CONFIG, torchrun, Open MPI, MPICH (PMI), Slurm"),
         ({"TFSCALE_LAUNCH": "1"}, "TF_CONFIG alone, as TFSCALE_LAUNCH is set"),
     ],
 )

@@ -121,8 +121,8 @@ class CurvatureGrowth(BatchGrowth):
     def steps(self, samples: int) -> int:
         """Raise: the number of steps is unknown before the training."""
         raise ValueError(
-            "how many steps a training takes depends on when its batches grow, which is not known "
-            "before; the optimizer's iterations tell it afterwards"
+            "the number of steps depends on when batches grow, which is unknown before the "
+            "training; afterwards the optimizer's iterations have it"
         )
 
     def _from(self, samples: tf.data.Dataset, begin: Any) -> tf.data.Dataset:
@@ -158,7 +158,7 @@ class CurvatureGrowth(BatchGrowth):
         backs_up = any(isinstance(other, keras.callbacks.BackupAndRestore) for other in others)
         if backs_up and self._file is None:
             raise ValueError(
-                "a backup does not hold when batches have grown. Give BatchGrowth.by_curvature "
+                "a backup does not record when batches have grown. Give BatchGrowth.by_curvature "
                 'file="growth.json", which it reads when the training goes on'
             )
 
@@ -236,9 +236,9 @@ class CurvatureGrowth(BatchGrowth):
         measures = self.measures or self._saved()
         if step > 0 and not self.measures and not self._has_file():
             raise ValueError(
-                f"the optimizer has made {step} steps, and it is not known how batches grew in "
-                f"them: {self._file or 'no file'} holds it. Give BatchGrowth.by_curvature the file "
-                "of that training, or compile the model anew"
+                f"the optimizer has made {step} steps, and how batches grew in them is "
+                f"unknown: {self._file or 'file=...'} is missing. Give BatchGrowth.by_curvature "
+                "the file of that training, or compile the model anew"
             )
         self.measures, self.sizes = [], {0: self.batch}
         for measure in measures:

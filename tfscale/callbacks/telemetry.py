@@ -34,7 +34,7 @@ VERSION = 2  # version of the JSON lines
 ASKED = "TFSCALE_TIMELINE"
 
 _TOO_SHORT = (
-    "no timeline was written: it was to begin after %d steps of fit, but fit made only %d. "
+    "no timeline was written: it should begin after %d steps of fit, but fit made only %d. "
     "Choose its steps with Telemetry(profile=(first, end))"
 )
 

@@ -132,7 +132,7 @@ class Chooser:
         file = Record.read(Path(path))
         file.only("ranks", *_MACHINE_KEYS, "gamma", "table", "measured")
         if file.integer("ranks") != ranks:
-            raise file.wrong("ranks", f"{ranks}, for so many take part here")
+            raise file.wrong("ranks", f"{ranks}, the number of ranks that take part")
         machine = read_machine(file, ranks)
         chooser = cls(machine, file.number("gamma"), ranks)
         chooser._pin(file)

@@ -42,7 +42,7 @@ def mixture(name: str, ranks: int, pairs: Pairs) -> Schedule:
     """Make one round of gossip: each rank adds the values of its senders to its own.
 
     Each rank sends its buffer to its receivers, and adds its senders' buffers to its own as they
-    arrive. (Shares are taken before: see ``shares``.)
+    arrive. (Shares are taken before: see ``share``.)
 
     Cost: 1 round; the busiest rank sends a buffer to each of its receivers; the time is d (alpha +
     beta N) + gamma N, where d is the largest number of senders or receivers of a rank, if additions
@@ -96,7 +96,9 @@ def _checked(name: str, ranks: int, pairs: Pairs) -> list[tuple[int, int]]:
         checked.append((sender, receiver))
     again = [pair for pair, times in Counter(checked).items() if times > 1]
     if again:
-        raise ScheduleError(f"{name}: expected each pair once in a round, but {again[0]} is twice")
+        raise ScheduleError(
+            f"{name}: expected each pair once in a round, but {again[0]} occurs twice"
+        )
     return checked
 
 

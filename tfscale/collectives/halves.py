@@ -39,7 +39,7 @@ def all_gather(schedule: Schedule) -> Schedule:
 
 def _half(goal: Goal, schedule: Schedule) -> Schedule:
     if schedule.goal != "all_reduce":
-        raise ValueError(f"{schedule.name} is no all-reduce, but has the goal {schedule.goal}")
+        raise ValueError(f"{schedule.name} has the goal {schedule.goal}; expected an all-reduce")
     if schedule.chunks != schedule.ranks:
         raise _unfit(goal, schedule, f"it has {schedule.chunks} chunks for {schedule.ranks} ranks")
 

@@ -75,7 +75,7 @@ def _within(seconds: float, call: Callable[[], Any], what: object) -> Any:
     if not outcome:
         raise ScheduleError(
             f"{what!r:.200} has not made the programs of all ranks within {seconds:g} s: expected "
-            "a function that yields the few moves of each rank and returns. Is there a loop "
-            "without end in it?"
+            "a function that yields the few moves of each rank and returns. Is there an "
+            "endless loop in it?"
         )
     return outcome[0]

@@ -55,7 +55,7 @@ def _made(algorithm: Callable[[int], Schedule] | Schedule, ranks: int) -> Schedu
     if not isinstance(schedule, Schedule):
         raise TypeError(f"{algorithm!r} must return a Schedule, it returned {schedule!r}")
     if schedule.ranks != ranks:
-        raise ValueError(f"{schedule.name} is for {schedule.ranks} ranks, and here are {ranks}")
+        raise ValueError(f"{schedule.name} is for {schedule.ranks} ranks, but {ranks} take part")
     if schedule.goal != "all_reduce":
         raise ValueError(
             f"{schedule.name} is a schedule of {schedule.goal}; expected one of all_reduce"

@@ -210,7 +210,7 @@ class Schedule:
         if len(moves) > MOST_MOVES:
             raise ScheduleError(
                 f"{self.name}: the program of rank {rank} has more than {MOST_MOVES:,} moves; "
-                "expected a few for each chunk. Is there a loop without end in its build?"
+                "expected a few for each chunk. Is there an endless loop in its build?"
             )
         for index, move in enumerate(moves):
             if not isinstance(move, Move):

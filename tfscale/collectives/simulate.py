@@ -213,7 +213,7 @@ class _Run:
                 handlers[kind](time, heapq.heappop(moment[kind]))
             del self.moments[time]
         if self.left:
-            raise ScheduleError(f"{self.schedule.name} does not come to its end: see verify()")
+            raise ScheduleError(f"{self.schedule.name} does not end: see verify()")
         sent = self._bytes({Kind.SEND})
         received = self._bytes({Kind.ADD, Kind.KEEP})
         return dataclasses.replace(self.result, seconds=self.end, sent=sent, received=received)

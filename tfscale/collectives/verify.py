@@ -87,7 +87,7 @@ def _match(flows: list[Flow]) -> dict[Place, Place]:
         key = message_key(place[0], move, final)
         if key in side:
             raise ScheduleError(
-                f"{_at(place, move)}: expected a message unlike all others, but move "
+                f"{_at(place, move)}: expected a message different from all others, but move "
                 f"{side[key][1]} is the same"
             )
         side[key] = place
@@ -103,7 +103,7 @@ def _match(flows: list[Flow]) -> dict[Place, Place]:
             move = flows[place[0]].moves[place[1]]
             raise ScheduleError(
                 f"{_at(place, move)}: expected rank {move.peer} to send {_message(key)}, "
-                f"but it has no such move: rank {place[0]} would wait for ever"
+                f"but it has no such move: rank {place[0]} would wait forever"
             )
     return {place: receives[key] for key, place in sends.items()}
 

@@ -79,8 +79,8 @@ class TopK(Method):
         arguments.real(self.momentum, "momentum", 0, below=1)
         if self.momentum and not self.feedback:
             raise ValueError(
-                f"momentum={self.momentum!r} is for what is sent late, and without feedback "
-                "nothing is. Leave one of them out"
+                f"momentum={self.momentum!r} corrects delayed numbers, and without feedback "
+                "no number is delayed. Leave one of them out"
             )
 
     def warmed_up(self, over: int, stages: int = 4) -> Staged:
@@ -104,7 +104,7 @@ class TopK(Method):
         if self.fraction >= _WARMS_FROM:
             raise ValueError(
                 f"a warm-up begins with {_WARMS_FROM} of the numbers, and fraction="
-                f"{self.fraction!r} is no less. Leave it out"
+                f"{self.fraction!r} is not smaller: leave the warm-up out"
             )
         method: Method = self
         for stage in reversed(range(stages)):
@@ -152,7 +152,7 @@ class TopK(Method):
         whole = load.price(reduced=[nbytes(self.wire, numbers)])
         if whole < join and FORMATS[self.wire].keeps_zeros:
             load.say(
-                f"whole tensors summed, for {whole}; to join what is sent costs {join}. "
+                f"whole tensors summed, for {whole}; gathering the parts costs {join}. "
                 f"{self} does not pay here: the wire {self.wire!r} sends as much and loses less"
             )
             return self._summed(load, given, counts)

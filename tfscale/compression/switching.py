@@ -132,6 +132,6 @@ def method_of(given: Method | str, name: str) -> Method:
     method = checked_method(given, name)
     if isinstance(method, Switching) and method.alone:
         raise ValueError(
-            f"{name}: {method!r} decides by whole steps, and cannot be a part of another"
+            f"{name}: {method!r} chooses a method for whole steps, so it cannot be part of another"
         )
     return method

@@ -39,7 +39,7 @@ def again(
 ) -> list[Any]:
     """Return the derivatives by ``xs`` of the sum of ``weights * ys``, where ``ys`` are gradients.
 
-    Paths through the inputs of ``constants`` do not count. The result is None where no path leads
+    Paths through ``constants`` do not count. The result is None where no path leads
     from ``xs`` to ``ys``. Raises one of ``UNKNOWN`` if TensorFlow cannot differentiate a path.
     """
     operations = list(TracedGraphs().operations_before(list(ys)))

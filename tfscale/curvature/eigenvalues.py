@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from tfscale.curvature.operator import Operator
 
 _NOT_CONVERGED = (
-    "eigenvalues of %s did not converge in %d products: the residual of %.6g is %.2g, and was to "
-    "be at most %.2g. Raise limit, or memory for a larger basis"
+    "eigenvalues of %s did not converge in %d products: the residual of %.6g is %.2g; expected "
+    "at most %.2g. Raise limit, or memory for a larger basis"
 )
 
 

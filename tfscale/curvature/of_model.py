@@ -293,7 +293,7 @@ class OfModel(Operator):
             raise ValueError(
                 f"the loss of {self.model.name!r} does not depend on {', '.join(idle[:5])}"
                 f"{', ...' if len(idle) > 5 else ''}: leave them out by variables=..., or look "
-                "whether a layer reads its variables in a way of its own"
+                "whether a layer reads its variables in an unusual way"
             )
         return [dense(g, v) for g, v in zip(gradients, values, strict=True)]
 
@@ -376,7 +376,7 @@ class OfModel(Operator):
         arguments = arguments or (None,)
         for number, batch in enumerate(self._batches):
             if shares is not None and number >= len(shares):
-                raise ValueError(_OTHER_DATA % f"there is a batch {number}, which was not there")
+                raise ValueError(_OTHER_DATA % f"there is a new batch {number}")
             scales = np.ones(width) if shares is None else self._size * shares[number]
             numbers, found = self._function(compute)(
                 batch, tf.constant(number, tf.int32), tf.constant(scales), *arguments
@@ -465,7 +465,7 @@ class OfModel(Operator):
 
 
 _OTHER_DATA = (
-    "the data are not the same in each pass, so there is no one matrix: %s. Give data that do not "
+    "the data are not the same in each pass, so the matrix is undefined: %s. Give data that do not "
     "change: no random augmentation, no sampling, and a cache in place of what reads a stream"
 )
 

@@ -95,7 +95,7 @@ class GaussNewton(OfModel):
         if not outputs:
             raise ValueError(
                 "curvature.GaussNewton differentiates a loss by the model's outputs, and a loss "
-                "that is a function of the model and a batch does not tell them: use Hessian"
+                "that is a function of the model and a batch hides them: use Hessian"
             )
         slopes = _zeros_for_none(tf.gradients(parts.loss, outputs), outputs)
         others = tf.gradients(parts.loss, values, stop_gradients=outputs)
@@ -166,8 +166,8 @@ class Fisher(OfModel):
         elements = parts.elements
         if not elements or any(one is None for one in elements):
             raise ValueError(
-                "curvature.Fisher needs the loss of each row, which compiled losses of Keras tell: "
-                f"{self.model.name!r} computes its loss in a way of its own. Give loss=, a "
+                "curvature.Fisher needs the loss of each row, which only compiled losses of Keras "
+                f"give: {self.model.name!r} computes its loss by itself. Give loss=, a "
                 "function of the model and a batch that returns the losses of the batch's rows; or "
                 "use Hessian"
             )

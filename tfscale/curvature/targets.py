@@ -15,8 +15,8 @@ import tensorflow as tf
 from tfscale.curvature.objective import Draw
 
 _UNKNOWN = (
-    'curvature.Fisher(kind="sampled") draws targets from predictions, and does not know how for '
-    'the loss {loss}. It does for cross-entropies and the mean squared error: use kind="empirical"'
+    'curvature.Fisher(kind="sampled") draws targets from predictions, but cannot for '
+    'the loss {loss}. It supports cross-entropies and the mean squared error: use kind="empirical"'
 )
 _SETTING = (
     'curvature.Fisher(kind="sampled") draws targets as a {loss} with {name}={default!r} has them, '

@@ -37,7 +37,7 @@ def chosen(model: Any, rules: str | Iterable[Any] | None, who: str) -> list[Any]
     if not found:
         paths = ", ".join(path_of(v) for v in every[:5])
         raise ValueError(
-            f"{who}: no trainable variable of {model.name!r} is meant by variables={rules!r}; "
+            f"{who}: variables={rules!r} matches no trainable variable of {model.name!r}; "
             f"their paths are {paths or 'none'}{', ...' if len(every) > 5 else ''}"
         )
     return found

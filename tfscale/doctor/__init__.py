@@ -55,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
         "--ssh",
         default="ssh",
         metavar="COMMAND",
-        help="with which --hosts are reached, as `tfscale launch --ssh` takes it",
+        help="command that reaches --hosts, as `tfscale launch --ssh` takes it",
     )
     parser.add_argument(
         "--time-limit",

@@ -42,7 +42,7 @@ def order(environ: Mapping[str, str]) -> Check:
 
     if environ.get(sources.ONLY_TF_CONFIG):
         return ok("sources", f"TF_CONFIG alone, as {sources.ONLY_TF_CONFIG} is set")
-    return ok("sources", f"the first that is there of {', '.join(sources.ORDER)}")
+    return ok("sources", f"the first source that is set, of {', '.join(sources.ORDER)}")
 
 
 def _listed(source: Source) -> str:

@@ -105,7 +105,7 @@ def memory() -> Check:
         "memory",
         found,
         "A process with TensorFlow takes 0.5 GB before it has a model, and the system kills it "
-        "where memory ends. Free some, or raise the limit (docker run --memory).",
+        "when memory runs out. Free some, or raise the limit (docker run --memory).",
     )
 
 

@@ -149,6 +149,6 @@ def host_name() -> Check:
         return ok("host name", f"{name} is {known_as}")
     return ok(
         "host name",
-        f"{name} is {known_as}, the loopback, as Debian has it. A worker of that name listens at "
+        f"{name} is {known_as}, the loopback, as on Debian. A worker of that name listens at "
         f"the address from which it reaches the others; if that is the wrong one, set {INTERFACE}",
     )

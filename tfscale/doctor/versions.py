@@ -53,7 +53,7 @@ def of_tensorflow(seen: Seen) -> Check:
         return warning(
             "TensorFlow",
             f"{found}; tfscale is tested with {', '.join(KERAS_OF)}",
-            "If the native library cannot be built, or tests of yours fail, install one of these.",
+            "If the native library cannot be built, or your tests fail, install one of these.",
         )
     return ok("TensorFlow", found)
 

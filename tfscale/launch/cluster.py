@@ -31,8 +31,7 @@ def configure(
         timeout: number of seconds to wait for the others.
 
     Returns:
-        The launcher's data; None if there is no launcher, or if a ``TF_CONFIG`` from outside has
-            all of them.
+        The launcher's data; None if there is no launcher, or if ``TF_CONFIG`` was set from outside.
     """
     if environ.get("TF_CONFIG") == "":
         del environ["TF_CONFIG"]  # TensorFlow treats an empty one as broken JSON

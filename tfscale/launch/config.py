@@ -27,9 +27,9 @@ def _problem(text: str) -> str:
     try:
         config = json.loads(text)
     except ValueError as error:
-        return f"is no JSON ({error})"
+        return f"is not JSON ({error})"
     if not isinstance(config, dict):
-        return "is no JSON object"
+        return "is not a JSON object"
     if "sparseCluster" in config:
         return (
             "has a sparseCluster, which names no other worker: leave enableDynamicWorker out of "
@@ -76,7 +76,7 @@ def _problem_of_task(task: Any, cluster: dict[str, Any]) -> str:
     try:
         index = int(task["index"])
     except (TypeError, ValueError):
-        return f"has the index {task['index']!r}, which is no number"
+        return f"has the index {task['index']!r}, which is not a number"
     known = cluster[kind]
     there = str(index) in known if isinstance(known, dict) else 0 <= index < len(known)
     if not there:

@@ -246,7 +246,7 @@ class _Meeting:
         self._own_trouble = ""
         self._look()
         if addresses.is_number(host) and addresses.listens_everywhere(self._server):
-            self._own_trouble = f"{host} is no address of this machine"
+            self._own_trouble = f"{host} is not an address of this machine"
         await self._call(own)  # another program may be there
 
     async def _called(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

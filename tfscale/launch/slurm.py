@@ -20,7 +20,7 @@ _JOB_STRIDE, _STEP_STRIDE = (
 def hosts(text: str) -> list[str]:
     """Expand a list of hosts such as ``"a[1-3,07-10]b,c"``."""
     if not re.fullmatch(rf"{_HOST}(?:,{_HOST})*", text):
-        raise ValueError('is no list of hosts like "a[1-3,07-10],b"')
+        raise ValueError('is not a list of hosts like "a[1-3,07-10],b"')
     return [host for some in re.findall(_HOST, text) for host in _expanded(some)]
 
 
@@ -42,14 +42,14 @@ def _numbers(ranges: str) -> Iterator[str]:
 def tasks(text: str) -> list[int]:
     """Expand ``"2(x3),1"``: the number of tasks of each host."""
     if not re.fullmatch(rf"{_TASKS}(?:,{_TASKS})*", text):
-        raise ValueError('is no list of numbers like "2(x3),1"')
+        raise ValueError('is not a list of numbers like "2(x3),1"')
     return [int(count) for count, times in re.findall(_TASKS, text) for _ in range(int(times or 1))]
 
 
 def ports(text: str) -> list[int]:
     """Expand ``"12000-12003,12010"``: the ports of a step on each host."""
     if not re.fullmatch(_RANGES, text):
-        raise ValueError('is no list of ports like "12000-12003"')
+        raise ValueError('is not a list of ports like "12000-12003"')
     return [int(port) for port in _numbers(text)]
 
 

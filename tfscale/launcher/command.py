@@ -220,14 +220,14 @@ class _Launcher:
         self._hosts = left
         fewer = (
             f" with {workers} workers instead of {before}: the global batch and the steps of an "
-            "epoch stay, each worker takes a larger part, and what wires had lost is shared out "
+            "epoch stay, each worker takes a larger part, and residuals are shared out "
             "anew"
             if workers < before
             else ""
         )
         self._screen.say(
             f"attempt {number + 2} of {self._request.restarts + 1} begins in {pause:g} s{fewer}. "
-            "It goes on from the last backup, if the program makes one (BackupAndRestore)"
+            "It continues from the last backup, if the program makes one (BackupAndRestore)"
         )
         return True
 
@@ -261,7 +261,7 @@ class _Launcher:
             return
         if self._interrupts == 1:
             if self._attempt.has_begun:
-                self._screen.say("interrupted: workers hear it; Ctrl-C again ends them now")
+                self._screen.say("interrupted, with all workers; Ctrl-C again ends them now")
             self._attempt.stop(signal.SIGINT)
         else:
             self._attempt.signal(signal.SIGKILL)

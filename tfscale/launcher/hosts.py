@@ -72,7 +72,7 @@ def _host(word: str, each: int) -> Host:
     if not colon or word.strip().endswith("]"):
         name, number = word.strip(), str(each)
     if not _NAME.fullmatch(name) or name.startswith("-") or not number.isdecimal() or number == "0":
-        raise ValueError(f"{word!r} is no host with a number of workers, such as 'host:2'")
+        raise ValueError(f"{word!r} is not a host with a number of workers, such as 'host:2'")
     return Host(name, int(number))
 
 

@@ -123,7 +123,7 @@ class _Supervisor:
         try:
             return await asyncio.wait_for(protocol.read(orders), silence)
         except asyncio.TimeoutError:
-            self._say(ends=f"it has not heard of the launcher for {silence:g} s (--silence)")
+            self._say(ends=f"it has not heard from the launcher for {silence:g} s (--silence)")
             raise
 
     def _say(self, **message: Any) -> None:

@@ -80,7 +80,7 @@ def _refuse_moments(model: keras.Model) -> None:
 _OF_MOMENTS = {"BatchNormalization", "LayerNormalization", "GroupNormalization"}
 
 _MOMENTS = (
-    "AdaHessian cannot measure curvature eagerly where %s normalizes: TensorFlow takes the mean "
-    "within the variance for constant, which is wrong for second derivatives. Compile without "
+    "AdaHessian cannot measure curvature eagerly where %s normalizes: TensorFlow treats the mean "
+    "within the variance as constant, which is wrong for second derivatives. Compile without "
     "run_eagerly=True: in a graph it can."
 )

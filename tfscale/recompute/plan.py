@@ -205,9 +205,9 @@ def _refuse_unknown_sizes(step: TracedStep) -> None:
     if step.unknown:
         more = f" and {len(step.unknown) - 1} more" if len(step.unknown) > 1 else ""
         raise ValueError(
-            f"no budget can be promised: how large the results of {step.unknown[0]!r}{more} are "
-            "depends on the data. If that is so because lengths of a batch vary, show the largest "
-            "one: Recompute(..., example=(x, y)). Otherwise say what is to be computed again, "
+            f"no budget can be guaranteed: the size of the results of {step.unknown[0]!r}{more} "
+            "depends on the data. If the reason is that lengths of batches vary, give the largest "
+            "one: Recompute(..., example=(x, y)). Otherwise choose what to compute again, "
             'without a budget: Recompute(layers=[...]) or Recompute(segments="sqrt").'
         )
 

@@ -17,8 +17,8 @@ class EngineLog:
     """Log of the ranks of this process.
 
     Args:
-        reducers: the strategy's reducers; if several groups of replicas sum separately, those of
-            one group.
+        reducers: the strategy's reducers. With groups of replicas, a reducer may sum over one group
+            only.
     """
 
     def __init__(self, reducers: Sequence[Reducer]) -> None:

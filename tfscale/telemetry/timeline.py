@@ -153,7 +153,7 @@ class Recording:
 
 
 _TWO_PROFILES = (
-    "the timeline shows no computation: another profile is under way, and TensorFlow allows one at "
+    "the timeline shows no computation: another profile is running, and TensorFlow allows one at "
     "a time. If it is that of keras.callbacks.TensorBoard, turn it off with profile_batch=0"
 )
 
