@@ -1,6 +1,6 @@
 """Keras training on many devices.
 
-Importing this package is quick: TensorFlow is imported by the parts that need it.
+Importing this package is quick: only the parts that need TensorFlow import it.
 """
 
 from __future__ import annotations

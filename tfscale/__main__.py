@@ -2,7 +2,7 @@
 
 import sys
 
-# Python looks in the user's folder first: a json.py beside train.py would be taken for Python's.
+# Python searches the user's folder first: a json.py beside train.py would shadow Python's.
 if not getattr(sys.flags, "safe_path", False):
     del sys.path[0]
 

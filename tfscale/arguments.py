@@ -1,8 +1,8 @@
-"""Checks of what users pass, with one form of error: what an argument is, and what was received.
+"""Checks of users' arguments, with one form of error: what is expected, and what was received.
 
-Each check returns the argument, and numbers as Python's own. A ``bool`` is no number, numpy's
-numbers are. NaN, infinities and numbers that would overflow where they are used are refused.
-``what`` says in words what the argument means, ``example`` is a value that is right.
+Each check returns the argument, with numbers as Python's own types. A ``bool`` is not a number;
+numpy's numbers are. NaN, infinities and numbers that would overflow later are refused. ``what``
+describes the argument in words, ``example`` is a correct value.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from tfscale.names import guess
 
 LARGEST = (1 << 63) - 1  # int64
 LARGEST_REAL = 3.4e38  # float32
-LONGEST = 2_000_000  # seconds: as milliseconds they fit C++'s int
-_TOLD = 10_000  # larger bounds are the machine's: told to those alone who exceed them
-_SHOWN = 160  # characters of what was received
+LONGEST = 2_000_000  # seconds: as milliseconds they fit into C++'s int
+_TOLD = 10_000  # larger bounds belong to the machine: only errors about exceeding them show them
+_SHOWN = 160  # largest number of shown characters of a value
 
 _NUMPYS_BOOL = ("<class 'numpy.bool'>", "<class 'numpy.bool_'>")  # NumPy 2 and 1
 
@@ -28,7 +28,7 @@ Kind = TypeVar("Kind")
 
 
 def wrong(value: object, name: str, expected: str, advice: str = "") -> ValueError:
-    """Return the error for an argument that is not what is expected."""
+    """Return the error for an argument that is not as expected."""
     return ValueError(f"{name} is {expected}; got {shown(value)}{advice and '. '}{advice}")
 
 
@@ -42,7 +42,7 @@ def shown(value: object) -> str:
 
 
 def optional(check: Callable[..., Kind], value: Any, *rest: Any, **words: Any) -> Kind | None:
-    """Return None, or what a check returns."""
+    """Return None for None, or the result of a check."""
     return None if value is None else check(value, *rest, **words)
 
 
@@ -74,7 +74,7 @@ def real(
     what: str = "a number",
     example: str = "",
 ) -> float:
-    """Return a number that reaches at most ``least`` and ``most``, and not ``above`` and ``below``.
+    """Return a number within bounds, of which only ``least`` and ``most`` are allowed values.
 
     An int stays an int.
     """
@@ -90,7 +90,7 @@ def real(
 
 
 def seconds(value: Any, name: str, **bounds: Any) -> float:
-    """Return a number of seconds, more than 0 if nothing else is said."""
+    """Return a number of seconds, by default more than 0."""
     bounds = bounds or {"above": 0}
     return real(value, name, most=LONGEST, what="a number of seconds", **bounds)
 
@@ -103,7 +103,7 @@ def flag(value: Any, name: str) -> bool:
 
 
 def choice(value: Any, name: str, known: Collection[str], other: str = "") -> str:
-    """Return one of the known texts; ``other`` says what else would have been right."""
+    """Return one of the known texts; ``other`` describes further choices in the error."""
     if isinstance(value, str) and value in known:
         return value
     hint = guess(value, known) if isinstance(value, str) else ""
@@ -118,7 +118,7 @@ def instance(value: Any, name: str, kind: type[Kind], expected: str) -> Kind:
 
 
 def function(value: Any, name: str, expected: str) -> Any:
-    """Return what can be called."""
+    """Return a callable."""
     if callable(value):
         return value
     raise wrong(value, name, expected)
@@ -161,9 +161,9 @@ def items(
     least: int = 1,
     most: int = LARGEST,
 ) -> tuple[Any, ...]:
-    """Return a list or another collection as a tuple, of elements that ``item`` has checked.
+    """Return a list or another collection as a tuple, whose elements ``item`` has checked.
 
-    A text is refused, for its letters are hardly what the caller means.
+    A text is refused, since a collection of its letters is hardly what the caller means.
     """
     if isinstance(value, (str, bytes, Mapping)) or not hasattr(value, "__iter__"):
         raise wrong(value, name, expected)
@@ -177,9 +177,9 @@ def items(
 
 
 def data(value: Any, name: str) -> Any:
-    """Return what Keras may take for data: arrays, structures of arrays, a dataset.
+    """Return data that Keras may accept: arrays, structures of arrays, a dataset.
 
-    Whether shapes and types fit, Keras says.
+    Keras itself checks shapes and types.
     """
     if isinstance(value, (list, tuple, Mapping)):
         parts = list(value.values()) if isinstance(value, Mapping) else list(value)
@@ -200,17 +200,17 @@ def mapping(value: Any, name: str, expected: str) -> dict[Any, Any]:
 
 
 def is_number(value: object, kind: type = numbers.Real) -> bool:
-    """Whether a value is a number of a kind."""
+    """Return whether a value is a number of a kind."""
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def _is_huge(value: object) -> bool:
-    """Whether it is an int that TensorFlow makes no tensor of."""
+    """Return whether a value is an int that is too large for a tensor."""
     return is_number(value, numbers.Integral) and abs(value) > LARGEST  # type: ignore[arg-type]
 
 
 def _bounds(value: Any, least: float, above: float | None, most: float, below: float | None) -> str:
-    """Say which bounds there are; those of the machine alone only where they matter."""
+    """Describe the bounds, without those of the machine unless a value exceeds them."""
     says_least = least > -_TOLD or (is_number(value) and value < least)
     says_most = most < _TOLD or (is_number(value) and value > most)
     if says_least and says_most and above is below is None:

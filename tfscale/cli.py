@@ -12,7 +12,7 @@ from pathlib import Path
 from tfscale.names import check_command
 from tfscale.version import __version__
 
-# Commands with a module of their own: its main(argv) reads the rest of the command line.
+# Commands in separate modules: the main(argv) of each parses the rest of the command line.
 _MODULES = {
     "demo": "train on one device and on four replicas of this machine, and draw the results",
     "launch": "start a training on several devices, of this host or of several",

@@ -1,4 +1,4 @@
-"""Figures that show themselves: the one place that asks for matplotlib."""
+"""Figures that notebooks show: the only module that imports matplotlib."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ if TYPE_CHECKING:
 
 
 def figure(width: float, height: float) -> Figure:
-    """An empty figure, in inches. A notebook shows it without pyplot."""
+    """Return an empty figure of this size in inches. A notebook shows it without pyplot."""
     made: Figure = figure_class()(figsize=(width, height), layout="constrained")
     return made
 
 
 def check_matplotlib() -> None:
-    """Better now than after minutes of work."""
+    """Raise if matplotlib is missing: better now than after minutes of work."""
     figure_class()
 
 
 @functools.cache
 def figure_class() -> Any:
-    """Matplotlib's, which only pyplot teaches notebooks to show."""
+    """Return a subclass of matplotlib's figure that notebooks can show without pyplot."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

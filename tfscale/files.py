@@ -1,6 +1,6 @@
-"""How tfscale writes files: whole or not at all, with the rights that the user's umask gives.
+"""Writing of files: whole or not at all, with the permissions of the user's umask.
 
-Files and folders of the cache are the exception: they are private, whatever the umask.
+Files and folders of the cache are an exception: they are private, whatever the umask.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
 
 @contextlib.contextmanager
 def replacing(path: Path, private: bool = False) -> Iterator[Path]:
-    """A name beside ``path`` for a new file, which takes its place at the end if nothing failed.
+    """Yield a name for a new file, which replaces ``path`` at the end if nothing failed.
 
-    It ends as ``path`` does, for programs that look at endings. A private file is there from the
-    start, empty, so that nobody else can open it before it is written.
+    The name has the same ending as ``path``, for programs that look at endings. A private file
+    exists from the start, empty, so that nobody else can open it before it is written.
 
     Example:
         >>> with replacing(Path("losses.json")) as fresh:
@@ -37,16 +37,16 @@ def replacing(path: Path, private: bool = False) -> Iterator[Path]:
 
 
 def private_opener(path: str, flags: int) -> int:
-    """Open a file as ``open(..., opener=private_opener)`` does: new files are the user's alone."""
+    """Open a file; only the user can read a new one: ``open(..., opener=private_opener)``."""
     return os.open(path, flags, PRIVATE_FILE)
 
 
 def make_private_folder(folder: Path) -> None:
-    """Make a folder, and those above it that are missing, which nobody else may enter."""
+    """Make a folder that nobody else may enter, with all missing folders above it."""
     if folder.is_dir():
         return
     make_private_folder(folder.parent)
-    with contextlib.suppress(FileExistsError):  # another process is as quick; or it is a file
+    with contextlib.suppress(FileExistsError):  # another process was faster; or it is a file
         folder.mkdir(PRIVATE_FOLDER)
     if not folder.is_dir():
         raise NotADirectoryError(f"{folder} is not a folder")

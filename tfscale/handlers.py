@@ -1,6 +1,6 @@
-"""Handlers of signals as C sees them: any thread may look at them, replace them and restore them.
+"""Signal handlers at C's level: any thread may read, replace and restore them.
 
-Python lets its main thread alone do so, and does not know handlers that C has set.
+Python allows only its main thread to do so, and does not know handlers that C code has set.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import signal
 import threading
 from collections.abc import Callable
 
-Action = ctypes.Array  # what sigaction(2) tells of a handler; longer than any system's
+Action = ctypes.Array  # a struct sigaction, longer than any system's
 _LENGTH = 1024  # bytes
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -19,27 +19,27 @@ _libc.signal.argtypes, _libc.signal.restype = [ctypes.c_int, ctypes.c_void_p], c
 
 
 def current(number: int) -> Action[ctypes.c_char]:
-    """What C does with a signal now: for ``restore``."""
+    """Return C's present handler of a signal, for ``restore``."""
     action = ctypes.create_string_buffer(_LENGTH)
     _libc.sigaction(number, None, action)
     return action
 
 
 def restore(number: int, action: Action[ctypes.c_char]) -> None:
-    """Let C do with a signal what it did before."""
+    """Restore C's former handler of a signal."""
     _libc.sigaction(number, action, None)
 
 
 def install(number: int, address: int) -> None:
-    """Have C call the function at this address, or one of ``signal.SIG_DFL`` and ``SIG_IGN``."""
+    """Install the C function at this address, or one of ``signal.SIG_DFL`` and ``SIG_IGN``."""
     _libc.signal(number, address)
 
 
 def forget_in_child(forget: Callable[[], None]) -> None:
-    """Have a forked process call ``forget``. No SIGTERM reaches it before that.
+    """Let each forked process call ``forget``, before any SIGTERM reaches it.
 
-    Such a process may be ended at once, as Keras does with those that load data, and must not tell
-    this one's handlers.
+    A forked process may be ended at once, as Keras does with processes that load data. Its SIGTERM
+    must not reach this process's handlers.
     """
     _forget.append(forget)
 

@@ -1,4 +1,4 @@
-"""Names that users give, and the error for one that is not known."""
+"""Errors for unknown names that users give."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> ValueError:
-    """Make the error for a name that is not among the known ones."""
+    """Return the error for a name that is not among the known ones."""
     known = list(known)
     hint = guess(name, known)
     words = f"no {kind} is called {name!r}; known are {', '.join(known)}."
@@ -16,7 +16,7 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> ValueError:
 
 
 def guess(name: object, known: Iterable[str]) -> str:
-    """Return the question whether a known name was meant; empty if none is near."""
+    """Return the question whether a known name was meant; empty if none is similar."""
     near = difflib.get_close_matches(str(name).lower(), list(known), n=1)
     return f"Did you mean {near[0]!r}?" if near else ""
 

@@ -1,4 +1,4 @@
-"""JSON that people may edit: errors name the line or the key that is wrong."""
+"""JSON files that people may edit: errors name the wrong line or key."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 
 from tfscale.files import replacing
 
-LARGEST = 1 << 20  # bytes; a file of ours has a few thousand
+LARGEST = 1 << 20  # bytes; files of tfscale have a few thousand
 
 
 class RecordError(ValueError):
-    """A file that cannot be used; the message says where and what was expected."""
+    """Raised if a file cannot be used; the message says where and what was expected."""
 
 
 class Record:
-    """An object of a JSON file; ``where`` leads to it, for messages."""
+    """An object of a JSON file; ``where`` is its place in the file, for messages."""
 
     def __init__(self, value: Any, path: Path, where: str = "") -> None:
         if not isinstance(value, dict):
@@ -31,9 +31,7 @@ class Record:
 
     @classmethod
     def read(cls, path: Path, content: bytes | None = None) -> Record:
-        """Open a file, or take the content of one that is open; raises ``OSError`` or
-        ``RecordError``.
-        """
+        """Parse a file, or the content of an open file; raises ``OSError`` or ``RecordError``."""
         text = read_text(path) if content is None else decoded(path, content)
         try:
             return cls(json.loads(text), path)
@@ -52,18 +50,18 @@ class Record:
         return key in self._fields
 
     def wrong(self, key: str, expected: str) -> RecordError:
-        """The error for a value that is not what it should be."""
+        """Return the error for a value that is not as expected."""
         value = repr(self._fields[key]) if key in self._fields else "nothing"
         return RecordError(f"{self.path}: {self._where}{key}: expected {expected}, got {value:.60}")
 
     def only(self, *keys: str) -> None:
-        """Refuse keys that nobody would read: they may be misspelt."""
+        """Refuse other keys, which may be misspelt."""
         for key in self._fields:
             if key not in keys:
                 raise self.wrong(key, f"no such key, only {', '.join(keys)}")
 
     def number(self, key: str) -> float:
-        """A finite number, not below 0."""
+        """Return a finite number, 0 or more."""
         value = self._fields.get(key)
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise self.wrong(key, "a number")
@@ -72,34 +70,34 @@ class Record:
         return float(value)
 
     def integer(self, key: str) -> int:
-        """A whole number, not below 0."""
+        """Return a whole number, 0 or more."""
         number = self.number(key)
         if number != int(number):
             raise self.wrong(key, "a whole number")
         return int(number)
 
     def text(self, key: str) -> str:
-        """The field of that name, which must be a text."""
+        """Return the field of that name, which must be a text."""
         value = self._fields.get(key)
         if not isinstance(value, str):
             raise self.wrong(key, "a text")
         return value
 
     def integers(self, key: str) -> list[int]:
-        """The field of that name, which must be a list of whole numbers."""
+        """Return the field of that name, which must be a list of whole numbers."""
         value = self._fields.get(key)
         if not isinstance(value, list) or not all(type(each) is int for each in value):
             raise self.wrong(key, "a list of whole numbers")
         return value
 
     def record(self, key: str) -> Record:
-        """The field of that name as a record of its own."""
+        """Return the field of that name as a record."""
         if key not in self._fields:
             raise self.wrong(key, "an object {...}")
         return Record(self._fields[key], self.path, f"{self._where}{key}.")
 
     def records(self, key: str) -> list[Record]:
-        """The field of that name as a list of records."""
+        """Return the field of that name as a list of records."""
         value = self._fields.get(key)
         if not isinstance(value, list):
             raise self.wrong(key, "a list [...]")
@@ -110,7 +108,7 @@ class Record:
 
 
 def read_text(path: Path) -> str:
-    """All of a small text in UTF-8; raises ``OSError`` or ``RecordError``."""
+    """Return the text of a small file in UTF-8; raises ``OSError`` or ``RecordError``."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise RecordError(f"{path}: expected a file, and this is something else")
@@ -122,7 +120,7 @@ def read_text(path: Path) -> str:
 
 
 def decoded(path: Path, content: bytes) -> str:
-    """The content of a file in UTF-8 as text; raises ``RecordError``."""
+    """Return the content of a file in UTF-8 as text; raises ``RecordError``."""
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -137,12 +135,12 @@ def decoded(path: Path, content: bytes) -> str:
 
 
 def write(path: Path, fields: Mapping[str, Any], private: bool = False) -> None:
-    """Write a file for ``Record.read``: all of it or nothing, also if others write it, too.
+    """Write a file for ``Record.read``: whole or not at all, even if others write it, too.
 
     Args:
-        path: of the file.
-        fields: that it holds.
-        private: whether nobody else may read it, whatever the umask.
+        path: the path of the file.
+        fields: the fields of the record.
+        private: whether nobody else may read the file, whatever the umask.
     """
     text = json.dumps(fields, indent=2, allow_nan=False) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
-"""Writes files wholly or not at all: under another name, read again to check, then renamed.
+"""Sealed files: written whole or not at all, to another name, read again to check, then renamed.
 
-After the content come a few words about it and a checksum of both. So a reader knows that the
-file is what was written, and that the words belong to this content and to no other. Readers of
-formats that know their own length, such as HDF5, ignore what comes after the content.
+The content is followed by metadata and a checksum of both. So a reader knows that the file is
+intact, and that the metadata belong to this content. Readers of formats that know their own length,
+such as HDF5, ignore the bytes after the content.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 _MARK = b"sealed by tfscale, format 1\n"
-_LENGTH = 8  # bytes of the number that says how long the words are
+_LENGTH = 8  # bytes of the number that holds the length of the metadata
 _DIGEST = hashlib.sha256().digest_size
 _PARTIAL = ".partial-"
 _PIECE = 1 << 20  # bytes that are copied at once: few, so that they stay in the cache
@@ -27,19 +27,19 @@ _files = tf.io.gfile
 
 
 class Damaged(ValueError):
-    """A file has a checksum that does not match its content."""
+    """Raised if a file has a checksum that does not match its content."""
 
 
 def write(
     path: str, content: memoryview, words: Mapping[str, Any], previous: str | None = None
 ) -> None:
-    """Put a file in place, whole.
+    """Write a file whole.
 
     Args:
-        path: of the file.
-        content: of the file.
-        words: about it, as JSON.
-        previous: a path for the file that was there before; None if it may go.
+        path: the path of the file.
+        content: the content of the file.
+        words: the metadata, as JSON.
+        previous: a path to which an existing file is moved; None replaces it.
     """
     end = json.dumps(words).encode()
     end += len(end).to_bytes(_LENGTH, "big")
@@ -61,7 +61,7 @@ def write(
 
 
 def read(path: str) -> tuple[bytes, dict[str, Any] | None]:
-    """All bytes of a file, and the words about them; None if it was not written by ``write``."""
+    """Return a file's bytes and metadata; the metadata are None if ``write`` did not write it."""
     with _opened(path, "rb") as file:
         data: bytes = file.read()
     if not data.endswith(_MARK):
@@ -75,7 +75,7 @@ def read(path: str) -> tuple[bytes, dict[str, Any] | None]:
 
 
 def remove_partial(path: str) -> None:
-    """Remove what a program that was killed has left beside a file."""
+    """Remove the partial files that a killed program has left beside a file."""
     for left in _files.glob(f"{path}{_PARTIAL}*"):
         _files.remove(left)
 
@@ -94,13 +94,15 @@ def _write(path: str, parts: list[memoryview]) -> None:
             file.write(piece)
         if not _is_remote(path):
             file.flush()
-            os.fsync(file.fileno())  # or a machine that loses power keeps the name alone
+            os.fsync(file.fileno())  # otherwise a machine that loses power keeps only the name
 
 
 def _check(path: str, parts: list[memoryview]) -> None:
     with _opened(path, "rb") as file:
         if not all(file.read(len(piece)) == piece for piece in _pieces(parts)) or file.read(1):
-            raise OSError(f"{path} reads otherwise than it was written")
+            raise OSError(
+                f"{path} differs from what was written: check the disk and its file system"
+            )
 
 
 def _pieces(parts: list[memoryview]) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""Numbers of bytes, as people write them."""
+"""Parsing of numbers of bytes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _WORDS = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*(?:([KMGT])(I?))?(?:B|bytes)?\s*", 
 
 
 def number_of_bytes(value: float | str, name: str) -> int:
-    """Bytes in ``25_000_000``, ``"25MB"`` (of 1000 KB) or ``"25MiB"`` (of 1024 KiB).
+    """Return the bytes of ``25_000_000``, ``"25MB"`` (1 MB is 1000 KB) or ``"25MiB"`` (1024 KiB).
 
     Args:
-        value: what the user gave.
-        name: of the argument, for the error.
+        value: the user's value.
+        name: name of the argument, for the error.
     """
     size = _size(value)
     if not 1 <= size <= arguments.LARGEST:
@@ -26,7 +26,7 @@ def number_of_bytes(value: float | str, name: str) -> int:
 
 
 def _size(value: Any) -> float:
-    """0 for what is no size."""
+    """Return a size, or 0 if the value is not a size."""
     if arguments.is_number(value):
         return value  # type: ignore[no-any-return]
     words = _WORDS.fullmatch(value) if isinstance(value, str) else None

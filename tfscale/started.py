@@ -1,7 +1,7 @@
-"""Which line of a program has started TensorFlow's runtime.
+"""Detection of the program's line that has started TensorFlow's runtime.
 
-On several workers the runtime must learn of the cluster before it starts, and any dataset, tensor
-or variable starts it.
+With several workers the runtime must know the cluster before it starts, and any dataset, tensor or
+variable starts it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import linecache
 import sys
 from typing import Any
 
-# What a line of the user's calls, before TensorFlow starts.
+# Packages that a line of the user's program calls before TensorFlow starts.
 _LIBRARIES = ("tensorflow", "keras", "tf_keras", "tfscale")
 _CONTEXT = "tensorflow.python.eager.context"
 _START = "ensure_initialized"
@@ -19,7 +19,7 @@ _line: str | None = None
 
 
 def watch() -> None:
-    """Note the line that starts TensorFlow from here, if TensorFlow is imported already."""
+    """Record the line that starts TensorFlow from now on, if TensorFlow is imported already."""
     if _CONTEXT not in sys.modules or has_devices():
         return
     module = sys.modules[_CONTEXT]
@@ -51,5 +51,5 @@ def _note(frame: Any) -> None:
 
 
 def words() -> str:
-    """What has started TensorFlow, as the end of a sentence about it."""
+    """Return what has started TensorFlow, as the end of a sentence about it."""
     return "by a dataset, a tensor or a model" if _line is None else f"by {_line}"

@@ -1,4 +1,4 @@
-"""Imported first by the parts that need TensorFlow: says what to do where there is none."""
+"""Import of TensorFlow, with advice if it is missing."""
 
 try:
     import tensorflow  # noqa: F401

@@ -1,4 +1,4 @@
-"""Tables for people, on lines of 80 columns."""
+"""Text and tables on lines of 80 columns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ WIDTH = 80
 
 
 def wrapped(words: str, indent: str = "") -> str:
-    """Words on lines that are short enough, none of them broken."""
+    """Wrap a text without breaking words."""
     return textwrap.fill(
         words, WIDTH, initial_indent=indent, subsequent_indent=indent + "  ",
         break_long_words=False, break_on_hyphens=False,
@@ -17,11 +17,11 @@ def wrapped(words: str, indent: str = "") -> str:
 
 
 def entries(columns: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
-    """A line of words for each row, and below it the row's cells, in columns.
+    """Format rows: for each a line of words, and below it the row's cells, in columns.
 
     Args:
-        columns: what stands above the cells.
-        rows: words and cells of each.
+        columns: the titles of the columns.
+        rows: words and cells of each row.
     """
     lines = [columns, *(cells for _, cells in rows)]
     widths = [max(len(line[n]) for line in lines) for n in range(len(columns))]

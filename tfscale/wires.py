@@ -1,6 +1,6 @@
-"""The wires: the formats in which numbers are sent, and what is known of each (docs/wires.md).
+"""The wires: the formats in which numbers are sent, with their properties (docs/wires.md).
 
-The table is the only one in Python. ``custom_ops/wire/facts.h`` has the one in C++, and
+This is the only table in Python. ``custom_ops/wire/facts.h`` has the C++ table, and
 ``tests/test_wires.py`` compares the two.
 """
 
@@ -17,30 +17,30 @@ _SCALE_BYTES = 4
 
 @dataclass(frozen=True)
 class Error:
-    """The most that a wire loses of one number.
+    """Upper bound of a wire's rounding error for one number.
 
-    Of a number x of a block whose largest is A, it is the largest of ``least``,
-    ``|x| / of_number`` and ``A / of_block + A / of_floats``.
+    In a block with the largest absolute value A, the bound for a number x is the largest of
+    ``least``, ``|x| / of_number`` and ``A / of_block + A / of_floats``.
     """
 
     least: float = 0
     of_number: float = inf
     of_block: float = inf
-    of_floats: float = inf  # float rounding on the way
+    of_floats: float = inf  # error of float arithmetic
 
 
 @dataclass(frozen=True)
 class WireFormat:
-    """What is known of a wire.
+    """The properties of a wire.
 
     Attributes:
-        name: that users pass.
-        bits: for each number.
-        block: how many numbers share a scale, if any do.
+        name: the name that users pass.
+        bits: bits for each number.
+        block: how many numbers share a scale; None if the wire has no scales.
         nearest: the error of rounding to nearest.
-        stochastic: the error of rounding at random, if the wire can do that.
-        at_random: whether it does so by default, where no residual gives back what that
-            loses. It needs another seed in each step.
+        stochastic: the error of stochastic rounding, if the wire supports it.
+        at_random: whether the wire uses stochastic rounding by default if no residual returns the
+            error. Such rounding needs a new seed in each step.
     """
 
     name: str
@@ -52,26 +52,26 @@ class WireFormat:
 
     @property
     def lossless(self) -> bool:
-        """Whether it carries every type as it is."""
+        """Whether the wire carries every type unchanged."""
         return self.nearest == Error()
 
     @property
     def feedback(self) -> bool:
-        """Whether it uses error feedback by default."""
-        return self.bits < 8  # what one step loses is too much to be lost for good
+        """Whether the wire uses error feedback by default."""
+        return self.bits < 8  # the error of one step is too large to be lost
 
     @property
     def keeps_zeros(self) -> bool:
-        """Whether a zero arrives as one: a single bit can only say plus or minus."""
+        """Whether a zero arrives as zero: a single bit can only say plus or minus."""
         return self.bits > 1
 
     def rounds_at_random(self, with_residual: bool) -> bool:
-        """Whether it does so by default, in a collective with or without a residual."""
+        """Return whether the wire rounds at random by default, with or without a residual."""
         return self.at_random and not with_residual
 
     @property
     def unaided(self) -> Error:
-        """The error of one rounding, as it is by default without error feedback."""
+        """The error of one rounding, by default without error feedback."""
         return self.stochastic if self.stochastic and self.at_random else self.nearest
 
 
@@ -98,17 +98,17 @@ FORMATS = {
 WIRES = tuple(FORMATS)
 (LOSSLESS,) = (one.name for one in FORMATS.values() if one.lossless)
 
-# What the wires that are not lossless carry, as float32.
+# The types that wires other than the lossless one carry, as float32.
 FLOATS = ("float32", "float16", "bfloat16", "float64")
 
 
 def checked(wire: str, name: str = "wire") -> str:
-    """Return the name of a wire, if there is one; ``name`` is that of the argument."""
+    """Return the name of a wire, or raise; ``name`` is the name of the argument."""
     return arguments.choice(wire, name, WIRES)
 
 
 def nbytes(wire: str, size: int) -> int:
-    """How many bytes a wire format makes of so many float32 numbers."""
+    """Return how many bytes a wire format makes of this number of float32 values."""
     one = FORMATS[wire]
     scales = ceil(size / one.block) if one.block else 0
     return ceil(size * one.bits / 8) + _SCALE_BYTES * scales

@@ -297,7 +297,7 @@ def test_what_does_not_go_together_is_refused(tmp_path):
     backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
     with pytest.raises(ValueError, match="Warmup and BatchGrowth.by_curvature.*raise_rate=False"):
         grow(compiled(momentum()), growing(), Warmup(steps=3))
-    with pytest.raises(ValueError, match='does not hold when .*file="growth.json"'):
+    with pytest.raises(ValueError, match='does not record when .*file="growth.json"'):
         grow(compiled(momentum()), growing(), backup)
     with pytest.raises(ValueError, match="was given steps_per_epoch=3: leave it out"):
         grow(compiled(momentum()), growing(), steps_per_epoch=3)
@@ -320,9 +320,9 @@ def test_another_rate_is_noticed():
 def test_steps_of_which_nothing_is_known_are_refused(tmp_path):
     model = compiled(keras.optimizers.SGD(0.01))
     fit(model, epochs=1)
-    with pytest.raises(ValueError, match="has made 6 steps, .*no file holds it"):
+    with pytest.raises(ValueError, match="has made 6 steps, .*file=... is missing"):
         grow(model, growing())
-    with pytest.raises(ValueError, match="growth.json holds it"):
+    with pytest.raises(ValueError, match="growth.json is missing"):
         grow(model, growing(file=tmp_path / "growth.json"))
 
 
@@ -358,7 +358,7 @@ def test_wrong_arguments_of_growth_are_refused(how, message):
 
 
 def test_steps_are_not_known_before():
-    with pytest.raises(ValueError, match="not known before"):
+    with pytest.raises(ValueError, match="unknown before the training"):
         growing().steps(100)
 
 

@@ -526,7 +526,7 @@ def test_another_profile_is_under_way(tmp_path, caplog, int8):
             trained(int8, Telemetry(timeline=tmp_path / "trace.json", profile=(1, 3)))
     finally:
         tf.profiler.experimental.stop()
-    assert "another profile is under way" in caplog.text
+    assert "another profile is running" in caplog.text
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert {event["ph"] for event in events} == {"M", "b", "e"}
 

@@ -156,7 +156,7 @@ def test_halves_refuse_others_and_say_who_qualifies(half) -> None:
     for unfit in (tree(2), tree(8), central(3), halving(6), hierarchical([4, 4])):
         with pytest.raises(ValueError, match="ring, direct, and halving with a power of two"):
             half(unfit)
-    with pytest.raises(ValueError, match="no all-reduce"):
+    with pytest.raises(ValueError, match="expected an all-reduce"):
         half(half(ring(4)))
 
 

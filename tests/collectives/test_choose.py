@@ -125,7 +125,10 @@ class TestFile:
             (lambda f: f.pop("gamma"), r"gamma: expected a number, got nothing"),
             (lambda f: f.update(gamma=-1), r"gamma: expected a finite number, 0 or more, got -1"),
             (lambda f: f.update(gamma=float("nan")), r"gamma: expected a finite number"),
-            (lambda f: f.update(ranks=7), r"ranks: expected 6, for so many take part here, got 7"),
+            (
+                lambda f: f.update(ranks=7),
+                r"ranks: expected 6, the number of ranks that take part, got 7",
+            ),
             (lambda f: f.update(ranks=6.5), r"ranks: expected a whole number, got 6.5"),
             (lambda f: f.update(gama=1), r"gama: expected no such key, only ranks, link"),
             (lambda f: f.pop("link"), r"link: expected an object \{...\}, got nothing"),

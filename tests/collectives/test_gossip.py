@@ -72,12 +72,12 @@ OTHER = [send(0, 0), add(0, 0), finalise(0)]
 @pytest.mark.parametrize(
     ("programs", "message"),
     [
-        ([MIXED, OTHER[1:]], "expected rank 1 to send the partial sum .* wait for ever"),
+        ([MIXED, OTHER[1:]], "expected rank 1 to send the partial sum .* wait forever"),
         ([MIXED, [OTHER[0], OTHER[2]]], "expected rank 1 to receive the partial sum"),
         ([MIXED[:2], OTHER], "rank 0: expected a move that gives away, finalises"),
         ([[MIXED[1], MIXED[0], MIXED[2]], OTHER], "it is 'mixed with what others gave'"),
         ([[MIXED[2], *MIXED[:2]], OTHER], r"move 1 \(send 0 to rank 1\).*but it is 'final'"),
-        ([[send(1, 0), *MIXED], OTHER], "a message unlike all others"),
+        ([[send(1, 0), *MIXED], OTHER], "a message different from all others"),
         ([MIXED, [OTHER[0], keep(0, 0)]], "no such move in a schedule whose goal is mixture"),
     ],
 )
@@ -101,7 +101,7 @@ def test_all_receivers_get_the_same_share():
         (lambda p: [[(1, 1)]], r"got \(1, 1\)"),
         (lambda p: [[(0, 1.5)]], r"got \(0, 1.5\)"),
         (lambda p: [[7]], "got 7"),
-        (lambda p: [[(0, 1), (0, 1)]], r"each pair once in a round, but \(0, 1\) is twice"),
+        (lambda p: [[(0, 1), (0, 1)]], r"each pair once in a round, but \(0, 1\) occurs twice"),
         (lambda p: [], "made no rounds for 4 ranks"),
     ],
 )

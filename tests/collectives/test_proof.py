@@ -93,7 +93,7 @@ def test_a_build_that_does_not_end_is_an_error(monkeypatch: pytest.MonkeyPatch) 
             time.sleep(0.1)
         return ring(ranks)
 
-    with pytest.raises(ScheduleError, match="stuck.* within 0.2 s.*loop without end"):
+    with pytest.raises(ScheduleError, match="stuck.* within 0.2 s.*endless loop"):
         resolve(stuck, 2)
 
 

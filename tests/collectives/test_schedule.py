@@ -97,7 +97,7 @@ def test_resolve() -> None:
         resolve("rnig", 3)
     with pytest.raises(ValueError, match="algorithm is 'ring', .*got 'zzz'"):
         resolve("zzz", 3)
-    with pytest.raises(ValueError, match="ring is for 3 ranks, and here are 4"):
+    with pytest.raises(ValueError, match="ring is for 3 ranks, but 4 take part"):
         resolve(mine, 4)
     with pytest.raises(ValueError, match="got 17"):
         resolve(17, 4)  # type: ignore[arg-type]

@@ -206,7 +206,10 @@ def test_policies_choose_among_what_suits():
         (lambda: Adaptive(among=(Wire("int8"),)), "Turn its feedback on"),
         (lambda: Adaptive(among=(TopK(0.1, feedback=False),)), "Turn its feedback on"),
         (lambda: Adaptive(among=(Staged("fp32", "sign"),)), "cannot be among the methods"),
-        (lambda: Staged("fp32", Adaptive()), "decides by whole steps, and cannot be a part"),
+        (
+            lambda: Staged("fp32", Adaptive()),
+            "chooses a method for whole steps, so it cannot be part",
+        ),
         (lambda: MethodPolicy.of(7), "'adaptive' or a method of .*; got 7"),
         (
             lambda: ScaleStrategy(method="adaptive", backend="tensorflow"),

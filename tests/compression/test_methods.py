@@ -126,7 +126,7 @@ def test_top_k_joins_or_sums_whole_tensors_by_price():
     assert (below.bytes, below.sent) == (2 * 492 * 8, 492 * 24)
     assert "joined; for 11,808 bytes; a sum of whole tensors costs 12,288 bytes" in below.words
     assert (above.bytes, above.sent) == (2048 * 4, 12_288)
-    assert "summed, for 12,288 bytes; to join what is sent costs 12,792 bytes" in above.words
+    assert "summed, for 12,288 bytes; gathering the parts costs 12,792 bytes" in above.words
     assert "does not pay here: the wire 'fp32' sends as much and loses less" in above.words
 
 

@@ -131,7 +131,7 @@ def test_a_quota_of_processor_time(group, files, quota):
     ],
 )
 def test_a_limit_of_memory(group, monkeypatch, files, state):
-    monkeypatch.setattr(machine, "_of_meminfo", lambda name: 16 * 10**9)
+    monkeypatch.setattr(machine, "_meminfo_bytes", lambda name: 16 * 10**9)
     group(**files)
     found = machine.memory()
     assert found.state == state
@@ -139,7 +139,7 @@ def test_a_limit_of_memory(group, monkeypatch, files, state):
 
 
 def test_files_that_are_only_cached_count_as_free(group, monkeypatch):
-    monkeypatch.setattr(machine, "_of_meminfo", lambda name: 16 * 10**9)
+    monkeypatch.setattr(machine, "_meminfo_bytes", lambda name: 16 * 10**9)
     group(memory__max="4000000000", memory__current="3900000000")
     assert machine.memory().state == "warning"
     group(memory__stat="anon 500000000\ninactive_file 3400000000")
@@ -294,7 +294,7 @@ def test_localhost_among_other_hosts(monkeypatch):
 @pytest.mark.parametrize(
     ("environ", "said"),
     [
-        ({}, "the first that is there of TF_CONFIG, torchrun, Open MPI, MPICH (PMI), Slurm"),
+        ({}, "the first source that is set, of TF_CONFIG, torchrun, Open MPI, MPICH (PMI), Slurm"),
         ({"TFSCALE_LAUNCH": "1"}, "TF_CONFIG alone, as TFSCALE_LAUNCH is set"),
     ],
 )

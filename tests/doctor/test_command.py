@@ -93,7 +93,9 @@ def test_each_wrong_setting_is_named_with_what_to_do():
     assert "unset TFSCALE_LIBRARY" in checks["library"]["advice"]
     assert "does not know the host name no-such-host.invalid" in checks["worker 1"]["found"]
     assert checks["workers"]["found"].startswith("1 of 2 ")
-    assert checks["sources"]["found"].startswith("the first that is there of TF_CONFIG, torchrun")
+    assert checks["sources"]["found"].startswith(
+        "the first source that is set, of TF_CONFIG, torchrun"
+    )
 
 
 def test_nothing_to_build_with_and_a_broken_cluster(tmp_path):
@@ -105,7 +107,7 @@ def test_nothing_to_build_with_and_a_broken_cluster(tmp_path):
     assert "apt-get install g++" in checks["compiler"]["advice"]
     assert "not built yet" in checks["library"]["found"]
     assert "got 'http'" in checks["transport"]["found"]
-    assert "TF_CONFIG is no JSON" in checks["cluster"]["found"]
+    assert "TF_CONFIG is not JSON" in checks["cluster"]["found"]
     assert found["all_reduce"] is None
     assert "all-reduce" not in checks
 

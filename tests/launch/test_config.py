@@ -18,9 +18,9 @@ def told(text):
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "is no JSON"),
-        ("{'cluster': 1}", "is no JSON"),
-        ("[]", "is no JSON object"),
+        ("", "is not JSON"),
+        ("{'cluster': 1}", "is not JSON"),
+        ("[]", "is not a JSON object"),
         ('{"cluster": ["a:1"]}', "has a cluster that is not an object of lists"),
         (
             '{"cluster": {"worker": "a:1"}}',
@@ -57,7 +57,7 @@ def test_one_address_of_two_workers():
         ({"type": "chief", "index": 0}, "has the task 'chief', and its cluster only 'worker'"),
         ({"type": "worker", "index": 2}, "has the index 2, and its list of workers has 2, counted"),
         ({"type": "worker", "index": -1}, "has the index -1, and its list of workers has 2"),
-        ({"type": "worker", "index": "first"}, "has the index 'first', which is no number"),
+        ({"type": "worker", "index": "first"}, "has the index 'first', which is not a number"),
     ],
 )
 def test_a_task_that_is_not_in_the_cluster(task, problem):

@@ -81,7 +81,7 @@ def test_an_address_of_another_machine(begin, free):
     both = [begin(addresses, i, 3) for i in (0, 1)]
     outputs = [one.end() for one in both]
     assert "worker 1 at 192.0.2.1:1234 (it has connected, but cannot be reached: " in outputs[0]
-    assert "[192.0.2.1 is no address of this machine; " in outputs[1]
+    assert "[192.0.2.1 is not an address of this machine; " in outputs[1]
 
 
 def test_who_is_still_talking_at_the_end_is_cut_off_quietly(begin, free):

@@ -278,13 +278,13 @@ def test_our_own_launcher_alone_counts():
         (srun(SLURM_PROCID="x"), "SLURM_PROCID is a number"),
         (srun(4), "SLURM_PROCID=4 is not below 4"),
         (without(srun(), "SLURM_STEP_NUM_TASKS"), "SLURM_STEP_NUM_TASKS is not set"),
-        (srun(SLURM_STEP_NODELIST="n[1-"), "SLURM_STEP_NODELIST='n[1-' is no list of hosts like"),
+        (srun(SLURM_STEP_NODELIST="n[1-"), "SLURM_STEP_NODELIST='n[1-' is not a list of hosts"),
         (srun(SLURM_STEP_NODELIST="n[2-1]"), "has a range that runs backwards, [2-1]"),
         (without(srun(), "SLURM_STEP_NODELIST"), "SLURM_STEP_NODELIST is not set, though other"),
-        (srun(SLURM_STEP_TASKS_PER_NODE="2(x"), "SLURM_STEP_TASKS_PER_NODE='2(x' is no list of"),
+        (srun(SLURM_STEP_TASKS_PER_NODE="2(x"), "SLURM_STEP_TASKS_PER_NODE='2(x' is not a list of"),
         (srun(SLURM_STEP_TASKS_PER_NODE="3,2"), "2 hosts, 2 numbers of tasks with the sum 5"),
         (srun(SLURM_STEP_TASKS_PER_NODE="4"), "2 hosts, 1 numbers of tasks with the sum 4, and 4"),
-        (srun(SLURM_STEP_RESV_PORTS="x"), "SLURM_STEP_RESV_PORTS='x' is no list of ports"),
+        (srun(SLURM_STEP_RESV_PORTS="x"), "SLURM_STEP_RESV_PORTS='x' is not a list of ports"),
         (srun(SLURM_STEP_RESV_PORTS="12000"), "has 1 ports, and a host has 2 workers: use srun"),
         (srun(SLURM_DISTRIBUTION="plane"), "SLURM_DISTRIBUTION='plane' is not block or cyclic"),
         (srun(SLURM_DISTRIBUTION="arbitrary"), "='arbitrary' is not block or cyclic: use srun"),
@@ -358,7 +358,7 @@ def test_lists_of_hosts_as_slurm_writes_them(text, hosts):
     "text", ["", ",", "a,", "a b", "a[]", "a[1", "a]1[", "a[1-]", "a[x]", "a[[1]]"]
 )
 def test_what_is_no_list_of_hosts(text):
-    with pytest.raises(ValueError, match="is no list of hosts"):
+    with pytest.raises(ValueError, match="is not a list of hosts"):
         slurm.hosts(text)
 
 

@@ -361,7 +361,7 @@ def test_it_starts_again(tmp_path):
     status, launched = launch("-n", 2, "--restarts", 2, *words)
     assert status == 0, launched.said
     assert "worker 0 on localhost failed first" in launched.err
-    assert "attempt 2 of 3 begins in 1 s. It goes on from the last backup" in launched.err
+    assert "attempt 2 of 3 begins in 1 s. It continues from the last backup" in launched.err
 
 
 def test_it_gives_up_after_so_many_attempts():

@@ -72,14 +72,20 @@ def test_ranks_count_host_by_host():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["-n", "0", "says.py"], "-n 0 is no number of workers, and none of cpu, gpu and auto"),
+        (
+            ["-n", "0", "says.py"],
+            "-n 0 is neither a number of workers nor one of cpu, gpu and auto",
+        ),
         (["-n", "gpu", "says.py"], "this host has no GPU; use a number, or -n cpu"),
         (["-n", "2", "-np", "2", "says.py"], "-np is the total and -n is per host"),
         (["-np", "5", "-H", "a:2,b:2", "says.py"], "the hosts have room for 4: a:2, b:2"),
         (["-H", ",,", "says.py"], "names no host"),
         (["--env", "=x", "says.py"], "expected NAME or NAME=VALUE"),
-        (["--nnodes=2", "--node-rank=0", "--master-addr=h:abc", "says.py"], "no host:port"),
-        (["-H", "a:b", "says.py"], "'a:b' is no host with a number of workers"),
+        (
+            ["--nnodes=2", "--node-rank=0", "--master-addr=h:abc", "says.py"],
+            "neither a host nor host:port",
+        ),
+        (["-H", "a:b", "says.py"], "'a:b' is not a host with a number of workers"),
         (["-H", "a", "--nnodes", "2", "says.py"], "--nnodes is for launchers that are started"),
         (["--nnodes", "1:4", "says.py"], "expected one number; for fewer workers after a failure"),
         (["--nnodes", "2", "says.py"], "--nnodes needs --node-rank"),

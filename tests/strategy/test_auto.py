@@ -149,7 +149,7 @@ def test_a_schedule_file_must_be_for_as_many_ranks(tmp_path):
     from tfscale.collectives.choose import Chooser
 
     Chooser(Link(1e-4, 1e-9), 1e-10, 4).dump(tmp_path / "four.json")
-    with pytest.raises(ValueError, match="ranks.* 2, for so many take part here"):
+    with pytest.raises(ValueError, match="ranks.* 2, the number of ranks that take part"):
         ScaleStrategy(devices=TWO, schedule_file=tmp_path / "four.json")
 
 

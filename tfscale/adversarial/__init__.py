@@ -1,4 +1,4 @@
-"""Samples changed a little, so that a model is wrong about them."""
+"""Adversarial samples: inputs that are changed slightly, so that a model is wrong about them."""
 
 from tfscale import tensorflow_needed as _  # noqa: F401
 from tfscale.adversarial.attacks import FGSM, PGD

@@ -1,4 +1,4 @@
-"""Attacks: how far a sample may be moved, and in which steps, so that the loss rises."""
+"""Attacks: the steps that move samples to raise the loss, and the largest distance."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tfscale import arguments
 
 Tensors = list[Any]
 
-_MOST_STEPS = 10_000  # of which each is in the graph
+_MOST_STEPS = 10_000  # each step is part of the graph
 
 
 @dataclasses.dataclass(frozen=True)
 class PGD:
     r"""Projected gradient descent: several steps uphill, each followed by a projection.
 
-    No number of a sample is moved by more than :math:`\epsilon`:
+    No number of a sample moves by more than :math:`\epsilon`:
 
     .. math::
         x_{t+1} = \Pi_{|x - x_0| \le \epsilon} \bigl( x_t + \alpha \,
@@ -28,12 +28,12 @@ class PGD:
     A gradient that is not finite (fp16 overflows) moves nothing.
 
     Args:
-        epsilon: how far a number may be moved, in the units of the data.
-        steps: how many steps there are. Each is a forward and a backward pass.
+        epsilon: largest change of a number, in the units of the data.
+        steps: number of steps. Each is a forward and a backward pass.
         step_size: :math:`\alpha`; by default 2.5 epsilon / steps.
-        random_start: begin at a random place within epsilon, not at the sample.
-        low: the smallest number that the data can have, if there is one.
-        high: the largest one.
+        random_start: whether to begin at a random place within epsilon, not at the sample.
+        low: the smallest possible number in the data, if there is one.
+        high: the largest possible number in the data, if there is one.
 
     Example:
         >>> attack = tfscale.adversarial.PGD(0.1, steps=5, low=0.0, high=1.0)
@@ -71,29 +71,30 @@ class PGD:
         draws: Callable[[], Tensors],
         strength: Any = 1.0,
     ) -> Tensors:
-        """The same samples, moved.
+        """Return the samples after the attack.
 
         Args:
             inputs: floating-point tensors whose first dimension is the batch.
-            gradients: of the loss, by tensors in the place of the inputs.
-            draws: random numbers from -1 to 1 in the inputs' shapes; asked for a random start.
-            strength: what epsilon and the size of a step are multiplied by.
+            gradients: returns the gradients of the loss by tensors that replace the inputs.
+            draws: returns random numbers from -1 to 1 in the inputs' shapes; called for a random
+                start.
+            strength: factor of epsilon and of the step size.
         """
         moved = inputs
         if self.random_start:
             far = [_times(self.epsilon * strength, draw) for draw in draws()]
-            moved = self._within(
+            moved = self._clipped(
                 inputs, [x + d for x, d in zip(inputs, far, strict=True)], strength
             )
         for _ in range(self.steps):
             steps = [_times(self.step_size * strength, _sign(g)) for g in gradients(moved)]
-            moved = self._within(
+            moved = self._clipped(
                 inputs, [x + step for x, step in zip(moved, steps, strict=True)], strength
             )
         return moved
 
-    def _within(self, inputs: Tensors, moved: Tensors, strength: Any) -> Tensors:
-        """Nothing farther from its input than allowed, nor outside of the data's range."""
+    def _clipped(self, inputs: Tensors, moved: Tensors, strength: Any) -> Tensors:
+        """Clip numbers to the allowed distance from their input, and to the data's range."""
         found = []
         for x, other in zip(inputs, moved, strict=True):
             reach = tf.cast(self.epsilon * strength, x.dtype)
@@ -107,14 +108,14 @@ class PGD:
 
 
 class FGSM(PGD):
-    r"""The fast gradient sign method: one step, to the farthest place allowed.
+    r"""The fast gradient sign method: one step of the largest allowed length.
 
     .. math:: x' = x + \epsilon \, \mathrm{sign} \nabla_x L(x, y)
 
     Args:
-        epsilon: how far a number is moved, in the units of the data.
-        low: the smallest number that the data can have, if there is one.
-        high: the largest one.
+        epsilon: change of a number, in the units of the data.
+        low: the smallest possible number in the data, if there is one.
+        high: the largest possible number in the data, if there is one.
 
     Example:
         >>> tfscale.adversarial.FGSM(0.1, low=0.0, high=1.0)
@@ -131,7 +132,7 @@ class FGSM(PGD):
 
 
 def checked_attack(attack: PGD) -> PGD:
-    """Return an attack."""
+    """Return an attack, or raise."""
     expected = "one of tfscale.adversarial, such as FGSM(0.05, low=0.0, high=1.0)"
     return arguments.instance(attack, "attack", PGD, expected)
 

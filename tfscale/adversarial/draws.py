@@ -1,7 +1,7 @@
-"""Random numbers that belong to a sample, and not to its place in a batch or on a replica.
+"""Random numbers that depend on a sample, not on its place in a batch or on a replica.
 
-They are computed from the sample's own values and a number, such as that of the step. So the same
-samples are chosen, and moved to the same places, however many replicas share a batch, and no
+They are computed from the sample's own values and a number, such as that of the step. So an attack
+chooses the same samples, and moves them to the same places, however many replicas share a batch. No
 generator's state changes.
 """
 
@@ -16,7 +16,7 @@ _ODD = 0x45D9F3B  # spreads bits well when numbers are multiplied by it
 
 
 def row_keys(inputs: list[Any], number: Any) -> Any:
-    """For each row of the inputs together, 32 bits in an int64."""
+    """Return 32 bits in an int64 for each row of all inputs together."""
     keys = _mixed(tf.cast(number, tf.int64))
     for place, x in enumerate(inputs):
         flat = tf.reshape(tf.cast(x, tf.float32), [tf.shape(x)[0], -1])
@@ -27,12 +27,12 @@ def row_keys(inputs: list[Any], number: Any) -> Any:
 
 
 def uniform(keys: Any) -> Any:
-    """Numbers from 0 to 1, exclusive of 1."""
+    """Return numbers from 0 to 1, excluding 1."""
     return tf.cast(_down(_mixed(keys + 1), 8), tf.float32) * 2.0**-24
 
 
 def spread(keys: Any, like: Any) -> Any:
-    """Numbers from -1 to 1 in a tensor's shape; each row's by its key."""
+    """Return numbers from -1 to 1 in a tensor's shape; the key of a row determines its numbers."""
     flat = tf.reshape(like, [tf.shape(like)[0], -1])
     columns = _mixed(tf.range(tf.shape(flat)[1], dtype=tf.int64) + 1)
     draws = 2 * uniform(keys[:, tf.newaxis] ^ columns) - 1
@@ -40,7 +40,7 @@ def spread(keys: Any, like: Any) -> Any:
 
 
 def _mixed(x: Any) -> Any:
-    """Other 32 bits, each of which depends on all."""
+    """Return 32 bits, each of which depends on all bits of the input."""
     x &= _BITS
     for _ in range(2):
         x = ((x ^ _down(x, 16)) * _ODD) & _BITS

@@ -1,4 +1,4 @@
-"""Adversarial examples of arrays, to see how well a model resists."""
+"""Adversarial examples from arrays, to test a model's robustness."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def examples(
     batch_size: int = 256,
     inputs: Sequence[str] | None = None,
 ) -> Any:
-    """The same samples, moved so that the model's compiled loss rises.
+    """Return the samples, moved so that the model's compiled loss rises.
 
     Args:
-        model: compiled with a loss. Nothing of it changes.
+        model: a model that is compiled with a loss. It does not change.
         x: an array, or a structure of arrays, as for ``model.evaluate``.
-        y: the truth.
+        y: the true targets.
         attack: ``FGSM`` or ``PGD``.
         sample_weight: as for ``model.evaluate``; samples of weight 0 stay where they are.
-        batch_size: how many samples are attacked at once.
-        inputs: names of the inputs to move, if not all.
+        batch_size: number of samples that are attacked at once.
+        inputs: names of the inputs to move; all by default.
 
     Returns:
         Arrays in the structure of ``x``.
@@ -88,16 +88,16 @@ def moved(
     share: Any = None,
     strength: Any = 1.0,
 ) -> tuple[Any, Any, Any]:
-    """A batch, as ``train_step`` takes it apart, with inputs that have been moved.
+    """Return the parts of a batch, as ``train_step`` unpacks it, with moved inputs.
 
     Args:
-        model: compiled and built.
+        model: a compiled and built model.
         data: a batch.
-        attack: how.
-        names: of the inputs to move; None: all.
-        number: other draws for each, such as the step's.
-        share: of samples that are moved, from 0 to 1; None: all are.
-        strength: what the attack's epsilon is multiplied by.
+        attack: the attack that moves samples.
+        names: names of the inputs to move; None: all.
+        number: a number that changes the draws, such as the step's.
+        share: share of samples that move, from 0 to 1; None: all do.
+        strength: factor of the attack's epsilon.
     """
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
     inputs = Inputs(x, names)

@@ -1,4 +1,4 @@
-"""Which of a model's inputs an attack moves."""
+"""Selection of the inputs that an attack moves."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import tensorflow as tf
 
 from tfscale import arguments
 
-ALONE = "x"  # the name of an input that is the only one
+ALONE = "x"  # the name of an only input
 
 
 class Inputs:
-    """The inputs that are to be moved, within all that a model is given.
+    """The inputs to move, among all inputs of a model.
 
     Args:
-        x: what the model is called with: a tensor, or a structure of them.
-        names: of those to move; by default all, and then all must be floating-point.
+        x: the model's input: a tensor, or a structure of tensors.
+        names: names of the inputs to move; by default all, which must then be floating-point.
     """
 
     def __init__(self, x: Any, names: Sequence[str] | None) -> None:
@@ -31,11 +31,11 @@ class Inputs:
 
     @property
     def moved(self) -> list[Any]:
-        """Those to move."""
+        """The inputs to move."""
         return [self._flat[place] for place in self._places]
 
     def with_moved(self, moved: Sequence[Any]) -> Any:
-        """What the model is called with, with others in their places."""
+        """Return the model's input with other tensors as the moved inputs."""
         flat = list(self._flat)
         for place, x in zip(self._places, moved, strict=True):
             flat[place] = x
@@ -43,7 +43,7 @@ class Inputs:
 
 
 def checked_names(names: Sequence[str] | None) -> tuple[str, ...] | None:
-    """Return the names of inputs that a user gives."""
+    """Return the names of inputs that a user gives, or raise."""
     expected = 'a list of names, such as ["image"]'
     return arguments.optional(arguments.items, names, "inputs", expected, arguments.text)
 

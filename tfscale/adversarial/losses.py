@@ -1,4 +1,4 @@
-"""Gradients of a model's loss by its inputs, of which the model notices nothing."""
+"""Gradients of a model's loss by its inputs, without any effect on the model."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from tfscale.adversarial.inputs import Inputs
 def input_gradients(
     model: keras.Model, inputs: Inputs, y: Any, sample_weight: Any
 ) -> Callable[[list[Any]], list[Any]]:
-    """Of tensors in the place of the inputs, makes the gradients of the compiled loss by them.
+    """Return a function that computes gradients of the compiled loss by the inputs.
 
-    The model is called as in evaluation: dropout is off, and batch normalization uses its moving
-    statistics. What layers, losses and metrics assign to their variables meanwhile is dropped.
+    The function takes tensors that replace the inputs. It calls the model as in evaluation: dropout
+    is off, and batch normalization uses its moving statistics. Assignments of layers, losses and
+    metrics to their variables are dropped.
     """
 
     def gradients(moved: list[Any]) -> list[Any]:
@@ -28,7 +29,8 @@ def input_gradients(
                 predicted = model(x, **_evaluation(model))
                 loss = model.compute_loss(x, y, predicted, sample_weight)
                 if model.optimizer is not None:
-                    loss = model.optimizer.scale_loss(loss)  # else half precision may round to 0
+                    # without it, half precision may round to 0
+                    loss = model.optimizer.scale_loss(loss)
         found: list[Any] = tape.gradient(
             loss, moved, unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
@@ -42,12 +44,12 @@ def _evaluation(model: keras.Model) -> dict[str, bool]:
 
 
 def _regularized(model: keras.Model) -> list[tuple[Any, Any]]:
-    """Variables that Keras reads from the scope itself."""
+    """Return the variables that Keras reads from the scope itself."""
     return [(v, v.value) for v in model.trainable_variables if v.regularizer is not None]
 
 
 def check(model: keras.Model) -> None:
-    """Refuse a model without a loss to raise."""
+    """Refuse a model without a loss."""
     own = type(model).compute_loss is not keras.Model.compute_loss
     if not own and model._compile_loss is None:
         raise ValueError(
@@ -57,10 +59,10 @@ def check(model: keras.Model) -> None:
 
 
 def build(model: keras.Model, data: Any) -> None:
-    """Make what Keras would make in the first step, which an attack comes before.
+    """Build what Keras would build in the first step, since an attack runs before that step.
 
     Args:
-        model: compiled.
+        model: a compiled model.
         data: a batch as ``train_step`` gets it.
     """
     losses = model._compile_loss

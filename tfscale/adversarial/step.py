@@ -1,4 +1,4 @@
-"""A training step on samples that have been moved first."""
+"""A training step on adversarial samples."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tfscale.bridge.objects import innermost
 
 
 class AdversarialStep:
-    """Hides a model's ``train_step``, and calls it with adversarial samples.
+    """A replacement of a model's ``train_step``, which it calls with adversarial samples.
 
     Args:
-        model: that trains.
-        attack: how samples are moved.
-        names: of the inputs to move; None: all.
-        share: a variable: of samples that are moved.
-        strength: a variable: what the attack's epsilon is multiplied by.
+        model: the model that trains.
+        attack: the attack that moves samples.
+        names: names of the inputs to move; None: all.
+        share: a variable with the share of samples that move.
+        strength: a variable with the factor of the attack's epsilon.
     """
 
     __name__ = "train_step"
@@ -45,7 +45,7 @@ class AdversarialStep:
         self._strength = strength
 
     def of(self, model: keras.Model) -> Any:
-        """The method that takes the place of the model's."""
+        """Return the method that replaces the model's."""
         return types.MethodType(self, model)
 
     def __call__(self, model: keras.Model, data: Any) -> Any:
@@ -58,6 +58,6 @@ class AdversarialStep:
             return moved(model, data, self._attack, self._names, **given)[0]
 
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        # All replicas have the same share, and so take the same branch.
+        # All replicas have the same share, so all take the same branch.
         x = tf.cond(tf.minimum(share, strength) > 0, attacked, lambda: x)
         return self._step(keras.utils.pack_x_y_sample_weight(x, y, sample_weight))

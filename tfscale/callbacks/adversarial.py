@@ -1,4 +1,4 @@
-"""Train on adversarial samples."""
+"""A callback that trains on adversarial samples."""
 
 from __future__ import annotations
 
@@ -23,32 +23,33 @@ Amount = float | Callable[[int], float]
 
 
 class Adversarial(keras.callbacks.Callback):
-    r"""Trains on samples that were moved a little, to where the model's loss is higher.
+    r"""A callback that trains on samples moved slightly towards a higher loss.
 
-    Before each step of ``fit`` an attack moves a share of the batch's samples, by the model as it
-    is then; the step itself is the model's own, so metrics are those of the moved samples. Such
-    training flattens the loss around its minima, which large batches need most [1].
+    Before each step of ``fit``, an attack moves a share of the batch's samples, using the model's
+    current weights. The step itself is the model's own, so metrics are those of the moved samples.
+    Such training flattens the loss around its minima, which matters most for large batches [1].
 
-    - **What moves.** The gradients of the compiled loss by the inputs, with sample weights and
-      masks: a sample of weight 0, or a step that is masked, stays where it is. Inputs that are no
-      floating-point numbers are refused by name; ``inputs`` chooses among several.
-    - **What does not change.** The attack calls the model as in evaluation: no dropout, batch
-      normalization by its moving statistics. It changes no variable: no statistics, seeds, metrics.
-    - **Which samples.** Each sample of a batch is moved with probability ``share``, drawn from its
-      own values and the step's number. So any number of replicas move the same samples.
-    - **Replicas.** They train as one device does, but for numbers whose gradient is so small that
-      rounding decides on its sign.
-    - **Cost.** For each step of the attack a forward and a backward pass by the inputs, of the
-      whole batch whatever the share; nothing while the share is 0.
+    - **What moves.** The attack uses the gradients of the compiled loss by the inputs, with sample
+      weights and masks. A sample of weight 0, and a masked step, stay as they are. Inputs that are
+      not floating-point numbers raise an error that names them; ``inputs`` chooses among several.
+    - **What does not change.** The attack calls the model as in evaluation: no dropout, and batch
+      normalization uses its moving statistics. It changes no variable: no statistics, seeds,
+      metrics.
+    - **Which samples.** Each sample of a batch moves with probability ``share``, drawn from its own
+      values and the step's number. So any number of replicas move the same samples.
+    - **Replicas** train as one device does, except for numbers whose gradient is so small that
+      rounding decides its sign.
+    - **Cost.** Each step of the attack costs a forward and a backward pass by the inputs of the
+      whole batch, whatever the share. It costs nothing while the share is 0.
     - **Resuming.** ``share`` and ``strength`` depend on the optimizer's step alone, so a training
-      that goes on from a checkpoint has the right ones. With ``steps_per_execution`` all steps of
-      an execution have those of its first.
+      that resumes from a checkpoint has the right ones. With ``steps_per_execution``, all steps of
+      an execution use the values of its first step.
 
     Args:
         attack: ``FGSM`` or ``PGD`` of ``tfscale.adversarial``.
-        share: of the samples that are moved, from 0 to 1: a number, a schedule of
+        share: share of the samples that move, from 0 to 1: a number, a schedule of
             ``tfscale.schedules``, or a function from the step to a number.
-        strength: what the attack's epsilon is multiplied by; likewise.
+        strength: factor of the attack's epsilon; also a number, a schedule or a function.
         inputs: names of the inputs to move: keys of a dict, or places in a list, such as ``"0"``.
 
     Example:
@@ -79,17 +80,17 @@ class Adversarial(keras.callbacks.Callback):
         for name, amount in self._amounts.items():
             if not callable(amount):
                 self._amounts[name] = _checked(name, amount)
-        self._of_step: dict[str, Callable[[int], float]] = {}
+        self._amount_at: dict[str, Callable[[int], float]] = {}
         self._variables: dict[str, Any] = {}
         self._values: dict[str, float] = {}
         self._fit: OneFit | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Called by Keras."""
+        """Replace the model's step for this ``fit``."""
         model = self.model
         losses.check(model)
         steps = (self.params or {}).get("steps")
-        self._of_step = {n: _by_step(n, amount, steps) for n, amount in self._amounts.items()}
+        self._amount_at = {n: _by_step(n, amount, steps) for n, amount in self._amounts.items()}
         with model.distribute_strategy.scope():
             self._variables = {
                 name: tf.Variable(0.0, trainable=False, name=f"adversarial_{name}")
@@ -101,36 +102,36 @@ class Adversarial(keras.callbacks.Callback):
             self._fit = OneFit(model, type(self).__name__)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Called by Keras, once for each execution."""
+        """Set the share and the strength of an execution."""
         step = progress.steps(self.model.optimizer)
-        for name, of_step in self._of_step.items():
-            value = _checked(name, float(of_step(step)))
+        for name, amount_at in self._amount_at.items():
+            value = _checked(name, float(amount_at(step)))
             if value != self._values[name]:
                 self._variables[name].assign(value)
                 self._values[name] = value
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Called by Keras."""
+        """Log the share and the epsilon."""
         if logs is not None:
             logs["adversarial_share"] = self._values["share"]
             logs["adversarial_epsilon"] = self._values["strength"] * self.attack.epsilon
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Called by Keras."""
+        """Restore the model's own step."""
         if self._fit is not None:
             self._fit.end()
         self._fit = None
 
 
 def _by_step(name: str, amount: Amount, steps: int | None) -> Callable[[int], float]:
-    """A function from the step to the amount."""
+    """Return a function from the step to the amount."""
     if not callable(amount):
         return functools.partial(_always, amount)
-    of_step: Callable[[int], float] = progress.in_steps(amount, steps, f"Adversarial({name}=...)")
-    if isinstance(of_step, keras.optimizers.schedules.LearningRateSchedule):
-        traced = tf.function(of_step, [tf.TensorSpec([], tf.int64)])
+    amount_at: Callable[[int], float] = progress.in_steps(amount, steps, f"Adversarial({name}=...)")
+    if isinstance(amount_at, keras.optimizers.schedules.LearningRateSchedule):
+        traced = tf.function(amount_at, [tf.TensorSpec([], tf.int64)])
         return lambda step: float(traced(step))
-    return of_step
+    return amount_at
 
 
 def _always(amount: float, step: int) -> float:

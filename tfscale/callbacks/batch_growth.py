@@ -1,4 +1,4 @@
-"""Larger batches instead of lower learning rates."""
+"""Callbacks that grow the batch during training instead of lowering the learning rate."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ def _batch(value: int) -> int:
 
 
 class BatchGrowth(keras.callbacks.Callback):
-    r"""Raises the global batch during the training, where others would lower the rate.
+    r"""A callback that grows the global batch, as an alternative to lowering the rate.
 
-    The noise in SGD's steps is in proportion to :math:`\eta N / B`, for learning rate
-    :math:`\eta`, :math:`N` samples and batch :math:`B`. So a batch twice as large reduces the
-    noise as much as half the rate, with fewer updates, and fewer exchanges between replicas.
+    The noise of SGD's steps is proportional to :math:`\eta N / B`, for learning rate :math:`\eta`,
+    :math:`N` samples and batch :math:`B`. So doubling the batch reduces the noise as much as
+    halving the rate, with fewer updates and fewer exchanges between replicas.
 
-    ``batches`` makes the data for ``fit``. The number of the step, as the optimizer counts it,
-    decides the batch size, so a training that is resumed goes on with the right one.
+    ``batches`` makes the data for ``fit``. The optimizer's step number decides the batch size, so a
+    resumed training continues with the right size.
 
-    - **Epochs.** The data has no end, so ``fit`` needs ``steps_per_epoch``. All its epochs have
-      the same number of steps, and later epochs have more samples. Papers count passes over the
-      data: ``by_epochs`` and ``steps`` convert these into steps.
+    - **Epochs.** The data has no end, so ``fit`` needs ``steps_per_epoch``. All its epochs have the
+      same number of steps, and later epochs have more samples. Papers count passes over the data:
+      ``by_epochs`` and ``steps`` convert passes into steps.
     - **The learning rate** stays as it is. Scale it for the first batch size.
     - **Replicas** get equal parts: each size must be a multiple of their number.
-    - Batches are always full: one that begins at the end of a pass goes on in the next pass. A
-      new size begins a new pass.
+    - **Batches** are always full: a batch that begins at the end of a pass continues in the next
+      pass. A new size begins a new pass.
 
     Args:
-        sizes: from the step at which a global batch size begins, from 0, to that size.
+        sizes: maps the step at which a global batch size begins to that size; contains step 0.
 
     Example:
         >>> import keras, tensorflow as tf, tfscale
@@ -86,11 +86,12 @@ class BatchGrowth(keras.callbacks.Callback):
 
     @classmethod
     def by_epochs(cls, sizes: Mapping[float, int], samples: int) -> BatchGrowth:
-        """Growth by passes over the data, as in papers.
+        """Return a growth that is defined by passes over the data, as in papers.
 
         Args:
-            sizes: from the number of passes after which a batch size begins, from 0, to that size.
-            samples: how many samples one pass has.
+            sizes: maps the number of passes after which a batch size begins to that size; contains
+                0.
+            samples: number of samples of a pass.
         """
         passes = arguments.mapping(sizes, "sizes", _PASSES)
         samples = arguments.whole(samples, "samples", 1, what="a number of samples")
@@ -123,45 +124,46 @@ class BatchGrowth(keras.callbacks.Callback):
         raise_rate: bool = True,
         file: str | Path | None = None,
     ) -> CurvatureGrowth:
-        r"""Growth of batch and learning rate as the loss becomes flatter (ABS, with adversarial
-        samples ABSA [1]).
+        r"""Grow batch and rate as the loss becomes flatter: ABS; with adversarial samples ABSA [1].
 
-        Where the loss is steep, the noise of small batches is needed to leave; where it is flat,
-        large batches do. So before each epoch but the first, this measures the largest
+        In a steep region, the noise of small batches helps to leave it; in a flat region, large
+        batches suffice. So before each epoch except the first, the callback measures the largest
         eigenvalue :math:`\lambda` of the loss's Hessian. The batch is multiplied by ``factor``, up
         to ``largest``, when
 
         .. math:: \lambda \le \lambda_\text{ref} / \text{fall}
 
-        where :math:`\lambda_\text{ref}` is the first eigenvalue that was measured, and then the
-        one at which it last fell so far; or when it has not grown for ``patience`` epochs. The
-        learning rate is multiplied by as much as the batch.
+        or when the batch has not grown for ``patience`` epochs. :math:`\lambda_\text{ref}` is the
+        first measured eigenvalue; after each such fall it is the eigenvalue of that fall. The
+        learning rate is multiplied by the same factor as the batch.
 
         - **Epochs.** An epoch is a pass over the data, rounded up to whole batches: leave out
-          ``steps_per_epoch``. As batches grow it has fewer steps. A new size begins a new pass.
-        - **Resuming.** What was measured and decided is written to ``file``. A training that goes
-          on takes from there what had been decided up to its step: size, rate, reference.
-        - **The learning rate** may be set by nothing else; ``Warmup`` is refused. With
-          ``raise_rate=False`` the rate is left alone, and anything may set it. Keras's SGD has
-          old rates in its momentum, so after growth it takes some steps to follow.
-        - **Replicas** get equal parts: ``batch`` and ``largest`` must be multiples of their
-          number. All must be in one process; several are refused.
+          ``steps_per_epoch``. As batches grow, an epoch has fewer steps. A new size begins a new
+          pass.
+        - **Resuming.** The callback writes its measurements and decisions to ``file``. A resumed
+          training reads the decisions up to its step: size, rate, reference.
+        - **The learning rate** may not be set by anything else; ``Warmup`` is refused. With
+          ``raise_rate=False`` the callback leaves the rate alone, and anything may set it. Keras's
+          SGD stores old rates in its momentum, so after growth it takes some steps to follow.
+        - **Replicas** get equal parts: ``batch`` and ``largest`` must be multiples of their number.
+          All must be in one process; several processes are refused.
         - **Adversarial samples**: ``Adversarial(attack, share=growth.share(0.2))`` divides their
-          share by as much, and ends with them at the largest batch.
+          share by the growth of the batch, and stops them at the largest batch.
 
         Args:
             batch: the first global batch.
-            largest: where growth ends.
-            x: what to measure on: some hundreds of samples, the same each time; or a dataset.
+            largest: the largest global batch.
+            x: data for the measurements: some hundreds of samples, the same each time; or a
+                dataset.
             y: their targets.
-            sample_weight: of each of them.
-            samples: how many samples a pass has.
-            batch_size: rows of a batch in measuring, of arrays.
-            factor: of the batch, and of the rate.
-            fall: so far the eigenvalue falls before the batch grows.
-            patience: after so many epochs it grows in any case.
+            sample_weight: their weights.
+            samples: number of samples of a pass.
+            batch_size: rows of a batch in measurements, if ``x`` holds arrays.
+            factor: factor of the batch and of the rate.
+            fall: the batch grows when the eigenvalue has fallen by this factor.
+            patience: the batch grows after this number of epochs in any case.
             raise_rate: whether the learning rate grows, too.
-            file: keeps what was decided; needed by a training that is to be resumed.
+            file: the file of decisions; a training needs it to be resumable.
 
         Example:
             >>> import keras, numpy as np, tensorflow as tf, tfscale
@@ -183,7 +185,9 @@ class BatchGrowth(keras.callbacks.Callback):
             neural networks with adversarial training and second-order information,
             https://arxiv.org/abs/1810.01021. Its program measures after each epoch, on one batch.
         """
-        from tfscale.callbacks.curvature_growth import CurvatureGrowth  # which is made of this
+        from tfscale.callbacks.curvature_growth import (
+            CurvatureGrowth,
+        )  # the module imports this one
 
         return CurvatureGrowth(
             batch, largest, samples, (x, y, sample_weight), batch_size=batch_size, factor=factor,
@@ -191,12 +195,12 @@ class BatchGrowth(keras.callbacks.Callback):
         )  # fmt: skip
 
     def size(self, step: int) -> int:
-        """The global batch of a step."""
+        """Return the global batch of a step."""
         step = arguments.whole(step, "step", 0)
         return self.sizes[max(first for first in self.sizes if first <= step)]
 
     def steps(self, samples: int) -> int:
-        """How many steps it takes to train on so many samples, added up over all passes."""
+        """Return the number of steps that train on so many samples, summed over passes."""
         samples = arguments.whole(samples, "samples", 0, what="a number of samples")
         done = 0
         for first, end, size in self._stages():
@@ -207,13 +211,13 @@ class BatchGrowth(keras.callbacks.Callback):
         raise AssertionError("the last stage has no end")
 
     def _stages(self) -> Iterator[tuple[int, int | None, int]]:
-        """First step, the step after the last one, and size."""
+        """Yield the first step, the step after the last one, and the size of each stage."""
         ends = [*list(self.sizes)[1:], None]
         for (first, size), end in zip(self.sizes.items(), ends, strict=True):
             yield first, end, size
 
     def batches(self, samples: tf.data.Dataset) -> tf.data.Dataset:
-        """The data for ``fit``: the samples, pass after pass, in batches that grow.
+        """Return the data for ``fit``: the samples, pass after pass, in batches that grow.
 
         Args:
             samples: one pass, not in batches. A ``shuffle`` in it shuffles each pass anew.
@@ -232,7 +236,7 @@ class BatchGrowth(keras.callbacks.Callback):
         return tf.data.Dataset.range(1).flat_map(from_first_step).prefetch(tf.data.AUTOTUNE)
 
     def _from(self, samples: tf.data.Dataset, begin: Any) -> tf.data.Dataset:
-        """All batches from a step on."""
+        """Return all batches from a step on."""
         stages = [_stage(samples, begin, *stage) for stage in self._stages()]
         data = stages[0]
         for stage in stages[1:]:
@@ -240,7 +244,7 @@ class BatchGrowth(keras.callbacks.Callback):
         return data
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Called by Keras."""
+        """Check the sizes and the number of steps of an epoch."""
         self._read = False
         self._check_sizes(self.sizes.values())
         if self.params["steps"] is None:
@@ -260,11 +264,11 @@ class BatchGrowth(keras.callbacks.Callback):
                 )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Called by Keras: after a checkpoint was restored, before the data is read."""
+        """Note the step of the next batch, after a restore and before the data is read."""
         self._first = self._steps_made()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Called by Keras."""
+        """Check that ``fit`` reads this callback's data, and log the batch size."""
         if not self._read:
             raise RuntimeError(
                 "fit has not read the data of this BatchGrowth, so batches did not grow. Give "
@@ -280,7 +284,7 @@ class BatchGrowth(keras.callbacks.Callback):
 def _stage(
     samples: tf.data.Dataset, begin: Any, first: int, end: int | None, size: int
 ) -> tf.data.Dataset:
-    """What is left, for a training that begins at a step, of the batches of one size."""
+    """Return the remaining batches of one size, for a training that begins at a step."""
     batches = samples.repeat().batch(size, drop_remainder=True)
     if end is None:
         return batches

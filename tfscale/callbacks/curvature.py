@@ -1,4 +1,4 @@
-"""The curvature of the loss, measured while a model trains."""
+"""A callback that measures the curvature of the loss during training."""
 
 from __future__ import annotations
 
@@ -20,35 +20,36 @@ from tfscale.curvature.variables import checked_variables
 from tfscale.telemetry.sinks import JsonLines, TensorBoard
 
 EPOCH = "epoch"
-VERSION = 1  # of the JSON lines
+VERSION = 1  # version of the JSON lines
 
 
 class Curvature(keras.callbacks.Callback):
-    """Measures the Hessian of the loss while a model trains, and does not change the training.
+    """A callback that measures the Hessian of the loss, without changing the training.
 
-    It measures on data of its own, which stay the same, so numbers of different epochs can be
-    compared: some hundreds of samples of the training data will do. Weights, optimizer, seeds and
-    statistics are the same to the bit as without it. All devices and processes of a strategy
-    measure together, all with the same data; the first process writes the files.
+    The measurements use separate data, which stay the same, so numbers of different epochs are
+    comparable: some hundreds of samples of the training data suffice. Weights, optimizer, seeds and
+    statistics are bitwise the same as without the callback. All devices and processes of a strategy
+    measure together, with the same data; the first process writes the files.
 
-    - ``"trace"``: the sum of all eigenvalues, with its standard error, and by layer in the JSON
-      lines. It costs as many products as ``samples``.
-    - ``"top"``: the largest eigenvalue; some tens of products.
-    - ``"bottom"``: the smallest, most negative one; as many.
+    - ``"trace"``: the sum of all eigenvalues, with its standard error; the JSON lines also have it
+      by layer. It costs as many products as ``samples``.
+    - ``"top"``: the largest eigenvalue; costs some tens of products.
+    - ``"bottom"``: the smallest (most negative) eigenvalue; costs some tens of products.
 
-    If the loss is not finite, the numbers are NaN, a warning says where, and the training goes on.
+    If the loss is not finite, the numbers are NaN, a warning says where, and the training
+    continues.
     A product is about three times the work of a forward and a backward pass over the data.
 
     Args:
         x: inputs, or a dataset, as for ``model.evaluate``.
         y: targets.
-        sample_weight: of each row.
-        batch_size: rows of a batch, of arrays.
-        variables: as for ``tfscale.curvature.Hessian``; all trainable ones by default.
-        every: ``"epoch"``, or after how many steps.
-        what: of the three above.
-        samples: of the trace.
-        jsonl: a file for JSON lines, one for each time. A training that goes on adds to it.
+        sample_weight: weight of each row.
+        batch_size: rows of a batch, if ``x`` holds arrays.
+        variables: as for ``tfscale.curvature.Hessian``; all trainable variables by default.
+        every: ``"epoch"``, or the number of steps between measurements.
+        what: a selection of the three measures above.
+        samples: number of random vectors of the trace.
+        jsonl: a file for JSON lines, one for each measurement. A resumed training appends to it.
         tensorboard: a folder for TensorBoard.
         progress: whether the progress bar and ``History`` show the numbers.
 
@@ -105,14 +106,14 @@ class Curvature(keras.callbacks.Callback):
         self._next = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Called by Keras."""
+        """Open the files, and plan the first measurement."""
         step = progress.steps(self.model.optimizer)
         refuse_other_strategies(self.model, "callbacks.Curvature")
         goes_on = bool(self.measured) or step > 0
-        self._hessian = None  # a model may not be built yet
+        self._hessian = None  # the model may not be built yet
         if isinstance(self._every, int):
             self._next = step + self._every
-        writes = self.model.distribute_strategy.extended.should_checkpoint  # of one process alone
+        writes = self.model.distribute_strategy.extended.should_checkpoint  # True in one process
         if self._jsonl is not None and writes:
             self._lines = JsonLines(Path(self._jsonl), more=goes_on)
             self._lines.write("start", {"version": VERSION, "step": step})
@@ -120,11 +121,11 @@ class Curvature(keras.callbacks.Callback):
             self._board = TensorBoard(Path(self._tensorboard), "curvature")
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Called by Keras."""
+        """Note the epoch."""
         self._epoch = epoch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Called by Keras, once for each execution."""
+        """Measure if it is time, once for each execution at most."""
         if isinstance(self._every, int):
             step = progress.steps(self.model.optimizer)
             if step >= self._next:
@@ -133,13 +134,13 @@ class Curvature(keras.callbacks.Callback):
         self._show(logs)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Called by Keras."""
+        """Measure, if the callback measures each epoch."""
         if self._every == EPOCH:
             self._measure(progress.steps(self.model.optimizer))
         self._show(logs)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Called by Keras."""
+        """Close the files."""
         for sink in (self._lines, self._board):
             if sink is not None:
                 sink.close()

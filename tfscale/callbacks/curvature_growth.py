@@ -1,4 +1,4 @@
-"""Batches that grow as the loss becomes flatter."""
+"""A callback that grows batches as the loss becomes flatter."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ KIND = "growth by curvature"
 
 @dataclasses.dataclass(frozen=True)
 class Measure:
-    """What was measured before an epoch, and what follows from it.
+    """A measurement before an epoch, and the decisions that follow from it.
 
     Attributes:
-        epoch: that begins.
-        step: that begins, as the optimizer counts.
-        eigenvalue: the largest one; 0 if that is negative.
-        reference: that the next ones are compared with.
-        grown: the epoch in which the batch grew last; 0 if it never did.
-        size: of batches from here on.
-        rate: the learning rate from here on.
+        epoch: the epoch that begins.
+        step: the step that begins, as the optimizer counts.
+        eigenvalue: the largest eigenvalue; 0 if it is negative.
+        reference: the eigenvalue that later ones are compared with.
+        grown: the epoch in which the batch grew last; 0 if it never grew.
+        size: the batch size from this step on.
+        rate: the learning rate from this step on.
     """
 
     epoch: int
@@ -47,14 +47,14 @@ class Measure:
 
     @classmethod
     def of(cls, record: records.Record) -> Measure:
-        """One that was saved."""
+        """Read a saved measurement."""
         counts = {name: record.integer(name) for name in ("epoch", "step", "grown", "size")}
         numbers = {name: record.number(name) for name in ("eigenvalue", "reference", "rate")}
         return cls(**counts, **numbers)  # type: ignore[arg-type]
 
 
 class CurvatureGrowth(BatchGrowth):
-    """What ``BatchGrowth.by_curvature`` returns; it says what this does."""
+    """The callback that ``BatchGrowth.by_curvature`` makes and documents."""
 
     def __init__(
         self,
@@ -100,13 +100,13 @@ class CurvatureGrowth(BatchGrowth):
         self._rate = 0.0
 
     def share(self, first: float, epochs: int | None = None) -> Callable[[int], float]:
-        """The share of adversarial samples that goes with the growth, for ``Adversarial``.
+        """Return the share of adversarial samples as a function of the step, for ``Adversarial``.
 
-        It falls as the batch grows, and is 0 once the batch is the largest.
+        The share falls as the batch grows, and is 0 at the largest batch.
 
         Args:
-            first: with the first batch.
-            epochs: after so many it is 0 in any case.
+            first: share with the first batch.
+            epochs: number of epochs after which the share is 0 in any case.
         """
         first = arguments.real(first, "first", 0, 1)
         arguments.optional(arguments.whole, epochs, "epochs", 0, what="a number of epochs")
@@ -119,10 +119,10 @@ class CurvatureGrowth(BatchGrowth):
         return share
 
     def steps(self, samples: int) -> int:
-        """Not known before the training."""
+        """Raise: the number of steps is unknown before the training."""
         raise ValueError(
-            "how many steps a training takes depends on when its batches grow, which is not known "
-            "before; the optimizer's iterations tell it afterwards"
+            "the number of steps depends on when batches grow, which is unknown before the "
+            "training; afterwards the optimizer's iterations have it"
         )
 
     def _from(self, samples: tf.data.Dataset, begin: Any) -> tf.data.Dataset:
@@ -132,7 +132,7 @@ class CurvatureGrowth(BatchGrowth):
     # ------------------------------------------------------------------ Keras
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Called by Keras, perhaps before a checkpoint is restored."""
+        """Check the settings of ``fit``. A checkpoint may be restored after this."""
         if self.params["steps"] is not None:
             raise ValueError(
                 "an epoch of BatchGrowth.by_curvature is a pass over the data, of fewer steps as "
@@ -140,12 +140,12 @@ class CurvatureGrowth(BatchGrowth):
                 "out"
             )
         self._check_sizes([self.batch, self.largest])
-        self._check_company()
+        self._check_conflicts()
         self._read = self._begun = False
         self._hessian = None
 
-    def _check_company(self) -> None:
-        """What else takes part in this ``fit``."""
+    def _check_conflicts(self) -> None:
+        """Refuse strategies, optimizers and callbacks that conflict with this callback."""
         refuse_other_strategies(self.model, "BatchGrowth.by_curvature")
         others = fit.callbacks_of_fit()
         if self._raises:
@@ -158,12 +158,12 @@ class CurvatureGrowth(BatchGrowth):
         backs_up = any(isinstance(other, keras.callbacks.BackupAndRestore) for other in others)
         if backs_up and self._file is None:
             raise ValueError(
-                "a backup does not hold when batches have grown. Give BatchGrowth.by_curvature "
+                "a backup does not record when batches have grown. Give BatchGrowth.by_curvature "
                 'file="growth.json", which it reads when the training goes on'
             )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Called by Keras: after a checkpoint was restored, before the data is read."""
+        """Resume or measure: after a checkpoint was restored, before the data is read."""
         step, before, anew = self._steps_made(), self._first, not self._begun
         if anew:
             self._resume(step)
@@ -178,7 +178,7 @@ class CurvatureGrowth(BatchGrowth):
             fit.read_anew(math.ceil(self._samples / self.size(step)))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Called by Keras."""
+        """Log the batch size and the eigenvalue."""
         super().on_epoch_end(epoch, logs)
         if logs is not None and self.measures:
             logs["curvature_top"] = self.measures[-1].eigenvalue
@@ -226,19 +226,19 @@ class CurvatureGrowth(BatchGrowth):
     def _set_rate(self, rate: float) -> float:
         optimizer = innermost(self.model.optimizer)
         optimizer.learning_rate = rate
-        self._rate = progress.number(optimizer.learning_rate)  # rounded, as a variable is
+        self._rate = progress.number(optimizer.learning_rate)  # rounded to the variable's type
         return self._rate
 
     # -------------------------------------------------------------------- resuming
 
     def _resume(self, step: int) -> None:
-        """Go on with what was decided up to a step."""
+        """Restore the decisions up to a step."""
         measures = self.measures or self._saved()
         if step > 0 and not self.measures and not self._has_file():
             raise ValueError(
-                f"the optimizer has made {step} steps, and it is not known how batches grew in "
-                f"them: {self._file or 'no file'} holds it. Give BatchGrowth.by_curvature the file "
-                "of that training, or compile the model anew"
+                f"the optimizer has made {step} steps, and how batches grew in them is "
+                f"unknown: {self._file or 'file=...'} is missing. Give BatchGrowth.by_curvature "
+                "the file of that training, or compile the model anew"
             )
         self.measures, self.sizes = [], {0: self.batch}
         for measure in measures:

@@ -1,4 +1,4 @@
-"""Momentum when the learning rate changes (Goyal et al. 2017, section 3)."""
+"""Correction of momentum when the learning rate changes (Goyal et al. 2017, section 3)."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from tfscale.optimizers import LARS
 
 
 def buffers_with_rate(optimizer: Any) -> list[Any]:
-    r"""The momentum buffers of an optimizer that hold learning rates.
+    r"""Return the momentum buffers of an optimizer that hold learning rates.
 
-    There are two ways to write momentum,
+    Momentum has two common forms,
 
     .. math::
         u &\leftarrow \mu u + g, & w &\leftarrow w - \eta u \\
         v &\leftarrow \mu v + \eta g, & w &\leftarrow w - v
 
-    and they are the same while :math:`\eta` is. The second has old rates in its buffer, so
-    it goes on at the old rate for some ten steps after a change, unless the buffer is
-    multiplied by the new rate over the old. Keras's SGD and RMSprop are written in that way,
-    and LARS in its paper's form. All others of Keras and tfscale have no rate in a buffer of
+    which are equal while :math:`\eta` is constant. The buffer of the second form holds old rates.
+    So after a change it continues at the old rate for some ten steps, unless the buffer is
+    multiplied by the new rate over the old. Keras's SGD and RMSprop use the second form, and so
+    does LARS in its paper's form. No other optimizer of Keras or tfscale has a rate in a buffer of
     gradients.
     """
     kind = type(optimizer)
     if kind is keras.optimizers.SGD:
-        return _there(optimizer, "momentums")
+        return _existing(optimizer, "momentums")
     if kind is keras.optimizers.RMSprop:
-        return _there(optimizer, "_momentums")
+        return _existing(optimizer, "_momentums")
     if kind is LARS:
-        return _there(optimizer, "_momentums") if optimizer.form == "paper" else []
+        return _existing(optimizer, "_momentums") if optimizer.form == "paper" else []
     if kind.__module__.startswith(("keras.", "tfscale.")):
         return []
     raise ValueError(
@@ -42,15 +42,15 @@ def buffers_with_rate(optimizer: Any) -> list[Any]:
     )
 
 
-def _there(optimizer: Any, name: str) -> list[Any]:
-    """Before the first step there are no buffers, and without momentum never."""
+def _existing(optimizer: Any, name: str) -> list[Any]:
+    """Return the existing buffers: none before the first step, and none without momentum."""
     return [buffer for buffer in getattr(optimizer, name, []) if buffer is not None]
 
 
 def multiplication(buffers: list[Any]) -> Callable[[Any], None]:
-    """What multiplies buffers by a number, on all replicas.
+    """Return a function that multiplies buffers by a number, on all replicas.
 
-    In a graph: one by one, a hundred variables would take longer than a step.
+    It is a graph, because multiplying a hundred variables one by one takes longer than a step.
     """
 
     @tf.function

@@ -1,4 +1,4 @@
-"""Another training function for a model, for one ``fit``."""
+"""A temporary training function of a model, for one ``fit``."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import keras
 
 
 class OneFit:
-    """In place of a model's ``train_function``, for the ``fit`` that is beginning.
+    """A replacement of a model's ``train_function`` for the ``fit`` that is beginning.
 
-    Keras does not say when a ``fit`` ends with an error. So this looks whether it is still
-    the one that it was made for, and if not, gives way.
+    Keras does not say when a ``fit`` ends with an error. So each call checks whether its ``fit`` is
+    still running, and restores the model's own function if not.
 
     Args:
-        model: that trains.
-        owner: the name of the callback that wants it.
-        around: a context for each call.
+        model: the model that trains.
+        owner: name of the callback that replaces the function.
+        around: makes a context for each call.
     """
 
     def __init__(
@@ -32,13 +32,13 @@ class OneFit:
         self._owner = owner
         self._around = around
         self._history = model.history
-        self._before = _plain(model, owner)
+        self._before = _own_train_function(model, owner)
         model.make_train_function(force=True)
         self._train = model.train_function
         model.train_function = self
 
     def __call__(self, iterator: Any) -> Any:
-        """Called by Keras, once for each execution."""
+        """Train for one execution."""
         if not self._is_running():
             self.end()
             self._model.make_train_function()
@@ -50,12 +50,12 @@ class OneFit:
         return self._model.history is self._history
 
     def end(self) -> None:
-        """The model has its own function again."""
+        """Restore the model's own function."""
         self._model.train_function = self._before
 
 
-def _plain(model: keras.Model, owner: str) -> Any:
-    """The function that the model had, behind what an interrupted ``fit`` has left."""
+def _own_train_function(model: keras.Model, owner: str) -> Any:
+    """Return the model's own function, without those that an interrupted ``fit`` left."""
     before = model.train_function
     while isinstance(before, OneFit):
         if before._is_running():

@@ -1,4 +1,4 @@
-"""Save and end the program when the machine is about to be taken away."""
+"""A callback that saves and ends the program before the machine is taken away."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ _log = logging.getLogger("tfscale")
 
 
 class Preempted(SystemExit):
-    """Ends ``fit`` and, if nobody catches it, the program."""
+    """Exception that ends ``fit`` and, if nothing catches it, the program."""
 
 
 class Preemption(WholeBackup):
     """Keras's ``BackupAndRestore``, which on SIGTERM also saves and ends the program.
 
-    All workers finish the same step, save, and raise ``Preempted`` from ``fit``, which
-    ends the program with ``exit_code``. If you start it again, the training goes on from there.
-    If the signal comes after the last step, workers save and end too; started again, ``fit``
+    All workers finish the same step, save, and raise ``Preempted`` from ``fit``, which ends the
+    program with ``exit_code``. If you start the program again, the training continues from there.
+    If the signal comes after the last step, workers save and end, too; started again, ``fit``
     restores the trained model and returns at once.
 
-    Every ``check_every`` steps and at the end of each epoch, workers exchange one number to
-    learn whether one of them got the signal; a single worker exchanges nothing.
+    Every ``check_every`` steps and at the end of each epoch, workers exchange one number to learn
+    whether one of them got the signal; a single worker exchanges nothing.
 
     Args:
         backup_dir: as for ``BackupAndRestore``.
         save_freq: as for ``BackupAndRestore``: how often to save without a signal.
-        check_every: how many steps a signal may wait. Choose it so that these steps and a save
-            take less time than you get between the signal and the end (often 30 seconds).
-        exit_code: that of the program. If your scheduler starts a job again only after a
-            failure, choose another number than 0.
+        check_every: largest number of steps between a signal and the save. These steps and a save
+            must take less time than you get between the signal and the end (often 30 seconds).
+        exit_code: exit code of the program. If your scheduler restarts jobs only after a failure,
+            choose another number than 0.
         settings: further arguments of ``BackupAndRestore``.
 
     Example:
@@ -45,7 +45,7 @@ class Preemption(WholeBackup):
         >>> history = model.fit(x, y, verbose=0, callbacks=[preemption])
     """
 
-    _sigterm: Sigterm  # while it trains
+    _sigterm: Sigterm  # exists while it trains
 
     def __init__(
         self,
@@ -74,12 +74,12 @@ class Preemption(WholeBackup):
         self._steps = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Called by Keras."""
+        """Start to listen for SIGTERM."""
         super().on_train_begin(logs)
         self._sigterm = Sigterm(self)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Called by Keras."""
+        """Save and end, if it is time to check and a worker got the signal."""
         super().on_train_batch_end(batch, logs)
         self._steps += 1
         if self._steps % self._check_every == 0 and self._anybody_told():
@@ -87,7 +87,7 @@ class Preemption(WholeBackup):
             self._leave()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Called by Keras, after validation."""
+        """Save and end after validation, if a worker got the signal."""
         super().on_epoch_end(epoch, logs)
         if self._anybody_told():
             if self.save_freq != "epoch":
@@ -95,16 +95,16 @@ class Preemption(WholeBackup):
             self._leave()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Called by Keras. From now on SIGTERM does what it did before ``fit``."""
+        """Restore the former handler of SIGTERM; save and end if a worker got the signal."""
         self._sigterm.stop()
         if self._anybody_told():
-            self._current_epoch = self.params["epochs"]  # an early end is an end
+            self._current_epoch = self.params["epochs"]  # an early end of training is its end
             self._save_model()
             self._leave()
         super().on_train_end(logs)
 
     def _leave(self) -> None:
-        """Each worker says so in its own log: it may be all that tells why its process ended."""
+        """Log why this worker ends, and raise ``Preempted``."""
         self._sigterm.stop()
         self._wait_for_the_save()
         _log.info(
@@ -116,7 +116,7 @@ class Preemption(WholeBackup):
         raise Preempted(self._exit_code)
 
     def _wait_for_the_save(self) -> None:
-        """Wait until the first worker, which alone writes, has done so.
+        """Wait until the first worker has written the save.
 
         Many launchers end all processes as soon as one ends with another code than 0.
         """
@@ -134,7 +134,7 @@ class Preemption(WholeBackup):
         if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
             return holds
         if strategy.num_replicas_in_sync == len(strategy.extended.worker_devices):
-            return holds  # all replicas are of this worker
+            return holds  # all replicas belong to this worker
         own = strategy.experimental_distribute_values_from_function(
             lambda _: tf.constant(float(holds))
         )

@@ -1,4 +1,4 @@
-"""How far a training is, as its optimizer knows."""
+"""The progress of a training, as its optimizer counts it."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from tfscale.schedules.schedule import EPOCHS, STEPS
 
 
 def window(optimizer: Any) -> int:
-    """How many batches make one update."""
+    """Return the number of batches of an update."""
     return innermost(optimizer).gradient_accumulation_steps or 1
 
 
 def updates(optimizer: Any) -> int:
-    """How many updates were made, in this program or before it."""
+    """Return the number of updates, in this program and before it."""
     return int(number(innermost(optimizer).iterations))
 
 
 def steps(optimizer: Any) -> int:
-    """How many batches it has trained on, up to the last whole window."""
+    """Return the number of batches trained on, up to the last whole window."""
     return updates(optimizer) * window(optimizer)
 
 
 def in_steps(schedule: Any, epoch: int | None, what: str) -> Any:
-    """The same schedule, or the one in steps of one that counts epochs.
+    """Return a schedule in steps: the given one, or a conversion if it counts epochs.
 
     Args:
-        schedule: of learning rates, or any function of a step.
-        epoch: how many steps an epoch has; None if ``fit`` does not know.
+        schedule: a schedule of learning rates, or any function of a step.
+        epoch: number of steps of an epoch; None if ``fit`` does not know.
         what: the argument that the schedule was given as.
     """
     if getattr(schedule, "unit", STEPS) != EPOCHS:
@@ -60,5 +60,5 @@ def check_settable(optimizer: Any, who: str) -> None:
 
 
 def number(variable: Any) -> float:
-    """The value of a variable that may have a copy on each replica."""
+    """Return the value of a variable that may have a copy on each replica."""
     return float(tf.convert_to_tensor(variable).numpy())

@@ -1,4 +1,4 @@
-"""Train with less memory: compute parts of the forward pass again in the backward pass."""
+"""A callback that saves memory: the backward pass computes parts of the forward pass again."""
 
 from __future__ import annotations
 
@@ -29,35 +29,35 @@ from tfscale.recompute.plan import Tell, checked_fraction, checked_layers
 from tfscale.recompute.traced_step import TracedStep
 from tfscale.sizes import number_of_bytes
 
-SECONDS_BETWEEN_LINES = 2  # that tell how far a search is
+SECONDS_BETWEEN_LINES = 2  # seconds between two messages of a search
 
 
 class Recompute(keras.callbacks.Callback):
-    """Frees what layers keep for the backward pass, and computes it again when it is needed.
+    """A callback that frees activations, and computes them again in the backward pass.
 
-    A step keeps the results of all layers until the backward pass has used them, so its
-    memory grows with the depth n of the model. With k segments that are computed again
-    only their borders stay, and one segment at a time: about k + n/k layers instead of n,
-    2 sqrt(n) at best, for at most one more forward pass [1].
+    A step keeps the results of all layers until the backward pass has used them, so its memory
+    grows with the depth n of the model. With k recomputed segments, only their borders and one
+    segment at a time stay in memory: about k + n/k layers instead of n, 2 sqrt(n) at best, for at
+    most one more forward pass [1].
 
-    The training is the same to the bit. The operations of the backward pass take copies of
-    the forward pass's operations instead of their results: random numbers come from the same
-    seeds, statistics are updated once.
+    The training is bitwise the same. The operations of the backward pass use copies of the forward
+    pass's operations instead of their results: random numbers come from the same seeds, and
+    statistics are updated once.
 
-    Before training it derives from the step's graph, for the real batch, what each layer
-    keeps and costs. With ``budget`` or ``fraction`` it then looks for the segments that cost
-    least within it. It prints ``plan.summary()``.
+    Before training, the callback derives from the step's graph, for the real batch, the memory and
+    the cost of each layer. With ``budget`` or ``fraction`` it then searches for the cheapest
+    segments within the limit. It prints ``plan.summary()``.
 
-    Memory here is what a step of one replica takes beside variables (weights, optimizer
+    Memory here is the memory of a step of one replica, without variables (weights, optimizer
     state). Replicas that share a device add up.
 
     Args:
-        budget: bytes that a step may take: a number, "2GB" (of 1000 MB) or "800MiB".
-        fraction: the same, as a share of what it takes without this callback.
+        budget: largest memory of a step in bytes: a number, "2GB" (of 1000 MB) or "800MiB".
+        fraction: largest memory of a step, as a share of its memory without this callback.
         layers: names of layers to compute again; neighbours are computed together.
         segments: "sqrt": about sqrt(n) segments of equal size, the last of which is kept.
-        example: a batch as ``fit`` gives it to a step, for example ``(x, y)``. Only its
-            shapes count. Needed where they can't be known: generators, lengths that vary.
+        example: a batch as ``fit`` gives it to a step, for example ``(x, y)``. Only its shapes
+            count. Needed if they are unknown: generators, lengths that vary.
         verbose: 0 prints nothing.
 
     Example:
@@ -99,18 +99,20 @@ class Recompute(keras.callbacks.Callback):
 
     @property
     def plan(self) -> Plan:
-        """What is computed again; known when training has begun."""
+        """The plan of what is computed again; known when training has begun."""
         if self._plan is None:
             raise ValueError("there is no plan yet: it is made when model.fit begins")
         return self._plan
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Called by Keras."""
+        """Plan, and replace the model's training function for this ``fit``."""
         _check(self.model)
         self._tell(f"Recompute: tracing a training step of {self.model.name}")
         step = trace(self.model, batch_of_fit(self.model, self._example))
         self._tell(f"Recompute: planning {len(step.units)} units, {len(step.ops)} operations")
-        self._plan = plan = self._choose(step, _gradients_pile_up(self.model), self._tell_how_far())
+        self._plan = plan = self._choose(
+            step, _gradients_pile_up(self.model), self._progress_reporter()
+        )
         self._tell(plan.summary())
         self._fit = OneFit(self.model, type(self).__name__, self._recomputing)
 
@@ -123,8 +125,8 @@ class Recompute(keras.callbacks.Callback):
         if self._verbose:
             print(what, flush=True)
 
-    def _tell_how_far(self) -> Tell:
-        """For a search that takes long: a line each few seconds."""
+    def _progress_reporter(self) -> Tell:
+        """Return a function that reports a long search, with a line every few seconds."""
         last = time.monotonic()
 
         def tell(done: int, of: int) -> None:
@@ -136,7 +138,7 @@ class Recompute(keras.callbacks.Callback):
         return tell
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Called by Keras."""
+        """Restore the model's own training function."""
         if self._fit is not None:
             self._fit.end()
         self._fit = None
@@ -160,7 +162,7 @@ def _check(model: keras.Model) -> None:
 
 
 def _gradients_pile_up(model: keras.Model) -> bool:
-    """Whether all gradients must be there before the first can be applied."""
+    """Return whether all gradients must exist before the first can be applied."""
     optimizer = innermost(model.optimizer)
     several = model.distribute_strategy.num_replicas_in_sync > 1
     return several or bool(optimizer.global_clipnorm) or optimizer is not model.optimizer

@@ -1,4 +1,4 @@
-"""Notices SIGTERM, in whatever thread a training runs."""
+"""Detection of SIGTERM, in whatever thread a training runs."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from tfscale import handlers
 from tfscale.ops import library
 
 _TIMES, _BETWEEN = 5, 0.1  # seconds
-_EACH = 1.0  # seconds, after a signal, to look whether ``fit`` has raised rather than heeded it
+_EACH = 1.0  # seconds after a signal, to check whether ``fit`` has raised instead of reacting
 
 
 class Sigterm:
-    """Takes SIGTERM from its former handler, from when this is made until ``stop``.
+    """A receiver of SIGTERM, instead of the former handler, from now until ``stop``.
 
-    If several trainings run at once, or one within another, each hears the signal.
+    If several trainings run at once, or one within another, each receives the signal.
 
     Keras does not tell callbacks that ``fit`` has raised. If a signal comes after that, and no
     other training runs, it is passed on to its former handler.
 
     Args:
-        callback: the callback whose ``fit`` this is for.
+        callback: the callback of the ``fit`` that listens.
     """
 
     def __init__(self, callback: Any) -> None:
         self._callback = callback
-        self._in_fit = self._fit_runs()  # and in no loop of the user's own, which may go on
+        self._in_fit = self._fit_runs()  # False in a loop of the user, which may continue
         self.told = False
         _process.add(self)
 
@@ -43,20 +43,23 @@ class Sigterm:
         return self.told
 
     def stop(self) -> None:
-        """Leave the signal to its former handler; ``heard`` keeps what has come so far.
+        """Leave the signal to its former handler; ``heard`` keeps its value.
 
-        That is heeded then.
+        A signal that has come until now counts as handled.
         """
         _process.remove(self)
         if self.told:
             _process.unheeded = False
 
     def replaces(self, other: Sigterm) -> bool:
-        """Whether it is for another ``fit`` with the same callback."""
+        """Return whether this belongs to another ``fit`` with the same callback."""
         return self._callback is other._callback
 
     def fit_is_over(self) -> bool:
-        """Looks several times: a function that returns during a look hides its callers."""
+        """Return whether ``fit`` has ended.
+
+        Looks several times: a function that returns during a look hides its callers.
+        """
         for _ in range(_TIMES):
             if not self._in_fit or self._fit_runs():
                 return False
@@ -64,7 +67,7 @@ class Sigterm:
         return True
 
     def _fit_runs(self) -> bool:
-        """In any thread."""
+        """Return whether any thread is in a ``fit`` with the callback."""
         for frame in sys._current_frames().values():
             caller: Any = frame
             while caller is not None:
@@ -77,24 +80,24 @@ class Sigterm:
 
 
 class _Process:
-    """What a process does with SIGTERM, for all of its trainings.
+    """The process's handling of SIGTERM, for all of its trainings.
 
-    Whatever handles the signal writes into a pipe. In the main thread that is a handler of
-    Python's, whose part in C works in whichever thread the system interrupts, TensorFlow's, too.
-    Other threads can't set one: for them it is the native library's.
+    The handler writes into a pipe. In the main thread it is a Python handler, whose C part runs in
+    whichever thread the system interrupts, including TensorFlow's. Other threads cannot set a
+    Python handler: they use the native library's.
     """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._trainings: list[Sigterm] = []
-        self.unheeded = False  # has a signal come that no training has heeded yet
-        self._pipe: tuple[int, int] | None = None  # once there has been a training
-        self._handles = False  # by a handler of Python's
+        self.unheeded = False  # whether a signal has come that no training has handled yet
+        self._pipe: tuple[int, int] | None = None  # exists from the first training on
+        self._handles = False  # whether a Python handler is installed
         self._former: Any = signal.SIG_DFL
-        self._action: Any = None  # C's former one, while this handles the signal
+        self._action: Any = None  # C's former handler, while this handles the signal
 
     def add(self, training: Sigterm) -> None:
-        self._end_those_over()
+        self._remove_ended()
         with self._lock:
             if self._pipe is None:
                 self._pipe = os.pipe()
@@ -105,7 +108,7 @@ class _Process:
             self._take()
 
     def _replace(self, training: Sigterm) -> None:
-        """A ``fit`` with the same callback can only have raised."""
+        """Replace a former ``fit`` with the same callback, which can only have raised."""
         self.read()
         for other in [one for one in self._trainings if training.replaces(one)]:
             self._trainings.remove(other)
@@ -113,7 +116,7 @@ class _Process:
         self._trainings.append(training)
 
     def remove(self, training: Sigterm) -> bool:
-        """Whether it was there until now."""
+        """Remove a training; return whether it was listening."""
         with self._lock:
             if training not in self._trainings:
                 return False
@@ -131,7 +134,7 @@ class _Process:
                     training.told = True
 
     def forget(self) -> None:
-        """In a forked process, whose trainings these are not."""
+        """Drop all trainings in a forked process, since they belong to its parent."""
         if self._pipe:
             self._give_back()
             self._trainings.clear()
@@ -156,7 +159,10 @@ class _Process:
         self._handles = True
 
     def _give_back(self) -> None:
-        """Threads other than the main one do so in C only, and ``_hear`` the rest."""
+        """Restore the former handlers.
+
+        Threads other than the main one restore the C handler only, and ``_hear`` does the rest.
+        """
         is_main = threading.current_thread() is threading.main_thread()
         replaced = self._handles and signal.getsignal(signal.SIGTERM) != self._hear
         if self._handles and is_main and not replaced:
@@ -166,7 +172,7 @@ class _Process:
         self._handles, self._action = False, None
 
     def _hear(self, number: int, frame: Any) -> None:
-        """Takes no lock, for it may interrupt whoever has it."""
+        """Note the signal. Takes no lock, since it may interrupt the thread that holds it."""
         if self._trainings and self._pipe:
             with contextlib.suppress(BlockingIOError):
                 os.write(self._pipe[1], b"!")
@@ -180,10 +186,10 @@ class _Process:
             told = any(training.told for training in self._trainings)
             select.select([self._pipe[0]], [], [], _EACH if told else None)
             self.read()
-            self._end_those_over()
+            self._remove_ended()
 
-    def _end_those_over(self) -> None:
-        """What they did not heed is for whoever took the signal before."""
+    def _remove_ended(self) -> None:
+        """Remove ended trainings, and pass an unhandled signal to the former handler."""
         for training in list(self._trainings):
             was_last = training.fit_is_over() and self.remove(training) and not self._trainings
             if was_last and self.unheeded:
@@ -192,7 +198,7 @@ class _Process:
 
 
 def _in_child() -> None:
-    """A process that loads data, say, has nothing to save, and ends by SIGTERM."""
+    """Reset a forked process: it has nothing to save (it loads data, say), and ends by SIGTERM."""
     global _process
     _process.forget()
     _process = _Process()

@@ -1,4 +1,4 @@
-"""How long steps take and how many bytes they send, shown while a training runs."""
+"""A callback that measures times and bytes of steps during training."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ if TYPE_CHECKING:
 
 _NOT_IN_BAR = {"communication_ms", "exposed_ms", "sent_mb", "saved_mb", *EFFICIENCIES}
 
-VERSION = 2  # of the JSON lines
-ASKED = "TFSCALE_TIMELINE"  # names the file that ``tfscale launch --timeline`` asks for
+VERSION = 2  # version of the JSON lines
+# environment variable with the file that ``tfscale launch --timeline`` wants
+ASKED = "TFSCALE_TIMELINE"
 
 _TOO_SHORT = (
-    "no timeline was written: it was to begin after %d steps of fit, but fit made only %d. "
+    "no timeline was written: it should begin after %d steps of fit, but fit made only %d. "
     "Choose its steps with Telemetry(profile=(first, end))"
 )
 
-SHARE = 0.005  # of the time is what reading and telling may take
-SHORTEST = 0.01  # seconds: to tell of each step alone costs some hundredths of a millisecond
+SHARE = 0.005  # largest share of the training time that telemetry may use
+SHORTEST = 0.01  # seconds: reporting each step separately costs some hundredths of a millisecond
 
 
 def _step(value: int, name: str) -> int:
@@ -46,25 +47,25 @@ def _step(value: int, name: str) -> int:
 
 
 class Telemetry(keras.callbacks.Callback):
-    r"""Measures how long each step takes, how many bytes it sends, and how long sending takes.
+    r"""A callback that measures each step: its time, its bytes, and how long sending takes.
 
-    It puts these numbers into ``History``, into TensorBoard, into a file of JSON lines and into a
-    timeline, and one of them, ``samples_per_second``, into the progress bar, which has no room for
-    more. ``docs/telemetry.md`` says what each number means, and its limits.
+    The callback writes these numbers into ``History``, into TensorBoard, into a file of JSON lines
+    and into a timeline. The progress bar shows only ``samples_per_second``, since it has no room
+    for more. ``docs/telemetry.md`` explains each number and its limits.
 
-    The engine keeps a log of what it sends in any case. This callback reads the log at the end of
-    each epoch, and between steps if all its reading so far took less than half a percent of the
-    time. Steps of less than 10 ms share a line. Each bucket on a lossy wire gets a few small
-    operations, which copy a sample of its gradients: the step is traced with them, and again
-    without them in the next ``fit``.
+    The engine always keeps a log of what it sends. This callback reads the log at the end of each
+    epoch, and between steps if all its reading so far took less than half a percent of the time.
+    Steps of less than 10 ms share a line. For each bucket on a lossy wire, the traced step gets a
+    few small operations, which copy a sample of the bucket's gradients. The next ``fit`` traces the
+    step again without them.
 
-    Exposed time begins when a rank hands over the last of its gradients, at the end of its
-    backward pass, and ends when it has all sums. The scaling efficiency with ``baseline``,
-    ``efficiency_measured``, is
+    Exposed time begins when a rank hands over the last of its gradients, at the end of its backward
+    pass, and ends when the rank has all sums. With ``baseline``, the scaling efficiency is
+    measured: ``efficiency_measured`` is
 
     .. math:: \frac{\text{samples per second}}{\text{devices} \cdot \text{baseline}}
 
-    Without it, ``efficiency_estimated`` is 1 - exposed / step, an upper estimate.
+    Without ``baseline``, ``efficiency_estimated`` is 1 - exposed / step, an upper estimate.
 
     If there are several workers, each writes its own files, with its first rank in their names,
     and shows the times and bytes of its own ranks.
@@ -73,16 +74,16 @@ class Telemetry(keras.callbacks.Callback):
         jsonl: a file for JSON lines: one for each step, and a few more.
         tensorboard: a folder for TensorBoard.
         timeline: a file for Perfetto (https://ui.perfetto.dev), of the steps in ``profile``;
-            ``tfscale launch --timeline`` asks for one, too.
+            ``tfscale launch --timeline`` requests such a file, too.
         progress: whether the numbers go to ``logs``: to the progress bar, to ``History`` and to
             the callbacks that come later in the list.
-        batch: how many samples the global batch has, if ``fit`` cannot know (a generator); or a
-            function from a step's number to that, such as ``BatchGrowth.size``.
+        batch: number of samples of the global batch, if ``fit`` cannot know (a generator); or a
+            function from a step's number to that number, such as ``BatchGrowth.size``.
         baseline: samples per second of one device.
         profile: the first step of the timeline and the one after its last, counted from the
-            beginning of ``fit``. TensorFlow's profiler makes these steps slower; means leave
-            them out.
-        errors: whether to measure what lossy wires lose.
+            beginning of ``fit``. TensorFlow's profiler makes these steps slower; means leave them
+            out.
+        errors: whether to measure the errors of lossy wires.
 
     Example:
         >>> telemetry = tfscale.callbacks.Telemetry(jsonl="run.jsonl")
@@ -90,7 +91,7 @@ class Telemetry(keras.callbacks.Callback):
         >>> summary = telemetry.summary()  # a text, to be printed
     """
 
-    async_safe = True  # else Keras would wait for each step's result before it starts the next
+    async_safe = True  # otherwise Keras waits for each step's result before it starts the next
 
     def __init__(
         self,
@@ -133,13 +134,14 @@ class Telemetry(keras.callbacks.Callback):
         self._forget()
 
     def _forget(self) -> None:
-        """What belongs to one fit."""
+        """Reset the state of one ``fit``."""
         self._batches = Batches(None, None, None)
         self._devices = 1
         self._epoch = 0
         self._first_step = 0
         self._step = 0
-        # Batches of the epoch that are over, and when; in any order, if threads say so.
+        # Finished batches of the epoch, with the time of their end; threads may add them in any
+        # order.
         self._ends: list[tuple[int, float]] = []
         self._open: Lap | None = None
         self._closed: list[Lap] = []
@@ -159,13 +161,13 @@ class Telemetry(keras.callbacks.Callback):
     # ------------------------------------------------------------------ Keras
 
     def set_model(self, model: Any) -> None:
-        """Called by Keras, before it makes the function that trains."""
+        """Drop a training function that may lack samples; Keras then makes a new one."""
         super().set_model(model)
         if self._watches(model):
             model.train_function = None  # it may have been traced without samples
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Called by Keras."""
+        """Open the files, and attach to the strategy's engine."""
         self._forget()
         strategy, optimizer = self.model.distribute_strategy, self.model.optimizer
         self._engine_log = engine_log_of(strategy)
@@ -183,12 +185,12 @@ class Telemetry(keras.callbacks.Callback):
         self._began = time.perf_counter()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Called by Keras."""
+        """Reset the means of the epoch."""
         self._epoch, self._ends = epoch, []
         self._epoch_whole, self._epoch_usual = Mean(), Mean()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Called by Keras, once for each execution, in the thread that trains."""
+        """Begin a measured interval; called once for each execution, in the thread that trains."""
         now = time.time()
         steps = self._batches.steps(batch, int(self.model.steps_per_execution))
         if self._open is not None and self._may_join(self._open, now):
@@ -204,30 +206,30 @@ class Telemetry(keras.callbacks.Callback):
         self._open = Lap(self._epoch, batch, self._step, steps, now, usual=usual)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Called by Keras, perhaps in another thread."""
+        """Note the end of a batch; Keras may call this in another thread."""
         self._ends.append((batch, time.time()))
         if self._progress and logs is not None:
             logs.update(self._logged)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Called by Keras."""
+        """Read the log, and write the epoch's numbers."""
         last, now = max(self._ends, default=(-1, 0.0))
-        if self._open is not None:  # there may have been no data left for its last step
+        if self._open is not None:  # the data may have ended before the interval's last step
             self._open.steps = min(self._open.steps, last + 1 - self._open.batch)
         self._close(now)
         self._read()
         numbers = self._numbers(self._epoch_whole, self._epoch_usual)
-        self._write("epoch", epoch=epoch, step=self._step, **numbers, **self._of_rounds())
+        self._write("epoch", epoch=epoch, step=self._step, **numbers, **self._round_figures())
         if self._progress and logs is not None:
             logs.update(_without_step_ms(numbers))
 
-    def _of_rounds(self) -> dict[str, float]:
-        """Where replicas agree once in many steps: how often they have, and from how far."""
+    def _round_figures(self) -> dict[str, float]:
+        """Return the figures of rounds, if replicas synchronize only in rounds."""
         rounds = getattr(self.model.distribute_strategy, "rounds", None)
         return {} if rounds is None else rounds.figures()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Called by Keras."""
+        """Write the totals, and close the files."""
         if self._recording is not None:
             self._finish_recording(time.time())
         totals: dict[str, Any] = {"steps": self._whole.steps, "seconds": self._whole.seconds}
@@ -242,12 +244,12 @@ class Telemetry(keras.callbacks.Callback):
         self._lines = self._board = None
         if self._samples is not None:
             self.model.distribute_strategy.reducer.watch = None
-            self.model.train_function = None  # the next one has no samples
+            self.model.train_function = None  # the next function has no samples
 
-    # ----------------------------------------------------------------- people
+    # # ----------------------------------------------------------------- people
 
     def summary(self) -> str:
-        """A table of the last ``fit``, for people."""
+        """Return a table of the last ``fit``."""
         self._check_has_seen_a_fit()
         rows = self._engine_log.rows if self._engine_log is not None else []
         by = "estimated" if self._baseline is None else f"against {self._baseline:g} samples/s"
@@ -255,7 +257,7 @@ class Telemetry(keras.callbacks.Callback):
         return report.summary(self._whole, numbers, by, rows, self._distortions, self._words())
 
     def draw(self) -> Figure:
-        """Rates, times and bytes of the last ``fit``; needs matplotlib."""
+        """Plot rates, times and bytes of the last ``fit``. Needs matplotlib."""
         self._check_has_seen_a_fit()
         usual = [point for point, usual in self._points if usual]
         others = [point for point, usual in self._points if not usual]
@@ -282,7 +284,7 @@ class Telemetry(keras.callbacks.Callback):
             self._closed.append(lap)
 
     def _read(self) -> None:
-        """Find out about the laps that are over, and tell."""
+        """Read the engine's log about finished intervals, and report."""
         begin = time.perf_counter()
         laps, self._closed = self._closed, []
         if self._engine_log is not None:
@@ -344,7 +346,7 @@ class Telemetry(keras.callbacks.Callback):
             self._finish_recording(now)
         elif first <= made < last:
             if not self._recording.runs:
-                self._read()  # what was before is not in the timeline
+                self._read()  # the timeline begins here
             self._recording.step(now)
 
     def _finish_recording(self, now: float) -> None:
@@ -369,7 +371,7 @@ class Telemetry(keras.callbacks.Callback):
         self._begun = True
 
     def _own_path(self, name: str) -> Path | None:
-        """This worker's; with several workers its first rank is in the name."""
+        """Return this worker's path; with several workers, its name contains the first rank."""
         path = self._paths[name]
         if path is None:
             return None
@@ -441,7 +443,7 @@ class Telemetry(keras.callbacks.Callback):
 
 
 def _fields(of: Row | Distortion) -> dict[str, Any]:
-    """For a file, which has names."""
+    """Return the fields of a record for a JSON line, which needs names instead of objects."""
     fields = {field.name: getattr(of, field.name) for field in dataclasses.fields(of)}
     collectives = (
         {"collectives": list(map(str, fields["collectives"]))} if "collectives" in fields else {}

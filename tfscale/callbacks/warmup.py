@@ -1,4 +1,4 @@
-"""The learning rate of each step, from a schedule."""
+"""A callback that sets the learning rate of each step from a schedule."""
 
 from __future__ import annotations
 
@@ -16,42 +16,43 @@ LOGGED = "learning_rate"
 
 
 class Warmup(keras.callbacks.Callback):
-    """Sets the learning rate before each step of ``fit``, as a schedule says.
+    """A callback that sets the learning rate before each step of ``fit`` by a schedule.
 
     If you give the same schedule to the optimizer, the training gives the same bits. But the
     callback knows the number of steps of an epoch, the number of replicas, and gradient
-    accumulation; it can correct momentum; and it logs the rate as ``learning_rate``: in the
-    progress bar, in the history, and in TensorBoard if that callback comes later in the list.
+    accumulation. It can correct momentum. It logs the rate as ``learning_rate``: in the progress
+    bar, in the history, and in TensorBoard if that callback comes later in the list.
 
-    - **Resuming.** The step is counted by ``optimizer.iterations``, which is saved with the
-      model, and by nothing else. So a training that goes on from a checkpoint, whole or
-      weights only, has the rates that it would have had without the interruption. (Into an
-      optimizer that is not built yet, ``load_weights`` loads nothing; Keras warns of it.)
-    - **Gradient accumulation.** A step is a batch; all batches of a window have the
-      rate that the window's update gets. ``batch`` is multiplied by the window.
+    - **Resuming.** Only ``optimizer.iterations``, which is saved with the model, counts steps. So a
+      training that resumes from a checkpoint, whole or weights only, has the rates that it would
+      have had without the interruption. (``load_weights`` loads nothing into an optimizer that is
+      not built yet; Keras warns of it.)
+    - **Gradient accumulation.** A step is a batch; all batches of a window have the rate of the
+      window's update. ``batch`` is multiplied by the window.
     - **steps_per_execution.** All steps of an execution have the rate of its first step, because
       Keras calls callbacks only then. If each step needs its own rate, give the schedule to the
       optimizer.
-    - **Epochs of unknown length** (a generator) are refused if the schedule counts
-      epochs: give ``fit`` ``steps_per_epoch``, or a schedule in steps. In a second ``fit``
-      with the same optimizer an epoch has as many steps as in the first.
-    - **Nothing else may set the rate.** If ``ReduceLROnPlateau`` or your code does, the next
+    - **Epochs of unknown length** (a generator) are refused if the schedule counts epochs: give
+      ``fit`` ``steps_per_epoch``, or a schedule in steps. In a second ``fit`` with the same
+      optimizer, an epoch has as many steps as in the first.
+    - **Nothing else may set the rate.** If ``ReduceLROnPlateau`` or your code does, the next step
+      raises an error. An optimizer that has its own schedule is refused.
       step raises an error. An optimizer that has a schedule of its own is refused.
 
     Args:
-        schedule: one of ``tfscale.schedules``, also with its epoch length or batch size left
+        schedule: a schedule of ``tfscale.schedules``, also with its epoch length or batch size left
             open, or any schedule of Keras.
-        epochs: in place of a schedule: so many epochs of warm-up, to the rate that the
-            optimizer was compiled with; afterwards that rate stays.
-        steps: the same, in steps.
-        start: with ``epochs`` or ``steps``: the rate to begin with.
+        epochs: number of epochs of a warm-up that replaces ``schedule``: it ends at the rate that
+            the optimizer was compiled with, which stays afterwards.
+        steps: number of steps of such a warm-up.
+        start: with ``epochs`` or ``steps``: the first rate.
         batch: the global batch that ``fit`` is given, for a schedule with ``base_batch``.
-        batch_per_replica: in place of ``batch``; it is multiplied by the number of replicas
-            of the model's strategy.
-        momentum_correction: multiply momentum by the new rate over the old whenever the
-            rate changes, for optimizers that need it (Keras's SGD and RMSprop, LARS in
-            its paper's form); others are not changed. ResNet-50 in an hour needs it. A change
-            from or to a rate of 0 is not corrected.
+        batch_per_replica: replaces ``batch``; it is multiplied by the number of replicas of the
+            model's strategy.
+        momentum_correction: whether to multiply momentum by the new rate over the old whenever the
+            rate changes, for optimizers that need it (Keras's SGD and RMSprop, LARS in its paper's
+            form); others are not changed. ResNet-50 in an hour needs it. A change from or to a rate
+            of 0 is not corrected.
 
     Example:
         >>> import numpy as np, keras, tfscale
@@ -101,7 +102,7 @@ class Warmup(keras.callbacks.Callback):
                 "batch is batch_per_replica times the number of replicas: give one of them; got "
                 f"batch={batch!r}, batch_per_replica={batch_per_replica!r}"
             )
-        self.schedule: Any = None  # once a training has begun, in steps
+        self.schedule: Any = None  # the schedule in steps, once a training has begun
         self._definition = schedule
         self._length = (epochs or 0.0, EPOCHS) if steps is None else (steps, STEPS)
         self._start = start
@@ -115,7 +116,7 @@ class Warmup(keras.callbacks.Callback):
         self._rate: float | None = None
 
     def set_model(self, model: Any) -> None:
-        """Called by Keras, before a callback has restored a checkpoint."""
+        """Note the compiled rate, before a callback restores a checkpoint."""
         super().set_model(model)
         optimizer = innermost(model.optimizer)
         progress.check_settable(optimizer, "Warmup")
@@ -123,11 +124,11 @@ class Warmup(keras.callbacks.Callback):
         self._compiled = (rate, progress.updates(optimizer))
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Called by Keras."""
+        """Make the schedule in steps."""
         self._rate = None
         optimizer = innermost(self.model.optimizer)
         if self._corrects:
-            momentum.buffers_with_rate(optimizer)  # refuses what it does not know
+            momentum.buffers_with_rate(optimizer)  # raises for unknown optimizers
         if optimizer is not self._scheduled:
             self.schedule = self._closed(self._definition or self._up_to_the_compiled_rate())
             self._rate_of = tf.function(self.schedule, [tf.TensorSpec([], tf.int64)])
@@ -135,17 +136,17 @@ class Warmup(keras.callbacks.Callback):
             self._scheduled = optimizer
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Called by Keras, once for each execution."""
+        """Set the rate, once for each execution."""
         optimizer = innermost(self.model.optimizer)
         updates, window = progress.updates(optimizer), progress.window(optimizer)
         self._set(optimizer, float(self._rate_of((updates + 1) * window - 1)))
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Called by Keras."""
+        """Log the rate."""
         self._log(logs)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Called by Keras."""
+        """Log the rate."""
         self._log(logs)
 
     def _log(self, logs: Any) -> None:
@@ -161,7 +162,8 @@ class Warmup(keras.callbacks.Callback):
             )
         if rate != before:
             optimizer.learning_rate = rate
-        self._rate = progress.number(optimizer.learning_rate)  # rounded, if the variable is half
+        # rounded if the variable has half precision
+        self._rate = progress.number(optimizer.learning_rate)
         if self._corrects and self._rate != before > 0:
             self._correct(optimizer, self._rate / before)
 

@@ -1,4 +1,4 @@
-"""Broadcast: what one rank has, everyone gets."""
+"""Broadcast: all ranks receive the buffer of one rank."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from tfscale.collectives.tree import Node, depth, descend, node_at
 
 
 def broadcast(ranks: int, root: int = 0) -> Schedule:
-    """The root's buffer descends a binary tree; nothing is added.
+    """Send the root's buffer down a binary tree; nothing is added.
 
-    A binary tree, and not a binomial one with its fewer rounds: here nobody sends
-    more than two buffers, so that with the engine's parts following each other a
-    large buffer (a model's first weights) takes about 2 beta N at any number of
-    ranks.
+    A binomial tree would have fewer rounds. But in a binary tree no rank sends more than two
+    buffers. So, with the engine's parts following each other, a large buffer (a model's first
+    weights) takes about 2 beta N for any number of ranks.
 
-    Cost: floor(log2 P) rounds; a rank sends at most 2 buffers and receives one;
-    time about 2 log2 P (alpha + beta N) in one go.
+    Cost: floor(log2 P) rounds; a rank sends at most 2 buffers and receives one; without parts, the
+    time is about 2 log2 P (alpha + beta N).
 
     Args:
         ranks: how many ranks take part.
-        root: the rank whose buffer all get.
+        root: the rank whose buffer all ranks receive.
 
     Example:
         >>> from tfscale.collectives import broadcast

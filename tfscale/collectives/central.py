@@ -1,4 +1,4 @@
-"""Central: one rank does all the work. Kept to show why the others exist."""
+"""Central: one rank does all the work. Kept for comparison with the other algorithms."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tfscale.collectives.schedule import Move, Schedule, add, checked_ranks, fin
 
 
 def central(ranks: int) -> Schedule:
-    """One parameter server: rank 0 receives everything and sends everything back.
+    """Use one parameter server: rank 0 receives everything and sends everything back.
 
-    Few rounds, but they all pass through one port: rank 0 receives P-1 buffers
-    and sends P-1 buffers, while everyone else waits.
+    There are few rounds, but they all go through one port: rank 0 receives P-1 buffers and sends
+    P-1 buffers, while all others wait.
 
-    Cost: 2 rounds; rank 0 sends (P-1) times the buffer, the others once;
-    time 2(P-1) (alpha + beta N) + gamma N, if adding is faster than receiving.
+    Cost: 2 rounds; rank 0 sends (P-1) times the buffer, the others once; the time is 2(P-1) (alpha
+    + beta N) + gamma N, if adding is faster than receiving.
 
     Args:
         ranks: how many ranks take part.

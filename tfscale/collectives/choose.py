@@ -1,8 +1,7 @@
-"""How ``auto`` chooses: the schedule that the cost model calls the fastest.
+"""The choice of ``auto``: the schedule that is fastest by the cost model.
 
-What it chose can be written to a file, and a file that is read overrides the model.
-Everything here is plain arithmetic in a fixed order: equal inputs give equal choices
-on every rank.
+A choice can be written to a file, and a file that is read overrides the model. Everything here is
+plain arithmetic in a fixed order: equal inputs give equal choices on every rank.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ class Choice:
     """The schedule that is chosen for a bucket.
 
     Args:
-        algorithm: the schedule's name; ``Chooser.schedule`` makes the schedule.
-        seconds: how long one all-reduce takes, predicted or measured.
-        runner_up: the second best, where there was a choice.
-        runner_up_seconds: its time.
+        algorithm: name of the schedule, which ``Chooser.schedule`` makes.
+        seconds: time of one all-reduce, predicted or measured.
+        runner_up: the second best schedule, if there was a choice.
+        runner_up_seconds: time of the second best schedule.
         why: ``"cost model"``, ``"measured"`` or ``"pinned by FILE"``.
     """
 
@@ -48,15 +47,15 @@ class Choice:
 
 
 class Chooser:
-    """Picks a schedule for a number of bytes.
+    """A chooser of schedules, by the number of bytes.
 
     Args:
         machine: the links, as measured.
-        gamma: seconds to add a byte that came over the wire (to decode it, too).
-        ranks: how many take part.
+        gamma: seconds to add a byte from the wire (including its decoding).
+        ranks: how many ranks take part.
 
     Attributes:
-        lossless: the same for lossless bytes, if these are of another wire and both are known.
+        lossless: the chooser for lossless bytes, if their wire is another one and both are known.
 
     Example:
         >>> chooser = Chooser(Link(alpha=1e-3, beta=1e-9), gamma=1e-10, ranks=6)
@@ -73,48 +72,49 @@ class Chooser:
         self.lossless: Chooser | None = None
         self._candidates = _candidates(machine, ranks)
         self._single: dict[int, Choice] = {}  # by the exact number of bytes
-        self._rows: list[tuple[int, str]] = []  # of a file: from so many bytes on
+        # rows of a file: smallest number of bytes, algorithm
+        self._rows: list[tuple[int, str]] = []
         self._file: Path | None = None
 
     def choose(self, wire_bytes: int) -> Choice:
-        """The schedule for a bucket of so many bytes on its wire."""
-        return self._single.get(wire_bytes) or self._in_general(wire_bytes)
+        """Return the schedule for a bucket of this number of bytes on its wire."""
+        return self._single.get(wire_bytes) or self._general_choice(wire_bytes)
 
     def predicted(self, wire_bytes: int) -> float:
-        """Seconds that a bucket of so many bytes takes at best, by the cost model."""
+        """Return the smallest predicted time of a bucket of this number of bytes."""
         return self._predicted(wire_bytes).seconds
 
     def schedule(self, algorithm: str) -> Schedule:
         """Make the schedule that a choice names.
 
-        Hierarchical ones have the groups of the machine; ``"hierarchical/tree"`` has
-        a tree between them.
+        Hierarchical schedules use the groups of the machine; ``"hierarchical/tree"`` uses a tree
+        between the groups.
         """
         return self._candidates.get(algorithm) or resolve(algorithm, self.ranks)
 
     def decide(self, wire_bytes: int, choice: Choice) -> None:
-        """Use this choice from now on for buckets of exactly so many bytes.
+        """Use this choice from now on for buckets of exactly this number of bytes.
 
-        All ranks must be told the same before they choose again.
+        All ranks must decide the same before they choose again.
         """
         self._single[wire_bytes] = choice
 
     def ranges(self) -> list[tuple[int, Choice]]:
-        """The first size of each range of sizes for which one algorithm is chosen."""
+        """Return the ranges of sizes with one algorithm each: first size and choice."""
         octaves = {1 << power for power in range(_LARGEST.bit_length())}
         sizes = sorted(octaves.union(max(start, 1) for start, _ in self._rows))
-        found = [(1, self._in_general(1))]
+        found = [(1, self._general_choice(1))]
         for low, high in itertools.pairwise(sizes):
-            if self._in_general(high).algorithm != self._in_general(low).algorithm:
+            if self._general_choice(high).algorithm != self._general_choice(low).algorithm:
                 start = self._first_change(low, high)
-                found.append((start, self._in_general(start)))
+                found.append((start, self._general_choice(start)))
         return found
 
     def dump(self, path: str | Path) -> None:
-        """Write what was measured and what is chosen, for people to read and edit.
+        """Write the measurements and the choices, for people to read and edit.
 
-        ``table`` says which algorithm to use from a number of bytes on, with the predicted
-        time for that number; ``measured`` what live steps decided for single numbers.
+        ``table`` has the algorithm from a number of bytes on, with the predicted time for that
+        number. ``measured`` has the decisions of live steps for single numbers.
         """
         table = [{"from_bytes": start, **_as_row(choice)} for start, choice in self.ranges()]
         single = [{"bytes": n, **_as_row(choice)} for n, choice in sorted(self._single.items())]
@@ -123,30 +123,30 @@ class Chooser:
 
     @classmethod
     def load(cls, path: str | Path, ranks: int) -> Chooser:
-        """A chooser that follows a file; where the file says ``"auto"``, the cost model chooses.
+        """Make a chooser that follows a file; for ``"auto"`` in the file, the cost model chooses.
 
         Args:
-            path: of a file that ``dump`` wrote, perhaps edited.
-            ranks: how many take part here; the file must be for as many.
+            path: the path of a file that ``dump`` wrote, perhaps edited.
+            ranks: number of ranks, which the file must match.
         """
         file = Record.read(Path(path))
         file.only("ranks", *_MACHINE_KEYS, "gamma", "table", "measured")
         if file.integer("ranks") != ranks:
-            raise file.wrong("ranks", f"{ranks}, for so many take part here")
+            raise file.wrong("ranks", f"{ranks}, the number of ranks that take part")
         machine = read_machine(file, ranks)
         chooser = cls(machine, file.number("gamma"), ranks)
         chooser._pin(file)
         return chooser
 
-    def _in_general(self, wire_bytes: int) -> Choice:
-        """The choice for sizes like this one, whatever was decided for this one alone."""
+    def _general_choice(self, wire_bytes: int) -> Choice:
+        """Return the choice for such sizes, without decisions for this size alone."""
         row = bisect.bisect_right(self._rows, wire_bytes, key=lambda row: row[0]) - 1
         name = self._rows[row][1] if row >= 0 else "auto"
         return self._predicted(wire_bytes) if name == "auto" else self._pinned(name, wire_bytes)
 
     def _predicted(self, wire_bytes: int) -> Choice:
         times = {name: self._seconds(name, wire_bytes) for name in self._candidates}
-        # The last digits are rounding, and no reason: of equals, the first is taken.
+        # Ignore the last digits, which are rounding: the first of equal candidates wins.
         first, *others = sorted(times, key=lambda name: float(f"{times[name]:.9e}"))
         second = others[0] if others else None
         return Choice(first, times[first], second, times[second] if second else None, COST_MODEL)
@@ -161,10 +161,10 @@ class Chooser:
         return float(cost.time(wire_bytes, self.machine, self.gamma))
 
     def _first_change(self, low: int, high: int) -> int:
-        before = self._in_general(low).algorithm
+        before = self._general_choice(low).algorithm
         while high - low > 1:
             middle = (low + high) // 2
-            if self._in_general(middle).algorithm == before:
+            if self._general_choice(middle).algorithm == before:
                 low = middle
             else:
                 high = middle
@@ -192,7 +192,7 @@ class Chooser:
 
 
 def _candidates(machine: Machine, ranks: int) -> dict[str, Schedule]:
-    """What may be chosen, the preferred one of equals first. Never ``central``."""
+    """Return the schedules to choose from, without ``central``; earlier ones win ties."""
     if ranks <= 2:
         return {"ring": resolve("ring", ranks)}  # the others send the same messages
     found = {name: resolve(name, ranks) for name in _FLAT}
@@ -212,7 +212,7 @@ _MACHINE_KEYS = ("link", "groups", "inner", "outer")
 
 
 def machine_fields(machine: Machine) -> dict[str, Any]:
-    """A machine for a file; ``read_machine`` reads it."""
+    """Return the fields of a machine for a file, which ``read_machine`` reads."""
     if isinstance(machine, Link):
         return {"link": dataclasses.asdict(machine)}
     links = {"inner": machine.inner, "outer": machine.outer}
@@ -221,7 +221,7 @@ def machine_fields(machine: Machine) -> dict[str, Any]:
 
 
 def read_machine(file: Record, ranks: int) -> Machine:
-    """The machine of so many ranks that a file tells of."""
+    """Return the machine that a file describes, for this number of ranks."""
     if "groups" not in file:
         return _read_link(file.record("link"))
     sizes = file.integers("groups")

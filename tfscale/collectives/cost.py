@@ -1,13 +1,12 @@
-"""What a schedule costs: the machine, and the closed forms.
+"""The cost of schedules: a model of the machine, and closed forms.
 
-The machine. Every rank has a port on each level of the network, full duplex: it
-sends one message at a time and, meanwhile, receives one. A message of n bytes
-keeps both ports busy for ``alpha + beta * n`` seconds; the sender's from the
-moment it starts, the receiver's from then or as soon as it is free (the network
-holds the bytes until then). Ports serve first come, first served. Adding n bytes
-takes ``gamma * n`` seconds; a rank does one addition at a time, while its ports
-go on. All else is free. ``simulate.py`` runs this machine message by message;
-a ``Cost`` says the same in closed form.
+The machine: every rank has a port on each level of the network, full duplex: it sends one message
+at a time and, meanwhile, receives one. A message of n bytes keeps both ports busy for ``alpha +
+beta * n`` seconds: the sender's port from the start of the message, the receiver's port from then
+or as soon as it is free (the network holds the bytes until then). Ports serve first come, first
+served. Adding n bytes takes ``gamma * n`` seconds; a rank does one addition at a time, while its
+ports continue. All else is free. ``simulate.py`` runs this machine message by message; a ``Cost``
+is its closed form.
 
 Numbers may be floats, or ints and ``Fraction`` for exact results.
 """
@@ -24,7 +23,7 @@ from tfscale import arguments
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """A network all of whose links are equal.
+    """A network in which all links are equal.
 
     Args:
         alpha: seconds per message.
@@ -44,16 +43,16 @@ class Link:
         arguments.real(self.beta, "beta", 0, what="a number of seconds per byte")
 
     def seconds(self, nbytes: float) -> float:
-        """How long one message keeps a port busy."""
+        """Return the time for which one message keeps a port busy."""
         return self.alpha + self.beta * nbytes
 
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """Groups of consecutive ranks: ``inner`` links within a group, ``outer`` between.
+    """Groups of consecutive ranks: ``inner`` links within a group, ``outer`` links between groups.
 
-    Every rank has an outer port of its own. Where the ranks of a group share one
-    network card, multiply the outer beta by the size of the group.
+    Every rank has its own outer port. If the ranks of a group share one network card, multiply the
+    outer beta by the size of the group.
 
     Example:
         >>> two_hosts = Cluster([8, 8], inner=Link(2e-6, 1e-11), outer=Link(2e-5, 1e-10))
@@ -74,7 +73,7 @@ Machine = Link | Cluster
 
 
 def checked_sizes(sizes: Any, name: str) -> tuple[int, ...]:
-    """Return the sizes of groups, of which each has at least one rank."""
+    """Return the sizes of groups, each with at least one rank, or raise."""
     expected = "a list of the numbers of ranks in each group, such as [8, 8]"
 
     def size(value: Any, name: str) -> int:
@@ -84,7 +83,7 @@ def checked_sizes(sizes: Any, name: str) -> tuple[int, ...]:
 
 
 def checked_machine(machine: Any, name: str) -> Machine:
-    """Return a machine."""
+    """Return a machine, or raise."""
     expected = "a Link or a Cluster, such as Link(alpha=5e-5, beta=8e-9)"
     if isinstance(machine, (Link, Cluster)):
         return machine
@@ -92,7 +91,7 @@ def checked_machine(machine: Any, name: str) -> Machine:
 
 
 def slowest(machine: Machine) -> Link:
-    """The link that no link of the machine is slower than."""
+    """Return a link that is at least as slow as every link of the machine."""
     if isinstance(machine, Link):
         return machine
     used = [machine.inner] * (max(machine.sizes) > 1) + [machine.outer] * (len(machine.sizes) > 1)
@@ -105,12 +104,12 @@ class Cost:
     """The closed form of a schedule's cost.
 
     Args:
-        rounds: the longest chain of messages of which each needs the one before.
-        sent: what the busiest sender sends, in buffers.
-        received: what the busiest receiver receives, in buffers.
-        seconds: of (nbytes, machine, gamma); read it through ``time``.
-        exact: False where rounds, sent and received are upper bounds (see
-            ``hierarchical``); the time is an estimate then.
+        rounds: length of the longest chain of messages that depend on each other.
+        sent: number of buffers that the busiest sender sends.
+        received: number of buffers that the busiest receiver receives.
+        seconds: a function of (nbytes, machine, gamma); read it through ``time``.
+        exact: False if rounds, sent and received are upper bounds (see ``hierarchical``); the time
+            is an estimate then.
     """
 
     rounds: int
@@ -127,11 +126,10 @@ class Cost:
         arguments.flag(self.exact, "exact")
 
     def time(self, nbytes: float, machine: Machine, gamma: float = 0) -> float:
-        """Seconds to reduce ``nbytes`` on ``machine``, adding at ``gamma`` seconds per byte.
+        """Return the seconds to reduce ``nbytes``; adding takes ``gamma`` seconds per byte.
 
-        Algorithms that know nothing of groups are priced on a ``Cluster`` as if
-        every link were the slowest. docs/algorithms.md says how near each form
-        comes to the simulation.
+        Algorithms without groups are priced on a ``Cluster`` as if every link were the slowest one.
+        docs/algorithms.md says how near each form comes to the simulation.
 
         Example:
             >>> from tfscale.collectives import ring
@@ -144,12 +142,12 @@ class Cost:
 def flat(
     seconds: Callable[[float, Link, float], float],
 ) -> Callable[[float, Machine, float], float]:
-    """Make a closed form for equal links answer for any machine, by its slowest link."""
+    """Extend a closed form for equal links to any machine, by the machine's slowest link."""
     return lambda nbytes, machine, gamma: seconds(nbytes, slowest(machine), gamma)
 
 
 def fan_in(messages: int, message: float, addition: float) -> float:
-    """Seconds to receive ``messages`` through one port and add each as it comes."""
+    """Return the seconds to receive ``messages`` through one port and add each as it arrives."""
     if messages == 0:
         return 0
     return message + (messages - 1) * max(message, addition) + addition

@@ -1,4 +1,4 @@
-"""Direct: every rank sends to every other, once to sum and once to share."""
+"""Direct: every rank sends to every other rank, once to sum and once to share."""
 
 from __future__ import annotations
 
@@ -10,19 +10,17 @@ from tfscale.collectives.schedule import Move, Schedule, add, checked_ranks, fin
 
 
 def direct(ranks: int) -> Schedule:
-    """A parameter server in which every rank serves one chunk.
+    """Use a parameter server in which every rank serves one chunk.
 
-    Rank c owns chunk c. Everyone sends its part of chunk c straight to rank c,
-    which adds them up and sends the result straight back. A value is encoded
-    only twice on its way (once by the giver, once by the owner), so this is the
-    schedule that loses least on a narrow wire.
+    Rank c owns chunk c. Every rank sends its part of chunk c directly to rank c, which adds the
+    parts and sends the result directly back. A value is encoded only twice (by the sender and by
+    the owner), so this schedule has the smallest error on a narrow wire.
 
-    Rank r sends to r+1 first, then to r+2, and so on: at any moment all ranks
-    send to different peers, so no message waits for another at its receiver.
+    Rank r sends to r+1 first, then to r+2, and so on: at any moment all ranks send to different
+    peers, so no message waits for another one at its receiver.
 
-    Cost: 2 rounds; each rank sends 2(P-1)/P of the buffer, in 2(P-1) messages;
-    time 2(P-1) (alpha + beta N/P) + gamma N/P, if adding is faster than
-    receiving.
+    Cost: 2 rounds; each rank sends 2(P-1)/P of the buffer, in 2(P-1) messages; the time is 2(P-1)
+    (alpha + beta N/P) + gamma N/P, if adding is faster than receiving.
 
     Args:
         ranks: how many ranks take part.

@@ -1,4 +1,4 @@
-"""Space-time pictures: see why one schedule is faster than another."""
+"""Space-time diagrams of schedules, which show why one is faster than another."""
 
 from __future__ import annotations
 
@@ -20,18 +20,16 @@ _FAINT = "#d9dce1"
 
 
 def draw(schedule: Schedule, machine: Machine | None = None, nbytes: float = 1.0) -> Figure:
-    """Draw what ``simulate`` finds: time to the right, one line per rank.
+    """Plot a simulation: time to the right, one line per rank.
 
-    A bar on a rank's line is a message in its way out, striped in the colours of
-    its chunks: pale for a partial sum, full for final bytes. A thin line leads to
-    the receiver at the moment of arrival, dashed for a partial sum. A diamond is
-    an owner finalising its chunks.
+    A bar on a rank's line is a message that leaves, striped in the colours of its chunks: pale for
+    a partial sum, full for final bytes. A thin line leads to the receiver at the moment of arrival,
+    dashed for a partial sum. A diamond marks an owner that finalises its chunks.
 
     Args:
-        schedule: any; up to 16 ranks are easy to read.
-        machine: by default, links on which the whole buffer takes eight times as
-            long as an empty message.
-        nbytes: the size of the buffer.
+        schedule: any schedule; up to 16 ranks are easy to read.
+        machine: a machine; by default links on which the buffer takes eight empty messages' time.
+        nbytes: size of the buffer.
     """
     link = machine or _DEFAULT
     seen = simulate(schedule, nbytes, link, messages=True)
@@ -147,7 +145,7 @@ def _caption(schedule: Schedule, seen: Simulation, nbytes: float) -> str:
 
 
 def _palette(chunks: int) -> Callable[[int], Any]:
-    """Neighbours in the ring of chunks get neighbouring colours, and all are told apart."""
+    """Return distinct colours of chunks; neighbours in the ring of chunks get similar colours."""
     from matplotlib import colormaps
 
     if chunks <= 8:

@@ -1,4 +1,4 @@
-"""One rank's program, understood on its own: what each move carries, and what it waits for."""
+"""Analysis of one rank's program: what each move carries, and which moves it waits for."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Literal, NamedTuple
 
 from tfscale.collectives.schedule import Goal, Kind, Program, Schedule, ScheduleError
 
-State = Literal["open", "given", "mixed", "final"]  # of a chunk at a rank
+State = Literal["open", "given", "mixed", "final"]  # state of a chunk at a rank
 
-# What a move makes of a chunk. What is not here must not happen.
+# The state of a chunk after a move. Combinations that are not listed are errors.
 _GIVING: dict[tuple[Kind, State], State] = {
     (Kind.ADD, "open"): "open",
     (Kind.SEND, "open"): "given",
@@ -20,7 +20,7 @@ _ONE_WAY: dict[tuple[Kind, State], State] = {  # only the owner's contribution c
     (Kind.FINALISE, "open"): "final",
     (Kind.KEEP, "open"): "final",
 }
-_MIXING: dict[tuple[Kind, State], State] = {  # only what a rank brings is sent
+_MIXING: dict[tuple[Kind, State], State] = {  # a rank sends only its own contribution
     (Kind.SEND, "open"): "open",
     (Kind.ADD, "open"): "mixed",
     (Kind.ADD, "mixed"): "mixed",
@@ -43,16 +43,16 @@ _MEANING: dict[State, str] = {
 
 
 class Flow(NamedTuple):
-    """A program with what follows from it, move by move."""
+    """A program with the consequences of each move."""
 
     moves: Program
-    final: list[bool]  # it carries final bytes, not a partial sum
+    final: list[bool]  # the move carries final bytes, not a partial sum
     successors: list[list[int]]  # the later moves that wait for this one
-    waits: list[int]  # for how many earlier moves it waits (its message not counted)
+    waits: list[int]  # number of earlier moves that it waits for, without its message
 
 
 def flow(schedule: Schedule, rank: int) -> Flow:
-    """Read one rank's program; raise ``ScheduleError`` where it contradicts itself."""
+    """Analyse one rank's program; raise ``ScheduleError`` if it contradicts itself."""
     moves = schedule.program(rank)
     rules = [
         {state: after for (kind, state), after in _RULES[schedule.goal].items() if kind is each}
@@ -65,11 +65,11 @@ def flow(schedule: Schedule, rank: int) -> Flow:
             raise ScheduleError(_out_of_bounds(schedule, rank, index))
         distinct.add(first)
         distinct.add(last)
-    # Chunks that no move tells apart are handled as one.
+    # Handle chunks that all moves treat alike as one.
     cuts = sorted(distinct)
     place = {cut: number for number, cut in enumerate(cuts)}
     states: list[State] = ["open"] * (len(cuts) - 1)
-    latest = [-1] * (len(cuts) - 1)  # the last move on these chunks
+    latest = [-1] * (len(cuts) - 1)  # last move on these chunks
     final: list[bool] = []
     waits: list[int] = []
     successors: list[list[int]] = [[] for _ in moves]
@@ -105,7 +105,7 @@ def _out_of_bounds(schedule: Schedule, rank: int, index: int) -> str:
 def _refusal(
     schedule: Schedule, rank: int, index: int, cuts: list[int], states: list[State]
 ) -> str:
-    """Say why a move must not happen, and what was expected."""
+    """Explain why a move is wrong, and what was expected."""
     move = schedule.program(rank)[index]
     where = f"rank {rank}, move {index} ({move}): "
     if len(set(states)) > 1:

@@ -1,9 +1,9 @@
-"""Gossip: instead of a sum over all ranks, each ends with a mixture of its own and a few others'.
+"""Gossip: each rank gets a mixture of its own and a few others' values, instead of a sum.
 
-In a round of gossip each rank s sends what it holds to :math:`d_s` others. It keeps, and gives to
-each of these, an equal share of :math:`1 / (d_s + 1)`, so nothing is lost: the columns of the
-matrix of these shares sum to 1. If its rows do, too, it is doubly stochastic, and each rank ends
-with a mean. A topology is a list of such rounds, which take turns.
+In a round of gossip each rank s sends its value to :math:`d_s` others. It keeps, and gives to each
+of these, an equal share of :math:`1 / (d_s + 1)`, so nothing is lost: the columns of the matrix of
+shares sum to 1. If its rows do, too, the matrix is doubly stochastic, and each rank gets a mean. A
+topology is a list of such rounds, which take turns.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ from tfscale.collectives.schedule import (
     send,
 )
 
-Pairs = Sequence[tuple[int, int]]  # who sends to whom
+Pairs = Sequence[tuple[int, int]]  # each sender with its receiver
 Topology = Callable[[int], Sequence[Pairs]]
 
-_ROUNDING = 1e-12  # an eigenvalue below is one of 0
-_DRAWN = 4  # rounds for each doubling of the ranks: as many as 4 times around the exponential graph
+_ROUNDING = 1e-12  # an eigenvalue below this counts as 0
+_DRAWN = 4  # rounds for each doubling of the ranks: as many as 4 cycles of the exponential graph
 
 
 def mixture(name: str, ranks: int, pairs: Pairs) -> Schedule:
-    """One round of gossip: each rank ends with the sum of its own and of what is sent to it.
+    """Make one round of gossip: each rank adds the values of its senders to its own.
 
-    Each rank sends its buffer to its receivers, and adds those of its senders to its own as they
-    come. (Shares are taken before: see ``shares``.)
+    Each rank sends its buffer to its receivers, and adds its senders' buffers to its own as they
+    arrive. (Shares are taken before: see ``share``.)
 
-    Cost: 1 round; the busiest rank sends as many buffers as it has receivers; time
-    d (alpha + beta N) + gamma N, where d is the most senders or receivers that a rank has, as long
-    as additions are faster than messages and no two messages come to one rank at once.
+    Cost: 1 round; the busiest rank sends a buffer to each of its receivers; the time is d (alpha +
+    beta N) + gamma N, where d is the largest number of senders or receivers of a rank, if additions
+    are faster than messages and no two messages reach one rank at the same time.
 
     Args:
-        name: what it is called.
+        name: name of the schedule.
         ranks: how many ranks take part.
-        pairs: of a sender and a receiver each.
+        pairs: pairs of a sender and a receiver.
 
     Example:
         >>> schedule = mixture("to the next", 3, [(0, 1), (1, 2), (2, 0)])
@@ -96,7 +96,9 @@ def _checked(name: str, ranks: int, pairs: Pairs) -> list[tuple[int, int]]:
         checked.append((sender, receiver))
     again = [pair for pair, times in Counter(checked).items() if times > 1]
     if again:
-        raise ScheduleError(f"{name}: expected each pair once in a round, but {again[0]} is twice")
+        raise ScheduleError(
+            f"{name}: expected each pair once in a round, but {again[0]} occurs twice"
+        )
     return checked
 
 
@@ -105,10 +107,10 @@ def _checked(name: str, ranks: int, pairs: Pairs) -> list[tuple[int, int]]:
 
 
 def ring_graph(ranks: int) -> list[Pairs]:
-    """Always the same round: each rank sends to both of its neighbours.
+    """Return one round, which repeats: each rank sends to both of its neighbours.
 
-    The matrix has 1/3 for a rank and each neighbour, so that differences shrink by
-    :math:`1/3 + 2/3 \\cos(2 \\pi / P)` in each round: slowly where there are many ranks.
+    The matrix has 1/3 for a rank and each neighbour, so differences shrink by :math:`1/3 + 2/3
+    \\cos(2 \\pi / P)` in each round: slowly with many ranks.
 
     Args:
         ranks: how many ranks take part.
@@ -117,12 +119,13 @@ def ring_graph(ranks: int) -> list[Pairs]:
         >>> ring_graph(3)
         [[(0, 1), (1, 2), (2, 0), (0, 2), (1, 0), (2, 1)]]
     """
-    steps = {1 % ranks, -1 % ranks} - {0}  # all in one direction first: no port gets two at once
+    # all in one direction first: no port gets two messages at once
+    steps = {1 % ranks, -1 % ranks} - {0}
     return [[(rank, (rank + step) % ranks) for step in sorted(steps) for rank in range(ranks)]]
 
 
 def exponential_graph(ranks: int) -> list[Pairs]:
-    """In round t each rank sends to the one that is :math:`2^t` after it: one buffer a round.
+    """Return rounds of one buffer per rank: in round t to the rank :math:`2^t` after it.
 
     If the ranks are a power of two, all hold the mean after log2 P rounds.
 
@@ -143,13 +146,13 @@ def exponential_graph(ranks: int) -> list[Pairs]:
 
 
 def random_graph(ranks: int, seed: int = 0) -> list[Pairs]:
-    """In each round ranks are paired anew, as the seed has it; of an odd number one rests.
+    """Return rounds that pair ranks at random. With an odd number of ranks, one sits out.
 
-    There are 4 log2 P rounds, or as many more as are needed to bring all together.
+    There are 4 log2 P rounds, and more if these do not connect all ranks.
 
     Args:
         ranks: how many ranks take part.
-        seed: the same on all.
+        seed: seed of the pairs, which must be equal on all ranks.
 
     Example:
         >>> random_graph(2)
@@ -177,16 +180,16 @@ TOPOLOGIES: dict[str, Callable[..., list[Pairs]]] = {
 
 
 def mixtures(topology: str | Topology, ranks: int, seed: int = 0) -> list[Schedule]:
-    """The rounds of a topology, which take turns.
+    """Return the rounds of a topology, which take turns.
 
     Args:
         topology: a name from ``TOPOLOGIES``; or a function from a number of ranks to a list of
-            rounds, of which each is a list of pairs (sender, receiver).
+            rounds, each a list of pairs (sender, receiver).
         ranks: how many ranks take part.
-        seed: for ``"random"``.
+        seed: seed of ``"random"``.
 
     Raises:
-        ScheduleError: a round is no round, or what a rank holds never reaches some other.
+        ScheduleError: a round is invalid, or a rank's value never reaches some other rank.
 
     Example:
         >>> [schedule.name for schedule in mixtures("exponential", 3)]
@@ -207,7 +210,7 @@ def mixtures(topology: str | Topology, ranks: int, seed: int = 0) -> list[Schedu
 
 
 def checked_topology(topology: str | Topology) -> None:
-    """Refuse what is neither a name nor a function."""
+    """Refuse a topology that is neither a name nor a function."""
     if not callable(topology):
         other = (
             "a function from a number of ranks to a list of rounds, each a list of pairs "
@@ -235,7 +238,7 @@ def _rounds(topology: str | Topology, ranks: int, seed: int) -> list[Pairs]:
 
 
 def _check_connected(name: str, ranks: int, rounds: Sequence[Pairs]) -> None:
-    """Over all rounds there is a way from each rank to each other."""
+    """Check that the rounds lead from each rank to each other rank."""
     for pairs, what in (
         (rounds, "reaches"),
         ([[(b, a) for a, b in one] for one in rounds], "hears of"),
@@ -249,7 +252,7 @@ def _check_connected(name: str, ranks: int, rounds: Sequence[Pairs]) -> None:
 
 
 def _reached(ranks: int, rounds: Sequence[Pairs]) -> int:
-    """How many ranks know in the end of what rank 0 has, itself included."""
+    """Return the number of ranks that rank 0's value reaches, including rank 0."""
     after: list[list[int]] = [[] for _ in range(ranks)]
     for sender, receiver in itertools.chain(*rounds):
         after[sender].append(receiver)
@@ -261,15 +264,15 @@ def _reached(ranks: int, rounds: Sequence[Pairs]) -> int:
 
 
 # ---------------------------------------------------------------------------
-# What they come to
+# # Properties of mixtures
 
 
 def share(schedule: Schedule, rank: int) -> Fraction:
-    """What part of its buffer a rank keeps, and gives to each of its receivers.
+    """Return the share of its buffer that a rank keeps, and gives to each of its receivers.
 
     Args:
         schedule: a mixture.
-        rank: of the schedule's.
+        rank: a rank of the schedule.
 
     Example:
         >>> share(mixtures("ring", 5)[0], rank=2)
@@ -281,7 +284,7 @@ def share(schedule: Schedule, rank: int) -> Fraction:
 
 
 def matrix(schedule: Schedule) -> list[list[Fraction]]:
-    """What part of each rank's buffer each ends with: a row for each that receives.
+    """Return the share of each rank's buffer in each result: a row for each receiver.
 
     Args:
         schedule: a mixture.
@@ -294,17 +297,17 @@ def matrix(schedule: Schedule) -> list[list[Fraction]]:
     shares = [share(schedule, rank) for rank in ranks]
     rows = []
     for rank in ranks:
-        senders = _contributors(schedule, rank)
+        senders = _sources(schedule, rank)
         rows.append([part if s in senders else Fraction(0) for s, part in enumerate(shares)])
     return rows
 
 
-def _contributors(schedule: Schedule, rank: int) -> set[int]:
+def _sources(schedule: Schedule, rank: int) -> set[int]:
     return {rank} | {move.peer for move in schedule.program(rank) if move.kind is Kind.ADD}
 
 
 def is_doubly_stochastic(schedule: Schedule) -> bool:
-    """Whether each rank ends with a mean of what it and its senders held.
+    """Return whether each rank gets a mean of its own and its senders' values.
 
     Args:
         schedule: a mixture.
@@ -315,14 +318,14 @@ def is_doubly_stochastic(schedule: Schedule) -> bool:
     """
     ranks = range(checked_schedule(schedule).ranks)
     shares = [share(schedule, rank) for rank in ranks]
-    return all(sum(shares[s] for s in _contributors(schedule, rank)) == 1 for rank in ranks)
+    return all(sum(shares[s] for s in _sources(schedule, rank)) == 1 for rank in ranks)
 
 
 def contraction(rounds: Sequence[Schedule]) -> float:
-    r"""By what ranks' differences are multiplied in each round, on average, as rounds take turns.
+    r"""Return the average factor by which a round shrinks the differences between ranks.
 
-    Of the product M of the rounds' matrices, the largest eigenvalue is 1. This is
-    :math:`|\lambda_2(M)|^{1/n}` of the second largest and of n rounds: 1 minus it is called the
+    Let M be the product of the matrices of n rounds. Its largest eigenvalue is 1. The factor is
+    :math:`|\lambda_2(M)|^{1/n}`, from the second largest eigenvalue; 1 minus it is called the
     spectral gap.
 
     Args:

@@ -1,4 +1,4 @@
-"""The two halves of an all-reduce are collectives of their own."""
+"""The two halves of an all-reduce, as separate collectives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tfscale.collectives.schedule import Goal, Kind, Move, Schedule, checked_sch
 
 
 def reduce_scatter(schedule: Schedule) -> Schedule:
-    """The first half: rank c ends with the sum of chunk c, and nobody else with anything.
+    """Return the first half: rank c gets the sum of chunk c, and no other rank gets any.
 
     Args:
         schedule: an all-reduce in which rank c owns chunk c.
@@ -24,7 +24,7 @@ def reduce_scatter(schedule: Schedule) -> Schedule:
 
 
 def all_gather(schedule: Schedule) -> Schedule:
-    """The second half: rank c starts with chunk c, and everyone ends with all chunks.
+    """Return the second half: rank c starts with chunk c, and all ranks get all chunks.
 
     Args:
         schedule: an all-reduce in which rank c owns chunk c.
@@ -39,7 +39,7 @@ def all_gather(schedule: Schedule) -> Schedule:
 
 def _half(goal: Goal, schedule: Schedule) -> Schedule:
     if schedule.goal != "all_reduce":
-        raise ValueError(f"{schedule.name} is no all-reduce, but has the goal {schedule.goal}")
+        raise ValueError(f"{schedule.name} has the goal {schedule.goal}; expected an all-reduce")
     if schedule.chunks != schedule.ranks:
         raise _unfit(goal, schedule, f"it has {schedule.chunks} chunks for {schedule.ranks} ranks")
 
@@ -59,7 +59,7 @@ def _half(goal: Goal, schedule: Schedule) -> Schedule:
         if owned != [rank]:
             raise _unfit(goal, schedule, f"rank {rank} owns the chunks {owned}")
 
-    for rank in range(min(2, schedule.ranks)):  # all others are checked when they are built
+    for rank in range(min(2, schedule.ranks)):  # other ranks are checked when they are built
         list(build(rank))
     name = f"{goal}({schedule.name})"
     cost = schedule.cost and _half_cost(goal, schedule.cost)
@@ -67,7 +67,7 @@ def _half(goal: Goal, schedule: Schedule) -> Schedule:
 
 
 def _half_cost(goal: Goal, whole: Cost) -> Cost:
-    """Both halves of such a schedule send the same messages; only the first adds."""
+    """Return the cost of a half: both halves send the same messages, and only the first adds."""
 
     def seconds(nbytes: float, machine: Machine, gamma: float) -> float:
         sharing = whole.time(nbytes, machine) / 2

@@ -1,4 +1,4 @@
-"""Halving and doubling: few messages, and no byte too many."""
+"""Halving and doubling: few messages, and the smallest number of bytes."""
 
 from __future__ import annotations
 
@@ -10,22 +10,20 @@ from tfscale.collectives.schedule import Move, Schedule, add, checked_ranks, fin
 
 
 def halving(ranks: int) -> Schedule:
-    """Rabenseifner's algorithm: swap half, then a quarter, then an eighth.
+    """Use Rabenseifner's algorithm: exchange half, then a quarter, then an eighth.
 
-    Take the core: the largest power of two of ranks, C = 2^k, and as many
-    chunks. In the first round each rank and the one C/2 away split the buffer:
-    each gives the other's half away, in one message, and adds what it gets to
-    its own. The second round splits that half with the rank C/4 away, and so on,
-    until after k rounds rank c owns chunk c. The same path backwards shares the
-    chunks: each round doubles what a rank holds.
+    The core is the largest power of two of ranks, C = 2^k, with as many chunks. In the first round
+    each rank and the rank C/2 away split the buffer: each sends the other's half, in one message,
+    and adds the received half to its own. The second round splits that half with the rank C/4 away,
+    and so on, until after k rounds rank c owns chunk c. The same path backwards shares the chunks:
+    each round doubles the chunks that a rank holds.
 
-    Where P is not a power of two, the P-C ranks beyond the core first give their
-    whole buffer to a partner in the core, and get the result from it at the end.
+    If P is not a power of two, the P-C ranks beyond the core first send their whole buffer to a
+    partner in the core, and receive the result from it at the end.
 
-    Cost: 2 log2 C rounds, and 2 more where P > C; each rank sends 2(C-1)/C of
-    the buffer, a partner of an extra rank one buffer more;
-    time 2 log2 C alpha + (2 beta + gamma) N (C-1)/C,
-    and where P > C another 2 (alpha + beta N) + gamma N.
+    Cost: 2 log2 C rounds, and 2 more if P > C; each rank sends 2(C-1)/C of the buffer, and a
+    partner of an extra rank one buffer more; the time is 2 log2 C alpha + (2 beta + gamma) N
+    (C-1)/C, and if P > C another 2 (alpha + beta N) + gamma N.
 
     Args:
         ranks: how many ranks take part.
@@ -75,7 +73,7 @@ def halving(ranks: int) -> Schedule:
 
 
 def _split(rank: int, width: int) -> tuple[int, range, range]:
-    """Cut my block of ``width`` chunks in two: the peer, my half, the peer's half."""
+    """Cut a rank's block of ``width`` chunks in two: return the peer, own half, peer's half."""
     half, start = width // 2, rank - rank % width
     lower, upper = range(start, start + half), range(start + half, start + width)
     mine, theirs = (lower, upper) if rank < start + half else (upper, lower)

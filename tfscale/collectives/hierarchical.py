@@ -1,4 +1,4 @@
-"""Hierarchical: send much within a group, and little between groups."""
+"""Hierarchical: sends much within groups, and little between groups."""
 
 from __future__ import annotations
 
@@ -15,38 +15,36 @@ from tfscale.collectives.schedule import MOST_RANKS, Move, Schedule, add, keep, 
 
 
 def hierarchical(groups: int | Sequence[int], outer: Callable[[int], Schedule] = ring) -> Schedule:
-    """Sum within each group, let any algorithm sum between groups, share within each.
+    """Sum within each group, sum between groups by any algorithm, and share within each group.
 
-    A group is the devices of a host, or the hosts of a rack: consecutive ranks
-    with fast links among them. The buffer is cut into m slots, m being the size
-    of the smallest group. The first m ranks of each group are its servers, one
-    for each slot:
+    A group is the devices of a host, or the hosts of a rack: consecutive ranks with fast links
+    between them. The buffer is cut into m slots, where m is the size of the smallest group. The
+    first m ranks of each group are its servers, one for each slot:
 
-    1. everyone sends each slot to its own group's server, which adds them up;
-    2. the servers of a slot, one of each group, run the outer algorithm on it;
-       all slots at once, so that every server uses its own link to other groups;
-    3. each server sends its slot to everyone in its group.
+    1. every rank sends each slot to its own group's server, which adds the slots;
+    2. the servers of a slot, one of each group, run the outer algorithm on it; all slots run at the
+       same time, so that every server uses its own link to other groups;
+    3. each server sends its slot to every rank of its group.
 
-    Within the group we send directly: groups are small, it takes one round where
-    a ring takes m-1, and a value is encoded once. Ranks beyond the first m only
-    give and receive.
+    Within the group, ranks send directly: groups are small, direct sending takes one round where a
+    ring takes m-1, and a value is encoded once. Ranks beyond the first m only send and receive.
 
     Args:
-        groups: the sizes of the groups, which may differ; or the number of ranks,
-            for groups near its square root.
-        outer: the algorithm between groups: any function from a number of ranks
-            to a schedule, another ``hierarchical`` too.
+        groups: sizes of the groups, which may differ; or the number of ranks, for groups near its
+            square root.
+        outer: the algorithm between groups: any function from a number of ranks to a schedule,
+            including another ``hierarchical``.
 
     Example:
         >>> from tfscale.collectives import halving, hierarchical
         >>> hierarchical([8, 8, 8, 8], outer=halving).ranks
         32
 
-    Cost: the outer algorithm's rounds, and 2 more; a server in groups of g sends
-    2(g-1)/g of the buffer within the group, and 1/g of what the outer algorithm
-    alone would send between groups; time T_outer(N/g) + 2(g-1) (alpha + beta N/g)
-    + gamma N/g. For uneven groups we count the largest group's messages and the
-    smallest group's slots: an upper bound of rounds and bytes, an estimate of time.
+    Cost: the outer algorithm's rounds, and 2 more; a server in groups of g sends 2(g-1)/g of the
+        buffer within the group, and 1/g of the outer algorithm's bytes between groups; the time is
+        T_outer(N/g) + 2(g-1) (alpha + beta N/g) + gamma N/g. Uneven groups count with the largest
+        group's messages and the smallest group's slots: an upper bound of rounds and bytes, an
+        estimate of time.
 
     Reference: Jia et al., "Highly scalable deep learning training system with
     mixed-precision", 2018 (with one server per group); Thakur et al. 2005.
@@ -128,7 +126,7 @@ def _links(machine: Machine, sizes: Sequence[int]) -> tuple[Link, Link]:
 
 
 def _near_square(ranks: int) -> tuple[int, ...]:
-    """Equal groups if a divisor is near the root, else sizes that differ by one."""
+    """Return equal groups if a divisor is near the root, else sizes that differ by one."""
     root = math.isqrt(ranks)
     near = range(root, (root + 1) // 2, -1)
     count = next((groups for groups in near if ranks % groups == 0), root)
@@ -137,6 +135,6 @@ def _near_square(ranks: int) -> tuple[int, ...]:
 
 
 def _short(sizes: Sequence[int]) -> str:
-    """[8, 8, 3] -> '2x8+3': the name must tell groupings apart, and stay short."""
+    """Return a short text that identifies groups: [8, 8, 3] -> '2x8+3'."""
     runs = [(size, len(list(run))) for size, run in itertools.groupby(sizes)]
     return "+".join(f"{count}x{size}" if count > 1 else f"{size}" for size, count in runs)

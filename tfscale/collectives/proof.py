@@ -1,4 +1,4 @@
-"""Verifies users' schedules before they run: a wrong schedule would silently give wrong sums."""
+"""Verification of users' schedules before they run: a wrong one would silently give wrong sums."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from typing import Any
 
 from tfscale.collectives.schedule import Program, Schedule, ScheduleError
 
-# For what makes the schedule, and for the programs of all ranks. Those of 256 take a second;
-# a loop without end takes for ever.
+# The limit for making the schedule and all ranks' programs. Those of 256 ranks take a second; an
+# endless loop takes forever.
 BUILD_SECONDS = 60.0
 
 _proven: weakref.WeakSet[Schedule] = weakref.WeakSet()
 
 
 def trusted(schedule: Schedule) -> Schedule:
-    """One of ours, which the tests prove."""
+    """Mark a schedule as correct: the tests of tfscale prove it."""
     _proven.add(schedule)
     return schedule
 
 
 def proven(make: Callable[[], Schedule], what: object) -> Schedule:
-    """A user's schedule, if it is right; it runs the very programs that were verified.
+    """Return a user's schedule if it is correct; it runs the same programs that were verified.
 
     Args:
-        make: makes the schedule, perhaps by calling what a user wrote.
-        what: the user wrote, for messages.
+        make: makes the schedule, perhaps by calling a user's function.
+        what: the user's object, for messages.
 
     Raises:
-        ScheduleError: it is wrong, or takes too long.
+        ScheduleError: the schedule is wrong, or takes too long.
     """
 
     def build() -> tuple[Schedule, list[Program]]:
@@ -57,7 +57,7 @@ def proven(make: Callable[[], Schedule], what: object) -> Schedule:
 
 
 def _within(seconds: float, call: Callable[[], Any], what: object) -> Any:
-    """What a call returns or raises, if it does so in time. (The call itself goes on.)"""
+    """Return or raise the outcome of a call if it ends in time; the call itself continues."""
     outcome: list[Any] = []
     failure: list[BaseException] = []
 
@@ -75,7 +75,7 @@ def _within(seconds: float, call: Callable[[], Any], what: object) -> Any:
     if not outcome:
         raise ScheduleError(
             f"{what!r:.200} has not made the programs of all ranks within {seconds:g} s: expected "
-            "a function that yields the few moves of each rank and returns. Is there a loop "
-            "without end in it?"
+            "a function that yields the few moves of each rank and returns. Is there an "
+            "endless loop in it?"
         )
     return outcome[0]

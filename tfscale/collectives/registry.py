@@ -27,7 +27,7 @@ ALGORITHMS: dict[str, Callable[[int], Schedule]] = {
 
 
 def resolve(algorithm: str | Callable[[int], Schedule] | Schedule, ranks: int) -> Schedule:
-    """Make a schedule for ``ranks`` of what a user passes as ``algorithm``.
+    """Make a schedule for ``ranks`` from the user's ``algorithm``.
 
     A schedule that is not one of tfscale's own is verified first.
 
@@ -55,7 +55,7 @@ def _made(algorithm: Callable[[int], Schedule] | Schedule, ranks: int) -> Schedu
     if not isinstance(schedule, Schedule):
         raise TypeError(f"{algorithm!r} must return a Schedule, it returned {schedule!r}")
     if schedule.ranks != ranks:
-        raise ValueError(f"{schedule.name} is for {schedule.ranks} ranks, and here are {ranks}")
+        raise ValueError(f"{schedule.name} is for {schedule.ranks} ranks, but {ranks} take part")
     if schedule.goal != "all_reduce":
         raise ValueError(
             f"{schedule.name} is a schedule of {schedule.goal}; expected one of all_reduce"
@@ -64,7 +64,7 @@ def _made(algorithm: Callable[[int], Schedule] | Schedule, ranks: int) -> Schedu
 
 
 def checked_algorithm(algorithm: Any, name: str = "algorithm", *others: str) -> Any:
-    """Return an algorithm as a user may name it; ``others`` are names that the caller knows."""
+    """Return an algorithm, or raise; ``others`` are names that the caller accepts."""
     if isinstance(algorithm, Schedule) or callable(algorithm):
         return algorithm
     other = "a function from ranks to a Schedule, or a Schedule"

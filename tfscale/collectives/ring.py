@@ -1,4 +1,4 @@
-"""Ring: every link busy all the time, nothing sent twice."""
+"""Ring: all links are always busy, and nothing is sent twice."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from tfscale.collectives.schedule import Move, Schedule, add, checked_ranks, fin
 
 
 def ring(ranks: int) -> Schedule:
-    """Each chunk travels the ring twice: once to be summed, once to be shared.
+    """Send each chunk around the ring twice: once to sum it, once to share it.
 
-    The buffer is cut into P chunks, and chunk c belongs to rank c. Its partial
-    sum starts at rank c+1 and goes around, each rank adding its own part, until
-    it reaches its owner. The owner's final bytes then go around the same way.
-    All P chunks travel at once, each one rank behind the other, so every rank
-    sends and receives in every round.
+    The buffer is cut into P chunks, and chunk c belongs to rank c. Its partial sum starts at rank
+    c+1 and goes around, each rank adding its own part, until it reaches its owner. The owner's
+    final bytes then go around in the same direction. All P chunks move at the same time, each one
+    rank behind the other, so every rank sends and receives in every round.
 
-    Cost: 2(P-1) rounds; each rank sends 2(P-1)/P of the buffer;
-    time 2(P-1) (alpha + beta N/P) + (P-1) gamma N/P.
+    Cost: 2(P-1) rounds; each rank sends 2(P-1)/P of the buffer; the time is 2(P-1) (alpha + beta
+    N/P) + (P-1) gamma N/P.
 
     Args:
         ranks: how many ranks take part.
@@ -36,7 +35,8 @@ def ring(ranks: int) -> Schedule:
 
     def build(rank: int) -> Iterator[Move]:
         after, before = (rank + 1) % ranks, (rank - 1) % ranks
-        for place in range(ranks):  # how far the chunk has travelled when it reaches me
+        # distance that the chunk has travelled when it reaches this rank
+        for place in range(ranks):
             chunk = (rank - 1 - place) % ranks
             if place > 0:
                 yield add(before, chunk)

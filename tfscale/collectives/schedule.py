@@ -1,27 +1,27 @@
-"""A collective algorithm is a schedule, and a schedule is data.
+"""Schedules: collective algorithms as data.
 
-The buffer is cut into ``chunks``. A schedule says, for each rank, which moves
-to make on which chunks. There are four kinds of move:
+The buffer is cut into ``chunks``. A schedule says, for each rank, which moves to make on which
+chunks. There are four kinds of move:
 
 ``send``
-    Give the peer what I hold of these chunks: my partial sum before the chunk
-    is final, the owner's bytes (never encoded again) after.
+    Send the rank's value of these chunks to the peer: its partial sum before the chunk is final,
+    the owner's bytes (never encoded again) afterwards.
 ``add``
-    Receive the peer's partial sum and add it to mine.
+    Receive the peer's partial sum and add it to this rank's.
 ``finalise``
-    My partial sum is complete, and I am its owner: encode it once.
+    Declare this rank's partial sum complete: the rank owns the chunk and encodes it once.
 ``keep``
-    Receive the owner's bytes and keep what they decode to.
+    Receive the owner's bytes and keep the decoded values.
 
 Moves that touch a common chunk run in the order of the program; all others are
 free to overlap.
 
-A message is known by its sender, its receiver, its range of chunks and whether
-it carries a partial sum or final bytes, so ``send`` and the move that receives
-it name the same range. In one schedule no two messages are alike.
+A message is identified by its sender, its receiver, its range of chunks and whether it carries a
+partial sum or final bytes. So ``send`` and the move that receives it name the same range. In one
+schedule no two messages are equal.
 
-In a *mixture* each rank may send what it brings to several others, before it
-adds what they send; when it has added all, it finalises its own result.
+In a *mixture* each rank may send its own value to several others, before it adds their values.
+After all additions it finalises its own result.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ Goal = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "mixtu
 
 
 class ScheduleError(ValueError):
-    """The schedule does not do what it promises; the message says where."""
+    """Raised if a schedule does not do what it promises; the message says where."""
 
 
 class Kind(enum.IntEnum):
-    """The numbers are shared with ``custom_ops/engine/program.h``."""
+    """The kind of a move; ``custom_ops/engine/program.h`` uses the same numbers."""
 
     SEND = 0
     ADD = 1
@@ -87,10 +87,10 @@ def _span(chunks: int | range) -> tuple[int, int]:
 
 
 def send(peer: int, chunks: int | range) -> Move:
-    """Give ``peer`` what I hold of ``chunks``.
+    """Send this rank's value of ``chunks`` to ``peer``.
 
     Args:
-        peer: the rank that gets it.
+        peer: the rank that receives the value.
         chunks: the number of one chunk, or a range of them.
 
     Example:
@@ -100,10 +100,10 @@ def send(peer: int, chunks: int | range) -> Move:
 
 
 def add(peer: int, chunks: int | range) -> Move:
-    """Receive the partial sum of ``peer`` and add it to mine.
+    """Receive the partial sum of ``peer`` and add it to this rank's.
 
     Args:
-        peer: the rank that sends it.
+        peer: the rank that sends the partial sum.
         chunks: the number of one chunk, or a range of them.
 
     Example:
@@ -113,7 +113,7 @@ def add(peer: int, chunks: int | range) -> Move:
 
 
 def finalise(chunks: int | range) -> Move:
-    """Declare my sum of ``chunks`` complete: I own them, and encode them once.
+    """Declare this rank's sum of ``chunks`` complete: it owns them, and encodes them once.
 
     Args:
         chunks: the number of one chunk, or a range of them.
@@ -128,7 +128,7 @@ def keep(peer: int, chunks: int | range) -> Move:
     """Receive the final bytes of ``chunks`` from ``peer``.
 
     Args:
-        peer: their owner, or a rank that forwards them.
+        peer: the owner of the chunks, or a rank that forwards them.
         chunks: the number of one chunk, or a range of them.
 
     Example:
@@ -148,12 +148,12 @@ MOST_RANKS = (1 << 31) - 1  # C++ counts them in an int
 
 
 def checked_ranks(ranks: int) -> int:
-    """Return a number of ranks."""
+    """Return a number of ranks, or raise."""
     return arguments.whole(ranks, "ranks", 1, MOST_RANKS, what="a number of ranks")
 
 
 def checked_schedule(schedule: Schedule, name: str = "schedule") -> Schedule:
-    """Return a schedule."""
+    """Return a schedule, or raise."""
     expected = "a Schedule of tfscale.collectives, such as ring(4)"
     return arguments.instance(schedule, name, Schedule, expected)
 
@@ -170,18 +170,16 @@ class Schedule:
     """The moves of every rank, made on demand: ``program(rank)`` builds one rank's moves.
 
     Args:
-        name: which algorithm this is, with which parameters, in at most 200 printable
-            characters. An all-reduce between ranks that run schedules of different names
-            raises an error.
+        name: algorithm and parameters, in at most 200 printable characters. An all-reduce between
+            ranks that run schedules of different names raises an error.
         ranks: how many ranks take part.
-        chunks: how many chunks the buffer is cut into.
+        chunks: number of chunks that the buffer is cut into.
         build: a pure function from a rank to its moves.
-        cost: the closed form of its cost, if it is known (see ``cost.py``).
-        goal: what holds at the end; ``verify`` proves it.
-        symmetric: rank r's program is that of rank 0, with r added to every peer
-            (modulo ranks), and r * chunks/ranks to every chunk (modulo chunks). Then it is
-            enough to simulate one rank. ``verify``
-            checks the claim.
+        cost: the closed form of the cost, if it is known (see ``cost.py``).
+        goal: the state at the end; ``verify`` proves it.
+        symmetric: whether rank r's program is that of rank 0, with r added to every peer (modulo
+            ranks), and r * chunks/ranks to every chunk (modulo chunks). Then simulating one rank
+            suffices. ``verify`` checks the claim.
     """
 
     name: str
@@ -205,14 +203,14 @@ class Schedule:
             arguments.instance(self.cost, "cost", Cost, "a Cost, or None if it is not known")
 
     def program(self, rank: int) -> Program:
-        """The moves of one rank, without looking at any other."""
+        """Return the moves of one rank, without looking at any other."""
         what = f"one of the {self.ranks} ranks of {self.name}"
         rank = arguments.whole(rank, "rank", 0, self.ranks - 1, what=what)
         moves = tuple(itertools.islice(self.build(rank), MOST_MOVES + 1))
         if len(moves) > MOST_MOVES:
             raise ScheduleError(
                 f"{self.name}: the program of rank {rank} has more than {MOST_MOVES:,} moves; "
-                "expected a few for each chunk. Is there a loop without end in its build?"
+                "expected a few for each chunk. Is there an endless loop in its build?"
             )
         for index, move in enumerate(moves):
             if not isinstance(move, Move):
@@ -238,16 +236,16 @@ class Schedule:
         return verify(self)
 
     def draw(self, link: Link | Cluster | None = None, nbytes: float = 1.0) -> Figure:
-        """A space-time picture: time to the right, one line per rank (see ``draw.py``)."""
+        """Plot a space-time diagram: time to the right, one line per rank (see ``draw.py``)."""
         from tfscale.collectives.draw import draw
 
         return draw(self, link, nbytes)
 
     def fingerprint(self) -> str:
-        """A short string; ranks whose strings differ must not reduce together.
+        """Return a short string; ranks whose strings differ must not reduce together.
 
-        Up to 64 ranks it covers every move of every rank; beyond, the name, the
-        ranks and the chunks.
+        Up to 64 ranks the string covers every move of every rank; beyond, only the name, the number
+        of ranks and the number of chunks.
         """
         text = f"{self.name}/{self.ranks}/{self.chunks}"
         if self.ranks > 64:

@@ -1,4 +1,4 @@
-"""Run a schedule on the machine of ``cost.py``, message by message."""
+"""Simulation of a schedule on the machine of ``cost.py``, message by message."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tfscale.collectives.flow import flow
 from tfscale.collectives.schedule import Kind, Move, Schedule, ScheduleError, checked_schedule
 from tfscale.collectives.verify import Key, is_symmetric, message_key
 
-_MOST_PARTS = 1_000_000  # of which each takes memory
+_MOST_PARTS = 1_000_000  # each part takes memory
 
 
 class Message(NamedTuple):
-    """One message on its way: when its first byte left, when its last arrived."""
+    """A message, with the times when its first byte left and its last byte arrived."""
 
     sender: int
     receiver: int
@@ -41,14 +41,14 @@ class Final(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Simulation:
-    """What happened.
+    """The result of a simulation.
 
     Args:
-        seconds: when the last rank was done.
-        sent: bytes sent, rank by rank.
-        received: bytes received, rank by rank.
-        finalised: in the order of time; only if messages were asked for.
-        messages: in the order of their arrival; only if they were asked for.
+        seconds: time when the last rank finished.
+        sent: bytes sent, by rank.
+        received: bytes received, by rank.
+        finalised: finalised chunks in order of time; only if messages are recorded.
+        messages: messages in order of arrival; only if messages are recorded.
     """
 
     seconds: float
@@ -67,16 +67,16 @@ def simulate(
     parts: int = 1,
     messages: bool = False,
 ) -> Simulation:
-    """How long a schedule takes on a machine, and what happens meanwhile.
+    """Simulate a schedule on a machine: how long it takes, and what happens meanwhile.
 
     Args:
-        schedule: any; one that contradicts itself is refused as by ``verify``.
-        nbytes: the size of the buffer; its chunks are taken as equal.
-        machine: a ``Link`` (all links alike) or a ``Cluster``.
+        schedule: any schedule; one that contradicts itself is refused as by ``verify``.
+        nbytes: size of the buffer; its chunks count as equal.
+        machine: a ``Link`` (all links are equal) or a ``Cluster``.
         gamma: seconds to add one byte.
-        parts: the engine cuts the buffer into this many parts and runs the whole
-            program on each; they overlap.
-        messages: record each message, and each range that becomes final.
+        parts: number of parts into which the engine cuts the buffer; it runs the whole program on
+            each, and they overlap.
+        messages: whether to record each message, and each range that becomes final.
 
     Example:
         >>> from tfscale.collectives import ring
@@ -100,7 +100,7 @@ def simulate(
 
 
 def _period(schedule: Schedule, machine: Machine) -> int:
-    """In a symmetric schedule on a regular machine, so many ranks stand for all."""
+    """Return the number of ranks that stand for all, if schedule and machine are symmetric."""
     if not schedule.symmetric and not is_symmetric(schedule):
         return schedule.ranks
     if isinstance(machine, Link):
@@ -108,20 +108,19 @@ def _period(schedule: Schedule, machine: Machine) -> int:
     return machine.sizes[0] if len(set(machine.sizes)) == 1 else schedule.ranks
 
 
-# The kinds of event, in the order in which those of one moment are handled: each
-# can cause only later kinds at the same moment, so ranks that do the same keep step.
+# The kinds of event, in the order in which events of one moment are handled. Each can cause only
+# later kinds at the same moment, so ranks that do the same stay in step.
 _DELIVERED, _ADDED, _READY, _ARRIVING = range(4)
 
 
 class _Run:
     """The state of one simulation.
 
-    A task is one move of one rank on one part. Its number orders the tasks of one
-    moment: by part, then by place in the program, then by rank.
+    A task is one move of one rank on one part. Its number orders the tasks of one moment: by part,
+    then by place in the program, then by rank.
 
-    Only the ranks below ``period`` are simulated, each in place of others. A message
-    to rank p goes to the simulated rank in place of p, and its sender is renumbered
-    by the same distance.
+    Only the ranks below ``period`` are simulated; each stands for others. A message to rank p goes
+    to the simulated rank that stands for p, and its sender is renumbered by the same distance.
     """
 
     def __init__(
@@ -147,7 +146,7 @@ class _Run:
         # A slot is a task's number within its part.
         self.stride = period * max(len(one.moves) for one in self.flows)
         self._lay_out(machine)
-        # Ports and adders: the time from which on each is free.
+        # The time from which on each port and adder is free.
         self.out_free = [[0.0] * period, [0.0] * period]
         self.in_free = [[0.0] * period, [0.0] * period]
         self.adder_free = [0.0] * period
@@ -158,7 +157,7 @@ class _Run:
         self.result = Simulation(0, [], [], [], [])
 
     def _lay_out(self, machine: Machine) -> None:
-        """Work out, slot by slot, all that does not depend on time."""
+        """Compute, slot by slot, everything that does not depend on time."""
         if isinstance(machine, Link):
             links, group = (machine, machine), [0] * self.schedule.ranks
         else:
@@ -168,7 +167,8 @@ class _Run:
         self.final = [False] * self.stride
         self.successors: list[list[int]] = [[]] * self.stride
         self.level = [0] * self.stride
-        self.busy: list[float] = [0.0] * self.stride  # a port, for the message of this slot
+        # time of the port for the message of this slot
+        self.busy: list[float] = [0.0] * self.stride
         waits = [0] * self.stride
         receivers: dict[Key, int] = {}
         for rank, one in enumerate(self.flows):
@@ -186,11 +186,11 @@ class _Run:
                 if receives:
                     receivers[message_key(rank, move, one.final[index])] = slot
         self.waits = waits * self.parts
-        self.target = [-1] * self.stride  # the slot that receives what this slot sends
+        self.target = [-1] * self.stride  # the slot that receives the message of this slot
         for slot, send in enumerate(self.moves):
             if send is not None and send.kind is Kind.SEND:
                 rank = slot % self.period
-                key = self._stand_in(message_key(rank, send, self.final[slot]))
+                key = self._simulated_key(message_key(rank, send, self.final[slot]))
                 if key not in receivers:
                     raise ScheduleError(f"nobody receives rank {rank}'s '{send}': see verify()")
                 self.target[slot] = receivers[key]
@@ -213,7 +213,7 @@ class _Run:
                 handlers[kind](time, heapq.heappop(moment[kind]))
             del self.moments[time]
         if self.left:
-            raise ScheduleError(f"{self.schedule.name} does not come to its end: see verify()")
+            raise ScheduleError(f"{self.schedule.name} does not end: see verify()")
         sent = self._bytes({Kind.SEND})
         received = self._bytes({Kind.ADD, Kind.KEEP})
         return dataclasses.replace(self.result, seconds=self.end, sent=sent, received=received)
@@ -225,7 +225,7 @@ class _Run:
         heapq.heappush(self.moments[time][kind], task)
 
     def _begin(self, time: float, task: int) -> None:
-        """All that the task waited for is there."""
+        """Begin a task whose inputs are complete."""
         move = self.moves[task % self.stride]
         assert move is not None
         if move.kind is Kind.SEND:
@@ -242,7 +242,7 @@ class _Run:
             self._finish(time, task)
 
     def _leave(self, time: float, task: int) -> None:
-        """A message gets in the queue of its sender's port; the sender goes on."""
+        """Queue a message at its sender's port; the sender continues."""
         part, slot = divmod(task, self.stride)
         free = self.out_free[self.level[slot]]
         start = max(time, free[task % self.period])
@@ -254,7 +254,7 @@ class _Run:
         self._finish(time, task)
 
     def _arrive(self, time: float, task: int) -> None:
-        """A message gets in the queue of its receiver's port."""
+        """Queue a message at its receiver's port."""
         slot = task % self.stride
         free = self.in_free[self.level[slot]]
         end = max(time, free[task % self.period]) + self.busy[slot]
@@ -278,8 +278,8 @@ class _Run:
         if self.waits[task] == 0:
             self._begin(time, task)
 
-    def _stand_in(self, key: Key) -> Key:
-        """The same message, as the simulated rank sees it that stands for the receiver."""
+    def _simulated_key(self, key: Key) -> Key:
+        """Return a message's key as the simulated rank that stands for the receiver sees it."""
         sender, receiver, final, first, last = key
         here = receiver % self.period
         if here == receiver:

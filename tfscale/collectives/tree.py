@@ -1,4 +1,4 @@
-"""Double binary tree: a number of rounds that hardly grows with the ranks."""
+"""Double binary tree: the number of rounds grows only with the logarithm of the ranks."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ from tfscale.collectives.schedule import Move, Schedule, add, checked_ranks, fin
 
 
 def tree(ranks: int) -> Schedule:
-    """Half of the buffer climbs and descends one tree, half another.
+    """Send half of the buffer up and down one tree, and the other half another tree.
 
-    In a binary tree half of the ranks are leaves: they send once and receive
-    once, and idle. So there are two trees over the same ranks, with a chunk
-    each. In the second the ranks are mirrored (P even) or moved on by one (P
-    odd), so that no rank is an inner node of both. In each tree the partial sums
-    climb to the root, which owns the chunk, and the final bytes descend.
+    In a binary tree half of the ranks are leaves: they send once and receive once, and idle. So
+    there are two trees over the same ranks, with a chunk each. In the second tree the ranks are
+    mirrored (P even) or shifted by one (P odd), so that no rank is an inner node of both. In each
+    tree the partial sums climb to the root, which owns the chunk, and the final bytes descend.
 
-    Cost: 2 floor(log2 P) rounds; each rank sends at most 2 buffers;
-    time about log2 P (4 (alpha + beta N/2) + gamma N/2) in one go. The engine's
-    parts follow each other through the trees; with many parts the time falls to
-    about 2.5 beta N, whatever the number of ranks.
+    Cost: 2 floor(log2 P) rounds; each rank sends at most 2 buffers; without parts, the time is
+    about log2 P (4 (alpha + beta N/2) + gamma N/2). The engine's parts follow each other through
+    the trees; with many parts the time falls to about 2.5 beta N, whatever the number of ranks.
 
     Args:
         ranks: how many ranks take part.
@@ -76,18 +74,18 @@ class Node(NamedTuple):
     children: tuple[int, ...]
 
     def renamed(self, name: Callable[[int], int]) -> Node:
-        """The same node with ``name(place)`` in each place."""
+        """Return this node with ``name(place)`` instead of each place."""
         parent = None if self.parent is None else name(self.parent)
         return Node(parent, tuple(name(child) for child in self.children))
 
 
 def node_at(place: int, size: int) -> Node:
-    """The neighbours of a place in the tree over the places 0 .. size-1.
+    """Return the neighbours of a place in the tree over the places 0 .. size-1.
 
-    Count the places from one: odd places are leaves, and a place divisible by
-    2^k but not by 2^(k+1) is k levels above them. So the tree is in order (all
-    places left of a node are in its left subtree), left subtrees are perfect,
-    and the root is the largest power of two. Places beyond the size are skipped.
+    Count the places from one: odd places are leaves, and a place divisible by 2^k but not by
+    2^(k+1) is k levels above them. So the tree is in order (all places left of a node are in its
+    left subtree), left subtrees are perfect, and the root is the largest power of two. Places
+    beyond the size are skipped.
     """
     here = place + 1
     level = here & -here
@@ -107,12 +105,12 @@ def node_at(place: int, size: int) -> Node:
 
 
 def depth(size: int) -> int:
-    """The most edges between the root and a leaf."""
+    """Return the largest number of edges between the root and a leaf."""
     return max(size, 1).bit_length() - 1
 
 
 def climb(size: int, message: float, addition: float) -> float:
-    """Seconds until the root has the sum, if nothing but this tree uses the ports."""
+    """Return the seconds until the root has the sum, if only this tree uses the ports."""
     if size <= 1:
         return 0
     level = max(2 * message, message + addition) + addition  # two children, ready together
@@ -126,7 +124,7 @@ def climb(size: int, message: float, addition: float) -> float:
 
 
 def descend(size: int, message: float) -> float:
-    """Seconds until the last leaf has the root's bytes; larger subtrees are served first."""
+    """Return the seconds until the last leaf has the root's bytes; larger subtrees come first."""
     if size <= 1:
         return 0
     left = message + (depth(size) - 1) * 2 * message

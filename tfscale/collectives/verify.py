@@ -1,18 +1,15 @@
-"""Prove a schedule right by running it on symbols.
+"""Verification of schedules by running them on symbols.
 
-Instead of numbers, a chunk holds the set of ranks whose contributions are in it.
-The engine's freedom (any order of moves that share no chunk) does not matter to
-the outcome: on each chunk the order is fixed, so every run ends alike, and one
-run proves them all. What ``verify`` shows, for the goal ``all_reduce``:
-
+Instead of numbers, a chunk holds the set of ranks whose contributions are in it. The engine may
+  order moves that share no chunk freely. This does not affect the result: on each chunk the order
+  is fixed, so every run ends alike, and one run proves them all. For the goal ``all_reduce``,
+  ``verify`` shows:
 - each message has one sender and one receiver, who agree on its chunks;
-- every run comes to its end: nobody waits for ever;
+- every run ends: no rank waits forever;
 - each chunk has one owner, whose sum holds every contribution exactly once;
 - every rank ends with that owner's bytes;
-- rounds and bytes are what the closed form says.
-
-In a mixture each rank finalises a result of its own, in which its own
-contribution and those of its senders are, each once.
+- rounds and bytes match the closed form.  In a mixture each rank finalises its own result, which
+  holds its own contribution and those of its senders exactly once.
 """
 
 from __future__ import annotations
@@ -31,13 +28,13 @@ Place = tuple[int, int]  # rank, index of the move
 
 @dataclasses.dataclass(frozen=True)
 class Count:
-    """What was counted while a schedule was verified.
+    """Numbers that are counted while a schedule is verified.
 
     Args:
-        rounds: the longest chain of messages of which each needs the one before.
-        sent: what the busiest sender sends, in buffers.
-        received: what the busiest receiver receives, in buffers.
-        messages: how many messages all ranks send together.
+        rounds: length of the longest chain of messages that depend on each other.
+        sent: number of buffers that the busiest sender sends.
+        received: number of buffers that the busiest receiver receives.
+        messages: number of messages that all ranks send together.
     """
 
     rounds: int
@@ -47,7 +44,7 @@ class Count:
 
 
 def verify(schedule: Schedule) -> Count:
-    """See ``Schedule.verify``."""
+    """Prove a schedule right; see ``Schedule.verify``."""
     flows = [flow(schedule, rank) for rank in range(schedule.ranks)]
     if schedule.symmetric:
         _check_symmetry(schedule, flows)
@@ -68,7 +65,7 @@ def verify(schedule: Schedule) -> Count:
 
 
 def message_key(rank: int, move: Move, final: bool) -> Key:
-    """What the sender and the receiver of a message both know of it."""
+    """Return the key of a message, which its sender and its receiver both know."""
     sender, receiver = (rank, move.peer) if move.kind is Kind.SEND else (move.peer, rank)
     return sender, receiver, final, move.first, move.last
 
@@ -80,7 +77,7 @@ def _places(flows: list[Flow]) -> Iterator[tuple[Place, Move, bool]]:
 
 
 def _match(flows: list[Flow]) -> dict[Place, Place]:
-    """For each send, the move that receives it."""
+    """Return the receiving move of each send."""
     sends: dict[Key, Place] = {}
     receives: dict[Key, Place] = {}
     for place, move, final in _places(flows):
@@ -90,7 +87,7 @@ def _match(flows: list[Flow]) -> dict[Place, Place]:
         key = message_key(place[0], move, final)
         if key in side:
             raise ScheduleError(
-                f"{_at(place, move)}: expected a message unlike all others, but move "
+                f"{_at(place, move)}: expected a message different from all others, but move "
                 f"{side[key][1]} is the same"
             )
         side[key] = place
@@ -106,13 +103,13 @@ def _match(flows: list[Flow]) -> dict[Place, Place]:
             move = flows[place[0]].moves[place[1]]
             raise ScheduleError(
                 f"{_at(place, move)}: expected rank {move.peer} to send {_message(key)}, "
-                f"but it has no such move: rank {place[0]} would wait for ever"
+                f"but it has no such move: rank {place[0]} would wait forever"
             )
     return {place: receives[key] for key, place in sends.items()}
 
 
 def _run(schedule: Schedule, flows: list[Flow], receiver_of: dict[Place, Place]) -> int:
-    """Run every move once all that it waits for is done; return the rounds."""
+    """Run each move once its inputs are complete; return the number of rounds."""
     everyone = (1 << schedule.ranks) - 1  # a set of ranks is a number with these bits
     sums = [[1 << rank] * schedule.chunks for rank in range(schedule.ranks)]
     rounds = [[0] * schedule.chunks for _ in flows]
@@ -158,7 +155,7 @@ def _run(schedule: Schedule, flows: list[Flow], receiver_of: dict[Place, Place])
 def _deadlock(
     flows: list[Flow], waits: list[list[int]], arrived: dict[Place, tuple[int, list[int]]]
 ) -> str:
-    """Name those who stand first in each queue: their own earlier moves are done."""
+    """Describe the first waiting move of each rank, whose earlier moves are done."""
     stuck = [
         f"{_at(place, move)} waits for {_message(message_key(place[0], move, final))}"
         for place, move, final in _places(flows)
@@ -245,7 +242,7 @@ def _check_symmetry(schedule: Schedule, flows: list[Flow]) -> None:
 
 
 def is_symmetric(schedule: Schedule) -> bool:
-    """Whether every rank's program is rank 0's, turned by its number, declared or not."""
+    """Return whether every rank's program is rank 0's, turned by its number, declared or not."""
     if schedule.chunks % schedule.ranks:
         return False
     first = schedule.program(0)
@@ -256,7 +253,7 @@ def is_symmetric(schedule: Schedule) -> bool:
 
 
 def turn(schedule: Schedule, move: Move, by: int) -> Move:
-    """The move that rank r+by makes in a symmetric schedule where rank r makes ``move``."""
+    """Return the move of rank r+by in a symmetric schedule in which rank r makes ``move``."""
     peer = move.peer if move.kind is Kind.FINALISE else (move.peer + by) % schedule.ranks
     first = (move.first + by * (schedule.chunks // schedule.ranks)) % schedule.chunks
     return Move(move.kind, peer, first, first + move.last - move.first)

@@ -1,7 +1,7 @@
-"""What is sent of a gradient, and in which format.
+"""Compression methods: what replicas send of each gradient, and in which format.
 
-- ``policy.py``: which gradient is sent on which wire, or summed by which method.
-- ``method.py``: what a method is, and the first one: ``Wire``.
+- ``policy.py``: the choice of a wire, or a method, for each gradient.
+- ``method.py``: the base class of methods, and the first method: ``Wire``.
 - ``low_rank.py``: ``PowerSGD``; ``sparse.py``: ``TopK`` and ``RandomK``.
 - ``switching.py``: methods that are made of others; ``staged.py``: ``Staged`` and ``Settled``;
   ``adaptive.py``: ``Adaptive``.

@@ -1,15 +1,15 @@
-r"""The method that is chosen while a model trains: what makes its steps faster, within a bound.
+r"""The adaptive method: chosen during training for the fastest steps within an error bound.
 
-A step of P replicas sends of each replica's gradient and what it has kept,
-:math:`M_i = G_i + E_i`, all but the new rest :math:`E_i'`. Its relative error is
+In a step of P replicas, replica i has its gradient and its residual, :math:`M_i = G_i + E_i`. It
+sends :math:`M_i` without the new residual :math:`E_i'`. The relative error of the step is
 
 .. math:: \epsilon = \sqrt{\sum_i \lVert E_i' \rVert^2 \Big/ \sum_i \lVert M_i \rVert^2}
 
-the part of what was to be sent that comes later. Error feedback does not make it smaller, but sees
-that it comes: while all steps stay below :math:`\epsilon`, what is kept stays below
-:math:`2 \epsilon / (1 - \epsilon^2)` times a gradient, so that a bound on the one bounds the other.
+the share that arrives later. Error feedback does not shrink this error, but makes sure that the
+rest arrives: while all steps stay below :math:`\epsilon`, the residual stays below :math:`2
+\epsilon / (1 - \epsilon^2)` times a gradient. So a bound on the error bounds the residual.
 
-``tfscale/exchange/deciding.py`` decides, and ``adaptation.py`` there runs what was decided.
+``tfscale/exchange/deciding.py`` decides, and ``adaptation.py`` there runs the decisions.
 
 Reference: Karimireddy et al.: Error feedback fixes SignSGD (ICML 2019), arXiv 1901.09847.
 """
@@ -30,23 +30,23 @@ from tfscale.compression.sparse import TopK
 from tfscale.compression.switching import Switching, method_of, methods_of
 from tfscale.wires import LOSSLESS, WIRES
 
-KNOWN = "adaptive"  # what is kept of a gradient: see Known
+KNOWN = "adaptive"  # the name of the state that holds what is known: see Known
 
-MOST = 8  # candidates: all of them are in the graph of each bucket
+MOST = 8  # largest number of candidates: all of them are in the graph of each bucket
 
 
 @dataclasses.dataclass(frozen=True)
 class Adaptive(Switching):
-    """Of several methods the one by which a step is fastest, chosen and checked on live steps.
+    """Keeps the fastest method whose error stays within the bound, measured on live steps.
 
-    Each bucket of gradients begins exactly. Then the links are measured, methods are priced by
-    the cost model, and those that should be faster are tried. One stays if steps are faster with
-    it and its relative error is within the bound, and full precision is back as soon as that is
-    no longer so. All replicas change at the same step.
+    Each bucket of gradients begins exactly. Then the links are measured, the cost model prices the
+    methods, and steps try those that should be faster. A method stays if steps are faster with it
+    and its relative error is within the bound. As soon as that is no longer true, full precision
+    returns. All replicas switch at the same step.
 
     Args:
-        bound: the largest relative error of what a step sends: see the module. 0.02 admits 16 and
-            8 bits, 0.2 also 4 bits; that of top-k and low rank is usually between 0.3 and 1.
+        bound: the largest relative error of a step: see the module. 0.02 admits 16 and 8 bits, 0.2
+            also 4 bits; the error of top-k and low rank is usually between 0.3 and 1.
         among: methods that keep what they do not send, or names of wires, which then do.
 
     Example:
@@ -73,30 +73,30 @@ class Adaptive(Switching):
 
     @property
     def variants(self) -> tuple[Method, ...]:  # type: ignore[override]
-        """The exact method, and those among which it chooses."""
+        """The exact method, and the candidates."""
         return (Wire(), *methods_of(self.among, "among"))
 
     @property
     def others(self) -> tuple[Method, ...]:  # type: ignore[override]
-        """What it leaves gradients to that none of its methods suits."""
+        """The exact method, for gradients that no candidate suits."""
         return (Wire(),)
 
     @property
     def rows_wire(self) -> str:
-        """Rows of tables are sent exactly."""
+        """The lossless wire: rows of tables are sent exactly."""
         return LOSSLESS
 
     def suited(self, gradient: Gradient) -> Method:
-        """The same among the methods that suit."""
+        """Return this method with the candidates that suit a gradient, or an exact wire."""
         among = tuple(each for each in self.variants[1:] if each.suited(gradient) == each)
         return dataclasses.replace(self, among=among) if among else Wire()
 
     def state(self, gradient: Gradient) -> Mapping[str, Kept]:
-        """That of all methods, and what is known of them."""
-        return {**super().state(gradient), KNOWN: Kept((WIDTH,), common=True, start=_nothing)}
+        """Return the state of all methods, and the measurements."""
+        return {**super().state(gradient), KNOWN: Kept((WIDTH,), common=True, start=_unmeasured)}
 
     def sums(self, load: Load) -> list[tf.Tensor]:
-        """See the module."""
+        """Sum by the method that is chosen on live steps."""
         return load.adapted(self)
 
     def __str__(self) -> str:
@@ -111,11 +111,12 @@ def _with_feedback(given: Method | str, name: str) -> Method:
 
 _LARGE = Gradient("kernel", (1 << 12, 1 << 12), "float32")
 
-# What is kept: the number of the method in use; seconds that each computes; the error of each.
+# The state holds the number of the method in use, then each method's compute seconds, then its
+# error.
 WIDTH = 1 + 2 * (MOST + 1)
 
 
-def _nothing(shape: tuple[int, ...]) -> np.ndarray:
+def _unmeasured(shape: tuple[int, ...]) -> np.ndarray:
     known = np.full(shape, np.nan, np.float32)
     known[0] = 0
     return known

@@ -1,4 +1,4 @@
-"""What is known of a gradient before there is one."""
+"""The properties of a gradient that are known before there is one."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ ELEMENT_BYTES = {
 
 @dataclass(frozen=True)
 class Gradient:
-    """What is known of a variable's gradient before there is one.
+    """The properties of a variable's gradient that are known before there is one.
 
     Args:
-        path: of the variable, such as ``"dense/kernel"``.
-        shape: of the variable, and so of its gradient.
-        dtype: the name of its type, such as ``"float32"``.
+        path: path of the variable, such as ``"dense/kernel"``.
+        shape: shape of the variable, and so of its gradient.
+        dtype: name of the type, such as ``"float32"``.
 
     Example:
         >>> Gradient("dense/kernel", (512, 10), "float32").bytes
@@ -35,12 +35,12 @@ class Gradient:
 
     @property
     def elements(self) -> int:
-        """How many numbers it has."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def bytes(self) -> int:
-        """Its size in memory."""
+        """Size in memory."""
         if self.dtype not in ELEMENT_BYTES:
             raise TypeError(
                 f"the gradient of {self.path} has type {self.dtype}; collectives take "

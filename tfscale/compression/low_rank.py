@@ -1,12 +1,12 @@
-r"""PowerSGD: gradients of matrices as products of two thin ones.
+r"""PowerSGD: approximation of gradient matrices by products of two thin matrices.
 
-One step of subspace iteration per training step: with the replicas' gradients
-:math:`M_i = G_i + E_i` (n x m) and a thin matrix :math:`Q` (m x r) of the step before,
+Each training step makes one step of subspace iteration: with the replicas' gradients :math:`M_i =
+G_i + E_i` (n x m) and a thin matrix :math:`Q` (m x r) of the step before,
 
 .. math:: P = \mathrm{orth}\Big(\sum_i M_i Q\Big), \quad Q_i' = M_i^T P, \quad
           S = P \Big(\sum_i Q_i'\Big)^T, \quad E_i' = M_i - P Q_i'^T
 
-Two all-reduces of r (n + m) numbers stand in for one of n m. Nothing is lost, only late:
+Two all-reduces of r (n + m) numbers in all replace one of n m. Nothing is lost, only delayed:
 :math:`\sum_i M_i = S + \sum_i E_i'`, whatever P is. From step to step Q turns to the sum's r
 leading directions, which is why the method works at ranks as small as 1.
 
@@ -35,16 +35,16 @@ _FACTOR = "factor"
 class PowerSGD(Method):
     """Sums of low rank, with error feedback.
 
-    A kernel of more than two dimensions counts as a matrix of as many columns as its last
-    dimension has: a convolution's output channels.
+    A kernel of more than two dimensions counts as a matrix with a column for each entry of its last
+    dimension: a convolution's output channels.
 
     Args:
-        rank: of the sum; less where the matrix has fewer rows or columns.
-        feedback: whether what is not sent is added to the gradients of the next step. Without
-            it a training loses what lies outside the r directions.
+        rank: rank of the sum; less if the matrix has fewer rows or columns.
+        feedback: whether the part that is not sent is added to the gradients of the next step.
+            Without feedback, a training loses the part outside the r directions.
         factors: the wire of the two thin matrices: ``"fp32"``, ``"bf16"``, ``"fp16"`` or any other.
-        otherwise: the wire of vectors, and of matrices that are too small to be worth it.
-        saves: how many times fewer numbers than the matrix the factors must have.
+        otherwise: the wire of vectors, and of matrices that are too small to benefit.
+        saves: smallest ratio of the matrix's numbers to the factors' numbers.
 
     Example:
         >>> strategy = tfscale.ScaleStrategy(method={"kernel$": PowerSGD(rank=4)})
@@ -79,7 +79,7 @@ class PowerSGD(Method):
         return FORMATS[self.factors].rounds_at_random(with_residual=False)
 
     def suited(self, gradient: Gradient) -> Method:
-        """Itself, or a wire for what is no matrix or is too small."""
+        """Return this method, or a wire for gradients that are not matrices or are too small."""
         if len(gradient.shape) < 2 or not gradient.elements:
             return self.others[0]
         rows, columns, rank = self._sizes(gradient.shape)
@@ -91,13 +91,13 @@ class PowerSGD(Method):
         return rows, columns, min(self.rank, rows, columns)
 
     def state(self, gradient: Gradient) -> Mapping[str, Kept]:
-        """The residual, and the factor that the next step begins with."""
+        """Return the residual, and the factor that the next step begins with."""
         _, columns, rank = self._sizes(gradient.shape)
         kept = {_FACTOR: Kept((rank, columns), common=True, start=_directions)}
         return {RESIDUAL: Kept(gradient.shape), **kept} if self.feedback else kept
 
     def sums(self, load: Load) -> list[tf.Tensor]:
-        """See the module."""
+        """Sum by a step of subspace iteration: see the module."""
         passes = _Fused(load) if self.feedback and load.on_cpu else _Plain(load, self.feedback)
         factors = load.kept(_FACTOR)
         products = [passes.rows(i, factor) for i, factor in enumerate(factors)]
@@ -106,13 +106,14 @@ class PowerSGD(Method):
         own = [passes.columns(i, basis) for i, basis in enumerate(bases)]
         flat = joined(own)
         if self.feedback and not FORMATS[self.factors].lossless:
-            # What the wire loses of a factor stays with the replica, as the rest of its matrix.
+            # The replica keeps the wire's rounding error of a factor in its matrix's residual.
             total, lost = load.all_reduce(flat, self.factors, tf.zeros_like(flat), "columns")
             own = separated(flat - lost, own)
         else:
             total = load.all_reduce(flat, self.factors, what="columns")
         totals = separated(total, own)
-        finite = tf.reduce_all(tf.math.is_finite(total))  # so are the bases, or these were not
+        # if the total is finite, the bases are, too
+        finite = tf.reduce_all(tf.math.is_finite(total))
         found = [passes.sum(i, *each, finite) for i, each in enumerate(zip(bases, own, totals))]
         nexts = [tf.where(finite, _scaled(q, old), old) for q, old in zip(totals, factors)]
         load.keep(_FACTOR, nexts)
@@ -123,7 +124,7 @@ class PowerSGD(Method):
 
 
 class _Plain:
-    """The passes over a bucket's matrices as TensorFlow's operations."""
+    """The passes over a bucket's matrices as TensorFlow operations."""
 
     def __init__(self, load: Load, feedback: bool) -> None:
         self._load, self._feedback = load, feedback
@@ -133,17 +134,17 @@ class _Plain:
             self._matrices[i] += _matrix(rest)
 
     def rows(self, i: int, factor: tf.Tensor) -> tf.Tensor:
-        """Of each row of the i-th matrix, its part in the directions of the factor's rows."""
+        """Return the components of each row of the i-th matrix along the factor's rows."""
         return tf.matmul(self._matrices[i], factor, transpose_b=True)
 
     def columns(self, i: int, basis: tf.Tensor) -> tf.Tensor:
-        """Of each column of the i-th matrix, its part in the directions of the basis."""
+        """Return the components of each column of the i-th matrix along the basis."""
         return tf.matmul(basis, self._matrices[i], transpose_a=True)
 
     def sum(
         self, i: int, basis: tf.Tensor, own: tf.Tensor, total: tf.Tensor, finite: tf.Tensor
     ) -> tf.Tensor:
-        """The sum of the i-th matrix; what this replica did not send is kept, if finite."""
+        """Return the sum of the i-th matrix; keep this replica's residual, if the sum is finite."""
         if self._feedback:
             old = self._old[i]
             rest = tf.reshape(self._matrices[i] - basis @ own, tf.shape(old))
@@ -152,7 +153,7 @@ class _Plain:
 
 
 class _Fused:
-    """The same in C++, for CPUs, with feedback: three passes, and no matrix is made but the sum."""
+    """The passes in C++, for CPUs, with feedback: three passes, which make only the sum."""
 
     def __init__(self, load: Load) -> None:
         self._matrices = [_matrix(g) for g in load.gradients]
@@ -175,19 +176,22 @@ def _matrix(x: tf.Tensor) -> tf.Tensor:
 
 
 def _directions(shape: tuple[int, ...]) -> np.ndarray:
-    """At random, and always the same: layers have other names in each run of a notebook's cell."""
+    """Return random directions from a fixed seed, since layers' names change in notebooks."""
     return np.random.default_rng(1).standard_normal(shape, np.float32)
 
 
 def _orthonormal(x: tf.Tensor) -> tf.Tensor:
-    """By Householder's reflections: stable for columns that are nearly parallel, or zero."""
+    """Return an orthonormal basis by Householder's reflections.
+
+    They are stable for columns that are nearly parallel, or zero.
+    """
     finite = tf.reduce_all(tf.math.is_finite(x))
-    scale = tf.reduce_max(tf.abs(x))  # for squares would over- or underflow
+    scale = tf.reduce_max(tf.abs(x))  # the scale keeps squares from over- or underflow
     basis, _ = tf.linalg.qr(tf.math.divide_no_nan(tf.where(finite, x, 0.0), scale))
     return tf.where(finite, basis, float("nan"))
 
 
 def _scaled(factor: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
-    """Only its directions count, and none is lost where all gradients are zero."""
+    """Scale a factor, whose directions alone count; keep the old one if it is zero."""
     scale = tf.reduce_max(tf.abs(factor))
     return tf.where(scale > 0, tf.math.divide_no_nan(factor, scale), old)

@@ -1,8 +1,8 @@
-"""What a method is: how a bucket's gradients become their sums over all replicas.
+"""The base class of methods, which sum a bucket's gradients over all replicas.
 
-A method gets the gradients of one replica, what was kept for them from earlier steps, and the
-exchange's collectives; it gives the sums. It runs on all replicas at once, while a step is traced,
-and must do the same on all of them.
+A method gets the gradients of one replica, its state from earlier steps, and the exchange's
+collectives; it returns the sums. It runs on all replicas at once, while a step is traced, and must
+do the same on all of them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tfscale import arguments, wires
 from tfscale.compression.gradient import Gradient
 from tfscale.wires import FORMATS, LOSSLESS
 
-RESIDUAL = "residual"  # what was not sent yet; the name of a state
+RESIDUAL = "residual"  # the name of the state that was not sent yet
 
 
 def _size(value: int, name: str) -> int:
@@ -27,13 +27,13 @@ def _size(value: int, name: str) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Kept:
-    """What a method keeps for a variable from step to step; it is saved with the optimizer.
+    """A tensor that a method keeps for a variable between steps; it is saved with the optimizer.
 
     Args:
-        shape: of the tensor, which is float32.
-        common: whether it is the same on all replicas. Otherwise each replica has its own, and
-            they are parts of a sum: for another number of replicas the sum is shared out anew.
-        start: makes the first value of that shape; zeros by default. It must be the same on all
+        shape: shape of the tensor, which is float32.
+        common: whether it is equal on all replicas. Otherwise each replica has its own, and these
+            are parts of a sum: a new number of replicas shares out the sum anew.
+        start: makes the first value of that shape; zeros by default. It must be equal on all
             replicas.
     """
 
@@ -50,12 +50,12 @@ class Kept:
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Price:
-    """What collectives cost; to be compared with others of the same load.
+    """The cost of collectives, to be compared with other costs of the same load.
 
     Args:
-        amount: of it.
-        unit: ``"seconds"`` by the cost model where links were measured, and otherwise ``"bytes"``
-            that the busiest replica sends.
+        amount: the amount.
+        unit: ``"seconds"`` by the cost model if links were measured, and otherwise ``"bytes"`` that
+            the busiest replica sends.
     """
 
     amount: float
@@ -68,14 +68,14 @@ class Price:
 
 
 class Load(Protocol):
-    """The gradients of one bucket on one replica, and what a method may do with them.
+    """The gradients of one bucket on one replica, and the operations that a method may use.
 
     Attributes:
-        gradients: this replica's, float32, in the order of ``described``.
-        described: what they are.
-        replicas: how many there are.
-        rank: which of them this one is.
-        on_cpu: whether it computes on a CPU.
+        gradients: this replica's gradients, float32, in the order of ``described``.
+        described: descriptions of the gradients.
+        replicas: number of replicas.
+        rank: rank of this replica.
+        on_cpu: whether this replica computes on a CPU.
     """
 
     gradients: list[tf.Tensor]
@@ -86,74 +86,75 @@ class Load(Protocol):
 
     @property
     def step(self) -> tf.Tensor:
-        """How many updates the optimizer has made, an int64."""
+        """Number of updates that the optimizer has made, an int64."""
 
     def kept(self, name: str) -> list[tf.Tensor]:
-        """What was kept by that name for each gradient."""
+        """Return the state of that name for each gradient."""
 
     def keep(self, name: str, values: Sequence[tf.Tensor]) -> None:
-        """Keep these until the next step. What is common must be the same on all replicas."""
+        """Keep values until the next step. A common state must be equal on all replicas."""
 
     def variables(self, name: str) -> list[tf.Variable]:
-        """Where that is kept, for operations that change it in place."""
+        """Return the variables of a state, for operations that change it in place."""
 
     def price(self, reduced: Sequence[int] = (), gathered: Sequence[int] = ()) -> Price:
-        """What collectives of these sizes cost; the same on all replicas.
+        """Return the cost of collectives of these sizes; equal on all replicas.
 
         Args:
             reduced: bytes that each replica would give to each ``all_reduce``.
-            gathered: the same for each ``all_gather``.
+            gathered: bytes that each replica would give to each ``all_gather``.
         """
 
     def say(self, reason: str) -> None:
-        """Tell ``explain()`` why the bucket is summed in this way."""
+        """Record the reason for this kind of sum, for ``explain()``."""
 
     def all_reduce(
         self, x: tf.Tensor, wire: str = LOSSLESS, residual: tf.Tensor | None = None, what: str = ""
     ) -> Any:
-        """The sum of x over all replicas; with a residual, ``(sum, new_residual)``.
+        """Return the sum of x over all replicas; with a residual, ``(sum, new_residual)``.
 
         Args:
             x: a tensor, of one shape on all replicas.
-            wire: the format in which it is sent.
-            residual: what earlier calls have lost, of x's shape.
-            what: a name for it, which another call for the same bucket must not have.
+            wire: the format in which x is sent.
+            residual: the errors of earlier calls, of x's shape.
+            what: a name of the call, which must be unique for the bucket.
         """
 
     def all_gather(self, x: tf.Tensor, wire: str = LOSSLESS, what: str = "") -> tf.Tensor:
-        """The rows of all replicas' x, in the order of their ranks; shapes must be equal."""
+        """Return the rows of all replicas' x, in the order of their ranks; shapes must be equal."""
 
     def reduce_scatter(self, x: tf.Tensor, wire: str = LOSSLESS, what: str = "") -> tf.Tensor:
-        """This replica's share of the rows of x's sum: ``[r n / P, (r + 1) n / P)`` of n rows,
-        which must be a multiple of P.
+        """Return this replica's share of the rows of x's sum.
+
+        The share is ``[r n / P, (r + 1) n / P)`` of n rows, which must be a multiple of P.
         """
 
     def seed(self) -> tf.Tensor:
-        """An int64: another one at each call and in each step, the same on all replicas.
+        """Return an int64, new at each call and in each step, equal on all replicas.
 
-        Only for methods with ``random``.
+        Only methods with ``random`` may call this.
         """
 
     def within(self, variant: Method, number: int) -> Load:
-        """The same gradients for one of the methods that this one is made of, by its number."""
+        """Return this load for one of the methods that this one is made of, by its number."""
 
     def note(self, number: tf.Tensor) -> None:
-        """Tell ``explain()`` by which of these methods the bucket is summed in this step."""
+        """Record the number of the method that sums the bucket in this step, for ``explain()``."""
 
     def adapted(self, method: Any) -> list[tf.Tensor]:
-        """The sums by that of its variants which is chosen on live steps: see ``Adaptive``."""
+        """Sum by the variant that is chosen on live steps: see ``Adaptive``."""
 
 
 class Method:
-    """How a bucket's gradients become their sums over all replicas.
+    """A way to sum a bucket's gradients over all replicas.
 
-    To make your own, write a frozen dataclass: methods that are equal share buckets.
+    To define your own method, write a frozen dataclass: methods that are equal share buckets.
 
     Attributes:
-        random: whether it asks for seeds.
+        random: whether the method needs seeds.
         lossless: whether its sums are exact, for every type.
-        others: the methods that ``suited`` leaves gradients to.
-        wires: the formats in which it sends anything.
+        others: the methods that ``suited`` may return instead of this one.
+        wires: the formats in which it sends.
 
     Example:
         >>> @dataclasses.dataclass(frozen=True)
@@ -168,15 +169,15 @@ class Method:
     wires: tuple[str, ...] = (LOSSLESS,)
 
     def suited(self, gradient: Gradient) -> Method:
-        """The method for this gradient: itself, or another where it would not pay."""
+        """Return the method for a gradient: this one, or another where this one would not pay."""
         return self
 
     def state(self, gradient: Gradient) -> Mapping[str, Kept]:
-        """What is kept for this gradient, by names such as variables in Python have."""
+        """Return the state for a gradient, by names that are valid for variables in Python."""
         return {}
 
     def sums(self, load: Load) -> list[tf.Tensor]:
-        """The sums over all replicas, the same bits on each; called while a step is traced."""
+        """Return the sums over all replicas, with the same bits on each; called during tracing."""
         raise NotImplementedError
 
     @property
@@ -190,9 +191,9 @@ class Wire(Method):
     """One all-reduce of all numbers, each in a format of few bits: see docs/wires.md.
 
     Args:
-        name: of the wire.
-        feedback: whether what rounding loses in one step is added to the gradients of the next;
-            by default on wires of less than 8 bits.
+        name: name of the wire.
+        feedback: whether the rounding error of one step is added to the gradients of the next; by
+            default on wires of less than 8 bits.
 
     Example:
         >>> strategy = tfscale.ScaleStrategy(method={"head": Wire("bf16"), "*": Wire("int8", True)})
@@ -210,25 +211,25 @@ class Wire(Method):
 
     @property
     def lossless(self) -> bool:  # type: ignore[override]
-        """Whether every number arrives as it was."""
+        """Whether every number arrives unchanged."""
         return FORMATS[self.name].lossless
 
     @property
     def random(self) -> bool:  # type: ignore[override]
-        """Whether it rounds at random."""
+        """Whether the wire rounds at random."""
         return FORMATS[self.name].rounds_at_random(with_residual=bool(self.feedback))
 
     @property
     def wires(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Its only wire."""
+        """The only wire."""
         return (self.name,)
 
     def state(self, gradient: Gradient) -> Mapping[str, Kept]:
-        """The residual, with feedback."""
+        """Return the residual, with feedback."""
         return {RESIDUAL: Kept(gradient.shape)} if self.feedback else {}
 
     def sums(self, load: Load) -> list[tf.Tensor]:
-        """One all-reduce of all gradients, as one vector."""
+        """Sum all gradients as one vector, in one all-reduce."""
         flat = joined(load.gradients)
         if not self.feedback:
             return separated(load.all_reduce(flat, self.name), load.gradients)
@@ -244,9 +245,9 @@ def checked_method(given: Method | str, name: str, *others: str) -> Method:
     """Return a method, or the wire of a name.
 
     Args:
-        given: what the user passes.
-        name: of the argument.
-        others: names that the caller knows besides wires.
+        given: the user's value.
+        name: name of the argument.
+        others: names that the caller accepts besides wires.
     """
     if isinstance(given, Method):
         return given
@@ -255,13 +256,13 @@ def checked_method(given: Method | str, name: str, *others: str) -> Method:
 
 
 def joined(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Tensors as one vector."""
+    """Concatenate tensors to one vector."""
     flat = [tf.reshape(x, [-1]) for x in tensors]
     return flat[0] if len(flat) == 1 else tf.concat(flat, 0)
 
 
 def separated(vector: tf.Tensor, like: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The inverse of ``joined``."""
+    """Split a vector into tensors: the inverse of ``joined``."""
     if len(like) == 1:
         return [tf.reshape(vector, tf.shape(like[0]))]
     parts = tf.split(vector, [tf.size(x) for x in like])

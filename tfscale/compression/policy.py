@@ -1,4 +1,4 @@
-"""Which gradient is sent on which wire, and summed by which method."""
+"""Policies: the wire, or the method, of each gradient."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from tfscale.compression.adaptive import Adaptive
 from tfscale.compression.gradient import Gradient
 from tfscale.compression.method import Method, Wire, checked_method
 
-# Few numbers with much say. The last word of a path tells them, for the shape alone
-# does not: an attention's bias and a layer norm's gamma may have two dimensions.
+# Few numbers with much influence. The last word of a path identifies them. The shape alone does
+# not: an attention's bias and a layer norm's gamma may have two dimensions.
 DEFAULT_SENSITIVE = r"(?i)(^|[/_])(bias|gamma|beta|scale)(:\d+)?$"
 
 
-_OTHERS = "*"  # no regular expression: all gradients that no rule matches
+_OTHERS = "*"  # not a regular expression: stands for all gradients that no rule matches
 ADAPTIVE = "adaptive"  # a method's name, as wires have names
 
 Choice = TypeVar("Choice")
 
 
 class _Rules(Generic[Choice]):
-    """One choice for each gradient: by rules on paths, and else by what the gradient is.
+    """A choice for each gradient: by rules on paths, or else by the gradient's properties.
 
     Args:
-        usual: what is chosen without a rule for gradients that need not be exact.
-        exact: what is chosen for those that need.
+        usual: choice without a rule, for gradients that need not be exact.
+        exact: choice without a rule, for gradients that must be exact.
         rules, small, sensitive: see ``WirePolicy``.
     """
 
@@ -47,7 +47,7 @@ class _Rules(Generic[Choice]):
         self._sensitive = arguments.pattern(sensitive, "sensitive")
 
     def _chosen(self, path: str, shape: Sequence[int], dtype: str) -> tuple[Choice, str]:
-        """And who says so."""
+        """Return the choice for a gradient, and the rule that made it."""
         for pattern, choice in self._rules:
             if pattern.search(path):
                 return choice, f"the rule {pattern.pattern!r} for {path}"
@@ -58,25 +58,25 @@ class _Rules(Generic[Choice]):
         return list(dict.fromkeys([self._usual, *(choice for _, choice in self._rules)]))
 
     def idle(self, paths: Sequence[str]) -> list[str]:
-        """The rules that match none of these paths."""
+        """Return the rules that match none of these paths."""
         patterns = [pattern for pattern, _ in self._rules]
         return [p.pattern for p in patterns if not any(p.search(path) for path in paths)]
 
     def _keeps_exact(self, path: str, shape: Sequence[int], dtype: str) -> bool:
         return (
             dtype not in wires.FLOATS
-            or dtype == "float64"  # who chose it wants its digits
+            or dtype == "float64"  # its user wants all digits
             or len(shape) < 2
             or math.prod(shape) < self.small
             or self._sensitive.search(path) is not None
         )
 
     def describe(self) -> dict[str, Any]:
-        """All settings of the policy, in types that JSON knows."""
+        """Return all settings of the policy, in types that JSON knows."""
         raise NotImplementedError
 
     def fingerprint(self) -> str:
-        """A short string, the same on every host; workers whose strings differ disagree."""
+        """Return a short string, equal on every host; workers whose strings differ disagree."""
         text = json.dumps(self.describe(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -98,19 +98,18 @@ class _Rules(Generic[Choice]):
 
 
 class WirePolicy(_Rules[str]):
-    """The wire on which each gradient is sent.
+    """The choice of a wire for each gradient.
 
-    The wire of the first rule that matches. Without one, the lossless ``"fp32"`` for tensors
-    that are small, have fewer than two dimensions, or are sensitive, and for float64 and
-    integers; ``wire`` for all others.
+    The first rule that matches decides. Without a matching rule, the wire is the lossless
+    ``"fp32"`` for tensors that are small, have fewer than two dimensions, or are sensitive, and for
+    float64 and integers. All others use ``wire``.
 
     Args:
-        wire: the name of the wire of all other gradients.
-        rules: wires by regular expressions, which are searched in a variable's path, such
-            as ``"dense_1/kernel"``. The first that matches counts.
+        wire: name of the wire of all other gradients.
+        rules: wires by regular expressions, which are searched in a variable's path, such as
+            ``"dense_1/kernel"``. The first match counts.
         small: tensors with fewer elements than this are small.
-        sensitive: a regular expression; if it is found in a variable's path, the variable
-            is sensitive.
+        sensitive: a regular expression; a variable is sensitive if its path contains a match.
 
     Example:
         >>> policy = WirePolicy("int8", rules={"^head/": "bf16"})
@@ -137,9 +136,9 @@ class WirePolicy(_Rules[str]):
         """Make a policy from what a user passes as ``wire``.
 
         Args:
-            wire: a wire's name; a policy; or a mapping of rules, in which the key ``"*"``
-                (no regular expression) gives the wire of all that no rule matches. Without
-                that key it is ``"fp32"``.
+            wire: a wire's name; a policy; or a mapping of rules, in which the key ``"*"`` (not a
+                regular expression) gives the wire of all gradients that no rule matches. Without
+                that key, they use ``"fp32"``.
 
         Example:
             >>> WirePolicy.of({"embedding": "bf16", "*": "int8"})
@@ -154,12 +153,12 @@ class WirePolicy(_Rules[str]):
         return cls(arguments.choice(wire, "wire", wires.WIRES, other))
 
     def wire_of(self, path: str, shape: Sequence[int], dtype: str) -> str:
-        """The wire of one variable's gradient.
+        """Return the wire of one variable's gradient.
 
         Args:
-            path: the variable's path.
-            shape: its shape.
-            dtype: its type's name, such as ``"float32"``.
+            path: path of the variable.
+            shape: shape of the variable.
+            dtype: name of its type, such as ``"float32"``.
         """
         wire, who = self._chosen(path, shape, dtype)
         _check_carries(wire == wires.LOSSLESS, wire, dtype, who)
@@ -167,16 +166,16 @@ class WirePolicy(_Rules[str]):
 
     @property
     def wire(self) -> str:
-        """Of all gradients that no rule matches and that need not be exact."""
+        """The wire of gradients that no rule matches and that need not be exact."""
         return self._usual
 
     @property
     def wires(self) -> list[str]:
-        """All that it may choose, each once."""
+        """All wires that the policy may choose, each once."""
         return self._choices
 
     def describe(self) -> dict[str, Any]:
-        """All settings of the policy, in types that JSON knows."""
+        """Return all settings of the policy, in types that JSON knows."""
         return {
             "wire": self.wire,
             "rules": [[pattern.pattern, wire] for pattern, wire in self._rules],
@@ -185,7 +184,7 @@ class WirePolicy(_Rules[str]):
         }
 
     def methods(self, error_feedback: bool | None = None) -> MethodPolicy:
-        """The same, as a policy of methods."""
+        """Return this policy as a policy of methods."""
 
         def method(wire: str) -> Wire:
             return Wire(wire, error_feedback)
@@ -195,15 +194,15 @@ class WirePolicy(_Rules[str]):
 
 
 class MethodPolicy(_Rules[Method]):
-    """The method by which each gradient is summed.
+    """The choice of a method for each gradient.
 
-    The method of the first rule that matches. Without one, ``Wire("fp32")``, which is exact, for
-    tensors that are small, have fewer than two dimensions, or are sensitive, and for float64 and
-    integers; ``method`` for all others. A method may leave a gradient that it does not suit to
-    another: ``PowerSGD`` leaves vectors to a wire.
+    The first rule that matches decides. Without a matching rule, the method is ``Wire("fp32")``,
+    which is exact, for tensors that are small, have fewer than two dimensions, or are sensitive,
+    and for float64 and integers. All others use ``method``. A method may leave a gradient that it
+    does not suit to another method: ``PowerSGD`` leaves vectors to a wire.
 
     Args:
-        method: that of all other gradients; a string is the name of a wire.
+        method: method of all other gradients; a string is the name of a wire.
         rules, small, sensitive: as for ``WirePolicy``, with methods instead of wires.
 
     Example:
@@ -241,7 +240,7 @@ class MethodPolicy(_Rules[Method]):
         return cls(method)
 
     def method_of(self, gradient: Gradient) -> Method:
-        """The method of one variable's gradient."""
+        """Return the method of one variable's gradient."""
         method, who = self._chosen(gradient.path, gradient.shape, gradient.dtype)
         suited = method.suited(gradient)
         _check_carries(suited.lossless, str(suited), gradient.dtype, who)
@@ -249,17 +248,17 @@ class MethodPolicy(_Rules[Method]):
 
     @property
     def method(self) -> Method:
-        """Of all gradients that no rule matches and that need not be exact."""
+        """The method of gradients that no rule matches and that need not be exact."""
         return self._usual
 
     @property
     def methods(self) -> list[Method]:
-        """All that it may choose, each once, and those that they leave gradients to."""
+        """All methods that the policy may choose or leave gradients to, each once."""
         every = [self._exact, *self._choices]
         return list(dict.fromkeys(one for each in every for one in (each, *each.others)))
 
     def describe(self) -> dict[str, Any]:
-        """All settings of the policy, in types that JSON knows."""
+        """Return all settings of the policy, in types that JSON knows."""
         return {
             "method": repr(self.method),
             "rules": [[pattern.pattern, repr(method)] for pattern, method in self._rules],

@@ -1,13 +1,13 @@
-r"""Sparse methods: a few numbers of each gradient, and all others later.
+r"""Sparse methods: send a few numbers of each gradient, and all others later.
 
-With the replicas' gradients :math:`G_i` and what they have not sent yet, :math:`E_i`, each replica
-sends a part of :math:`M_i = G_i + E_i` and keeps the rest:
+Each replica has its gradient :math:`G_i` and its residual :math:`E_i`. It sends a part of
+:math:`M_i = G_i + E_i` and keeps the rest:
 
 .. math:: S = \sum_i C_i(M_i), \quad E_i' = M_i - C_i(M_i)
 
-``TopK`` sends the largest numbers, each replica its own, with their places; where a sum of whole
-tensors, zero elsewhere, has a lower price, it makes that: the same sums. ``RandomK`` sends the same
-places on all replicas, drawn from a seed that all share, so that no place travels.
+``TopK`` sends the largest numbers of each replica, with their indices. If a sum of whole tensors,
+zero elsewhere, costs less, it computes the same sums that way. ``RandomK`` sends the same indices
+on all replicas, drawn from a common seed, so that no index is sent.
 
 References: Aji, Heafield: Sparse communication (EMNLP 2017), arXiv 1704.05021; Stich, Cordonnier,
 Jaggi: Sparsified SGD with memory (NeurIPS 2018), arXiv 1809.07599; Lin et al.: Deep gradient
@@ -31,8 +31,8 @@ from tfscale.wires import FORMATS, LOSSLESS, checked, nbytes
 
 _VELOCITY = "velocity"
 _BYTES_OF_A_PLACE = 4
-_WARMS_FROM = 0.25  # of the numbers, as in the paper
-_MOST_STAGES = 100  # methods within methods
+_WARMS_FROM = 0.25  # share of the numbers, as in the paper
+_MOST_STAGES = 100  # largest nesting of methods
 
 
 def _check(method: TopK | RandomK) -> None:
@@ -43,27 +43,27 @@ def _check(method: TopK | RandomK) -> None:
 
 
 def _count(fraction: float, gradient: Gradient) -> int:
-    """How many of its numbers are sent: one at least."""
+    """Return the number of a gradient's elements that are sent: at least one."""
     return min(gradient.elements, max(1, math.ceil(fraction * gradient.elements)))
 
 
 @dataclasses.dataclass(frozen=True)
 class TopK(Method):
-    """Each replica sends the largest numbers of each gradient, with their places.
+    """A method that sends the largest numbers of each gradient, with their indices.
 
-    Exactly k of each variable: of equal numbers those that come first. Numbers that are not
-    finite count as the largest. Replicas join what they send; of so many, or of such large parts,
-    that this costs more than the sum of whole tensors, they sum these. That costs as much as the
-    wire alone, which loses less: ``explain()`` says where it is so.
+    Each replica sends exactly k numbers of each variable; among equal numbers, the first ones.
+    Numbers that are not finite count as the largest. Replicas gather the parts of all replicas.
+    With many replicas or large parts, this costs more than the sum of whole tensors; then they sum
+    whole tensors. That costs as much as the wire alone, which loses less: ``explain()`` says so.
 
     Args:
-        fraction: which part of a gradient's numbers is sent, at least one.
+        fraction: share of a gradient's numbers that is sent, at least one number.
         feedback: whether all others are added to the gradients of the next step.
-        wire: the format of the numbers; places take 4 bytes each.
-        momentum: correct what is sent late as if a momentum of that size had seen it in time
-            (deep gradient compression): each replica adds up velocities instead of gradients.
-            Then give the optimizer no momentum of its own; gradients that go by another method,
-            such as those of biases, have none then.
+        wire: the format of the numbers; indices take 4 bytes each.
+        momentum: corrects delayed numbers as if a momentum of that size had applied in time (deep
+            gradient compression): each replica accumulates velocities instead of gradients. Then
+            give the optimizer no momentum; gradients with another method, such as those of biases,
+            have none then.
 
     Example:
         >>> strategy = tfscale.ScaleStrategy(method={"kernel$": TopK(0.01)})
@@ -79,19 +79,19 @@ class TopK(Method):
         arguments.real(self.momentum, "momentum", 0, below=1)
         if self.momentum and not self.feedback:
             raise ValueError(
-                f"momentum={self.momentum!r} is for what is sent late, and without feedback "
-                "nothing is. Leave one of them out"
+                f"momentum={self.momentum!r} corrects delayed numbers, and without feedback "
+                "no number is delayed. Leave one of them out"
             )
 
     def warmed_up(self, over: int, stages: int = 4) -> Staged:
-        r"""Sends more at the beginning of a training, and ever less (deep gradient compression).
+        r"""Return a method that sends more at the beginning (deep gradient compression).
 
-        Of S stages of as many updates, stage s = 0, 1, ... sends the part
-        :math:`(1/4)^{1 - s/S}\, f^{s/S}` of the numbers; after them comes the fraction f. What has
-        not been sent yet goes over to the next stage; the velocities of ``momentum`` begin anew.
+        Of S stages of equal length, stage s = 0, 1, ... sends the share :math:`(1/4)^{1 - s/S}\,
+        f^{s/S}` of the numbers; after them follows the fraction f. The residual carries over to the
+        next stage; the velocities of ``momentum`` begin anew.
 
         Args:
-            over: how many updates all stages have together.
+            over: number of updates of all stages together.
             stages: S.
 
         Example:
@@ -104,7 +104,7 @@ class TopK(Method):
         if self.fraction >= _WARMS_FROM:
             raise ValueError(
                 f"a warm-up begins with {_WARMS_FROM} of the numbers, and fraction="
-                f"{self.fraction!r} is no less. Leave it out"
+                f"{self.fraction!r} is not smaller: leave the warm-up out"
             )
         method: Method = self
         for stage in reversed(range(stages)):
@@ -128,20 +128,20 @@ class TopK(Method):
 
     @property
     def random(self) -> bool:  # type: ignore[override]
-        """Whether its wire rounds at random."""
+        """Whether the wire rounds at random."""
         return FORMATS[self.wire].rounds_at_random(with_residual=self.feedback)
 
     def suited(self, gradient: Gradient) -> Method:
-        """Itself; nothing is to be selected of nothing."""
+        """Return this method, or a wire for a gradient without numbers."""
         return self if gradient.elements else self.others[0]
 
     def state(self, gradient: Gradient) -> Mapping[str, Kept]:
-        """What has not been sent yet, and the velocity."""
+        """Return the residual and the velocity."""
         kept = {RESIDUAL: Kept(gradient.shape)} if self.feedback else {}
         return {**kept, _VELOCITY: Kept(gradient.shape)} if self.momentum else kept
 
     def sums(self, load: Load) -> list[tf.Tensor]:
-        """See the module."""
+        """Sum the largest numbers: see the module."""
         given = load.gradients
         if self.momentum:
             before = load.kept(_VELOCITY)
@@ -152,7 +152,7 @@ class TopK(Method):
         whole = load.price(reduced=[nbytes(self.wire, numbers)])
         if whole < join and FORMATS[self.wire].keeps_zeros:
             load.say(
-                f"whole tensors summed, for {whole}; to join what is sent costs {join}. "
+                f"whole tensors summed, for {whole}; gathering the parts costs {join}. "
                 f"{self} does not pay here: the wire {self.wire!r} sends as much and loses less"
             )
             return self._summed(load, given, counts)
@@ -162,7 +162,7 @@ class TopK(Method):
     def _summed(
         self, load: Load, given: Sequence[tf.Tensor], counts: Sequence[int]
     ) -> list[tf.Tensor]:
-        """One all-reduce of tensors that are zero where nothing is sent."""
+        """Sum tensors that are zero where nothing is sent, in one all-reduce."""
         passes = _Plain(load, given, self.feedback)
         found = [passes.largest(i, count) for i, count in enumerate(counts)]
         chosen = [_with(tf.zeros_like(g), *sent) for g, sent in zip(given, found)]
@@ -176,7 +176,7 @@ class TopK(Method):
     def _joined(
         self, load: Load, given: Sequence[tf.Tensor], counts: Sequence[int]
     ) -> list[tf.Tensor]:
-        """All places and numbers, gathered by each replica, which adds them up."""
+        """Gather all indices and numbers, and add them up on each replica."""
         passes = (
             _Fused(load, given)
             if self.feedback and load.on_cpu
@@ -206,7 +206,7 @@ class TopK(Method):
         found: Sequence[tuple[tf.Tensor, tf.Tensor]],
         finite: tf.Tensor,
     ) -> None:
-        """The velocity of what is sent begins anew."""
+        """Reset the velocity of numbers that are sent."""
         if not self.momentum:
             return
         stopped = [
@@ -220,7 +220,7 @@ class TopK(Method):
 
 
 class _Plain:
-    """The passes over what a bucket gives and has not sent yet, as TensorFlow's operations."""
+    """The passes over a bucket's gradients and residuals, as TensorFlow operations."""
 
     def __init__(self, load: Load, given: Sequence[tf.Tensor], feedback: bool) -> None:
         self._load, self._feedback = load, feedback
@@ -228,15 +228,15 @@ class _Plain:
         self.wholes = [g + e for g, e in zip(given, self._old)] if feedback else list(given)
 
     def largest(self, i: int, count: int) -> tuple[tf.Tensor, tf.Tensor]:
-        """The places and numbers of the i-th gradient that are sent."""
+        """Return the indices and the numbers of the i-th gradient that are sent."""
         return ops.largest(self.wholes[i], count)
 
     def at(self, i: int, places: tf.Tensor) -> tf.Tensor:
-        """The numbers of the i-th gradient at these places."""
+        """Return the numbers of the i-th gradient at these indices."""
         return tf.gather(tf.reshape(self.wholes[i], [-1]), places)
 
     def keep(self, i: int, rest: tf.Tensor, finite: tf.Tensor) -> None:
-        """What this replica did not send of the i-th gradient, if the sum is finite."""
+        """Keep this replica's residual of the i-th gradient, if the sum is finite."""
         if self._feedback:
             rest = tf.where(finite, rest, self._old[i])
             self._load.variables(RESIDUAL)[i].assign(rest)
@@ -250,11 +250,11 @@ class _Plain:
         every_number: tf.Tensor,
         finite: tf.Tensor,
     ) -> tf.Tensor:
-        """The sum of the i-th gradient; what this replica did not send is kept, if finite."""
+        """Return the sum of the i-th gradient; keep the residual, if the sum is finite."""
         whole = self.wholes[i]
         self.keep(i, _with(whole, places, kept), finite)
-        # One replica after the other: on GPUs nobody knows in which order numbers are added that
-        # one operation adds at one place, and replicas must end with the same bits.
+        # Add one replica after the other. On GPUs the order is undefined in which one operation
+        # adds several numbers at one index, and replicas must end with the same bits.
         sums = tf.zeros([tf.size(whole)])
         count = max(1, places.shape[0])
         for first in range(0, every_place.shape[0], count):
@@ -264,7 +264,7 @@ class _Plain:
 
 
 class _Fused:
-    """The same in C++, for CPUs, with feedback: two passes, and no tensor is made but the sum."""
+    """The passes in C++, for CPUs, with feedback: two passes, which make only the sum."""
 
     def __init__(self, load: Load, given: Sequence[tf.Tensor]) -> None:
         self._given, self._rests = given, load.variables(RESIDUAL)
@@ -288,7 +288,7 @@ class _Fused:
 def _all_reduced(
     load: Load, x: tf.Tensor, wire: str, feedback: bool
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """The sum, and what the wire has lost of it on this replica, if that is sent later."""
+    """Return the sum, and this replica's rounding error if it is sent later."""
     if feedback and not FORMATS[wire].lossless:
         total, lost = load.all_reduce(x, wire, tf.zeros_like(x))
         return total, lost
@@ -296,7 +296,7 @@ def _all_reduced(
 
 
 def _with(x: tf.Tensor, places: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
-    """The same tensor with other numbers at these places."""
+    """Return a tensor with other numbers at these indices."""
     flat = tf.reshape(x, [-1])
     changed = tf.tensor_scatter_nd_update(flat, places[:, tf.newaxis], numbers)
     return tf.reshape(changed, tf.shape(x))
@@ -304,15 +304,15 @@ def _with(x: tf.Tensor, places: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class RandomK(Method):
-    """All replicas send the same numbers of each gradient, others in each step: no places travel.
+    """A method that sends random numbers of each gradient, the same ones on all replicas.
 
-    Places are drawn by a seed that all replicas share, so that an ordinary all-reduce adds what
-    they send, and any algorithm will do.
+    A common seed draws new indices in each step, so no index is sent, and an ordinary all-reduce by
+    any algorithm adds the numbers.
 
     Args:
-        fraction: which part of a gradient's numbers is sent, at least one.
-        feedback: whether all others are added to the gradients of the next step. Without it sums
-            are divided by that part, which makes them right on average.
+        fraction: share of a gradient's numbers that is sent, at least one number.
+        feedback: whether all others are added to the gradients of the next step. Without feedback,
+            sums are divided by the share, which makes them unbiased.
         wire: the format of the numbers.
 
     Example:
@@ -338,15 +338,15 @@ class RandomK(Method):
         return (self.wire,)
 
     def suited(self, gradient: Gradient) -> Method:
-        """Itself; nothing is to be drawn of nothing."""
+        """Return this method, or a wire for a gradient without numbers."""
         return self if gradient.elements else self.others[0]
 
     def state(self, gradient: Gradient) -> Mapping[str, Kept]:
-        """What has not been sent yet."""
+        """Return the residual."""
         return {RESIDUAL: Kept(gradient.shape)} if self.feedback else {}
 
     def sums(self, load: Load) -> list[tf.Tensor]:
-        """See the module."""
+        """Sum random numbers: see the module."""
         passes = _Plain(load, load.gradients, self.feedback)
         places = self._places(load)
         numbers = [passes.at(i, each) for i, each in enumerate(places)]
@@ -364,7 +364,7 @@ class RandomK(Method):
         return [total / chance for total, chance in zip(sums, chances)]
 
     def _places(self, load: Load) -> list[tf.Tensor]:
-        """In each gradient, the same on all replicas."""
+        """Return indices in each gradient, the same on all replicas."""
         found = []
         for number, gradient in enumerate(load.described):
             seed = tf.stack([load.seed(), tf.constant(number, tf.int64)])

@@ -1,12 +1,12 @@
-r"""Stages: one method first, as a rule full precision, and another one then.
+r"""Stages: a first method, usually full precision, and then another one.
 
 At the beginning of a training gradients change fast, and optimizers that divide by a running mean
-of their squares, such as Adam and LAMB, do not know it well yet: what compression loses then does
-most harm. Whether the mean has settled shows in its size: with the sums :math:`S_t`,
+of their squares, such as Adam and LAMB, have no good estimate of it yet. Compression errors do most
+harm then. The size of the mean shows whether it has settled: with the sums :math:`S_t`,
 
 .. math:: v_t = \beta v_{t-1} + (1 - \beta) \lVert S_t \rVert^2
 
-is the 1-norm of the running mean of squares, but for its bias, and has settled when it is nearly
+is the 1-norm of the running mean of squares, up to its bias. The mean has settled when it is nearly
 the same as :math:`1 / (1 - \beta)` steps before.
 
 References: Tang et al.: 1-bit Adam (ICML 2021), arXiv 2102.02888; Li et al.: 1-bit LAMB (HiPC
@@ -27,23 +27,24 @@ from tfscale.compression.method import Kept, Load, Method
 from tfscale.compression.switching import Switching, method_of, methods_of, switched
 from tfscale.wires import LOSSLESS
 
-_SETTLING = "settling"  # steps, mean of squares, what it was at the last look, whether settled
+_SETTLING = "settling"  # steps, mean of squares, mean at the last check, whether settled
 _STEPS, _MEAN, _BEFORE, _SETTLED = range(4)
 _LARGEST = 1e30
 
 
 @dataclasses.dataclass(frozen=True)
 class Settled:
-    """When the variance of the gradients has settled: the criterion of 1-bit Adam.
+    """The criterion of 1-bit Adam: the variance of the gradients has settled.
 
-    Every so many steps the running mean of squares is compared with what it was at the last look.
-    Each bucket of gradients has its own, and settles by itself, on all replicas at the same step.
+    Each ``over`` steps, the running mean of squares is compared with its value at the last check.
+    Each bucket of gradients settles separately, on all replicas at the same step.
 
     Args:
-        ratio: it has settled if the smaller of the two is at least so many times the larger.
-        over: from how many steps the mean is; for Adam's ``beta_2`` that is ``1 / (1 - beta_2)``.
-        after: not before the optimizer has made so many updates, such as those of a warm-up of
-            the learning rate.
+        ratio: the mean has settled if the smaller value is at least this share of the larger one.
+        over: number of steps that the mean covers; for Adam's ``beta_2`` that is ``1 / (1 -
+            beta_2)``.
+        after: smallest number of the optimizer's updates, such as those of a warm-up of the
+            learning rate.
 
     Example:
         >>> method = Staged("fp32", "sign", when=Settled(over=100))
@@ -64,17 +65,17 @@ class Settled:
 
 @dataclasses.dataclass(frozen=True)
 class Staged(Switching):
-    """One method first, and another one then.
+    """A method that uses one method first, and then another one.
 
-    What ``first`` has not sent yet is sent by ``then``. The optimizer's updates are counted, so a
-    training that is restored goes on in the right stage; with accumulation of gradients a window
-    is one.
+    ``then`` sends what ``first`` has not sent yet. The stage depends on the number of the
+    optimizer's updates, so a restored training continues in the right stage. With gradient
+    accumulation, a window is one update.
 
     Args:
         first: a method or a wire's name, such as ``"fp32"``.
-        then: the same, for the rest of the training.
-        when: how many updates are made by ``first``; or ``Settled(...)``. Three epochs are
-            ``3 * math.ceil(samples / batch_size)``.
+        then: a method or a wire's name, for the rest of the training.
+        when: number of updates with ``first``; or ``Settled(...)``. Three epochs are ``3 *
+            math.ceil(samples / batch_size)``.
 
     Example:
         >>> strategy = tfscale.ScaleStrategy(method=Staged("fp32", "sign", when=1000))
@@ -101,32 +102,32 @@ class Staged(Switching):
 
     @property
     def others(self) -> tuple[Method, ...]:  # type: ignore[override]
-        """The same stages of what its methods leave gradients to."""
+        """Stages of the methods that its methods leave gradients to."""
         first, then = ([each, *each.others] for each in self.variants)
         pairs = itertools.product(first, then)
-        return tuple(dict.fromkeys(self._of(*pair) for pair in [*pairs][1:]))
+        return tuple(dict.fromkeys(self._stages(*pair) for pair in [*pairs][1:]))
 
     @property
     def rows_wire(self) -> str:
-        """Rows of tables have no stages."""
+        """The wire of rows of tables, which have no stages."""
         return self.variants[0].rows_wire
 
     def suited(self, gradient: Gradient) -> Method:
-        """The same stages of the methods that suit; one method if they are the same."""
-        return self._of(*(each.suited(gradient) for each in self.variants))
+        """Return stages of the methods that suit a gradient; a single method if they are equal."""
+        return self._stages(*(each.suited(gradient) for each in self.variants))
 
-    def _of(self, first: Method, then: Method) -> Method:
+    def _stages(self, first: Method, then: Method) -> Method:
         return first if first == then else dataclasses.replace(self, first=first, then=then)
 
     def state(self, gradient: Gradient) -> Mapping[str, Kept]:
-        """That of both, and how far variances have settled."""
+        """Return the state of both methods, and of the settling."""
         state = super().state(gradient)
         if not isinstance(self.when, Settled):
             return state
         return {**state, _SETTLING: Kept((4,), common=True)}
 
     def sums(self, load: Load) -> list[tf.Tensor]:
-        """See the module."""
+        """Sum by the method of the present stage."""
         when = self.when
         if not isinstance(when, Settled):
             return switched(load, tf.cast(load.step >= when, tf.int32), self)
@@ -147,7 +148,7 @@ class Staged(Switching):
 
 
 def _seen(load: Load, when: Settled, known: tf.Tensor, sums: Sequence[tf.Tensor]) -> tf.Tensor:
-    """What is known after one more step; a sum that is not finite does not count."""
+    """Return the settling after one more step; a sum that is not finite does not count."""
     finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(total)) for total in sums])
     square = tf.add_n([tf.reduce_sum(tf.square(tf.cast(total, tf.float64))) for total in sums])
     square = tf.cast(tf.minimum(square, _LARGEST), tf.float32)
@@ -161,7 +162,7 @@ def _seen(load: Load, when: Settled, known: tf.Tensor, sums: Sequence[tf.Tensor]
 
 def _looked(load: Load, when: Settled, settling: tf.Tensor) -> tf.Tensor:
     steps, mean, before, _ = tf.unstack(settling)
-    # Processors of different kinds add up in different orders: all decide by the same bits.
+    # Different processors add in different orders: average, so that all decide by the same bits.
     mean = load.all_reduce(mean[tf.newaxis], LOSSLESS, what="variance")[0] / load.replicas
     now = mean / (1 - tf.pow(1 - 1 / when.over, steps))
     ratio = tf.math.divide_no_nan(tf.minimum(now, before), tf.maximum(now, before))

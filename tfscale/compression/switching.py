@@ -1,8 +1,8 @@
-"""Methods that are made of others, and sum by one of them in some steps and by another later.
+"""Methods that are made of others, and switch between them during training.
 
-What was not sent yet belongs to the variables, and not to the method that has kept it: the next
-method goes on with it. A method that keeps nothing gets it together with the gradients of its
-first step, so nothing is lost when the method changes.
+The residual belongs to the variables, and not to the method that has kept it: the next method
+continues with it. A method without a residual sends it together with the gradients of its first
+step, so nothing is lost when the method changes.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import tensorflow as tf
 from tfscale.compression.gradient import Gradient
 from tfscale.compression.method import RESIDUAL, Kept, Load, Method, checked_method
 
-# Whether anything may be kept that was not sent yet.
+# The name of the state that says whether a residual may be waiting.
 _OWED = "owed"
 
-SHARED = (RESIDUAL, _OWED)  # what all variants keep under one name
+SHARED = (RESIDUAL, _OWED)  # states that all variants share under one name
 
 
 class Switching(Method):
-    """A method that sums by one of its variants, all replicas by the same one.
+    """A method that sums by one of its variants; all replicas use the same one.
 
     Attributes:
         variants: the methods between which it switches.
-        alone: whether it cannot be one of them itself.
+        alone: whether it cannot be a variant itself.
     """
 
     variants: tuple[Method, ...] = ()
@@ -34,7 +34,7 @@ class Switching(Method):
 
     @property
     def random(self) -> bool:  # type: ignore[override]
-        """Whether any variant asks for seeds."""
+        """Whether any variant needs seeds."""
         return any(each.random for each in self.variants)
 
     @property
@@ -48,7 +48,7 @@ class Switching(Method):
         return tuple(dict.fromkeys(wire for each in self.variants for wire in each.wires))
 
     def state(self, gradient: Gradient) -> Mapping[str, Kept]:
-        """That of all variants; the residual is one for all of them."""
+        """Return the states of all variants, which share one residual."""
         states = [each.state(gradient) for each in self.variants]
         kept = {
             name if name in SHARED else of_variant(name, number): one
@@ -61,18 +61,18 @@ class Switching(Method):
 
 
 def of_variant(name: str, number: int) -> str:
-    """What the state of that name is called that a variant keeps."""
+    """Return the name under which a variant's state is kept."""
     return f"{name}_{number}"
 
 
-# Runs a variant and returns its sums, and perhaps more tensors, of one shape for all variants.
+# Runs a variant and returns its sums, and perhaps more tensors, in equal shapes for all variants.
 Around = Callable[[Load, Callable[[], list[tf.Tensor]]], list[tf.Tensor]]
 
 
 def switched(
     load: Load, index: tf.Tensor, method: Switching, around: Around = lambda _, run: run()
 ) -> list[tf.Tensor]:
-    """The sums by the variant of this number, which must be the same on all replicas."""
+    """Sum by the variant of this number, which must be equal on all replicas."""
     load.note(index)
 
     def by(number: int) -> list[tf.Tensor]:
@@ -93,11 +93,11 @@ def _sums(load: Load, variant: Method, of: Switching) -> list[tf.Tensor]:
     if any(RESIDUAL in variant.state(each) for each in load.described):
         load.keep(_OWED, [tf.ones([])] * len(load.described))
         return variant.sums(load)
-    return _paying(load, variant)
+    return _with_residual(load, variant)
 
 
-def _paying(load: Load, variant: Method) -> list[tf.Tensor]:
-    """By a method that keeps nothing, with what others have kept."""
+def _with_residual(load: Load, variant: Method) -> list[tf.Tensor]:
+    """Sum by a method without a residual, together with the residual of other methods."""
     owed = tf.reduce_any(tf.stack(load.kept(_OWED)) > 0)
     given = load.gradients
 
@@ -132,6 +132,6 @@ def method_of(given: Method | str, name: str) -> Method:
     method = checked_method(given, name)
     if isinstance(method, Switching) and method.alone:
         raise ValueError(
-            f"{name}: {method!r} decides by whole steps, and cannot be a part of another"
+            f"{name}: {method!r} chooses a method for whole steps, so it cannot be part of another"
         )
     return method

@@ -1,4 +1,4 @@
-"""Second derivatives of a model's loss: operators, and estimators of what is in them."""
+"""Second derivatives of a model's loss: matrices as operators, and estimators of their spectra."""
 
 from tfscale import tensorflow_needed as _  # noqa: F401
 from tfscale.curvature.of_model import NotFiniteError

@@ -1,4 +1,4 @@
-"""Derivatives of gradients that are in the graph which is being traced."""
+"""Derivatives of gradients in the graph that is being traced."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfscale.curvature.tracing import TracedGraphs
 
-# What TensorFlow takes for constant when it differentiates gradients, and says nothing.
+# Gradient operations that TensorFlow silently treats as constants when it differentiates them.
 _SILENT = {
     "ResizeBilinearGrad": 'interpolation="bilinear" (not "nearest")',
     "FakeQuantWithMinMaxArgsGradient": "quantization-aware training",
@@ -20,11 +20,11 @@ _SILENT = {
     "SparseAddGrad": "a sum of sparse tensors",
 }
 
-# tf.nn.moments, of which batch, layer and group normalization are made, takes the mean in its
-# variance for constant: right for first derivatives, which are zero there, not for second ones.
+# Batch, layer and group normalization use tf.nn.moments, which treats the mean inside its variance
+# as a constant. That is right for first derivatives, which are zero there, but not for second ones.
 _MEAN = re.compile(r"(^|/)moments(_\d+)?/StopGradient$")
 
-# What is raised where TensorFlow knows no derivative of a gradient.
+# TensorFlow raises one of these where it knows no derivative of a gradient.
 UNKNOWN = (LookupError, NotImplementedError)
 
 REMEDY = (
@@ -37,10 +37,10 @@ REMEDY = (
 def again(
     ys: Sequence[Any], xs: Sequence[Any], weights: Sequence[Any], constants: Sequence[Any] = ()
 ) -> list[Any]:
-    """The derivatives by ``xs`` of the sum of ``weights * ys``, where ``ys`` are gradients.
+    """Return the derivatives by ``xs`` of the sum of ``weights * ys``, where ``ys`` are gradients.
 
-    What ``constants`` are computed from does not count. None stands where there is no path. Raises
-    one of ``UNKNOWN`` where there is one, and TensorFlow cannot follow it.
+    Paths through ``constants`` do not count. The result is None where no path leads
+    from ``xs`` to ``ys``. Raises one of ``UNKNOWN`` if TensorFlow cannot differentiate a path.
     """
     operations = list(TracedGraphs().operations_before(list(ys)))
     for operation in operations:
@@ -52,7 +52,7 @@ def again(
 
 @contextlib.contextmanager
 def _means_that_depend(operations: list[Any]) -> Iterator[None]:
-    """While it lasts, the mean within ``tf.nn.moments`` depends on what it is the mean of."""
+    """Let the mean within ``tf.nn.moments`` depend on its input while the block runs."""
     stops = [one for one in operations if one.type == "StopGradient" and _MEAN.search(one.name)]
     for stop in stops:
         stop._gradient_function = lambda op, dy: dy
@@ -64,12 +64,12 @@ def _means_that_depend(operations: list[Any]) -> Iterator[None]:
 
 
 def first_sentence(error: Exception) -> str:
-    """What TensorFlow says is missing."""
+    """Return the first sentence of TensorFlow's error, which names the missing derivative."""
     return str(error.args[0] if error.args else error).split(". ")[0].strip()
 
 
 def dense(gradient: Any, variable: Any) -> Any:
-    """A gradient with all rows of its variable; those that come twice are summed."""
+    """Return a gradient with all rows of its variable; rows that occur several times are summed."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
     rows = variable.shape[0]

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from tfscale.curvature.operator import Operator
 
 _NOT_CONVERGED = (
-    "eigenvalues of %s did not converge in %d products: the residual of %.6g is %.2g, and was to "
-    "be at most %.2g. Raise limit, or memory for a larger basis"
+    "eigenvalues of %s did not converge in %d products: the residual of %.6g is %.2g; expected "
+    "at most %.2g. Raise limit, or memory for a larger basis"
 )
 
 
@@ -29,22 +29,22 @@ def lanczos(
     limit: int = 500,
     seed: int = 0,
 ) -> Eigenvalues:
-    r"""The largest and the smallest eigenvalues, by Lanczos's method with restarts.
+    r"""Return the largest and the smallest eigenvalues, by Lanczos's method with restarts.
 
     Products build a basis of the space of :math:`s, Hs, H^2 s, \dots`, in which the ends of the
-    spectrum show first. When it is full, it shrinks to the vectors that look best, and grows again
-    (thick restart). A pair (e, v) has the residual :math:`\|H v - e v\|`.
+    spectrum converge first. A full basis shrinks to its best vectors and grows again (thick
+    restart). A pair (e, v) has the residual :math:`\|H v - e v\|`.
 
-    An eigenvalue that comes several times may be found fewer times.
+    An eigenvalue of multiplicity m may be found fewer than m times.
 
     Args:
         operator: a symmetric matrix.
-        top: how many of the largest.
-        bottom: how many of the smallest.
-        tolerance: what residuals may be, as a share of the largest eigenvalue's size. Errors of
+        top: number of the largest eigenvalues to find.
+        bottom: number of the smallest eigenvalues to find.
+        tolerance: bound on the residuals, as a share of the largest absolute eigenvalue. Errors of
             eigenvalues are about the square of that, where there is a gap.
-        limit: products, at most; if they do not suffice, a warning says what was reached.
-        seed: of the first vector.
+        limit: largest number of products; if they do not suffice, a warning reports the residual.
+        seed: seed of the first vector.
 
     Reference: Wu, Simon, Thick-Restart Lanczos Method for Large Symmetric Eigenvalue
     Problems, 2000.
@@ -82,7 +82,7 @@ def lanczos(
 
 
 def _kept(count: int, top: int, bottom: int) -> list[int]:
-    """The places of what stays: what is wanted, and as many others as half of the rest."""
+    """Return the indices of the Ritz pairs to keep: the wanted ones and half of the rest."""
     spare = (count - top - bottom) // 2
     low = bottom + (spare * bottom) // (top + bottom)
     high = min(top + spare - (low - bottom), count - 1 - low)
@@ -98,19 +98,19 @@ def block_power(
     limit: int = 2000,
     seed: int = 0,
 ) -> Eigenvalues:
-    r"""The same by repeated multiplication of a block of vectors: slow, simple, a check of Lanczos.
+    r"""Find eigenvalues by power iteration on a block: slow and simple, to check ``lanczos``.
 
-    A block for the largest eigenvalues is multiplied by :math:`H + r I`, one for the smallest by
-    :math:`r I - H`, where r is above the size of all eigenvalues; Rayleigh and Ritz's
-    procedure reads the eigenvalues.
+    The block for the largest eigenvalues is multiplied by :math:`H + r I`, the block for the
+    smallest by :math:`r I - H`, where r exceeds all absolute eigenvalues. The Rayleigh-Ritz
+    procedure reads the eigenvalues from the block.
 
     Args:
         operator: a symmetric matrix.
-        top: how many of the largest.
-        bottom: how many of the smallest.
-        tolerance: what residuals may be, as a share of the largest eigenvalue's size.
-        limit: products, at most; if they do not suffice, a warning says what was reached.
-        seed: of the first vectors.
+        top: number of the largest eigenvalues to find.
+        bottom: number of the smallest eigenvalues to find.
+        tolerance: bound on the residuals, as a share of the largest absolute eigenvalue.
+        limit: largest number of products; if they do not suffice, a warning reports the residual.
+        seed: seed of the first vectors.
     """
     wanted = _wanted(operator, top, bottom)
     operator.check_memory(4 * (wanted + 2), "the block has")
@@ -135,7 +135,7 @@ def block_power(
 def _power(
     operator: Operator, sign: int, count: int, tolerance: float, limit: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, int, float]:
-    """Eigenvalues at one end, their vectors and residuals, products, and what residuals may be."""
+    """Return eigenvalues at one end, vectors, residuals, the number of products and the bound."""
     width = min(count + 2, operator.size)
     block = np.random.default_rng(seed).standard_normal((width, operator.size))
     products, shift = 0, 0.0
@@ -148,7 +148,7 @@ def _power(
         block, images = rotation[:, order].T @ block, sign * (rotation[:, order].T @ images)
         values = values[order]
         residuals = np.linalg.norm(images - values[:, np.newaxis] * block, axis=1)[:count]
-        # No eigenvalue is larger than the longest image of an orthonormal block suggests.
+        # The longest image of an orthonormal block estimates the largest absolute eigenvalue.
         shift = max(shift, 1.1 * float(np.linalg.norm(images, axis=1).max()))
         bound = tolerance * float(np.abs(values).max())
         if residuals.max() <= bound or products >= limit:

@@ -1,4 +1,4 @@
-"""Lanczos's method: a basis in which a large symmetric matrix is small."""
+"""Lanczos's method: a basis in which a large symmetric matrix becomes small."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import numpy as np
 if TYPE_CHECKING:
     from tfscale.curvature.operator import Operator
 
-_COLUMNS = 1 << 16  # of the basis, that are in float64 at a time
-_NOTHING = 1e-6  # of the matrix's size: what rounding leaves in float32
+_COLUMNS = 1 << 16  # columns of the basis that are in float64 at a time
+_NOTHING = 1e-6  # share of the matrix's size that float32 rounding leaves
 _NOTHING_IN_DOUBLE = 1e-13
 
 
 class Basis:
-    """Orthonormal vectors, and the matrix in them.
+    """An orthonormal basis, and the matrix expressed in that basis.
 
-    Each new vector is made orthogonal to all others, twice: without that, rounding brings
-    eigenvalues that were found before once more.
+    Each new vector is orthogonalized twice against all others. Without that, rounding makes the
+    method find the same eigenvalues again.
 
     Attributes:
-        vectors: rows, of which ``count`` are in use, and one more for the next.
-        projected: the matrix in terms of the vectors.
-        rest: how long the next vector was before it was made 1; 0 if there is no next one.
+        vectors: rows; the first ``count`` are the basis, the next row is the candidate.
+        projected: the matrix in the basis.
+        rest: length of the candidate before it was normalized; 0 if there is no candidate.
     """
 
     def __init__(self, operator: Operator, width: int, start: np.ndarray, seed: int) -> None:
@@ -36,7 +36,7 @@ class Basis:
         self.rest = 1.0
 
     def grow(self) -> None:
-        """One more product, and a vector that is orthogonal to all others."""
+        """Make one more product, and a vector that is orthogonal to all others."""
         j = self.count
         w = self._operator.products(self.vectors[j : j + 1])[0]
         self.count = j + 1
@@ -51,7 +51,9 @@ class Basis:
             self.vectors[self.count] = w / norm
 
     def shrink(self, rotation: np.ndarray, values: np.ndarray) -> None:
-        """Keep some combinations of the vectors, in which the matrix is diagonal, and the next."""
+        """Keep some combinations of the vectors, in which the matrix is diagonal, and the
+        candidate.
+        """
         kept, last = len(values), self.vectors[self.count].copy()
         for columns in self._columns():
             self.vectors[:kept, columns] = rotation.T @ self.vectors[: self.count, columns]
@@ -61,14 +63,14 @@ class Basis:
         self.count = kept
 
     def combined(self, rotation: np.ndarray) -> np.ndarray:
-        """Combinations of the vectors."""
+        """Return combinations of the vectors."""
         found = np.empty((rotation.shape[1], self.vectors.shape[1]), self.vectors.dtype)
         for columns in self._columns():
             found[:, columns] = rotation.T @ self.vectors[: self.count, columns]
         return found
 
     def _orthogonal(self, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What is left of a vector, and how much of each vector of the basis was in it."""
+        """Return a vector without its components in the basis, and these components."""
         parts = np.zeros(self.count)
         for _ in range(2):
             found = np.zeros(self.count)

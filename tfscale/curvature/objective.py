@@ -1,10 +1,10 @@
 r"""The loss of a model on a batch, as a function of some of its variables.
 
-A mean over all data is the sum of what batches hold of it:
-:math:`L = \sum_b \frac{d_b}{\sum_c d_c} L_b`, with the loss :math:`L_b` of a batch and what it
-divides by, :math:`d_b`: the number of rows; or what a mask leaves, or the sum of weights, as Keras
-has it. With several compiled losses each has its own :math:`d_b`, and what layers and regularizers
-add goes by rows. So a batch's loss is weighted part by part.
+A mean over all data is a weighted sum over batches: :math:`L = \sum_b \frac{d_b}{\sum_c d_c} L_b`,
+where :math:`L_b` is the loss of a batch and :math:`d_b` its divisor: the number of rows, the number
+of elements that a mask leaves, or the sum of weights, as in Keras. Each compiled loss has its own
+:math:`d_b`. Losses that layers and regularizers add are weighted by rows. So each part of a batch's
+loss is weighted separately.
 """
 
 from __future__ import annotations
@@ -21,23 +21,25 @@ from tfscale.bridge.losses import Reduction, innermost_loss, reducing
 from tfscale.bridge.objects import LAYER_SEED, copy_of, layers_of, native, path_of
 from tfscale.bridge.shadow import around, shadowed
 
-# Of a model and a batch, as ``fit`` gives it to a step, the losses of its rows, or their mean.
+# A function of a model and a batch, as ``fit`` gives it to a step: the losses of its rows, or their
+# mean.
 OwnLoss = Callable[[Any, Any], Any]
-# Of a loss object, predictions, and the number of this loss among all: other targets.
+# A function of a loss object, predictions, and the index of this loss: other targets.
 Draw = Callable[[Any, tf.Tensor, int], tf.Tensor]
 
-_STRIDE = 7919  # between the states from which batches draw
+_STRIDE = 7919  # distance between the random states of consecutive batches
 
 
 class Parts:
-    """What this replica's part of a batch adds to the loss, part by part.
+    """The contribution of this replica's part of a batch to the loss, part by part.
 
     Attributes:
-        loss: all that it adds.
-        divisors: what each part divides by, of this replica's rows; rows come last.
-        terms: what each part adds.
-        elements: of each loss the losses of all elements, before they are reduced, if it tells.
-        outputs: of the model.
+        loss: the whole contribution.
+        divisors: divisor of each part for this replica's rows; the last one is the number of rows.
+        terms: contribution of each part.
+        elements: for each loss, the losses of all elements before reduction, if the loss shows
+            them.
+        outputs: the outputs of the model.
     """
 
     def __init__(self, batch: Any, scales: Any, losses: int) -> None:
@@ -50,27 +52,27 @@ class Parts:
         self._scales = scales
 
     def weighted(self, part: int, loss: Any) -> tf.Tensor:
-        """A part of the loss times the share of this batch in it."""
+        """Return a part of the loss times this batch's share in that part."""
         loss = tf.reduce_sum(loss)
         loss *= tf.cast(self._scales[part], loss.dtype)
         self.terms[part] += tf.cast(loss, tf.float64)
         return loss
 
     def add(self, aggregate: Callable[[Any], Any], loss: Any) -> tf.Tensor:
-        """In place of a model's ``_aggregate_additional_loss``."""
+        """Replace a model's ``_aggregate_additional_loss``: weight the added loss by rows."""
         return self.weighted(-1, aggregate(loss))
 
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """The loss of a model.
+    """The loss of a model as a function of its variables.
 
     Args:
-        model: compiled, or with a loss of one's own.
-        variables: of the model, of which the loss is a function.
-        training: whether layers do what they do while training.
-        penalties: of what is added to the compiled loss, what counts: "regularizers", "add_loss".
-        own: a loss in place of the compiled one.
+        model: a compiled model, or any model if ``own`` is given.
+        variables: the variables of the model that the loss is a function of.
+        training: whether layers behave as in training.
+        penalties: the added losses that count: "regularizers", "add_loss".
+        own: the user's loss, which replaces the compiled one.
     """
 
     model: Any
@@ -81,17 +83,17 @@ class Objective:
 
     @property
     def losses(self) -> int:
-        """How many compiled losses there are, each with a divisor of its own."""
+        """Number of compiled losses; each has its own divisor."""
         compiled = self.model._compile_loss
         return len(compiled._flat_losses) if self._is_of_keras and compiled is not None else 0
 
     @property
     def _is_of_keras(self) -> bool:
-        """Whether Keras adds up losses, and not a function or a ``compute_loss`` of the user's."""
+        """Whether Keras adds up the losses, not a function or a ``compute_loss`` of the user."""
         return self.own is None and not has_own_loss(self.model)
 
     def values(self, moved: Sequence[tf.Tensor] | None) -> list[tf.Tensor]:
-        """What the variables are, or would be if they were moved."""
+        """Return the values of the variables, plus ``moved`` if it is given."""
         values = [tf.convert_to_tensor(native(v)) for v in self.variables]
         if moved is None:
             return [tf.identity(v) for v in values]
@@ -105,25 +107,26 @@ class Objective:
         scales: Any,
         draw: Draw | None = None,
     ) -> Parts:
-        """What this replica's part of a batch adds to the loss. No variable of the model changes.
+        """Return the contribution of this replica's part of a batch. The model's variables stay as
+        they are.
 
         Args:
-            values: of the variables.
-            batch: this replica's part.
-            number: that of the batch.
-            scales: of each part of the loss, the share that this batch has in it.
-            draw: makes targets from predictions, in place of the true ones.
+            values: values of the variables.
+            batch: this replica's part of the batch.
+            number: index of the batch.
+            scales: for each part of the loss, the share of this batch in it.
+            draw: makes targets from predictions, which replace the true targets.
         """
         parts = Parts(batch, scales, self.losses)
         state = [*zip(self.variables, values, strict=True), *self._seeds(number)]
         with keras.StatelessScope(state, collect_losses=True, initialize_variables=False):
             if self.own is not None:
-                parts.loss = parts.weighted(-1, self._of_ones_own(parts, self.own, batch))
+                parts.loss = parts.weighted(-1, self._own_loss(parts, self.own, batch))
             else:
                 self._compiled(parts, batch, draw)
         return parts
 
-    def _of_ones_own(self, parts: Parts, own: OwnLoss, batch: Any) -> Any:
+    def _own_loss(self, parts: Parts, own: OwnLoss, batch: Any) -> Any:
         def mean() -> Any:
             loss = tf.convert_to_tensor(own(self.model, batch))
             if loss.shape.rank == 0:
@@ -137,8 +140,8 @@ class Objective:
     def _compiled(self, parts: Parts, batch: Any, draw: Draw | None) -> None:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
         told = {"training": self.training} if self.model._call_has_training_arg else {}
-        # Copies: a derivative of the loss by an output leaves out what is computed from that output
-        # within the model, such as another output, or a penalty on it.
+        # Copy the outputs. A derivative of the loss by an output ignores other outputs and
+        # penalties that the model computes from that output.
         y_pred = tf.nest.map_structure(copy_of, self.model(x, **told))
         parts.outputs = [one for one in tf.nest.flatten(y_pred) if one.dtype.is_floating]
         with self._in_parts(parts, draw):
@@ -148,7 +151,7 @@ class Objective:
         parts.loss = tf.reduce_sum(loss) if self._is_of_keras else parts.weighted(-1, loss)
 
     def _seeds(self, number: Any) -> Iterator[tuple[Any, tf.Tensor]]:
-        """States of random numbers: of each batch another one, and the same in each pass."""
+        """Yield the random states of layers: different in each batch, equal in each pass."""
         for variable in self.model.variables if self.training else ():
             if path_of(variable).endswith(LAYER_SEED):
                 state = tf.convert_to_tensor(native(variable))
@@ -157,7 +160,7 @@ class Objective:
 
     @contextlib.contextmanager
     def _in_parts(self, parts: Parts, draw: Draw | None) -> Iterator[None]:
-        """While it lasts, the model weights its loss part by part."""
+        """Weight each part of the model's loss while the block runs."""
         with contextlib.ExitStack() as stack:
             if self._is_of_keras:
                 if self.losses:
@@ -178,12 +181,12 @@ class Objective:
 
 
 def has_own_loss(model: Any) -> bool:
-    """Whether its class computes losses in a way of its own."""
+    """Return whether the model's class overrides ``compute_loss``."""
     return type(model).compute_loss is not keras.Model.compute_loss
 
 
 class _Part:
-    """A compiled loss that is weighted by the batch's share in all that it divides by."""
+    """A compiled loss that is weighted by the batch's share in its divisor."""
 
     def __init__(self, parts: Parts, place: int, compiled: Any, draw: Draw | None) -> None:
         self._parts, self._place, self._draw = parts, place, draw
@@ -216,6 +219,6 @@ class _Part:
 
 
 def _present() -> tf.Tensor:
-    """1, or 0 on a replica that holds nothing of the batch, and works on a row that it was lent."""
+    """Return 1, or 0 on a replica without rows, which works on a borrowed row."""
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     return tf.cast(tf.ones([]) / replicas > 0, tf.float64)

@@ -1,4 +1,4 @@
-"""Matrices over the variables of a model: sums over its data, on all replicas and hosts."""
+"""Matrices over the variables of a model, summed over its data, on all replicas and hosts."""
 
 from __future__ import annotations
 
@@ -41,24 +41,24 @@ class NotFiniteError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class _Seen:
-    """The loss of a pass over the data, and the state that the model had."""
+    """The loss of a pass over the data, and the model's state during that pass."""
 
     loss: float
     state: bytes
 
 
-# Computes something of a batch from its data, its number, the shares that it has in the loss, and
-# arguments: what the batch adds to the loss, and a list of lists of a tensor for each variable.
+# A function of a batch, its index, its shares in the loss, and further arguments. It returns the
+# batch's contribution to the loss, and lists of one tensor for each variable.
 Compute = Callable[..., tuple[Parts, list[list[tf.Tensor]]]]
 
-# In half precision products would be too small; these are powers of 2, and so exact.
+# Products would underflow in half precision. This factor is a power of 2, so scaling is exact.
 _SIZE_OF_HALVES = 2.0**10
-# Losses of two passes may differ by rounding, as a share.
+# The losses of two passes may differ by this share, because of rounding.
 _SAME = 1e-3
 
 
 class OfModel(Operator):
-    """A symmetric matrix over variables of a model: what ``Hessian`` and others have in common."""
+    """A symmetric matrix over variables of a model: the base class of ``Hessian`` and others."""
 
     draws = False  # whether targets are drawn, so that products see another loss
 
@@ -124,7 +124,7 @@ class OfModel(Operator):
         self._shows = progress
         self._advance: Callable[[float], None] = lambda _: None
         self._functions: dict[Any, Any] = {}
-        self._together = 1  # vectors, in what was traced
+        self._together = 1  # vectors for which products were traced
         computes = {layer.compute_dtype for layer in [model, *layers_of(model)]}
         self._size = _SIZE_OF_HALVES if "float16" in computes else 1.0
         double = all(tf.as_dtype(v.dtype) == tf.float64 for v in self.variables)
@@ -135,11 +135,11 @@ class OfModel(Operator):
 
     @functools.cached_property
     def _shares(self) -> np.ndarray:
-        """Of each batch and part of the loss the share that it has in all: counted in one pass."""
+        """Share of each batch in each part of the loss; counted in one pass."""
         rows = [numbers for numbers, _ in self._each_batch(self._only_loss, None, ())]
         if not rows:
             raise ValueError(f"curvature.{type(self).__name__} got no data: there is no batch")
-        divisors, terms = np.split(self._of_all_hosts(np.array(rows)), 2, axis=1)
+        divisors, terms = np.split(self._summed_over_hosts(np.array(rows)), 2, axis=1)
         self._refuse_nan(terms.sum(1))
         total = divisors.sum(0)
         if not total[-1]:
@@ -149,7 +149,7 @@ class OfModel(Operator):
         return shares
 
     def _state(self) -> bytes:
-        """Changes when the model does."""
+        """Return a hash of the model's variables."""
         found = hashlib.sha256()
         for variable in self.model.variables:
             found.update(tf.convert_to_tensor(native(variable)).numpy().tobytes())
@@ -166,24 +166,24 @@ class OfModel(Operator):
 
     @property
     def loss(self) -> float:
-        """The loss on all data: a pass over them."""
+        """The loss on all data; costs a pass over them."""
         return self._sum_of_terms(self._only_loss, None)
 
     @property
     def gradient(self) -> np.ndarray:
-        """The gradient of the loss on all data, flat: a pass over them."""
+        """The gradient of the loss on all data as a flat vector; costs a pass over them."""
         return self._sum(self._gradient, None).reshape(-1)
 
     def loss_at(self, moved: np.ndarray) -> float:
-        """The loss where the variables are moved by a vector."""
+        """Return the loss at the variables plus a vector."""
         return self._sum_of_terms(self._only_loss, self._tensors(moved))
 
     def gradient_at(self, moved: np.ndarray) -> np.ndarray:
-        """The gradient where the variables are moved by a vector."""
+        """Return the gradient at the variables plus a vector."""
         return self._sum(self._gradient, self._tensors(moved)).reshape(-1)
 
     def products(self, vectors: np.ndarray) -> np.ndarray:
-        """The products with vectors, each of which is a row: rows in float64."""
+        """Return the products with the rows of ``vectors``, as rows in float64."""
         vectors = np.asarray(vectors)
         found = [
             self._few_products(vectors[i : i + AT_ONCE]) for i in range(0, len(vectors), AT_ONCE)
@@ -191,7 +191,9 @@ class OfModel(Operator):
         return np.concatenate(found)
 
     def _few_products(self, vectors: np.ndarray) -> np.ndarray:
-        """One alone, or as many together as before: for another number all is traced anew."""
+        """Multiply one vector alone, or pad to the traced number, since each new number is traced
+        anew.
+        """
         asked = len(vectors)
         self._together = max(self._together, asked)
         tensors = [self._tensors(v) for v in vectors]
@@ -201,17 +203,17 @@ class OfModel(Operator):
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """The operator's name in messages."""
         return f"the {type(self).__name__} of {self.model.name!r}"
 
     def __matmul__(self, v: Any) -> Any:
-        """The product with a flat vector, a matrix's columns, or an array for each variable."""
+        """Multiply by a flat vector, a matrix's columns, or a list of one array per variable."""
         if isinstance(v, (list, tuple)):
             return self.unflat(super().__matmul__(self.flat(v)))
         return super().__matmul__(v)
 
     def flat(self, arrays: Sequence[Any]) -> np.ndarray:
-        """An array for each variable as one vector."""
+        """Return an array for each variable as one vector."""
         shapes = [tuple(np.shape(a)) for a in arrays]
         if shapes != [tuple(v.shape) for v in self.variables]:
             raise ValueError(
@@ -221,20 +223,20 @@ class OfModel(Operator):
         return np.concatenate([np.ravel(np.asarray(a)) for a in arrays])
 
     def unflat(self, vector: np.ndarray) -> list[np.ndarray]:
-        """A vector as an array for each variable."""
+        """Return a vector as an array for each variable."""
         parts = zip(self.parts.values(), self.variables, strict=True)
         return [np.reshape(vector[part], v.shape) for part, v in parts]
 
     def sharpness(self, rho: float = 0.05, epsilon: float = 1e-3, **options: Any) -> Sharpness:
-        """How fast the loss rises around the variables; see ``tfscale.curvature.surface``."""
+        """Measure how fast the loss rises nearby; see ``tfscale.curvature.surface``."""
         return surface.sharpness(self, rho, epsilon, **options)
 
     def landscape(self, along: Any = 1, **options: Any) -> Landscape:
-        """The loss along eigenvectors; see ``tfscale.curvature.surface``."""
+        """Compute the loss along eigenvectors; see ``tfscale.curvature.surface``."""
         return surface.landscape(self, along, **options)
 
     def block(self, variables: str | Iterable[Any]) -> OfModel:
-        """The block on the diagonal that belongs to some of the variables.
+        """Return the diagonal block of some of the variables.
 
         Args:
             variables: regular expressions, searched in their paths, or variables.
@@ -245,7 +247,7 @@ class OfModel(Operator):
         return type(self)(self.model, x, y, sample_weight, variables=some, **self._given)
 
     def layers(self) -> dict[str, OfModel]:
-        """For each layer its block on the diagonal."""
+        """Return the diagonal block of each layer, by the layer's name."""
         named: dict[str, list[Any]] = {}
         for path, v in zip(self.parts, self.variables, strict=True):
             named.setdefault(self.layer_of(path), []).append(v)
@@ -253,7 +255,7 @@ class OfModel(Operator):
 
     @contextlib.contextmanager
     def telling(self, what: str, steps: int, of: str = "products") -> Iterator[None]:
-        """While it lasts, a bar says how much is left."""
+        """Show the progress in a bar while the block runs."""
         with progress.bar(f"{what}, {of}", steps, self._shows) as self._advance:
             try:
                 yield
@@ -264,10 +266,10 @@ class OfModel(Operator):
 
     @abc.abstractmethod
     def _products_of(self, parts: Parts, values: Any, vectors: Any) -> list[list[Any]]:
-        """What a batch adds to the products with vectors; None stands for zeros."""
+        """Return the batch's contribution to the products with vectors; None stands for zeros."""
 
     def _draw(self, data: Any) -> Draw | None:
-        """What makes targets, in place of the true ones."""
+        """Return a function that draws targets, or None for the true targets."""
         return None
 
     def _only_loss(self, data: Any, number: Any, scales: Any, moved: Any) -> Any:
@@ -284,20 +286,22 @@ class OfModel(Operator):
         return parts, self._products_of(parts, values, vectors)
 
     def gradients(self, loss: tf.Tensor, values: Sequence[Any]) -> list[tf.Tensor]:
-        """Those of a loss that depends on all variables."""
+        """Return the gradients of a loss that depends on all variables."""
         gradients = tf.gradients(loss, list(values))
         idle = [path for path, g in zip(self.parts, gradients, strict=True) if g is None]
         if idle:
             raise ValueError(
                 f"the loss of {self.model.name!r} does not depend on {', '.join(idle[:5])}"
                 f"{', ...' if len(idle) > 5 else ''}: leave them out by variables=..., or look "
-                "whether a layer reads its variables in a way of its own"
+                "whether a layer reads its variables in an unusual way"
             )
         return [dense(g, v) for g, v in zip(gradients, values, strict=True)]
 
     def forward(self, ys: Sequence[Any], xs: Sequence[Any], vector: Sequence[Any]) -> list[Any]:
-        """The Jacobian of ``ys`` by ``xs`` times a vector: its transposed is linear, so the
-        derivative of that, times any numbers, by these numbers.
+        """Return the product of the Jacobian of ``ys`` by ``xs`` with a vector.
+
+        The transposed Jacobian's product with any numbers is linear in these numbers. Its
+        derivative by the numbers, times the vector, is the result.
         """
         if all(g is None for g in tf.gradients(list(ys), list(xs))):
             return [tf.zeros_like(y) for y in ys]
@@ -312,7 +316,7 @@ class OfModel(Operator):
         self, ys: Sequence[Any], xs: Sequence[Any], weights: Sequence[Any],
         constants: Sequence[Any] = (),
     ) -> list[Any]:  # fmt: skip
-        """Derivatives of gradients, or an error that names the layer that has none."""
+        """Differentiate gradients; raise an error that names the layer if TensorFlow cannot."""
         try:
             return again(ys, xs, weights, constants)
         except UNKNOWN as error:
@@ -325,16 +329,17 @@ class OfModel(Operator):
     # ------------------------------------------------------------- over all data
 
     def _sum(self, compute: Compute, *arguments: Any, asked: int = 1) -> np.ndarray:
-        """Sums over all data of what a batch gives for each variable: rows in float64.
+        """Sum over all data the batches' results for each variable; rows are in float64.
 
         Args:
-            compute: for a batch.
-            arguments: of it.
-            asked: how many of the rows count as progress.
+            compute: the function of a batch.
+            arguments: its further arguments.
+            asked: number of rows that count as progress.
         """
         count = len(arguments[1]) if len(arguments) > 1 else 1
         shares, batches = self._shares, 0
-        total = np.zeros(count * self.size + len(shares))  # one array: copies would take long
+        # one array, because copies would take long
+        total = np.zeros(count * self.size + len(shares))
         sums, terms = np.split(total, [count * self.size])
         for numbers, found in self._each_batch(compute, shares, arguments):
             terms[batches] = numbers[len(numbers) // 2 :].sum()
@@ -346,7 +351,7 @@ class OfModel(Operator):
             self._advance(asked / len(shares))
         if batches != len(shares):
             raise ValueError(_OTHER_DATA % f"there were {len(shares)} batches, now {batches}")
-        total = self._of_all_hosts(total)
+        total = self._summed_over_hosts(total)
         total /= self._size
         products, losses = np.split(total, [sums.size])
         self._refuse_nan(losses)
@@ -360,27 +365,27 @@ class OfModel(Operator):
         for numbers, _ in self._each_batch(compute, shares, arguments):
             total += numbers[len(numbers) // 2 :].sum()
             self._advance(1 / len(shares))
-        return float(self._of_all_hosts(np.array([total]))[0] / self._size)
+        return float(self._summed_over_hosts(np.array([total]))[0] / self._size)
 
     def _each_batch(
         self, compute: Compute, shares: np.ndarray | None, arguments: Sequence[Any]
     ) -> Iterator[tuple[np.ndarray, list[Any]]]:
-        """Of each batch what its parts divide by and add, and what each local replica found."""
+        """Yield for each batch its divisors and terms, and the results of each local replica."""
         strategy = self.model.distribute_strategy
         width = self._objective.losses + 1
         arguments = arguments or (None,)
         for number, batch in enumerate(self._batches):
             if shares is not None and number >= len(shares):
-                raise ValueError(_OTHER_DATA % f"there is a batch {number}, which was not there")
+                raise ValueError(_OTHER_DATA % f"there is a new batch {number}")
             scales = np.ones(width) if shares is None else self._size * shares[number]
             numbers, found = self._function(compute)(
                 batch, tf.constant(number, tf.int32), tf.constant(scales), *arguments
             )
             replicas = [one.numpy() for one in strategy.experimental_local_results(numbers)]
             self._replicas = len(replicas)
-            yield sum(replicas), list(zip(*(self._of_replicas(each) for each in found)))
+            yield sum(replicas), list(zip(*(self._by_replica(each) for each in found)))
 
-    def _of_replicas(self, found: list[Any]) -> list[list[Any]]:
+    def _by_replica(self, found: list[Any]) -> list[list[Any]]:
         local = self.model.distribute_strategy.experimental_local_results
         each = [[np.asarray(one) for one in local(value)] for value in found]  # no copies
         return [list(of_one) for of_one in zip(*each, strict=True)]
@@ -408,7 +413,7 @@ class OfModel(Operator):
             return strategy.run(types.MethodType(step, self.model), args=(batch,))
 
     def _as_compiled(self) -> contextlib.AbstractContextManager[None]:
-        """While it lasts, the model has the loss that is asked for."""
+        """Give the model the requested loss while the block runs."""
         if self._compiled is None:
             return contextlib.nullcontext()
         return shadowed(self.model, "_compile_loss", self._compiled)
@@ -419,8 +424,8 @@ class OfModel(Operator):
             for part, v in zip(self.parts.values(), self.variables, strict=True)
         ]
 
-    def _of_all_hosts(self, numbers: np.ndarray) -> np.ndarray:
-        """Sums over all hosts, the same bits on each."""
+    def _summed_over_hosts(self, numbers: np.ndarray) -> np.ndarray:
+        """Sum over all hosts, with the same bits on each."""
         strategy = self.model.distribute_strategy
         if int(strategy.num_replicas_in_sync) == self._replicas:
             return numbers
@@ -433,12 +438,14 @@ class OfModel(Operator):
 
     @functools.cached_property
     def _totals(self) -> Any:
-        """Sums over replicas: kept, for each function that is made anew is traced anew."""
+        """A traced function that sums over replicas; cached, since each new function is traced
+        anew.
+        """
         run = self.model.distribute_strategy.run
         return tf.function(lambda given: run(_total, args=(given,)), autograph=False)
 
     def _refuse_other_data(self, loss: float) -> None:
-        """Where the loss is another one, the model must be, too."""
+        """Raise if the data changed between two passes, while the model's state did not."""
         before = self._seen
         if abs(loss - before.loss) <= _SAME * max(abs(before.loss), 1e-6):
             return
@@ -458,7 +465,7 @@ class OfModel(Operator):
 
 
 _OTHER_DATA = (
-    "the data are not the same in each pass, so there is no one matrix: %s. Give data that do not "
+    "the data are not the same in each pass, so the matrix is undefined: %s. Give data that do not "
     "change: no random augmentation, no sampling, and a cache in place of what reads a stream"
 )
 
@@ -469,7 +476,10 @@ def _total(value: Any) -> Any:
 
 
 def _known(found: Any, variable: Any) -> tf.Tensor:
-    """Flat: a strategy takes a number for a log, and adds it up. Zeros where there is no path."""
+    """Return a flat gradient, with zeros where there is none.
+
+    A strategy would treat a scalar as a log value and add up the replicas' values.
+    """
     if found is None:
         return tf.zeros([math.prod(variable.shape)], variable.dtype)
     found = tf.reshape(dense(found, variable), [-1])
@@ -477,7 +487,7 @@ def _known(found: Any, variable: Any) -> tf.Tensor:
 
 
 def refuse_other_strategies(model: Any, who: str) -> None:
-    """Of replicas of TensorFlow's strategies nobody knows what part of a batch each holds."""
+    """Raise under TensorFlow's own strategies: they do not know each replica's part of a batch."""
     strategy = model.distribute_strategy
     replicas = int(strategy.num_replicas_in_sync)
     if replicas > 1 and not hasattr(strategy, "part_of_mean"):
@@ -491,7 +501,7 @@ def refuse_other_strategies(model: Any, who: str) -> None:
 
 
 def _loss(who: str, model: Any, loss: Any) -> tuple[Any, OwnLoss | None]:
-    """What stands for the compiled loss, and a loss of one's own, if any."""
+    """Return the replacement for the compiled loss, and the user's own loss, if any."""
     expected = (
         "a loss of Keras or its name, or a function of the model and a batch that returns the "
         "losses of its rows, or their mean"

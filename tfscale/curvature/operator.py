@@ -1,4 +1,4 @@
-"""What estimators ask of a matrix: its products with vectors."""
+"""The matrix as estimators see it: products with vectors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tfscale.curvature import samples as sampling
 from tfscale.curvature.results import Diagonal, Eigenvalues, Estimate, Trace
 from tfscale.curvature.spectrum import Density
 
-_LARGE = 100_000_000  # bytes, of which it is said that they are taken
+_LARGE = 100_000_000  # bytes; larger allocations are logged
 
 _TRACES: dict[str, Any] = {"hutchinson": sampling.hutchinson, "hutch++": sampling.hutch_plus_plus}
 _EIGENVALUES: dict[str, Any] = {"lanczos": eigenvalues.lanczos, "power": eigenvalues.block_power}
@@ -25,12 +25,12 @@ _EIGENVALUES: dict[str, Any] = {"lanczos": eigenvalues.lanczos, "power": eigenva
 class Operator(abc.ABC):
     """A symmetric matrix that is known by its products with vectors.
 
-    A vector is an array of ``size`` numbers: those of all variables, one behind the other.
+    A vector is an array of ``size`` numbers: the variables, one after the other.
 
     Args:
-        parts: where in a vector each variable is, by its path.
-        dtype: in which vectors are kept; products are added up in float64.
-        memory: bytes that many vectors together may take.
+        parts: for each variable's path, its place in a vector.
+        dtype: type of stored vectors; products are summed in float64.
+        memory: largest number of bytes that stored vectors may take.
     """
 
     def __init__(
@@ -43,25 +43,25 @@ class Operator(abc.ABC):
 
     @abc.abstractmethod
     def products(self, vectors: np.ndarray) -> np.ndarray:
-        """The products with vectors, each of which is a row: rows in float64."""
+        """Return the products with the rows of ``vectors``, as rows in float64."""
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """The operator's name in messages."""
         return f"the {type(self).__name__}"
 
     @staticmethod
     def layer_of(path: str) -> str:
-        """The layer that a variable belongs to."""
+        """Return the layer that a variable belongs to."""
         return path.rpartition("/")[0] or path
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
+        """Number of rows and columns."""
         return self.size, self.size
 
     def __matmul__(self, v: Any) -> Any:
-        """The product with a vector, or with the columns of a matrix."""
+        """Multiply by a vector, or by the columns of a matrix."""
         v = np.asarray(v)
         if v.ndim not in (1, 2) or v.shape[0] != self.size:
             raise ValueError(
@@ -71,7 +71,7 @@ class Operator(abc.ABC):
         return rows.reshape(-1) if v.ndim == 1 else rows.T
 
     def as_linear_operator(self) -> Any:
-        """The same for scipy: a ``scipy.sparse.linalg.LinearOperator``."""
+        """Return the operator as a ``scipy.sparse.linalg.LinearOperator``."""
         try:
             from scipy.sparse.linalg import LinearOperator
         except ImportError as error:
@@ -87,12 +87,12 @@ class Operator(abc.ABC):
     def trace(
         self, samples: int = 64, *, method: str = "hutchinson", seed: int = 0, **options: Any
     ) -> Trace:
-        """The trace, with its standard error, and with ``"hutchinson"`` that of each layer.
+        """Estimate the trace and its standard error; ``"hutchinson"`` also estimates each layer's.
 
         Args:
-            samples: products, at most.
+            samples: largest number of products.
             method: ``"hutchinson"`` or ``"hutch++"``.
-            seed: of the random vectors.
+            seed: seed of the random vectors.
             options: for ``"hutchinson"``, ``accuracy``: stop when the standard error is at most
                 this share of the trace.
         """
@@ -101,52 +101,52 @@ class Operator(abc.ABC):
         return found
 
     def diagonal(self, samples: int = 64, *, seed: int = 0) -> Diagonal:
-        """The diagonal, with standard errors; see ``tfscale.curvature.samples``."""
+        """Estimate the diagonal, with standard errors; see ``tfscale.curvature.samples``."""
         return sampling.diagonal(self, samples, seed=seed)
 
     def frobenius(self, samples: int = 64, *, seed: int = 0) -> Estimate:
-        """The Frobenius norm, with its standard error."""
+        """Estimate the Frobenius norm, with its standard error."""
         return sampling.frobenius(self, samples, seed=seed)
 
     def eigenvalues(
         self, top: int = 1, bottom: int = 0, *, method: str = "lanczos", **options: Any
     ) -> Eigenvalues:
-        """Eigenvalues at the ends of the spectrum, and their vectors.
+        """Return eigenvalues at the ends of the spectrum, and their vectors.
 
         Args:
-            top: how many of the largest.
-            bottom: how many of the smallest (most negative).
+            top: number of the largest eigenvalues.
+            bottom: number of the smallest (most negative) eigenvalues.
             method: ``"lanczos"``, or ``"power"``, which is slow and simple.
-            options: ``tolerance``: what residuals may be, as a share of the largest eigenvalue's
-                size (1e-4); ``limit``: products, at most; ``seed``.
+            options: ``tolerance``: bound on the residuals, as a share of the largest absolute
+                eigenvalue (1e-4); ``limit``: largest number of products; ``seed``.
         """
         find = _by_name(_EIGENVALUES, method)
         found: Eigenvalues = find(self, top, bottom, **options)
         return found
 
     def density(self, probes: int = 8, steps: int = 80, *, seed: int = 0) -> Density:
-        """The density of eigenvalues; see ``tfscale.curvature.spectrum``.
+        """Estimate the density of eigenvalues; see ``tfscale.curvature.spectrum``.
 
         Args:
-            probes: random vectors.
-            steps: of Lanczos's method for each.
-            seed: of the vectors.
+            probes: number of random vectors.
+            steps: steps of Lanczos's method for each vector.
+            seed: seed of the vectors.
         """
         return spectrum.density(self, probes, steps, seed=seed)
 
     def telling(
         self, what: str, steps: int, of: str = "products"
     ) -> contextlib.AbstractContextManager[None]:
-        """While it lasts, the user is told how many steps are left, and of what."""
+        """Show the user the progress while the block runs; the base class shows nothing."""
         return contextlib.nullcontext()
 
     def check_memory(self, vectors: int, who: str, least: int | None = None) -> int:
-        """How many vectors there may be: all that are asked for, or at least ``least``.
+        """Return how many vectors fit into memory; raise if fewer than ``least`` do.
 
         Args:
-            vectors: how many would be best.
-            who: keeps them, for messages: "Lanczos's basis has".
-            least: how many it can do with; by default all.
+            vectors: best number of vectors.
+            who: subject and verb of the message, such as "Lanczos's basis has".
+            least: smallest number of vectors that suffices; by default ``vectors``.
         """
         each = self.size * self.dtype.itemsize
         fitting = min(vectors, int(self.memory // each))

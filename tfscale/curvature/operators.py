@@ -1,4 +1,4 @@
-"""The Hessian of a model's loss, and what is close to it and has no negative eigenvalues."""
+"""The Hessian of a model's loss, and approximations of it without negative eigenvalues."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tfscale.curvature.derivatives import dense
 from tfscale.curvature.objective import Parts
 from tfscale.curvature.of_model import OfModel
 
-Vector = list[Any]  # of a tensor for each variable, or each output; None stands for zeros
+Vector = list[Any]  # a tensor for each variable, or each output; None stands for zeros
 
 
 class Hessian(OfModel):
@@ -26,33 +26,33 @@ class Hessian(OfModel):
       sample weights, masks and loss weights as Keras has them, whatever the batches; with
       regularizers and ``add_loss``. A ``compute_loss`` of the model's own class, or a function
       given as ``loss``, is averaged over batches by their rows.
-    - **Layers** do what they do in ``evaluate``: no dropout, batch normalization with its moving
-      statistics. With ``training=True`` they do what they do in ``fit``: batch normalization
-      with a batch's statistics (so the matrix depends on the batches), dropout with the same
-      masks in each pass. No variable of the model changes either way.
-    - **Replicas.** Where the model was made in the scope of a strategy, its replicas share each
-      batch, and the matrix is that of one device. All workers must make the same calls.
+    - **Layers** behave as in ``evaluate``: no dropout, and batch normalization uses its moving
+      statistics. With ``training=True`` they behave as in ``fit``: batch normalization uses a
+      batch's statistics (so the matrix depends on the batches), and dropout uses the same masks in
+      each pass. No variable of the model changes either way.
+    - **Replicas.** If the model was made in the scope of a strategy, its replicas share each batch,
+      and the matrix equals that of one device. All workers must make the same calls.
     - **Data** are read once for each product, batch by batch, and must be the same each time.
       Sums over batches are in float64.
 
     Args:
-        model: compiled.
+        model: a compiled model.
         x: inputs; or a ``tf.data.Dataset`` or ``keras.utils.PyDataset`` of all, in batches.
         y: targets.
-        sample_weight: of each row.
+        sample_weight: weight of each row.
         batch_size: rows of a global batch, if data are arrays; 32 by default, as in Keras.
         steps: how many batches to read; all by default.
-        variables: which of the trainable ones the matrix is over: regular expressions, searched in
+        variables: the trainable variables that the matrix is over: regular expressions, searched in
             their paths, or variables. All others stay as they are.
-        loss: instead of the compiled loss another one of Keras, or its name; or a function of the
-            model and a batch, as ``fit`` gives it to ``train_step``, that returns the losses of
-            the batch's rows, or their mean.
+        loss: replaces the compiled loss: a loss of Keras, or its name; or a function of the model
+            and a batch, as ``fit`` gives it to ``train_step``, that returns the losses of the
+            batch's rows, or their mean.
         regularizers: whether the layers' regularizers are part of the loss.
-        add_loss: whether what layers add by ``add_loss`` is.
+        add_loss: whether losses that layers add by ``add_loss`` are part of the loss.
         training: whether layers behave as in ``fit``.
         jit_compile: whether XLA compiles the product, for one device.
-        memory: what Lanczos's basis may take, in bytes, or such as "2GB".
-        progress: whether to show what is left; by default if stderr is a terminal.
+        memory: largest size of Lanczos's basis, in bytes, or such as "2GB".
+        progress: whether to show the progress; by default if stderr is a terminal.
 
     Example:
         >>> import keras, numpy as np
@@ -79,12 +79,12 @@ class GaussNewton(OfModel):
     with the Jacobian :math:`J` of the model's outputs :math:`f` by the variables, and the Hessian
     :math:`H_f` of the loss by the outputs. If the loss is convex in the outputs, no eigenvalue is
     negative. Near a minimum with small residuals it is close to the Hessian. Regularizers,
-    ``add_loss`` and whatever else does not go through the outputs count with their own Hessian. For
-    softmax outputs the loss is convex in the logits: let the model return these, with a loss
+    ``add_loss`` and other terms that do not depend on the outputs contribute their own Hessian. For
+    softmax outputs the loss is convex in the logits: let the model return the logits, with a loss
     ``from_logits=True``.
 
     Args:
-        model: as for ``Hessian``, also all others.
+        model: as for ``Hessian``, like all other arguments.
 
     Reference: Schraudolph, Fast Curvature Matrix-Vector Products for Second-Order Gradient Descent,
     Neural Computation 14, 2002.
@@ -95,7 +95,7 @@ class GaussNewton(OfModel):
         if not outputs:
             raise ValueError(
                 "curvature.GaussNewton differentiates a loss by the model's outputs, and a loss "
-                "that is a function of the model and a batch does not tell them: use Hessian"
+                "that is a function of the model and a batch hides them: use Hessian"
             )
         slopes = _zeros_for_none(tf.gradients(parts.loss, outputs), outputs)
         others = tf.gradients(parts.loss, values, stop_gradients=outputs)
@@ -112,7 +112,7 @@ class GaussNewton(OfModel):
         return list(tf.gradients(outputs, values, _zeros_for_none(bent, outputs)))
 
     def _past(self, outputs: Vector, slopes: Vector, values: Vector, vector: Vector) -> Vector:
-        """By the Hessian of what in the loss does not go through the outputs: of penalties."""
+        """Multiply by the Hessian of the terms that do not depend on the outputs: penalties."""
         given = [(dense(g, v), w) for g, v, w in zip(slopes, values, vector) if g is not None]
         if not given:
             return [None] * len(values)
@@ -125,25 +125,25 @@ class Fisher(OfModel):
 
     .. math:: F = \sum_i c_i\, g_i g_i^T
 
-    with the gradient :math:`g_i` of the loss of element :math:`i` (a row; of sequences, a step of a
-    row), and the weight :math:`c_i` that this element has in the loss: 1 over their number, or what
-    sample weights and masks make of it. Regularizers and ``add_loss`` do not count. With several
-    outputs each is an observation of its own.
+    with the gradient :math:`g_i` of the loss of element :math:`i` (a row; in sequences, a step of a
+    row), and the weight :math:`c_i` of this element in the loss: 1 over their number, or the weight
+    that sample weights and masks give. Regularizers and ``add_loss`` do not count. With several
+    outputs, each output is a separate observation.
 
     - ``kind="empirical"``: with the targets of the data.
-    - ``kind="sampled"``: with targets that are drawn from what the model predicts: classes for
+    - ``kind="sampled"``: with targets that are drawn from the model's predictions: classes for
       cross-entropies; for the squared error, normally distributed numbers with the variance for
-      which that error is the negative log-likelihood. Its mean over draws is the Gauss-Newton
-      matrix, if the model returns logits or, for the squared error, numbers; for a
-      ``BinaryCrossentropy`` of d outputs together, which is a mean over these, it is 1/d of that.
-      A row draws the same each time, wherever it is; equal rows draw the same.
+      which that error is the negative log-likelihood. The mean over draws is the Gauss-Newton
+      matrix, if the model returns logits or, for the squared error, numbers. A
+      ``BinaryCrossentropy`` averages over d outputs: the mean over draws is then 1/d of that
+      matrix. A row draws the same target each time, wherever it is; equal rows draw the same.
 
     No eigenvalue is negative.
 
     Args:
-        model: as for ``Hessian``, also those that are not named here.
+        model: as for ``Hessian``, like all arguments that are not listed here.
         kind: ``"empirical"`` or ``"sampled"``.
-        seed: of the drawn targets.
+        seed: seed of the drawn targets.
 
     Reference: Kunstner, Balles, Hennig, Limitations of the Empirical Fisher Approximation for
     Natural Gradient Descent, https://arxiv.org/abs/1905.12558.
@@ -166,8 +166,8 @@ class Fisher(OfModel):
         elements = parts.elements
         if not elements or any(one is None for one in elements):
             raise ValueError(
-                "curvature.Fisher needs the loss of each row, which compiled losses of Keras tell: "
-                f"{self.model.name!r} computes its loss in a way of its own. Give loss=, a "
+                "curvature.Fisher needs the loss of each row, which only compiled losses of Keras "
+                f"give: {self.model.name!r} computes its loss by itself. Give loss=, a "
                 "function of the model and a batch that returns the losses of the batch's rows; or "
                 "use Hessian"
             )

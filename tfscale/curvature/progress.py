@@ -1,4 +1,4 @@
-"""A bar on a terminal that says how much of a long computation is left."""
+"""A progress bar on a terminal for long computations."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 
 @contextlib.contextmanager
 def bar(what: str, steps: int, shown: bool | None) -> Iterator[Callable[[float], None]]:
-    """A function that is told how many steps have been made since it was last called.
+    """Show a progress bar; yield a function that takes the number of steps since its last call.
 
     Args:
-        what: is computed, and what its steps are.
-        steps: how many it takes, at most.
-        shown: whether to show anything; None means if stderr is a terminal.
+        what: name of the computation and of its steps.
+        steps: largest number of steps.
+        shown: whether to show the bar; None means if stderr is a terminal.
     """
     if not (sys.stderr.isatty() if shown is None else shown):
         yield lambda _: None

@@ -1,4 +1,4 @@
-"""What estimators return: small records that print well, and are saved as JSON."""
+"""Results of estimators: small records that print well and can be saved as JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Result:
     """A record whose numbers are saved as JSON; eigenvectors and other long arrays are not."""
 
     def as_json(self) -> dict[str, Any]:
-        """All numbers, in types that JSON knows."""
+        """Return all numbers, in types that JSON knows."""
         fields = dataclasses.fields(self)  # type: ignore[arg-type]
         return {
             field.name: _plain(getattr(self, field.name))
@@ -34,7 +34,7 @@ class Result:
         records.write(Path(path), {"kind": type(self).__name__, **self.as_json()})
 
     def as_line(self) -> str:
-        """The same on one line, for logs."""
+        """Return the numbers as JSON on one line, for logs."""
         return json.dumps({"kind": type(self).__name__, **self.as_json()})
 
 
@@ -55,8 +55,8 @@ class Estimate:
 
     Args:
         value: the mean over samples.
-        error: its standard error; NaN of one sample.
-        samples: how many there were.
+        error: the standard error of the mean; NaN for a single sample.
+        samples: number of samples.
     """
 
     value: float
@@ -65,18 +65,18 @@ class Estimate:
 
     @classmethod
     def of(cls, samples: np.ndarray) -> Estimate:
-        """The mean of numbers."""
+        """Return the mean of samples, with its standard error."""
         count = len(samples)
         error = samples.std(ddof=1) / math.sqrt(count) if count > 1 else math.nan
         return cls(float(samples.mean()), float(error), count)
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
-        """Holds the true number in this share of cases (by Student's t)."""
+        """Return an interval that holds the true number in this share of cases (by Student's t)."""
         half = self.error * student(confidence, self.samples - 1)
         return self.value - half, self.value + half
 
     def is_within(self, accuracy: float) -> bool:
-        """Whether the standard error is at most this share of the value."""
+        """Return whether the standard error is at most this share of the value."""
         return self.error <= accuracy * abs(self.value)
 
     def __str__(self) -> str:
@@ -84,7 +84,7 @@ class Estimate:
 
 
 def student(confidence: float, degrees: int) -> float:
-    """What multiplies a standard error: the quantile of Student's t.
+    """Return the quantile of Student's t, which multiplies a standard error.
 
     Exact for 1 and 2 degrees of freedom, and by its expansion around the normal distribution
     (Abramowitz and Stegun 26.7.5), which is off by less than 1% from 3 degrees on.
@@ -112,9 +112,9 @@ class Trace(Result):
     """The trace of a matrix, and of each layer's block on its diagonal.
 
     Args:
-        total: of the whole.
-        layers: of each layer; empty with Hutch++.
-        products: how many products it took.
+        total: trace of the whole matrix.
+        layers: trace of each layer's block; empty with Hutch++.
+        products: number of products.
     """
 
     total: Estimate
@@ -123,7 +123,7 @@ class Trace(Result):
 
     @property
     def value(self) -> float:
-        """Of the whole."""
+        """The trace of the whole matrix."""
         return self.total.value
 
     def __str__(self) -> str:
@@ -136,10 +136,10 @@ class Diagonal(Result):
     """The diagonal of a matrix.
 
     Args:
-        means: of each variable, the mean of its numbers.
-        samples: how many there were.
+        means: mean of each variable's diagonal.
+        samples: number of samples.
         values: all numbers.
-        errors: their standard errors.
+        errors: the standard errors of all numbers.
     """
 
     means: Mapping[str, float]
@@ -157,13 +157,13 @@ class Eigenvalues(Result):
     """Eigenvalues at the ends of a spectrum.
 
     Args:
-        top: the largest, from the largest on.
-        bottom: the smallest (most negative), from the smallest on.
-        residuals: of each, those of ``top`` first: the length of ``H v - e v``. There is an
-            eigenvalue no farther than that from e.
-        products: how many products it took.
-        converged: whether all residuals are as small as they were to be.
-        vectors: of each, as rows, of length 1.
+        top: the largest eigenvalues, in descending order.
+        bottom: the smallest (most negative) eigenvalues, in ascending order.
+        residuals: the length of ``H v - e v`` for each eigenvalue e, those of ``top`` first. The
+            matrix has an eigenvalue no farther than the residual from e.
+        products: number of products.
+        converged: whether all residuals are within the requested tolerance.
+        vectors: eigenvectors of length 1, as rows.
     """
 
     top: tuple[float, ...]
@@ -175,7 +175,7 @@ class Eigenvalues(Result):
 
     @property
     def values(self) -> tuple[float, ...]:
-        """Those of ``top``, then those of ``bottom``."""
+        """The eigenvalues of ``top``, then those of ``bottom``."""
         return (*self.top, *self.bottom)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Estimates from random vectors: traces, diagonals, norms."""
+"""Estimates of traces, diagonals and norms from random vectors."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from tfscale.curvature.results import Diagonal, Estimate, Trace
 if TYPE_CHECKING:
     from tfscale.curvature.operator import Operator
 
-AT_ONCE = 4  # vectors share the loss and the gradient; more of them save little, and take memory
-FEWEST = 8  # samples, before their spread says how many more it takes
+AT_ONCE = 4  # vectors that share the loss and the gradient; more save little, and take memory
+FEWEST = 8  # samples that are drawn before their spread decides when to stop
 
 _FEWEST_OF_HUTCH = 6
 
 
 def checked_samples(samples: int) -> int:
-    """Return how many random vectors there are."""
+    """Return the number of random vectors, or raise."""
     return arguments.whole(samples, "samples", 1, what="a number of random vectors")
 
 
 def random_signs(operator: Operator, seed: int, sample: int) -> np.ndarray:
-    """A vector of ones with random signs: the same on all workers."""
+    """Return a vector of random signs: the same on all workers."""
     bits = np.random.default_rng([seed, sample]).integers(0, 2, operator.size, np.int8)
     return (2 * bits - 1).astype(operator.dtype)
 
@@ -33,17 +33,17 @@ def random_signs(operator: Operator, seed: int, sample: int) -> np.ndarray:
 def hutchinson(
     operator: Operator, samples: int = 64, *, accuracy: float | None = None, seed: int = 0
 ) -> Trace:
-    r"""The trace, as the mean of :math:`z^T H z` over vectors z of random signs.
+    r"""Estimate the trace, as the mean of :math:`z^T H z` over vectors z of random signs.
 
-    :math:`E[z_i z_j]` is 1 for :math:`i = j` and 0 otherwise, so the mean is the trace; what
-    belongs to the variables of a layer is the trace of its block. The variance of one sample is
-    :math:`2 \sum_{i \ne j} H_{ij}^2`.
+    :math:`E[z_i z_j]` is 1 for :math:`i = j` and 0 otherwise, so the mean is the trace. The terms
+    of a layer's variables give the trace of its block. The variance of one sample is :math:`2
+    \sum_{i \ne j} H_{ij}^2`.
 
     Args:
         operator: a symmetric matrix.
-        samples: how many, at most.
+        samples: largest number of samples.
         accuracy: stop when the standard error is at most this share of the trace.
-        seed: of the vectors.
+        seed: seed of the vectors.
 
     Reference: Hutchinson, A Stochastic Estimator of the Trace of the Influence Matrix for Laplacian
     Smoothing Splines, 1990.
@@ -65,17 +65,17 @@ def hutchinson(
 
 
 def hutch_plus_plus(operator: Operator, samples: int = 64, *, seed: int = 0) -> Trace:
-    r"""The trace by Hutch++: what large eigenvalues add to it exactly, the rest from samples.
+    r"""Estimate the trace by Hutch++: exact for the large eigenvalues, sampled for the rest.
 
     A third of the products makes an orthonormal basis Q of the range of H, a third gives
-    :math:`\mathrm{tr}(Q^T H Q)`, and a third is spent on :math:`z^T P H P z`, with
-    :math:`P = I - Q Q^T`. The error falls with 1 / samples, and not its root, if H is near a
-    matrix of low rank. Q takes the memory of a third of ``samples`` vectors.
+    :math:`\mathrm{tr}(Q^T H Q)`, and a third is spent on :math:`z^T P H P z`, with :math:`P = I - Q
+    Q^T`. If H is near a matrix of low rank, the error falls with 1 / samples, instead of 1 /
+    sqrt(samples). Q takes the memory of a third of ``samples`` vectors.
 
     Args:
         operator: a symmetric matrix.
-        samples: how many products, of which there are at least six.
-        seed: of the vectors.
+        samples: number of products, at least six.
+        seed: seed of the vectors.
 
     Reference: Meyer, Musco, Musco, Woodruff, Hutch++: Optimal Stochastic Trace Estimation,
     https://arxiv.org/abs/2010.09649.
@@ -98,14 +98,14 @@ def hutch_plus_plus(operator: Operator, samples: int = 64, *, seed: int = 0) -> 
 
 
 def diagonal(operator: Operator, samples: int = 64, *, seed: int = 0) -> Diagonal:
-    r"""The diagonal, as the mean of :math:`z \odot (H z)` over vectors z of random signs.
+    r"""Estimate the diagonal, as the mean of :math:`z \odot (H z)` over vectors z of random signs.
 
     The variance of one sample of number i is :math:`\sum_{j \ne i} H_{ij}^2`.
 
     Args:
         operator: a symmetric matrix.
-        samples: how many.
-        seed: of the vectors.
+        samples: number of samples.
+        seed: seed of the vectors.
 
     Reference: Bekas, Kokiopoulou, Saad, An Estimator for the Diagonal of a Matrix, 2007.
     """
@@ -122,12 +122,12 @@ def diagonal(operator: Operator, samples: int = 64, *, seed: int = 0) -> Diagona
 
 
 def frobenius(operator: Operator, samples: int = 64, *, seed: int = 0) -> Estimate:
-    r"""The Frobenius norm, the root of the mean of :math:`\|H z\|^2`.
+    r"""Estimate the Frobenius norm, the root of the mean of :math:`\|H z\|^2`.
 
     Args:
         operator: a symmetric matrix.
-        samples: how many.
-        seed: of the vectors.
+        samples: number of samples.
+        seed: seed of the vectors.
     """
     products = _samples(operator, "norm", samples, seed)
     square = Estimate.of(np.array([float(product @ product) for _, product in products]))
@@ -138,7 +138,7 @@ def frobenius(operator: Operator, samples: int = 64, *, seed: int = 0) -> Estima
 def _samples(
     operator: Operator, what: str, samples: int, seed: int, done: Callable[[], bool] = lambda: False
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Random signs and their products, until there are enough."""
+    """Yield random signs and their products, until there are enough."""
     samples = checked_samples(samples)
     arguments.whole(seed, "seed", 0)
     with operator.telling(what, samples):

@@ -16,21 +16,21 @@ from tfscale.curvature.samples import random_signs
 if TYPE_CHECKING:
     from tfscale.curvature.operator import Operator
 
-_POINTS = 512  # of a picture
-_ROUNDING = 1e-6  # of the matrix's size: what it leaves in float32
+_POINTS = 512  # points of a plot
+_ROUNDING = 1e-6  # share of the matrix's size that float32 rounding leaves
 
 
 @dataclasses.dataclass(frozen=True)
 class Density(Result):
-    """How many eigenvalues are where: for each random vector a sum of weighted points.
+    """The distribution of eigenvalues: for each random vector, a set of weighted points.
 
     Args:
-        size: rows of the matrix.
-        nodes: of each vector, the points.
-        weights: of each vector, their weights, which add up to 1.
-        residuals: of each vector, how far from each node an eigenvalue is, at most, with the signs
-            that the ends of Lanczos's vectors have.
-        products: how many products it took.
+        size: number of rows of the matrix.
+        nodes: points of each vector.
+        weights: weights of each vector's points, which add up to 1.
+        residuals: for each node of each vector, a bound on the distance to an eigenvalue, with the
+            signs of the last components of Lanczos's vectors.
+        products: number of products.
     """
 
     size: int
@@ -45,21 +45,22 @@ class Density(Result):
         return min(map(min, self.nodes)), max(map(max, self.nodes))
 
     def mean_of(self, function: Any) -> Estimate:
-        """The mean of a function over all eigenvalues, with its standard error.
+        """Return the mean of a function over all eigenvalues, with its standard error.
 
         Args:
-            function: takes and returns arrays.
+            function: a function that takes and returns arrays.
         """
         pairs = zip(self.nodes, self.weights, strict=True)
         return Estimate.of(np.array([function(np.array(x)) @ np.array(w) for x, w in pairs]))
 
     def share(self, above: float = -math.inf, below: float = math.inf) -> Estimate:
-        """Which share of the eigenvalues is above one number and below another.
+        """Return the share of the eigenvalues above one number and below another.
 
-        Nodes and weights leave open how much is on which side of a number: what they say is
-        sure lies between two bounds. The estimate is the middle, and its error has half of the
-        distance besides the spread over vectors: more steps make that smaller. Eigenvalues that are
-        that number but for rounding count half: for those at zero, ask for a number near it.
+        Nodes and weights do not determine how much weight is on each side of a number. They give a
+        lower and an upper bound. The estimate is the middle of the two. Its error combines half of
+        their distance with the spread over vectors; more steps shrink the distance. Eigenvalues
+        that equal the number up to rounding count half. To count eigenvalues at zero, ask for a
+        number near zero.
 
         Reference: Golub, Meurant, Matrices, Moments and Quadrature with Applications, 2010.
         """
@@ -73,12 +74,12 @@ class Density(Result):
         return dataclasses.replace(found, error=math.hypot(found.error, open_))
 
     def at(self, points: Any, width: float | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """The density at some points, and its standard errors.
+        """Return the density at some points, and its standard errors.
 
         Args:
             points: numbers.
-            width: of the normal distribution that is put in each node's place; by default a
-                hundredth of the distance of the ends.
+            width: standard deviation of the normal distribution that replaces each node; by default
+                a hundredth of the distance between the ends.
         """
         low, high = self.ends
         width = width or (high - low) / 100 or 1.0
@@ -86,7 +87,7 @@ class Density(Result):
         return np.array([e.value for e in each]), np.array([e.error for e in each])
 
     def plot(self, width: float | None = None) -> Any:
-        """A figure (of matplotlib, which must be installed) of the density, on a logarithmic scale.
+        """Plot the density on a logarithmic scale; return a matplotlib figure. Needs matplotlib.
 
         Args:
             width: as for ``at``.
@@ -115,7 +116,7 @@ class Density(Result):
 def _below(
     end: float, nodes: np.ndarray, weights: np.ndarray, residuals: np.ndarray
 ) -> tuple[float, float]:
-    """Between what a vector's weight below a number lies: without and with a node that is there."""
+    """Return bounds on a vector's weight below a number: without and with a node at that number."""
     if math.isinf(end):
         return float(end > 0), float(end > 0)
     nodes, weights = _with_node(end, nodes, weights, residuals)
@@ -127,7 +128,7 @@ def _below(
 def _with_node(
     end: float, nodes: np.ndarray, weights: np.ndarray, residuals: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes and weights of one step more, of which one node is given (Gauss and Radau's rule)."""
+    """Return nodes and weights after one more step, one node being given (Gauss-Radau rule)."""
     coupled = residuals != 0
     if np.any(nodes[coupled] == end):
         return nodes, weights
@@ -146,18 +147,18 @@ def _normal(x: np.ndarray, width: float) -> np.ndarray:
 
 
 def density(operator: Operator, probes: int = 8, steps: int = 80, *, seed: int = 0) -> Density:
-    r"""The density of eigenvalues, by stochastic Lanczos quadrature.
+    r"""Estimate the density of eigenvalues by stochastic Lanczos quadrature.
 
     For a function f and a vector z of random signs, :math:`E[z^T f(H) z] / n` is the mean of f over
     all eigenvalues. Lanczos's method of m steps from z gives points and weights that reproduce
-    :math:`z^T f(H) z / n` for polynomials up to degree :math:`2m - 1`. Errors are from the spread
-    over vectors; what a small m leaves out is not in them.
+    :math:`z^T f(H) z / n` for polynomials up to degree :math:`2m - 1`. Errors come from the spread
+    over vectors; they do not include the error of a small m.
 
     Args:
         operator: a symmetric matrix.
-        probes: random vectors.
-        steps: of each; that many products, and vectors in memory.
-        seed: of the vectors.
+        probes: number of random vectors.
+        steps: steps for each vector; each step costs a product and a vector in memory.
+        seed: seed of the vectors.
 
     Reference: Ghorbani, Krishnan, Xiao, An Investigation into Neural Net Optimization via Hessian
     Eigenvalue Density, https://arxiv.org/abs/1901.10159.

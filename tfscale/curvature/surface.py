@@ -1,4 +1,4 @@
-"""The loss around a model's variables: how sharp it is, and how it looks along some directions."""
+"""The loss around a model's variables: its sharpness, and its values along some directions."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Sharpness(Result):
     """Three measures of how fast the loss rises around a model's variables.
 
     Args:
-        eigenvalue: the largest one.
-        sam: by how much the loss rises one step up the gradient, of length ``rho``.
-        keskar: by how many percent of 1 + loss it rises, at most, in a box: a lower bound.
-        loss: where the variables are.
-        rho: as given.
-        epsilon: as given.
+        eigenvalue: the largest eigenvalue.
+        sam: rise of the loss after one step of length ``rho`` along the gradient.
+        keskar: largest rise of the loss within a box, in percent of 1 + loss; a lower bound.
+        loss: the loss at the variables.
+        rho: the radius that was given.
+        epsilon: the size of the box that was given.
     """
 
     eigenvalue: float
@@ -46,21 +46,21 @@ class Sharpness(Result):
 def sharpness(
     operator: OfModel, rho: float = 0.05, epsilon: float = 1e-3, steps: int = 10, **options: Any
 ) -> Sharpness:
-    r"""Measures of sharpness.
+    r"""Measure how sharp the loss is around the variables.
 
     - The largest eigenvalue of the operator.
-    - **SAM's**: :math:`L(w + \rho\, g / \|g\|) - L(w)`, which is the largest rise within a ball
-      of radius :math:`\rho`, to first order.
+    - **SAM's**: :math:`L(w + \rho\, g / \|g\|) - L(w)`, which is the largest rise within a ball of
+      radius :math:`\rho`, to first order.
     - **Keskar's**: :math:`100\, (\max_{z \in C} L(w + z) - L(w)) / (1 + L(w))`, in the box
-      :math:`C: |z_i| \le \epsilon (|w_i| + 1)`. The maximum is looked for in some steps up the
-      gradient's signs, each of a quarter of the box, so what is found is a lower bound.
+      :math:`C: |z_i| \le \epsilon (|w_i| + 1)`. The maximum is searched in ``steps`` steps along
+      the signs of the gradient, each of a quarter of the box. So the result is a lower bound.
 
     Args:
-        operator: over variables of a model.
-        rho: the ball's radius.
-        epsilon: the box's size.
-        steps: up the gradient, within the box.
-        options: for ``eigenvalues``.
+        operator: an operator over variables of a model.
+        rho: radius of the ball.
+        epsilon: size of the box.
+        steps: number of steps along the gradient, within the box.
+        options: options of ``eigenvalues``.
 
     Reference: Foret, Kleiner, Mobahi, Neyshabur, Sharpness-Aware Minimization,
     https://arxiv.org/abs/2010.01412; Keskar, Mudigere, Nocedal, Smelyanskiy, Tang, On Large-Batch
@@ -85,9 +85,9 @@ class Landscape(Result):
     """The loss along one direction or two.
 
     Args:
-        distances: how far from the variables, along each direction.
+        distances: distances from the variables, along each direction.
         losses: along one direction a row; along two, a row for each distance along the first.
-        directions: what they are, for the picture.
+        directions: names of the directions, for the plot.
     """
 
     distances: tuple[float, ...]
@@ -95,7 +95,7 @@ class Landscape(Result):
     directions: tuple[str, ...]
 
     def plot(self) -> Any:
-        """A figure (of matplotlib, which must be installed)."""
+        """Plot the losses; return a matplotlib figure. Needs matplotlib."""
         figure = figures.figure(6, 4 if len(self.directions) == 1 else 5)
         axes = figure.add_subplot()
         if len(self.directions) == 1:
@@ -126,15 +126,15 @@ def landscape(
     points: int = 21,
     **options: Any,
 ) -> Landscape:
-    """The loss along eigenvectors, or other directions; each point costs the loss of all data.
+    """Compute the loss along eigenvectors or others; each point costs a pass over the data.
 
     Args:
-        operator: over variables of a model.
-        along: 1 or 2, for the eigenvectors of so many of the largest eigenvalues; or one or two
-            vectors, whose lengths are made 1.
-        radius: how far to go, to both sides.
-        points: on each axis.
-        options: for ``eigenvalues``.
+        operator: an operator over variables of a model.
+        along: 1 or 2, for the eigenvectors of the largest eigenvalues; or one or two vectors, which
+            are scaled to length 1.
+        radius: largest distance, in both directions.
+        points: number of points on each axis.
+        options: options of ``eigenvalues``.
     """
     if isinstance(along, int):
         found = operator.eigenvalues(top=along, **options)

@@ -1,7 +1,7 @@
-"""Targets that are drawn from what a model predicts.
+"""Targets that are drawn from a model's predictions.
 
-A row's random numbers come from a hash of its inputs and a seed, so that it draws the same in each
-pass, in any batch, on any replica.
+The random numbers of a row come from a hash of its inputs and a seed. So a row draws the same
+target in each pass, in any batch, on any replica.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import tensorflow as tf
 from tfscale.curvature.objective import Draw
 
 _UNKNOWN = (
-    'curvature.Fisher(kind="sampled") draws targets from predictions, and does not know how for '
-    'the loss {loss}. It does for cross-entropies and the mean squared error: use kind="empirical"'
+    'curvature.Fisher(kind="sampled") draws targets from predictions, but cannot for '
+    'the loss {loss}. It supports cross-entropies and the mean squared error: use kind="empirical"'
 )
 _SETTING = (
     'curvature.Fisher(kind="sampled") draws targets as a {loss} with {name}={default!r} has them, '
     'and this one has {name}={given!r}: use kind="empirical"'
 )
-# Settings of losses of which what they have by default is known.
+# Settings of losses whose default behaviour is supported.
 _DEFAULTS = {"label_smoothing": 0.0, "ignore_class": None, "axis": -1}
 _FUNCTIONS = {
     "SparseCategoricalCrossentropy": keras.losses.sparse_categorical_crossentropy,
@@ -33,7 +33,7 @@ _FUNCTIONS = {
 
 
 def drawn(data: Any, seed: int) -> Draw:
-    """Draws targets for the rows of a batch."""
+    """Return a function that draws targets for the rows of a batch."""
     rows = _hashes(keras.utils.unpack_x_y_sample_weight(data)[0])
 
     def draw(loss: Any, y_pred: tf.Tensor, place: int) -> tf.Tensor:
@@ -44,7 +44,7 @@ def drawn(data: Any, seed: int) -> Draw:
         if kind == "BinaryCrossentropy":
             shares = tf.sigmoid(y_pred) if _are_logits(loss) else y_pred
             return tf.cast(_uniform(rows, y_pred, (seed, place)) < shares, y_pred.dtype)
-        # The error is the mean over the last axis: of d numbers, with variances d / 2.
+        # The loss is the mean over the last axis: over d numbers, with variances d / 2.
         deviation = tf.sqrt(tf.cast(tf.shape(y_pred)[-1], y_pred.dtype) / 2)
         return y_pred + deviation * _normal(rows, y_pred, (seed, place))
 
@@ -52,7 +52,9 @@ def drawn(data: Any, seed: int) -> Draw:
 
 
 def _kind(loss: Any) -> str:
-    """Which of the losses this is, by its class or by the function that it calls."""
+    """Return the name of the known loss that this is, by its class or by the function that it
+    calls.
+    """
     names = [kind.__name__ for kind in type(loss).__mro__]
     function = getattr(loss, "fn", None)
     for name, known in _FUNCTIONS.items():
@@ -82,13 +84,13 @@ def _classes(loss: Any, y_pred: tf.Tensor, rows: Any, key: Any, sparse: bool) ->
 
 
 def _normal(rows: tf.Tensor, like: tf.Tensor, key: tuple[int, int]) -> tf.Tensor:
-    """By Box and Muller."""
+    """Return normally distributed numbers, by the Box-Muller transform."""
     radius = tf.sqrt(-2 * tf.math.log(_uniform(rows, like, (*key, 1))))
     return radius * tf.cos(2 * math.pi * _uniform(rows, like, (*key, 2)))
 
 
 def _uniform(rows: tf.Tensor, like: tf.Tensor, key: tuple[int, ...]) -> tf.Tensor:
-    """Numbers above 0 and below 1, in the shape of a tensor whose first axis is that of rows."""
+    """Return numbers above 0 and below 1, in the shape of ``like`` (first axis: rows)."""
     each = tf.size(like, tf.int64) // tf.size(rows, tf.int64)
     inner = tf.range(each)
     names = [
@@ -102,6 +104,6 @@ def _uniform(rows: tf.Tensor, like: tf.Tensor, key: tuple[int, ...]) -> tf.Tenso
 
 
 def _hashes(x: Any) -> tf.Tensor:
-    """One number for each row of all inputs."""
+    """Return one number for each row of all inputs."""
     each = [tf.bitcast(tf.fingerprint(one), tf.int64) for one in tf.nest.flatten(x)]
     return each[0] if len(each) == 1 else tf.bitcast(tf.fingerprint(tf.stack(each, -1)), tf.int64)

@@ -1,4 +1,4 @@
-"""What leads to a tensor, in the graph that is being traced and in those around it."""
+"""The operations that lead to a tensor, in the graph that is being traced and in outer graphs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import tensorflow as tf
 
 
 class TracedGraphs:
-    """The graph that is being traced, and all that hand tensors to it.
+    """The graph that is being traced, and all outer graphs whose tensors it captures.
 
-    A branch of ``tf.cond`` or the body of a loop is a graph of its own. What it takes from
-    outside has another name within.
+    A branch of ``tf.cond`` or the body of a loop is a separate graph. A tensor that it captures has
+    another name inside.
     """
 
     def __init__(self) -> None:
@@ -22,18 +22,18 @@ class TracedGraphs:
         }
 
     def origin(self, tensor: Any) -> Any:
-        """The tensor where it was made, perhaps by a caller: then it is not symbolic."""
+        """Return the tensor as it was made, perhaps by a caller: then it is not symbolic."""
         while id(tensor) in self._outer:
             tensor = self._outer[id(tensor)]
         return tensor
 
     def is_made_here(self, tensor: Any) -> bool:
-        """Whether any of these graphs computes a tensor, rather than to be handed it."""
+        """Return whether any of these graphs computes a tensor, instead of receiving it."""
         origin = self.origin(tensor)
         return _is_symbolic(origin) and origin.op.type != "Placeholder"
 
     def names(self, handles: list[Any]) -> list[list[Any]]:
-        """For each of these tensors what it is called in the graphs that were handed it."""
+        """Return for each tensor its names in the graphs that captured it."""
         places = {id(handle): i for i, handle in enumerate(handles)}
         names: list[list[Any]] = [[] for _ in handles]
         for graph in reversed(self._graphs):
@@ -44,7 +44,7 @@ class TracedGraphs:
         return names
 
     def operations_before(self, tensors: list[Any]) -> Iterator[Any]:
-        """All operations that tensors depend on."""
+        """Yield all operations that tensors depend on."""
         waiting, seen = list(tensors), set()
         while waiting:
             tensor = self.origin(waiting.pop())

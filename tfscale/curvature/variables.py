@@ -1,4 +1,4 @@
-"""Which variables of a model a matrix is over, and where they are in a vector."""
+"""Selection of the variables that a matrix is over, and their places in a vector."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tfscale.bridge.objects import path_of
 
 
 def chosen(model: Any, rules: str | Iterable[Any] | None, who: str) -> list[Any]:
-    """The trainable variables of a model to which any of the rules applies, in its order.
+    """Return the trainable variables of a model that match any of the rules, in the model's order.
 
     Args:
-        model: built.
+        model: a built model.
         rules: regular expressions, searched in paths, or variables; None for all.
-        who: asks, for messages.
+        who: name of the caller, for messages.
     """
     every = list(model.trainable_variables)
     if rules is None:
@@ -37,20 +37,20 @@ def chosen(model: Any, rules: str | Iterable[Any] | None, who: str) -> list[Any]
     if not found:
         paths = ", ".join(path_of(v) for v in every[:5])
         raise ValueError(
-            f"{who}: no trainable variable of {model.name!r} is meant by variables={rules!r}; "
+            f"{who}: variables={rules!r} matches no trainable variable of {model.name!r}; "
             f"their paths are {paths or 'none'}{', ...' if len(every) > 5 else ''}"
         )
     return found
 
 
 def checked_variables(variables: str | Iterable[Any] | None) -> tuple[Any, ...] | None:
-    """Return what a user says of which variables, as a tuple; None stands for all."""
+    """Return the user's choice of variables as a tuple; None stands for all."""
     expected = "a list of regular expressions, searched in variables' paths, or of variables"
     given = (variables,) if isinstance(variables, str) else variables
-    return arguments.optional(arguments.items, given, "variables", expected, _of_variables)
+    return arguments.optional(arguments.items, given, "variables", expected, _checked_rule)
 
 
-def _of_variables(value: Any, name: str) -> Any:
+def _checked_rule(value: Any, name: str) -> Any:
     if isinstance(value, str):
         arguments.pattern(value, name)
     elif not hasattr(value, "assign"):
@@ -59,7 +59,7 @@ def _of_variables(value: Any, name: str) -> Any:
 
 
 def places(variables: Sequence[Any]) -> dict[str, slice]:
-    """Where each variable is in a vector, by its path; paths that come twice get a number."""
+    """Return each variable's place in a vector, by its path; repeated paths get a number."""
     ends = itertools.accumulate((int(np.prod(v.shape)) for v in variables), initial=0)
     found: dict[str, slice] = {}
     for v, (begin, end) in zip(variables, itertools.pairwise(ends), strict=True):

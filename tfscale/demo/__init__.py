@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
     from rich.table import Table
 
-# Modules, and the packages that bring them.
+# modules, and the packages that contain them
 _NEEDED = {"tensorflow": "tensorflow-cpu", "sklearn": "scikit-learn"}
 _FOR_THE_PICTURE = {"matplotlib": "matplotlib"}
 
@@ -28,14 +28,14 @@ SETUPS = (Setup(None), Setup("fp32"), Setup("int8"))
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command line; returns the exit status."""
+    """Run the command; return the exit status."""
     arguments = _parser().parse_args(argv)
     if absent := _absent(_NEEDED):
-        print(f"tfscale demo: error: {_how_to_get(absent)}", file=sys.stderr)
+        print(f"tfscale demo: error: {_install_advice(absent)}", file=sys.stderr)
         return 1
     console = make_console()
     if absent := _absent(_FOR_THE_PICTURE):
-        console.print(f"There will be no picture: {_how_to_get(absent)}", soft_wrap=True)
+        console.print(f"There will be no picture: {_install_advice(absent)}", soft_wrap=True)
     console.print(
         f"A small convolutional network learns handwritten digits for {arguments.epochs} epochs:\n"
         f"on one device, then on {PROCESSES} processes x {DEVICES} devices of this machine."
@@ -55,11 +55,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _absent(modules: Mapping[str, str]) -> list[str]:
-    """Packages that are not installed; nothing is imported, for TensorFlow takes seconds."""
+    """Return the missing packages, without importing any: TensorFlow takes seconds."""
     return [modules[name] for name in modules if importlib.util.find_spec(name) is None]
 
 
-def _how_to_get(packages: Sequence[str]) -> str:
+def _install_advice(packages: Sequence[str]) -> str:
     return f"not installed: {', '.join(packages)}. pip install {' '.join(packages)}"
 
 
@@ -75,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def train_all(console: Console, epochs: int) -> list[Training]:
-    """One after the other, so that none takes another's processors; a bar for each."""
+    """Train one setup after the other, since they share the processors; show a bar for each."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (
@@ -106,7 +106,7 @@ def _show(progress: Progress, bar: TaskID, epochs: Sequence[dict[str, float]]) -
 
 
 def make_table(trainings: Sequence[Training]) -> Table:
-    """One row for each training; the first is what the others are compared with."""
+    """Return a table with a row for each training; the first one is the reference."""
     from rich import box
     from rich.table import Table
 
@@ -126,7 +126,7 @@ def make_table(trainings: Sequence[Training]) -> Table:
 
 
 def verdict(same: bool) -> str:
-    """What was checked, and what the times mean."""
+    """Return the result of the check, and the meaning of the times."""
     if not same:
         return "[red]Replicas ended with different weights: that is a bug, please report it.[/red]"
     return (

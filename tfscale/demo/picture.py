@@ -1,4 +1,4 @@
-"""The demo's picture: how well each training learned, and what it sent for that."""
+"""The demo's picture: what each training learned, and the bytes that it sent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _INK = "#30343b"
-# One device lies below the others, which should hide it.
+# The curve of one device is wide, because the others lie on top of it.
 _STYLES = [
     {"color": "#c9ced6", "linewidth": 7},
     {"color": "#1f4e8c", "linewidth": 2},
@@ -22,7 +22,7 @@ _STYLES = [
 
 
 def draw(trainings: Sequence[Training]) -> Figure:
-    """Loss and accuracy by epoch, and bytes sent."""
+    """Plot loss and accuracy by epoch, and bytes sent."""
     figure = figures.figure(13.0, 3.8)
     left, middle, right = figure.subplots(1, 3)
     _curves(left, trainings, "loss", "loss (training images)")

@@ -1,4 +1,4 @@
-"""The demo's trainings: processes of this machine that learn, and what came out."""
+"""The demo's trainings: processes of this machine that train, and their results."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tfscale.bench.run import QUIET
 from tfscale.launch import WorkerFailed
 
 PROCESSES, DEVICES = 2, 2
-SECONDS = 600.0  # much more than any training takes
+SECONDS = 600.0  # much longer than any training takes
 
-Show = Callable[[Sequence[dict[str, float]]], None]  # takes what is known of past epochs
+Show = Callable[[Sequence[dict[str, float]]], None]  # takes the logs of past epochs
 
 
 @dataclass(frozen=True)
@@ -33,21 +33,21 @@ class Setup:
 
     @property
     def label(self) -> str:
-        """What tables and pictures call it."""
+        """Name in tables and pictures."""
         return f"{PROCESSES} x {DEVICES}, {self.wire}" if self.wire else "one device"
 
 
 @dataclass(frozen=True)
 class Training:
-    """What came out.
+    """The result of a training.
 
     Attributes:
-        label: of what.
-        epochs: Keras's logs of each.
-        step_seconds: the median, on the slowest process.
+        label: name of the setup.
+        epochs: Keras's logs of each epoch.
+        step_seconds: median time of a step, on the slowest process.
         sent: bytes that all replicas have sent each other, in all steps.
-        weights: all of them, one after the other.
-        same_bits: whether all replicas have the same ones.
+        weights: all weights, one after the other.
+        same_bits: whether all replicas have the same weights.
     """
 
     label: str
@@ -58,12 +58,12 @@ class Training:
     same_bits: bool
 
     def distance(self, other: Training) -> float:
-        """The largest difference between two weights."""
+        """Return the largest difference between two weights."""
         return float(np.max(np.abs(self.weights - other.weights)))
 
 
 def train(setup: Setup, epochs: int, show: Show) -> Training:
-    """Run one training to its end; ``WorkerFailed`` if it does not come to a good one."""
+    """Run one training to its end; raise ``WorkerFailed`` if it fails."""
     with tempfile.TemporaryDirectory(prefix="tfscale-demo-") as folder:
         weights = Path(folder) / "weights.npy"
         words = [setup.wire or "none", str(epochs), str(weights)]
@@ -81,7 +81,7 @@ def train(setup: Setup, epochs: int, show: Show) -> Training:
 
 
 def _launched(count: int, words: Sequence[str], show: Show) -> list[str]:
-    """What each worker has printed, once all have ended well."""
+    """Run the workers; return what each has printed, once all have succeeded."""
     command = [sys.executable, "-m", "tfscale", "launch", "-n", str(count), "-m"]
     outputs = [""] * count
     with (
@@ -105,7 +105,7 @@ def _launched(count: int, words: Sequence[str], show: Show) -> list[str]:
 
 @contextlib.contextmanager
 def _limited(process: subprocess.Popen[str]) -> Iterator[None]:
-    """It and its workers end with this context, and after so many seconds."""
+    """End a process and its workers with this context, or after the time limit."""
     timer = threading.Timer(SECONDS, process.kill)
     timer.start()
     try:
@@ -120,6 +120,6 @@ def _epochs(output: str) -> list[dict[str, float]]:
 
 
 def _notes(output: str) -> list[dict[str, Any]]:
-    """What a worker has noted in whole lines, among what TensorFlow says."""
+    """Return the records that a worker has printed in whole lines, among TensorFlow's messages."""
     whole = output[: output.rfind("\n") + 1].splitlines()
     return [json.loads(line) for line in whole if line.startswith("{")]

@@ -1,7 +1,7 @@
 """One process of the demo: ``python -m tfscale.demo.worker WIRE EPOCHS FILE``.
 
-It is a user's program as any other, but for what it notes for the parent: a line of
-JSON after each epoch, and one at the end.
+It is like any user's program, but prints records for the parent: a line of JSON after each epoch,
+and one at the end.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ BATCH = 64
 
 
 def main(wire: str, epochs: int, file: str) -> None:
-    """Trains as the setup that was given says, and prints what happened as lines of JSON."""
+    """Train with the given setup, and print the results as lines of JSON."""
     keras.utils.set_random_seed(0)
     strategy = make_strategy(wire)
     with strategy.scope():
         model = make_model()
     training, test = digits.load()
     notes = Notes()
-    # Always in the same order, so that weights can be compared with those of one device.
+    # A fixed order makes weights comparable with those of one device.
     model.fit(
         *training, BATCH, epochs, shuffle=False, verbose=0, callbacks=[notes],
         validation_data=test, validation_batch_size=len(test[0]),
@@ -50,17 +50,19 @@ def main(wire: str, epochs: int, file: str) -> None:
 
 
 def make_strategy(wire: str) -> tf.distribute.Strategy:
-    """For no wire what Keras uses without a strategy."""
+    """Return a strategy with a wire, or Keras's default strategy without one."""
     if wire == "none":
         return tf.distribute.get_strategy()
-    # Before TensorFlow starts, that is before the strategy: one CPU is to be several devices.
+    # Split the CPU into several devices before the strategy starts TensorFlow.
     machine.split_cpu(DEVICES)
     return ScaleStrategy(wire=wire)
 
 
 def make_model() -> keras.Model:
-    """Smooth throughout: at the edges of relu and of max pooling rounding decides where to
-    go, and from there even two trainings on one device would drift apart.
+    """Make a model that is smooth everywhere.
+
+    At the edges of relu and of max pooling, rounding decides the direction, and from there even two
+    trainings on one device would drift apart.
     """
     layers = keras.layers
     model = keras.Sequential(
@@ -80,14 +82,14 @@ def make_model() -> keras.Model:
 
 
 def bytes_sent(strategy: tf.distribute.Strategy) -> int:
-    """By the replicas of this process, to others of this process and of all others."""
+    """Return the bytes that the replicas of this process have sent to all others."""
     group = getattr(strategy.extended, "group", None)
     communicators = group.communicators if group else []
     return sum(total.sent for c in communicators for total in c.totals().values())
 
 
 def digests(strategy: tf.distribute.Strategy, model: keras.Model) -> list[str]:
-    """One for each replica of this process: the same only if all weights are."""
+    """Return a digest for each replica of this process: equal only if all weights are."""
     weights = [strategy.experimental_local_results(w.value) for w in model.weights]
     return [
         hashlib.sha256(b"".join(w.numpy().tobytes() for w in replica)).hexdigest()
@@ -96,27 +98,27 @@ def digests(strategy: tf.distribute.Strategy, model: keras.Model) -> list[str]:
 
 
 def note(**record: Any) -> None:
-    """Prints a line of JSON."""
+    """Print a line of JSON."""
     print(json.dumps(record), flush=True)
 
 
 class Notes(keras.callbacks.Callback):
-    """Says how far the training is, and how long its steps take."""
+    """A callback that reports the progress of the training, and the time of its steps."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seconds: list[float] = []
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Keras calls it before each step."""
+        """Note the start of a step."""
         self._start = time.perf_counter()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Keras calls it after each step."""
+        """Note the time of a step."""
         self.seconds.append(time.perf_counter() - self._start)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Keras calls it after each epoch."""
+        """Report an epoch."""
         note(epoch=logs)
 
 

@@ -1,4 +1,4 @@
-"""``tfscale doctor``: what training needs here, what is missing, and what to do about it."""
+"""``tfscale doctor``: checks what training needs here, and says what to do about problems."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECONDS = 120.0
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command line; returns 1 if training would fail."""
+    """Run the command; return 1 if training would fail."""
     arguments = _parser().parse_args(argv)
     checks = Checks(Wanted(arguments.quick, arguments.hosts, arguments.ssh, arguments.time_limit))
     console = show.make_console()
@@ -55,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
         "--ssh",
         default="ssh",
         metavar="COMMAND",
-        help="with which --hosts are reached, as `tfscale launch --ssh` takes it",
+        help="command that reaches --hosts, as `tfscale launch --ssh` takes it",
     )
     parser.add_argument(
         "--time-limit",

@@ -1,4 +1,4 @@
-"""A real all-reduce between processes: of this host, or of several."""
+"""A real all-reduce between processes of this host, or of several hosts."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ MODULE = "tfscale.doctor.worker"
 PROCESSES = 2
 
 _END_SECONDS = 20  # seconds that a launcher gets to end its workers
-_LINES = 12  # of a failed worker's output
+_LINES = 12  # lines of a failed worker's output
 
 Found = dict[str, Any]
 
 
 class Failed(RuntimeError):
-    """There was no all-reduce; the message says why."""
+    """Raised if there was no all-reduce; the message says why."""
 
 
 def on_this_host(seconds: float) -> Found:
-    """What two processes find."""
+    """Run an all-reduce between two processes of this host; return what they found."""
     try:
         with LocalWorkers([sys.executable, "-m", MODULE], PROCESSES) as workers:
             outputs = workers.wait(seconds)
@@ -36,9 +36,9 @@ def on_this_host(seconds: float) -> Found:
 
 
 def between(hosts: str, ssh: str, seconds: float) -> Found:
-    """What a process on each host finds."""
+    """Run an all-reduce between a process on each host; return what they found."""
     command = [sys.executable, "-m", "tfscale", "launch", "--no-prefix"]
-    # No pipe: whoever outlives the launcher would hold its end open.
+    # Use a file instead of a pipe: a process that outlives the launcher would hold the pipe open.
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         words = ["--hosts", hosts, "--ssh", ssh, "-m", MODULE]
         launcher = subprocess.Popen([*command, *words], stdout=output, stderr=output)
@@ -56,7 +56,7 @@ def between(hosts: str, ssh: str, seconds: float) -> Found:
 
 
 def _end(launcher: subprocess.Popen[bytes]) -> None:
-    """Lets it end its workers first."""
+    """Terminate a launcher, which ends its workers first; kill it if it takes too long."""
     launcher.terminate()
     try:
         launcher.wait(_END_SECONDS)
@@ -74,13 +74,13 @@ def _read(output: str) -> Found:
 
 
 def _shortened(message: str) -> str:
-    """The sentence, and the last lines of the output below it."""
+    """Return the first line of a message, and the last lines of the output below it."""
     first, *output = [line.rstrip() for line in message.splitlines() if line.strip()]
     return "\n  ".join([first, *output[-_LINES:]])
 
 
 def check(found: Found) -> Check:
-    """What people read of it."""
+    """Return the check that reports an all-reduce."""
     auto = "; ".join(_choice(choice) for choice in found["auto"])
     rate = found["bytes_per_second"]
     speed = f"{rate / 1e9:.2f} GB/s" if rate else "more bytes per second than can be measured"
@@ -108,7 +108,7 @@ def _time(seconds: float) -> str:
 
 
 def failed(error: Failed, where: str) -> Check:
-    """The check of an all-reduce that failed."""
+    """Return the check of an all-reduce that failed."""
     return problem(
         "all-reduce",
         f"failed {where}: {error}",

@@ -1,4 +1,4 @@
-"""What a check finds, and what to do about it."""
+"""The result of a check, with advice."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ PROBLEM = "problem"  # training would fail
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """One line of the report.
+    """One entry of the report.
 
     Args:
-        name: of the thing.
+        name: name of the checked thing.
         state: ``OK``, ``WARNING`` or ``PROBLEM``.
-        found: what there is.
-        advice: what to do; empty where nothing is wrong.
+        found: what the check found.
+        advice: what to do; empty if nothing is wrong.
     """
 
     name: str
@@ -27,23 +27,25 @@ class Check:
 
 
 def ok(name: str, found: str) -> Check:
-    """A check that found nothing wrong."""
+    """Return a check that found nothing wrong."""
     return Check(name, OK, found)
 
 
 def warning(name: str, found: str, advice: str) -> Check:
-    """A check that found something that may go wrong, and what to do about it."""
+    """Return a check that found a risk, with advice."""
     return Check(name, WARNING, found, advice)
 
 
 def problem(name: str, found: str, advice: str) -> Check:
-    """A check that found something that does not work, and what to do about it."""
+    """Return a check that found something that does not work, with advice."""
     return Check(name, PROBLEM, found, advice)
 
 
 def of_error(name: str, error: Exception) -> Check:
-    """Of an error whose first line says what is wrong, lines set in which details, others what
-    to do, as those of the build are.
+    """Return a check from an error of several lines.
+
+    The first line says what is wrong, indented lines give details, and the other lines are advice,
+    as in errors of the build.
     """
     first, *rest = str(error).splitlines()
     details = 0

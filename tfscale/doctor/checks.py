@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-    """What the command line says.
+    """The options of the command line.
 
     Args:
-        quick: without an all-reduce, and without building what it needs.
-        hosts: between which hosts; empty for two processes of this one.
-        ssh: with which they are reached.
-        seconds: how long the all-reduce may take.
+        quick: whether to skip the all-reduce, and the build that it needs.
+        hosts: hosts of the all-reduce; empty for two processes of this host.
+        ssh: the command that reaches them.
+        seconds: time limit of the all-reduce.
     """
 
     quick: bool
@@ -34,7 +34,7 @@ class Wanted:
 
 
 class Checks:
-    """Runs all checks.
+    """An iterable that runs all checks.
 
     Attributes:
         all_reduce: what the all-reduce found; None if there was none.
@@ -46,14 +46,14 @@ class Checks:
 
     def __iter__(self) -> Iterator[Check]:
         possible = True
-        for check in self._of_this_machine():
+        for check in self._machine_checks():
             possible = possible and check.state != PROBLEM
             yield check
-        yield from self._of_cluster()
+        yield from self._cluster_checks()
         if possible and not self.wanted.quick:
-            yield self._of_all_reduce()
+            yield self._all_reduce_check()
 
-    def _of_this_machine(self) -> Iterator[Check]:
+    def _machine_checks(self) -> Iterator[Check]:
         yield versions.of_tfscale()
         yield versions.of_python()
         seen = probe.look()
@@ -61,7 +61,7 @@ class Checks:
         yield versions.of_keras(seen)
         yield versions.of_numpy(seen)
         if seen.tensorflow is not None:
-            yield from self._of_library(seen.tensorflow)
+            yield from self._library_checks(seen.tensorflow)
             yield machine.devices(seen)
         yield machine.cores()
         yield machine.memory()
@@ -69,14 +69,14 @@ class Checks:
         yield network.ways(os.environ)
         yield network.host_name()
 
-    def _of_library(self, tensorflow: TensorFlow) -> Iterator[Check]:
+    def _library_checks(self, tensorflow: TensorFlow) -> Iterator[Check]:
         needed = not library.is_there(tensorflow)
         before = [library.compiler(needed), library.cache(needed)]
         yield from before
         can = all(check.state != PROBLEM for check in before)
         yield library.library(tensorflow, may_build=can and not self.wanted.quick)
 
-    def _of_cluster(self) -> Iterator[Check]:
+    def _cluster_checks(self) -> Iterator[Check]:
         yield cluster.order(os.environ)
         source, check = cluster.find(os.environ)
         yield check
@@ -86,11 +86,11 @@ class Checks:
         try:
             streams = transport.attributes("auto", "", os.environ)["streams"]
         except ValueError:
-            return  # said above
+            return  # reported by an earlier check
         yield network.interface(os.environ, addresses, source.index if source else 0)
         yield machine.descriptors(source.count - 1 if source else 0, streams)
 
-    def _of_all_reduce(self) -> Check:
+    def _all_reduce_check(self) -> Check:
         wanted = self.wanted
         where = f"between {wanted.hosts}" if wanted.hosts else "between two processes of this host"
         logging.getLogger("tfscale").info("an all-reduce %s ...", where)

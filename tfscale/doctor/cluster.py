@@ -1,4 +1,4 @@
-"""The cluster that a training would find here, and whether its workers can be reached."""
+"""Checks of the cluster that a training would find here, and of its workers' addresses."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from tfscale.launch.sources import Source
 
 _SECONDS, _AT_ONCE = 5.0, 32
-_SHOWN = 4  # addresses
+_SHOWN = 4  # largest number of shown addresses
 
 
 def find(environ: Mapping[str, str]) -> tuple[Source | None, Check]:
-    """What starts the workers here, as a training would find it."""
+    """Return the source that defines the cluster, as a training would find it, and a check."""
     from tfscale.launch import sources
 
     try:
@@ -37,12 +37,12 @@ def find(environ: Mapping[str, str]) -> tuple[Source | None, Check]:
 
 
 def order(environ: Mapping[str, str]) -> Check:
-    """Where a training looks for its cluster, and what counts."""
+    """Return a check that lists the sources of the cluster, in order of precedence."""
     from tfscale.launch import sources
 
     if environ.get(sources.ONLY_TF_CONFIG):
         return ok("sources", f"TF_CONFIG alone, as {sources.ONLY_TF_CONFIG} is set")
-    return ok("sources", f"the first that is there of {', '.join(sources.ORDER)}")
+    return ok("sources", f"the first source that is set, of {', '.join(sources.ORDER)}")
 
 
 def _listed(source: Source) -> str:
@@ -54,7 +54,7 @@ def _listed(source: Source) -> str:
 
 
 def workers(source: Source) -> list[Check]:
-    """A check for each worker that cannot be reached, and one for all others."""
+    """Return a check for each worker that cannot be reached, and one for all others."""
     if source.addresses is None:
         return [_meeting_place(source)]
     places = source.addresses
@@ -75,11 +75,11 @@ def _meeting_place(source: Source) -> Check:
 
 
 def _worker(places: list[str], index: int, own: int) -> Check | None:
-    """What is wrong with a worker; None if nothing is."""
+    """Return a check of what is wrong with a worker; None if nothing is."""
     name, address = f"worker {index}", places[index]
     if wrong := _unknown(name, address):
         return wrong
-    if _hides_in_loopback(places, address, index == own):
+    if _is_unreachable_loopback(places, address, index == own):
         return problem(
             name,
             f"{address} is this machine's own loopback, and other workers are on other hosts",
@@ -99,8 +99,11 @@ def _unknown(name: str, address: str) -> Check | None:
     )
 
 
-def _hides_in_loopback(places: list[str], address: str, own: bool) -> bool:
-    """A worker may know its own name by the loopback, as Debian does; others do not."""
+def _is_unreachable_loopback(places: list[str], address: str, own: bool) -> bool:
+    """Return whether a worker's address is a loopback that other hosts cannot reach.
+
+    A worker's own name may resolve to the loopback, as on Debian; other hosts resolve it otherwise.
+    """
     host = addresses.split(address)[0]
     if not transport.is_loopback(host) or (own and not addresses.is_number(host)):
         return False
@@ -118,7 +121,7 @@ def _answers(name: str, address: str) -> Check | None:
     except OSError as error:
         found = f"{address}: {addresses.words(error)}"
     else:
-        return None  # it waits already
+        return None  # the worker waits already
     return problem(
         name,
         found,

@@ -1,4 +1,4 @@
-"""The compiler, the cache and the native library."""
+"""Checks of the compiler, the cache and the native library."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tfscale.ops.toolchain import LIBRARY, BuildError, TensorFlow
 
 
 def is_there(tf: TensorFlow) -> bool:
-    """Whether no compiler is needed."""
-    with contextlib.suppress(BuildError, OSError):  # which ``library`` will tell
+    """Return whether the library exists, so that no compiler is needed."""
+    with contextlib.suppress(BuildError, OSError):  # ``library`` reports these errors
         return build.ready_made() is not None or build.cached_library(tf) is not None
     return False
 
 
 def compiler(needed: bool) -> Check:
-    """Whether there is a C++ compiler, which is needed only for building."""
+    """Check for a C++ compiler, which only a build needs."""
     try:
         return ok("compiler", str(toolchain.find_compiler()))
     except BuildError as error:
@@ -31,7 +31,7 @@ def compiler(needed: bool) -> Check:
 
 
 def cache(needed: bool) -> Check:
-    """``needed``: the library has to be built there."""
+    """Check the cache folder; ``needed`` says that the library must be built there."""
     folder = build.cache_folder()
     wrong = _wrong_with(folder)
     if not wrong:
@@ -53,7 +53,8 @@ def cache(needed: bool) -> Check:
 def _wrong_with(folder: Path) -> str:
     existing = next(path for path in (folder, *folder.parents) if os.path.exists(path))
     try:
-        # Permissions say little: root has them all, and a file system may be read-only.
+        # Try to write, since permissions say little: root has them all, and a file system may be
+        # read-only.
         with tempfile.TemporaryDirectory(dir=existing):
             pass
     except OSError as error:
@@ -63,7 +64,7 @@ def _wrong_with(folder: Path) -> str:
 
 
 def library(tf: TensorFlow, *, may_build: bool) -> Check:
-    """Builds it first if it is not there, where that is wanted."""
+    """Check the library, and build it first if it is missing and ``may_build`` allows it."""
     try:
         if may_build and not is_there(tf):
             build.find_or_build(tf=tf)
@@ -74,7 +75,7 @@ def library(tf: TensorFlow, *, may_build: bool) -> Check:
             return ok("library", f"{_described(cached)}, fits")
     except BuildError as error:
         return of_error("library", error)
-    except OSError as error:  # folders of somebody else
+    except OSError as error:  # folders of another user
         return problem("library", str(error), "See what to do about the cache.")
     return ok("library", f"not built yet{_stale()}; the first use or `tfscale build` builds it")
 

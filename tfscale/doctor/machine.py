@@ -1,4 +1,4 @@
-"""What this machine, or the container, gives a training: devices, cores, memory, descriptors."""
+"""Checks of this machine, or the container: devices, cores, memory, descriptors."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from tfscale.doctor.probe import Seen
 GB = 1e9
 ENOUGH_DESCRIPTORS = 1024
 LITTLE_MEMORY = 2 * GB  # TensorFlow itself takes a quarter of it, a compiler up to 1.5 GB
-LITTLE_SHM = 1 * GB  # what NVIDIA recommends for containers
+LITTLE_SHM = 1 * GB  # NVIDIA's recommendation for containers
 
-_UNLIMITED = 1 << 60  # cgroups say "none" by a number like this
+_UNLIMITED = 1 << 60  # cgroups use a number above this for "no limit"
 
 
 # --------------------------------------------------------------------------- devices
 
 
 def devices(seen: Seen) -> Check:
-    """The GPUs that TensorFlow sees."""
+    """Check the GPUs that TensorFlow sees."""
     if seen.gpus is None:
         return problem(
             "devices",
@@ -53,7 +53,7 @@ def _has_nvidia() -> bool:
 
 
 def cores() -> Check:
-    """How many cores this process may use."""
+    """Check how many cores this process may use."""
     here = len(os.sched_getaffinity(0))
     of = f" of the machine's {os.cpu_count()}" if here != os.cpu_count() else ""
     found = f"{here}{of} ({platform.machine()}{_vectors()})"
@@ -77,7 +77,7 @@ def _vectors() -> str:
 
 
 def _cpu_quota() -> float | None:
-    """Of the tightest group that this process is in, in cores; None if there is no limit."""
+    """Return the smallest quota of this process's groups, in cores; None if unlimited."""
     quotas = []
     for folder in cgroups("cpu"):
         quota, _, period = (_text(folder / "cpu.max") or "").partition(" ")  # version 2
@@ -92,8 +92,8 @@ def _cpu_quota() -> float | None:
 
 
 def memory() -> Check:
-    """How much memory is free, within the container's limits."""
-    total, free = _of_meminfo("MemTotal"), _of_meminfo("MemAvailable")
+    """Check how much memory is free, within the container's limits."""
+    total, free = _meminfo_bytes("MemTotal"), _meminfo_bytes("MemAvailable")
     found = f"{free / GB:.1f} of {total / GB:.1f} GB free"
     for limit, used in _memory_limits():
         if limit - used < free:
@@ -105,29 +105,29 @@ def memory() -> Check:
         "memory",
         found,
         "A process with TensorFlow takes 0.5 GB before it has a model, and the system kills it "
-        "where memory ends. Free some, or raise the limit (docker run --memory).",
+        "when memory runs out. Free some, or raise the limit (docker run --memory).",
     )
 
 
 def _memory_limits() -> list[tuple[int, int]]:
-    """Limit and use of each group that this process is in and that has a limit."""
+    """Return limit and use of each group of this process that has a limit."""
     found = []
     for folder in cgroups("memory"):
         limit = _text(folder / "memory.max") or _text(folder / "memory.limit_in_bytes") or ""
         used = _text(folder / "memory.current") or _text(folder / "memory.usage_in_bytes") or ""
         if limit.isdecimal() and used.isdecimal() and int(limit) < _UNLIMITED:
-            # Files that are only cached give way.
-            cached = _of_stat(folder / "memory.stat")
+            # The kernel drops cached files when memory is short.
+            cached = _cached_bytes(folder / "memory.stat")
             found.append((int(limit), max(0, int(used) - cached)))
     return found
 
 
-def _of_stat(file: Path) -> int:
+def _cached_bytes(file: Path) -> int:
     fields = dict(line.split(maxsplit=1) for line in (_text(file) or "").splitlines())
     return int(fields.get("total_inactive_file", fields.get("inactive_file", "0")))
 
 
-def _of_meminfo(name: str) -> int:
+def _meminfo_bytes(name: str) -> int:
     for line in (_text(Path("/proc/meminfo")) or "").splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
@@ -138,7 +138,7 @@ def _of_meminfo(name: str) -> int:
 
 
 def descriptors(others: int, streams: int) -> Check:
-    """``others``: workers of the cluster beside this one."""
+    """Check the limit of open files; ``others`` is the number of other workers in the cluster."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = descriptors_needed(others, streams)
     wanted = max(needed, ENOUGH_DESCRIPTORS)
@@ -154,18 +154,21 @@ def descriptors(others: int, streams: int) -> Check:
     return warning("descriptors", f"{found}, and data in many files needs more", advice)
 
 
-_ALONE = 32  # files of a process that trains alone: 14 were seen, and data needs some
+_ALONE = 32  # files of a process that trains alone: 14 were measured, and data needs some
 _BY_TENSORFLOW = 2  # connections to each other worker
-_GROUPS = 2  # of a strategy, each with connections of its own
+_GROUPS = 2  # groups of a strategy, each with its own connections
 
 
 def descriptors_needed(others: int, streams: int) -> int:
-    """Of one worker, as counted in trainings of two and three, with one stream and with eight."""
+    """Return the number of files that a worker needs.
+
+    The formula was measured in trainings of two and three workers, with one stream and with eight.
+    """
     return _ALONE + others * (_BY_TENSORFLOW + _GROUPS * streams)
 
 
 def shm(gpus: int) -> Check:
-    """tfscale's shared memory is no file there; see docs/transports.md."""
+    """Check /dev/shm for NCCL; tfscale's shared memory does not use it, see docs/transports.md."""
     size = shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0
     found = f"{size / GB:.2f} GB; tfscale's shared memory is elsewhere"
     if gpus < 2 or size >= LITTLE_SHM:
@@ -182,7 +185,7 @@ def shm(gpus: int) -> Check:
 
 
 def cgroups(controller: str) -> list[Path]:
-    """The folders of the groups that limit this process, from the innermost to the root."""
+    """Return the folders of the groups that limit this process, from the innermost to the root."""
     found = []
     for line in (_text(Path("/proc/self/cgroup")) or "").splitlines():
         _, controllers, own = line.split(":", 2)
@@ -190,7 +193,7 @@ def cgroups(controller: str) -> list[Path]:
             continue
         root = Path("/sys/fs/cgroup", controller if controllers else "")
         place = root / own.lstrip("/")
-        # In a container, the path may be that of the host, and only the root is there.
+        # In a container, the path may be that of the host, and only the root exists.
         found += [each for each in (place, *place.parents) if each.is_relative_to(root)]
     return found
 

@@ -1,4 +1,4 @@
-"""What messages would travel over, and from which address."""
+"""Checks of the transport, and of this worker's address."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tfscale.ops import transport
 from tfscale.ops.transport import INTERFACE, PORTS
 
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR
-_OF_LINK = "20"
+_LINK_SCOPE = "20"
 _FALLS_BACK = "gradients would go over TensorFlow's gRPC, which is slower"
 
 
 def ways(environ: Mapping[str, str]) -> Check:
-    """What the environment's variables say; the others are as they are without."""
+    """Check the transport that the environment's variables choose."""
     try:
         told = transport.attributes("auto", "", environ)
     except ValueError as error:
@@ -40,7 +40,7 @@ def ways(environ: Mapping[str, str]) -> Check:
 
 
 def interface(environ: Mapping[str, str], cluster: Sequence[str], index: int) -> Check:
-    """Where this worker would listen; ``cluster`` has all workers' addresses."""
+    """Check where this worker would listen; ``cluster`` has the addresses of all workers."""
     hosts = [addresses.split(address)[0] for address in cluster]
     there = interfaces()
     if asked := environ.get(INTERFACE):
@@ -95,12 +95,12 @@ def _cannot_listen(environ: Mapping[str, str], found: str) -> Check:
 
 
 def is_far(host: str) -> bool:
-    """Whether a host is known, and by more than the loopback."""
+    """Return whether a host resolves to an address other than the loopback."""
     return resolves(host) and not transport.is_loopback(host)
 
 
 def resolves(host: str) -> bool:
-    """Whether this machine's own name leads to an address."""
+    """Return whether this machine can resolve a host name."""
     try:
         return bool(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
     except OSError:
@@ -108,33 +108,33 @@ def resolves(host: str) -> bool:
 
 
 def interfaces() -> dict[str, str]:
-    """The address of each network interface; of version 4, if it has one."""
-    found = _of_version_6()
+    """Return the address of each network interface: of version 4, if it has one."""
+    found = _interfaces_of_version_6()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode())
-            with contextlib.suppress(OSError):  # it has none
+            with contextlib.suppress(OSError):  # the interface has no address of version 4
                 answer = fcntl.ioctl(any_socket, _GET_ADDRESS, request)
                 found[name] = socket.inet_ntoa(answer[20:24])
     return found
 
 
-def _of_version_6() -> dict[str, str]:
+def _interfaces_of_version_6() -> dict[str, str]:
     try:
         lines = Path("/proc/net/if_inet6").read_text().splitlines()
     except OSError:
         return {}
     each = [line.split() for line in lines]
-    # Without those that mean something else on every link.
+    # Leave out addresses that are valid on one link only.
     return {
         name: socket.inet_ntop(socket.AF_INET6, bytes.fromhex(number))
         for number, _, _, scope, _, name in each
-        if scope != _OF_LINK
+        if scope != _LINK_SCOPE
     }
 
 
 def host_name() -> Check:
-    """Whether a machine knows itself by an address that others can use, too."""
+    """Check that this machine's name resolves to an address that others can use, too."""
     name = socket.gethostname()
     try:
         known_as = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0]
@@ -149,6 +149,6 @@ def host_name() -> Check:
         return ok("host name", f"{name} is {known_as}")
     return ok(
         "host name",
-        f"{name} is {known_as}, the loopback, as Debian has it. A worker of that name listens at "
+        f"{name} is {known_as}, the loopback, as on Debian. A worker of that name listens at "
         f"the address from which it reaches the others; if that is the wrong one, set {INTERFACE}",
     )

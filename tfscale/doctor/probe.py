@@ -1,7 +1,7 @@
-"""What TensorFlow and Keras say of themselves, asked in a process of its own.
+"""The versions and devices of TensorFlow and Keras, found in a separate process.
 
-They take seconds to load, and a broken CUDA can end the process that loads them. The process
-prints a line as soon as it knows something, so what it knew before it ended is not lost.
+They take seconds to load, and a broken CUDA can end the process that loads them. The process prints
+a line as soon as it knows something, so earlier results survive its end.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from tfscale.ops.toolchain import BuildError, TensorFlow, find_tensorflow
 
 SECONDS = 120
 _MARK = "TFSCALE-DOCTOR "
-_LINES = 3  # of what a process said last
+_LINES = 3  # last lines of a process's output
 
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """What the process knew.
+    """The results of the process.
 
     Args:
-        tensorflow: None if it cannot be loaded.
-        keras: its version; None if it cannot be loaded.
-        backend: what Keras computes with.
-        missing: what tfscale needs and this Keras lacks, and what to do.
-        gpus: their names; None if TensorFlow could not say.
+        tensorflow: TensorFlow's installation; None if it cannot be loaded.
+        keras: Keras's version; None if it cannot be loaded.
+        backend: Keras's backend.
+        missing: features that tfscale needs and this Keras lacks, with advice.
+        gpus: names of the GPUs; None if TensorFlow could not say.
         error: why the process ended before it knew all.
     """
 
@@ -45,7 +45,7 @@ class Seen:
 
 
 def look(seconds: float = SECONDS) -> Seen:
-    """Start the process and read what it prints."""
+    """Run the process and read its results."""
     command = [sys.executable, "-m", "tfscale.doctor.probe"]
     try:
         ran = subprocess.run(command, capture_output=True, timeout=seconds)
@@ -80,7 +80,7 @@ def _seen(told: dict[str, Any]) -> Seen:
     return Seen(**told)
 
 
-# ------------------------------------------------------------------- in that process
+# # ------------------------------------------------------------------- within the process
 
 
 def _tell(**known: Any) -> None:
@@ -88,7 +88,7 @@ def _tell(**known: Any) -> None:
 
 
 def _tell_all() -> None:
-    # With another backend that is not installed, nothing else could be said.
+    # With a backend that is not installed, importing Keras would fail.
     asked = asked_backend(os.environ)
     os.environ["KERAS_BACKEND"] = "tensorflow"
     try:
@@ -101,7 +101,7 @@ def _tell_all() -> None:
 
 
 def asked_backend(environ: Mapping[str, str]) -> str:
-    """What Keras 3 would compute with, as it finds that out."""
+    """Return the backend that Keras 3 would use, by Keras's own rules."""
     if asked := environ.get("KERAS_BACKEND"):
         return asked
     home = Path(environ.get("KERAS_HOME") or Path("~/.keras").expanduser())

@@ -1,4 +1,4 @@
-"""The report, for people."""
+"""The report as text."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ if TYPE_CHECKING:
 
 _MARKS = {OK: ("ok", "green"), WARNING: ("warning", "yellow"), PROBLEM: ("PROBLEM", "bold red")}
 _MARK, _NAME = 9, 13  # columns
-_WIDTH = 80  # of a file; programs read --json
+_WIDTH = 80  # width of a file; programs read --json
 
 
 def make_console() -> Console:
-    """Make the console, which leaves lines as ``line`` has cut them."""
+    """Make the console, which leaves lines as ``line`` has wrapped them."""
     from rich.console import Console
 
     return Console(highlight=False, markup=False, soft_wrap=True)
 
 
 def line(console: Console, check: Check) -> None:
-    """Print one check; what to do is set in below it."""
+    """Print one check, with its advice indented below it."""
     from rich.text import Text
 
     mark, style = _MARKS[check.state]
     width = console.width if console.is_terminal else _WIDTH
     text = Text().append(f"{mark:{_MARK}}", style).append(f"{check.name:{_NAME}}", "bold")
-    text.append(_set_in(check.found, _MARK + _NAME, width)[_MARK + _NAME :])
+    text.append(_indented(check.found, _MARK + _NAME, width)[_MARK + _NAME :])
     console.print(text)
     if check.advice:
-        console.print(Text(_set_in(check.advice, _MARK + _NAME, width), style="italic"))
+        console.print(Text(_indented(check.advice, _MARK + _NAME, width), style="italic"))
 
 
-def _set_in(text: str, columns: int, width: int) -> str:
+def _indented(text: str, columns: int, width: int) -> str:
     margin = " " * columns
     lines = text.splitlines()
     if width <= 2 * columns:

@@ -1,4 +1,4 @@
-"""Which versions there are, and whether they fit each other."""
+"""Checks of the installed versions, and of their compatibility."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tfscale.doctor.probe import Seen
 from tfscale.ops.toolchain import PACKAGE
 from tfscale.version import __version__
 
-# What tests run with; other versions may work.
+# Versions that tests run with; other versions may work.
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 KERAS_OF = {"2.15": "2.15", "2.20": "3.15", "2.21": "3.15"}  # by TensorFlow's version
 
@@ -20,12 +20,12 @@ _PACKAGES = ("tensorflow", "tensorflow-cpu", "tf-nightly", "tf-nightly-cpu")
 
 
 def of_tfscale() -> Check:
-    """Which tfscale this is, and where it lies."""
+    """Return a check with the version and the place of tfscale."""
     return ok("tfscale", f"{__version__} in {PACKAGE}")
 
 
 def of_python() -> Check:
-    """Whether this Python is one that tfscale is tested with."""
+    """Check whether tfscale is tested with this Python."""
     found = f"{platform.python_version()} ({sys.executable})"
     if _minor(platform.python_version()) in PYTHONS:
         return ok("Python", found)
@@ -37,7 +37,7 @@ def of_python() -> Check:
 
 
 def of_tensorflow(seen: Seen) -> Check:
-    """Which TensorFlow is installed, whether it can be imported, and whether it is alone."""
+    """Check TensorFlow: its version, whether it can be imported, and whether it is the only one."""
     if seen.tensorflow is None:
         check = of_error("TensorFlow", RuntimeError(seen.error))
         return check if check.advice else problem("TensorFlow", check.found, _INSTALL_AGAIN)
@@ -53,7 +53,7 @@ def of_tensorflow(seen: Seen) -> Check:
         return warning(
             "TensorFlow",
             f"{found}; tfscale is tested with {', '.join(KERAS_OF)}",
-            "If the native library cannot be built, or tests of yours fail, install one of these.",
+            "If the native library cannot be built, or your tests fail, install one of these.",
         )
     return ok("TensorFlow", found)
 
@@ -65,7 +65,7 @@ _INSTALL_AGAIN = (
 
 
 def of_keras(seen: Seen) -> Check:
-    """Which Keras TensorFlow uses, and whether it has what tfscale needs of it."""
+    """Check Keras: its version, and whether it has what tfscale needs."""
     if seen.missing:
         first, _, advice = seen.missing.partition("\n")
         found = f"{seen.keras}: {first}" if seen.keras else first
@@ -92,7 +92,7 @@ def of_keras(seen: Seen) -> Check:
 
 
 def of_numpy(seen: Seen) -> Check:
-    """Which NumPy is installed, and whether this TensorFlow can use it."""
+    """Check NumPy: its version, and whether this TensorFlow can use it."""
     version = _version_of("numpy")
     if version is None:
         return problem("NumPy", "not installed", "pip install numpy")
@@ -111,6 +111,6 @@ def _version_of(package: str) -> str | None:
 
 
 def _minor(version: str) -> str:
-    """``"2.21"`` of ``"2.21.0-rc1"``."""
+    """Return major and minor version: ``"2.21"`` for ``"2.21.0-rc1"``."""
     found = re.match(r"\d+\.\d+", version)
     return found[0] if found else version

@@ -1,7 +1,6 @@
 """One process of doctor's all-reduce: ``python -m tfscale.doctor.worker``.
 
-Its place among the others is in ``TF_CONFIG``, whoever started it. Worker 0 prints what was found
-in one line of JSON.
+``TF_CONFIG`` holds its place among the others. Worker 0 prints the results in one line of JSON.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ if TYPE_CHECKING:
     from tfscale.ops import Group
 
 MARK = "DOCTOR "
-SIZES = (1_000, 1_000_000, 25_000_000)  # float32 numbers, for which auto is asked
+SIZES = (1_000, 1_000_000, 25_000_000)  # numbers of float32 values in the reported choices of auto
 
-_ADDED = 1_000_000  # numbers whose sum is checked
+_ADDED = 1_000_000  # number of values whose sum is checked
 _JOIN_SECONDS, _DEADLINE = 90, 30
 _LAST = 1.0  # seconds by which worker 0 outlives the others
 
 
 def main() -> NoReturn:
-    """Does the all-reduces of one of doctor's two workers."""
-    # It is the links that are measured, and several processes cannot share a GPU.
+    """Run the all-reduces of one of doctor's workers."""
+    # Use CPUs: only the links are measured, and several processes cannot share a GPU.
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -39,17 +38,17 @@ def main() -> NoReturn:
         time.sleep(_LAST)  # TensorFlow ends all workers when its coordinator, this one, is gone
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # TensorFlow's threads may abort a process that ends as usual
+    os._exit(0)  # TensorFlow's threads may abort a process that ends normally
 
 
 def check_sum(group: Group) -> None:
-    """Ends this process unless all numbers of a sum are right."""
+    """End this process unless all numbers of a sum are right."""
     import numpy as np
     import tensorflow as tf
 
     from tfscale.ops import all_reduce
 
-    numbers = np.arange(_ADDED, dtype=np.float32) % 100  # small: all sums of them are exact
+    numbers = np.arange(_ADDED, dtype=np.float32) % 100  # small numbers, whose sums are exact
     rank, ranks = group.communicators[0].rank, group.ranks
     (total,) = group.function(lambda c, x: all_reduce(x, c))([tf.constant(numbers * (rank + 1))])
     wrong = np.count_nonzero(total.numpy() != numbers * (ranks * (ranks + 1) // 2))
@@ -58,7 +57,7 @@ def check_sum(group: Group) -> None:
 
 
 def measured(group: Group) -> dict[str, Any]:
-    """What the links give, and what ``auto`` makes of it; the same on all workers."""
+    """Measure the links, and return them with the choices of ``auto``; equal on all workers."""
     from tfscale import wires
     from tfscale.collectives import Link
     from tfscale.collectives.choose import Chooser
@@ -74,7 +73,7 @@ def measured(group: Group) -> dict[str, Any]:
         "ways": Exchange(group, chooser).ways(),
         "why_not_sockets": group.communicators[0].why_not_sockets(),
         "latency_seconds": link.machine.alpha,
-        # Where it is 0, sending took no time that the clock could tell from the rest.
+        # If beta is 0, the clock could not measure the time of sending.
         "bytes_per_second": 1 / link.machine.beta if link.machine.beta else None,
         "auto": [
             {"numbers": size, "algorithm": choice.algorithm, "seconds": choice.seconds}

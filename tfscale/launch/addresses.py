@@ -14,7 +14,7 @@ from typing import Any
 from tfscale.launch.greeting import LONGEST
 
 NOTHING_LISTENS = "nothing listens there"
-_TAKEN = 1.0  # seconds to find out whether somebody listens at a port of this machine
+_TAKEN = 1.0  # seconds to find out whether a program listens at a port of this machine
 
 
 async def listen(
@@ -24,9 +24,10 @@ async def listen(
     share_port: bool,
     longest: int = LONGEST,
 ) -> asyncio.AbstractServer:
-    """At this address, or everywhere, as TensorFlow's own server.
+    """Listen at this address, or at all addresses, as TensorFlow's own server does.
 
-    Everywhere, too, for a name: a machine may know its own name by another address than others do.
+    For a name the server listens at all addresses, too: a machine may resolve its own name to
+    another address than others do.
 
     Args:
         called: a coroutine function of each connection's reader and writer; the connection is
@@ -35,8 +36,8 @@ async def listen(
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            # The loop's end cancels this task. Before 3.12, Python prints a traceback then if the
-            # task counts as cancelled.
+            # The end of the event loop cancels this task. Before 3.12, Python prints a traceback if
+            # the task then counts as cancelled.
             with contextlib.suppress(asyncio.CancelledError):
                 await called(reader, writer)
         finally:
@@ -55,7 +56,7 @@ async def listen(
 
 
 def is_number(host: str) -> bool:
-    """Whether it is an IP address, and not a host name."""
+    """Return whether the host is an IP address (or localhost), not a host name."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -64,12 +65,12 @@ def is_number(host: str) -> bool:
 
 
 def listens_everywhere(server: Any) -> bool:
-    """Whether a server listens at all of this machine's addresses."""
+    """Return whether a server listens at all of this machine's addresses."""
     return "0.0.0.0" in {each.getsockname()[0] for each in server.sockets}
 
 
 async def refuse_listener(host: str, port: int) -> None:
-    """A port that may be shared can still be taken."""
+    """Raise if a program listens at a port: a port that may be shared can still be taken."""
     try:
         _, writer = await within(_TAKEN, asyncio.open_connection(host, port))
     except (OSError, asyncio.TimeoutError):
@@ -79,7 +80,11 @@ async def refuse_listener(host: str, port: int) -> None:
 
 
 async def within(seconds: float, doing: Any) -> Any:
-    """Python's own ``wait_for`` forgets to be cancelled where both happen at once, before 3.12."""
+    """Wait with a time limit.
+
+    Before 3.12, Python's ``wait_for`` loses a cancellation that comes at the same moment as the
+    result.
+    """
     task = asyncio.ensure_future(doing)
     try:
         done, _ = await asyncio.wait({task}, timeout=seconds)
@@ -91,27 +96,28 @@ async def within(seconds: float, doing: Any) -> Any:
 
 
 async def closed(writer: asyncio.StreamWriter) -> None:
-    """Waits until a connection is closed, even if it was broken before."""
+    """Wait until a connection is closed, even if it was broken before."""
     with contextlib.suppress(OSError):
         await writer.wait_closed()
 
 
 def split(address: str) -> tuple[str, int]:
-    """The host and the port of an address such as ``host:port`` or ``[::1]:port``."""
+    """Return the host and the port of an address such as ``host:port`` or ``[::1]:port``."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
 
 def joined(host: str, port: int) -> str:
-    """The inverse of ``split``."""
+    """Join a host and a port: the inverse of ``split``."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def words(error: OSError) -> str:
-    """What a network's error means, in words."""
+    """Describe a network error."""
     if isinstance(error, socket.gaierror):
         return "its host name is not known here"
-    if error.errno == errno.ECONNREFUSED or "refused" in str(error):  # of several, one text
+    # with several errors, the text is the only sign
+    if error.errno == errno.ECONNREFUSED or "refused" in str(error):
         return NOTHING_LISTENS
     if error.errno == errno.EADDRINUSE:
         return "another program has it"

@@ -1,4 +1,4 @@
-"""Which process started this one, by its parents or theirs."""
+"""The processes that started this one: parents, and their parents."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def ancestor(name: str) -> str:
-    """The id of the nearest one of this name; empty if there is none."""
+    """Return the id of the nearest ancestor of this name; empty if there is none."""
     process = os.getppid()
     while process > 0:
         try:

@@ -1,4 +1,4 @@
-"""Turns what a launcher says of this process into ``TF_CONFIG``, from which all else is read."""
+"""Conversion of a launcher's variables into ``TF_CONFIG``, which all other code reads."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tfscale.launch.sources import TF_CONFIG, Source, found
 
 _log = logging.getLogger("tfscale")
 
-_rank_of_resolver: int | None = None  # by a cluster resolver that the program has made itself
-_made: dict[str, Source] = {}  # of each TF_CONFIG that this process has set
-_held: list[socket.socket] = []  # for as long as the process lives
+_rank_of_resolver: int | None = None  # from a cluster resolver that the program has made
+_made: dict[str, Source] = {}  # by the TF_CONFIG that this process has set
+_held: list[socket.socket] = []  # open as long as the process lives
 
 
 def configure(
@@ -23,18 +23,18 @@ def configure(
 ) -> Source | None:
     """Set ``TF_CONFIG`` if a launcher has started this process as one of several workers.
 
-    Where the launcher tells no addresses, this waits until all workers have told each other
-    theirs: ``JoinError`` if they do not come. A second call finds that all is done.
+    If the launcher gives no addresses, this waits until all workers have exchanged theirs, and
+    raises ``JoinError`` if they do not come. A second call finds the work done.
 
     Args:
         environ: the variables to read and to set.
-        timeout: how many seconds to wait for the others.
+        timeout: number of seconds to wait for the others.
 
     Returns:
-        What the launcher says; None if there is none, or whoever made ``TF_CONFIG`` says it all.
+        The launcher's data; None if there is no launcher, or if ``TF_CONFIG`` was set from outside.
     """
     if environ.get("TF_CONFIG") == "":
-        del environ["TF_CONFIG"]  # TensorFlow takes it for broken JSON
+        del environ["TF_CONFIG"]  # TensorFlow treats an empty one as broken JSON
     made = _made.get(environ.get("TF_CONFIG", ""))
     if made is not None:
         return made
@@ -58,10 +58,10 @@ def configure(
 def rank() -> int:
     """Return the number of this worker, from 0.
 
-    It counts workers, which are processes, and not replicas: a worker that trains on 4 GPUs is
-    one worker with 4 replicas. The number is 0 where the program runs alone, on one device or on
-    several. It is known from the beginning of the program, before a strategy is made: the
-    launcher says it (``tfscale launch``, ``TF_CONFIG``, Slurm, MPI, torchrun). If you pass
+    The number counts workers, which are processes, and not replicas: a worker that trains on 4 GPUs
+    is one worker with 4 replicas. The number is 0 if the program runs alone, on one device or on
+    several. It is known from the beginning of the program, before a strategy is made, from the
+    launcher (``tfscale launch``, ``TF_CONFIG``, Slurm, MPI, torchrun). If you pass
     ``ScaleStrategy`` a ``cluster_resolver``, ask after you have made the strategy.
 
     Raises:
@@ -80,7 +80,7 @@ def rank() -> int:
 def is_first() -> bool:
     """Return whether this is the first worker, ``rank() == 0``: the one that prints and writes.
 
-    Exactly one worker of a training is the first, and a program that runs alone is.
+    Exactly one worker of a training is the first; a program that runs alone is the first, too.
 
     Example:
         >>> if tfscale.is_first():
@@ -91,7 +91,7 @@ def is_first() -> bool:
 
 
 def note_rank(index: int) -> None:
-    """Remember the number of this worker, which a cluster resolver of the program says."""
+    """Remember the number of this worker, which comes from a cluster resolver of the program."""
     global _rank_of_resolver
     _rank_of_resolver = index
 
@@ -106,7 +106,7 @@ def _collected(source: Source, timeout: float) -> list[str]:
 
 
 def _free_port() -> socket.socket:
-    """Held so that nobody else gets it before TensorFlow's server opens it, on all interfaces."""
+    """Return a socket that holds a port, on all interfaces, until TensorFlow's server opens it."""
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     held.bind(("", 0))

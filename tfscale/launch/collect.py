@@ -1,12 +1,12 @@
-"""Workers whose launcher tells them no addresses tell each other theirs, through worker 0.
+"""Exchange of addresses through worker 0, for workers whose launcher gives them no addresses.
 
-So do launchers that are started by hand, one on each node; each has the ports of several workers.
+Launchers that are started by hand, one on each node, use it, too; each has the ports of several
+workers.
 
-Worker 0 listens at the master's port, or at one of the next where another program has that port,
-as torchrun itself often has. All call there, worker 0 itself, too. Whoever listens speaks first, so
-that a program that has nothing to do with this is never sent a byte. Each worker sends its index
-and its ports; its host is where its call comes from. When all have called, worker 0 sends all the
-list.
+Worker 0 listens at the master's port, or at one of the next ports if another program has that port,
+as torchrun itself often has. All workers call there, including worker 0. The listener speaks first,
+so a program that has nothing to do with this never receives a byte. Each worker sends its index and
+its ports; its host is the source of its call. When all have called, worker 0 sends the list to all.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from tfscale.launch.threads import outcome_of
 
 _log = logging.getLogger("tfscale")
 
-_TRIED = 16  # the master's port, and those after it
-_LONGEST = 64 << 10  # bytes of what a worker says
+_TRIED = 16  # number of ports: the master's, and those after it
+_LONGEST = 64 << 10  # bytes of a worker's message
 _CONNECT, _ANSWER = 5.0, 5.0  # seconds
-_SILENCE = 1.0  # seconds after which whoever has not spoken is not worker 0
+_SILENCE = 1.0  # seconds after which a silent listener is not worker 0
 _PAUSES = (0.2, 2.0)  # seconds between two rounds of calls: the first, and the longest
-_GRACE = 1.0  # seconds in which a worker that was started again may take its own place
-_NEWS = 1.0  # seconds between two words on who is missing
+_GRACE = 1.0  # seconds in which a restarted worker may take its own place
+_NEWS = 1.0  # seconds between two messages about missing workers
 _LAST_WORDS = 5.0
-_NAMED = 8  # workers in a message at most
+_NAMED = 8  # largest number of workers in a message
 
 _CHECK = (
     "Check that all workers were started and still run, that MASTER_ADDR and MASTER_PORT are the "
@@ -46,7 +46,7 @@ _CHECK = (
 
 
 def collect(*arguments: Any, **more: Any) -> list[list[str]]:
-    """``collected``, for programs without an event loop."""
+    """Run ``collected`` for programs without an event loop."""
     return outcome_of(collected(*arguments, **more), "tfscale-collect")
 
 
@@ -61,17 +61,17 @@ async def collected(
     who: str = "worker",
     say: Callable[[str], None] = _log.warning,
 ) -> list[list[str]]:
-    """The addresses, "host:port", of all in their order; ``JoinError`` if some are missing.
+    """Return the addresses "host:port" of all, in order; raise ``JoinError`` if some are missing.
 
     Args:
-        master: the first one's host, and the first port to try there.
-        index: which one this is.
-        count: how many there are.
-        ports: of this worker's server; or of those of a node's workers.
-        identity: a text that those of this job share, and others do not.
-        timeout: how many seconds to wait for all.
+        master: the first worker's host, and the first port to try there.
+        index: index of this worker.
+        count: number of workers.
+        ports: ports of this worker's server, or of a node's workers.
+        identity: a text that is common to this job and unique to it.
+        timeout: number of seconds to wait for all.
         who: "worker", or "node".
-        say: called now and then with a line about who is missing.
+        say: called now and then with a line about missing workers.
     """
     process = f"process {os.getpid()} on {socket.gethostname()}"
     me = _Hello(who, index, count, tuple(ports), process)
@@ -80,11 +80,11 @@ async def collected(
 
 @dataclass(frozen=True)
 class _Hello:
-    """What a worker or a node says of itself."""
+    """The message in which a worker or a node introduces itself."""
 
     who: str
     index: int
-    count: int  # of all workers
+    count: int  # number of all workers
     ports: tuple[int, ...]
     process: str  # for people to read
 
@@ -126,7 +126,7 @@ def _ports(master: tuple[str, int]) -> range:
 
 
 class _Caller:
-    """Calls worker 0, until it sends the list."""
+    """The client that calls worker 0, until it sends the list."""
 
     def __init__(
         self,
@@ -139,8 +139,8 @@ class _Caller:
         self._master = master
         self._identity = identity
         self._end = end
-        self._missing = ""  # as worker 0 says
-        self._troubles: dict[int, str] = {}  # with each port
+        self._missing = ""  # missing workers, as worker 0 reports them
+        self._troubles: dict[int, str] = {}  # by port
 
     async def run(self) -> None:
         pause, longest = _PAUSES
@@ -152,7 +152,7 @@ class _Caller:
             pause = min(2 * pause, longest)
 
     async def _call(self, port: int) -> bool:
-        """Whether worker 0 may be found at the next port."""
+        """Call worker 0 at a port; return whether it may be at the next port."""
         writer = None
         try:
             opening = asyncio.open_connection(self._master[0], port, limit=greeting.LONGEST)
@@ -165,7 +165,7 @@ class _Caller:
             self._troubles = {port: "it was there, but has ended or was cut off"}
             return False
         except asyncio.TimeoutError:
-            if writer is None:  # nor will the other ports of that host answer
+            if writer is None:  # the other ports of that host will not answer, either
                 self._troubles = {port: f"no answer within {_CONNECT:.0f} s"}
                 return False
             self._troubles[port] = "it accepts connections, but sends nothing"
@@ -180,7 +180,7 @@ class _Caller:
         return True
 
     def _check(self, data: bytes) -> None:
-        """Whether worker 0 of this job speaks."""
+        """Raise if the listener is not worker 0 of this job."""
         found = greeting.parsed(data)
         if "tfscale" not in found:
             raise NoWorker(greeting.SILENT)
@@ -231,7 +231,7 @@ class _Caller:
 async def _tell(
     caller: _Caller, host: _Host | None, timeout: float, say: Callable[[str], None]
 ) -> None:
-    """Log now and then who is missing, and fail with that at the end."""
+    """Log now and then which workers are missing, and fail with that at the end."""
     clock = asyncio.get_running_loop().time
     began, at = clock(), meeting.FIRST_WORD
 
@@ -263,7 +263,7 @@ class _Link:
 
 
 class _Host:
-    """Listens, until all have called."""
+    """The server of worker 0, which listens until all workers have called."""
 
     def __init__(
         self,
@@ -278,13 +278,14 @@ class _Host:
         self._introduction = {"tfscale": greeting.PROTOCOL, "collects": identity}
         self._end = end
         self._links: dict[int, list[_Link]] = {index: [] for index in range(me.count)}
-        self._writers: set[asyncio.StreamWriter] = set()  # of whoever has said hello
+        # connections that have introduced themselves
+        self._writers: set[asyncio.StreamWriter] = set()
         self._server: asyncio.AbstractServer | None = None
-        self._wrong = ""  # what worker 0 has found to be wrong
-        self._told = ""  # to all who have called: who is missing
+        self._wrong = ""  # the error that worker 0 has found
+        self._told = ""  # missing workers, as last sent to all
 
     async def listen(self) -> None:
-        """At the first port that is free."""
+        """Listen at the first free port."""
         while True:
             for port in _ports(self._master):
                 try:
@@ -308,7 +309,7 @@ class _Host:
         self._writers.discard(writer)
 
     async def _heed(self, link: _Link, reader: asyncio.StreamReader) -> None:
-        """Until the connection ends."""
+        """Handle a connection until it ends."""
         hello = link.hello
         if hello.count != self._me.count:
             self._fail(
@@ -322,24 +323,26 @@ class _Host:
             raise NoWorker(greeting.SILENT)
         links = self._links[hello.index]
         links.append(link)
-        self._told = ""  # not yet to this one
-        asyncio.get_running_loop().call_later(_GRACE, self._refuse_two_of, hello.index)
+        self._told = ""  # this worker does not know yet
+        asyncio.get_running_loop().call_later(_GRACE, self._refuse_duplicates, hello.index)
         try:
             self._look()
             while await greeting.line(reader):
                 pass
         finally:
             links.remove(link)
-            self._look()  # one of two may have gone
+            self._look()  # one of two may have left
 
     def _look(self) -> None:
-        """Something has changed: perhaps all are there."""
+        """Check whether all are there, after a change."""
         if all(len(links) == 1 for links in self._links.values()):
             self.to_all({"workers": self._addresses()})
 
     def _addresses(self) -> list[list[str]]:
-        """A loopback address is of use on this host alone; others reach it where they have called,
-        and IPv4's serves if nobody else has called.
+        """Return the addresses of all workers, in order.
+
+        A loopback address works on this host only. Other hosts reach such a worker at the address
+        that they called; if no other host has called, the IPv4 loopback serves.
         """
         links = [links[0] for links in self._links.values()]
         called = [link.end("sockname") for link in links]
@@ -350,7 +353,7 @@ class _Host:
             for link, host in zip(links, hosts)
         ]
 
-    def _refuse_two_of(self, index: int) -> None:
+    def _refuse_duplicates(self, index: int) -> None:
         if len(self._links[index]) > 1:
             one, other, *_ = (link.hello.process for link in self._links[index])
             self._fail(
@@ -364,7 +367,7 @@ class _Host:
             self._end.set_exception(JoinError(message))
 
     async def give_up(self, message: str) -> None:
-        """Tell all; what is wrong also those that have not called yet, and would wait for it."""
+        """Send an error to all; wait for workers that have not called yet, to tell them, too."""
         self.to_all({"gave up": message})
         if self._wrong and not all(self._links.values()):
             await asyncio.sleep(_LAST_WORDS)
@@ -396,7 +399,7 @@ class _Host:
 
 
 def _read(data: bytes) -> _Hello:
-    """Anybody may have sent anything."""
+    """Parse an introduction, which may come from any program."""
     found = greeting.parsed(data)
     who, index, count, ports, process = (
         found.get(name) for name in ("who", "index", "count", "ports", "process")

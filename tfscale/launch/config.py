@@ -1,11 +1,11 @@
-"""``TF_CONFIG``, checked before anybody waits for workers that it does not name."""
+"""Checks of ``TF_CONFIG``, before a worker waits for others that it does not name."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-_SHOWN = 500  # characters of a TF_CONFIG
+_SHOWN = 500  # largest number of shown characters of a TF_CONFIG
 _LIKE = (
     '{"cluster": {"worker": ["host-a:2222", "host-b:2222"]}, '
     '"task": {"type": "worker", "index": 0}}'
@@ -13,7 +13,7 @@ _LIKE = (
 
 
 def check(text: str) -> None:
-    """Refuse a ``TF_CONFIG`` that does not say who the workers are and which of them this is.
+    """Refuse a ``TF_CONFIG`` that does not define the workers and this worker's place among them.
 
     Without a cluster, the worker trains alone, and ``TF_CONFIG`` may hold anything.
     """
@@ -27,9 +27,9 @@ def _problem(text: str) -> str:
     try:
         config = json.loads(text)
     except ValueError as error:
-        return f"is no JSON ({error})"
+        return f"is not JSON ({error})"
     if not isinstance(config, dict):
-        return "is no JSON object"
+        return "is not a JSON object"
     if "sparseCluster" in config:
         return (
             "has a sparseCluster, which names no other worker: leave enableDynamicWorker out of "
@@ -60,7 +60,7 @@ def _problem_of_cluster(cluster: Any) -> str:
 
 
 def is_address(text: str) -> bool:
-    """Whether it is ``host:port``."""
+    """Return whether a text is ``host:port``."""
     host, colon, port = text.rpartition(":")
     return bool(host and colon) and port.isdecimal() and 0 < int(port) < 65536
 
@@ -70,13 +70,13 @@ def _problem_of_task(task: Any, cluster: dict[str, Any]) -> str:
         return "has a cluster, but no task with a type and an index: which worker is this?"
     kind = str(task["type"])
     if kind == "evaluator":
-        return ""  # need not be in the list
+        return ""  # an evaluator need not be in the list
     if kind not in cluster:
         return f"has the task {kind!r}, and its cluster only {', '.join(map(repr, cluster))}"
     try:
         index = int(task["index"])
     except (TypeError, ValueError):
-        return f"has the index {task['index']!r}, which is no number"
+        return f"has the index {task['index']!r}, which is not a number"
     known = cluster[kind]
     there = str(index) in known if isinstance(known, dict) else 0 <= index < len(known)
     if not there:

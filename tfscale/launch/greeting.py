@@ -1,4 +1,4 @@
-"""What workers say to each other when they meet: lines of JSON, which anybody may have sent."""
+"""Messages of workers that meet: lines of JSON, which may come from any program."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import json
 from typing import Any, NamedTuple
 
-PROTOCOL = 1  # changes whenever two versions could no longer talk to each other
+PROTOCOL = 1  # changes whenever two versions cannot talk to each other
 LONGEST = 4 << 20  # bytes of a message: the addresses of 100,000 workers
 
 SILENT = (
@@ -17,7 +17,7 @@ OTHER_VERSION = "another version of tfscale runs there; install the same everywh
 
 
 class Worker(NamedTuple):
-    """A worker: its name and address, the same for all workers."""
+    """A worker: its name and address, equal for all workers."""
 
     name: str
     address: str
@@ -27,20 +27,20 @@ class Worker(NamedTuple):
 
 
 class Hello(NamedTuple):
-    """What a process says of itself."""
+    """The message in which a process introduces itself."""
 
-    place: int  # in the list of workers
+    place: int  # index in the list of workers
     process: str  # for people to read
-    start: str  # its own, different for each process
+    start: str  # random, different for each process
     workers: list[Worker]
 
 
 class NoWorker(Exception):
-    """Whoever sent this is no worker that is starting."""
+    """Raised if the sender is not a worker that is starting."""
 
 
 async def line(reader: asyncio.StreamReader) -> bytes:
-    """The next line that the other side sends, unless it is longer than a message may be."""
+    """Return the next line of the other side; raise if it is longer than a message may be."""
     try:
         return await reader.readline()
     except ValueError:  # longer than a message may be
@@ -48,13 +48,13 @@ async def line(reader: asyncio.StreamReader) -> bytes:
 
 
 def write(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
-    """Sends a message, unless the connection is closing."""
+    """Send a message, unless the connection is closing."""
     if not writer.is_closing():
         writer.write(json.dumps(message).encode() + b"\n")
 
 
 def parsed(data: bytes) -> dict[str, Any]:
-    """A message; anybody may have sent anything."""
+    """Parse a message, which may come from any program."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError):
@@ -65,7 +65,7 @@ def parsed(data: bytes) -> dict[str, Any]:
 
 
 def read_hello(data: bytes) -> Hello:
-    """The hello that a worker has sent; refuses what is none, or is of another version."""
+    """Parse an introduction; raise if it is invalid or from another version."""
     found = parsed(data)
     protocol = found.get("tfscale")
     if protocol is not None and protocol != PROTOCOL:
@@ -89,5 +89,5 @@ def _read_workers(found: Any) -> list[Worker]:
 
 
 def printable(text: str) -> str:
-    """What a peer sends is printed to a terminal."""
+    """Replace characters that would disturb a terminal, since peers' texts are printed."""
     return "".join(c if c.isprintable() else "?" for c in text)

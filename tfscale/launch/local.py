@@ -1,4 +1,4 @@
-"""Several worker processes on one machine, with a cluster between them.
+"""Several worker processes on one machine, as one cluster.
 
 All processes end with the `with` block, and every wait has a time limit.
 """
@@ -22,14 +22,14 @@ from tfscale import arguments
 from tfscale.launch.sources import ONLY_TF_CONFIG
 
 WATCH_SECONDS = 0.2
-ALL_BARS = "TFSCALE_ALL_BARS"  # if it is set, every worker shows Keras's bars, not the first alone
+ALL_BARS = "TFSCALE_ALL_BARS"  # if set, every worker shows Keras's bars, not only the first
 
 
-_MOST = 1024  # workers of one machine
+_MOST = 1024  # largest number of workers on one machine
 
 
 class WorkerFailed(RuntimeError):
-    """A worker ended badly or not at all; the message shows the end of its output."""
+    """Raised if a worker fails or does not end; the message shows the end of its output."""
 
 
 def _words(value: Sequence[str], name: str) -> tuple[str, ...]:
@@ -50,14 +50,14 @@ def _variables(value: Mapping[str, str], name: str) -> dict[str, str]:
 
 
 class LocalWorkers:
-    """Start one command in several processes, each with its own ``TF_CONFIG``.
+    """A command that runs in several processes, each with its own ``TF_CONFIG``.
 
     Args:
-        command: the same for all processes; ``TF_CONFIG`` tells each which worker it is.
-        count: how many.
+        command: the command of all processes; ``TF_CONFIG`` tells each which worker it is.
+        count: number of processes.
         hosts: an address for each; all on the loopback by default.
         prefixes: words to put before each worker's command (``ip netns exec ...``).
-        environment: variables on top of this process's own.
+        environment: variables in addition to this process's own.
         environments: more variables, for each.
 
     Example:
@@ -127,11 +127,11 @@ class LocalWorkers:
         return Path(self._logs.name) / f"worker-{index}.log"
 
     def output(self, index: int) -> str:
-        """What a worker has printed so far."""
+        """Return the output of a worker so far."""
         return self._log(index).read_text(errors="replace")
 
     def signal(self, index: int, number: signal.Signals) -> None:
-        """Send a worker, and all that it started, a signal."""
+        """Send a signal to a worker and to all processes that it started."""
         os.killpg(self.processes[index].pid, number)
 
     def wait(
@@ -140,11 +140,11 @@ class LocalWorkers:
         only: Sequence[int] | None = None,
         watch: Callable[[], None] = lambda: None,
     ) -> list[str]:
-        """Wait for workers to end well; the outputs of all workers, or ``WorkerFailed``.
+        """Wait for workers to succeed; return all outputs, or raise ``WorkerFailed``.
 
         Args:
-            seconds: a worker that still runs after so many seconds has failed.
-            only: which workers to wait for; all by default.
+            seconds: a worker that still runs after this number of seconds has failed.
+            only: the workers to wait for; all by default.
             watch: called a few times a second meanwhile.
         """
         seconds = arguments.seconds(seconds, "seconds", least=0)
@@ -154,7 +154,7 @@ class LocalWorkers:
         while any(self.processes[i].poll() is None for i in indices):
             failed = [i for i in indices if self.processes[i].poll()]
             if failed:
-                time.sleep(1)  # the others may have something to say
+                time.sleep(1)  # the others may still print something
                 break
             if time.monotonic() > end:
                 break
@@ -195,14 +195,14 @@ class LocalWorkers:
             with contextlib.suppress(ProcessLookupError):
                 self.signal(index, signal.SIGKILL)
         for process in self.processes:
-            process.wait(60)  # all are killed first: a machine may be slow to take one down
+            process.wait(60)  # all are killed first: a machine may be slow to end one
         for port in self._ports:
             port.close()
         self._logs.cleanup()
 
 
 def cluster_environment(addresses: Sequence[str], index: int) -> dict[str, str]:
-    """Variables that tell a worker who all are and which of them it is; its port is held."""
+    """Return variables that tell a worker the cluster and its place in it; its port is held."""
     task = {"type": "worker", "index": index}
     config = {"cluster": {"worker": list(addresses)}, "task": task}
     return {
@@ -213,11 +213,10 @@ def cluster_environment(addresses: Sequence[str], index: int) -> dict[str, str]:
 
 
 def held_ports(count: int, host: str = "127.0.0.1") -> list[socket.socket]:
-    """Free ports of an address, or of all if that is empty: held, so that nobody else gets them
-    before their workers open them.
+    """Return sockets that hold free ports of an address, or of all addresses if it is empty.
 
-    A worker of the same user may share one with the socket that holds it; TensorFlow's
-    server does if TF_GRPC_REUSE_PORT says so.
+    A held port stays free for its worker. A worker of the same user may share the port with the
+    socket that holds it; TensorFlow's server does if TF_GRPC_REUSE_PORT is set.
     """
     held = [socket.socket() for _ in range(count)]
     for each in held:

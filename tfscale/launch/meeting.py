@@ -1,10 +1,10 @@
-"""Workers meet before TensorFlow starts its servers, which wait for each other without a message.
+"""A meeting of workers before TensorFlow starts its servers, which wait without a message.
 
 Each worker listens at its own address, as its server will later, and connects to all others. On
-each connection both send who they are and their list of workers. A worker that has connected to
-all others, and to which all others have connected, tells them that it is ready. When all are
-ready, all close their sockets and go on. A worker that waits logs for whom; a worker that gives up
-tells all that it can reach, those too that it has not met yet.
+each connection both sides send who they are and their list of workers. A worker is ready when it
+has connected to all others and all others have connected to it; it tells them so. When all are
+ready, all close their sockets and continue. A waiting worker logs which workers are missing. A
+worker that gives up tells all workers that it can reach, including those that it has not met yet.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from tfscale.launch.threads import outcome_of
 
 _log = logging.getLogger("tfscale")
 
-FIRST_WORD, EACH = 10.0, 30.0  # seconds after which a worker that waits says so, and says it again
+FIRST_WORD, EACH = 10.0, 30.0  # seconds after which a waiting worker logs, and logs again
 _CONNECT = 5.0  # seconds
 _ANSWER = 5.0
 _PAUSES = (0.2, 5.0)  # seconds between two calls: the first, and the longest
-_GRACE = 1.0  # seconds in which a worker that was started again may take its own place
+_GRACE = 1.0  # seconds in which a restarted worker may take its own place
 _LAST_WORDS = 1.0
-_NAMED = 8  # workers in a message at most
+_NAMED = 8  # largest number of workers in a message
 
 _CHECK = (
     "Check that it was started and still runs, that its TF_CONFIG has the same list of workers and "
@@ -41,7 +41,7 @@ _CHECK = (
 
 
 class JoinError(RuntimeError):
-    """Workers have not all met; the message says who is missing, or what is wrong."""
+    """Raised if workers have not all met; the message says who is missing, or what is wrong."""
 
 
 def meet(
@@ -52,14 +52,14 @@ def meet(
     share_port: bool = False,
     say: Callable[[str], None] = _log.warning,
 ) -> None:
-    """Return when all workers have come here; ``JoinError`` if they don't.
+    """Wait until all workers are here; raise ``JoinError`` if they do not come.
 
     Args:
-        workers: all, in the same order everywhere.
-        me: which of them this is.
-        timeout: how many seconds to wait for them.
+        workers: all workers, in the same order everywhere.
+        me: index of this worker.
+        timeout: number of seconds to wait for them.
         share_port: whether a socket that does not listen may hold this worker's port.
-        say: called now and then with a line about who is missing.
+        say: called now and then with a line about missing workers.
     """
     meeting = _Meeting(workers, me, timeout, share_port, say)
     outcome_of(meeting.run(), "tfscale-meeting")
@@ -67,7 +67,7 @@ def meet(
 
 @contextlib.contextmanager
 def narrated(story: str, say: Callable[[str], None] = _log.warning) -> Iterator[None]:
-    """Within this context, log now and then what other code is waiting for."""
+    """Log now and then what the code in this context is waiting for."""
     over = threading.Event()
 
     def tell() -> None:
@@ -84,7 +84,7 @@ def narrated(story: str, say: Callable[[str], None] = _log.warning) -> Iterator[
 
 
 def unreachable(workers: Sequence[Worker]) -> str:
-    """A text that says which workers cannot be reached, and why."""
+    """Describe which workers cannot be reached, and why."""
     troubles = []
     for worker in workers:
         try:
@@ -96,22 +96,22 @@ def unreachable(workers: Sequence[Worker]) -> str:
 
 @dataclass(eq=False)
 class _Link:
-    """A connection to a process that has said who it is."""
+    """A connection to a process that has introduced itself."""
 
     hello: Hello
-    called: bool  # by this worker; or else by that process
+    called: bool  # whether this worker called that process, or that process called this worker
     writer: asyncio.StreamWriter
 
 
 @dataclass
 class _Peer:
-    """What is known of one of the workers."""
+    """The state of one of the workers."""
 
     worker: Worker
     links: list[_Link] = field(default_factory=list)
-    trouble: str = "not called yet"  # or why it could not be called
+    trouble: str = "not called yet"  # or the reason why a call failed
     ready: bool = False
-    news: asyncio.Event = field(default_factory=asyncio.Event)  # it may answer now
+    news: asyncio.Event = field(default_factory=asyncio.Event)  # set when it may answer
 
     def linked(self, called: bool) -> bool:
         return any(link.called == called for link in self.links)
@@ -185,7 +185,7 @@ class _Meeting:
     # -- who is there
 
     def _look(self) -> None:
-        """Something has changed: perhaps all are there."""
+        """Check whether all are there, after a change."""
         if self._end.done():
             return
         if self._server is not None and all(peer.met for peer in self._others):
@@ -206,7 +206,7 @@ class _Meeting:
                 greeting.write(link.writer, message)
 
     async def _give_up(self, message: dict[str, Any]) -> None:
-        """Tell all, those too that this worker has not met yet: they would wait for it."""
+        """Send an error to all; call workers that this one has not met: they would wait for it."""
         self._to_all(message)
         unmet = [self._call_to_tell(peer, message) for peer in self._others if not peer.links]
         with contextlib.suppress(asyncio.TimeoutError):
@@ -219,7 +219,8 @@ class _Meeting:
             try:
                 greeting.write(writer, self._introduction)
                 greeting.write(writer, message)
-                while await greeting.line(reader):  # closed unread, it might be lost on the way
+                # a connection that is closed unread may lose the message
+                while await greeting.line(reader):
                     pass
             finally:
                 writer.close()
@@ -245,15 +246,15 @@ class _Meeting:
         self._own_trouble = ""
         self._look()
         if addresses.is_number(host) and addresses.listens_everywhere(self._server):
-            self._own_trouble = f"{host} is no address of this machine"
-        await self._call(own)  # somebody else may be there
+            self._own_trouble = f"{host} is not an address of this machine"
+        await self._call(own)  # another program may be there
 
     async def _called(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(NoWorker, OSError, asyncio.TimeoutError):
             await self._converse(reader, writer, None)
 
     async def _call(self, peer: _Peer) -> None:
-        """Again and again, until it is there; and again if it goes."""
+        """Call a worker again and again, also if the connection ends."""
         pause, longest = _PAUSES
         while True:
             peer.news.clear()
@@ -287,7 +288,10 @@ class _Meeting:
     async def _converse(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, whom: _Peer | None
     ) -> None:
-        """Until the connection ends. ``whom`` this worker has called; None if it was called."""
+        """Talk on a connection until it ends.
+
+        ``whom`` is the worker that this one has called; None if this worker was called.
+        """
         greeting.write(writer, self._introduction)
         hello = greeting.read_hello(await addresses.within(_ANSWER, greeting.line(reader)))
         if hello.start == self._hello.start:  # the address leads back to this process, as it should
@@ -303,7 +307,7 @@ class _Meeting:
         peer.news.set()
         if self._is_ready:
             greeting.write(writer, {"ready": True})
-        asyncio.get_running_loop().call_later(_GRACE, self._refuse_two_of, peer)
+        asyncio.get_running_loop().call_later(_GRACE, self._refuse_duplicates, peer)
         try:
             self._look()
             while data := await greeting.line(reader):
@@ -323,11 +327,11 @@ class _Meeting:
     # -- what is wrong
 
     def _problem(self, hello: Hello, whom: _Peer | None) -> str:
-        """Why the process on this connection is not the worker that it should be."""
+        """Return why the process on this connection is not the expected worker; empty if it is."""
         if hello.workers != self._hello.workers:
             return self._other_list(hello)
         if hello.place == self._me:
-            return self._two(self._hello, hello)
+            return self._duplicate_error(self._hello, hello)
         its = self._everyone[hello.place]
         if whom is None or whom is its:
             return ""
@@ -349,23 +353,23 @@ class _Meeting:
             "Give all workers the same cluster in TF_CONFIG, in the same order."
         )
 
-    def _two(self, one: Hello, other: Hello) -> str:
+    def _duplicate_error(self, one: Hello, other: Hello) -> str:
         return (
             f"two processes were started as {self._everyone[one.place].worker}: "
             f"{one.process}, and {other.process}. "
             "Start each worker once, each with its own index in TF_CONFIG."
         )
 
-    def _refuse_two_of(self, peer: _Peer) -> None:
+    def _refuse_duplicates(self, peer: _Peer) -> None:
         found = {link.hello.start: link.hello for link in peer.links}
         if len(found) > 1 and not self._end.done():
             one, other, *_ = found.values()
-            self._fail(self._two(one, other))
+            self._fail(self._duplicate_error(one, other))
 
     # -- what is told
 
     async def _tell(self) -> None:
-        """Log now and then who is missing, and fail with that at the end."""
+        """Log now and then which workers are missing, and fail with that at the end."""
         began = asyncio.get_running_loop().time()
         at = FIRST_WORD
         while at < self._timeout:

@@ -1,4 +1,4 @@
-"""What Slurm's variables mean: lists of hosts, tasks and ports, and which task is where."""
+"""The meaning of Slurm's variables: hosts, tasks and ports, and the place of each task."""
 
 from __future__ import annotations
 
@@ -10,20 +10,23 @@ _RANGES = r"[0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*"
 _HOST = rf"(?:[^,\[\]\s]|\[{_RANGES}\])+"
 _TASKS = r"([0-9]+)(?:\(x([0-9]+)\))?"
 
-FIRST_PORT, PORTS = 12000, 20000  # below those that systems give to whoever asks for any
-_OF_JOB, _OF_STEP = 64, 8  # ports between two jobs that follow each other, and two steps of one
+FIRST_PORT, PORTS = 12000, 20000  # below the ephemeral ports
+_JOB_STRIDE, _STEP_STRIDE = (
+    64,
+    8,
+)  # ports between two consecutive jobs, and two consecutive steps of a job
 
 
 def hosts(text: str) -> list[str]:
-    """``"a[1-3,07-10]b,c"``, written out."""
+    """Expand a list of hosts such as ``"a[1-3,07-10]b,c"``."""
     if not re.fullmatch(rf"{_HOST}(?:,{_HOST})*", text):
-        raise ValueError('is no list of hosts like "a[1-3,07-10],b"')
-    return [host for some in re.findall(_HOST, text) for host in _each(some)]
+        raise ValueError('is not a list of hosts like "a[1-3,07-10],b"')
+    return [host for some in re.findall(_HOST, text) for host in _expanded(some)]
 
 
-def _each(some: str) -> Iterator[str]:
-    """Of ``"a[1-2]b[3,4]"``: the last bracket runs first."""
-    parts = re.split(r"\[(.*?)\]", some)  # every second one stood in brackets
+def _expanded(some: str) -> Iterator[str]:
+    """Expand ``"a[1-2]b[3,4]"``: the last bracket varies fastest."""
+    parts = re.split(r"\[(.*?)\]", some)  # every second part stood in brackets
     choices = [_numbers(part) if i % 2 else [part] for i, part in enumerate(parts)]
     return map("".join, itertools.product(*choices))
 
@@ -37,29 +40,29 @@ def _numbers(ranges: str) -> Iterator[str]:
 
 
 def tasks(text: str) -> list[int]:
-    """``"2(x3),1"``, written out: how many tasks each host has."""
+    """Expand ``"2(x3),1"``: the number of tasks of each host."""
     if not re.fullmatch(rf"{_TASKS}(?:,{_TASKS})*", text):
-        raise ValueError('is no list of numbers like "2(x3),1"')
+        raise ValueError('is not a list of numbers like "2(x3),1"')
     return [int(count) for count, times in re.findall(_TASKS, text) for _ in range(int(times or 1))]
 
 
 def ports(text: str) -> list[int]:
-    """``"12000-12003,12010"``, written out: the ports that a step has on each host."""
+    """Expand ``"12000-12003,12010"``: the ports of a step on each host."""
     if not re.fullmatch(_RANGES, text):
-        raise ValueError('is no list of ports like "12000-12003"')
+        raise ValueError('is not a list of ports like "12000-12003"')
     return [int(port) for port in _numbers(text)]
 
 
 def own_port(job: int, step: int, local_index: int) -> int:
-    """Where nothing is reserved: steps that run at once on one host seldom share a port."""
-    return FIRST_PORT + (_OF_JOB * job + _OF_STEP * step) % PORTS + local_index
+    """Return a port without reservations: concurrent steps on one host seldom share one."""
+    return FIRST_PORT + (_JOB_STRIDE * job + _STEP_STRIDE * step) % PORTS + local_index
 
 
 def places(each: Sequence[int], distribution: str) -> list[tuple[int, int]]:
-    """For each task the number of its host, and its own number there.
+    """Return for each task the index of its host, and its index on that host.
 
     Args:
-        each: how many tasks each host has.
+        each: number of tasks of each host.
         distribution: as srun's --distribution; Slurm's default is block.
     """
     kind = re.split("[:,]", distribution)[0]

@@ -1,7 +1,7 @@
-"""What launchers tell a process in environment variables: which worker it is, and of how many.
+"""Environment variables of launchers: this worker's index, and the number of workers.
 
-Nothing is opened here, and nobody is called. ``found`` tells which source counts, and refuses
-those that contradict each other: a worker that believes the wrong one trains something else.
+Nothing here opens a file or a connection. ``found`` decides which source counts, and refuses
+sources that contradict each other: a worker that believes the wrong one trains something else.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ TF_CONFIG, TORCHRUN, OPEN_MPI, MPICH, SLURM = ORDER = (
     "MPICH (PMI)",
     "Slurm",
 )
-ONLY_TF_CONFIG = "TFSCALE_LAUNCH"  # if it is set, no other source counts
-# Such a launcher may have been started by another one, whose variables then say nothing of us.
+ONLY_TF_CONFIG = "TFSCALE_LAUNCH"  # if set, no other source counts
+# These launchers may run inside another one, whose variables then do not describe this process.
 _INNERMOST = {
     TORCHRUN: "TORCHELASTIC_RUN_ID",
     OPEN_MPI: "OMPI_COMM_WORLD_SIZE",
     MPICH: "MPI_LOCALNRANKS",
 }
-_SHOWN = 300  # characters of a variable
+_SHOWN = 300  # largest number of shown characters of a variable
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class Source:
-    """What one launcher says of this process."""
+    """The data of one launcher about this process."""
 
     name: str
     index: int
     count: int
-    addresses: list[str] | None  # of all workers, "host:port"; None where nobody has said them
-    master: tuple[str, int] | None  # where workers that know no addresses tell each other theirs
-    local_index: int  # among the workers of this host
+    addresses: list[str] | None  # of all workers, "host:port"; None if unknown
+    master: tuple[str, int] | None  # where workers without addresses exchange them
+    local_index: int  # index among the workers of this host
     local_count: int
-    identity: str  # the same for all processes of a job, and for those of no other job
+    identity: str  # equal for all processes of a job, and unique to it
     evidence: dict[str, str]  # the variables that say so
     shares_gpus: bool = True  # whether workers of one host see the same GPUs
 
 
 def found(environ: Mapping[str, str]) -> Source | None:
-    """The source that counts; None where this process is alone, or is no worker.
+    """Return the source that counts; None if this process is alone, or not a worker.
 
-    ``ValueError`` if two contradict each other, a variable is broken, or one is missing.
+    Raises ``ValueError`` if two sources contradict each other, or a variable is broken or missing.
     """
     cluster = _cluster(environ)
     own = _tf_config(environ)
@@ -73,12 +73,12 @@ def found(environ: Mapping[str, str]) -> Source | None:
 
 
 def all_found(environ: Mapping[str, str]) -> list[Source]:
-    """All that say anything, in the order of precedence."""
+    """Return all sources, in the order of precedence."""
     return [source for name in ORDER if (source := _READERS[name](environ))]
 
 
 def _launched(environ: Mapping[str, str]) -> list[Source]:
-    """What others than ``TF_CONFIG`` say, up to the innermost launcher."""
+    """Return the sources other than ``TF_CONFIG``, up to the innermost launcher."""
     sources = []
     for name in ORDER[1:]:
         source = _READERS[name](environ)
@@ -90,7 +90,7 @@ def _launched(environ: Mapping[str, str]) -> list[Source]:
 
 
 class _Variables:
-    """Reads variables, and remembers which."""
+    """A reader of variables, which remembers what it has read."""
 
     def __init__(self, environ: Mapping[str, str], source: str) -> None:
         self._environ = environ
@@ -135,7 +135,7 @@ class _Variables:
 
 
 def _cluster(environ: Mapping[str, str]) -> dict[str, Any] | None:
-    """The whole ``TF_CONFIG``, if it has a cluster."""
+    """Return the whole ``TF_CONFIG``, if it has a cluster."""
     text = environ.get("TF_CONFIG") or "{}"
     config.check(text)
     found = json.loads(text)
@@ -143,7 +143,7 @@ def _cluster(environ: Mapping[str, str]) -> dict[str, Any] | None:
 
 
 def _tf_config(environ: Mapping[str, str]) -> Source | None:
-    """The chief is the first worker; tasks of other kinds do not train."""
+    """Read ``TF_CONFIG``: the chief is the first worker; tasks of other kinds do not train."""
     whole = _cluster(environ)
     if whole is None or whole["task"]["type"] not in ("chief", "worker"):
         return None
@@ -159,7 +159,7 @@ def _tf_config(environ: Mapping[str, str]) -> Source | None:
 
 
 def _listed(addresses: Any) -> dict[int, str]:
-    """Of a list, or of an object whose keys are indices."""
+    """Return addresses by index, from a list or from an object whose keys are indices."""
     if isinstance(addresses, dict):
         return {int(index): addresses[index] for index in sorted(addresses, key=int)}
     return dict(enumerate(addresses))
@@ -169,7 +169,7 @@ def _listed(addresses: Any) -> dict[int, str]:
 
 
 def _torchrun(environ: Mapping[str, str]) -> Source | None:
-    """And whatever else sets the same variables, one process on each host if it does not say."""
+    """Read variables of torchrun and similar launchers; by default one process on each host."""
     if not all(environ.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR")):
         return None
     variables = _Variables(environ, TORCHRUN)
@@ -182,7 +182,7 @@ def _torchrun(environ: Mapping[str, str]) -> Source | None:
         local_count = variables.number("LOCAL_WORLD_SIZE", least=1)
         local_index = variables.number("LOCAL_RANK", below=local_count)
     host, port = _master(variables)
-    # Not TORCHELASTIC_RESTART_COUNT: after a failure on one host, the others' may be lower.
+    # Do not use TORCHELASTIC_RESTART_COUNT: after a failure on one host, other hosts' may be lower.
     run = variables.text("TORCHELASTIC_RUN_ID")
     identity = f"{TORCHRUN} {run} at {port}"  # some may know the host by another name
     return Source(
@@ -199,23 +199,28 @@ def _open_mpi(environ: Mapping[str, str]) -> Source | None:
         f"OMPI_COMM_WORLD_{what}" for what in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
     )
     job = variables.text("PMIX_NAMESPACE") or variables.text("OMPI_MCA_ess_base_jobid")
-    return _of_mpi(variables, OPEN_MPI, names, job)
+    return _mpi_source(variables, OPEN_MPI, names, job)
 
 
 def _mpich(environ: Mapping[str, str]) -> Source | None:
-    """Not of ``srun --mpi=pmi2``, which sets the first two: Slurm's own variables say more."""
+    """Read MPICH's variables.
+
+    ``srun --mpi=pmi2`` sets the first two as well, but Slurm's own variables say more.
+    """
     by_slurm = _in_a_step(environ) and not environ.get("MPI_LOCALNRANKS")
     if not environ.get("PMI_SIZE") or by_slurm:
         return None
     variables = _Variables(environ, MPICH)
     names = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-    # No variable names the job; its processes on one host have one parent, or a parent of theirs.
+    # No variable names the job; but its processes on one host have a common ancestor.
     job = "" if environ.get("MASTER_ADDR") else ancestor("hydra_pmi_proxy")
-    return _of_mpi(variables, MPICH, names, job)
+    return _mpi_source(variables, MPICH, names, job)
 
 
-def _of_mpi(variables: _Variables, name: str, names: tuple[str, ...], job: str) -> Source | None:
-    """The names are those of this process's index and their number, here and on its host."""
+def _mpi_source(
+    variables: _Variables, name: str, names: tuple[str, ...], job: str
+) -> Source | None:
+    """Read MPI's variables: index and number of this process, in all and on its host."""
     of_index, of_count, of_local_index, of_local_count = names
     count = variables.number(of_count, least=1)
     index = variables.number(of_index, below=count)
@@ -248,7 +253,7 @@ def _in_a_step(environ: Mapping[str, str]) -> bool:
 
 
 def _slurm(environ: Mapping[str, str]) -> Source | None:
-    """Only where srun has started several tasks: in a job's shell each program trains alone."""
+    """Read Slurm's variables, if srun has started several tasks."""
     if not _in_a_step(environ):
         return None
     variables = _Variables(environ, SLURM)
@@ -297,7 +302,7 @@ def _check_place(variables: _Variables, place: tuple[int, int]) -> None:
 
 
 def _ports(variables: _Variables, most: int, job: int, step: int) -> list[int]:
-    """For each worker of a host; the same on all hosts."""
+    """Return a port for each worker of a host, equal on all hosts."""
     if not variables.text("SLURM_STEP_RESV_PORTS"):
         return [slurm.own_port(job, step, local) for local in range(most)]
     ports = variables.parsed("SLURM_STEP_RESV_PORTS", slurm.ports)

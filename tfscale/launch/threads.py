@@ -1,4 +1,4 @@
-"""Coroutines for programs that know of none."""
+"""Running coroutines in programs without an event loop."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
-_LONGEST_END = 5.0  # seconds that it gets to end once it is cancelled
+_LONGEST_END = 5.0  # seconds that a cancelled coroutine gets to end
 
 
 def outcome_of(doing: Coroutine[Any, Any, _T], name: str) -> _T:
-    """Run it in a thread of its own: a notebook's has an event loop already, and this one hears
-    Ctrl-C, which cancels it.
+    """Run a coroutine in its own thread, and return its outcome.
+
+    A notebook's thread already has an event loop, and must be free to receive Ctrl-C, which cancels
+    the coroutine.
     """
     outcome: concurrent.futures.Future[_T] = concurrent.futures.Future()
     cancel: list[Callable[[], object]] = []
@@ -37,7 +39,7 @@ def outcome_of(doing: Coroutine[Any, Any, _T], name: str) -> _T:
     try:
         return outcome.result()
     finally:
-        with contextlib.suppress(RuntimeError):  # it has ended
+        with contextlib.suppress(RuntimeError):  # the loop has ended
             for each in cancel:
                 each()
         thread.join(_LONGEST_END)

@@ -1,7 +1,7 @@
-"""Watches, from a second process, a wait in which no Python code of this process runs.
+"""Supervision, from a second process, of a wait in which this process runs no Python code.
 
 While TensorFlow's servers connect to each other no Python thread runs, and nothing ends the wait.
-If a worker ended just then, the others would wait for ever.
+If a worker ended during that time, the others would wait forever.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _log = logging.getLogger("tfscale")
 
 @contextlib.contextmanager
 def watched(workers: Sequence[Worker], me: int, seconds: float) -> Iterator[None]:
-    """Say now and then that this worker waits, and end its process after so many seconds."""
+    """Log now and then that this worker waits, and end its process after this number of seconds."""
     folder = str(Path(__file__).parents[2])
     path = os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])])
     program = f"from tfscale.launch import watch; watch.watch({os.getpid()})"
     told = [workers, me, seconds, meeting.FIRST_WORD, meeting.EACH]
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # it is a help, not a need
+        with contextlib.suppress(OSError):  # continue without the second process if it cannot start
             process = subprocess.Popen(
                 [sys.executable, "-c", program],
                 stdin=subprocess.PIPE,
@@ -49,7 +49,7 @@ def watched(workers: Sequence[Worker], me: int, seconds: float) -> Iterator[None
 
 
 def watch(process: int) -> None:
-    """Runs in the second process until its input ends: when the wait or the worker ends."""
+    """Watch in the second process until its input ends: when the wait or the worker ends."""
     listed, me, seconds, word, each = json.loads(sys.stdin.readline())
     workers = [Worker(*worker) for worker in listed]
     who = f"{workers[me]} has met all others and waited %.0f s for their servers (%s)"
@@ -59,7 +59,7 @@ def watch(process: int) -> None:
         story = who % (_now() - began, meeting.unreachable(others))
         if _now() - began >= seconds:
             _log.info("%s. This process ends now (join_timeout)", story)
-            os.kill(process, signal.SIGKILL)  # it heeds nothing else
+            os.kill(process, signal.SIGKILL)  # a waiting process reacts to nothing else
             return
         _log.info("%s", story)
         word += each

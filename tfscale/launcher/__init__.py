@@ -1,4 +1,4 @@
-"""``tfscale launch``: starts workers on this host or on many, and ends them together."""
+"""``tfscale launch``: starts workers on this host or on several, and ends them together."""
 
 from tfscale.launcher.command import main
 

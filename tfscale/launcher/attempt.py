@@ -1,4 +1,4 @@
-"""One start of all workers, until all have ended."""
+"""One attempt: the start of all workers, until all have ended."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tfscale.launcher.output import Logs, Screen
 from tfscale.launcher.request import Request
 from tfscale.launcher.supervised import HostError, Supervised
 
-_HEAR = 3.0  # seconds in which the others may hear who has failed, and end by themselves
+_NOTICE = 3.0  # seconds in which other workers may learn of a failure, and end by themselves
 
 
 class HostsLost(HostError):
-    """Hosts that cannot take part."""
+    """Raised if hosts cannot take part."""
 
     def __init__(self, hosts: set[int], message: str) -> None:
         super().__init__(message)
@@ -31,22 +31,22 @@ class HostsLost(HostError):
 
 
 class Ended(NamedTuple):
-    """How a worker ended."""
+    """The end of a worker."""
 
     place: Place
-    code: int  # minus the number of the signal that ended it
+    code: int  # or minus the number of the signal that ended it
     after: float  # seconds
-    not_first: bool = False  # it failed since another had failed
-    why: str = ""  # where it could not be started, or its host was lost
+    not_first: bool = False  # it failed because another had failed
+    why: str = ""  # the reason, if it could not be started or its host was lost
 
     @property
     def status(self) -> int:
-        """As shells have it."""
+        """Exit status, as shells report it."""
         return 128 - self.code if self.code < 0 else self.code
 
     @property
     def how(self) -> str:
-        """How the worker ended, in words."""
+        """Description of the worker's end."""
         if self.why:
             return self.why
         if self.code >= 0:
@@ -59,27 +59,28 @@ class Ended(NamedTuple):
 
 @dataclass
 class Outcome:
-    """How an attempt ended."""
+    """The result of an attempt."""
 
-    ends: list[Ended] = field(default_factory=list)  # in order
+    ends: list[Ended] = field(default_factory=list)  # in order of time
     lost: set[int] = field(default_factory=set)  # hosts
-    timelines: dict[int, str] = field(default_factory=dict)  # of each worker that has written one
+    # by the rank of the worker that wrote one
+    timelines: dict[int, str] = field(default_factory=dict)
 
     @property
     def first(self) -> Ended | None:
-        """The worker that failed first: not one that only followed."""
+        """The first failure that does not follow from another one."""
         failed = [end for end in self.ends if end.code]
         own = [end for end in failed if not end.not_first]
         return next(iter(own or failed), None)
 
 
 class Attempt:
-    """Starts all workers and watches them.
+    """One start of all workers, and their supervision.
 
     Args:
-        request: what the user asked for.
-        hosts: those that take part.
-        screen, logs: where what workers print goes.
+        request: the user's request.
+        hosts: the hosts that take part.
+        screen, logs: destinations of the workers' output.
         room: waits until there is room for more on the screen.
     """
 
@@ -109,7 +110,7 @@ class Attempt:
         return bool(self._places)
 
     async def run(self) -> Outcome:
-        """Until all workers have ended; ``HostError`` if a host can't take part."""
+        """Run until all workers have ended; raise ``HostError`` if a host cannot take part."""
         self._task = asyncio.current_task()
         others = processes.children(os.getpid())
         processes.adopt_orphans()
@@ -125,26 +126,26 @@ class Attempt:
             )
         finally:
             await asyncio.gather(*(one.end() for one in self._supervisors))
-            processes.kill_children(but=others)  # what a supervisor left that was killed
+            processes.kill_children(but=others)  # left behind by a killed supervisor
         return self._outcome
 
     def pass_on(self, number: int) -> None:
-        """Send all workers a signal; one that asks to end ends what has not begun yet."""
+        """Send all workers a signal; before the start, SIGTERM cancels the attempt."""
         if self.has_begun:
             self.signal(number)
         elif number == signal.SIGTERM and self._task is not None:
             self._task.cancel()
 
     def signal(self, number: int) -> None:
-        """To all workers."""
+        """Send all workers a signal."""
         for one in self._supervisors:
             one.tell(signal=number)
 
     def stop(self, number: int) -> None:
-        """The user wants it to end: by this signal, and by force after the grace.
+        """End at the user's request: by this signal, and by force after the grace period.
 
-        Before workers were started, ``run`` is cancelled. A supervisor that does not end its
-        workers in time, as one that is stopped, is ended with them.
+        Before workers were started, this cancels ``run``. A supervisor that does not end its
+        workers in time, such as a stopped one, is ended together with them.
         """
         if self.has_begun:
             self.signal(number)
@@ -193,7 +194,7 @@ class Attempt:
                         "share": [place.local, self._hosts[at].workers],
                         "environment": {
                             **cluster_environment(addresses, place.rank),
-                            **_numbers(place, self._hosts[at].workers, len(addresses)),
+                            **_torchrun_variables(place, self._hosts[at].workers, len(addresses)),
                         },
                     }
                     for place in self._places
@@ -201,7 +202,7 @@ class Attempt:
                 ],
                 command=request.command,
                 folder=request.folder,
-                # Lines come as they are printed.
+                # Unbuffered, so that lines come as they are printed.
                 environment={
                     **request.environment,
                     "PYTHONUNBUFFERED": "1",
@@ -213,7 +214,7 @@ class Attempt:
             )
 
     async def _addresses(self) -> tuple[list[str], int]:
-        """Of all workers; and the rank of the first one that is started here."""
+        """Return the addresses of all workers, and the rank of the first one on these hosts."""
         if self._request.nodes:
             ports = self._supervisors[0].greeting["ports"]
             each = await self._request.nodes.meet(ports, self._screen.say)
@@ -264,7 +265,7 @@ class Attempt:
         after = time.monotonic() - self._began
         self._outcome.ends.append(Ended(place, code, after, not_first, why))
         if code:
-            self._end_later(_HEAR)
+            self._end_later(_NOTICE)
 
     def _end_later(self, seconds: float) -> None:
         if not self._is_ending:
@@ -276,8 +277,8 @@ class Attempt:
             one.tell(end=True)
 
 
-def _numbers(place: Place, on_host: int, workers: int) -> dict[str, str]:
-    """By torchrun's names, for programs that read them; without MASTER_ADDR they are no cluster."""
+def _torchrun_variables(place: Place, on_host: int, workers: int) -> dict[str, str]:
+    """Return torchrun's variables; without MASTER_ADDR they do not define a cluster."""
     return {
         "RANK": str(place.rank),
         "WORLD_SIZE": str(workers),
@@ -287,19 +288,19 @@ def _numbers(place: Place, on_host: int, workers: int) -> dict[str, str]:
 
 
 def _address(one: Supervised, all_of_them: Sequence[Supervised]) -> str:
-    """The address at which a host's workers are reached by those of all others."""
+    """Return the address at which other hosts' workers reach a host's workers."""
     if all(each.host.is_here for each in all_of_them):
         return "127.0.0.1"
     if not one.host.is_here:
         name = one.host.name.rpartition("@")[2].strip("[]")
         if _is_known(name):
             return name
-        return _connection(one)[1]  # a name that ssh alone knows
+        return _connection(one)[1]  # a name that only ssh knows
     return _connection(next(each for each in all_of_them if not each.host.is_here))[0]
 
 
 def _connection(one: Supervised) -> tuple[str, str]:
-    """From which address ssh has connected, and to which."""
+    """Return the address that ssh has connected from, and the one it has connected to."""
     words = str(one.greeting["connection"]).split()
     if len(words) != 4:
         raise HostError(f"{one.host.name}: its ssh does not tell which address it was reached at")

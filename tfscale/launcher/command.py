@@ -1,4 +1,4 @@
-"""``tfscale launch``: attempts, until one ends well, or there are no more."""
+"""``tfscale launch``: attempts, until one succeeds or none is left."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ from tfscale.launcher.supervised import HostError
 from tfscale.launcher.writer import Writer, replace_what_cannot_be_shown
 
 _PASSED_ON = (signal.SIGTERM, signal.SIGUSR1)
-_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds before another attempt: the first, and at most
+# seconds before another attempt: the first pause, and the longest
+_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 _SHOWN = 500  # characters of each of a failed worker's last lines
-_CLOSED_OUTPUT = 141  # what shells report of a command whose reader has gone
+_CLOSED_OUTPUT = 141  # exit status that shells report of a command whose reader has ended
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Runs the command; the status is that of the worker that failed first."""
+    """Run the command; return the status of the worker that failed first."""
     request = parse(sys.argv[1:] if words is None else words)
     if request.dry_run:
         try:
@@ -52,13 +53,13 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def of_repetition(request: Request, environ: Mapping[str, str]) -> str:
-    """A warning by the first of several launchers that do not know of each other, else empty."""
+    """Return a warning if several independent launchers were started; only the first one warns."""
     if request.nodes:
         return ""
     try:
         outer = next((each for each in all_found(environ) if each.name != TF_CONFIG), None)
     except ValueError:
-        return ""  # variables that nobody reads here may be broken
+        return ""  # variables that nothing reads here may be broken
     if outer is None or outer.index != 0:
         return ""
     return (
@@ -70,7 +71,7 @@ def of_repetition(request: Request, environ: Mapping[str, str]) -> str:
 
 
 def described(request: Request) -> str:
-    """What would be started, a worker per line."""
+    """Describe the workers that would be started, one per line."""
     lines = []
     for place in places(request.hosts):
         host = request.hosts[place.host]
@@ -90,7 +91,7 @@ def described(request: Request) -> str:
 
 
 def merged(timelines: Mapping[int, str], to: Path) -> str:
-    """Write the workers' timelines to one file; what became of it."""
+    """Write the workers' timelines to one file; return a message about the result."""
     from tfscale.telemetry import merge
 
     if not timelines:
@@ -132,7 +133,7 @@ class _Launcher:
         )
 
     async def run(self) -> int:
-        """All attempts; the exit status, once all is written or nobody wants to wait for that."""
+        """Run all attempts and write all output; return the exit status."""
         status = await self._run()
         await self._writer.all_written()
         return status
@@ -186,7 +187,7 @@ class _Launcher:
     # -- how it ended
 
     def _judge(self, outcome: Outcome) -> tuple[int, str]:
-        """The exit status, and a line; says which worker failed first, and its last lines."""
+        """Return the exit status and a line; report the first failure, with its last lines."""
         first = outcome.first
         if self._interrupts:
             return 128 + signal.SIGINT, ""
@@ -208,7 +209,7 @@ class _Launcher:
     # -- another attempt
 
     def _go_on(self, outcome: Outcome, number: int, why: str, pause: float) -> bool:
-        """Whether enough workers are left; tells what was lost, and what that means."""
+        """Return whether enough workers are left; report the loss and its consequences."""
         before = sum(host.workers for host in self._hosts)
         left = self._left(outcome)
         workers = sum(host.workers for host in left)
@@ -219,19 +220,19 @@ class _Launcher:
         self._hosts = left
         fewer = (
             f" with {workers} workers instead of {before}: the global batch and the steps of an "
-            "epoch stay, each worker takes a larger part, and what wires had lost is shared out "
+            "epoch stay, each worker takes a larger part, and residuals are shared out "
             "anew"
             if workers < before
             else ""
         )
         self._screen.say(
             f"attempt {number + 2} of {self._request.restarts + 1} begins in {pause:g} s{fewer}. "
-            "It goes on from the last backup, if the program makes one (BackupAndRestore)"
+            "It continues from the last backup, if the program makes one (BackupAndRestore)"
         )
         return True
 
     def _left(self, outcome: Outcome) -> list[Host]:
-        """Lost hosts are left out; and a place that has failed first in two attempts running."""
+        """Return the remaining hosts, without a place that failed first twice in a row."""
         if outcome.lost:
             self._failed_before = None
             return [host for at, host in enumerate(self._hosts) if at not in outcome.lost]
@@ -251,7 +252,7 @@ class _Launcher:
     # -- signals
 
     def _interrupt(self) -> None:
-        """Ctrl-C: workers hear it; the second time they are ended at once."""
+        """Handle Ctrl-C: the first one goes to the workers, the second one ends them at once."""
         self._interrupts += 1
         self._stopped.set()
         if self._interrupts > 1:
@@ -260,13 +261,13 @@ class _Launcher:
             return
         if self._interrupts == 1:
             if self._attempt.has_begun:
-                self._screen.say("interrupted: workers hear it; Ctrl-C again ends them now")
+                self._screen.say("interrupted, with all workers; Ctrl-C again ends them now")
             self._attempt.stop(signal.SIGINT)
         else:
             self._attempt.signal(signal.SIGKILL)
 
     def _pass_on(self, number: int) -> None:
-        """SIGTERM for a second time ends workers as a failure does: SIGKILL after the grace."""
+        """Pass a signal on; a second SIGTERM ends the workers, by SIGKILL after the grace."""
         again = number == signal.SIGTERM and self._stopped.is_set()
         if number == signal.SIGTERM:
             self._stopped.set()

@@ -1,4 +1,4 @@
-"""Hosts and how many workers each has: ``--hosts a:2,b:2``, ``--hostfile``, ``-n``, ``-np``."""
+"""Hosts and their numbers of workers: ``--hosts a:2,b:2``, ``--hostfile``, ``-n``, ``-np``."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ _NAME = re.compile(r"(?:[\w.-]+@)?(?:[\w.-]+|\[[0-9a-fA-F:.]+\])")  # user@name,
 
 
 class Host(NamedTuple):
-    """A host and its workers."""
+    """A host and its number of workers."""
 
     name: str
     workers: int
 
     @property
     def is_here(self) -> bool:
-        """Whether it is started without ssh."""
+        """Whether workers on this host start without ssh."""
         return self.name in (*_HERE, socket.gethostname())
 
 
 class Place(NamedTuple):
-    """Where a worker runs."""
+    """The place of a worker."""
 
     rank: int
     host: int
-    local: int  # its place among its host's workers
+    local: int  # index among its host's workers
 
 
 def listed(text: str, each: int) -> list[Host]:
-    """``a:2,b`` has two workers on a, and ``each`` on b."""
+    """Parse a list of hosts: ``a:2,b`` has two workers on a, and ``each`` on b."""
     found = [_host(word, each) for word in text.split(",") if word.strip()]
     if not found:
         raise ValueError(f"{text!r} names no host; expected hosts such as 'a:2,b:2'")
-    return _together(found)
+    return _merged(found)
 
 
 def in_file(path: Path, each: int) -> list[Host]:
-    """A host per line: ``a``, ``a:2``, ``a slots=2``; # begins a comment."""
+    """Read a file with a host per line: ``a``, ``a:2``, ``a slots=2``; # begins a comment."""
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -56,11 +56,11 @@ def in_file(path: Path, each: int) -> list[Host]:
             found.append(_host(f"{words[0]}:{slots[1]}" if slots else words[0], each))
     if not found:
         raise ValueError(f"{path} names no host; expected lines like 'host slots=2'")
-    return _together(found)
+    return _merged(found)
 
 
-def _together(hosts: Sequence[Host]) -> list[Host]:
-    """A host that is named several times is one: its workers share it."""
+def _merged(hosts: Sequence[Host]) -> list[Host]:
+    """Merge hosts that are named several times: the workers of a name share one host."""
     workers: dict[str, int] = {}
     for host in hosts:
         workers[host.name] = workers.get(host.name, 0) + host.workers
@@ -72,12 +72,12 @@ def _host(word: str, each: int) -> Host:
     if not colon or word.strip().endswith("]"):
         name, number = word.strip(), str(each)
     if not _NAME.fullmatch(name) or name.startswith("-") or not number.isdecimal() or number == "0":
-        raise ValueError(f"{word!r} is no host with a number of workers, such as 'host:2'")
+        raise ValueError(f"{word!r} is not a host with a number of workers, such as 'host:2'")
     return Host(name, int(number))
 
 
 def first(hosts: Sequence[Host], total: int | None) -> list[Host]:
-    """So many workers in all, the first hosts filled first."""
+    """Return hosts for a total number of workers; the first hosts are filled first."""
     if total is None:
         return list(hosts)
     room = sum(host.workers for host in hosts)
@@ -95,6 +95,6 @@ def first(hosts: Sequence[Host], total: int | None) -> list[Host]:
 
 
 def places(hosts: Sequence[Host], first_rank: int = 0) -> list[Place]:
-    """All workers, in the order of their ranks."""
+    """Return the places of all workers, in the order of their ranks."""
     pairs = [(at, local) for at, host in enumerate(hosts) for local in range(host.workers)]
     return [Place(rank, at, local) for rank, (at, local) in enumerate(pairs, first_rank)]

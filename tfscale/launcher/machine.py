@@ -1,4 +1,4 @@
-"""What a host has: cores and GPUs, and how workers share them."""
+"""The cores and GPUs of a host, and their division between workers."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 
 def cores() -> list[int]:
-    """Those on which this process may run."""
+    """Return the cores on which this process may run."""
     return sorted(os.sched_getaffinity(0))
 
 
 def gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """What CUDA_VISIBLE_DEVICES lists, or all that the driver knows."""
+    """Return the GPUs that CUDA_VISIBLE_DEVICES lists, or all GPUs of the driver."""
     chosen = environment.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         found = Path("/proc/driver/nvidia/gpus")
@@ -23,7 +23,7 @@ def gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def part(things: Sequence, index: int, count: int) -> list:  # type: ignore[type-arg]
-    """This one's share: equal shares in order; where there are too few, one for several."""
+    """Return one worker's share: equal shares in order; with too few things, several share one."""
     if len(things) < count:
         return [things[index * len(things) // count]] if things else []
     each = len(things) // count
@@ -33,7 +33,7 @@ def part(things: Sequence, index: int, count: int) -> list:  # type: ignore[type
 def shared(
     local: int, count: int, devices: int | None, environment: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """Variables that give one of this host's workers its share of threads and GPUs."""
+    """Return variables that give one of this host's workers its share of threads and GPUs."""
     found = {}
     if count > 1:
         threads = str(len(part(cores(), local, count)))

@@ -1,4 +1,4 @@
-"""What workers print, line by line with their ranks, and the bars that they draw."""
+"""The output of workers, line by line with their ranks, and their progress bars."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import IO, TextIO
 
 from tfscale.launcher.writer import Pieces, write_at_once
 
-_COLOURS = (36, 33, 32, 35, 34, 31)  # of ANSI terminals
-_KEPT = 20  # lines of each worker
-_LONGEST = 1 << 20  # characters that wait for the end of their line
+_COLOURS = (36, 33, 32, 35, 34, 31)  # codes of ANSI terminals
+_KEPT = 20  # lines that are kept of each worker
+_LONGEST = 1 << 20  # largest number of characters that wait for the end of their line
 _BEGINS = "tfscale launch began again:"
 _HEADER = re.compile(r"Epoch \d+/\d+")
 # TensorFlow 2.21 prints these while it is imported, whatever TF_CPP_MIN_LOG_LEVEL says.
@@ -25,25 +25,24 @@ _NOISE = re.compile(
     r"WARNING: All log messages before absl::InitializeLog\(\) is called.*"
     r"|I\d{4} [\d:.]+ +\d+ \S+\.cc:\d+\] .*"
 )
-_CLEAR = "\r\x1b[J"  # from here to the end of the screen
+_CLEAR = "\r\x1b[J"  # clears from here to the end of the screen
 
 
 class Screen:
-    """Workers' lines on standard output and standard error, as they print them.
+    """Workers' lines on standard output and standard error, as workers print them.
 
     A line that is drawn over itself (with carriage returns or backspaces) is a bar. The screen
-    shows the bars of rank 0: on a terminal as they change and below all other lines, else once
-    they are complete. A bar that it does not show takes Keras's line "Epoch 1/4" above it along.
-    Information that TensorFlow logs is left out, unless ``TF_CPP_MIN_LOG_LEVEL`` is 0.
+    shows the bars of rank 0: on a terminal as they change and below all other lines, otherwise once
+    they are complete. When the screen hides a bar, it also hides Keras's line "Epoch 1/4" above it.
+    TensorFlow's informational log lines are hidden, unless ``TF_CPP_MIN_LOG_LEVEL`` is 0.
 
     Args:
-        ranks: how many workers there are.
+        ranks: number of workers.
         prefix: whether lines begin with their ranks.
-        all_bars: whether the others' bars are shown, too.
-        out, err: where to; standard output and standard error by default.
-        put: writes; at once by default.
-        colours, live: whether there are colours, and bars that change; where it is a terminal,
-            by default.
+        all_bars: whether to show the bars of other ranks, too.
+        out, err: streams; standard output and standard error by default.
+        put: writes pieces; at once by default.
+        colours, live: whether to use colours, and bars that change; by default on a terminal.
     """
 
     def __init__(
@@ -68,13 +67,13 @@ class Screen:
         self._colours = coloured if colours is None else colours
         self._live = terminal if live is None else live
         self._width = len(str(ranks - 1))
-        self._begun: dict[tuple[int, TextIO], str] = {}  # lines without an end yet
+        self._begun: dict[tuple[int, TextIO], str] = {}  # lines without an end so far
         self._held: dict[tuple[int, TextIO], str] = {}  # "Epoch 1/4", until the next line comes
-        self._drawn = 0  # bars
+        self._drawn = 0  # number of drawn bars
         self._last: dict[int, collections.deque[str]] = {}
 
     def heard(self, rank: int, text: str, stream: TextIO) -> None:
-        """A worker has printed something."""
+        """Show text that a worker has printed."""
         *whole, rest = (self._begun.get((rank, stream), "") + text).split("\n")
         self._begun[rank, stream] = _kept(rest) if _is_bar(rest) else rest
         if len(rest) > _LONGEST:
@@ -83,7 +82,7 @@ class Screen:
         self._write("".join(lines), stream)
 
     def ended(self, rank: int) -> None:
-        """A worker will print no more."""
+        """Show the rest of a worker's output, after its end."""
         for stream in (self.out, self.err):
             if self._begun.get((rank, stream), "").strip():
                 self.heard(rank, "\n", stream)
@@ -91,15 +90,15 @@ class Screen:
                 self._write(self._shown(rank, held), stream)
 
     def say(self, text: str) -> None:
-        """The launcher's own words."""
+        """Show a message of the launcher itself."""
         self._write(f"tfscale launch: {text}\n", self.err)
 
     def last(self, rank: int) -> Sequence[str]:
-        """A worker's last lines."""
+        """Return a worker's last lines."""
         return list(self._last.get(rank, ()))
 
     def _write(self, text: str, stream: TextIO) -> None:
-        """Above the bars."""
+        """Write text above the bars."""
         up = f"\x1b[{self._drawn - 1}A" if self._drawn > 1 else ""
         clear = up + _CLEAR if self._drawn else ""
         bars = self._bars() if self._live else []
@@ -108,7 +107,7 @@ class Screen:
         self._put([(each, text) for each, text in pieces if text])
 
     def _line(self, rank: int, line: str, stream: TextIO) -> str:
-        line = line.rstrip("\r")  # as Windows ends lines
+        line = line.rstrip("\r")  # the line end of Windows
         text = _visible(line)
         if _NOISE.fullmatch(text) and not self._shows_noise:
             return ""
@@ -152,22 +151,22 @@ def _is_bar(line: str) -> bool:
 
 
 def _visible(line: str) -> str:
-    """What one sees at the end of a line that was drawn over itself."""
+    """Return the visible text of a line that was drawn over itself."""
     drawn = [part for part in line.split("\r") if part.strip("\b ")]
     return _overwritten(drawn[-1])[0].rstrip() if drawn else ""
 
 
 def _kept(line: str) -> str:
-    """A bar that is not complete, without what was drawn over."""
+    """Return an incomplete bar without the text that was drawn over."""
     text, place = _overwritten(line.rstrip("\r").rpartition("\r")[2])
-    if not text.strip():  # Keras goes back by backspaces, and then by a carriage return
+    if not text.strip():  # Keras moves back by backspaces, and then by a carriage return
         text, place = _visible(line), 0
     back = "\r" if line.endswith("\r") or place == 0 else "\b" * (len(text) - place)
     return "\r" + text + back
 
 
 def _overwritten(text: str) -> tuple[str, int]:
-    """What backspaces leave, and where the next character would be."""
+    """Return the text after backspaces, and the place of the next character."""
     if "\b" not in text:
         return text, len(text)
     shown: list[str] = []
@@ -182,7 +181,7 @@ def _overwritten(text: str) -> tuple[str, int]:
 
 
 def _clipped(text: str, room: int) -> str:
-    """So many characters of it; codes of colours take no room."""
+    """Return the first ``room`` characters of a text; colour codes take no room."""
     parts = re.split(r"(\x1b\[[0-9;]*m)", text)
     for at in range(0, len(parts), 2):
         parts[at], room = parts[at][:room], max(0, room - len(parts[at]))
@@ -190,10 +189,11 @@ def _clipped(text: str, room: int) -> str:
 
 
 class Logs:
-    """A file for each worker; None if none were asked for.
+    """A log file for each worker; no files if ``folder`` is None.
 
-    What an earlier launch has left there stays, above a line that says when this one began.
-    Training does not depend on it: a full disk costs the rest of the file, and is told once.
+    Files of an earlier launch stay; a line separates the new output, with the time of its start.
+    Training does not depend on the files: with a full disk the rest is lost, and a message says so
+    once.
     """
 
     def __init__(self, folder: Path | None, screen: Screen) -> None:
@@ -202,7 +202,7 @@ class Logs:
         self._files: dict[int, IO[str]] = {}
 
     def heard(self, rank: int, text: str) -> None:
-        """Adds to the log file of a worker what it has printed."""
+        """Add a worker's output to its log file."""
         if self._folder is None:
             return
         try:
@@ -222,7 +222,7 @@ class Logs:
             self._folder = None
 
     def close(self) -> None:
-        """Closes all log files."""
+        """Close all log files."""
         for file in self._files.values():
             with contextlib.suppress(OSError):
                 file.close()

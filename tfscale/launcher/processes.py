@@ -1,4 +1,4 @@
-"""Who hears of a process's end, and who gets what it leaves behind: what Linux does for that."""
+"""Linux's features for the end of processes: signals to children, and adoption of orphans."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 
 def signal_when_parent_ends(number: int) -> None:
-    """Have the kernel send this process a signal when the thread that started it has ended."""
+    """Let the kernel send this process a signal when the thread that started it ends."""
     _prctl(_SIGNAL_OF_PARENTS_DEATH, number, 0, 0, 0)
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of what its descendants leave behind."""
+    """Make this process the parent of its descendants' orphans."""
     _prctl(_ADOPT_ORPHANS, 1, 0, 0, 0)
 
 
 def kill_children(but: Collection[int] = ()) -> None:
-    """Kill this process's children and what they leave behind, if it adopts orphans.
+    """Kill this process's children, and their orphans if this process adopts orphans.
 
     Args:
         but: children to leave alone.
@@ -40,7 +40,7 @@ def kill_children(but: Collection[int] = ()) -> None:
 
 
 def children(process: int) -> list[int]:
-    """Processes whose parent it is now."""
+    """Return the processes whose present parent is this process."""
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and _parent(folder) == process:
@@ -51,6 +51,6 @@ def children(process: int) -> list[int]:
 def _parent(folder: Path) -> int:
     try:
         stat = (folder / "stat").read_text()
-    except OSError:  # it has ended
+    except OSError:  # the process has ended
         return 0
-    return int(stat.rpartition(")")[2].split()[1])  # the name before may have any character
+    return int(stat.rpartition(")")[2].split()[1])  # the name before may contain any character

@@ -1,4 +1,4 @@
-"""What a launcher and its supervisors say to each other: lines of JSON."""
+"""Messages between a launcher and its supervisors: lines of JSON."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import asyncio
 import json
 from typing import Any
 
-PROTOCOL = 1  # changes whenever two versions could no longer talk to each other
+PROTOCOL = 1  # changes whenever two versions cannot talk to each other
 LONGEST = 4 << 20  # bytes of a line: environments and command lines are long
 PIECE = 1 << 16  # bytes of output in a line
 
 
 def line(message: dict[str, Any]) -> bytes:
-    """A message as a line of JSON."""
+    """Return a message as a line of JSON."""
     return json.dumps(message).encode() + b"\n"
 
 
 def parsed(data: bytes) -> dict[str, Any] | None:
-    """The message; None if this line is none, such as a greeting of a login shell."""
+    """Parse a line; return None if it is not a message, such as a greeting of a login shell."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError):
@@ -26,7 +26,7 @@ def parsed(data: bytes) -> dict[str, Any] | None:
 
 
 async def read(reader: asyncio.StreamReader) -> bytes:
-    """The next line; empty at the end, and where a line is longer than any of ours."""
+    """Return the next line; empty at the end, and if the line is longer than any message."""
     try:
         return await reader.readline()
     except (ValueError, OSError):

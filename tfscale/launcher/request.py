@@ -1,4 +1,4 @@
-"""What the user asks for, in the words of ``tfscale launch``, ``torchrun`` and ``horovodrun``."""
+"""The user's request, in the options of ``tfscale launch``, ``torchrun`` and ``horovodrun``."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tfscale.launcher import machine
 from tfscale.launcher.hosts import Host
 
 _PORT = 29400
-_PATIENCE = 600.0  # seconds: somebody goes from host to host
+_PATIENCE = 600.0  # seconds: somebody starts a launcher on each host by hand
 
-# Options of torchrun and horovodrun that mean nothing here, and what to type.
+# Options of torchrun and horovodrun without a meaning here, and what to type instead.
 _SOCKETS = "gradients go over sockets of tfscale's own, or TFSCALE_TRANSPORT=grpc: leave it out"
 _ELSEWHERE = {
     "--rdzv-backend": "launchers that are started by hand meet at the first one: leave it out, and "
@@ -40,11 +40,11 @@ _ELSEWHERE = {
     "--monitor-interval": "workers are watched all the time: leave it out",
     "--role": "all workers are alike: leave it out",
     "--host-discovery-script": "name the hosts: --hosts a:2,b:2, or --hostfile FILE",
-    "--max-np": "with --hosts, --restarts and --min-workers it goes on with the workers that are "
+    "--max-np": "with --hosts, --restarts and --min-workers it continues with those that are "
     "left; more than it began with are never added: leave it out",
 }
 
-# What a host over ssh gets of this one's environment, beside --env.
+# Prefixes of variables that go to hosts over ssh, in addition to --env.
 _CARRIED = ("CUDA_", "KERAS_", "NCCL_", "OMP_", "PYTHON", "TF_", "TFSCALE_", "XLA_")
 
 
@@ -57,14 +57,14 @@ class Nodes:
     master: tuple[str, int]
 
     async def meet(self, ports: Sequence[int], say: Callable[[str], None]) -> list[list[str]]:
-        """The addresses of all nodes' workers; ``JoinError`` if some do not come."""
+        """Return the addresses of all nodes' workers; raise ``JoinError`` if some do not come."""
         job = self.master, self.rank, self.count, ports, "tfscale launch"
         return await collected(*job, _PATIENCE, who="node", say=say)
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be started, and how; see the command line's help."""
+    """The command and all options; see the command line's help."""
 
     command: list[str]
     hosts: list[Host]
@@ -87,7 +87,7 @@ class Request:
 
 
 def parse(words: Sequence[str]) -> Request:
-    """The request; ends the process with a message where it makes no sense."""
+    """Parse the command line; end the process with a message if it is wrong."""
     parser = _parser()
     asked = parser.parse_args(words)
     try:
@@ -156,7 +156,7 @@ def _hosts(asked: argparse.Namespace) -> list[Host]:
 
 
 def _number(text: str | None, devices: int | None) -> int:
-    """How many workers a host has: a number, or what this one has room for."""
+    """Return the number of workers of a host: as given, or as many as fit on this host."""
     if text is None:
         return 1
     gpus, cores = len(machine.gpus()), len(machine.cores())
@@ -167,7 +167,7 @@ def _number(text: str | None, devices: int | None) -> int:
     if text in ("gpu", "cpu"):
         return max(1, (gpus if text == "gpu" else cores) // (devices or 1))
     if not text.isdecimal() or text == "0":
-        raise ValueError(f"-n {text} is no number of workers, and none of cpu, gpu and auto")
+        raise ValueError(f"-n {text} is neither a number of workers nor one of cpu, gpu and auto")
     return int(text)
 
 
@@ -184,7 +184,7 @@ def _nodes(asked: argparse.Namespace) -> Nodes | None:
     if not colon or place.endswith("]") or (place.count(":") > 1 and not place.startswith("[")):
         host, port = place, ""
     if port and not port.isdecimal():
-        raise ValueError(f"{place!r} is no host, and no host:port")
+        raise ValueError(f"{place!r} is neither a host nor host:port")
     if not host or asked.node_rank is None:
         raise ValueError(
             "--nnodes needs --node-rank (0 on the first host) and --master-addr (the first host's "
@@ -211,7 +211,7 @@ def _command(asked: argparse.Namespace) -> list[str]:
 
 
 def _environment(wanted: Sequence[str]) -> dict[str, str]:
-    """What other hosts' workers get, beside their own environment."""
+    """Return variables for the workers of other hosts, in addition to their own environment."""
     chosen = {name: value for name, value in os.environ.items() if name.startswith(_CARRIED)}
     chosen.pop("TF_CONFIG", None)
     for word in wanted:
@@ -227,13 +227,13 @@ def _environment(wanted: Sequence[str]) -> dict[str, str]:
 def _seconds(text: str) -> float:
     value = float(text)
     if not 0 <= value < 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
     return value
 
 
 def _count(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
     return int(text)
 
 
@@ -245,7 +245,7 @@ def _positive(text: str) -> int:
 
 
 class _Elsewhere(argparse.Action):
-    """Ends with what to type in place of another launcher's option."""
+    """An action that ends the process with the replacement of another launcher's option."""
 
     def __call__(
         self,
@@ -271,36 +271,36 @@ def _parser() -> argparse.ArgumentParser:
     where.add_argument("-np", "--num-proc", dest="total", type=_positive, metavar="N",
         help="workers on all hosts together")  # fmt: skip
     where.add_argument("-H", "--hosts", metavar="A:2,B:2",
-        help="start workers on these hosts over ssh, so many on each")  # fmt: skip
+        help="start workers on these hosts over ssh, A:2 means two on A")  # fmt: skip
     where.add_argument("-hostfile", "--hostfile", type=Path, metavar="FILE",
-        help="the same, a host per line: a:2 or 'a slots=2'")  # fmt: skip
+        help="read the hosts from a file, one per line: a:2 or 'a slots=2'")  # fmt: skip
     where.add_argument("--devices-per-worker", dest="devices", type=_positive, metavar="K",
-        help="replicas of each worker: so many GPUs, or logical CPUs without any")  # fmt: skip
-    where.add_argument("--bind", action="store_true", help="give each worker cores of its own")
+        help="replicas of each worker: GPUs, or logical CPUs on a host without GPUs")  # fmt: skip
+    where.add_argument("--bind", action="store_true", help="give each worker separate cores")
 
     ssh = parser.add_argument_group("over ssh")
     ssh.add_argument("--ssh", default="ssh", metavar="COMMAND",
         help="such as 'ssh -p 2222 -i key' (default: %(default)s)")  # fmt: skip
     ssh.add_argument("-p", "--ssh-port", type=_positive, metavar="PORT", help="ssh's port")
     ssh.add_argument("--silence", type=_positive, default=60, metavar="SECONDS",
-        help="a host that has not heard of this one for so long ends its workers "
+        help="a host ends its workers after this time without a message from here "
         "(default: %(default)g)")  # fmt: skip
     ssh.add_argument("--python", default=sys.executable, metavar="PATH",
         help="the Python that runs on all hosts (default: this one)")  # fmt: skip
     ssh.add_argument("--env", action="append", default=[], metavar="NAME[=VALUE]",
         help="a variable for all workers; TF_, KERAS_, TFSCALE_, CUDA_, NCCL_, OMP_, XLA_ and "
-        "PYTHON* go by themselves")  # fmt: skip
+        "PYTHON* are passed on by default")  # fmt: skip
 
     hand = parser.add_argument_group("started by hand on each host")
-    hand.add_argument("--nnodes", metavar="N", help="so many hosts, each with such a command")
+    hand.add_argument("--nnodes", metavar="N", help="number of hosts, each with its own launcher")
     hand.add_argument("--node-rank", "--node_rank", type=_count, metavar="I",
-        help="which of them this is, 0 for the first")  # fmt: skip
+        help="number of this host, 0 for the first")  # fmt: skip
     hand.add_argument("--master-addr", "--master_addr", metavar="HOST",
         help="the first host, where all collect the addresses of workers once")  # fmt: skip
     hand.add_argument("--master-port", "--master_port", type=_positive, default=_PORT,
         metavar="PORT", help="(default: %(default)s)")  # fmt: skip
     hand.add_argument("--rdzv-endpoint", "--rdzv_endpoint", dest="endpoint", metavar="HOST:PORT",
-        help="torchrun's word for both")  # fmt: skip
+        help="torchrun's name for both options")  # fmt: skip
     hand.add_argument("--standalone", action="store_true", help=argparse.SUPPRESS)
 
     shown = parser.add_argument_group("what is shown and kept")
@@ -317,9 +317,9 @@ def _parser() -> argparse.ArgumentParser:
     end.add_argument("--grace", type=_seconds, default=10.0, metavar="SECONDS",
         help="from SIGTERM to SIGKILL (default: %(default)g)")  # fmt: skip
     end.add_argument("--restarts", "--max-restarts", "--max_restarts", type=_count, default=0,
-        metavar="N", help="start again so often (default: %(default)s)")  # fmt: skip
+        metavar="N", help="largest number of restarts (default: %(default)s)")  # fmt: skip
     end.add_argument("--min-workers", "--min-np", dest="least", type=_positive, metavar="M",
-        help="after a failure go on if so many are left (default: all)")  # fmt: skip
+        help="continue after a failure with at least M workers (default: all)")  # fmt: skip
 
     for name, advice in _ELSEWHERE.items():
         names = dict.fromkeys([name, "--" + name[2:].replace("-", "_")])
@@ -328,7 +328,7 @@ def _parser() -> argparse.ArgumentParser:
         )
 
     what = parser.add_argument_group("the program")
-    what.add_argument("-m", "--module", action="store_true", help="it is a module, as python -m")
+    what.add_argument("-m", "--module", action="store_true", help="run a module, as python -m does")
     what.add_argument("program", help=argparse.SUPPRESS)
     what.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser

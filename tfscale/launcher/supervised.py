@@ -1,4 +1,4 @@
-"""A host as the launcher sees it: a supervisor there, started here or over ssh."""
+"""The launcher's side of a host: a supervisor there, started here or over ssh."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tfscale.launcher import protocol
 from tfscale.launcher.hosts import Host
 from tfscale.version import __version__
 
-_GREETING = 60.0  # seconds: ssh has a time limit of its own, and Python may be slow to start
-_GONE = 10.0  # seconds, beyond the grace, until a supervisor has ended its workers
+_GREETING = 60.0  # seconds: ssh has its own time limit, and Python may be slow to start
+_GONE = 10.0  # seconds, beyond the grace period, until a supervisor has ended its workers
 
-# Without a terminal, ssh shall rather fail than ask; and it shall notice a host that is gone.
+# Without a terminal, ssh must fail instead of asking, and must notice a lost host.
 _SSH_OPTIONS = (
     "-T", "-oBatchMode=yes", "-oConnectTimeout=10", "-oServerAliveInterval=10",
     "-oServerAliveCountMax=3",
@@ -33,14 +33,14 @@ _ADVICE = (
 
 
 class HostError(RuntimeError):
-    """A host where nothing can be started, or that was lost; the message says which and why."""
+    """Raised if a host is lost or cannot start anything; the message says which and why."""
 
 
 class Supervised:
     """A supervisor and its workers.
 
     Attributes:
-        greeting: what it has said of itself: its version, its held ports, its connection.
+        greeting: the supervisor's first message: its version, its held ports, its connection.
     """
 
     def __init__(self, host: Host, process: asyncio.subprocess.Process, grace: float) -> None:
@@ -48,7 +48,7 @@ class Supervised:
         self._grace = grace
         self.greeting: dict[str, Any] = {}
         self._process = process
-        self._words: list[str] = []  # which are no messages: ssh's, or a login shell's
+        self._words: list[str] = []  # lines that are not messages: of ssh, or of a login shell
         self._hears = asyncio.create_task(self._hear_errors())
         self._pulse: asyncio.Task[None] | None = None
 
@@ -56,7 +56,7 @@ class Supervised:
     async def begin(
         cls, host: Host, *, ssh: str, python: str, loopback: bool, grace: float, silence: float
     ) -> Supervised:
-        """Start it, and hear its greeting; ``HostError`` if that does not work."""
+        """Start a supervisor and wait for its greeting; raise ``HostError`` if that fails."""
         try:
             process = await asyncio.create_subprocess_exec(
                 *_command(host, ssh, python),
@@ -65,7 +65,7 @@ class Supervised:
                 stderr=asyncio.subprocess.PIPE,
                 limit=protocol.LONGEST,
                 env={**os.environ, **_path()},
-                cwd="/",  # no file of the user's folder can be taken for a module of Python's
+                cwd="/",  # no file of the user's folder can shadow a module of Python
                 start_new_session=True,  # Ctrl-C is for the launcher
             )
         except OSError as error:
@@ -99,7 +99,7 @@ class Supervised:
         raise self.lost(f"it did not start within {_GREETING:.0f} s")
 
     async def next(self) -> dict[str, Any] | None:
-        """What it says next; None at its end."""
+        """Return the next message; None at the end."""
         assert self._process.stdout is not None
         while data := await protocol.read(self._process.stdout):
             message = protocol.parsed(data)
@@ -111,7 +111,7 @@ class Supervised:
         return None
 
     def tell(self, **order: Any) -> None:
-        """Sends the supervisor an order. If it, or ssh, was stopped, it goes on."""
+        """Send the supervisor an order. If the supervisor, or ssh, was stopped, it continues."""
         assert self._process.stdin is not None
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGCONT)
@@ -119,13 +119,13 @@ class Supervised:
             self._process.stdin.write(protocol.line(order))
 
     def lost(self, what: str = "its connection was cut") -> HostError:
-        """The error that says why it is gone."""
+        """Return the error that says why the supervisor is gone."""
         said = " ".join("".join(self._words).split())[-400:]
         advice = next((f" ({advice})" for sign, advice in _ADVICE if sign in said), "")
         return HostError(f"{self.host.name}: {said or what}{advice}")
 
     async def end(self) -> None:
-        """It ends its workers, if they still run, and itself."""
+        """Let the supervisor end its workers, if they still run, and itself."""
         if self._pulse is not None:
             self._pulse.cancel()
         assert self._process.stdin is not None
@@ -138,11 +138,11 @@ class Supervised:
 
     @property
     def longest_end(self) -> float:
-        """Seconds in which it ends its workers and itself once it is told to."""
+        """Seconds in which the supervisor ends its workers and itself after the order."""
         return self._grace + _GONE
 
     def kill(self) -> None:
-        """End it by force, or the ssh to it; its workers end with it."""
+        """End the supervisor by force, or the ssh to it; its workers end with it."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
@@ -162,14 +162,14 @@ def _command(host: Host, ssh: str, python: str) -> Sequence[str]:
     program = [python, "-m", "tfscale.launcher.supervisor"]
     if host.is_here:
         return program
-    # Where this package is found by PYTHONPATH, it is found there by it, too.
+    # If PYTHONPATH finds this package here, it finds it there, too.
     path = [f"{name}={value}" for name, value in _path().items()]
     there = shlex.join(["env", *path, *program])
     return [*shlex.split(ssh), *_SSH_OPTIONS, host.name.strip("[]"), f"cd / && exec {there}"]
 
 
 def _path() -> dict[str, str]:
-    """PYTHONPATH as seen from any folder."""
+    """Return PYTHONPATH as seen from any folder."""
     words = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     found = os.pathsep.join(os.path.abspath(word) for word in words if word)
     return {"PYTHONPATH": found} if found else {}

@@ -1,8 +1,8 @@
-"""Runs on each host, between the launcher and the host's workers, and ends with either.
+"""The supervisor: runs on each host, between the launcher and the host's workers.
 
-The launcher may be killed, or its connection cut: then nobody could end the workers. So each host
-has a process that is told what to start, tells what workers print and how they end, and ends them
-all when its input ends, or is silent for too long. Workers die with it, too.
+If the launcher is killed or its connection is cut, nobody could end the workers. So each host has a
+process that starts workers as ordered, reports their output and their end, and ends them all when
+its input ends or is silent for too long. Workers end with it, too.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from tfscale.launch.local import held_ports
 from tfscale.launcher import machine, processes, protocol
 from tfscale.version import __version__
 
-_LAST_OUTPUT = 1.0  # seconds to read what a worker's own children still print
+_LAST_OUTPUT = 1.0  # seconds to read the output of a worker's own children
 _LOOK = 0.05  # seconds
 
 
 def main() -> None:
-    """Starts the workers of this host as the launcher orders, until the launcher is gone."""
-    # Ctrl-C and hang-ups are the launcher's to hear; it says what becomes of them.
+    """Start the workers of this host as the launcher orders, until the launcher is gone."""
+    # The launcher receives Ctrl-C and hang-ups, and decides what happens.
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
-    # If it is stopped when the launcher ends, it goes on, and ends its workers.
+    # If this process is stopped when the launcher ends, it continues, and ends its workers.
     processes.signal_when_parent_ends(signal.SIGCONT)
-    processes.adopt_orphans()  # so that whatever workers leave can be found
+    processes.adopt_orphans()  # so that it finds all processes that workers leave behind
     try:
         asyncio.run(_Supervisor().run())
     finally:
@@ -46,15 +46,15 @@ def main() -> None:
 
 
 class _Worker:
-    """A process, in a group of its own with all that it starts."""
+    """A process, in a group with all processes that it starts."""
 
     def __init__(self, process: subprocess.Popen[bytes], mark: Path) -> None:
         self.process = process
         self.mark = mark  # a file that it writes if it fails because another worker has failed
         self.over = asyncio.Event()
-        self.gone = asyncio.Event()  # with its group
-        self.left = _LAST_OUTPUT  # seconds to wait for what others print, once it is gone
-        self.warned = -math.inf  # when it got SIGTERM
+        self.gone = asyncio.Event()  # set when its whole group has ended
+        self.left = _LAST_OUTPUT  # seconds to wait for other processes' output, once it is gone
+        self.warned = -math.inf  # time when it got SIGTERM
 
     @property
     def runs(self) -> bool:
@@ -67,7 +67,7 @@ class _Worker:
             os.killpg(self.process.pid, number)
 
     def has_group(self) -> bool:
-        """Whether it, or what it has started, still runs."""
+        """Return whether the worker, or a process of its group, still runs."""
         try:
             os.killpg(self.process.pid, 0)
         except ProcessLookupError:
@@ -123,7 +123,7 @@ class _Supervisor:
         try:
             return await asyncio.wait_for(protocol.read(orders), silence)
         except asyncio.TimeoutError:
-            self._say(ends=f"it has not heard of the launcher for {silence:g} s (--silence)")
+            self._say(ends=f"it has not heard from the launcher for {silence:g} s (--silence)")
             raise
 
     def _say(self, **message: Any) -> None:
@@ -145,7 +145,7 @@ class _Supervisor:
             environment["TFSCALE_TIMELINE"] = str(self._folder / f"timeline-{rank}.json")
         cores = machine.part(machine.cores(), local, count) if order["bind"] else None
         try:
-            environment.pop("TFSCALE_LOGICAL_CPUS", None)  # of a launcher that started this one
+            environment.pop("TFSCALE_LOGICAL_CPUS", None)  # set by a launcher that started this one
             shared = machine.shared(local, count, order["devices"], environment)
             process = subprocess.Popen(
                 order["command"],
@@ -167,7 +167,7 @@ class _Supervisor:
             self._spawn(self._follow(rank, self._workers[rank]))
 
     async def _follow(self, rank: int, worker: _Worker) -> None:
-        """Tell what it prints, and how it ends."""
+        """Report the output of a worker, and its end."""
         streams = {"text": worker.process.stdout, "error": worker.process.stderr}
         tell = (self._tell(rank, worker, *each) for each in streams.items())
         printed = asyncio.gather(*tell)
@@ -188,7 +188,7 @@ class _Supervisor:
                     await self._out.drain()
 
     async def _end_rest(self, worker: _Worker) -> None:
-        """What it has left behind, such as the program of a shell script, has the grace to end."""
+        """Let the rest of a worker's group (a shell script's program, say) end within the grace."""
         if worker.has_group() and time.monotonic() > worker.warned + self._grace:
             worker.signal(signal.SIGTERM)
         while worker.has_group() and time.monotonic() < worker.warned + self._grace:
@@ -202,12 +202,10 @@ class _Supervisor:
             if text := decoder.decode(data):
                 self._say(**{"rank": rank, what: text})
                 with contextlib.suppress(ConnectionError):
-                    await (
-                        self._out.drain()
-                    )  # whoever reads slowly slows workers down, as a pipe does
+                    await self._out.drain()  # a slow reader slows workers down, as a pipe does
 
     def _look(self) -> None:
-        """Children have ended: workers, or orphans that they have left."""
+        """Collect children that have ended: workers, or orphans that they have left."""
         own = {worker.process.pid: worker for worker in self._workers.values()}
         peek = os.WEXITED | os.WNOHANG | os.WNOWAIT
         with contextlib.suppress(ChildProcessError):
@@ -224,7 +222,7 @@ class _Supervisor:
                 worker.signal(number)
 
     async def _end(self) -> None:
-        """Ask workers to end; after the grace, end them."""
+        """Ask workers to end; after the grace period, kill them."""
         self._signal(signal.SIGTERM)
         end = time.monotonic() + self._grace
         while time.monotonic() < end and any(w.has_group() for w in self._workers.values()):
@@ -234,10 +232,10 @@ class _Supervisor:
 
 
 async def _next(reader: asyncio.StreamReader, worker: _Worker) -> bytes:
-    """What it prints next; empty at the end, or once it is gone and nobody else prints at once.
+    """Return a worker's next output; empty at the end, or if nothing comes once it is gone.
 
-    A process that has left its group may hold its output open. Only waiting for that is limited:
-    whoever reads what was printed may be slow.
+    A process that has left its group may hold its output open. Only waiting for that process is
+    limited: the reader of printed output may be slow.
     """
     reading = asyncio.ensure_future(reader.read(protocol.PIECE))
     gone = asyncio.ensure_future(worker.gone.wait())
@@ -261,9 +259,9 @@ async def _reader(stream: Any) -> asyncio.StreamReader:
 
 
 def _prepare(cores: Sequence[int] | None, parent: int) -> None:
-    """Runs in a worker's process before its program."""
+    """Prepare a worker's process, before its program runs."""
     processes.signal_when_parent_ends(signal.SIGKILL)
-    if os.getppid() != parent:  # it has died before
+    if os.getppid() != parent:  # the parent has already ended
         os._exit(1)
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_DFL)

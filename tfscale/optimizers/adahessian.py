@@ -1,4 +1,4 @@
-"""AdaHessian: Adam with the curvature in the place of the squared gradient."""
+"""AdaHessian: Adam with the curvature instead of the squared gradient."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from tfscale.optimizers.recording import Now, OpenTape, follow
 
 
 class _Both(NamedTuple):
-    """A variable's gradient and its D: they take the gradient's place.
+    """A variable's gradient and its D, which replace the gradient.
 
-    TensorFlow sums what stands there over replicas, under every strategy, and gives each
-    ``update_step`` the sums.
+    Under every strategy, TensorFlow sums both over replicas, and gives each ``update_step`` the
+    sums.
     """
 
     gradient: Any
@@ -44,7 +44,7 @@ class _Both(NamedTuple):
 
 @keras.saving.register_keras_serializable(package="tfscale")
 class AdaHessian(Optimizer):
-    r"""Adam's rule with the Hessian's diagonal in the place of the gradient (Yao et al.).
+    r"""Adam's rule with the Hessian's diagonal instead of the squared gradient (Yao et al.).
 
     For each variable :math:`w` with gradient :math:`g`, at step :math:`t` (from 1):
 
@@ -60,54 +60,56 @@ class AdaHessian(Optimizer):
     spatial averaging.
 
     **D is unbiased** (Hutchinson). :math:`E[z_i z_j]` is 1 for :math:`i = j` and 0 otherwise, so
-    :math:`E[z_i (Hz)_i] = \sum_j H_{ij} E[z_i z_j] = H_{ii}`. Where :math:`H` is diagonal it is
-    exact for every :math:`z`. Its variance is :math:`\sum_{j \ne i} H_{ij}^2 / s`.
+    :math:`E[z_i (Hz)_i] = \sum_j H_{ij} E[z_i z_j] = H_{ii}`. If :math:`H` is diagonal, D is exact
+    for every :math:`z`. Its variance is :math:`\sum_{j \ne i} H_{ij}^2 / s`.
 
-    **No Hessian is formed.** :math:`Hz` is the gradient of :math:`g^T z`, which costs about twice
-    a forward and backward pass. It works with plain ``compile`` and ``fit``: in a graph, the
+    **No Hessian is formed.** :math:`Hz` is the gradient of :math:`g^T z`, which costs about twice a
+    forward and backward pass. AdaHessian works with plain ``compile`` and ``fit``: in a graph, the
     optimizer differentiates the gradients once more when it applies them. In your own eager loop,
     compute, differentiate and apply ``with optimizer.recording():``, as in the example.
 
-    **update_each.** With ``update_each=n`` the steps 1, n+1, 2n+1, ... compute :math:`D`, and
-    count for all n: :math:`v \leftarrow \beta_2^n v + (1 - \beta_2^n) \bar D^2`. In other steps
-    :math:`v` stays, and the second backward pass is not run.
+    **update_each.** With ``update_each=n`` the steps 1, n+1, 2n+1, ... compute :math:`D`, which
+    counts for all n steps: :math:`v \leftarrow \beta_2^n v + (1 - \beta_2^n) \bar D^2`. In other
+    steps :math:`v` stays, and the second backward pass does not run.
 
-    **Replicas.** Signs are drawn from the seed and the iteration, hence are the same on all
-    replicas. If the global loss is the sum of the replicas', :math:`H = \sum_r H_r`, then
-    :math:`\sum_r z \odot (H_r z) = z \odot (\sum_r H_r z) = z \odot (Hz)`: the sum of the
-    replicas' :math:`D` is that of the global batch with the same :math:`z`, number by number,
-    and so is its expectation. Replicas that accumulate gradients average :math:`D` over the same
-    window with the same :math:`z`, and by the same line get that of the whole window.
+    **Replicas.** The signs depend on the seed and the iteration, so all replicas draw the same
+    signs. If the global loss is the sum of the replicas', :math:`H = \sum_r H_r`, then
+    :math:`\sum_r z \odot (H_r z) = z \odot (\sum_r H_r z) = z \odot (Hz)`. So the sum of the
+    replicas' :math:`D` equals the :math:`D` of the global batch with the same :math:`z`, number by
+    number, and so does its expectation. Replicas that accumulate gradients average :math:`D` over
+    the same window with the same :math:`z`, and by the same equation get the :math:`D` of the whole
+    window.
 
-    **Loss scaling.** :math:`D` is linear in the loss and is scaled back as the gradient is.
+    **Loss scaling.** :math:`D` is linear in the loss and is unscaled like the gradient.
 
     **Overflow.** If the square of a variable's :math:`D` is not finite everywhere, as may happen in
-    float16, this :math:`D` is not used: the corrected :math:`v` stays, and a variable that has had
-    no usable :math:`D` yet does not move.
+    float16, this :math:`D` is ignored: the corrected :math:`v` stays. A variable without any usable
+    :math:`D` so far does not move.
 
     Args:
         learning_rate: :math:`\eta`, a float, a schedule, or a function without arguments.
-        beta_1: how much of :math:`m` stays.
-        beta_2: how much of :math:`v` stays.
-        epsilon: is added to the root, after the bias correction.
+        beta_1: decay rate of :math:`m`.
+        beta_2: decay rate of :math:`v`.
+        epsilon: a number that is added to the root, after the bias correction.
         weight_decay: :math:`\lambda`; None turns it off.
         hessian_power: :math:`k`, from 0 (momentum alone) to 1.
-        samples: :math:`s`, how many :math:`z` a step draws. Each costs one more backward pass.
-        update_each: how many steps share a :math:`D`.
-        averaging: which neighbours share the mean of their :math:`D`: ``"window"`` (all axes but
-            the last two: the window of a convolution's kernel), ``"inputs"`` (all but the last:
-            one number for each output), ``"outputs"`` (the last: one for each row, as in
-            embeddings), a number (flat blocks of that length) or None. A dictionary maps regular
-            expressions, searched in variables' paths, to these rules; the first expression that
-            is found counts, and without one ``"auto"``. A function of :math:`D` and its variable
-            returns a mean that broadcasts to the variable's shape. ``"auto"`` is the window for
-            kernels with four axes or more, and None for others.
-        seed: that of the signs; None means 0. Programs may all use the same seed.
+        samples: :math:`s`, number of :math:`z` that a step draws. Each costs one more backward
+            pass.
+        update_each: number of steps that share a :math:`D`.
+        averaging: neighbours that share the mean of their :math:`D`: ``"window"`` (all axes but the
+            last two: the window of a convolution's kernel), ``"inputs"`` (all axes but the last:
+            one number for each output), ``"outputs"`` (the last axis: one number for each row, as
+            in embeddings), a number (flat blocks of that length) or None. A dictionary maps regular
+            expressions, searched in variables' paths, to these rules; the first match counts, and
+            without a match ``"auto"``. A function of :math:`D` and its variable returns a mean that
+            broadcasts to the variable's shape. ``"auto"`` is the window for kernels with four axes
+            or more, and None for others.
+        seed: seed of the signs; None means 0. All programs may use the same seed.
         exclude_from_weight_decay: regular expressions, searched in variables' paths; ``()``
-            is for no variable at all.
-        base: what every Keras optimizer takes: ``name``, ``clipnorm``, ``clipvalue``,
+            excludes no variable.
+        base: arguments of every Keras optimizer: ``name``, ``clipnorm``, ``clipvalue``,
             ``global_clipnorm``, ``use_ema``, ``ema_momentum``, ``ema_overwrite_frequency``,
-            ``loss_scale_factor``, ``gradient_accumulation_steps``. Clipping is of gradients.
+            ``loss_scale_factor``, ``gradient_accumulation_steps``. Clipping applies to gradients.
 
     Example:
         The first step of a sum of parabolas is Newton's:
@@ -153,10 +155,10 @@ class AdaHessian(Optimizer):
         self.averaging = checked(averaging)
         self.seed = arguments.optional(arguments.whole, seed, "seed", 0) or 0
         self._now = Now()
-        self._scaler: Any = _nobody  # gives what scales the loss, or None
+        self._scaler: Any = _no_scaler  # returns the optimizer that scales the loss, or None
 
     def build(self, variables: list[Any]) -> None:
-        """Called by Keras, once the variables are known."""
+        """Make the state, once the variables are known."""
         if self.built:
             return
         super().build(variables)
@@ -174,19 +176,19 @@ class AdaHessian(Optimizer):
     def curvature(
         self, gradients: Sequence[Any], variables: Sequence[Any], unscaled: bool = False
     ) -> list[Any]:
-        """This replica's D; the caller sums it over replicas and passes the sum to ``given``.
+        """Return this replica's D; the caller passes its sum over replicas to ``given``.
 
-        Call it in every step, just before ``apply`` and before gradients are summed or clipped. D
+        Call this in every step, just before ``apply`` and before gradients are summed or clipped. D
         is that of the scaled loss, unless the gradients have been divided by the scale. In steps
-        that need no D (``update_each``) it is zeros, and ``apply`` ignores what it is given.
+        that need no D (``update_each``), the result is zeros, and ``apply`` ignores it.
 
         Args:
-            gradients: this replica's, dense, ``IndexedSlices`` or None.
-            variables: whose they are.
+            gradients: this replica's gradients, dense, ``IndexedSlices`` or None.
+            variables: the variables of the gradients.
             unscaled: whether the gradients have been divided by the loss's scale.
 
         Returns:
-            For each variable a dense tensor of its shape, or None where the gradient is None.
+            For each variable a dense tensor of its shape, or None if the gradient is None.
         """
         scale = self._loss_scale()
         if scale is None:
@@ -196,10 +198,10 @@ class AdaHessian(Optimizer):
 
     @contextlib.contextmanager
     def given(self, curvature: Sequence[Any]) -> Iterator[None]:
-        """Within this context, ``apply`` on this thread uses these and computes none.
+        """Let this thread's ``apply`` use the given D within this context.
 
         Args:
-            curvature: for each variable that ``apply`` gets, what ``curvature`` returned, summed
+            curvature: for each variable that ``apply`` gets, the result of ``curvature``, summed
                 over replicas and divided by the loss's scale.
         """
         before, self._now.given = self._now.given, list(curvature)
@@ -209,7 +211,7 @@ class AdaHessian(Optimizer):
             self._now.given = before
 
     def give(self, curvature: Sequence[Any]) -> None:
-        """The next ``apply`` on this thread uses these: for callers that cannot use ``given``.
+        """Let this thread's next ``apply`` use the given D: for callers that cannot use ``given``.
 
         Args:
             curvature: as for ``given``.
@@ -219,9 +221,9 @@ class AdaHessian(Optimizer):
     @tf.autograph.experimental.do_not_convert
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """An eager step must be computed, differentiated and applied within this.
+        """Record an eager step: compute, differentiate and apply within this context.
 
-        In a graph it does nothing, and is not needed.
+        In a graph this does nothing, and is not needed.
         """
         if not tf.executing_eagerly() or not self.curvature_is_due():
             yield
@@ -234,25 +236,26 @@ class AdaHessian(Optimizer):
             self._now.open_tape = before
 
     def follow(self, model: keras.Model) -> None:
-        """Make a model record what it computes eagerly; ``compile`` does so with a new model.
+        """Make a model record its eager computation; ``compile`` does so with a new model.
 
-        Call it before an eager ``fit`` if the model was compiled with another optimizer before,
-        or if you put this one into a ``LossScaleOptimizer`` yourself.
+        Call this before an eager ``fit`` if the model was compiled with another optimizer before,
+        or if you put this optimizer into a ``LossScaleOptimizer`` yourself.
 
         Args:
+            model: a model that was compiled with this optimizer.
             model: a model that was compiled with this optimizer.
         """
         follow(model)
 
     def curvature_is_due(self) -> tf.Tensor:
-        """Whether D is computed in this step, or in this window of steps that accumulate."""
+        """Return whether this step, or this window of accumulated steps, computes D."""
         return tf.equal(tf.convert_to_tensor(self.iterations) % self.update_each, 0)
 
-    def _if_due(self, do: Callable[[], Any], do_else: Callable[[], Any]) -> Any:
+    def _when_due(self, do: Callable[[], Any], do_else: Callable[[], Any]) -> Any:
         return do() if self.update_each == 1 else tf.cond(self.curvature_is_due(), do, do_else)
 
     def _measured(self, gradients: Sequence[Any], variables: Sequence[Any], size: Any) -> list[Any]:
-        """D, if it is due, and else zeros."""
+        """Return D if it is due, and zeros otherwise."""
         places = [
             i
             for i, (g, v) in enumerate(zip(gradients, variables, strict=True))
@@ -260,7 +263,7 @@ class AdaHessian(Optimizer):
         ]
         ys, xs = [gradients[i] for i in places], [variables[i] for i in places]
         diagonal = functools.partial(self._diagonal, ys, xs, size)
-        terms = self._if_due(diagonal, lambda: [tf.zeros(v.shape, v.dtype) for v in xs])
+        terms = self._when_due(diagonal, lambda: [tf.zeros(v.shape, v.dtype) for v in xs])
         found: list[Any] = [None] * len(gradients)
         for place, term in zip(places, terms, strict=True):
             found[place] = term
@@ -287,7 +290,7 @@ class AdaHessian(Optimizer):
         return functools.partial(hutchinson.on_tape, self._now.open_tape.tape)
 
     def _loss_scale(self) -> Any:
-        """What the loss is multiplied by, or None."""
+        """Return the factor of the loss, or None."""
         scaler = self._scaler()
         if scaler is not None:
             return bridge.scale_of(scaler)
@@ -298,7 +301,7 @@ class AdaHessian(Optimizer):
         if "_scaler" in vars(self) and bridge.is_told_to_wrappee(name, value):
             owner = sys._getframe(1).f_locals.get("self")
             known = isinstance(owner, bridge.LossScaleOptimizer)
-            self._scaler = weakref.ref(owner) if known else _unknown
+            self._scaler = weakref.ref(owner) if known else _unknown_scaler
 
     # ---------------------------------------------------------------- update
 
@@ -319,7 +322,7 @@ class AdaHessian(Optimizer):
             self._now.curvature = None
 
     def _curvature_for(self, grads: list[Any], variables: list[Any]) -> dict[int, Any]:
-        """By the places of the variables: D of an unscaled loss."""
+        """Return D of the unscaled loss, by the places of the variables."""
         found = self._now.given
         if found is None:
             found, self._now.next = self._now.next, None
@@ -339,7 +342,7 @@ class AdaHessian(Optimizer):
     def _own_curvature(self, grads: list[Any], variables: list[Any]) -> list[Any]:
         if bridge.gradients_are_sums():
             raise RuntimeError(_SUMMED)
-        unscaled = self._scaler() is not None  # it has divided the gradients
+        unscaled = self._scaler() is not None  # the scaler has divided the gradients
         found: list[Any] = self.curvature(grads, variables, unscaled)
         scale = None if unscaled else self._loss_scale()
         return found if scale is None else [None if d is None else d / scale for d in found]
@@ -348,12 +351,12 @@ class AdaHessian(Optimizer):
     def _backend_update_step(
         self, grads: list[Any], trainable_variables: list[Any], learning_rate: Any
     ) -> None:
-        """Called by Keras; gradients and D go through the strategy's reduction together."""
+        """Reduce gradients and D together, by the strategy's reduction."""
         places = [self._get_variable_index(v) for v in trainable_variables]
         terms: Any = self._now.curvature
         if self.gradient_accumulation_steps:
             terms = self._accumulated_curvature
-        # Given ones may be of another graph than the gradients, with which they are reduced.
+        # A given D may belong to another graph than the gradients, with which it is reduced.
         both = [_Both(g, tf.identity(terms[place])) for g, place in zip(grads, places, strict=True)]
         super()._backend_update_step(both, trainable_variables, learning_rate)
 
@@ -364,14 +367,14 @@ class AdaHessian(Optimizer):
                 total.assign(ops.zeros_like(total))
 
     def update_step(self, gradient: _Both, variable: Any, learning_rate: Any) -> None:
-        """Called by Keras for each variable, with its gradient and its D."""
+        """Update a variable from its gradient and its D."""
         place = self._get_variable_index(variable)
         m, v = self._momentums[place], self._velocities[place]
         g, d = ops.cast(gradient.gradient, m.dtype), ops.cast(gradient.curvature, m.dtype)
         rate = ops.cast(learning_rate, m.dtype)
         self._update_square(v, averaged(d, self._averages[place], variable))
         correct = rules.bias_correction(self.beta_1, ops.cast(self.iterations + 1, m.dtype))
-        correct = tf.where(_is_none_yet(v), tf.zeros_like(correct), correct)
+        correct = tf.where(_has_no_curvature(v), tf.zeros_like(correct), correct)
         decay = self.decay_of(place)
         if self._is_plain_root(variable, m):
             if decay:
@@ -385,12 +388,12 @@ class AdaHessian(Optimizer):
         rules.descend(variable, w, rate * rules.decayed(update, w, decay))
 
     def _is_plain_root(self, variable: Any, m: Any) -> bool:
-        """Whether the update is Adam's, apart from what v is made of."""
+        """Return whether the update is Adam's, apart from the contents of v."""
         alike = rules.of_one_type(variable, m)
         return alike and self.hessian_power == 1
 
     def _descend_by_one_op(self, variable: Any, m: Any, v: Any, g: tf.Tensor, rate: Any) -> None:
-        """Update in one pass over memory: by Adam's op, which with beta_2 = 1 does not change v.
+        """Update in one pass over memory, by Adam's op, which does not change v if beta_2 = 1.
 
         That op does not correct v; dividing rate and epsilon by the correction's root does.
         """
@@ -409,7 +412,7 @@ class AdaHessian(Optimizer):
         )
 
     def _update_square(self, v: Any, d: tf.Tensor) -> None:
-        """Called in steps that have a D."""
+        """Update v from the D of this step."""
         square = tf.broadcast_to(ops.square(d), v.shape)
         correct = functools.partial(rules.bias_correction, self._kept)
         now = self._changes(v.dtype)
@@ -421,41 +424,41 @@ class AdaHessian(Optimizer):
             v.assign(v + (1 - self._kept) * (square - v))
 
         def use() -> None:
-            tf.cond(_is_none_yet(v), begin, go_on)
+            tf.cond(_has_no_curvature(v), begin, go_on)
 
         def leave() -> None:
-            """So that the root, as it is corrected in this step, is the one of the last step."""
+            """Keep the root, as this step corrects it, equal to that of the last step."""
             same = v * (correct(ops.maximum(now - 1, 1)) / correct(now))
-            none = tf.logical_or(now <= 1, _is_none_yet(v))
+            none = tf.logical_or(now <= 1, _has_no_curvature(v))
             v.assign(tf.where(none, tf.as_dtype(v.dtype).max, same))
 
         def update() -> None:
             tf.cond(tf.reduce_all(tf.math.is_finite(square)), use, leave)
 
-        self._if_due(update, lambda: None)
+        self._when_due(update, lambda: None)
 
     @property
     def _kept(self) -> float:
-        """How much of v stays when it changes."""
+        """Decay rate of v for each change."""
         return float(self.beta_2**self.update_each)
 
     def _changes(self, dtype: Any) -> Any:
-        """How often v has changed, this step included."""
+        """Return how often v has changed, including this step."""
         return ops.cast(self.iterations // self.update_each + 1, dtype)
 
     def _root(self, v: Any) -> Any:
-        """What stands for the size of the curvature."""
+        """Return the estimate of the curvature's size."""
         hat = rules.bias_correction(self._kept, self._changes(v.dtype)) * v
         return ops.sqrt(hat) if self.hessian_power == 1 else ops.power(hat, self.hessian_power / 2)
 
     # ----------------------------------------------------------------- Keras
 
     def _maybe_initialize_trackable(self) -> None:
-        """Called by TensorFlow when an attribute of another object becomes this optimizer.
+        """Follow a model that this optimizer becomes an attribute of; TensorFlow calls this.
 
-        If the object is a model, it is followed, in case its steps will run eagerly: Keras does not
-        tell an optimizer its model. Under Keras 2 an optimizer that scales the loss passes the call
-        on, so the model may be behind it.
+        Keras does not tell an optimizer its model, and the model's steps may run eagerly. Under
+        Keras 2 an optimizer that scales the loss passes the call on, so the model may be its
+        caller.
         """
         super()._maybe_initialize_trackable()
         for levels in (1, 2):
@@ -464,7 +467,7 @@ class AdaHessian(Optimizer):
                 follow(owner)
 
     def get_config(self) -> dict[str, Any]:
-        """All arguments, in types that JSON knows."""
+        """Return all arguments, in types that JSON knows."""
         averaging = self.averaging
         return {
             **super().get_config(),
@@ -482,7 +485,7 @@ class AdaHessian(Optimizer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> AdaHessian:
-        """The optimizer that ``get_config`` describes."""
+        """Make the optimizer that ``get_config`` describes."""
         averaging = config.get("averaging")
         if isinstance(averaging, dict) and "class_name" in averaging:
             function = keras.saving.deserialize_keras_object(averaging, custom_objects)
@@ -513,22 +516,23 @@ _UNKNOWN_SCALER = (
 )
 
 
-def _is_none_yet(v: Any) -> tf.Tensor:
-    """Whether a variable has had only unusable D so far: then v is the largest finite number.
+def _has_no_curvature(v: Any) -> tf.Tensor:
+    """Return whether a variable has had only unusable D so far.
 
-    It is not Inf, since TensorFlow's op of Adam makes NaN of Inf.
+    Its v is then the largest finite number, not Inf, since TensorFlow's op of Adam makes NaN of
+    Inf.
     """
     first = tf.reshape(v, [-1])[:1]
     return tf.reduce_any(tf.equal(first, first.dtype.max))
 
 
-def _nobody() -> None:
-    """Used in place of a reference to an optimizer that scales the loss, if there is none."""
+def _no_scaler() -> None:
+    """Return None: nothing scales the loss."""
     return None
 
 
-def _unknown() -> None:
-    """Used in its place if there is one, but not known which: D would be of the scaled loss."""
+def _unknown_scaler() -> None:
+    """Raise: an unknown optimizer scales the loss, so D would be of the scaled loss."""
     raise RuntimeError(_UNKNOWN_SCALER % bridge.HOW_A_WRAPPEE_IS_TOLD)
 
 

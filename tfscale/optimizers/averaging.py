@@ -30,7 +30,7 @@ _EXPECTED = (
 
 
 def checked(given: Averaging) -> Averaging:
-    """The same, if it is a rule, rules for patterns, or a function."""
+    """Return ``given`` if it is a rule, rules for patterns, or a function; else raise."""
     if callable(given):
         return given
     if isinstance(given, Mapping):
@@ -47,11 +47,11 @@ def _checked_rule(rule: Rule) -> Rule:
 
 
 def rule_for(averaging: Averaging, variable: Any) -> Rule | Callable[[tf.Tensor, Any], Any]:
-    """The rule for one variable, if it fits its shape.
+    """Return the rule for one variable, or raise if it does not fit the variable's shape.
 
     Args:
-        averaging: what the user said.
-        variable: whose curvature is averaged.
+        averaging: the user's argument.
+        variable: the variable whose curvature is averaged.
     """
     if callable(averaging):
         return averaging
@@ -78,12 +78,12 @@ def _first_found(rules: Mapping[str, Rule], path: str) -> Rule:
 
 
 def averaged(curvature: tf.Tensor, rule: Any, variable: Any) -> tf.Tensor:
-    """The curvature's means, in a shape that broadcasts to the variable's.
+    """Return the means of the curvature, in a shape that broadcasts to the variable's.
 
     Args:
-        curvature: of the variable's shape.
-        rule: from ``rule_for``.
-        variable: whose it is.
+        curvature: the curvature, in the variable's shape.
+        rule: the result of ``rule_for``.
+        variable: the variable of the curvature.
     """
     if rule is None:
         return curvature

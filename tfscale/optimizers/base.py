@@ -1,4 +1,4 @@
-"""What all optimizers of tfscale share, besides their rules."""
+"""The base class of tfscale's optimizers."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ ADAPTATION = "exclude_from_adaptation"
 
 
 class Optimizer(bridge.Optimizer):
-    """A Keras optimizer with lists of exclusions, exact state, and a weight decay of its own.
+    """A Keras optimizer with lists of exclusions, exact state, and its own weight decay.
 
-    - **Lists.** A list holds regular expressions, which are searched in the paths of
-      variables. Lists are arguments, so they are saved with the model. If a pattern is found
-      in no variable's path, a warning says so once.
-    - **State and arithmetic** are float32 also for float16 and bfloat16 variables, and
-      float64 for float64 ones. An update is rounded once, when the variable is assigned.
-    - **Weight decay** is part of the rule of each optimizer. Keras's own, which shrinks
+    - **Lists.** A list holds regular expressions, which are searched in the paths of variables.
+      Lists are arguments, so they are saved with the model. If a pattern matches no variable's
+      path, a warning says so once.
+    - **State and arithmetic** are float32 also for float16 and bfloat16 variables, and float64 for
+      float64 variables. An update is rounded once, when the variable is assigned.
+    - **Weight decay** is part of the rule of each optimizer. Keras's own decay, which shrinks
       variables before the update, is not used.
-    - **Sparse gradients** are made dense first, and rows that come twice are summed. Momentum
-      moves all rows in every step, and norms are those of whole variables: leaving out rows
+    - **Sparse gradients** become dense first, and rows that occur several times are summed.
+      Momentum moves all rows in every step, and norms are those of whole variables: skipping rows
       that a batch does not touch would be another rule. Clipping sees the dense gradients.
 
     Args:
         learning_rate: as in Keras: a float, a schedule, or a function without arguments.
-        weight_decay: its strength; None or 0 turns it off.
+        weight_decay: strength of the decay; None or 0 turns it off.
         exclusions: lists by the names of their arguments; ``DECAY`` must be one of them.
-        base: what every Keras optimizer takes: ``name``, ``clipnorm``, ``clipvalue``,
+        base: arguments of every Keras optimizer: ``name``, ``clipnorm``, ``clipvalue``,
             ``global_clipnorm``, ``use_ema``, ``ema_momentum``, ``ema_overwrite_frequency``,
             ``loss_scale_factor``, ``gradient_accumulation_steps``.
     """
@@ -65,18 +65,18 @@ class Optimizer(bridge.Optimizer):
         self._exclusions = {name: paths.checked(name, given) for name, given in exclusions.items()}
 
     def excluded(self, argument: str, place: int) -> bool:
-        """Whether a list excludes the variable at this place among those given to ``build``."""
+        """Return whether a list excludes the variable at this place in those given to ``build``."""
         path = path_of(self._trainable_variables[place])
         return paths.found(self._exclusions[argument], path)
 
     def decay_of(self, place: int) -> float:
-        """The weight decay of the variable at this place among those given to ``build``."""
+        """Return the weight decay of the variable at this place among those given to ``build``."""
         return 0.0 if self.excluded(DECAY, place) else float(self.weight_decay or 0)
 
     def exclude_from_weight_decay(
         self, var_list: Iterable[Any] | None = None, var_names: Iterable[str] | None = None
     ) -> None:
-        """Keras's method for the argument of the same name; it replaces that list.
+        """Replace the list of the argument with this name, as Keras's method does.
 
         Args:
             var_list: variables.
@@ -93,21 +93,21 @@ class Optimizer(bridge.Optimizer):
         self._exclusions = {**self._exclusions, DECAY: patterns}
 
     def build(self, variables: list[Any]) -> None:
-        """Called by Keras, once the variables are known; ``add_state`` may be called after it."""
+        """Note the variables, once they are known; ``add_state`` may be called afterwards."""
         super().build(variables)
         for argument, patterns in self._exclusions.items():
             warn_of_idle(argument, patterns, variables)
 
     @property
     def exact_dtype(self) -> str:
-        """The type in which numbers are exact enough for all variables."""
+        """The type that is exact enough for all variables."""
         return max((_exact(variable) for variable in self._trainable_variables), default="float32")
 
     def add_state(self, name: str) -> list[Any]:
-        """One variable of zeros for each of the variables given to ``build``."""
-        return [self._beside(variable, name) for variable in self._trainable_variables]
+        """Make a variable of zeros for each of the variables given to ``build``."""
+        return [self._zeros_like(variable, name) for variable in self._trainable_variables]
 
-    def _beside(self, variable: Any, name: str) -> Any:
+    def _zeros_like(self, variable: Any, name: str) -> Any:
         if self._overwrite_variable_with_gradient(variable):
             return None
         own = native(variable)
@@ -124,21 +124,21 @@ class Optimizer(bridge.Optimizer):
         known = trainable_variables is None
         variables = self._trainable_variables if known else list(trainable_variables)
         grads = list(grads)
-        if len(grads) == len(variables):  # if not, Keras says so
+        if len(grads) == len(variables):  # otherwise Keras raises
             grads = [dense(g, v) for g, v in zip(grads, variables, strict=True)]
         super().apply(grads, None if known else variables)
 
     def _apply_weight_decay(self, variables: Any) -> None:
-        """Keras's own decay: each rule has its own."""
+        """Do nothing instead of Keras's own decay: each rule has its own."""
 
     def get_config(self) -> dict[str, Any]:
-        """All arguments, in types that JSON knows."""
+        """Return all arguments, in types that JSON knows."""
         lists = {name: list(patterns) for name, patterns in self._exclusions.items()}
         return {**super().get_config(), **lists}
 
 
 def warn_of_idle(argument: str, patterns: Iterable[str], variables: Iterable[Any]) -> None:
-    """Called by ``build``: patterns that are found nowhere may be misspelt."""
+    """Warn of patterns that match no path, since they may be misspelt."""
     known = [path_of(variable) for variable in variables]
     for pattern in paths.idle(patterns, known):
         logging.getLogger("tfscale").warning(
@@ -152,5 +152,5 @@ def _exact(variable: Any) -> str:
 
 
 def checked_share(value: float, name: str) -> float:
-    """Return how much of a running mean a step keeps."""
+    """Return a decay rate of a running mean, or raise."""
     return arguments.real(value, name, 0, below=1)

@@ -1,7 +1,7 @@
 """Hutchinson's estimate of the Hessian's diagonal, from gradients that exist already.
 
-``z^T g`` is differentiated once more. In a graph, all that led to the gradients is still
-there; eagerly, a tape must have recorded it.
+``z^T g`` is differentiated once more. In a graph, all operations that led to the gradients still
+exist; eagerly, a tape must have recorded them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tfscale.bridge.objects import native, path_of
 from tfscale.curvature.derivatives import REMEDY, UNKNOWN, again, dense, first_sentence
 from tfscale.curvature.tracing import TracedGraphs
 
-# Of what is differentiated, its weights, and variables: for each of these a gradient or None.
+# A function of outputs, their weights, and variables: for each variable a gradient or None.
 Differentiate = Callable[[list[Any], list[Any], list[Any]], list[Any]]
 
 _UNKNOWN = (
@@ -45,16 +45,16 @@ def diagonal(
     samples: int,
     size: Any = 1.0,
 ) -> list[tf.Tensor]:
-    """The mean over samples of ``z * (H z)``, in each variable's shape.
+    """Return the mean over samples of ``z * (H z)``, in each variable's shape.
 
     Args:
         differentiate: ``in_graph``, or ``on_tape``.
         gradients: dense or ``IndexedSlices``, none of them None.
-        variables: whose they are.
-        signs: of the index of a variable and that of a sample, makes ``z``.
-        samples: how many.
-        size: the products are computed with ``size * z`` and divided by it, to keep halves
-            within their range.
+        variables: the variables of the gradients.
+        signs: makes ``z`` from the index of a variable and the index of a sample.
+        samples: number of samples.
+        size: factor of ``z`` in the products, which are divided by it, to keep half-precision
+            numbers within their range.
     """
     ys = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
     sums: list[Any] = [None] * len(ys)
@@ -66,7 +66,7 @@ def diagonal(
             if hz is not None:
                 hz = dense(hz, variables[i])
                 sums[i] = hz * z if sums[i] is None else sums[i] + hz * z
-    # None is no path from a variable to any gradient: their derivatives are zero indeed.
+    # None means that no path leads from a variable to any gradient: the derivatives are zero.
     return [
         tf.zeros(v.shape, y.dtype) if total is None else _times(1 / (samples * size), total)
         for total, v, y in zip(sums, variables, ys, strict=True)
@@ -78,7 +78,7 @@ def _times(factor: Any, x: tf.Tensor) -> tf.Tensor:
 
 
 def _at_rows(gradient: Any, z: tf.Tensor) -> tf.Tensor:
-    """Rows that come twice get the same weight, which is also that of their sum."""
+    """Return a gradient's weights; a row that occurs twice has the weight of its sum."""
     return tf.gather(z, gradient.indices) if isinstance(gradient, tf.IndexedSlices) else z
 
 
@@ -98,7 +98,7 @@ def _products(
 def _last_without(
     differentiate: Differentiate, ys: list[Any], weights: list[Any], variables: list[Any]
 ) -> str:
-    """The path of the last variable whose gradient has no derivative: the others come before."""
+    """Return the path of the last variable whose gradient has no derivative."""
     for y, weight, variable in reversed(list(zip(ys, weights, variables, strict=True))):
         try:
             differentiate([y], [weight], variables)
@@ -115,10 +115,10 @@ def on_tape(
 
 
 def in_graph(ys: list[Any], weights: list[Any], variables: list[Any]) -> list[Any]:
-    """Differentiate what is in the graph that is being traced, or in those around it.
+    """Differentiate in the graph that is being traced, or in outer graphs.
 
-    Keras applies gradients within ``tf.cond`` if it scales the loss, and there they come from
-    outside, where variables go by other names: the derivatives by all of them are summed.
+    Keras applies gradients within ``tf.cond`` if it scales the loss. There gradients come from
+    outside, where variables have other names. So the derivatives by all names are summed.
     """
     graphs = TracedGraphs()
     for y, variable in zip(ys, variables, strict=False):

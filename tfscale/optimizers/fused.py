@@ -1,7 +1,7 @@
-"""Decides which variables a fused op updates, and which plain TensorFlow.
+"""The choice between a fused op and plain TensorFlow for each variable.
 
-The native ops go through memory once for the norms and once for the update. They are
-for variables on a CPU and outside XLA; both ways compute the same.
+The native ops go through memory once for the norms and once for the update. They support variables
+on a CPU and outside XLA; both implementations compute the same.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from tfscale.ops.toolchain import BuildError
 
 
 def choose(name: str, asked: bool | None, variable: Any) -> Callable[..., Any] | None:
-    """The fused update of a variable, or None for the plain one.
+    """Return the fused update of a variable, or None for the plain one.
 
     Args:
-        name: that of a function in ``tfscale.ops.optimizers``. The result takes the variable,
-            its state, the gradient, a dictionary of numbers, and that function's keywords.
+        name: name of a function in ``tfscale.ops.optimizers``. The result takes the variable, its
+            state, the gradient, a dictionary of numbers, and that function's keywords.
         asked: True raises if the op cannot be used, False never uses it, and None uses it if
-            it can. If the library cannot be built, a warning says so once.
-        variable: TensorFlow's, as an optimizer's ``update_step`` gets it.
+            possible. If the library cannot be built, a warning says so once.
+        variable: TensorFlow's variable, as an optimizer's ``update_step`` gets it.
     """
     if asked is False:
         return None
@@ -50,7 +50,7 @@ def _update(name: str, *tensors_and_numbers: Any, **how: Any) -> None:
 
 
 def _obstacle(variable: Any) -> str:
-    """Why the op cannot update this variable here; empty if it can."""
+    """Return why the op cannot update this variable here; empty if it can."""
     if variable.dtype not in optimizers.DTYPES:
         known = ", ".join(dtype.name for dtype in optimizers.DTYPES)
         return f"{variable.name} is {variable.dtype.name}, and the op is for {known}"
@@ -61,9 +61,9 @@ def _obstacle(variable: Any) -> str:
     return ""
 
 
-@functools.cache  # a build that has failed is not tried again for each variable
+@functools.cache  # do not try a failed build again for each variable
 def _trouble_with_library() -> str:
-    """Why there is no native library; empty if there is one."""
+    """Return why there is no native library; empty if there is one."""
     try:
         library.load()
     except BuildError as error:

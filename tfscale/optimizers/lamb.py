@@ -17,11 +17,11 @@ from tfscale.optimizers.base import ADAPTATION, DECAY, Optimizer, Patterns, chec
 from tfscale.optimizers.paths import BIAS_AND_NORM
 
 
-class _OfStep(NamedTuple):
-    """What all variables need in a step, computed once: it takes the learning rate's place.
+class _StepNumbers(NamedTuple):
+    """Numbers that all variables need in a step, computed once; they replace the learning rate.
 
     Keras and TensorFlow give each ``update_step`` on each replica its part of the arguments. An
-    attribute would be one for all replicas of a process, which trace at the same time.
+    attribute would be shared by all replicas of a process, which trace at the same time.
     """
 
     learning_rate: Any
@@ -41,36 +41,36 @@ class LAMB(Optimizer):
         u &= \frac{m / (1 - \beta_1^t)}{\sqrt{v / (1 - \beta_2^t)} + \epsilon} + \lambda w \\
         w &\leftarrow w - \eta \frac{\phi(\|w\|)}{\|u\|} u
 
-    with the learning rate :math:`\eta`, the decay :math:`\lambda`, and :math:`\phi` the
-    identity, or clipping to ``trust_bounds``. The ratio is 1 where :math:`\|w\|` or
-    :math:`\|u\|` is zero, and for variables that ``exclude_from_adaptation`` finds.
-    :math:`\lambda` is 0 for those that ``exclude_from_weight_decay`` finds.
+    with the learning rate :math:`\eta`, the decay :math:`\lambda`, and :math:`\phi` the identity,
+    or clipping to ``trust_bounds``. The ratio is 1 if :math:`\|w\|` or :math:`\|u\|` is zero, and
+    for variables that ``exclude_from_adaptation`` matches. :math:`\lambda` is 0 for variables that
+    ``exclude_from_weight_decay`` matches.
 
-    Each of the two lists is used by itself. By default both find biases and the scales and
-    offsets of normalization layers (``tfscale.optimizers.BIAS_AND_NORM``).
+    The two lists are independent. By default both match biases and the scales and offsets of
+    normalization layers (``tfscale.optimizers.BIAS_AND_NORM``).
 
-    A clip by the norm of all gradients, which the authors use for BERT, is Keras's own
+    To clip by the norm of all gradients, as the authors do for BERT, use Keras's
     ``global_clipnorm=1.0``. Under ``tfscale.ScaleStrategy`` it clips the sum of all replicas.
 
     Args:
         learning_rate: :math:`\eta`, a float, a schedule, or a function without arguments.
         beta_1: :math:`\beta_1`.
         beta_2: :math:`\beta_2`.
-        epsilon: is added to the root, after the bias correction.
+        epsilon: a number that is added to the root, after the bias correction.
         weight_decay: :math:`\lambda`; None turns it off.
         bias_correction: False leaves the factors :math:`1 - \beta^t` out.
-        trust_bounds: the least and the largest :math:`\phi(\|w\|)`; None leaves it as it is.
+        trust_bounds: the smallest and the largest :math:`\phi(\|w\|)`; None does not clip.
         exclude_from_weight_decay: regular expressions, searched in variables' paths; ``()``
-            is for no variable at all.
-        exclude_from_adaptation: the same, for the trust ratio.
-        fused: None uses a native op where there is one (CPU, outside XLA), True raises
-            where there is none, False never uses it.
-        base: what every Keras optimizer takes: ``name``, ``clipnorm``, ``clipvalue``,
+            excludes no variable.
+        exclude_from_adaptation: regular expressions of variables without a trust ratio.
+        fused: None uses a native op where it exists (CPU, outside XLA), True raises where it does
+            not exist, False never uses it.
+        base: arguments of every Keras optimizer: ``name``, ``clipnorm``, ``clipvalue``,
             ``global_clipnorm``, ``use_ema``, ``ema_momentum``, ``ema_overwrite_frequency``,
             ``loss_scale_factor``, ``gradient_accumulation_steps``.
 
     Example:
-        Both numbers move by a tenth of the norm 5, shared out over two:
+        Both numbers move by a tenth of the norm 5, divided between the two:
 
         >>> import keras, tfscale.optimizers
         >>> w = keras.Variable([3.0, 4.0], name="kernel")
@@ -79,8 +79,8 @@ class LAMB(Optimizer):
         [2.6464 3.6464]
 
     Differences from others: ``keras.optimizers.Lamb`` decays outside the trust ratio, and
-    adapts all variables; ``tfa.optimizers.LAMB`` takes one list for both unless told
-    otherwise. docs/optimizers.md has the whole table.
+    adapts all variables; ``tfa.optimizers.LAMB`` uses one list for both by default.
+    docs/optimizers.md has the whole table.
 
     Reference: You et al., Large Batch Optimization for Deep Learning: Training BERT in 76
     minutes, https://arxiv.org/abs/1904.00962.
@@ -110,35 +110,35 @@ class LAMB(Optimizer):
         self.fused = arguments.optional(arguments.flag, fused, "fused")
 
     def build(self, variables: list[Any]) -> None:
-        """Called by Keras, once the variables are known."""
+        """Make the state, once the variables are known."""
         if not self.built:
             super().build(variables)
             self._momentums = self.add_state("momentum")
             self._velocities = self.add_state("velocity")
 
     def _backend_update_step(self, grads: Any, variables: Any, learning_rate: Any) -> None:
-        """Called by Keras, which hands ``learning_rate`` on to each ``update_step``."""
-        super()._backend_update_step(grads, variables, self._of_step(learning_rate))
+        """Replace ``learning_rate``, which Keras hands on to each ``update_step``."""
+        super()._backend_update_step(grads, variables, self._step_numbers(learning_rate))
 
-    def _of_step(self, learning_rate: Any) -> _OfStep:
+    def _step_numbers(self, learning_rate: Any) -> _StepNumbers:
         dtype = self.exact_dtype
         step = ops.cast(self.iterations + 1, dtype)
         correct = rules.bias_correction if self.bias_correction else rules.no_correction
         rate = ops.cast(learning_rate, dtype)
-        return _OfStep(rate, correct(self.beta_1, step), correct(self.beta_2, step))
+        return _StepNumbers(rate, correct(self.beta_1, step), correct(self.beta_2, step))
 
-    def update_step(self, gradient: Any, variable: Any, learning_rate: _OfStep) -> None:
-        """Called for each variable, with what ``_of_step`` made of the learning rate."""
+    def update_step(self, gradient: Any, variable: Any, learning_rate: _StepNumbers) -> None:
+        """Update a variable, with the numbers that replace the learning rate."""
         place = self._get_variable_index(variable)
         m, v = self._momentums[place], self._velocities[place]
-        of_step = _OfStep(*(ops.cast(x, m.dtype) for x in learning_rate))
+        step_numbers = _StepNumbers(*(ops.cast(x, m.dtype) for x in learning_rate))
         lower, upper = self.trust_bounds or (0.0, math.inf)
         numbers = {
-            "learning_rate": of_step.learning_rate,
+            "learning_rate": step_numbers.learning_rate,
             "beta_1": self.beta_1,
             "beta_2": self.beta_2,
-            "correction_1": of_step.correction_1,
-            "correction_2": of_step.correction_2,
+            "correction_1": step_numbers.correction_1,
+            "correction_2": step_numbers.correction_2,
             "epsilon": self.epsilon,
             "weight_decay": self.decay_of(place),
             "lower": lower,
@@ -149,7 +149,7 @@ class LAMB(Optimizer):
         update(variable, m, v, ops.cast(gradient, variable.dtype), numbers, adapt=adapt)
 
     def get_config(self) -> dict[str, Any]:
-        """All arguments, in types that JSON knows."""
+        """Return all arguments, in types that JSON knows."""
         return {
             **super().get_config(),
             "beta_1": self.beta_1,
@@ -164,12 +164,12 @@ class LAMB(Optimizer):
 def _plain(
     variable: Any, m: Any, v: Any, gradient: Any, numbers: dict[str, Any], *, adapt: bool
 ) -> None:
-    """The same as ``tfscale.ops.optimizers.lamb``."""
+    """Update a variable as ``tfscale.ops.optimizers.lamb`` does."""
     n = SimpleNamespace(**numbers)
     g, w = ops.cast(gradient, m.dtype), ops.cast(variable, m.dtype)
     m.assign_add((1 - n.beta_1) * (g - m))
     v.assign_add((1 - n.beta_2) * (ops.square(g) - v))
-    # The corrections are taken out of the update as one number: less to go through in memory.
+    # The corrections become one factor of the update: less memory traffic.
     root = ops.sqrt(n.correction_2)
     scale = n.correction_1 / root
     part = m / (ops.sqrt(v) + n.epsilon / root)

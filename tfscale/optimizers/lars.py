@@ -30,22 +30,21 @@ class LARS(Optimizer):
         m &\leftarrow \mu m + \eta \ell (g + \lambda w) \\
         w &\leftarrow w - m
 
-    with the learning rate :math:`\eta`, the momentum :math:`\mu`, the decay :math:`\lambda`
-    and the trust coefficient :math:`\tau`. :math:`\ell` is 1 where :math:`\|w\|` or
-    :math:`\|g\|` is zero, and for variables that ``exclude_from_adaptation`` finds: these
-    move as in SGD. :math:`\lambda` is 0, in both lines, for those that
-    ``exclude_from_weight_decay`` finds.
+    with the learning rate :math:`\eta`, the momentum :math:`\mu`, the decay :math:`\lambda` and the
+    trust coefficient :math:`\tau`. :math:`\ell` is 1 if :math:`\|w\|` or :math:`\|g\|` is zero, and
+    for variables that ``exclude_from_adaptation`` matches: these move as in SGD. :math:`\lambda` is
+    0, in both equations, for variables that ``exclude_from_weight_decay`` matches.
 
-    That is the paper's form: the learning rate is inside the momentum, so a change of it
-    applies to new gradients only. ``form="popular"`` is that of most SGDs, in which it applies
-    to the whole momentum: :math:`m \leftarrow \mu m + \ell (g + \lambda w)` and
-    :math:`w \leftarrow w - \eta m`. While :math:`\eta` stays the same, so does the result.
+    This is the paper's form: the learning rate is inside the momentum, so a new rate applies to new
+    gradients only. ``form="popular"`` is the form of most SGD implementations, in which a new rate
+    applies to the whole momentum: :math:`m \leftarrow \mu m + \ell (g + \lambda w)` and :math:`w
+    \leftarrow w - \eta m`. While :math:`\eta` is constant, both forms give the same result.
 
     With Nesterov's momentum, :math:`w` moves by :math:`\mu m` (the new :math:`m`) plus one more
-    gradient term, in place of :math:`m`.
+    gradient term, instead of :math:`m`.
 
-    ``trust_clip=True`` is LARC: :math:`\ell` becomes :math:`\min(\ell / \eta, 1)`, so no adapted
-    variable moves faster than at the learning rate, or than at rate 1.
+    ``trust_clip=True`` is LARC: :math:`\ell` becomes :math:`\min(\ell / \eta, 1)`. So the rate of
+    an adapted variable is :math:`\min(\ell, \eta)`, at most the learning rate.
 
     Args:
         learning_rate: :math:`\eta`, a float, a schedule, or a function without arguments.
@@ -53,16 +52,17 @@ class LARS(Optimizer):
         nesterov: whether the momentum is Nesterov's.
         weight_decay: :math:`\lambda`; None turns it off.
         trust_coefficient: :math:`\tau`.
-        epsilon: is added to the denominator of the local rate.
+        epsilon: a number that is added to the denominator of the local rate.
         form: ``"paper"`` or ``"popular"``.
         trust_clip: whether the local rate is clipped, as in LARC.
         exclude_from_weight_decay: regular expressions, searched in variables' paths; ``()``
-            is for no variable at all. By default biases, and the scales and offsets of
-            normalization layers (``tfscale.optimizers.BIAS_AND_NORM``).
-        exclude_from_adaptation: the same, for the local rate. Each list is used by itself.
-        fused: None uses a native op where there is one (CPU, outside XLA), True raises
-            where there is none, False never uses it.
-        base: what every Keras optimizer takes: ``name``, ``clipnorm``, ``clipvalue``,
+            excludes no variable. By default biases, and the scales and offsets of normalization
+            layers (``tfscale.optimizers.BIAS_AND_NORM``).
+        exclude_from_adaptation: regular expressions of variables without a local rate. The two
+            lists are independent.
+        fused: None uses a native op where it exists (CPU, outside XLA), True raises where it does
+            not exist, False never uses it.
+        base: arguments of every Keras optimizer: ``name``, ``clipnorm``, ``clipvalue``,
             ``global_clipnorm``, ``use_ema``, ``ema_momentum``, ``ema_overwrite_frequency``,
             ``loss_scale_factor``, ``gradient_accumulation_steps``.
 
@@ -108,13 +108,13 @@ class LARS(Optimizer):
         self.fused = arguments.optional(arguments.flag, fused, "fused")
 
     def build(self, variables: list[Any]) -> None:
-        """Called by Keras, once the variables are known."""
+        """Make the state, once the variables are known."""
         if not self.built:
             super().build(variables)
             self._momentums = self.add_state("momentum")
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Called by Keras for each variable."""
+        """Update a variable."""
         place = self._get_variable_index(variable)
         m = self._momentums[place]
         adapt = not self.excluded(ADAPTATION, place)
@@ -138,7 +138,7 @@ class LARS(Optimizer):
         )
 
     def get_config(self) -> dict[str, Any]:
-        """All arguments, in types that JSON knows."""
+        """Return all arguments, in types that JSON knows."""
         return {
             **super().get_config(),
             "momentum": self.momentum,
@@ -162,7 +162,7 @@ def _plain(
     rate_inside: bool,
     clip: bool,
 ) -> None:
-    """The same as ``tfscale.ops.optimizers.lars``."""
+    """Update a variable as ``tfscale.ops.optimizers.lars`` does."""
     n = SimpleNamespace(**numbers)
     g, w = ops.cast(gradient, m.dtype), ops.cast(variable, m.dtype)
     local = _local_rate(w, g, n) if adapt else 1.0
@@ -182,7 +182,7 @@ def _plain(
 def _move_by_one_op(
     variable: Any, m: Any, push: Any, momentum: float, rate: Any, nesterov: bool
 ) -> None:
-    """The momentum and the move of it, once through memory."""
+    """Update momentum and variable in one pass over memory."""
     tf.raw_ops.ResourceApplyMomentum(
         var=variable.handle,
         accum=native(m).handle,

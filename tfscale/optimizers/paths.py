@@ -8,16 +8,16 @@ from collections.abc import Iterable
 from tfscale import arguments
 from tfscale.compression.policy import DEFAULT_SENSITIVE
 
-# Biases, and the scales and offsets of normalization layers.
+# Matches biases, and the scales and offsets of normalization layers.
 BIAS_AND_NORM = (DEFAULT_SENSITIVE,)
 
 
 def checked(argument: str, patterns: Iterable[str] | str | None) -> tuple[str, ...]:
-    """The patterns as a tuple, if they are regular expressions.
+    """Return the patterns as a tuple, or raise if they are not regular expressions.
 
     Args:
         argument: the argument's name, for errors.
-        patterns: several, or one; None is the same as none at all.
+        patterns: several patterns, or one; None means no patterns.
 
     Example:
         >>> checked("exclude_from_weight_decay", ["bias$", "^head/"])
@@ -32,7 +32,7 @@ def checked(argument: str, patterns: Iterable[str] | str | None) -> tuple[str, .
 
 
 def found(patterns: Iterable[str], path: str) -> bool:
-    """Whether any pattern is found in a path.
+    """Return whether any pattern is found in a path.
 
     Example:
         >>> found(BIAS_AND_NORM, "block/layer_normalization/gamma")
@@ -44,12 +44,12 @@ def found(patterns: Iterable[str], path: str) -> bool:
 
 
 def exactly(path: str) -> str:
-    """The pattern that is found in this path alone."""
+    """Return the pattern that matches this path alone."""
     return f"^{re.escape(path)}$"
 
 
 def idle(patterns: Iterable[str], paths: Iterable[str]) -> list[str]:
-    """The patterns, other than the default ones, that are found in none of the paths."""
+    """Return the patterns, without the default ones, that match none of the paths."""
     paths = list(paths)
     own = (pattern for pattern in patterns if pattern not in BIAS_AND_NORM)
     return [pattern for pattern in own if not any(found([pattern], path) for path in paths)]

@@ -1,4 +1,4 @@
-"""Eager steps: a tape that sees how gradients are computed."""
+"""Recording of eager steps on a tape, so that gradients can be differentiated."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tfscale.bridge.objects import innermost, layers_of
 
 
 class OpenTape:
-    """A tape that records what is computed, from when it is made until it is closed."""
+    """A tape that records from its construction until it is closed."""
 
     def __init__(self) -> None:
         self.tape = tf.GradientTape(persistent=True)
@@ -23,12 +23,12 @@ class OpenTape:
         self._open.enter_context(self.tape)
 
     def close(self) -> None:
-        """Record no more; what is recorded can be differentiated."""
+        """Stop recording; the recorded operations can be differentiated."""
         self._open.close()
 
 
 class Now(threading.local):
-    """What an optimizer does on this thread: replicas of a process have one each."""
+    """State of an optimizer on this thread: each replica of a process has its own."""
 
     open_tape: OpenTape | None = None
     given: list[Any] | None = None
@@ -40,15 +40,15 @@ class Now(threading.local):
 
 
 def follow(model: keras.Model) -> None:
-    """Let AdaHessian record the steps that a model takes eagerly, whichever one it has then.
+    """Let AdaHessian record a model's eager steps, if the model has such an optimizer then.
 
-    The model's ``train_step`` is shadowed by a method that does the same. Its class is left
-    alone, nothing of it is saved, and in a graph it changes nothing.
+    A method shadows the model's ``train_step`` and calls it. The model's class stays as it is,
+    nothing of it is saved, and in a graph it has no effect.
     """
     shadowed = vars(model).get("train_step")
     if not isinstance(getattr(shadowed, "__func__", None), _TrainStep):
         vars(model)["train_step"] = types.MethodType(_TrainStep(shadowed), model)
-        model.train_function = None  # it may hold the method that is shadowed now
+        model.train_function = None  # it may hold the method that is now shadowed
 
 
 class _TrainStep:
@@ -69,18 +69,18 @@ class _TrainStep:
 
 
 def _refuse_moments(model: keras.Model) -> None:
-    """In a graph ``curvature.in_graph`` mends them; what a tape has recorded is as it is."""
+    """Refuse layers with wrong recorded moments; in graphs ``curvature.in_graph`` corrects them."""
     for layer in layers_of(model):
         kinds = {kind.__name__ for kind in type(layer).__mro__}
         if kinds & _OF_MOMENTS and not getattr(layer, "synchronized", False):
             raise NotImplementedError(_MOMENTS % layer.name)
 
 
-# By name, for tensorflow-addons has some of its own.
+# by name, since tensorflow-addons has its own classes
 _OF_MOMENTS = {"BatchNormalization", "LayerNormalization", "GroupNormalization"}
 
 _MOMENTS = (
-    "AdaHessian cannot measure curvature eagerly where %s normalizes: TensorFlow takes the mean "
-    "within the variance for constant, which is wrong for second derivatives. Compile without "
+    "AdaHessian cannot measure curvature eagerly where %s normalizes: TensorFlow treats the mean "
+    "within the variance as constant, which is wrong for second derivatives. Compile without "
     "run_eagerly=True: in a graph it can."
 )

@@ -1,6 +1,6 @@
-"""Computing parts of the forward pass again, instead of keeping them for the backward pass.
+"""Recomputation of parts of the forward pass, instead of keeping them for the backward pass.
 
-``trace`` (run.py) gives a step (step.py) of a model, ``plan_*`` (plan.py) choose what to
+``trace`` (run.py) returns a step (step.py) of a model, ``plan_*`` (plan.py) choose the parts to
 compute again, ``recomputing`` (run.py) trains by the plan. See docs/recompute.md.
 """
 

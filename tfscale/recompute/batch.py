@@ -1,6 +1,6 @@
-"""Finds the shapes of the batches of a ``fit`` without reading one.
+"""The shapes of the batches of a ``fit``, found without reading one.
 
-To read a batch would change the later ones: a dataset that shuffles would shuffle differently.
+Reading a batch would change the later ones: a dataset that shuffles would shuffle differently.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from tfscale.bridge import fit
 
 
 class UnknownBatch(ValueError):
-    """The shapes of a batch can't be found out."""
+    """Raised if the shapes of a batch are unknown."""
 
 
 def batch_of_fit(model: keras.Model, example: Any = None) -> Any:
-    """Specifications of the batch that one replica gets in a step of the running ``fit``.
+    """Return the specifications of a replica's batch in a step of the running ``fit``.
 
     Args:
         model: the model that is being fitted.
-        example: a batch like those to come, if their shapes can't be known otherwise.
+        example: a batch with the shapes of the coming ones, if the shapes are unknown otherwise.
 
     Returns:
         The structure that ``train_step`` takes, of ``tf.TensorSpec`` without unknown lengths.
@@ -39,7 +39,7 @@ def batch_of_fit(model: keras.Model, example: Any = None) -> Any:
 
 
 def _local(spec: Any) -> Any:
-    """Of several replicas, the first one's."""
+    """Return the first replica's specification, if there are several replicas."""
     return getattr(spec, "_value_specs", [spec])[0]
 
 

@@ -1,4 +1,4 @@
-"""Results that TensorFlow computes earlier than they stand in the graph."""
+"""Results that TensorFlow computes earlier than their place in the graph."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from tfscale.recompute.traced_step import Tensor, TracedStep
 
 
 def with_early_products(step: TracedStep) -> TracedStep:
-    """The step as TensorFlow runs it: c (x y), with a constant c, becomes x (c y).
+    """Return the step as TensorFlow runs it: c (x y), with a constant c, becomes x (c y).
 
     If y is a result of the forward pass and x one of the backward pass, TensorFlow computes c y
-    at once and keeps it: in addition to y, if the backward pass needs y elsewhere (a softmax
-    behind a scale), else in place of y.
+    early and keeps it. It keeps c y in addition to y if the backward pass needs y elsewhere (a
+    softmax behind a scale), and otherwise instead of y.
     """
     ops, tensors = list(step.ops), list(step.tensors)
     for outer in range(step.end, len(step.ops)):
@@ -28,7 +28,7 @@ def with_early_products(step: TracedStep) -> TracedStep:
 
 
 def _inner_product(step: TracedStep, outer: int) -> tuple[int, int] | None:
-    """Of a product with a constant: the other factor's operation, and its factor y."""
+    """Return the inner product x y of a product with a constant, and its factor y."""
     if step.ops[outer].kind != "Mul":
         return None
     factors = [tensor for tensor in step.ops[outer].inputs if tensor not in step.constant]

@@ -1,4 +1,4 @@
-"""Operations that decide when a segment is computed again, and that TensorFlow keeps."""
+"""Operations that decide when a segment is computed again, and that TensorFlow does not remove."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
 from tfscale.recompute.traced_step import TracedStep
 
-# TensorFlow rewrites these, but not where other operations wait for them.
+# TensorFlow rewrites these operations, unless other operations wait for them.
 _ARITHMETIC = frozenset(
     {
         "Add",
@@ -45,17 +45,17 @@ def make_gate(
     done: Sequence[int],
     before: int,
 ) -> tf.Operation:
-    """An operation that runs when the backward pass has come to a segment.
+    """Return an operation that runs when the backward pass reaches a segment.
 
-    It must not wait for arithmetic operations, but for their inputs: TensorFlow does not rewrite
-    operations that others wait for, and so would round differently. Nor may it wait for operations
-    that use something behind the gate.
+    The gate waits for the inputs of arithmetic operations, not for these operations: TensorFlow
+    does not rewrite operations that others wait for, and so would round differently. The gate must
+    not wait for operations that depend on the gate.
 
     Args:
-        graph: of the step.
-        operations: its operations.
-        step: the same, as ``read`` gives it.
-        done: from ``late.positions``.
+        graph: the graph of the step.
+        operations: the graph's operations.
+        step: the step, as ``read`` returns it.
+        done: the result of ``late.positions``.
         before: the first operation that needs the segment.
     """
     keys: list[tf.Operation] = []
@@ -81,10 +81,10 @@ def make_gate(
 
 
 def _ends_before(step: TracedStep, before: int) -> set[int]:
-    """The operations that ran last when the backward pass has come to ``before``.
+    """Return the operations that run last before the backward pass reaches ``before``.
 
-    These include the gradients of variables: no other operation waits for them, so TensorFlow
-    would delay them, and keep their inputs until then.
+    These include the gradients of variables: no other operation waits for them, so TensorFlow would
+    delay them, and keep their inputs until then.
     """
     later = (tensor for op in step.ops[before:] for tensor in op.inputs)
     made = {step.producer[tensor] for tensor in (*later, *step.gradients)}
@@ -92,9 +92,9 @@ def _ends_before(step: TracedStep, before: int) -> set[int]:
 
 
 def behind(tensor: Any) -> Any:
-    """The same tensor behind an operation that costs nothing and that no optimization removes.
+    """Pass a tensor through an operation that costs nothing and that no optimization removes.
 
-    TensorFlow still knows its shape.
+    TensorFlow still knows the tensor's shape.
     """
     with tf.device(tensor.op.device or None):
         passing = tensor.graph.create_op(
@@ -111,5 +111,5 @@ def behind(tensor: Any) -> Any:
 
 
 def use(tensor: Any) -> None:
-    """Takes a tensor for nothing, as soon as it is there."""
+    """Consume a tensor as soon as it exists, without any effect."""
     tensor.graph.control_outputs.append(behind(tensor).op)

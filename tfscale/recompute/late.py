@@ -1,4 +1,4 @@
-"""Results that TensorFlow computes later than they stand in the graph."""
+"""Results that TensorFlow computes later than their place in the graph."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ FILTER, BIAS = "Conv2DBackpropFilter", "BiasAddGrad"
 
 
 def positions(step: TracedStep) -> list[int]:
-    """For each operation the place in the graph before which it is not done.
+    """Return for each operation the place in the graph before which it has not finished.
 
-    oneDNN computes the gradients of a filter and of its bias in one operation, if both are
-    computed from the same gradient. The bias's gradient alone would be done sooner; together they
-    wait for all inputs of the filter's gradient, and so does whatever needs the bias's gradient.
+    oneDNN computes the gradients of a filter and of its bias in one operation, if both use the same
+    incoming gradient. The bias's gradient alone would finish sooner. Together they wait for all
+    inputs of the filter's gradient, and so does every user of the bias's gradient.
     """
     result = list(range(len(step.ops)))
     for index in range(step.end, len(step.ops)):
@@ -26,6 +26,6 @@ def positions(step: TracedStep) -> list[int]:
 
 
 def _filters(step: TracedStep, maker: int) -> list[int]:
-    """Operations that compute gradients of filters from the results of an operation."""
+    """Return the operations that compute gradients of filters from an operation's results."""
     users = {user for tensor in step.ops[maker].outputs for user in step.consumers[tensor]}
     return [user for user in users if step.ops[user].kind == FILTER]

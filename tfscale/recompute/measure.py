@@ -10,11 +10,11 @@ from tfscale.recompute.traced_step import TracedStep
 
 
 def measure(step: TracedStep, pile_up: bool = False) -> Chain:
-    """Units as a chain.
+    """Return the units of a step as a chain.
 
     Args:
         step: the step.
-        pile_up: gradients stay until the last one is there.
+        pile_up: whether all gradients stay until the last one exists.
     """
     saved, last_use = _saved(step)
     forward, backward = _working(step, saved, last_use, memory(step, pile_up=pile_up))
@@ -33,7 +33,7 @@ def measure(step: TracedStep, pile_up: bool = False) -> Chain:
 
 
 def _saved(step: TracedStep) -> tuple[Numbers, dict[int, int]]:
-    """Bytes that each unit keeps for the backward pass; until when each home is needed."""
+    """Return the bytes that each unit keeps for the backward pass, and each home's last use."""
     last_use: dict[int, int] = {}
     for tensor, known in enumerate(step.tensors):
         later = [index for index in step.consumers[tensor][-1:] if index >= step.end]
@@ -48,12 +48,12 @@ def _saved(step: TracedStep) -> tuple[Numbers, dict[int, int]]:
 def _working(
     step: TracedStep, saved: Numbers, last_use: dict[int, int], live: list[int]
 ) -> tuple[Numbers, Numbers]:
-    """Bytes beside the saved ones, while each unit runs forward and backward."""
+    """Return the bytes beside the saved ones, while each unit runs forward and backward."""
     total = np.cumsum(saved)
     forward, backward = np.zeros(len(saved)), np.zeros(len(saved))
     for index, unit in step.unit_of.items():
         forward[unit] = max(forward[unit], live[index] - (total[unit] - saved[unit]))
-    newest = np.zeros(len(step.ops), int)  # the last unit of which something is still needed
+    newest = np.zeros(len(step.ops), int)  # the last unit that something is still needed of
     for home, last in last_use.items():
         newest[last] = max(newest[last], step.unit_of[step.producer[home]])
     newest = np.maximum.accumulate(newest[::-1])[::-1]
@@ -64,7 +64,7 @@ def _working(
 
 
 def _costs(step: TracedStep, saved: set[int]) -> tuple[Numbers, Numbers]:
-    """Of each unit's part of a segment that goes on behind it, and of one that ends with it."""
+    """Return the cost of each unit within a segment, and as the last unit of a segment."""
     count = len(step.units)
     cost, last = np.zeros(count), np.zeros(count)
     for number in range(count):
@@ -80,7 +80,7 @@ def _costs(step: TracedStep, saved: set[int]) -> tuple[Numbers, Numbers]:
 
 
 class _Borders:
-    """What crosses the borders between units."""
+    """The tensors that cross the borders between units."""
 
     def __init__(self, step: TracedStep, saved: set[int]) -> None:
         self._count = len(step.units)
@@ -102,14 +102,14 @@ class _Borders:
                 self._always[maker] += known.size
 
     def gradient(self) -> Numbers:
-        """Bytes of all that crosses each border, which is as large as its gradients."""
+        """Return the bytes that cross each border, which equal those of their gradients."""
         result = np.zeros(self._count + 1)
         for maker, users, size, _ in self._crossing:
             result[maker + 1 : max(users) + 1] += size
         return result
 
     def leaving(self) -> Numbers:
-        """Saved tensors that later units need too, and those that are never lost."""
+        """Return the bytes of saved tensors that later units also need, and of lasting ones."""
         total = np.cumsum(np.r_[0.0, self._always])
         result: Numbers = total[None, :] - total[:, None]
         for maker, users, size, saved in self._crossing:
@@ -118,7 +118,7 @@ class _Borders:
         return result
 
     def entering(self) -> Numbers:
-        """Tensors that are not saved, but needed to compute a segment again."""
+        """Return the bytes of unsaved tensors that computing a segment again needs."""
         result = np.zeros((self._count + 1, self._count + 1))
         for maker, users, size, saved in self._crossing:
             if not saved:

@@ -1,4 +1,4 @@
-"""The plan: which layers are computed again, and what that saves and costs."""
+"""Plans: the layers that are computed again, with the memory that this saves and its cost."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from tfscale.recompute.simulate import memory, moments_of
 from tfscale.recompute.solve import solve
 from tfscale.recompute.traced_step import Again, TracedStep
 
-# The search for the memory that the solver may plan with halves what is left so often: to 1/256.
+# Number of halvings in the search for the solver's memory limit: the result is exact to 1/256.
 ROUNDS = 8
 
-# TensorFlow's allocator splits no free piece of memory that is less than twice as large as what is
-# asked for, and wastes the rest: less than this share of all that is in use, as far as was seen.
+# TensorFlow's allocator does not split a free piece of memory of less than twice the requested
+# size, and wastes the rest. The waste stayed below this share of the memory in use in all
+# measurements.
 WASTED = 0.15
 
-Tell = Callable[[int, int], None]  # gets how many of how many plans have been made
+Tell = Callable[[int, int], None]  # takes the number of finished plans, and of all plans
 
 
 class BudgetError(ValueError):
-    """No plan keeps the step within the budget.
+    """Raised if no plan keeps the step within the budget.
 
     Args:
-        budget: which can't be kept, in bytes.
-        smallest: that can.
-        plain: within which nothing need be computed again.
+        budget: the budget in bytes.
+        smallest: the smallest budget that a plan keeps.
+        plain: the smallest budget that needs no recomputation.
     """
 
     def __init__(self, budget: float, smallest: float, plain: float) -> None:
@@ -50,13 +51,13 @@ class BudgetError(ValueError):
 
 @dataclass(frozen=True)
 class Plan:
-    """Which units are computed again. ``print(plan.summary())`` says what that means.
+    """A choice of units that are computed again. ``plan.summary()`` describes the choice.
 
     Args:
         step: the training step that was planned.
         segments: units that are computed again together, in order.
-        budget: bytes that the step may take, if that was asked for.
-        pile_up: gradients stay until the last one is there.
+        budget: largest memory of the step in bytes, if it was given.
+        pile_up: whether all gradients stay until the last one exists.
         proven: whether no cheaper choice exists in the solver's model.
     """
 
@@ -68,7 +69,7 @@ class Plan:
 
     @cached_property
     def again(self) -> tuple[Again, ...]:
-        """What each segment computes again."""
+        """The operations that each segment computes again."""
         each = (self.step.again(self.step.ops_of(segment)) for segment in self.segments)
         return tuple(one for one in each if one)
 
@@ -79,17 +80,17 @@ class Plan:
 
     @cached_property
     def plain_timeline(self) -> list[int]:
-        """The same without computing anything again."""
+        """Bytes in use while each operation runs, without recomputation."""
         return memory(self.step, (), self.pile_up)
 
     @property
     def pieces(self) -> int:
-        """How many pieces the units have together."""
+        """Number of pieces of all units together."""
         return self.step.units[-1].pieces.stop
 
     @property
     def parts(self) -> list[range]:
-        """The segments in pieces of units, which are the same in every trace of the model."""
+        """The segments in pieces of units, which are equal in every trace of the model."""
         units = self.step.units
         return [
             range(units[seg[0]].pieces.start, units[seg[-1]].pieces.stop) for seg in self.segments
@@ -97,24 +98,25 @@ class Plan:
 
     @property
     def peak(self) -> int:
-        """The most bytes that a step is expected to take, beside variables."""
+        """Largest expected number of bytes of a step, without variables."""
         return max(self.timeline)
 
     @property
     def bound(self) -> int:
-        """What a step may take, and a budget must hold."""
+        """Upper bound of a step's memory, which a budget must cover."""
         return self.up_to(self.peak)
 
     @property
     def plain_bound(self) -> int:
-        """The same without computing anything again."""
+        """Upper bound of a step's memory without recomputation."""
         return self.up_to(self.plain_peak)
 
     def up_to(self, expected: int) -> int:
-        """What may be in use where so many bytes are expected.
+        """Return an upper bound of the memory in use where so many bytes are expected.
 
-        One more operation may run at once; the update of a weight may copy it, into a piece of
-        memory that is up to twice as large; the allocator wastes a part of all else, too.
+        One more operation may run at the same time. The update of a weight may copy it, into a
+        piece of memory that is up to twice as large. The allocator wastes a part of all memory,
+        too.
         """
         largest = max(self.step.updated, default=0)
         size = expected + max(self.step.largest, largest) + 2 * largest
@@ -122,55 +124,55 @@ class Plan:
 
     @property
     def plain_peak(self) -> int:
-        """The peak without computing anything again."""
+        """The peak without recomputation."""
         return max(self.plain_timeline)
 
     @property
     def overhead(self) -> float:
-        """What is computed again, as a share of the step's operations."""
+        """Cost of the recomputation, as a share of the step's operations."""
         more = sum(self.step.ops[index].cost for one in self.again for index in one.ops)
         return more / self.step.cost if more else 0.0
 
     def summary(self) -> str:
-        """What is kept, what is computed again, and what to expect of it."""
+        """Describe what is kept, what is computed again, and the expected memory and time."""
         return _summary(self)
 
     def draw(self) -> Any:
-        """A matplotlib figure: memory during a step, with and without the plan."""
+        """Plot the memory during a step, with and without the plan; return a matplotlib figure."""
         return _draw(self)
 
 
-def _quietly(done: int, of: int) -> None:
+def _no_report(done: int, of: int) -> None:
     pass
 
 
-def _check(step: TracedStep, pile_up: bool, tell: Tell = _quietly) -> None:
+def _check(step: TracedStep, pile_up: bool, tell: Tell = _no_report) -> None:
     arguments.instance(step, "step", TracedStep, "what tfscale.recompute.trace returns")
     arguments.flag(pile_up, "pile_up")
     arguments.function(tell, "tell", "a function of how many plans are made, and of how many")
 
 
 def checked_fraction(fraction: float) -> float:
-    """Return a share of what a step takes."""
+    """Return a share of a step's memory, or raise."""
     return arguments.real(fraction, "fraction", above=0, most=1, example="0.4")
 
 
 def checked_layers(layers: Sequence[str]) -> tuple[str, ...]:
-    """Return names of layers."""
+    """Return names of layers, or raise."""
     return arguments.items(layers, "layers", "a list of names of layers", arguments.text)
 
 
 def plan_budget(
-    step: TracedStep, budget: float, pile_up: bool = False, tell: Tell = _quietly
+    step: TracedStep, budget: float, pile_up: bool = False, tell: Tell = _no_report
 ) -> Plan:
-    """The cheapest plan whose step takes no more than a budget.
+    """Return the cheapest plan whose step stays within a budget.
 
     Args:
-        step: what ``trace`` has given.
-        budget: bytes that the step may take.
-        pile_up: whether gradients stay until the last one is there, as with clipping by their
+        step: a step that ``trace`` returned.
+        budget: largest memory of the step in bytes.
+        pile_up: whether all gradients stay until the last one exists, as with clipping by their
             global norm.
-        tell: is called with a text now and then, for long searches.
+        tell: is called now and then with the progress of a long search.
 
     Example:
         >>> from tfscale import recompute
@@ -203,9 +205,9 @@ def _refuse_unknown_sizes(step: TracedStep) -> None:
     if step.unknown:
         more = f" and {len(step.unknown) - 1} more" if len(step.unknown) > 1 else ""
         raise ValueError(
-            f"no budget can be promised: how large the results of {step.unknown[0]!r}{more} are "
-            "depends on the data. If that is so because lengths of a batch vary, show the largest "
-            "one: Recompute(..., example=(x, y)). Otherwise say what is to be computed again, "
+            f"no budget can be guaranteed: the size of the results of {step.unknown[0]!r}{more} "
+            "depends on the data. If the reason is that lengths of batches vary, give the largest "
+            "one: Recompute(..., example=(x, y)). Otherwise choose what to compute again, "
             'without a budget: Recompute(layers=[...]) or Recompute(segments="sqrt").'
         )
 
@@ -216,10 +218,10 @@ def _search(
     fits: Callable[[Plan], bool],
     tell: Tell,
 ) -> list[Plan]:
-    """Plans around the largest limit whose plan fits.
+    """Return plans around the largest limit whose plan fits.
 
-    The solver's view of memory is a little coarser than the simulation's, so the limit that
-    it gets is searched for. If nothing fits, these are the plans down to the smallest.
+    The solver's model of memory is slightly coarser than the simulation's, so the search finds the
+    limit for the solver. If nothing fits, the result has plans down to the smallest.
     """
     found = []
     low, high = 0.0, float(plain)
@@ -237,16 +239,16 @@ def _search(
 
 
 def plan_fraction(
-    step: TracedStep, fraction: float, pile_up: bool = False, tell: Tell = _quietly
+    step: TracedStep, fraction: float, pile_up: bool = False, tell: Tell = _no_report
 ) -> Plan:
-    """The cheapest plan within a share of what a step takes without one.
+    """Return the cheapest plan within a share of the step's memory without a plan.
 
     Args:
-        step: what ``trace`` has given.
-        fraction: of the bytes that the step takes if nothing is computed again.
-        pile_up: whether gradients stay until the last one is there, as with clipping by their
+        step: a step that ``trace`` returned.
+        fraction: share of the bytes that the step takes without recomputation.
+        pile_up: whether all gradients stay until the last one exists, as with clipping by their
             global norm.
-        tell: is called with a text now and then, for long searches.
+        tell: is called now and then with the progress of a long search.
 
     Example:
         >>> from tfscale import recompute
@@ -259,12 +261,12 @@ def plan_fraction(
 
 
 def plan_layers(step: TracedStep, layers: Sequence[str], pile_up: bool = False) -> Plan:
-    """Computes these layers again, and no others; neighbours together.
+    """Return a plan that computes these layers again, and no others; neighbours together.
 
     Args:
-        step: what ``trace`` has given.
-        layers: their names.
-        pile_up: whether gradients stay until the last one is there, as with clipping by their
+        step: a step that ``trace`` returned.
+        layers: names of the layers.
+        pile_up: whether all gradients stay until the last one exists, as with clipping by their
             global norm.
 
     Example:
@@ -294,11 +296,13 @@ def _at(chosen: Sequence[bool], index: int) -> bool:
 
 
 def plan_sqrt(step: TracedStep, pile_up: bool = False) -> Plan:
-    """About sqrt(n) segments of n units, which save about the same; the last one is kept.
+    """Return a plan of about sqrt(n) segments of n units that save about equal amounts.
+
+    The last segment is kept.
 
     Args:
-        step: what ``trace`` has given.
-        pile_up: whether gradients stay until the last one is there, as with clipping by their
+        step: a step that ``trace`` returned.
+        pile_up: whether all gradients stay until the last one exists, as with clipping by their
             global norm.
 
     Example:
@@ -316,11 +320,11 @@ def plan_sqrt(step: TracedStep, pile_up: bool = False) -> Plan:
     return Plan(step, segments, pile_up=pile_up)
 
 
-# ---------------------------------------------------------------- what is shown
+# # ------------------------------------------------------------ summary and plot
 
 
 def show(size: float) -> str:
-    """Bytes for people."""
+    """Return a number of bytes for people."""
     for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if size >= factor:
             return f"{size / factor:.{2 if unit == 'GB' else 1}f} {unit}"
@@ -379,7 +383,7 @@ def _draw(plan: Plan) -> Any:
     if plan.budget is not None and plan.budget < plan.plain_bound:
         label = f"budget: {show(plan.budget)}"
         axes.axhline(plan.budget / 1e6, color="C3", linestyle=":", label=label)
-    elif plan.budget is not None:  # far above, perhaps: a line there would flatten the rest
+    elif plan.budget is not None:  # a line far above would flatten the rest
         axes.plot([], linestyle="", label=f"budget: {show(plan.budget)}, more than plain takes")
     axes.set_xlabel("operations of one step (shaded: computed again)")
     axes.set_ylabel("MB beside variables")

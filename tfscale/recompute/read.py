@@ -1,6 +1,6 @@
-"""Reads TensorFlow's graph of a training step.
+"""Reader of TensorFlow's graph of a training step.
 
-TensorFlow's private names stand here, in rewrite.py, gate.py and batch.py alone;
+Only this module, rewrite.py, gate.py and batch.py use TensorFlow's private names;
 tests/recompute/test_private.py guards them.
 """
 
@@ -21,7 +21,7 @@ from tensorflow.python.ops.handle_data_util import get_resource_handle_data
 from tfscale.recompute.traced_step import Op, Tensor, TracedStep, Unit
 from tfscale.recompute.watch import Forward, Piece
 
-# Their result lives in the memory of their input of the same position.
+# The result of these operations lives in the memory of the input with the same position.
 ALIASES = frozenset(
     {
         "CheckNumerics",
@@ -35,28 +35,28 @@ ALIASES = frozenset(
         "StopGradient",
     }
 )
-# Given, not computed.
+# These operations give values without computing them.
 GIVEN = frozenset({"Const", "NoOp", "Placeholder", "ReadVariableOp", "VarHandleOp"})
-# TensorFlow counts them as stateful, but they only read.
+# TensorFlow counts these operations as stateful, but they only read.
 READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape"})
-# Their results are as long as the rank of a tensor.
+# The results of these operations are as long as the rank of a tensor.
 _FEW_NUMBERS = frozenset({"BroadcastGradientArgs"})
-# Which input of what makes a list is its length: it has room for so many, and holds none yet.
+# The input that holds the length of a new list, which is still empty.
 _LENGTH_OF_LIST = {"EmptyTensorList": 1, "TensorListReserve": 1}
 _HOLD_NOTHING = (READS - {"ResourceGather"}) | _LENGTH_OF_LIST.keys()
 _PASS_LISTS_ON = frozenset({"Identity", "StatelessWhile", "While", "ZerosLike"})
-# Moving a byte takes about as long as so many multiplications.
+# Moving a byte takes about as long as this number of multiplications.
 COST_OF_A_BYTE = 10
 
 
 def read(
     forward: Forward, gradients: Sequence[Any], operations: Sequence[tf.Operation]
 ) -> TracedStep:
-    """A graph's operations up to now, as a step.
+    """Return a graph's operations up to now, as a step.
 
     Args:
-        forward: the forward pass in it.
-        gradients: what the optimizer gets; None for variables without one.
+        forward: the forward pass in the graph.
+        gradients: the gradients that the optimizer gets; None for variables without one.
         operations: the graph's list of operations.
     """
     return _Reader(forward, operations).step(gradients)
@@ -72,7 +72,7 @@ class _Reader:
         self._written = _written_resources(operations)
 
     def step(self, gradients: Sequence[Any]) -> TracedStep:
-        for operation in self._operations:  # loops take what is made after them
+        for operation in self._operations:  # a loop may take what is made after it
             for tensor in operation.outputs:
                 self._numbers[_key(tensor)] = len(self._numbers)
         ops = [self._op(operation) for operation in self._operations]
@@ -111,7 +111,7 @@ class _Reader:
         return Op(operation.type, numbers, tuple(outputs), cost_of(operation, inputs))
 
     def _repeatable(self, operation: tf.Operation, inputs: list[Any]) -> bool:
-        """Whether it would give the same numbers again, and cannot have them already."""
+        """Return whether running the operation again gives the same numbers, at a cost."""
         if operation.type == "Const" or (
             inputs and all(tensor.op.name in self._given for tensor in inputs)
         ):
@@ -130,7 +130,7 @@ class _Reader:
 
 
 def _live(ops: Sequence[Op], gradients: Sequence[int]) -> set[int]:
-    """Operations that gradients need, or that change something. All others will be pruned."""
+    """Return the operations that gradients need or that have effects; all others are pruned."""
     producer = {tensor: index for index, op in enumerate(ops) for tensor in op.outputs}
     waiting = [producer[tensor] for tensor in gradients]
     waiting += [i for i, op in enumerate(ops) if is_stateful(op.kind) and op.kind not in READS]
@@ -144,7 +144,7 @@ def _live(ops: Sequence[Op], gradients: Sequence[int]) -> set[int]:
 
 
 def _short(device: str) -> str:
-    """The last part of a device's name. Others may be missing."""
+    """Return the last part of a device's name; the other parts may be missing."""
     return device.rsplit("/", 1)[-1].lower()
 
 
@@ -163,11 +163,11 @@ def _name(piece: Piece) -> str:
 
 
 def _merged(step: TracedStep) -> list[Unit]:
-    """Cuts only where TensorFlow can't fuse what stands on both sides.
+    """Join units so that no cut separates operations that TensorFlow can fuse.
 
-    TensorFlow fuses an operation with the only one that takes its result, and a fused operation
-    may round differently. To compute the same bits again, a cut must not separate operations
-    that TensorFlow would fuse, nor make new ones that it can fuse.
+    TensorFlow fuses an operation with the only user of its result, and a fused operation may round
+    differently. To compute the same bits again, a cut must not separate operations that TensorFlow
+    would fuse, nor create new ones that it can fuse.
     """
     users = _users_of_homes(step)
     fused = {
@@ -189,7 +189,7 @@ def _merged(step: TracedStep) -> list[Unit]:
 
 
 def _users_of_homes(step: TracedStep) -> Counter[int]:
-    """How many operations use what lives in each tensor's memory."""
+    """Return how many operations use each tensor's memory."""
     return Counter(
         step.tensors[tensor].home
         for op in step.ops
@@ -213,7 +213,7 @@ def _joined(one: Unit, other: Unit) -> Unit:
 
 
 def writes(operation: tf.Operation) -> bool:
-    """Whether it changes, draws or sends something, so that it must not run twice."""
+    """Return whether an operation has effects, draws or sends: it must not run twice then."""
     if operation.type in READS:
         return False
     functions = _functions_of(operation)
@@ -251,12 +251,12 @@ def _function_writes(graph: tf.Graph, name: str) -> bool:
 
 @functools.cache
 def is_stateful(kind: str) -> bool:
-    """What TensorFlow says of this kind of operation."""
+    """Return whether TensorFlow considers this kind of operation stateful."""
     return bool(op_def_registry.get(kind).is_stateful)
 
 
 def _written_resources(operations: Iterable[tf.Operation]) -> set[tuple[str, int]]:
-    """Variables and the like that this graph has changed so far."""
+    """Return the variables and other resources that this graph has changed so far."""
     return {
         _key(tensor)
         for operation in operations
@@ -273,7 +273,7 @@ def _key(tensor: Any) -> tuple[str, int]:
 
 
 def size_of(tensor: Any) -> int:
-    """Bytes; 0 for handles and where the shape is not known."""
+    """Return the bytes of a tensor; 0 for handles and unknown shapes."""
     if tensor.dtype == tf.resource:
         return 0
     if tensor.dtype == tf.variant:
@@ -283,7 +283,7 @@ def size_of(tensor: Any) -> int:
 
 
 def has_known_sizes(operation: tf.Operation) -> bool:
-    """Whether the bytes of all its results are known."""
+    """Return whether the bytes of all results of an operation are known."""
     if operation.type in _FEW_NUMBERS:
         return True
     return all(_has_known_size(tensor) for tensor in operation.outputs)
@@ -299,7 +299,7 @@ def _has_known_size(tensor: Any) -> bool:
 
 
 def _list_size(tensor: Any) -> int:
-    """Bytes of a list of tensors, as loops make it: the elements' size times their number."""
+    """Return the bytes of a list of tensors in a loop: the elements' size times their number."""
     data = get_resource_handle_data(tensor).shape_and_type
     length = _list_length(tensor)
     if not data or not length:
@@ -309,7 +309,7 @@ def _list_size(tensor: Any) -> int:
 
 
 def _list_length(tensor: Any) -> int:
-    """From where the list was made; 0 if that is not known."""
+    """Return the length of a list, from the operation that made it; 0 if it is unknown."""
     operation = tensor.op
     while operation.type in _PASS_LISTS_ON:
         tensor = operation.inputs[tensor.value_index]
@@ -321,13 +321,13 @@ def _list_length(tensor: Any) -> int:
 
 
 def _known_length(tensor: Any) -> int:
-    """The length of a list. A loop gives the maximum of a constant: its number of steps."""
+    """Return the value of a list's length. A loop gives the maximum of a constant: its steps."""
     value = tf.get_static_value(tensor.op.inputs[0] if tensor.op.type == "Max" else tensor)
     return 0 if value is None else max(0, int(np.max(value)))
 
 
 def cost_of(operation: tf.Operation, inputs: list[Any]) -> float:
-    """Multiplications, and what moving its bytes takes."""
+    """Return the cost of an operation: its multiplications, and the cost of moving its bytes."""
     if operation.type in ALIASES or operation.type in GIVEN:
         return 0.0
     moved = sum(map(size_of, inputs)) + sum(map(size_of, operation.outputs))
@@ -362,7 +362,7 @@ def _length(tensor: Any, axis: int) -> float:
 
 
 def _einsum(equation: str, inputs: list[Any]) -> float:
-    """All letters' lengths, multiplied."""
+    """Return the product of all letters' lengths."""
     lengths: dict[str, float] = {}
     for letters, tensor in zip(equation.split("->")[0].split(","), inputs):
         sizes = tensor.shape.as_list() if tensor.shape.rank is not None else []

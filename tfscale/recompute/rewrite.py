@@ -1,16 +1,16 @@
-"""Makes a traced training step compute segments again, instead of keeping their results.
+"""Rewriting of a traced training step, which then computes segments again.
 
-The backward pass is there already: operations that take tensors of the forward pass. Those
-of a segment are copied, and the backward pass takes the copies' results. So it uses the
-very same operations with the very same inputs: random numbers come from the seeds that the
-forward pass has drawn, and what changes a variable is never copied. The originals' results
-are freed as soon as the forward pass has used them.
+The backward pass already exists: its operations take tensors of the forward pass. The rewriting
+copies the operations of a segment, and the backward pass takes the copies' results. So it uses the
+same operations with the same inputs: random numbers come from the seeds that the forward pass has
+drawn, and operations that change a variable are never copied. The originals' results are freed as
+soon as the forward pass has used them.
 
 Then TensorFlow optimizes the graph: it fuses operations and reorders sums and products, which
-changes the rounding. This module makes sure that TensorFlow does the same to originals, copies and
-backward pass as without it. Originals and copies have one user if the original had one before, and
-several if it had several; shapes that were known to be equal still are; terms sort by name as
-before; and this module puts no operation between others that might be fused.
+changes the rounding. This module makes sure that TensorFlow treats originals, copies and backward
+pass as it would treat the original graph. Originals and copies have one user if the original had
+one before, and several if it had several. Shapes that were known to be equal still are. Terms sort
+by name as before. This module puts no operation between others that might be fused.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from tfscale.recompute.gate import behind, make_gate, use
 from tfscale.recompute.late import positions
 from tfscale.recompute.traced_step import SHAPES, Again, TracedStep
 
-# Which input of an operation is the shape of its result.
+# The input of an operation that is the shape of its result.
 _SHAPE_INPUT = {"Reshape": 1, "BroadcastTo": 1, "Fill": 0, "Conv2DBackpropInput": 0}
 
 
 def rewrite(
     graph: tf.Graph, operations: Sequence[tf.Operation], step: TracedStep, again: Sequence[Again]
 ) -> None:
-    """Rewrites the graph.
+    """Rewrite the graph of a step.
 
     Args:
-        graph: of one step, whose gradients have just been made.
-        operations: its operations.
-        step: the same, as ``read`` gives it.
-        again: what each segment computes again.
+        graph: the graph of one step, whose gradients have just been made.
+        operations: the graph's operations.
+        step: the step, as ``read`` returns it.
+        again: the operations that each segment computes again.
     """
     latest_first = sorted(again, key=lambda one: one.before)
     done = positions(step)
@@ -50,7 +50,7 @@ def rewrite(
 
 
 def _users(step: TracedStep, one: Again) -> list[int]:
-    """Operations of the backward pass that take what a segment computes again."""
+    """Return the operations of the backward pass that use recomputed tensors of a segment."""
     later = (index for tensor in one.tensors for index in step.consumers[tensor])
     return sorted({index for index in later if index >= step.end})
 
@@ -71,8 +71,9 @@ class _Copies:
         self._gate = gate
         self._copied = frozenset(again.ops)
         self._copies: dict[int, Any] = {}  # tensors, by number
-        self._late: dict[int, Any] = {}  # tensors from outside, not before the gate
-        self._apart: dict[int, Any] = {}  # copies, for what is not to be joined with other copies
+        self._late: dict[int, Any] = {}  # tensors from outside, delayed by the gate
+        # copies for users that must not be merged with other copies
+        self._apart: dict[int, Any] = {}
 
     def make(self) -> None:
         with self._graph.as_default(), tf.control_dependencies(None), tf.name_scope(""):
@@ -98,7 +99,7 @@ class _Copies:
                 self._copies[number] = mine
 
     def _keep_shape(self, original: tf.Operation, inputs: list[Any]) -> None:
-        """A copy's shape is that of the original, and not just another unknown one."""
+        """Give a copy the original's shape, instead of another unknown shape."""
         position = _SHAPE_INPUT.get(original.type)
         result = original.outputs[0]
         if position is not None and not result.shape.is_fully_defined():
@@ -106,7 +107,7 @@ class _Copies:
                 inputs[position] = tf.shape(result, inputs[position].dtype, _name(original))
 
     def _wait(self, number: int, tensor: Any) -> Any:
-        """The tensor behind the gate, unless it may be a constant, a shape or an axis.
+        """Delay a tensor by the gate, unless it may be a constant, a shape or an axis.
 
         TensorFlow reasons about these, and would see less through the gate.
         """
@@ -121,7 +122,7 @@ class _Copies:
         return self._late[number]
 
     def _use_like_originals(self) -> None:
-        """Gives copies with one user a second user, if the originals have several."""
+        """Give copies with one user a second user, if the originals have several."""
         shapes: list[int] = []
         for number, copy in self._copies.items():
             users = self._step.consumers[number]
@@ -133,7 +134,7 @@ class _Copies:
         self._take_shapes(list(dict.fromkeys(shapes)))
 
     def _take_shapes(self, shapes: list[int]) -> None:
-        """Takes shapes of copies, where those of originals are taken.
+        """Take shapes of copies, where shapes of originals are taken.
 
         Many shapes only say over which axes a gradient is summed. TensorFlow removes these when it
         knows the axes, but first counts them as users.
@@ -167,11 +168,11 @@ class _Copies:
                 operation._update_input(position, self._given(number, operation))
 
     def _given(self, number: int, user: tf.Operation) -> Any:
-        """The tensor that an operation of the backward pass takes.
+        """Return the tensor that an operation of the backward pass takes.
 
         Some gradients compute a part of the forward pass themselves, with control inputs that keep
-        TensorFlow from merging the two. A copy has such control inputs too, so it is put behind an
-        operation of its own, and TensorFlow does not merge it with the gradient's computation.
+        TensorFlow from merging the two. A copy has such control inputs, too. An additional
+        operation behind the copy keeps TensorFlow from merging it with the gradient's computation.
         """
         if not user.control_inputs:
             return self._copies[number]
@@ -183,7 +184,7 @@ class _Copies:
 def _use_if_left_with_one_user(
     operations: Sequence[tf.Operation], step: TracedStep, number: int
 ) -> None:
-    """Gives a second user to a tensor that had several users and now has one."""
+    """Give a second user to a tensor that had several users and now has one."""
     users = step.consumers[number]
     left = [index for index in users if index < step.end]
     if len(left) == 1 < len(users):
@@ -192,7 +193,7 @@ def _use_if_left_with_one_user(
 
 
 def _another(original: tf.Operation, inputs: Sequence[Any]) -> tf.Operation:
-    """The same operation with other inputs."""
+    """Return a copy of an operation with other inputs."""
     attributes = {k: value for k, value in original.node_def.attr.items() if k != "_class"}
     with tf.device(original.device or None):
         return original.graph.create_op(
@@ -205,5 +206,5 @@ def _another(original: tf.Operation, inputs: Sequence[Any]) -> tf.Operation:
 
 
 def _name(original: tf.Operation) -> str:
-    """TensorFlow orders terms of sums and products by name: this sorts like the original."""
+    """Return a name that sorts like the original's: TensorFlow orders terms of sums by name."""
     return f"{original.name}/again"

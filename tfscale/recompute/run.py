@@ -1,4 +1,4 @@
-"""Plans a model's training step, and trains by the plan."""
+"""Tracing of a model's training step, and training by a plan."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from tfscale.recompute.traced_step import TracedStep
 from tfscale.recompute.watch import Forward, Watch
 
 
-class _Seen(Exception):
-    """The step has been traced as far as it was wanted."""
+class _TracedFarEnough(Exception):
+    """Raised when the step has been traced far enough."""
 
 
 def trace(model: keras.Model, batch: Any) -> TracedStep:
-    """The operations of a model's training step, up to its gradients. Nothing is run.
+    """Return the operations of a model's training step, up to its gradients. Nothing runs.
 
     Args:
-        model: compiled, with all its variables.
-        batch: specifications of what ``train_step`` takes.
+        model: a compiled model, with all its variables.
+        batch: specifications of the batch that ``train_step`` takes.
 
     Example:
         >>> step = trace(model, (tf.TensorSpec([64, 8]), tf.TensorSpec([64, 1])))
@@ -41,7 +41,7 @@ def trace(model: keras.Model, batch: Any) -> TracedStep:
     def look(forward: Forward, gradients: list[Any]) -> None:
         step = read(forward, gradients, forward.graph.get_operations())
         steps.append(with_early_products(step))
-        raise _Seen
+        raise _TracedFarEnough
 
     @tf.autograph.experimental.do_not_convert
     def one_step() -> None:
@@ -50,7 +50,7 @@ def trace(model: keras.Model, batch: Any) -> TracedStep:
         )
         model.distribute_strategy.run(model.train_step, args=(data,))
 
-    with contextlib.suppress(_Seen), Watch(model, look).looking():
+    with contextlib.suppress(_TracedFarEnough), Watch(model, look).looking():
         tf.function(one_step, autograph=False).get_concrete_function()
     if not steps:
         raise ValueError(
@@ -63,11 +63,11 @@ def trace(model: keras.Model, batch: Any) -> TracedStep:
 
 @contextlib.contextmanager
 def recomputing(model: keras.Model, plan: Plan) -> Iterator[None]:
-    """Within this context, training steps that are traced compute again what the plan says.
+    """Make training steps that are traced in this context compute again what the plan says.
 
     Args:
-        model: the one that was traced for the plan.
-        plan: which of its parts to compute again.
+        model: the model that was traced for the plan.
+        plan: the parts to compute again.
 
     Example:
         >>> from tfscale import recompute

@@ -1,4 +1,4 @@
-"""How much memory a step holds at each moment, with and without computing things again."""
+"""Simulation of a step's memory at each moment, with and without recomputation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tfscale.recompute.traced_step import SHAPES, Again, Op, TracedStep
 
-# May write their result where one of their inputs was, if nobody else needs that input.
+# These operations may write their result into the memory of an input that nothing else needs.
 IN_PLACE = frozenset(
     {
         "Abs",
@@ -65,14 +65,14 @@ Home = tuple[int, int]  # a tensor, and the segment that computed it again or -1
 
 @dataclass(frozen=True)
 class Moment:
-    """An operation that runs; in which segment, if it is run again."""
+    """A running operation, and its segment if it runs again."""
 
     op: int
     segment: int = -1
 
 
 def moments_of(step: TracedStep, again: Sequence[Again]) -> Iterator[Moment]:
-    """All operations in order; what is computed again stands just before its first use."""
+    """Yield all operations in order; a segment runs again just before its first use."""
     first = {one.before: number for number, one in enumerate(again)}
     for index in range(len(step.ops)):
         if index in first:
@@ -81,15 +81,15 @@ def moments_of(step: TracedStep, again: Sequence[Again]) -> Iterator[Moment]:
 
 
 def memory(step: TracedStep, again: Sequence[Again] = (), pile_up: bool = False) -> list[int]:
-    """Bytes in use while each operation runs, beside a large result of another.
+    """Return the bytes in use while each operation runs, plus a large result of another operation.
 
-    TensorFlow runs operations at the same time if none waits for the other.
+    TensorFlow runs operations at the same time if neither waits for the other.
 
     Args:
         step: the step.
-        again: what its segments compute again.
-        pile_up: gradients stay until the last one is there, and one moment longer, in which
-            they are there twice, since replicas exchange (or clip, or scale) them.
+        again: the operations that its segments compute again.
+        pile_up: whether all gradients stay until the last one exists, and one moment longer, in
+            which they exist twice, since replicas exchange (or clip, or scale) them.
     """
     return _Memory(step, again, pile_up).run()
 
@@ -118,7 +118,7 @@ class _Memory:
         return result
 
     def _allocate(self, now: int, moment: Moment, op: Op) -> int:
-        """Makes the outputs; returns how many bytes more that takes."""
+        """Allocate the outputs; return the number of additional bytes."""
         new = 0
         for tensor in op.outputs:
             known = self._step.tensors[tensor]
@@ -138,7 +138,7 @@ class _Memory:
         return False
 
     def _home(self, moment: Moment, tensor: int) -> Home:
-        """Where the tensor is that an operation takes."""
+        """Return the home of the tensor that an operation takes."""
         owner = self._owner.get(tensor, -1)
         behind = moment.segment < 0 and moment.op >= self._step.end
         if not (behind or moment.segment == owner):

@@ -1,8 +1,8 @@
-"""A training step as a list of operations, and what it means to compute some of them again.
+"""A training step as a list of operations, and the recomputation of some of them.
 
-Nothing here knows TensorFlow. Operations stand in the order in which they were made: the
-model's own first (the forward pass, cut into units), then all others, of which those that
-need the model's tensors are the backward pass. Tensors are numbers.
+Nothing here knows TensorFlow. Operations stand in the order in which they were made: first the
+model's own (the forward pass, cut into units), then all others. Those others that need the model's
+tensors are the backward pass. Tensors are numbers.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-# Need a tensor's shape, not its numbers: they run early and hold nothing.
+# These operations need a tensor's shape, not its numbers: they run early and hold nothing.
 SHAPES = frozenset({"Shape", "ShapeN", "Rank", "Size"})
 
 
 @dataclass(frozen=True)
 class Op:
-    """One operation: what it takes and gives, and what it costs (in multiplications, say)."""
+    """An operation, with its inputs, its outputs and its cost (in multiplications, say)."""
 
     kind: str
     inputs: tuple[int, ...]
@@ -30,11 +30,11 @@ class Unit:
     """Consecutive operations that are computed again together, or not at all.
 
     Args:
-        name: of the layers at work.
-        layers: these, and those around them.
+        name: name of the running layers.
+        layers: the running layers, and those around them.
         start: the first operation.
-        stop: the first operation behind it.
-        pieces: the same in pieces, which are numbered alike in every trace of the model.
+        stop: the operation after the last one.
+        pieces: the unit's pieces, whose numbers are equal in every trace of the model.
     """
 
     name: str
@@ -46,12 +46,12 @@ class Unit:
 
 @dataclass(frozen=True)
 class Tensor:
-    """What is known of a tensor.
+    """The properties of a tensor.
 
     Args:
-        size: bytes.
+        size: number of bytes.
         home: the tensor whose memory it lives in; often itself.
-        lasting: never computed again, because it can't be or is too small to matter.
+        lasting: whether it is never computed again, because it can't be or is too small to matter.
     """
 
     size: int
@@ -61,12 +61,12 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Again:
-    """What a segment computes again.
+    """The operations that a segment computes again.
 
     Args:
-        ops: which operations, in order.
+        ops: the operations, in order.
         tensors: their results that these operations themselves or later ones use.
-        before: the first operation that needs it.
+        before: the first operation that needs the segment.
     """
 
     ops: tuple[int, ...]
@@ -80,7 +80,7 @@ class TracedStep:
 
     Args:
         ops: all operations in the order in which they were made.
-        units: consecutive; together they are the forward pass.
+        units: consecutive units; together they are the forward pass.
         tensors: all tensors, by number.
         gradients: the tensors that the optimizer gets.
         constant: the tensors that depend on nothing but constants.
@@ -101,12 +101,12 @@ class TracedStep:
 
     @property
     def end(self) -> int:
-        """The first operation behind the forward pass."""
+        """The first operation after the forward pass."""
         return self.units[-1].stop
 
     @cached_property
     def producer(self) -> list[int]:
-        """Of each tensor."""
+        """The producer of each tensor."""
         result = [0] * len(self.tensors)
         for index, op in enumerate(self.ops):
             for tensor in op.outputs:
@@ -115,7 +115,7 @@ class TracedStep:
 
     @cached_property
     def consumers(self) -> list[list[int]]:
-        """Of each tensor; operations that want only shapes do not count."""
+        """The consumers of each tensor, without operations that need only its shape."""
         result: list[list[int]] = [[] for _ in self.tensors]
         for index, op in enumerate(self.ops):
             if op.kind not in SHAPES:
@@ -125,7 +125,7 @@ class TracedStep:
 
     @cached_property
     def shapes(self) -> list[list[int]]:
-        """Of each tensor the operations that want only its shape."""
+        """The operations that need only a tensor's shape, by tensor."""
         result: list[list[int]] = [[] for _ in self.tensors]
         for index, op in enumerate(self.ops):
             if op.kind in SHAPES:
@@ -150,25 +150,25 @@ class TracedStep:
 
     @cached_property
     def updated(self) -> list[int]:
-        """Bytes of each weight that the optimizer changes: as many as of its gradient."""
+        """Bytes of each weight that the optimizer changes, which equal those of its gradient."""
         return [self.tensors[tensor].size for tensor in self.gradients]
 
     @property
     def cost(self) -> float:
-        """Of the whole step."""
+        """Cost of the whole step."""
         return sum(op.cost for op in self.ops)
 
     def ops_of(self, segment: range) -> range:
-        """The operations of consecutive units."""
+        """Return the operations of consecutive units."""
         return range(self.units[segment[0]].start, self.units[segment[-1]].stop)
 
     def again(self, inside: range) -> Again | None:
-        """What consecutive operations compute again for the backward pass, if anything.
+        """Return the operations that a segment computes again for the backward pass; None if none.
 
-        Their results that other units use stay in memory, and so do lasting tensors. All others
-        that the backward pass needs are freed, and computed again from those.
+        Results that other units use stay in memory, and so do lasting tensors. All other results
+        that the backward pass needs are freed, and computed again from those that stay.
         """
-        leaving = self._homes_of_what_leaves(inside)
+        leaving = self._leaving_homes(inside)
 
         def lost(tensor: int) -> bool:
             known = self.tensors[tensor]
@@ -200,7 +200,7 @@ class TracedStep:
     def _outputs(self, ops: range) -> list[int]:
         return [tensor for index in ops for tensor in self.ops[index].outputs]
 
-    def _homes_of_what_leaves(self, inside: range) -> set[int]:
+    def _leaving_homes(self, inside: range) -> set[int]:
         forward = range(self.begin, self.end)
         return {
             self.tensors[tensor].home

@@ -1,8 +1,8 @@
-"""Sees which operations a model's layers make while its training step is traced.
+"""Recording of the operations that a model's layers make while its training step is traced.
 
-Meanwhile some objects have attributes that hide their methods: the model's and its layers'
-``call``, and the optimizer's ``apply_gradients``. No class is changed, and the attributes are
-removed at the end.
+During the recording, some objects have attributes that hide their methods: the ``call`` of the
+model and its layers, and the optimizer's ``apply_gradients``. No class changes, and the attributes
+are removed at the end.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tfscale.bridge.shadow import around
 
 @dataclass(frozen=True)
 class Piece:
-    """What a layer did in a row. The layers are at work within each other, in this order."""
+    """Consecutive operations of a layer. ``layers`` are the running layers, from outer to inner."""
 
     layers: tuple[str, ...]
     start: int
@@ -31,18 +31,18 @@ class Piece:
 
 @dataclass
 class Forward:
-    """What the model did in a graph: where, in that graph's list, which layers were at work."""
+    """A forward pass in a graph: the places in the graph's list where the running layers change."""
 
     graph: tf.Graph
     device: str | None
     events: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
 
     def note(self, layers: list[str]) -> None:
-        """From here on, these layers are at work."""
+        """Note that these layers run from here on."""
         self.events.append((len(self.graph.get_operations()), tuple(layers)))
 
     def pieces(self) -> list[Piece]:
-        """The forward pass, cut where one layer gives way to another; some are empty."""
+        """Return the forward pass, cut where the running layers change; some pieces are empty."""
         pairs = zip(self.events, self.events[1:])
         return [Piece(layers, start, stop) for (start, layers), (stop, _) in pairs]
 
@@ -51,21 +51,21 @@ WhenDifferentiated = Callable[[Forward, list[Any]], None]
 
 
 class Watch:
-    """Sees forward passes, and calls back when their gradients have been computed.
+    """A recorder of forward passes, which reports them once their gradients have been computed.
 
     Args:
         model: a compiled Keras model.
-        then: gets the forward pass and its gradients, before the optimizer does.
+        then: receives the forward pass and its gradients, before the optimizer does.
     """
 
     def __init__(self, model: keras.Model, then: WhenDifferentiated) -> None:
         self._model = model
         self._then = then
-        self._now = threading.local()  # each replica is traced in a thread of its own
+        self._now = threading.local()  # each replica is traced in its own thread
 
     @contextlib.contextmanager
     def looking(self) -> Iterator[None]:
-        """Within this context, watch the steps that are traced."""
+        """Record the steps that are traced in this context."""
         with contextlib.ExitStack() as stack:
             for layer in _parts_of(self._model):
                 stack.enter_context(around(layer, "call", self._in_layer(layer)))
@@ -116,7 +116,7 @@ class Watch:
 
 
 def _parts_of(model: keras.Model) -> list[Any]:
-    """All that runs within a model and has a name: layers, and operations of its graph."""
+    """Return all named objects that run within a model: layers, and operations of its graph."""
     found: dict[int, Any] = {}
     for layer in [model, *layers_of(model)]:
         for one in [layer, *getattr(layer, "operations", ())]:
@@ -130,7 +130,7 @@ def _is_current(graph: tf.Graph) -> bool:
 
 
 def _device_of_replica() -> str | None:
-    """Where this replica's operations are, if there are several replicas in this process."""
+    """Return the device of this replica, if this process has several replicas."""
     if not tf.distribute.has_strategy():
         return None
     if len(tf.distribute.get_strategy().extended.worker_devices) == 1:

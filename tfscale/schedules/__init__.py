@@ -1,4 +1,4 @@
-"""Learning rates over the course of a training, for large batches.
+"""Learning-rate schedules for training with large batches.
 
 Example:
     >>> from tfscale import schedules

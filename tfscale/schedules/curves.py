@@ -1,4 +1,4 @@
-"""What comes after the warm-up: one class for each curve."""
+"""The curves of schedules after the warm-up, one class for each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ registered = keras.saving.register_keras_serializable(package="tfscale")
 
 @registered
 class Constant(Schedule):
-    r"""After the warm-up, the rate stays.
+    r"""A constant rate after the warm-up.
 
     .. math:: \eta(t) = \eta
 
@@ -41,14 +41,14 @@ class Constant(Schedule):
 
 @registered
 class Drops(Schedule):
-    r"""The rate is multiplied by a factor at each of several times.
+    r"""A rate that drops by a factor at each of several times.
 
     .. math:: \eta(t) = \eta \, f^{\,|\{a : a \le t\}|}
 
     Args:
         rate: :math:`\eta`.
-        at: the times :math:`a`, counted from the beginning of the training; they rise, and
-            none is in the warm-up.
+        at: the times :math:`a`, counted from the beginning of the training, in ascending order,
+            none in the warm-up.
         factor: :math:`f`.
         general: ``warmup``, ``start``, ``unit``, ``base_batch`` and ``scaling`` of ``Schedule``.
 
@@ -85,16 +85,16 @@ class Drops(Schedule):
 
     @property
     def horizon(self) -> float:
-        """A little after the last drop."""
+        """A time slightly after the last drop."""
         return 1.125 * self.at[-1]
 
     def get_config(self) -> dict[str, Any]:
-        """All arguments, in types that JSON knows."""
+        """Return all arguments, in types that JSON knows."""
         return {**super().get_config(), "at": self.at, "factor": self.factor}
 
 
 class _Decay(Schedule):
-    """From the rate to a final one, between two times."""
+    """A decay from the rate to a final one, between two times."""
 
     TIMES = ("warmup", "end", "begin")
     RATES = ("rate", "final")
@@ -123,7 +123,7 @@ class _Decay(Schedule):
         return self.warmup if self.begin is None else self.begin
 
     def _left(self, time: Any) -> Any:
-        """The share of the decay that is still to come, from 1 to 0."""
+        """Return the remaining share of the decay, from 1 to 0."""
         left = (self.end - time) / (self.end - self._first)
         return tf.clip_by_value(left, 0.0, 1.0)
 
@@ -136,14 +136,14 @@ class _Decay(Schedule):
         return self.end
 
     def get_config(self) -> dict[str, Any]:
-        """All arguments, in types that JSON knows."""
+        """Return all arguments, in types that JSON knows."""
         mine = {"end": self.end, "begin": self.begin, "final": self.final}
         return {**super().get_config(), **mine}
 
 
 @registered
 class Polynomial(_Decay):
-    r"""A power of the time that is left: of power 1 for LAMB, 2 for LARS.
+    r"""A decay by a power of the remaining time: power 1 for LAMB, 2 for LARS.
 
     .. math:: \eta(t) = \eta_f + (\eta - \eta_f) \left(\frac{e - t}{e - b}\right)^p
 
@@ -153,9 +153,9 @@ class Polynomial(_Decay):
         rate: :math:`\eta`.
         end: :math:`e`, counted from the beginning of the training.
         power: :math:`p`.
-        begin: :math:`b`. By default the end of the warm-up. 0 is what BERT's code does: the
-            decay runs behind the warm-up, and the rate falls by a step where that ends.
-        final: :math:`\eta_f`; the scaling rule changes it as it does ``rate``.
+        begin: :math:`b`; by default the end of the warm-up. 0 as in BERT's code: the decay also
+            runs during the warm-up, so the rate drops when the warm-up ends.
+        final: :math:`\eta_f`; the scaling rule changes it like ``rate``.
         general: ``warmup``, ``start``, ``unit``, ``base_batch`` and ``scaling`` of ``Schedule``.
 
     Example:
@@ -176,13 +176,13 @@ class Polynomial(_Decay):
         return self._between(tf.pow(self._left(time), tf.constant(self.power, tf.float64)))
 
     def get_config(self) -> dict[str, Any]:
-        """All arguments, in types that JSON knows."""
+        """Return all arguments, in types that JSON knows."""
         return {**super().get_config(), "power": self.power}
 
 
 @registered
 class Cosine(_Decay):
-    r"""Half a wave of a cosine.
+    r"""A decay along half a cosine wave.
 
     .. math::
         \eta(t) = \eta_f + (\eta - \eta_f) \, \tfrac{1}{2}
@@ -194,7 +194,7 @@ class Cosine(_Decay):
         rate: :math:`\eta`.
         end: :math:`e`, counted from the beginning of the training.
         begin: :math:`b`; by default the end of the warm-up.
-        final: :math:`\eta_f`; the scaling rule changes it as it does ``rate``.
+        final: :math:`\eta_f`; the scaling rule changes it like ``rate``.
         general: ``warmup``, ``start``, ``unit``, ``base_batch`` and ``scaling`` of ``Schedule``.
 
     Example:
@@ -211,11 +211,11 @@ class Cosine(_Decay):
 
 @registered
 class InverseSquareRoot(Schedule):
-    r"""The rate falls with the square root of the time.
+    r"""A rate that falls with the square root of the time.
 
     .. math:: \eta(t) = \eta \sqrt{w / t}
 
-    with the warm-up's length :math:`w`, which it needs.
+    with the warm-up's length :math:`w`, which is required.
 
     Args:
         rate: :math:`\eta`; in the Transformer's paper :math:`(d w)^{-1/2}` for width :math:`d`.
@@ -238,5 +238,5 @@ class InverseSquareRoot(Schedule):
 
     @property
     def horizon(self) -> float:
-        """Where the rate is a third of what it was."""
+        """The time at which the rate has fallen to a third."""
         return 9 * self.warmup

@@ -1,4 +1,4 @@
-"""A picture of a schedule: rate against time."""
+"""A plot of a schedule: rate against time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _POINTS = 2001
 
 
 def draw(schedule: Schedule, until: float | None) -> Figure:
-    """The rate from 0 to a time; the end of the warm-up is dotted."""
+    """Plot the rate from 0 to a time; a dotted line marks the end of the warm-up."""
     end = schedule.horizon if until is None else until
     times = np.linspace(0.0, end, _POINTS)
     figure = figures.figure(6.4, 3.2)

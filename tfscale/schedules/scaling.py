@@ -1,4 +1,4 @@
-"""Rules that turn the learning rate for one batch size into that for another."""
+"""Rules that convert the learning rate for one batch size into that for another."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from tfscale import arguments
 
 
 def linear_scaling(rate: float, base_batch: int, batch: int) -> float:
-    r"""The linear scaling rule, for SGD with momentum.
+    r"""Scale a rate by the linear scaling rule, for SGD with momentum.
 
     .. math:: \eta = \eta_0 \frac{B}{B_0}
 
     Args:
         rate: :math:`\eta_0`, the learning rate that is right for ``base_batch``.
-        base_batch: :math:`B_0`, how many samples one update saw there.
-        batch: :math:`B`, how many it sees here: the global batch, times
+        base_batch: :math:`B_0`, the number of samples of an update at ``rate``.
+        batch: :math:`B`, the new number of samples of an update: the global batch, times
             ``gradient_accumulation_steps``.
 
     Example:
@@ -29,14 +29,14 @@ def linear_scaling(rate: float, base_batch: int, batch: int) -> float:
 
 
 def square_root_scaling(rate: float, base_batch: int, batch: int) -> float:
-    r"""The square-root scaling rule, for LAMB and Adam.
+    r"""Scale a rate by the square-root scaling rule, for LAMB and Adam.
 
     .. math:: \eta = \eta_0 \sqrt{\frac{B}{B_0}}
 
     Args:
         rate: :math:`\eta_0`, the learning rate that is right for ``base_batch``.
-        base_batch: :math:`B_0`, how many samples one update saw there.
-        batch: :math:`B`, how many it sees here: the global batch, times
+        base_batch: :math:`B_0`, the number of samples of an update at ``rate``.
+        batch: :math:`B`, the new number of samples of an update: the global batch, times
             ``gradient_accumulation_steps``.
 
     Example:
@@ -54,7 +54,7 @@ def _ratio(base_batch: int, batch: int) -> float:
 
 
 def checked_batch(batch: int, name: str) -> int:
-    """Return a batch size."""
+    """Return a batch size, or raise."""
     return arguments.whole(batch, name, 1, what="a number of samples")
 
 

@@ -1,4 +1,4 @@
-"""What all schedules share: a warm-up, a unit of time, and a batch that the rate is for."""
+"""The base class of schedules: a warm-up, a unit of time, and a batch size."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
             \text{the subclass's curve} & t \ge w
         \end{cases}
 
-    with the rate :math:`\eta`, the warm-up's length :math:`w` and its first rate
-    :math:`\eta_s`. Time counts from 0 at the first batch that ``fit`` trains on. Also
-    with ``gradient_accumulation_steps`` a step is a batch, not an update, since Keras passes
-    the number of batches to schedules.
+    with the rate :math:`\eta`, the warm-up's length :math:`w` and its first rate :math:`\eta_s`.
+    Time counts from 0 at the first batch that ``fit`` trains on. A step is a batch, not an update,
+    even with ``gradient_accumulation_steps``, since Keras passes the number of batches to
+    schedules.
 
-    You may leave two things open when you define a schedule: how many steps an epoch has
-    (``unit="epochs"``), and how large batches are (``base_batch``). ``in_steps`` and
-    ``for_batch`` answer them, and ``tfscale.callbacks.Warmup`` calls both. With both answered,
-    it is a Keras schedule: for any optimizer, in graphs and under XLA, saved with the model.
+    You may leave two things open when you define a schedule: the number of steps of an epoch
+    (``unit="epochs"``), and the batch size (``base_batch``). ``in_steps`` and ``for_batch`` set
+    them, and ``tfscale.callbacks.Warmup`` calls both. With both set, the result is a Keras
+    schedule: for any optimizer, in graphs and under XLA, saved with the model.
 
     Args:
-        rate: :math:`\eta`, the rate when the warm-up is over.
+        rate: :math:`\eta`, the rate at the end of the warm-up.
         warmup: :math:`w`, in steps or epochs; fractions are fine.
         start: :math:`\eta_s`, the rate of the first step. If it is above ``rate``, ``rate`` is
             used instead.
         unit: the unit of times, ``"steps"`` or ``"epochs"``.
-        base_batch: the batch size that ``rate`` is right for; None if ``rate`` is right as it is.
+        base_batch: the batch size that ``rate`` is meant for; None if ``rate`` needs no scaling.
         scaling: how the rate changes with the batch size: ``"linear"`` or ``"square root"``.
     """
 
@@ -68,7 +68,7 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
         self.scaling = arguments.choice(scaling, "scaling", tuple(RULES))
 
     def __call__(self, step: Any) -> Any:
-        """The rate of a step, or of a tensor of steps, as float32."""
+        """Return the rate of a step, or of a tensor of steps, as float32."""
         if self.base_batch is not None:
             raise ValueError(
                 f"{self!r} is for batches of {self.base_batch}, and the size of yours is not "
@@ -84,7 +84,7 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
         return tf.cast(self.at_time(step), tf.float32)
 
     def at_time(self, time: Any) -> Any:
-        """The rate at a time in the schedule's own unit, as float64."""
+        """Return the rate at a time in the schedule's own unit, as float64."""
         time = tf.cast(time, tf.float64)
         after = self._after_warmup(time)
         if not self.warmup:
@@ -98,11 +98,11 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
 
     @property
     def horizon(self) -> float:
-        """A time at which a picture of the schedule can end."""
+        """A time at which a plot of the schedule can end."""
         raise NotImplementedError(f"{type(self).__name__} must define where a picture of it ends")
 
     def in_steps(self: Self, steps_per_epoch: float) -> Self:
-        """The same schedule with its times in steps; itself, if they already are."""
+        """Return this schedule with its times in steps; itself, if they already are."""
         if self.unit == STEPS:
             return self
         arguments.real(steps_per_epoch, "steps_per_epoch", above=0)
@@ -111,10 +111,10 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
         return type(self)(**{**config, **times, "unit": STEPS})
 
     def for_batch(self: Self, batch: int) -> Self:
-        """The same schedule with rates for a batch size; itself, if it has no ``base_batch``.
+        """Return this schedule with rates for a batch size; itself, if it has no ``base_batch``.
 
         Args:
-            batch: how many samples one update sees: the global batch, times
+            batch: number of samples of an update: the global batch, times
                 ``gradient_accumulation_steps``.
         """
         if self.base_batch is None:
@@ -128,8 +128,7 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
         """Draw the rate over time; needs matplotlib (``pip install matplotlib``).
 
         Args:
-            until: where to stop, in the schedule's unit; by default a time that suits
-                its curve.
+            until: end of the plot, in the schedule's unit; by default a time that suits its curve.
         """
         from tfscale.schedules.plot import draw
 
@@ -137,7 +136,7 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
         return draw(self, until)
 
     def get_config(self) -> dict[str, Any]:
-        """All arguments, in types that JSON knows."""
+        """Return all arguments, in types that JSON knows."""
         return {
             "rate": self.rate,
             "warmup": self.warmup,

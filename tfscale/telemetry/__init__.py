@@ -1,4 +1,4 @@
-"""What a training costs and where its time goes: see ``tfscale.callbacks.Telemetry``."""
+"""Measurement of a training's time and bytes: see ``tfscale.callbacks.Telemetry``."""
 
 from tfscale.telemetry.timeline import merge
 

@@ -1,4 +1,4 @@
-"""What a process's ranks have exchanged, and how: read from the strategy and the engine's log."""
+"""The exchanges of a process's ranks, as the strategy and the engine's log record them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from tfscale.ops.log import Execution
 
 
 class EngineLog:
-    """The ranks of this process.
+    """Log of the ranks of this process.
 
     Args:
-        reducers: the strategy's; where groups of replicas sum each for itself, one of a group's.
+        reducers: the strategy's reducers. With groups of replicas, a reducer may sum over one group
+            only.
     """
 
     def __init__(self, reducers: Sequence[Reducer]) -> None:
@@ -29,41 +30,42 @@ class EngineLog:
         self._calls = {one: _calls(one) for every in self._each for one in every}
         self.rows: list[Row] = []  # as of the last call of changes()
         self._saved: dict[BucketId, float] = {}
-        self._told = set(self._made())
+        self._known_changes = set(self._all_changes())
 
     @property
     def ranks(self) -> list[int]:
-        """Those of this process."""
+        """The ranks of this process."""
         return [each.rank for each in self.communicators]
 
     @property
     def is_measured(self) -> bool:
-        """Whether gradients go by the engine, which logs when and how many bytes."""
+        """Whether gradients go through the engine, which logs times and bytes."""
         return self._exchange.is_measured
 
     @property
     def is_lossy(self) -> bool:
-        """Whether any gradient may be summed by a method that loses something."""
+        """Whether a lossy method may sum any gradient."""
         return any(not m.lossless for reducer in self._reducers for m in reducer.policy.methods)
 
     def ways(self) -> list[str]:
-        """How gradients go from each rank of this process to the others, in words."""
+        """Describe how gradients go from each rank of this process to the others."""
         return [self._exchange.ways(place) for place in range(len(self.communicators))]
 
     @property
     def processes(self) -> int:
-        """How many processes the group has."""
+        """Number of processes of the group."""
         return self.communicators[0].ranks // len(self.communicators)
 
     def sent(self) -> int:
-        """Bytes that others have taken from these ranks since they exist, all collectives."""
+        """Return the bytes that others have ever received from these ranks, in all collectives."""
         return sum(t.sent for one in self._calls for t in one.totals().values())
 
     def read(self) -> tuple[list[list[Execution]], float]:
-        """What each rank has run since the last call, by its start; and since when that is all.
+        """Return each rank's executions since the last call, sorted by start, and a moment.
 
-        The engine remembers a few thousand collectives: those before them are in its totals,
-        and not known one by one. The moment is 0 where none is missing.
+        The list is complete from that moment on. The engine remembers a few thousand collectives:
+        older ones count in its totals, but are not known one by one. The moment is 0 if none is
+        missing.
         """
         found, since = [], 0.0
         for every in self._each:
@@ -80,7 +82,7 @@ class EngineLog:
         return found, since
 
     def changes(self) -> list[tuple[Row | None, Row]]:
-        """Buckets that are new or have another schedule than at the last call: before, now."""
+        """Return the buckets with a new schedule since the last call: before, now."""
         before = {row.bucket: row for row in self.rows}
         now = [row for reducer in self._reducers for row in rows(reducer)]
         self.rows = now
@@ -89,21 +91,21 @@ class EngineLog:
         return [(old, new) for old, new in pairs if old is None or old.algorithm != new.algorithm]
 
     def new_methods(self) -> list[Change]:
-        """Buckets that have another method since the last call, where methods are chosen live."""
-        fresh = [change for change in self._made() if change not in self._told]
-        self._told.update(fresh)
+        """Return the changes of methods since the last call, if they are chosen live."""
+        fresh = [change for change in self._all_changes() if change not in self._known_changes]
+        self._known_changes.update(fresh)
         return fresh
 
-    def _made(self) -> list[Change]:
+    def _all_changes(self) -> list[Change]:
         packings = [each for reducer in self._reducers for each in list(reducer.packings.values())]
         return [change for packing in packings for change in packing.changes]
 
     def saved(self, bucket: BucketId) -> float:
-        """Bytes that each byte on the wire saves, against the wire ``"fp32"``."""
+        """Return the bytes that each byte on the wire saves, compared with the wire ``"fp32"``."""
         return self._saved.get(bucket.untraced, 0.0)
 
     def is_behind_steps(self, bucket: BucketId) -> bool:
-        """Whether it travels while steps go on, and its sum is taken later."""
+        """Return whether a bucket is summed in the background, while later steps run."""
         return any(bucket.untraced in reducer.behind_steps for reducer in self._reducers)
 
 
@@ -112,7 +114,7 @@ def _calls(communicator: Communicator) -> int:
 
 
 def engine_log_of(strategy: Any) -> EngineLog | None:
-    """The wire of a strategy; None where tfscale exchanges nothing."""
+    """Return the log of a strategy's engine; None if tfscale exchanges nothing."""
     reducer = getattr(strategy, "reducer", None)
     if not isinstance(reducer, Reducer) or reducer.exchange.ranks == 1:
         return None

@@ -1,6 +1,6 @@
-"""How much of a gradient a method loses, bucket by bucket.
+"""Measurement of the errors of lossy methods, bucket by bucket.
 
-While a step is traced, each bucket that is not summed exactly gets a few operations more, which
+While a step is traced, each bucket that is not summed exactly gets a few more operations, which
 copy a sample of it. The errors are computed from the copies, between steps.
 """
 
@@ -18,18 +18,18 @@ from tfscale.ops.bucket import BucketId
 from tfscale.ops.group import host_of
 from tfscale.wires import BLOCK, FORMATS
 
-_BLOCKS = 64  # of a sample
+_BLOCKS = 64  # blocks of a sample
 
 
 @dataclasses.dataclass(frozen=True)
 class Distortion:
-    """What a method loses of one bucket, in the last step, on this process's first rank.
+    """The error of one bucket's method in the last step, on this process's first rank.
 
     Attributes:
-        bucket: which.
-        wire: the format of what the bucket's method sends.
+        bucket: the bucket.
+        wire: the format that the bucket's method sends.
         method: the method's name.
-        error: norm of what was lost / norm of the gradients.
+        error: norm of the error / norm of the gradients.
         measured: whether the error was measured; if not, it is a bound for one rounding.
     """
 
@@ -44,7 +44,7 @@ class Samples:
     """Samples of all buckets that are not summed exactly.
 
     Args:
-        device: of this process's first rank.
+        device: device of this process's first rank.
     """
 
     def __init__(self, device: str) -> None:
@@ -54,9 +54,9 @@ class Samples:
     def watch(
         self, bucket: BucketId, method: Method, gradients: tf.Tensor, lost: tf.Tensor | None
     ) -> None:
-        """Called while a step is traced: see ``Reducer.watch``."""
+        """Add operations that copy a sample, while a step is traced: see ``Reducer.watch``."""
         if lost is None and not isinstance(method, Wire):
-            return  # nothing is known of what it loses
+            return  # the method's error is unknown
         parts = [_sample(x) for x in (gradients, lost) if x is not None]
         with tf.device(self._host):
             if bucket not in self._cells:
@@ -69,7 +69,7 @@ class Samples:
                 cell.assign(part)
 
     def distortions(self) -> list[Distortion]:
-        """Of the last step that exchanged gradients, of buckets that have gradients."""
+        """Return the errors of the last step, for buckets that have gradients."""
         found = []
         for bucket, (method, cells) in self._cells.items():
             x, *lost = [cell.numpy().astype(np.float64) for cell in cells]
@@ -84,11 +84,11 @@ class Samples:
 
 def _norm(x: Any) -> float:
     with np.errstate(all="ignore"):
-        return float(np.sqrt(np.square(x).sum()))  # unlike numpy's own, in this thread alone
+        return float(np.sqrt(np.square(x).sum()))  # unlike numpy's own norm, in this thread alone
 
 
 def _sample(x: tf.Tensor) -> tf.Tensor:
-    """Whole blocks from all over a vector, the short last one aside if there are others."""
+    """Return whole blocks from all over a vector; a short last block counts only if alone."""
     flat = tf.cast(tf.reshape(x, [-1]), tf.float32)
     size = flat.shape.num_elements()
     blocks = size // BLOCK
@@ -100,9 +100,9 @@ def _sample(x: tf.Tensor) -> tf.Tensor:
 
 
 def _bound(wire: str, x: Any) -> Any:
-    """The largest error of each number in one rounding, by docs/wires.md, float rounding aside."""
+    """Return the largest error of one rounding by docs/wires.md, without float rounding."""
     size = np.abs(x)
     largest = np.max(size, axis=-1, keepdims=True, initial=0) + np.zeros_like(size)
     error = FORMATS[wire].unaided
-    with np.errstate(invalid="ignore"):  # of infinite numbers
+    with np.errstate(invalid="ignore"):  # raised by infinite numbers
         return np.maximum(size / error.of_number, largest / error.of_block)

@@ -1,4 +1,4 @@
-"""How many samples a step of the ``fit`` that is running has, found without reading any."""
+"""The number of samples of each step in the running ``fit``, found without reading data."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ Size = int | Callable[[int], int]
 class Batches:
     """The batches of an epoch.
 
-    Attributes:
-        size: samples of a global batch, or a function from a step's number to them; None if
-            not known.
-        count: how many batches there are; None if not known.
-        last: samples of the last batch.
+    size: samples of a global batch, or a function from a step's number to them; None if unknown.
+    count: number of batches; None if unknown.
+    last: samples of the last batch.
     """
 
     size: Size | None
@@ -27,7 +25,10 @@ class Batches:
     last: int | None
 
     def samples(self, batch: int, step: int, steps: int) -> int | None:
-        """Samples of ``steps`` steps from ``batch`` of the epoch on; ``step`` counts on."""
+        """Return the number of samples of ``steps`` steps, from ``batch`` of the epoch on.
+
+        ``step`` is the number of the first step over all epochs.
+        """
         if self.size is None:
             return None
         if callable(self.size):
@@ -37,20 +38,20 @@ class Batches:
         return self.size * steps
 
     def steps(self, batch: int, at_most: int) -> int:
-        """How many there are from a batch on."""
+        """Return the number of steps of an execution that begins at a batch."""
         return at_most if self.count is None else max(1, min(at_most, self.count - batch))
 
 
 def batches_of_fit(params: Mapping[str, Any], given: Size | None) -> Batches:
-    """Called by a callback.
+    """Return the batches of the running ``fit``, for a callback.
 
     Args:
-        params: that Keras gives callbacks.
-        given: the size, if the user says it.
+        params: the parameters that Keras gives callbacks.
+        given: the batch size that the user gave.
     """
     count = params.get("steps")
     iterator = fit.iterator()
-    if iterator is None:  # a loop of the user's own calls the callbacks
+    if iterator is None:  # a user's own loop calls the callbacks
         return Batches(given, count, None)
     adapter = iterator.data_adapter
     whole = count is not None and count == adapter.num_batches

@@ -1,4 +1,4 @@
-"""Telemetry for people: a table and a picture."""
+"""Telemetry as a table and as a plot."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def summary(
     distortions: Mapping[BucketId, Distortion],
     words: str,
 ) -> str:
-    """Text of two tables.
+    """Return the text of two tables.
 
     Args:
-        whole: sums over all laps.
-        numbers: means over usual laps.
-        efficiency: what the scaling efficiency is measured against.
+        whole: sums over all intervals.
+        numbers: means over usual intervals.
+        efficiency: the reference of the scaling efficiency.
         rows: the buckets, with their present schedules.
-        distortions: by bucket.
+        distortions: errors by bucket.
         words: a text to add.
     """
     from rich.console import Console
@@ -87,12 +87,12 @@ _PANELS = (
 
 
 def draw(points: Sequence[Mapping[str, float]], unusual: Sequence[Mapping[str, float]]) -> Figure:
-    """Rates, times and bytes against steps.
+    """Plot rates, times and bytes against steps.
 
     Args:
-        points: by step.
-        unusual: steps in which a graph was traced or a profiler ran. They take many times as
-            long as the others, so a text lists them, and the axes fit the others.
+        points: numbers by step.
+        unusual: numbers of steps in which a graph was traced or a profiler ran. Such steps take
+            many times as long as the others, so a text lists them, and the axes fit the others.
     """
     shown = [(title, [n for n in names if any(n in p for p in points)]) for title, names in _PANELS]
     shown = [(title, names) for title, names in shown if names]
@@ -110,11 +110,11 @@ def draw(points: Sequence[Mapping[str, float]], unusual: Sequence[Mapping[str, f
         for side in panel.spines.values():
             side.set_visible(False)
     panels[-1].xaxis.get_major_locator().set_params(integer=True)
-    panels[-1].set_xlabel(_below(unusual), fontsize=8, color=_INK)
+    panels[-1].set_xlabel(_axis_label(unusual), fontsize=8, color=_INK)
     return figure
 
 
-def _below(unusual: Sequence[Mapping[str, float]]) -> str:
+def _axis_label(unusual: Sequence[Mapping[str, float]]) -> str:
     left_out = [
         f"up to step {p['step']:,}: {p['step_ms']:,.0f} ms" for p in unusual if "step_ms" in p
     ]

@@ -1,4 +1,4 @@
-"""Where numbers go: a file of JSON lines, and TensorBoard."""
+"""Writers of numbers: a file of JSON lines, and TensorBoard."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import tensorflow as tf
 
 
 class JsonLines:
-    """One object in each line.
+    """Writer of JSON lines, one object in each line.
 
     Args:
-        path: of the file.
-        more: keep what it holds.
+        path: the path of the file.
+        more: whether to append to the file.
     """
 
     def __init__(self, path: Path, more: bool = False) -> None:
@@ -24,7 +24,7 @@ class JsonLines:
         self._file = path.open("a" if more else "w")
 
     def write(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """A line; a number that is not finite is written as null."""
+        """Write a line; a number that is not finite becomes null."""
         line = {"kind": kind, **fields}
         try:
             text = json.dumps(line, allow_nan=False)
@@ -33,11 +33,11 @@ class JsonLines:
         self._file.write(text + "\n")
 
     def flush(self) -> None:
-        """Writes what has been held back."""
+        """Write buffered lines to the file."""
         self._file.flush()
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         self._file.close()
 
 
@@ -46,11 +46,11 @@ def _finite(value: Any) -> Any:
 
 
 class TensorBoard:
-    """Scalars, by step.
+    """Writer of scalars for TensorBoard.
 
     Args:
-        folder: of the files.
-        group: under which TensorBoard shows them.
+        folder: the folder of the files.
+        group: the group in which TensorBoard shows the scalars.
     """
 
     def __init__(self, folder: Path, group: str) -> None:
@@ -59,17 +59,20 @@ class TensorBoard:
             self._writer = tf.summary.create_file_writer(str(folder))
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Writes the numbers of a step."""
+        """Write the numbers of a step."""
         with tf.init_scope(), tf.device("CPU:0"), self._writer.as_default(step=step):
             tf.summary.experimental.write_raw_pb(_scalars(self._group, numbers).SerializeToString())
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         self._writer.close()
 
 
 def _scalars(group: str, numbers: Mapping[str, float]) -> Any:
-    """All in one operation, and without the package tensorboard, which tf.summary.scalar needs."""
+    """Return a summary of all numbers.
+
+    It takes one operation, and does not need the package tensorboard as tf.summary.scalar does.
+    """
     values = tf.compat.v1.Summary.Value
     return tf.compat.v1.Summary(
         value=[values(tag=f"{group}/{name}", simple_value=x) for name, x in numbers.items()]

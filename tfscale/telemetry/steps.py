@@ -1,4 +1,4 @@
-"""What each step of a training took and sent: the arithmetic, without TensorFlow or Keras."""
+"""Times and bytes of each step of a training: the arithmetic, without TensorFlow or Keras."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class Lap:
-    """One step or several: those of one execution (``steps_per_execution``), or very short ones.
+    """A measured interval: an execution (``steps_per_execution``), or several very short steps.
 
-    A lap begins with its first step and ends when the next lap begins, or when the epoch's
+    An interval begins with its first step and ends when the next one begins, or when the epoch's
     training ends. Bytes and seconds are sums over its steps.
 
     Attributes:
         batch: the place of its first step in the epoch.
         step: the number of its first step, as the optimizer counts batches.
-        samples: of all replicas; None if nobody knows.
-        usual: False for laps that no mean counts, because a graph was traced or a profile
+        samples: number of samples of all replicas; None if unknown.
+        usual: False for intervals that no mean counts, because a graph was traced or a profile
             taken meanwhile.
-        communication: seconds in which a collective of the rank was under way.
-        exposed: seconds from when the rank handed over its last gradients until all sums were
-            there; of this process's ranks, the smallest number: the others wait for that rank.
-            Sums that travel behind steps are not in it.
-        sent: bytes that other ranks took from the ranks of this process.
-        saved: how many more bytes the wire ``"fp32"`` would have needed.
+        communication: seconds in which a collective of the rank was running.
+        exposed: seconds from when the rank handed over its last gradients until it had all sums. It
+            is the minimum over this process's ranks, since the others wait for that rank. Sums in
+            the background do not count.
+        sent: bytes that other ranks received from the ranks of this process.
+        saved: additional bytes that the wire ``"fp32"`` would have needed.
     """
 
     epoch: int
@@ -49,7 +49,7 @@ class Lap:
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """Length of the interval."""
         return self.end - self.begin
 
     def account(
@@ -58,15 +58,16 @@ class Lap:
         saved: Callable[[BucketId], float],
         behind_steps: Callable[[BucketId], bool],
     ) -> None:
-        """Take in what each rank began to run in this lap, in that order.
+        """Record the executions that each rank began in this interval, in that order.
 
         Args:
-            ranks: of this process.
-            saved: how many more bytes each byte of a bucket would have been as ``"fp32"``.
-            behind_steps: whether a bucket travels while steps go on.
+            ranks: executions of each rank of this process.
+            saved: returns the additional bytes as ``"fp32"`` for each byte of a bucket.
+            behind_steps: returns whether a bucket is summed in the background, while later steps
+                run.
         """
         times = [
-            (_exposed(one for one in mine if not behind_steps(one.bucket)), _under_way(mine))
+            (_exposed(one for one in mine if not behind_steps(one.bucket)), _running_seconds(mine))
             for mine in ranks
         ]
         self.exposed, self.communication = min(times)
@@ -75,14 +76,14 @@ class Lap:
 
 
 def split(executions: Sequence[Execution], laps: Sequence[Lap]) -> list[Sequence[Execution]]:
-    """What began in each lap, of one rank's executions in the order of their beginnings."""
+    """Return the executions of each interval, from one rank's, sorted by their starts."""
     starts = [one.start for one in executions]
     places = [(bisect_left(starts, t.begin), bisect_left(starts, t.end)) for t in laps]
     return [executions[first:last] for first, last in places]
 
 
-def _under_way(executions: Iterable[Execution]) -> float:
-    """Seconds, each counted once; executions come in the order of their beginnings."""
+def _running_seconds(executions: Iterable[Execution]) -> float:
+    """Return the seconds in which any execution ran; executions are sorted by their starts."""
     total, until = 0.0, 0.0
     for one in executions:
         if one.end > until:
@@ -92,7 +93,7 @@ def _under_way(executions: Iterable[Execution]) -> float:
 
 
 def _exposed(executions: Iterable[Execution]) -> float:
-    """A lap has each bucket once for each of its steps, one step after the other."""
+    """Return the exposed seconds; executions are in the order of steps."""
     seen: collections.Counter[BucketId] = collections.Counter()
     exchanges: dict[tuple[str, int], list[Execution]] = {}
     for one in executions:
@@ -104,22 +105,23 @@ def _exposed(executions: Iterable[Execution]) -> float:
     )
 
 
-# Two numbers of other meaning: against one device, and by what nothing hides.
+# One efficiency compares with a single device; the other assumes that only exposed time is lost.
 EFFICIENCIES = MEASURED, ESTIMATED = "efficiency_measured", "efficiency_estimated"
 
 
 @dataclasses.dataclass
 class Mean:
-    """Sums over laps, and what they are per step and per second."""
+    """Sums over intervals, and the resulting means per step and per second."""
 
     steps: int = 0
     seconds: float = 0.0
     counted: dict[str, float] = dataclasses.field(default_factory=dict)
-    over: dict[str, int] = dataclasses.field(default_factory=dict)  # steps that know them
-    during: dict[str, float] = dataclasses.field(default_factory=dict)  # seconds of these
+    # steps of the intervals that know the number
+    over: dict[str, int] = dataclasses.field(default_factory=dict)
+    during: dict[str, float] = dataclasses.field(default_factory=dict)  # seconds of these intervals
 
     def add(self, lap: Lap) -> None:
-        """Counts in a lap."""
+        """Add an interval."""
         self.steps += lap.steps
         self.seconds += lap.seconds
         for what in ("samples", "communication", "exposed", "sent", "saved"):
@@ -130,7 +132,7 @@ class Mean:
                 self.during[what] = self.during.get(what, 0) + lap.seconds
 
     def merge(self, other: Mean) -> None:
-        """Counts in all that another mean has counted."""
+        """Add the sums of another mean."""
         self.steps += other.steps
         self.seconds += other.seconds
         for mine, more in (
@@ -140,15 +142,15 @@ class Mean:
                 mine[what] = mine.get(what, 0) + value  # type: ignore[assignment]
 
     def per_step(self, what: str) -> float | None:
-        """The mean over the steps in which it is known; None if there were none."""
+        """Return the mean over the steps that know the number; None if there are none."""
         return self.counted[what] / self.over[what] if self.over.get(what) else None
 
     def share(self, what: str) -> float | None:
-        """Of the seconds of the laps that know it."""
+        """Return the sum over the seconds of the intervals that know the number."""
         return self.counted[what] / self.during[what] if self.during.get(what) else None
 
     def numbers(self, devices: int, baseline: float | None) -> dict[str, float]:
-        """For people: what is known, by the names that docs/telemetry.md explains."""
+        """Return all known numbers, by the names that docs/telemetry.md explains."""
         rate, exposed = self.share("samples"), self.share("exposed")
         found: dict[str, Any] = {
             "step_ms": 1e3 * self.seconds / self.steps if self.steps else None,

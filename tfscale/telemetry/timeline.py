@@ -1,7 +1,7 @@
-"""Computation and exchanges on one axis of time, for Perfetto.
+"""Computation and exchanges on one time axis, for Perfetto.
 
-TensorFlow's profiler says when each op ran, the engine's log when each bucket of
-gradients was exchanged; both in seconds of ``time.time()``, which the processes of a host share.
+TensorFlow's profiler records when each op ran, the engine's log when each bucket of gradients was
+exchanged. Both use seconds of ``time.time()``, which the processes of a host share.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tfscale.exchange.deciding import Change
     from tfscale.ops.log import Execution
 
-Span = tuple[str, float, float]  # what, from, to
+Span = tuple[str, float, float]  # name, start, end
 
 
 class Exchanged(NamedTuple):
@@ -35,11 +35,11 @@ class Exchanged(NamedTuple):
 
     @classmethod
     def of(cls, one: Execution) -> Exchanged:
-        """What a timeline shows of a collective."""
+        """Return the part of a collective's execution that a timeline shows."""
         return cls(str(one.bucket._replace(graph="")), one.start, one.end, bool(one.bucket.owner))
 
 
-# An op and its type, unless it waits for others rather than computes.
+# Matches an op and its type, unless the op waits for others instead of computing.
 _COMPUTES = re.compile(
     r"^[^:]+:(?!Tfscale|Collective|\w*Iterator|\w*PartitionedCall|_Recv|_Send|\w*Dataset)\w+$"
 )
@@ -49,12 +49,19 @@ _REPLICA = re.compile(r"(?:^|/)replica_(\d+)/")
 
 @dataclasses.dataclass(frozen=True)
 class RankTimeline:
-    """Some steps of one rank. ``compute`` are its ops, ``buckets`` its exchanges, ``ways`` says
-    how these go to the others, and ``changes`` which methods were changed meanwhile.
+    """Some steps of one rank.
+
+    Attributes:
+        rank: the rank.
+        ends: start of the first step, and end of each step.
+        compute: the rank's ops.
+        buckets: its exchanges.
+        ways: description of the transport to the other ranks.
+        changes: changes of methods meanwhile.
     """
 
     rank: int
-    ends: Sequence[float]  # of each step
+    ends: Sequence[float]
     compute: Sequence[Span]
     buckets: Sequence[Exchanged]
     ways: str = ""
@@ -62,19 +69,19 @@ class RankTimeline:
 
 
 class Profile:
-    """TensorFlow's profiler, from ``start`` to ``stop``."""
+    """A profile by TensorFlow's profiler, from ``start`` to ``stop``."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="tfscale-trace-")
 
     def start(self) -> None:
-        """Raises ``tf.errors.AlreadyExistsError`` where another profile is under way."""
+        """Start the profiler; raise ``tf.errors.AlreadyExistsError`` if another one runs."""
         import tensorflow as tf
 
         tf.profiler.experimental.start(self._folder.name)
 
     def stop(self) -> list[Span]:
-        """The ops that computed meanwhile, in this process."""
+        """Stop the profiler; return the ops that computed meanwhile, in this process."""
         import tensorflow as tf
 
         tf.profiler.experimental.stop()
@@ -83,12 +90,12 @@ class Profile:
 
 
 class Recording:
-    """The timeline of some steps of this process, on its way to a file.
+    """A recording of some steps of this process, for a timeline file.
 
     Args:
-        path: of the file.
-        ranks: of this process.
-        ways: how gradients go from each of them to the others, in words.
+        path: the path of the file.
+        ranks: the ranks of this process.
+        ways: for each rank, a description of its transport to the others.
     """
 
     def __init__(self, path: Path, ranks: Sequence[int], ways: Sequence[str]) -> None:
@@ -106,7 +113,7 @@ class Recording:
         return bool(self._begins)
 
     def step(self, now: float) -> None:
-        """A step begins."""
+        """Note that a step begins."""
         if not self.runs:
             self._start()
         self._begins.append(now)
@@ -122,13 +129,13 @@ class Recording:
             logging.getLogger("tfscale").warning(_TWO_PROFILES)
 
     def heard(self, executions: Sequence[Sequence[Execution]]) -> None:
-        """What the ranks have exchanged lately."""
+        """Add the ranks' latest exchanges."""
         if self.runs:
             for buckets, mine in zip(self._buckets, executions, strict=True):
                 buckets += map(Exchanged.of, mine)
 
     def changed(self, change: Change) -> None:
-        """A bucket has another method."""
+        """Add the change of a bucket's method."""
         self._changes.append(change)
 
     def finish(self, now: float) -> None:
@@ -146,7 +153,7 @@ class Recording:
 
 
 _TWO_PROFILES = (
-    "the timeline shows no computation: another profile is under way, and TensorFlow allows one at "
+    "the timeline shows no computation: another profile is running, and TensorFlow allows one at "
     "a time. If it is that of keras.callbacks.TensorBoard, turn it off with profile_batch=0"
 )
 
@@ -156,7 +163,7 @@ def _within(spans: Sequence[Any], ends: Sequence[float]) -> list[Any]:
 
 
 def _ops(data: bytes) -> Iterator[Span]:
-    """Ops that compute, by the profiler's file."""
+    """Yield the ops that compute, from the profiler's file."""
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
     planes = {plane.name: plane for plane in xplane_pb2.XSpace.FromString(data).planes}
@@ -173,7 +180,7 @@ def _ops(data: bytes) -> Iterator[Span]:
 
 
 def of_replicas(ops: Sequence[Span], count: int) -> list[list[Span]]:
-    """The ops of each replica: TensorFlow names the replica in all but the first's."""
+    """Return each replica's ops; TensorFlow names the replica in all but the first one's."""
     each: list[list[Span]] = [[] for _ in range(count)]
     for op in sorted(ops, key=lambda span: span[1]):
         named = _REPLICA.search(op[0])
@@ -184,11 +191,11 @@ def of_replicas(ops: Sequence[Span], count: int) -> list[list[Span]]:
 
 
 def chrome(timelines: Sequence[RankTimeline], begin: float | None = None) -> dict[str, Any]:
-    """The format of chrome://tracing: a process for each rank, with two tracks.
+    """Return timelines in the format of chrome://tracing: a process for each rank, with two tracks.
 
     Args:
-        timelines: of each rank.
-        begin: the moment that is 0; the first step's beginning, if it is not given.
+        timelines: a timeline for each rank.
+        begin: the moment that becomes 0; by default the beginning of the first step.
     """
     begin = min(timeline.ends[0] for timeline in timelines) if begin is None else begin
     events: list[dict[str, Any]] = []
@@ -217,12 +224,12 @@ def chrome(timelines: Sequence[RankTimeline], begin: float | None = None) -> dic
 
 
 def merge(files: Sequence[str | Path], to: str | Path) -> None:
-    """Put the timelines of several processes into one.
+    """Merge the timelines of several processes.
 
-    Clocks of different hosts may differ by a little; processes of one host share a clock.
+    Clocks of different hosts may differ slightly; processes of one host share a clock.
 
     Args:
-        files: what ``Telemetry(timeline=...)`` has written, one file per process.
+        files: the files that ``Telemetry(timeline=...)`` wrote, one per process.
         to: the file to write.
 
     Example:
@@ -237,9 +244,10 @@ def merge(files: Sequence[str | Path], to: str | Path) -> None:
 
 
 def busy(ops: Sequence[Span], gap: float = 2e-4) -> list[tuple[float, float, bool]]:
-    """Ops on any thread as stretches of one track: from, to, and whether of the backward pass.
+    """Merge ops of all threads into stretches: start, end, and whether of the backward pass.
 
-    Ops less than ``gap`` apart count as one stretch: an op's work is often on other threads.
+    Ops less than ``gap`` apart count as one stretch, because an op's work is often on other
+    threads.
     """
     found: list[tuple[float, float, bool]] = []
     for name, start, end in ops:
@@ -252,10 +260,10 @@ def busy(ops: Sequence[Span], gap: float = 2e-4) -> list[tuple[float, float, boo
 
 
 def exposed_seconds(timelines: Sequence[RankTimeline]) -> float:
-    """How long gradients are exchanged in a step while nothing computes.
+    """Return the time in a step in which gradients are exchanged while nothing computes.
 
-    The median over steps, of the rank for which it is shortest: the others wait for that
-    one's computation, not for the exchange.
+    The result is the median over steps of the minimum over ranks: the other ranks wait for that
+    rank's computation, not for the exchange.
     """
     steps = range(len(timelines[0].ends) - 1)
     return statistics.median(min(_exposed(step_of(t, n)) for t in timelines) for n in steps)
@@ -272,7 +280,7 @@ def _length(stretches: Sequence[tuple[float, float, bool]]) -> float:
 
 
 def step_of(timeline: RankTimeline, number: int) -> RankTimeline:
-    """One of its steps alone; -1 is the last."""
+    """Return a timeline with one step only; -1 is the last."""
     first, last = list(zip(timeline.ends, timeline.ends[1:], strict=False))[number]
 
     def inside(spans: Sequence[Any]) -> list[Any]:
