@@ -20,9 +20,10 @@ from tfscale import figures
 from tfscale.bench import link, machine
 from tfscale.bench.assignment import STOCK, TRANSPORTS, Contestant
 from tfscale.bench.run import Outcome, Request, Show, run
-from tfscale.bench.table import make_table
+from tfscale.bench.table import make_table, pays_for_pages
 from tfscale.collectives import ALGORITHMS
 from tfscale.launch import WorkerFailed
+from tfscale.ops import memory
 from tfscale.wires import WIRES
 
 if TYPE_CHECKING:
@@ -246,17 +247,25 @@ def footer(request: Request, outcome: Outcome, about: dict[str, Any], line: str)
             f"send and receive at once: {sockets}; without arithmetic; shared memory may beat it"
         )
     time = (
-        "time: median over rounds of the slowest rank; cpu: of all ranks, in sum; tf takes turns "
-        "with the others"
+        "time: median over rounds of the slowest rank; cpu: of all ranks, in sum; page faults: of "
+        "a rank, on average; tf takes turns with the others"
     )
     rivals = [name for name in request.against if name != "tf"]
     lines = [bound, time + (f"; {' and '.join(rivals)} before and after them" if rivals else "")]
     lines.append(
-        f"machine: {about['cpu']}, {about['cores']} cores; {about['kernel']}; "
+        f"machine: {about['cpu']}, {about['cores']} cores; {about['kernel']}, huge pages "
+        f"{about['huge_pages']}; "
         f"TensorFlow {about['tensorflow']}; tfscale {about['tfscale']}"
     )
     warning = machine.warning(about, max(request.processes))
     lines += [f"warning: {warning}"] if warning else []
+    slow = [record for record in outcome.records if pays_for_pages(record)]
+    if slow:
+        names = ", ".join(dict.fromkeys(record.contestant for record in slow))
+        lines.append(
+            f"warning: {names} wait for fresh memory pages more than for anything else: the times "
+            "of large buffers say little about a machine that keeps its pages. " + memory.ADVICE
+        )
     return [*lines, *outcome.notes, f"command: {line}"]
 
 

@@ -8,6 +8,7 @@ import dataclasses
 import json
 import os
 import shlex
+import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -182,6 +183,8 @@ class Bench:
             for crew, count, mine in zip(crews, counts, times, strict=True):
                 mine.append(crew.turn(count))
         records = conclude(group, [crew.parameters for crew in crews], counts, times)
+        for record, crew in zip(records, crews, strict=True):
+            record.faults = statistics.mean(crew.ask(faults=1))
         if group[0].part == "rules":
             for record, crew, count in zip(records, crews, counts, strict=True):
                 rule = methods.rule_of(record.contestant)
@@ -256,7 +259,8 @@ def footer(
             f"traced: gradients travel for {seconds:.1f} ms of a step while nothing computes"
         )
     lines.append(
-        f"machine: {about['cpu']}, {about['cores']} cores; {about['kernel']}; "
+        f"machine: {about['cpu']}, {about['cores']} cores; {about['kernel']}, huge pages "
+        f"{about['huge_pages']}; "
         f"TensorFlow {about['tensorflow']}; tfscale {about['tfscale']}"
     )
     warning = machine.warning(about, max(record.processes for record in records))

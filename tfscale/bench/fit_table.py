@@ -36,6 +36,7 @@ class FitResult:
     steps_per_second: float
     times: float
     all_ms: list[float]
+    faults: float = 0.0  # page faults of a process in a step of its last turn
     sent_per_step: float | None = None  # bytes of the replica that sends most, where measured
     hidden: float | None = None  # share of what went behind steps; the replica's that waits most
 
@@ -119,7 +120,7 @@ def make_table(records: Sequence[FitResult], title: str) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("devices", justify="right", no_wrap=True)
     table.add_column("contestant", no_wrap=True)
-    for name in ("parameters", "ms", "min ms", "steps/s", "times"):
+    for name in ("parameters", "ms", "min ms", "steps/s", "page\nfaults", "times"):
         table.add_column(name, justify="right", no_wrap=True)
     for record in records:
         table.add_row(
@@ -129,6 +130,7 @@ def make_table(records: Sequence[FitResult], title: str) -> Table:
             short(record.median_ms),
             short(record.min_ms),
             short(record.steps_per_second),
+            f"{record.faults:,.0f}",
             f"{record.times:.3f}x",
         )
     return table

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from tfscale.bench import machine, methods
 from tfscale.bench.fit_contestants import FitContestant
+from tfscale.bench.measure import page_faults
 from tfscale.exchange.state import ExchangeState
 from tfscale.exchange.trial import TURNS
 from tfscale.strategy import ScaleStrategy, auto_strategy
@@ -127,9 +128,11 @@ class Fit:
             last turn, where that is measured.
         behind: likewise, seconds waited for exchanges that go on behind steps, and those that they
             took.
+        faults: page faults of this process in a step of the last turn.
     """
 
     settled = SETTLED  # so many steps come first
+    faults = 0.0
     sent: Sequence[int] = ()
     behind: Sequence[tuple[float, float]] = ()
 
@@ -315,7 +318,11 @@ def _obey(training: Fit, order: dict[str, int]) -> Any:
     if "behind" in order:
         last, first = training.behind[-1], training.behind[-1 - order["behind"]]
         return [now - then for now, then in zip(last, first, strict=True)]
-    ends = training.steps(UNTIMED + order["steps"])
+    if "faults" in order:
+        return training.faults
+    faults, steps = page_faults(), UNTIMED + order["steps"]
+    ends = training.steps(steps)
+    training.faults = (page_faults() - faults) / steps
     return (ends[-1] - ends[UNTIMED - 1]) / order["steps"]
 
 

@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from tfscale.ops import memory
 from tfscale.version import __version__
 
 
@@ -20,6 +21,7 @@ def describe() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "load_average": round(os.getloadavg()[0], 2),
         "kernel": f"{platform.system()} {platform.release()}",
+        "huge_pages": memory.huge_pages(),
         "python": platform.python_version(),
         "tensorflow": _tensorflow(),
         "tfscale": __version__,

@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import os
+import resource
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -61,6 +62,11 @@ def error(result: Any, truth: Any) -> float:
     return worst / float(np.max(np.abs(truth))) if math.isfinite(worst) else math.inf
 
 
+def page_faults() -> int:
+    """Return how often this process has touched a page that it did not have yet."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
 def digest(result: Any) -> str:
     """Equal for equal bits."""
     return hashlib.blake2b(memoryview(result).cast("B"), digest_size=8).hexdigest()
@@ -109,23 +115,28 @@ class Turns:
         functions: Sequence[Callable[[], object]],
         each_round: Callable[[int, int], None] = lambda done, rounds: None,
     ) -> list[dict[str, Any]]:
-        """For each function: ``times``, seconds per call in each round; ``processor``, those of
-        all threads of this process, on average; and ``calls`` per turn.
+        """Return for each function ``times``, seconds per call in each round; ``calls`` per turn;
+        and on average per call ``processor``, seconds of all threads of this process, and
+        ``faults``, its page faults.
         """
         once = [self._once(function) for function in functions]
         turn = self.seconds / LEAST_ROUNDS
         calls = [min(MOST_CALLS, max(1, math.ceil(turn / seconds))) for seconds in once]
         longest = max(n * t for n, t in zip(calls, once, strict=True))
         rounds = self.repeats or self._fitting(longest)
-        found: list[dict[str, Any]] = [{"times": [], "processor": 0.0, "calls": n} for n in calls]
+        found: list[dict[str, Any]] = [
+            {"times": [], "processor": 0.0, "faults": 0.0, "calls": n} for n in calls
+        ]
         for number in range(rounds):
             for function, mine in zip(functions, found, strict=True):
                 self.agree(0)
-                count, begin, start = mine["calls"], time.process_time(), time.perf_counter()
+                count, faults = mine["calls"], page_faults()
+                begin, start = time.process_time(), time.perf_counter()
                 for _ in range(count):
                     function()
                 mine["times"].append((time.perf_counter() - start) / count)
                 mine["processor"] += (time.process_time() - begin) / count / rounds
+                mine["faults"] += (page_faults() - faults) / count / rounds
             each_round(number + 1, rounds)
         return found
 

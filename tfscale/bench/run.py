@@ -244,9 +244,8 @@ class _Set:
                 for part in ("before", "after")
             ]
             before, after = parts
-            processor = (before["processor"] + after["processor"]) / 2
-            times = before["times"] + after["times"]
-            joined.append({**before, "times": times, "processor": processor})
+            mean = {key: (before[key] + after[key]) / 2 for key in ("processor", "faults")}
+            joined.append({**before, "times": before["times"] + after["times"], **mean})
         return joined
 
 

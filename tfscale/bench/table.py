@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import mmap
 import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,9 @@ from tfscale.bench.assignment import Contestant
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+
+_LARGE = 1 << 20  # bytes of a buffer; smaller ones cost more time than their pages
 
 
 def bus_factor(processes: int) -> float:
@@ -33,6 +37,7 @@ class AllReduceResult:
     """One row: a contestant at a size and a number of processes.
 
     ``processor_ms`` is what all threads of all ranks have computed in a call, on average;
+    ``faults`` the page faults of a rank in a call, likewise;
     ``share_of_bound`` is the bound divided by the median time; ``error`` the largest
     error divided by the largest number of the exact sum; ``sent_bytes`` what the busiest
     rank sends, if it is known; ``times_tf`` how often faster than stock TensorFlow.
@@ -51,6 +56,7 @@ class AllReduceResult:
     median_ms: float
     min_ms: float
     processor_ms: float
+    faults: float
     algbw_GBps: float
     busbw_GBps: float
     sent_bytes: int | None
@@ -86,6 +92,7 @@ def make_record(
         median_ms=1e3 * median,
         min_ms=1e3 * min(seconds),
         processor_ms=1e3 * sum(rank["processor"] for rank in ranks),
+        faults=statistics.mean(rank["faults"] for rank in ranks),
         algbw_GBps=4e-9 * size / median,
         busbw_GBps=4e-9 * size / median * bus_factor(processes),
         sent_bytes=_sent(contestant, size, processes),
@@ -113,6 +120,11 @@ def compare_with_tf(records: Sequence[AllReduceResult]) -> None:
         record.times_tf = None if median is None else median / record.median_ms
 
 
+def pays_for_pages(record: AllReduceResult) -> bool:
+    """Return whether a call touches as many fresh pages as half of its buffer has."""
+    return record.bytes >= _LARGE and record.faults > record.bytes / mmap.PAGESIZE / 2
+
+
 def make_table(records: Sequence[AllReduceResult], title: str = "") -> Table:
     """The rows of one number of processes, grouped by size; the fastest of each is bold."""
     from rich import box
@@ -126,6 +138,7 @@ def make_table(records: Sequence[AllReduceResult], title: str = "") -> Table:
         "ms",
         "min ms",
         "cpu ms",
+        "page\nfaults",
         "algbw\nGB/s",
         "busbw\nGB/s",
         "sent\nMB/rank",
@@ -154,6 +167,7 @@ def _cells(record: AllReduceResult, against: bool) -> list[str]:
         short(record.median_ms),
         short(record.min_ms),
         short(record.processor_ms),
+        f"{record.faults:,.0f}",
         f"{record.algbw_GBps:.3f}",
         f"{record.busbw_GBps:.3f}",
         sent,

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tfscale.bench import measure, sockets
 from tfscale.bench.assignment import TRANSPORTS, Assignment, Contestant
-from tfscale.ops import Group, all_reduce
+from tfscale.ops import Group, all_reduce, memory
 from tfscale.ops.transport import SHARED_MEMORY
 
 DEADLINE = 60.0
@@ -43,6 +43,7 @@ class Worker:
 
     def __init__(self, assignment: Assignment, rank: int, note: measure.Note) -> None:
         self.assignment, self.rank, self.note = assignment, rank, note
+        memory.keep_memory()
         # In this order: a strategy made later would throw the group's handles away.
         self.strategy = tf.distribute.MultiWorkerMirroredStrategy()
         self.group = Group.cluster(deadline=DEADLINE, transport="grpc")

@@ -14,6 +14,8 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import re
+from pathlib import Path
 
 from tfscale import started
 from tfscale.bridge.tensorflow import uses_onednn
@@ -21,6 +23,11 @@ from tfscale.bridge.tensorflow import uses_onednn
 # TensorFlow reads these when it makes a process's CPU devices.
 POOL = "TF_CPU_ALLOCATOR_USE_BFC"
 _LARGEST_POOL = "TF_CPU_BFC_MEM_LIMIT_IN_MB"
+
+ADVICE = (
+    f"Let TensorFlow keep its memory: leave {POOL} unset or true, and make the strategy before the "
+    "first tensor"
+)
 
 _MIB = 1 << 20
 _NO_LIMIT = 1 << 24  # in MiB; TensorFlow's own limit, 64 GB, is less than some machines have
@@ -63,6 +70,19 @@ def keeps_tensors() -> bool:
 
 def _has_own_pool() -> bool:
     return platform.machine() == "x86_64" and uses_onednn()
+
+
+def huge_pages() -> str:
+    """Return when Linux uses huge pages for a process's memory: always, madvise, never or unknown.
+
+    With "madvise", as Debian and Ubuntu have it, only memory for which a program asked.
+    """
+    try:
+        text = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
+    except OSError:
+        return "unknown"
+    chosen = re.search(r"\[(\w+)\]", text)
+    return chosen[1] if chosen else "unknown"
 
 
 def keep_freed_memory() -> bool:
