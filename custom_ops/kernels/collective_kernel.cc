@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "custom_ops/engine/pages.h"
 #include "custom_ops/engine/text.h"
 #include "custom_ops/kernels/communicator.h"
 #include "custom_ops/kernels/element_types.h"
@@ -108,12 +109,21 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
     // Peers of a mixture read the input while the output is written.
     const bool may_share = !sharded() && goal_ != Goal::kMixture && summed_as_ == type_;
     if (index == 0 && may_share) {
-      TF_RETURN_IF_ERROR(ctx->forward_input_or_allocate_output({1}, 0, shape, &output));
+      int forwarded;
+      TF_RETURN_IF_ERROR(ctx->forward_input_or_allocate_output({1}, 0, shape, &output, &forwarded));
+      if (forwarded < 0) Fresh(ctx, *output);
     } else {
       TF_RETURN_IF_ERROR(ctx->allocate_output(index, shape, &output));
+      Fresh(ctx, *output);
     }
     *result = *output;
     return absl::OkStatus();
+  }
+
+  // A device's own memory, and what it reaches of the host's, is not the system's to page.
+  static void Fresh(OpKernelContext* ctx, const Tensor& tensor) {
+    const bool of_cpu = ctx->device()->attributes().device_type() == tensorflow::DEVICE_CPU;
+    if (of_cpu) AskForHugePages(Bytes(tensor), tensor.TotalBytes());
   }
 
   absl::Status ReadProgram(OpKernelConstruction* ctx) {
@@ -212,6 +222,7 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
     if (other_type || scatter) {
       const TensorShape& longer = scatter ? job->x.shape() : job->y.shape();
       TF_RETURN_IF_ERROR(ctx->allocate_temp(summed_as_, longer, &job->scratch, OnHost()));
+      Fresh(ctx, job->scratch);
       job->to = Bytes(job->scratch);
     }
     const bool gather = goal_ == Goal::kAllGather;
@@ -428,7 +439,9 @@ class BeginOp : public CollectiveOp {
 
   absl::Status NewResult(OpKernelContext* ctx, int, const TensorShape& shape,
                          Tensor* result) const override {
-    return ctx->allocate_temp(type_, shape, result, OnHost());
+    TF_RETURN_IF_ERROR(ctx->allocate_temp(type_, shape, result, OnHost()));
+    Fresh(ctx, *result);
+    return absl::OkStatus();
   }
 
   // Neither the op nor its kernel need to live until the exchange ends, nor does the step.
