@@ -29,6 +29,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
+from tfscale import messages
 from tfscale.files import PRIVATE_FILE, make_private_folder, private_opener, replacing
 from tfscale.ops import trust
 from tfscale.ops.toolchain import (
@@ -43,6 +44,7 @@ from tfscale.ops.toolchain import (
     find_tensorflow,
     run_compiler,
 )
+from tfscale.ops.units import Unit, find_units, write_generated
 
 # No flag may change a result. math-errno has no effect on numbers, but no loop with a square
 # root is vectorised while sqrt may set errno.
@@ -55,7 +57,6 @@ _FLAGS = (
     "-DNDEBUG",
     "-pthread",
 )
-_FOLDERS_WITH_TENSORFLOW = ("transport", "kernels")
 _TAG = b"tfscale-build: "
 _WAIT_SECONDS = 3600
 _OBJECT_DAYS = 14
@@ -404,49 +405,59 @@ class _Build:
 
     def _compile(self, sources: Sources) -> list[Path]:
         """One object per unit; those of unchanged units are in the cache."""
-        headers = sources.hash(*sources.headers) if sources.headers else ""
-        objects: list[Path] = []
-        missing: dict[str, Path] = {}
-        for unit in sorted(sources.units, key=_includes_tensorflow, reverse=True):  # slowest first
-            identity = str(self.tf) if _includes_tensorflow(unit) else ""
-            flags = self._flags(unit)
-            key = repr((self.compiler.version, flags, identity, headers, sources.hash(unit)))
-            item = self._objects / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.o"
-            objects.append(item)
+        units = find_units(sources)
+        write_generated(units, sources.root)
+        objects = {unit: self._object(unit, sources) for unit in units}
+        missing = {}
+        for unit, item in objects.items():
             if trust.is_sound(item):
                 item.touch()
             else:
                 missing[unit] = item
         self._compile_each(missing, sources.root)
-        return objects
+        return list(objects.values())
 
-    def _flags(self, unit: str) -> list[str]:
+    def _object(self, unit: Unit, sources: Sources) -> Path:
+        """Where the cache has, or will have, a unit's object: its name says all that is in it."""
+        identity = str(self.tf) if unit.uses_tensorflow else ""
+        content = sources.hash(*unit.files, *unit.headers)
+        key = repr((self.compiler.version, self._flags(unit), identity, content))
+        return self._objects / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.o"
+
+    def _flags(self, unit: Unit) -> list[str]:
         """A unit's flags without paths."""
-        if not _includes_tensorflow(unit):
+        if not unit.uses_tensorflow:
             return [*_FLAGS, *self.tf.abi_flags]
         return [*_FLAGS, *(f for f in self.tf.compile_flags if not f.startswith("-I"))]
 
-    def _compile_each(self, missing: dict[str, Path], root: Path) -> None:
-        with ThreadPoolExecutor(_compilers_at_once(len(missing))) as pool:
+    def _compile_each(self, missing: dict[Unit, Path], root: Path) -> None:
+        if not missing:
+            return
+        files = sum(len(unit.files) for unit in missing)
+        with (
+            messages.Progress("compiled {} of {} files", files, self.say) as progress,
+            ThreadPoolExecutor(_compilers_at_once(len(missing))) as pool,
+        ):
             tasks = {
                 pool.submit(self._compile_one, unit, item, root): unit
                 for unit, item in missing.items()
             }
             try:
-                for count, task in enumerate(as_completed(tasks), 1):
+                for task in as_completed(tasks):
                     task.result()
-                    self.say(f"{count}/{len(tasks)} {tasks[task]}")
+                    progress.advance(len(tasks[task].files))
             finally:
                 pool.shutdown(cancel_futures=True)
 
-    def _compile_one(self, unit: str, item: Path, root: Path) -> None:
-        name = unit.replace("/", "-")
+    def _compile_one(self, unit: Unit, item: Path, root: Path) -> None:
+        name = unit.name.replace("/", "-")
         fresh = self._work / f"{name}.o"
         paths = ["-I."]
-        if _includes_tensorflow(unit):
+        if unit.uses_tensorflow:
             paths += [f for f in self.tf.compile_flags if f.startswith("-I")]
+        command = [*self.compiler.command, *self._flags(unit), *paths]
         run_compiler(
-            [*self.compiler.command, *self._flags(unit), *paths, "-c", unit, "-o", str(fresh)],
+            [*command, "-c", unit.name, "-o", str(fresh)],
             f"compile {unit}",
             root,
             self.folder / f"{name}.log",
@@ -467,10 +478,6 @@ def _put(fresh: Path, path: Path) -> None:
     fresh.chmod(PRIVATE_FILE)
     fresh.replace(path)
     trust.seal(path)
-
-
-def _includes_tensorflow(unit: str) -> bool:
-    return Path(unit).parts[1] in _FOLDERS_WITH_TENSORFLOW
 
 
 def _compilers_at_once(units: int) -> int:
