@@ -5,10 +5,12 @@ fits one TensorFlow only. It is looked for in this order:
 
 1. the file that `TFSCALE_LIBRARY` names;
 2. `libtfscale.so` in the package's folder, where an image may have put it;
-3. the cache, which is filled by compiling the C++ sources that tfscale carries.
+3. the package's own library for this version of TensorFlow, if its wheel holds libraries;
+4. the cache, which is filled by compiling the C++ sources that tfscale carries.
 
 A library says in a tag, readable without loading it, what it was built for. One
-that does not fit is refused by name and never loaded. What is in the cache counts only if
+that does not fit is never loaded. In the first two places it is an error that names it; instead
+of a wheel's library that does not fit, another one is built. What is in the cache counts only if
 nobody else can have written it and its checksum is beside it (``trust.py``); anything else is
 built anew.
 """
@@ -31,7 +33,7 @@ from pathlib import Path
 
 from tfscale import messages
 from tfscale.files import PRIVATE_FILE, make_private_folder, private_opener, replacing
-from tfscale.ops import trust
+from tfscale.ops import shipped, trust
 from tfscale.ops.toolchain import (
     LIBRARY,
     PACKAGE,
@@ -106,8 +108,23 @@ def _tag_unit(tag: dict[str, str]) -> str:
 
 def check_fits(library: Path, tag: dict[str, str]) -> None:
     """Raises BuildError unless the library was built for `tag`."""
+    _opened_if_it_fits(library, tag).close()
+
+
+def misfit(library: Path, tag: dict[str, str]) -> str:
+    """Why a library is of no use where one for `tag` is needed; empty if it fits."""
     with _opened(library) as file:
+        return _misfit(file, tag)
+
+
+def _opened_if_it_fits(library: Path, tag: dict[str, str]) -> trust.OpenFile:
+    file = _opened(library)
+    try:
         _check_fits(file, tag)
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 def _opened(library: Path) -> trust.OpenFile:
@@ -122,27 +139,31 @@ def _opened(library: Path) -> trust.OpenFile:
 
 
 def _check_fits(file: trust.OpenFile, tag: dict[str, str]) -> None:
+    if reason := _misfit(file, tag):
+        raise BuildError(f"{reason}\n{_advice(file.path)}")
+
+
+def _misfit(file: trust.OpenFile, tag: dict[str, str]) -> str:
     library = file.path
     if file.is_damaged():
-        raise BuildError(
+        return (
             f"{library} is damaged: its content does not have the checksum in "
-            f"{trust.checksum_file(library)}.\n" + _advice(library)
+            f"{trust.checksum_file(library)}."
         )
     found = _tag_in(file.content)
     if found is None:
-        raise BuildError(
+        return (
             f"{library} was not made by `tfscale build`, or is damaged: it does not say which "
-            "TensorFlow it is for.\n" + _advice(library)
+            "TensorFlow it is for."
         )
     differences = [key for key in tag if found.get(key) != tag[key]]
-    if differences:
-        lines = [f"  {k}: built for {found.get(k)}, here it is {tag[k]}" for k in differences]
-        what = "another TensorFlow" if differences != ["sources"] else "another version of tfscale"
-        if "machine" in differences:
-            what = "another kind of machine"
-        raise BuildError(
-            f"{library} was built for {what}:\n" + "\n".join(lines) + "\n" + _advice(library)
-        )
+    if not differences:
+        return ""
+    lines = [f"  {k}: built for {found.get(k)}, here it is {tag[k]}" for k in differences]
+    what = "another TensorFlow" if differences != ["sources"] else "another version of tfscale"
+    if "machine" in differences:
+        what = "another kind of machine"
+    return f"{library} was built for {what}:\n" + "\n".join(lines)
 
 
 def _advice(library: Path) -> str:
@@ -258,14 +279,11 @@ def open_library(
     sources = find_sources(root)
     tag = make_tag(tf, sources)
     if ready := ready_made():
-        file = _opened(ready)
-        try:
-            _check_fits(file, tag)
-        except BaseException:
-            file.close()
-            raise
+        return _opened_if_it_fits(ready, tag)
+    file, why_not = _shipped(tf, tag)
+    if file:
         return file
-    return _from_cache(tf, sources, tag, cache or cache_folder(), say or _say)
+    return _from_cache(tf, sources, tag, cache or cache_folder(), say or _say, why_not)
 
 
 def ready_made() -> Path | None:
@@ -274,6 +292,28 @@ def ready_made() -> Path | None:
         return Path(asked).expanduser().absolute()
     packaged = PACKAGE / LIBRARY
     return packaged if packaged.exists() else None
+
+
+def _shipped(tf: TensorFlow, tag: dict[str, str]) -> tuple[trust.OpenFile | None, str]:
+    """The package's own library for this TensorFlow, opened; or None and the reason.
+
+    The reason is empty if the package holds no libraries at all. Who could write them could write
+    the package's Python files as well: so only their checksums are compared.
+    """
+    versions = shipped.versions()
+    if not versions:
+        return None, ""
+    if tf.version not in versions:
+        held = ", ".join(versions)
+        return None, f"this package has no library for TensorFlow {tf.version}, only for {held}"
+    file = trust.OpenFile(shipped.place(tf.version))
+    reason = _misfit(file, tag)
+    if not trust.checksum_file(file.path).is_file():
+        reason = f"{file.path} has no checksum beside it"
+    if not reason:
+        return file, ""
+    file.close()
+    return None, reason
 
 
 def build(out: Path | None = None, *, say: Callable[[str], None] | None = None) -> Path:
@@ -298,27 +338,41 @@ def build(out: Path | None = None, *, say: Callable[[str], None] | None = None) 
     return copy
 
 
-def cached_library(tf: TensorFlow) -> Path | None:
-    """The library in the cache, if it has been built."""
+def existing_library(tf: TensorFlow) -> Path | None:
+    """The library of the package or of the cache that fits, if there is one."""
     tag = make_tag(tf, find_sources())
-    library = _folder_of(cache_folder().resolve(), tag, tf) / LIBRARY
-    return library if _fits(library, tag) else None
+    file, _ = _shipped(tf, tag)
+    if not file:
+        cache = cache_folder().resolve()
+        file = _fitting(_folder_of(cache, tag, tf) / LIBRARY, tag)
+    if not file:
+        return None
+    file.close()
+    return file.path
 
 
 def _from_cache(
-    tf: TensorFlow, sources: Sources, tag: dict[str, str], cache: Path, say: Callable[[str], None]
+    tf: TensorFlow,
+    sources: Sources,
+    tag: dict[str, str],
+    cache: Path,
+    say: Callable[[str], None],
+    why_needed: str = "",
 ) -> trust.OpenFile:
+    """The cache's library, opened; ``why_needed`` says why none of the package's will do."""
     cache = cache.resolve()  # a link that leads there could be exchanged later
     folder = _folder_of(cache, tag, tf)
     library = folder / LIBRARY
     if found := _fitting(library, tag):
         return found
     _make_folder(cache, ours="TFSCALE_CACHE" not in os.environ)
-    compiler = find_compiler()
+    compiler = _find_compiler(why_needed)
     _make_folder(folder)
     with _locked(folder, say):
         if found := _fitting(library, tag):
             return found
+        if why_needed:
+            say(why_needed)
         _Build(tf, sources, tag, compiler, folder, say).run()
         if found := _fitting(library, tag):
             return found
@@ -328,10 +382,13 @@ def _from_cache(
     )
 
 
-def _fits(library: Path, tag: dict[str, str]) -> bool:
-    if found := _fitting(library, tag):
-        found.close()
-    return found is not None
+def _find_compiler(why_needed: str) -> Compiler:
+    try:
+        return find_compiler()
+    except BuildError as error:
+        if not why_needed:
+            raise
+        raise BuildError(f"{why_needed}; and {error}") from error
 
 
 def _fitting(library: Path, tag: dict[str, str]) -> trust.OpenFile | None:
