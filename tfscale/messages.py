@@ -54,7 +54,8 @@ class _Stderr(logging.Handler):
         return False
 
     def _write(self, text: str) -> None:
-        with contextlib.suppress(OSError, ValueError):  # stderr is closed: the program continues
+        # The program continues if stderr is closed, or None.
+        with contextlib.suppress(OSError, ValueError, AttributeError):
             # Write once: unbuffered, print would write the line's end after other processes'
             # output.
             sys.stderr.write(_CLEAR + text if self._drawn else text)

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from tfscale.ops.toolchain import Sources
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
-_OF_TENSORFLOW = ("tensorflow/", "tsl/", "xla/", "absl/")
+OF_TENSORFLOW = ("tensorflow/", "tsl/", "xla/", "absl/")
 _TOGETHER = "tensorflow.cc"
 
 
@@ -66,7 +66,7 @@ def _unit_of(file: str, sources: Sources) -> Unit:
     while pending:
         current = pending.pop()
         for name in _INCLUDE.findall((sources.root / current).read_text(errors="replace")):
-            uses_tensorflow |= name.startswith(_OF_TENSORFLOW)
+            uses_tensorflow |= name.startswith(OF_TENSORFLOW)
             beside = str(PurePosixPath(current).parent / name)
             included = {name, beside} & known - found
             found |= included
