@@ -525,6 +525,13 @@ def test_the_library_of_a_wheel_needs_no_compiler_and_no_cache(
     assert find_or_build(sources, Path("/proc/tfscale")) == (wheel, [])
 
 
+def test_an_installer_may_have_made_links(sources, tmp_path, wheel):
+    """As ``uv pip install --link-mode symlink`` does."""
+    for each in (wheel, trust.checksum_file(wheel)):
+        each.symlink_to(each.rename(tmp_path / each.name))
+    assert find_or_build(sources, Path("/proc/tfscale")) == (wheel, [])
+
+
 def test_what_the_user_names_comes_before_the_wheel(sources, tmp_path, wheel, monkeypatch):
     ahead = shutil.copy(wheel, tmp_path / "ahead.so")
     use(monkeypatch, ahead)

@@ -306,7 +306,7 @@ def _shipped(tf: TensorFlow, tag: dict[str, str]) -> tuple[trust.OpenFile | None
     if tf.version not in versions:
         held = ", ".join(versions)
         return None, f"this package has no library for TensorFlow {tf.version}, only for {held}"
-    file = trust.OpenFile(shipped.place(tf.version))
+    file = trust.OpenFile(shipped.place(tf.version), follow=True)  # some installers make links
     reason = _misfit(file, tag)
     if not trust.checksum_file(file.path).is_file():
         reason = f"{file.path} has no checksum beside it"
