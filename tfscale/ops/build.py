@@ -9,8 +9,8 @@ fits one TensorFlow only. It is looked for in this order:
 4. the cache, which is filled by compiling the C++ sources that tfscale carries.
 
 A library says in a tag, readable without loading it, what it was built for. One
-that does not fit is never loaded. In the first two places it is an error that names it; instead
-of a wheel's library that does not fit, another one is built. What is in the cache counts only if
+that does not fit is never loaded: in the first two places it is an error, and in the others
+another one is built. What is in the cache counts only if
 nobody else can have written it and its checksum is beside it (``trust.py``); anything else is
 built anew.
 """
@@ -112,7 +112,7 @@ def check_fits(library: Path, tag: dict[str, str]) -> None:
 
 
 def misfit(library: Path, tag: dict[str, str]) -> str:
-    """Why a library is of no use where one for `tag` is needed; empty if it fits."""
+    """Return why a library does not fit where one for `tag` is needed; empty if it fits."""
     with _opened(library) as file:
         return _misfit(file, tag)
 
@@ -295,10 +295,10 @@ def ready_made() -> Path | None:
 
 
 def _shipped(tf: TensorFlow, tag: dict[str, str]) -> tuple[trust.OpenFile | None, str]:
-    """The package's own library for this TensorFlow, opened; or None and the reason.
+    """Open the package's own library for this TensorFlow; if none fits, return None and why.
 
-    The reason is empty if the package holds no libraries at all. Who could write them could write
-    the package's Python files as well: so only their checksums are compared.
+    The reason is empty if the package holds no libraries at all. Whoever can write the library
+    can write the package's Python files as well, so only the checksum and the tag are checked.
     """
     versions = shipped.versions()
     if not versions:
@@ -339,7 +339,7 @@ def build(out: Path | None = None, *, say: Callable[[str], None] | None = None) 
 
 
 def existing_library(tf: TensorFlow) -> Path | None:
-    """The library of the package or of the cache that fits, if there is one."""
+    """Return the library of the package or of the cache that fits, if there is one."""
     tag = make_tag(tf, find_sources())
     file, _ = _shipped(tf, tag)
     if not file:
@@ -359,7 +359,10 @@ def _from_cache(
     say: Callable[[str], None],
     why_needed: str = "",
 ) -> trust.OpenFile:
-    """The cache's library, opened; ``why_needed`` says why none of the package's will do."""
+    """Open the cache's library; build it if it is not there.
+
+    ``why_needed`` says why the package's own libraries do not fit; empty if it has none.
+    """
     cache = cache.resolve()  # a link that leads there could be exchanged later
     folder = _folder_of(cache, tag, tf)
     library = folder / LIBRARY
@@ -475,7 +478,7 @@ class _Build:
         return list(objects.values())
 
     def _object(self, unit: Unit, sources: Sources) -> Path:
-        """Where the cache has, or will have, a unit's object: its name says all that is in it."""
+        """Return the path of a unit's object in the cache; the name is a hash of all inputs."""
         identity = str(self.tf) if unit.uses_tensorflow else ""
         content = sources.hash(*unit.files, *unit.headers)
         key = repr((self.compiler.version, self._flags(unit), identity, content))
