@@ -5,6 +5,7 @@ TF ?= 2.21
 TF_OF_VENV := 2.21
 VENV ?= $(if $(filter $(TF_OF_VENV),$(TF)),.venv,.venv-$(TF))
 TF_PACKAGE ?= $(if $(filter x86_64,$(shell uname -m)),tensorflow-cpu,tensorflow)
+WHEEL_FOR ?= 2.20 2.21
 JOBS ?= 2
 FUZZ_SECONDS ?= 10
 PYTEST_ARGS ?=
@@ -40,7 +41,7 @@ READY := $(if $(OUTSIDE),as-it-is,$(VENV)/.ready-tf-$(TF))
 CPP := $(shell find custom_ops tests/native -name '*.h' -o -name '*.cc' -o -name '*.inc' 2>/dev/null)
 STEP = @printf '\n==> %s\n'
 
-.PHONY: help venv build demo bench bench-native gallery pains docs ci ci-tf test test-all test-gpu test-torch test-ray test-native test-python $(PYTHON_PARTS) test-tf test-faults test-addons lint format clean
+.PHONY: help venv build wheel demo bench bench-native gallery pains docs ci ci-tf test test-all test-gpu test-torch test-ray test-native test-python $(PYTHON_PARTS) test-tf test-faults test-addons lint format clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -53,7 +54,15 @@ venv: $(READY) ## make the virtual environment, with TensorFlow $(TF)
 
 build: $(READY) ## build the native library (it is cached per user)
 	$(STEP) "native library"
-	@.ci/timed "library for TensorFlow $(TF)" $(BIN)/tfscale build
+	@.ci/timed "library for TensorFlow $(TF)" $(BIN)/tfscale build $(if $(OUT),--out '$(OUT)')
+
+wheel: $(WHEEL_FOR:%=library-%) ## make a wheel that holds the libraries for TensorFlow $(WHEEL_FOR), in dist/
+	$(STEP) "wheel with libraries"
+	@TFSCALE_WHEEL_LIBRARIES=$$(echo $(WHEEL_FOR:%=$(CURDIR)/build/libraries/%/libtfscale.so) | tr ' ' :) \
+	  $(BIN)/python -m build --wheel
+
+library-%:
+	@$(MAKE) --no-print-directory build TF=$* OUT=build/libraries/$*
 
 demo: build ## see what it does, on this machine
 	$(STEP) "demo"

@@ -1,6 +1,10 @@
 """The package as a newcomer meets it: what it lists, what it says, what it needs."""
 
+import contextlib
 import logging
+import os
+import pty
+import re
 import subprocess
 import sys
 
@@ -107,3 +111,62 @@ def test_other_words_are_refused_with_what_was_received(written):
     with pytest.raises(ValueError, match="budget is a number of bytes, 1 or more") as told:
         number_of_bytes(written, "budget")
     assert f"got {written!r}" in str(told.value)
+
+
+PROGRESS = """
+import logging, tfscale
+from tfscale.messages import Progress
+say = logging.getLogger("tfscale").info
+with Progress("made {} of {} things", 8, say) as progress:
+    for step in range(8):
+        progress.advance(1)
+        if step == 2:
+            say("meanwhile")
+say("ready")
+"""
+
+
+def on_terminal(code):
+    """What a program writes to stderr if that is a terminal."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen([sys.executable, "-c", code], stderr=theirs, cwd=ROOT) as process:
+        os.close(theirs)
+        written = b""
+        with contextlib.suppress(OSError):  # when the last writer has closed the terminal
+            while piece := os.read(ours, 4096):
+                written += piece
+        os.close(ours)
+    assert process.returncode == 0
+    return written.decode().replace("\r\n", "\n")
+
+
+def test_progress_is_one_line_of_a_terminal_that_is_drawn_anew():
+    written = on_terminal(PROGRESS)
+    assert written.count("\n") == 2  # "meanwhile" and "ready"
+    drawn = [line.removeprefix("tfscale: ") for line in re.split("\r\x1b\\[K|\n", written)]
+    steps = [f"made {done} of 8 things" for done in range(9)]
+    assert drawn == [*steps[:4], "meanwhile", *steps[4:], "ready", ""]
+
+
+def test_progress_is_a_few_lines_elsewhere():
+    quarters = [f"made {done} of 8 things" for done in (2, 4, 6)]
+    lines = [*quarters[:1], "meanwhile", *quarters[1:], "ready"]
+    assert python(PROGRESS).stderr.splitlines() == [f"tfscale: {line}" for line in lines]
+
+
+def test_progress_is_lines_for_the_handlers_of_a_program_that_has_set_up_logging():
+    set_up = "import logging; logging.basicConfig(format='%(name)s/%(message)s')"
+    lines = on_terminal(set_up + PROGRESS).splitlines()
+    assert lines[:2] == ["tfscale/made 2 of 8 things", "tfscale/meanwhile"] and len(lines) == 5
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "import logging; logging.getLogger('tfscale').setLevel('WARNING')",
+        "import sys; sys.stderr = None",
+    ],
+    ids=["warnings alone", "no stderr"],
+)
+def test_progress_is_not_drawn_for_whoever_sees_no_messages(first):
+    assert on_terminal(first + PROGRESS) == ""

@@ -16,12 +16,11 @@
 #include "custom_ops/compression/select.h"
 #include "custom_ops/engine/text.h"
 #include "custom_ops/kernels/inputs.h"
+#include "custom_ops/kernels/workers.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_var.h"
 #include "tensorflow/core/framework/shape_inference.h"
-#include "tensorflow/core/lib/core/threadpool.h"
-#include "tensorflow/core/platform/denormal.h"
 
 namespace tfscale {
 namespace {
@@ -131,18 +130,6 @@ REGISTER_OP("TfscaleLowRankSum")
 basis total. If that is finite, the residual becomes x + residual - basis own.
 )doc");
 
-compression::Runner OnWorkers(OpKernelContext* ctx) {
-  auto* workers = ctx->device()->tensorflow_cpu_worker_threads()->workers;
-  return [workers](int64_t parts, const compression::Work& work) {
-    const auto flushing = [&work](int64_t first, int64_t last) {
-      const tensorflow::port::ScopedFlushDenormal flush;  // on whichever thread
-      work(first, last);
-    };
-    if (parts <= 1) return flushing(0, parts);
-    workers->ParallelFor(parts, kCyclesPerPart, flushing);
-  };
-}
-
 // What was not sent yet, if the op keeps it: locked, and of the gradient's size.
 class Residual {
  public:
@@ -208,7 +195,7 @@ class LargestOp : public tensorflow::OpKernel {
     const tensorflow::port::ScopedFlushDenormal flush;
     compression::Largest(x.flat<float>().data(), residual.numbers(), x.NumElements(), count_,
                          places->flat<int32_t>().data(), numbers->flat<float>().data(),
-                         OnWorkers(ctx));
+                         OnWorkers(ctx, kCyclesPerPart));
   }
 
  private:
@@ -240,7 +227,7 @@ class SumAtOp : public tensorflow::OpKernel {
     OP_REQUIRES_OK(ctx, residual.Open(ctx, x, finite));
     if (finite) {
       compression::Keep(x.flat<float>().data(), residual.numbers(), size, own.data(),
-                        kept.flat<float>().data(), own.size(), OnWorkers(ctx));
+                        kept.flat<float>().data(), own.size(), OnWorkers(ctx, kCyclesPerPart));
     }
     Tensor* sum;
     OP_REQUIRES_OK(ctx, ctx->forward_input_or_allocate_output({1}, 0, x.shape(), &sum));
@@ -289,7 +276,7 @@ class LowRankRowsOp : public LowRankOp {
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &product));
     if (product->NumElements() == 0) return;  // of perhaps 2^40 rows
     compression::Project(m, ctx->input(2).flat<float>().data(), product->flat<float>().data(),
-                         OnWorkers(ctx));
+                         OnWorkers(ctx, kCyclesPerPart));
   }
 };
 
@@ -312,7 +299,7 @@ class LowRankColumnsOp : public LowRankOp {
     Tensor sums;
     OP_REQUIRES_OK(ctx, ctx->allocate_temp(tensorflow::DT_FLOAT, scratch, &sums));
     compression::ProjectBack(m, ctx->input(2).flat<float>().data(), sums.flat<float>().data(),
-                             own->flat<float>().data(), OnWorkers(ctx));
+                             own->flat<float>().data(), OnWorkers(ctx, kCyclesPerPart));
   }
 };
 
@@ -337,7 +324,7 @@ class LowRankSumOp : public LowRankOp {
     const float* own = finite ? ctx->input(3).flat<float>().data() : nullptr;
     compression::Finish(m, ctx->input(2).flat<float>().data(), own,
                         ctx->input(4).flat<float>().data(), sum->flat<float>().data(),
-                        OnWorkers(ctx));
+                        OnWorkers(ctx, kCyclesPerPart));
   }
 };
 

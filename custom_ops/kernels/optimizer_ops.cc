@@ -10,14 +10,13 @@
 
 #include "custom_ops/engine/text.h"
 #include "custom_ops/kernels/inputs.h"
+#include "custom_ops/kernels/workers.h"
 #include "custom_ops/optimizers/update.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/resource_var.h"
 #include "tensorflow/core/framework/shape_inference.h"
-#include "tensorflow/core/lib/core/threadpool.h"
-#include "tensorflow/core/platform/denormal.h"
 
 namespace tfscale {
 namespace {
@@ -191,20 +190,6 @@ class Variables {
 // ---------------------------------------------------------------------------
 // Kernels
 
-// TensorFlow's worker threads flush denormals to zero, a Python thread does not:
-// all are made to, or a result would depend on where it was computed.
-optimizers::Runner OnWorkers(OpKernelContext* ctx) {
-  auto* workers = ctx->device()->tensorflow_cpu_worker_threads()->workers;
-  return [workers](int64_t blocks, const optimizers::Work& work) {
-    const auto flushing = [&work](int64_t first, int64_t last) {
-      const tensorflow::port::ScopedFlushDenormal flush;
-      work(first, last);
-    };
-    if (blocks <= 1) return flushing(0, blocks);
-    workers->ParallelFor(blocks, kCyclesPerBlock, flushing);
-  };
-}
-
 template <typename Numbers>
 absl::Status ReadNumbers(const Tensor& hyper, Numbers* numbers) {
   static_assert(std::is_trivially_copyable<Numbers>::value, "read as they are");
@@ -234,7 +219,7 @@ class LambOp : public tensorflow::OpKernel {
     optimizers::Lamb(rule, adapt_, TypeOf(gradient.dtype()),
                      {variables.data(0), Data(gradient), static_cast<float*>(variables.data(1)),
                       static_cast<float*>(variables.data(2)), gradient.NumElements()},
-                     OnWorkers(ctx));
+                     OnWorkers(ctx, kCyclesPerBlock));
   }
 
  private:
@@ -261,7 +246,7 @@ class LarsOp : public tensorflow::OpKernel {
     optimizers::Lars(rule, switches_, TypeOf(gradient.dtype()),
                      {variables.data(0), Data(gradient), static_cast<float*>(variables.data(1)),
                       nullptr, gradient.NumElements()},
-                     OnWorkers(ctx));
+                     OnWorkers(ctx, kCyclesPerBlock));
   }
 
  private:

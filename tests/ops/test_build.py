@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tfscale import cli
-from tfscale.ops import build, toolchain, trust
+from tfscale.ops import build, shipped, toolchain, trust
 from tfscale.ops.toolchain import BuildError, TensorFlow
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -76,7 +76,7 @@ def test_builds_a_library_that_works(sources, tmp_path):
     library, said = find_or_build(sources, tmp_path / "cache")
     assert ctypes.CDLL(str(library)).twice() == 84
     assert any("TensorFlow 9.9.0" in line for line in said)
-    assert any("2/2" in line for line in said)
+    assert any("1 of 2 files" in line for line in said)
     assert build.read_tag(library)["tensorflow"] == "9.9.0"
 
 
@@ -116,12 +116,65 @@ def test_an_edited_file_is_compiled_alone(sources, tmp_path, compiler_calls):
     assert ctypes.CDLL(str(second)).twice() == 86
 
 
-def test_an_edited_header_compiles_everything(sources, tmp_path, compiler_calls):
+def test_an_edited_header_compiles_what_includes_it(sources, tmp_path, compiler_calls):
+    (sources / "custom_ops/wire/other.cc").write_text("int other;\n")
     find_or_build(sources, tmp_path / "cache")
+    assert compiler_calls() == 4
     header = sources / "custom_ops/wire/answer.h"
     header.write_text("// new\n" + header.read_text())
     find_or_build(sources, tmp_path / "cache")
-    assert compiler_calls() == 6
+    assert compiler_calls() == 4 + 3  # two files and the link
+
+
+@pytest.fixture
+def tensorflow_with_headers(sources, tmp_path):
+    """Two of three files include it."""
+    headers = tmp_path / "include" / "tensorflow"
+    headers.mkdir(parents=True)
+    (headers / "two.h").write_text("#pragma once\nstatic inline int Two() { return 2; }\n")
+    (sources / "custom_ops/kernels/twice.cc").write_text(
+        '#include "custom_ops/wire/answer.h"\n#include "tensorflow/two.h"\n'
+        'extern "C" int twice() { return Two() * answer(); }\n'
+    )
+    (sources / "custom_ops/kernels/two.cc").write_text(
+        '#include "tensorflow/two.h"\nextern "C" int two() { return Two(); }\n'
+    )
+    return replace(FAKE_TF, compile_flags=(*FAKE_TF.compile_flags, f"-I{headers.parent}"))
+
+
+def test_the_files_that_include_tensorflow_are_compiled_at_once(
+    sources, tmp_path, compiler_calls, tensorflow_with_headers
+):
+    cache = tmp_path / "cache"
+    library, _ = find_or_build(sources, cache, tensorflow_with_headers)
+    assert (ctypes.CDLL(str(library)).twice(), ctypes.CDLL(str(library)).two()) == (84, 2)
+    assert compiler_calls() == 3  # they, the other one, and the link
+
+
+def test_another_tensorflow_compiles_only_what_includes_it(
+    sources, tmp_path, compiler_calls, tensorflow_with_headers
+):
+    cache = tmp_path / "cache"
+    find_or_build(sources, cache, tensorflow_with_headers)
+    find_or_build(sources, cache, replace(tensorflow_with_headers, version="9.10.0"))
+    assert compiler_calls() == 3 + 2
+
+
+def test_an_error_in_one_of_them_names_its_file(sources, tmp_path, tensorflow_with_headers):
+    file = sources / "custom_ops/kernels/two.cc"
+    file.write_text(file.read_text() + "oops\n")
+    with pytest.raises(BuildError, match="could not compile the files that") as error:
+        find_or_build(sources, tmp_path / "cache", tensorflow_with_headers)
+    assert "custom_ops/kernels/two.cc:3:" in str(error.value)
+
+
+def test_a_log_gets_few_lines_of_progress(sources, tmp_path):
+    for number in range(20):
+        (sources / f"custom_ops/wire/more{number}.cc").write_text(f"int more{number};\n")
+    _, said = find_or_build(sources, tmp_path / "cache")
+    begin, *progress, end = said
+    assert begin.startswith("building the native library") and end.startswith("built ")
+    assert progress == [f"compiled {done} of 22 files" for done in (6, 11, 17)]
 
 
 @pytest.mark.parametrize(
@@ -447,6 +500,75 @@ def test_a_library_built_ahead_is_refused_if_it_is_not_what_was_built(
     truncate(ahead)
     with pytest.raises(BuildError, match="is damaged: .*\n.*tfscale build --out"):
         find_or_build(sources, tmp_path / "another")
+
+
+# --------------------------------------------------------------- libraries of a wheel
+
+
+@pytest.fixture
+def wheel(sources, tmp_path, monkeypatch):
+    """What a package has that was installed from a wheel with libraries: one, for ``FAKE_TF``."""
+    package = tmp_path / "package"
+    monkeypatch.setattr(shipped, "PACKAGE", package)
+    library, _ = find_or_build(sources, tmp_path / "cache of the wheel's maker")
+    place = shipped.place(FAKE_TF.version)
+    place.parent.mkdir(parents=True)
+    for each in (lambda path: path, trust.checksum_file):
+        shutil.copyfile(each(library), each(place))
+    return place
+
+
+def test_the_library_of_a_wheel_needs_no_compiler_and_no_cache(
+    sources, tmp_path, wheel, monkeypatch
+):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_or_build(sources, Path("/proc/tfscale")) == (wheel, [])
+
+
+def test_an_installer_may_have_made_links(sources, tmp_path, wheel):
+    """As ``uv pip install --link-mode symlink`` does."""
+    for each in (wheel, trust.checksum_file(wheel)):
+        each.symlink_to(each.rename(tmp_path / each.name))
+    assert find_or_build(sources, Path("/proc/tfscale")) == (wheel, [])
+
+
+def test_what_the_user_names_comes_before_the_wheel(sources, tmp_path, wheel, monkeypatch):
+    ahead = shutil.copy(wheel, tmp_path / "ahead.so")
+    use(monkeypatch, ahead)
+    assert find_or_build(sources, tmp_path / "cache") == (Path(ahead), [])
+
+
+UNFIT = {
+    "another patch version": ({"version": "9.9.1"}, None, "TensorFlow 9.9.1, only for 9.9.0"),
+    "a vendor's": ({"git_version": "v9.9.0-vendor"}, None, "tensorflow-git: built for v9.9.0-0-g"),
+    "another abi": ({"compile_flags": ("-D_GLIBCXX_USE_CXX11_ABI=0",)}, None, "abi: built for"),
+    "flipped": ({}, flip, "is damaged"),
+    "truncated": ({}, truncate, "is damaged"),
+    "without checksum": ({}, DAMAGES["without checksum"], "has no checksum"),
+}
+
+
+@pytest.mark.parametrize("change, damage, reason", UNFIT.values(), ids=UNFIT)
+def test_instead_of_a_library_that_does_not_fit_one_is_built(
+    sources, tmp_path, wheel, monkeypatch, change, damage, reason
+):
+    if damage:
+        damage(wheel)
+    tf = replace(FAKE_TF, **change)
+    library, said = find_or_build(sources, tmp_path / "cache", tf)
+    assert library != wheel and ctypes.CDLL(str(library)).twice() == 84
+    assert reason in said[0]
+    assert find_or_build(sources, tmp_path / "cache", tf) == (library, [])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BuildError, match=r"no g\+\+") as error:
+        find_or_build(sources, tmp_path / "another cache", tf)
+    assert reason in str(error.value)
+
+
+def test_an_edit_makes_the_wheel_s_library_unfit(sources, tmp_path, wheel):
+    (sources / "custom_ops/wire/answer.h").write_text('// new\nextern "C" int answer();\n')
+    library, said = find_or_build(sources, tmp_path / "cache")
+    assert library != wheel and "another version of tfscale" in said[0]
 
 
 # ----------------------------------------------------------------------- errors

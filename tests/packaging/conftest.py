@@ -33,14 +33,20 @@ class Packages:
     wheel: Path
 
 
+def build_packages(checkout, out, *options, **environment):
+    """The finished process of ``python -m build``."""
+    pytest.importorskip("build")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", out, *options]
+    return subprocess.run(
+        command, cwd=checkout, env={**os.environ, **environment},
+        capture_output=True, text=True, timeout=SECONDS,
+    )  # fmt: skip
+
+
 @pytest.fixture(scope="session")
 def packages(copy_of_checkout, tmp_path_factory):
-    pytest.importorskip("build")
     made = tmp_path_factory.mktemp("made")
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", made]
-    done = subprocess.run(
-        command, cwd=copy_of_checkout, capture_output=True, text=True, timeout=SECONDS
-    )
+    done = build_packages(copy_of_checkout, made)
     assert done.returncode == 0, done.stdout + done.stderr
     (source,), (wheel,) = made.glob("*.tar.gz"), made.glob("*.whl")
     return Packages(source, wheel)
@@ -72,14 +78,18 @@ class Environment:
 
     def run(self, *words, seconds=SECONDS, **environment):
         """The output of a command of this environment; it must end well."""
+        done = self.try_to_run(*words, seconds=seconds, **environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def try_to_run(self, *words, seconds=SECONDS, **environment):
+        """The finished process of a command of this environment."""
         command = [self.folder / "venv" / "bin" / words[0], *words[1:]]
         elsewhere = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "TFSCALE"))}
-        done = subprocess.run(
+        return subprocess.run(
             command, cwd=self.folder / "empty", env=elsewhere | environment,
             capture_output=True, text=True, timeout=seconds,
         )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from tfscale.ops.toolchain import LIBRARY, BuildError, TensorFlow
 def is_there(tf: TensorFlow) -> bool:
     """Return whether the library exists, so that no compiler is needed."""
     with contextlib.suppress(BuildError, OSError):  # ``library`` reports these errors
-        return build.ready_made() is not None or build.cached_library(tf) is not None
+        return build.ready_made() is not None or build.existing_library(tf) is not None
     return False
 
 
@@ -71,8 +71,8 @@ def library(tf: TensorFlow, *, may_build: bool) -> Check:
         if ready := build.ready_made():
             build.check_fits(ready, build.make_tag(tf, toolchain.find_sources()))
             return ok("library", f"{_described(ready)}, built ahead, fits")
-        if cached := build.cached_library(tf):
-            return ok("library", f"{_described(cached)}, fits")
+        if found := build.existing_library(tf):
+            return ok("library", f"{_described(found)}, fits")
     except BuildError as error:
         return of_error("library", error)
     except OSError as error:  # folders of another user

@@ -5,10 +5,12 @@ fits one TensorFlow only. It is looked for in this order:
 
 1. the file that `TFSCALE_LIBRARY` names;
 2. `libtfscale.so` in the package's folder, where an image may have put it;
-3. the cache, which is filled by compiling the C++ sources that tfscale carries.
+3. the package's own library for this version of TensorFlow, if its wheel holds libraries;
+4. the cache, which is filled by compiling the C++ sources that tfscale carries.
 
 A library says in a tag, readable without loading it, what it was built for. One
-that does not fit is refused by name and never loaded. What is in the cache counts only if
+that does not fit is never loaded: in the first two places it is an error, and in the others
+another one is built. What is in the cache counts only if
 nobody else can have written it and its checksum is beside it (``trust.py``); anything else is
 built anew.
 """
@@ -29,8 +31,9 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
+from tfscale import messages
 from tfscale.files import PRIVATE_FILE, make_private_folder, private_opener, replacing
-from tfscale.ops import trust
+from tfscale.ops import shipped, trust
 from tfscale.ops.toolchain import (
     LIBRARY,
     PACKAGE,
@@ -43,6 +46,7 @@ from tfscale.ops.toolchain import (
     find_tensorflow,
     run_compiler,
 )
+from tfscale.ops.units import Unit, find_units, write_generated
 
 # No flag may change a result. math-errno has no effect on numbers, but no loop with a square
 # root is vectorised while sqrt may set errno.
@@ -55,7 +59,6 @@ _FLAGS = (
     "-DNDEBUG",
     "-pthread",
 )
-_FOLDERS_WITH_TENSORFLOW = ("transport", "kernels")
 _TAG = b"tfscale-build: "
 _WAIT_SECONDS = 3600
 _OBJECT_DAYS = 14
@@ -105,8 +108,23 @@ def _tag_unit(tag: dict[str, str]) -> str:
 
 def check_fits(library: Path, tag: dict[str, str]) -> None:
     """Raises BuildError unless the library was built for `tag`."""
+    _opened_if_it_fits(library, tag).close()
+
+
+def misfit(library: Path, tag: dict[str, str]) -> str:
+    """Return why a library does not fit where one for `tag` is needed; empty if it fits."""
     with _opened(library) as file:
+        return _misfit(file, tag)
+
+
+def _opened_if_it_fits(library: Path, tag: dict[str, str]) -> trust.OpenFile:
+    file = _opened(library)
+    try:
         _check_fits(file, tag)
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 def _opened(library: Path) -> trust.OpenFile:
@@ -121,27 +139,31 @@ def _opened(library: Path) -> trust.OpenFile:
 
 
 def _check_fits(file: trust.OpenFile, tag: dict[str, str]) -> None:
+    if reason := _misfit(file, tag):
+        raise BuildError(f"{reason}\n{_advice(file.path)}")
+
+
+def _misfit(file: trust.OpenFile, tag: dict[str, str]) -> str:
     library = file.path
     if file.is_damaged():
-        raise BuildError(
+        return (
             f"{library} is damaged: its content does not have the checksum in "
-            f"{trust.checksum_file(library)}.\n" + _advice(library)
+            f"{trust.checksum_file(library)}."
         )
     found = _tag_in(file.content)
     if found is None:
-        raise BuildError(
+        return (
             f"{library} was not made by `tfscale build`, or is damaged: it does not say which "
-            "TensorFlow it is for.\n" + _advice(library)
+            "TensorFlow it is for."
         )
     differences = [key for key in tag if found.get(key) != tag[key]]
-    if differences:
-        lines = [f"  {k}: built for {found.get(k)}, here it is {tag[k]}" for k in differences]
-        what = "another TensorFlow" if differences != ["sources"] else "another version of tfscale"
-        if "machine" in differences:
-            what = "another kind of machine"
-        raise BuildError(
-            f"{library} was built for {what}:\n" + "\n".join(lines) + "\n" + _advice(library)
-        )
+    if not differences:
+        return ""
+    lines = [f"  {k}: built for {found.get(k)}, here it is {tag[k]}" for k in differences]
+    what = "another TensorFlow" if differences != ["sources"] else "another version of tfscale"
+    if "machine" in differences:
+        what = "another kind of machine"
+    return f"{library} was built for {what}:\n" + "\n".join(lines)
 
 
 def _advice(library: Path) -> str:
@@ -257,14 +279,11 @@ def open_library(
     sources = find_sources(root)
     tag = make_tag(tf, sources)
     if ready := ready_made():
-        file = _opened(ready)
-        try:
-            _check_fits(file, tag)
-        except BaseException:
-            file.close()
-            raise
+        return _opened_if_it_fits(ready, tag)
+    file, why_not = _shipped(tf, tag)
+    if file:
         return file
-    return _from_cache(tf, sources, tag, cache or cache_folder(), say or _say)
+    return _from_cache(tf, sources, tag, cache or cache_folder(), say or _say, why_not)
 
 
 def ready_made() -> Path | None:
@@ -273,6 +292,28 @@ def ready_made() -> Path | None:
         return Path(asked).expanduser().absolute()
     packaged = PACKAGE / LIBRARY
     return packaged if packaged.exists() else None
+
+
+def _shipped(tf: TensorFlow, tag: dict[str, str]) -> tuple[trust.OpenFile | None, str]:
+    """Open the package's own library for this TensorFlow; if none fits, return None and why.
+
+    The reason is empty if the package holds no libraries at all. Whoever can write the library
+    can write the package's Python files as well, so only the checksum and the tag are checked.
+    """
+    versions = shipped.versions()
+    if not versions:
+        return None, ""
+    if tf.version not in versions:
+        held = ", ".join(versions)
+        return None, f"this package has no library for TensorFlow {tf.version}, only for {held}"
+    file = trust.OpenFile(shipped.place(tf.version), follow=True)  # some installers make links
+    reason = _misfit(file, tag)
+    if not trust.checksum_file(file.path).is_file():
+        reason = f"{file.path} has no checksum beside it"
+    if not reason:
+        return file, ""
+    file.close()
+    return None, reason
 
 
 def build(out: Path | None = None, *, say: Callable[[str], None] | None = None) -> Path:
@@ -297,27 +338,44 @@ def build(out: Path | None = None, *, say: Callable[[str], None] | None = None) 
     return copy
 
 
-def cached_library(tf: TensorFlow) -> Path | None:
-    """The library in the cache, if it has been built."""
+def existing_library(tf: TensorFlow) -> Path | None:
+    """Return the library of the package or of the cache that fits, if there is one."""
     tag = make_tag(tf, find_sources())
-    library = _folder_of(cache_folder().resolve(), tag, tf) / LIBRARY
-    return library if _fits(library, tag) else None
+    file, _ = _shipped(tf, tag)
+    if not file:
+        cache = cache_folder().resolve()
+        file = _fitting(_folder_of(cache, tag, tf) / LIBRARY, tag)
+    if not file:
+        return None
+    file.close()
+    return file.path
 
 
 def _from_cache(
-    tf: TensorFlow, sources: Sources, tag: dict[str, str], cache: Path, say: Callable[[str], None]
+    tf: TensorFlow,
+    sources: Sources,
+    tag: dict[str, str],
+    cache: Path,
+    say: Callable[[str], None],
+    why_needed: str = "",
 ) -> trust.OpenFile:
+    """Open the cache's library; build it if it is not there.
+
+    ``why_needed`` says why the package's own libraries do not fit; empty if it has none.
+    """
     cache = cache.resolve()  # a link that leads there could be exchanged later
     folder = _folder_of(cache, tag, tf)
     library = folder / LIBRARY
     if found := _fitting(library, tag):
         return found
     _make_folder(cache, ours="TFSCALE_CACHE" not in os.environ)
-    compiler = find_compiler()
+    compiler = _find_compiler(why_needed)
     _make_folder(folder)
     with _locked(folder, say):
         if found := _fitting(library, tag):
             return found
+        if why_needed:
+            say(why_needed)
         _Build(tf, sources, tag, compiler, folder, say).run()
         if found := _fitting(library, tag):
             return found
@@ -327,10 +385,13 @@ def _from_cache(
     )
 
 
-def _fits(library: Path, tag: dict[str, str]) -> bool:
-    if found := _fitting(library, tag):
-        found.close()
-    return found is not None
+def _find_compiler(why_needed: str) -> Compiler:
+    try:
+        return find_compiler()
+    except BuildError as error:
+        if not why_needed:
+            raise
+        raise BuildError(f"{why_needed}; and {error}") from error
 
 
 def _fitting(library: Path, tag: dict[str, str]) -> trust.OpenFile | None:
@@ -404,49 +465,59 @@ class _Build:
 
     def _compile(self, sources: Sources) -> list[Path]:
         """One object per unit; those of unchanged units are in the cache."""
-        headers = sources.hash(*sources.headers) if sources.headers else ""
-        objects: list[Path] = []
-        missing: dict[str, Path] = {}
-        for unit in sorted(sources.units, key=_includes_tensorflow, reverse=True):  # slowest first
-            identity = str(self.tf) if _includes_tensorflow(unit) else ""
-            flags = self._flags(unit)
-            key = repr((self.compiler.version, flags, identity, headers, sources.hash(unit)))
-            item = self._objects / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.o"
-            objects.append(item)
+        units = find_units(sources)
+        write_generated(units, sources.root)
+        objects = {unit: self._object(unit, sources) for unit in units}
+        missing = {}
+        for unit, item in objects.items():
             if trust.is_sound(item):
                 item.touch()
             else:
                 missing[unit] = item
         self._compile_each(missing, sources.root)
-        return objects
+        return list(objects.values())
 
-    def _flags(self, unit: str) -> list[str]:
+    def _object(self, unit: Unit, sources: Sources) -> Path:
+        """Return the path of a unit's object in the cache; the name is a hash of all inputs."""
+        identity = str(self.tf) if unit.uses_tensorflow else ""
+        content = sources.hash(*unit.files, *unit.headers)
+        key = repr((self.compiler.version, self._flags(unit), identity, content))
+        return self._objects / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.o"
+
+    def _flags(self, unit: Unit) -> list[str]:
         """A unit's flags without paths."""
-        if not _includes_tensorflow(unit):
+        if not unit.uses_tensorflow:
             return [*_FLAGS, *self.tf.abi_flags]
         return [*_FLAGS, *(f for f in self.tf.compile_flags if not f.startswith("-I"))]
 
-    def _compile_each(self, missing: dict[str, Path], root: Path) -> None:
-        with ThreadPoolExecutor(_compilers_at_once(len(missing))) as pool:
+    def _compile_each(self, missing: dict[Unit, Path], root: Path) -> None:
+        if not missing:
+            return
+        files = sum(len(unit.files) for unit in missing)
+        with (
+            messages.Progress("compiled {} of {} files", files, self.say) as progress,
+            ThreadPoolExecutor(_compilers_at_once(len(missing))) as pool,
+        ):
             tasks = {
                 pool.submit(self._compile_one, unit, item, root): unit
                 for unit, item in missing.items()
             }
             try:
-                for count, task in enumerate(as_completed(tasks), 1):
+                for task in as_completed(tasks):
                     task.result()
-                    self.say(f"{count}/{len(tasks)} {tasks[task]}")
+                    progress.advance(len(tasks[task].files))
             finally:
                 pool.shutdown(cancel_futures=True)
 
-    def _compile_one(self, unit: str, item: Path, root: Path) -> None:
-        name = unit.replace("/", "-")
+    def _compile_one(self, unit: Unit, item: Path, root: Path) -> None:
+        name = unit.name.replace("/", "-")
         fresh = self._work / f"{name}.o"
         paths = ["-I."]
-        if _includes_tensorflow(unit):
+        if unit.uses_tensorflow:
             paths += [f for f in self.tf.compile_flags if f.startswith("-I")]
+        command = [*self.compiler.command, *self._flags(unit), *paths]
         run_compiler(
-            [*self.compiler.command, *self._flags(unit), *paths, "-c", unit, "-o", str(fresh)],
+            [*command, "-c", unit.name, "-o", str(fresh)],
             f"compile {unit}",
             root,
             self.folder / f"{name}.log",
@@ -467,10 +538,6 @@ def _put(fresh: Path, path: Path) -> None:
     fresh.chmod(PRIVATE_FILE)
     fresh.replace(path)
     trust.seal(path)
-
-
-def _includes_tensorflow(unit: str) -> bool:
-    return Path(unit).parts[1] in _FOLDERS_WITH_TENSORFLOW
 
 
 def _compilers_at_once(units: int) -> int:
