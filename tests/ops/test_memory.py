@@ -60,3 +60,53 @@ def test_what_the_user_has_set_is_left_alone(name):
 
 def test_tunables_are_the_users_too():
     assert not run(GLIBC_TUNABLES="glibc.malloc.trim_threshold=131072")[0]
+
+
+# What a strategy does first, and the page faults of an operation on 15,625 pages.
+TENSORS = """
+import resource
+import tensorflow as tf
+from tfscale.ops import memory
+if %(late)r:
+    tf.zeros([1])
+memory.keep_memory()
+x = tf.zeros([16_000_000])
+add = tf.function(lambda x: x + 1)
+for _ in range(3):
+    y = add(x)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+y = add(x)
+print("FAULTS", resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(memory.words())
+"""
+
+
+def faults(late=False, **environment):
+    output = subprocess.run(
+        [sys.executable, "-c", TENSORS % {"late": late}],
+        env={**os.environ, "TF_ENABLE_ONEDNN_OPTS": "0", **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    ).stdout
+    number, words = output.partition("FAULTS ")[2].split("\n", 1)
+    return int(number), words
+
+
+def test_tensors_come_from_memory_that_is_kept():
+    number, words = faults()
+    assert number < 1_000
+    assert "keeps the memory of tensors, since tfscale has set TF_CPU_ALLOCATOR_USE_BFC" in words
+
+
+def test_a_user_can_turn_the_pool_off():
+    number, words = faults(TF_CPU_ALLOCATOR_USE_BFC="0")
+    assert number > 10_000
+    assert "TF_CPU_ALLOCATOR_USE_BFC=0 asks for that. To keep memory, unset it" in words
+
+
+def test_a_tensor_before_the_strategy_is_too_early():
+    number, words = faults(late=True)
+    assert number > 10_000
+    assert "make the strategy first" in words

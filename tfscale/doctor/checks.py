@@ -65,6 +65,8 @@ class Checks:
             yield machine.devices(seen)
         yield machine.cores()
         yield machine.memory()
+        if seen.keeps_memory is not None:
+            yield machine.pages(seen.keeps_memory)
         yield machine.shm(len(seen.gpus or ()))
         yield network.ways(os.environ)
         yield network.host_name()

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import mmap
 import os
 import platform
 import resource
 import shutil
+import time
 from pathlib import Path
 
 from tfscale.doctor.check import Check, ok, problem, warning
 from tfscale.doctor.probe import Seen
+from tfscale.ops import memory as memory_of_process
 
 GB = 1e9
 ENOUGH_DESCRIPTORS = 1024
 LITTLE_MEMORY = 2 * GB  # TensorFlow itself takes a quarter of it, a compiler up to 1.5 GB
 LITTLE_SHM = 1 * GB  # NVIDIA's recommendation for containers
+
+_TOUCHED = 64 << 20  # bytes
 
 _UNLIMITED = 1 << 60  # cgroups use a number above this for "no limit"
 
@@ -107,6 +114,41 @@ def memory() -> Check:
         "A process with TensorFlow takes 0.5 GB before it has a model, and the system kills it "
         "when memory runs out. Free some, or raise the limit (docker run --memory).",
     )
+
+
+def pages(keeps_memory: bool) -> Check:
+    """Check that TensorFlow does not wait for fresh pages in each step; measure what they cost."""
+    measured = zip(_touch_seconds(_TOUCHED), _touch_seconds(_TOUCHED), strict=True)
+    fresh, huge, kept = (1e3 * min(seconds) for seconds in measured)
+    cost = (
+        f"{_TOUCHED >> 20} MB take {fresh:.0f} ms in fresh pages, {huge:.0f} ms in fresh huge "
+        f"pages ({memory_of_process.huge_pages()}), {kept:.0f} ms in memory that is kept"
+    )
+    if keeps_memory:
+        return ok("pages", f"TensorFlow keeps the memory of tensors; {cost}")
+    return warning(
+        "pages",
+        f"TensorFlow takes fresh memory for each large tensor; {cost}",
+        f"Unset {memory_of_process.POOL}, which turns TensorFlow's pool off.",
+    )
+
+
+def _touch_seconds(size: int) -> tuple[float, float, float]:
+    """Return the seconds of writing to fresh memory, to fresh huge pages, and to kept memory."""
+    found = []
+    for advice in (None, mmap.MADV_HUGEPAGE):
+        with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as area:
+            if advice is not None:
+                with contextlib.suppress(OSError):  # a kernel without them
+                    area.madvise(advice)
+            content = ctypes.c_char.from_buffer(area)
+            for _ in range(2):
+                start = time.perf_counter()
+                ctypes.memset(ctypes.addressof(content), 1, size)
+                found.append(time.perf_counter() - start)
+            del content  # or the area cannot be closed
+    fresh, kept, huge, _ = found
+    return fresh, huge, kept
 
 
 def _memory_limits() -> list[tuple[int, int]]:

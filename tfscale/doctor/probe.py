@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tfscale.ops.memory import keep_tensors
 from tfscale.ops.toolchain import BuildError, TensorFlow, find_tensorflow
 
 SECONDS = 120
@@ -34,6 +35,8 @@ class Seen:
         missing: features that tfscale needs and this Keras lacks, with advice.
         gpus: names of the GPUs; None if TensorFlow could not say.
         error: why the process ended before it knew all.
+        keeps_memory: whether TensorFlow keeps the memory of tensors under a strategy; None if it
+            could not say.
     """
 
     tensorflow: TensorFlow | None = None
@@ -42,6 +45,7 @@ class Seen:
     missing: str = ""
     gpus: tuple[str, ...] | None = None
     error: str = ""
+    keeps_memory: bool | None = None
 
 
 def look(seconds: float = SECONDS) -> Seen:
@@ -80,7 +84,7 @@ def _seen(told: dict[str, Any]) -> Seen:
     return Seen(**told)
 
 
-# # ------------------------------------------------------------------- within the process
+# ------------------------------------------------------------------- within the process
 
 
 def _tell(**known: Any) -> None:
@@ -98,6 +102,7 @@ def _tell_all() -> None:
         return
     _tell_keras(asked)
     _tell(gpus=_gpus())
+    _tell(keeps_memory=keep_tensors())
 
 
 def asked_backend(environ: Mapping[str, str]) -> str:

@@ -244,6 +244,7 @@ class Explanation(list[Row]):
         ways: how they go from this process's first replica to the others.
         rounds: where replicas agree once in many steps: when they do, and what it costs.
         title: of the table.
+        memory: whether TensorFlow keeps the memory of tensors, on CPUs.
     """
 
     def __init__(
@@ -253,11 +254,13 @@ class Explanation(list[Row]):
         ways: str = "",
         rounds: str = "",
         title: str = "Gradients, in the order in which they are sent",
+        memory: str = "",
     ) -> None:
         super().__init__(rows)
         self._replicas = replicas
         self.ways = ways
         self.rounds = rounds
+        self.memory = memory
         self._title = title
 
     def __repr__(self) -> str:
@@ -266,7 +269,8 @@ class Explanation(list[Row]):
         if not self:
             return "Nothing to show yet: explain() describes the steps that have been traced."
         table = entries(_COLUMNS, [(row.words, _cells(row)) for row in self])
-        notes = [self.rounds, self.ways and f"They go {self.ways}", *self._without_gain()]
+        ways = self.ways and f"They go {self.ways}"
+        notes = [self.rounds, ways, *self._without_gain(), self.memory]
         said = "".join("\n" + textwrap.fill(note, WIDTH) for note in notes if note)
         return f"{self._title}\n{table}{said}"
 

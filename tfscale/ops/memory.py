@@ -18,7 +18,6 @@ import re
 from pathlib import Path
 
 from tfscale import started
-from tfscale.bridge.tensorflow import uses_onednn
 
 # TensorFlow reads these when it makes a process's CPU devices.
 POOL = "TF_CPU_ALLOCATOR_USE_BFC"
@@ -68,7 +67,26 @@ def keeps_tensors() -> bool:
     return _has_own_pool() or any(_in_time)
 
 
+def words() -> str:
+    """Return a sentence that says whether TensorFlow keeps the memory of tensors, and why."""
+    if _has_own_pool():
+        return "TensorFlow keeps the memory of tensors, in oneDNN's pool"
+    if any(_in_time):
+        return f"TensorFlow keeps the memory of tensors, since tfscale has set {POOL}=true"
+    if _in_time:
+        why, now = f"{POOL}={os.environ.get(POOL)} asks for that", "unset it"
+    else:
+        why = f"it was started {started.words()} before tfscale could turn its pool on"
+        now = f"make the strategy first, or set {POOL}=true before the program starts"
+    return (
+        f"TensorFlow takes fresh memory for each large tensor, which costs page faults: {why}. To "
+        f"keep memory, {now}"
+    )
+
+
 def _has_own_pool() -> bool:
+    from tfscale.bridge.tensorflow import uses_onednn  # loads TensorFlow
+
     return platform.machine() == "x86_64" and uses_onednn()
 
 

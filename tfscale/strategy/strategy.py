@@ -39,7 +39,7 @@ from tfscale.exchange.reducer import Reducer
 from tfscale.exchange.tensorflow_exchange import TensorFlowExchange
 from tfscale.exchange.trial import Trials
 from tfscale.launch.local import ALL_BARS
-from tfscale.ops import xla
+from tfscale.ops import memory, xla
 from tfscale.ops.group import (
     DEFAULT_JOIN_TIMEOUT,
     DEFAULT_SLOW_AFTER,
@@ -423,10 +423,10 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         """
         exchange = self.extended.exchange
         every = [row for reducer in self.reducers for row in rows(reducer)]
-        if self.rounds is None:
-            return Explanation(every, exchange.ranks, exchange.ways())
-        told = {"rounds": self.rounds.words(), "title": self.rounds.title}
-        every += self.rounds.sent_by_rules()
+        told = {"memory": memory.words()} if self.extended.trains_on_cpus else {}
+        if self.rounds is not None:
+            told |= {"rounds": self.rounds.words(), "title": self.rounds.title}
+            every += self.rounds.sent_by_rules()
         return Explanation(every, exchange.ranks, exchange.ways(), **told)
 
     def dump(self, path: str | Path) -> None:
