@@ -84,7 +84,7 @@ def simulated(rule, make_training):
 
 def mixing(replicas, steps, rounds, **how):
     end = simulation.mix(rounds, **how)
-    return Training(replicas, of_steps(steps), end, simulation.take_mean_by_mass)
+    return Training(replicas, of_steps(steps), end, simulation.take_mean)
 
 
 def as_bf16(x):
@@ -101,10 +101,9 @@ def neighbours(replicas):
     return sorted(near)
 
 
-def out_and_in(replicas):
-    """The first sends to all others, and then they to it: others count less than the first."""
-    out = [(0, r) for r in range(1, replicas)]
-    return [out, [(b, a) for a, b in out]]
+def there_and_back(replicas):
+    there = [(r, (r + 1) % replicas) for r in range(replicas)]
+    return [there, [(receiver, sender) for sender, receiver in there]]
 
 
 NUMBERS = {
@@ -158,7 +157,7 @@ NUMBERS = {
         lambda: sync.Gossip(2, "random", seed=7), lambda p: mixing(p, 2, random_graph(p, 7))
     ),
     "gossip_by_an_own_graph": simulated(
-        lambda: sync.Gossip(2, out_and_in), lambda p: mixing(p, 2, out_and_in(p))
+        lambda: sync.Gossip(2, there_and_back), lambda p: mixing(p, 2, there_and_back(p))
     ),
 }
 
@@ -307,7 +306,7 @@ def outside_of_replicas(make, folder):
         sync.LocalSGD(4): simulation.take_mean,
         sync.ElasticAveraging(4, 0.2): None,
         sync.Gossip(4): simulation.mix(powers_of_two(p)),
-        sync.Gossip(4, out_and_in): simulation.mix(out_and_in(p)),
+        sync.Gossip(4, there_and_back): simulation.mix(there_and_back(p)),
     }
     for rule, end in steps.items():
         strategy = make(rule)
@@ -321,7 +320,7 @@ def outside_of_replicas(make, folder):
             training.step(x[rows], y[rows])
             if step == 3:
                 training.end(training)
-        expected = simulation.mean_by_mass(training) if end else training.centre
+        expected = training.mean() if end else training.centre
         before, found, loss, guess, shown = middle.seen
         first = strategy.extended.first_rank
         for own, simulated in zip(before, training.weights[first:]):
@@ -358,7 +357,7 @@ def assigned_in_the_middle(make, folder):
         sync.LocalSGD(100),
         sync.DiLoCo(100),
         sync.ElasticAveraging(100, 0.2),
-        sync.Gossip(2, out_and_in),
+        sync.Gossip(2, there_and_back),
     )
     for rule in rules:
         model = regression(make(rule), lambda: keras.optimizers.SGD(0.0))
@@ -857,7 +856,7 @@ def saved_by_one_worker(make, folder):
 
     x, y = simulation.problem()
     middle, own = folder / "middle.weights.h5", folder / "own.weights.h5"
-    rules = (sync.DiLoCo(4), STREAM, sync.ElasticAveraging(4, 0.2), sync.Gossip(2, out_and_in))
+    rules = (sync.DiLoCo(4), STREAM, sync.ElasticAveraging(4, 0.2), sync.Gossip(2, there_and_back))
     for rule in rules:
         model = regression(make(rule))
         fit(model, callbacks=[Middle(lambda model: model.save_weights(middle), 6)])
@@ -940,10 +939,10 @@ def centre_in_shards(make, folder):
 
 
 def gossip_taken_up_again(make, folder):
-    """From the mean, with the mixture whose turn it is, and all counting as much again."""
+    """Training goes on from the mean, with the mixture whose turn it is."""
 
     def rule():
-        return sync.Gossip(2, out_and_in)
+        return sync.Gossip(2, there_and_back)
 
     model, file = regression(make(rule())), str(folder / "model.keras")
     with pytest.raises(InterruptedError):
@@ -954,13 +953,11 @@ def gossip_taken_up_again(make, folder):
     fit(model)
 
     p = replicas(strategy)
-    training = on(strategy, Training(p, of_steps(2), simulation.mix(out_and_in(p))))
+    training = on(strategy, Training(p, of_steps(2), simulation.mix(there_and_back(p))))
     x, y = simulation.problem()
     for step in range(16):
         if step == 7:
-            simulation.take_mean_by_mass(training)
-            training.starts = [list(own) for own in training.weights]
-            training.masses = [1.0] * p
+            simulation.take_mean(training)
             means = [np.mean(parts, 0) for parts in zip(*(one.kept for one in training.inner))]
             for one in training.inner:
                 one.kept = [m.copy() for m in means]
@@ -968,7 +965,7 @@ def gossip_taken_up_again(make, folder):
         training.step(x[rows][:BATCH], y[rows][:BATCH])
         if step % 2:
             training.end(training)
-    simulation.take_mean_by_mass(training)
+    simulation.take_mean(training)
     same(model, training.mean(), atol=3e-6)
 
 
@@ -977,7 +974,7 @@ def gossip_of_strangers(make, folder):
     for rule, how, fitted in (
         (sync.Gossip(), {}, {"validation_split": 0.2}),
         (sync.Gossip(3, "random", seed=2), {"run_eagerly": True}, {}),
-        (sync.Gossip(3, out_and_in), {"steps_per_execution": 2}, {"validation_split": 0.2}),
+        (sync.Gossip(3, there_and_back), {"steps_per_execution": 2}, {"validation_split": 0.2}),
     ):
         model = with_much_to_say(strategy := make(rule), **how)
         losses = fit(model, 2, samples=65, **fitted).history["loss"]

@@ -69,8 +69,7 @@ class Training:
         self.replicas, self.steps, self.end, self.settle = replicas, steps, end, settle
         self.workers = 1
         self.after_step = lambda training, position: None
-        self.rounds, self.masses = 0, [1.0] * replicas
-        self.starts = [list(own) for own in self.weights]
+        self.rounds = 0
         self.devices = devices
 
     def mean(self):
@@ -218,14 +217,8 @@ def elastic(alpha):
     return end
 
 
-def counted(training):
-    """What each replica's weights add to the sum that push-sum keeps."""
-    every = zip(training.weights, training.starts, training.masses)
-    return [[m * began + (w - began) for w, began in zip(own, start)] for own, start, m in every]
-
-
 def mix(rounds, rounded=lambda x: x):
-    """Each round's shares by its pairs (sender, receiver), in turn: push-sum for any graph.
+    """Each round's equal shares by its pairs (sender, receiver), in turn.
 
     A sender keeps what rounding takes from those to whom it sends.
     """
@@ -233,31 +226,18 @@ def mix(rounds, rounded=lambda x: x):
     def end(training):
         p, pairs = training.replicas, rounds[training.rounds % len(rounds)]
         sent = [sum(s == r for s, _ in pairs) for r in range(p)]
-        shares = [1 / (1 + count) for count in sent]
-        given = counted(training)
-        those = [[r, *(s for s, receiver in pairs if receiver == r)] for r in range(p)]
-        masses = [sum(shares[s] * training.masses[s] for s in those[r]) for r in range(p)]
-        own = [[shares[r] * x for x in given[r]] for r in range(p)]
+        those = [[s for s, receiver in pairs if receiver == r] for r in range(p)]
+        own = [[x / (1 + sent[r]) for x in training.weights[r]] for r in range(p)]
         theirs = [[rounded(x) for x in parts] for parts in own]
 
         def mixed(r, i):
             kept = own[r][i] + sent[r] * (own[r][i] - theirs[r][i])
-            return np.sum([kept, *(theirs[s][i] for s in those[r][1:])], 0) / masses[r]
+            return np.sum([kept, *(theirs[s][i] for s in those[r])], 0)
 
         training.weights = [[mixed(r, i) for i in range(len(own[r]))] for r in range(p)]
-        training.masses, training.starts = masses, [list(own) for own in training.weights]
         training.rounds += 1
 
     return end
-
-
-def mean_by_mass(training):
-    return [np.mean(parts, 0) for parts in zip(*counted(training), strict=True)]
-
-
-def take_mean_by_mass(training):
-    mean = mean_by_mass(training)
-    training.weights = [mean for _ in training.weights]
 
 
 def take_centre(training):

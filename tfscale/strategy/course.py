@@ -111,8 +111,6 @@ class Course:
         here = self._here()
         when(here.marks.shown.read(), here.put_back)
         when(here.steps.read_value() != here.count(), here.begin_anew)
-        if here.marks.began:
-            when(here.agree, here.weigh)
         if self.rule.keeps:
             when(self._begins(here), lambda: self._by_rule(self.rule.begin, here))
         return True if not self.rule.start else here.rounds.read_value() > 0
@@ -204,9 +202,7 @@ class Course:
         self._prepare()
         replica = self._replica()
         if replica not in self.marks:
-            weighs = self.rule.weighs(self.reducer.exchange.ranks)
-            weighed = self.weights if weighs else ()
-            self.marks[replica] = Marks(self.variables, weighed, replica)
+            self.marks[replica] = Marks(self.variables, replica)
             self.marks[replica].goes_on.assign(self._goes_on)
         return ReplicaRound(self, replica, self.marks[replica])
 
@@ -326,13 +322,10 @@ class Course:
             kept = self._kept(name, variable)
             if kept is not None:
                 kept.assign(tf.cast(variable.values[0].read_value(), kept.dtype))
-        place = self.place_of_trained(variable)
-        if place is None:
+        if self.place_of_trained(variable) is None:
             return
-        for replica, marks in self.marks.items():
-            marks.in_flight.assign(NONE)  # the way does not begin where weights are now
-            if marks.began:
-                marks.began[place].assign(variable.values[replica].read_value())
+        for marks in self.marks.values():
+            marks.in_flight.assign(NONE)  # the update that travels starts from older weights
 
     def place_of_trained(self, variable: Any) -> int | None:
         """Where a variable stands among the weights that are trained; None if it is none."""

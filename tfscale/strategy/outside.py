@@ -49,13 +49,7 @@ class Outside:
 
     def _mean_of(self, variable: LocalWeight) -> tf.Tensor:
         strategy = variable.distribute_strategy
-        place = self._course.place_of_trained(variable)
-        parts = PerReplica(
-            tuple(
-                self._marks[replica].counted(place, v.read_value())
-                for replica, v in enumerate(variable.values)
-            )
-        )
+        parts = PerReplica(tuple(v.read_value() for v in variable.values))
         total = strategy.reduce("SUM", parts, axis=None)
         return total / tf.cast(strategy.extended._num_replicas_in_sync, total.dtype)
 

@@ -50,20 +50,16 @@ class Marks:
         waited: seconds, for what travelled while steps were made.
         took: seconds that it travelled.
         drift: how far the weights were from the mean, at the last agreement.
-        mass: how much the replica's weights count; only if ``began`` is not empty.
-        began: where they were at the round's beginning, one for each that is trained; if the rule
-            weighs replicas, else none.
     """
 
-    def __init__(self, variables: Sequence[Any], weighed: Sequence[Any], replica: int) -> None:
+    def __init__(self, variables: Sequence[Any], replica: int) -> None:
         own = [variable.values[replica] for variable in variables]
         with tf.init_scope():
             self.aside = [_cell(v) for v in own]
-            self.began = [_cell(v.values[replica]) for v in weighed]
             with tf.device(host_of(own[0].device)):
                 flags = [Cell(tf.bool) for _ in range(4)]
                 self.apart, self.spread, self.goes_on, self.shown = flags
-                self.drift, self.mass = Cell(tf.float32), Cell(tf.float32)
+                self.drift = Cell(tf.float32)
                 self.drift.assign(0.0)
                 self.waited, self.took = Cell(tf.float64), Cell(tf.float64)
                 self.waited.assign(0.0)
@@ -72,20 +68,6 @@ class Marks:
                 self.in_flight.assign(NONE)
                 for flag in flags:
                     flag.assign(False)
-
-    def counted(self, place: int | None, value: tf.Tensor) -> tf.Tensor:
-        """What a weight adds to the sum over replicas that push-sum keeps.
-
-        That is where the round began by the replica's mass, and the whole way since then.
-
-        Args:
-            place: among those that are trained; None for what nobody weighs.
-            value: of it now.
-        """
-        if place is None or not self.began:
-            return value
-        began = tf.ensure_shape(self.began[place].read(), value.shape)
-        return tf.cast(self.mass.read(), value.dtype) * began + (value - began)
 
     def diverge(self, alone: Any) -> None:
         """A step has been made, alone or not."""
@@ -97,11 +79,9 @@ class Marks:
         self.apart.assign(not rule.agrees)
 
     def free(self) -> None:
-        """Outside of replicas, when training ends: nothing that was put aside is needed, and the
-        next step notes anew where its round begins.
-        """
+        """Free the weights that were put aside, outside of replicas, when training ends."""
         self.shown.assign(False)
-        for cell in [*self.aside, *self.began]:
+        for cell in self.aside:
             cell.clear()
 
     def agree(self) -> None:
@@ -252,49 +232,17 @@ class ReplicaRound:
         if self._course.group is not None:
             raise ValueError(MIXES_REPLICAS.format(f"sync={self._course.rule!r}"))
         self._course.mixtures, self._course.mixed_on = list(mixtures), wire
-        weighs = not all(map(is_doubly_stochastic, mixtures))
-        given = self._weighed(values) if weighs else list(values)
-        turn = tf.cast(self.rounds.read_value(), tf.int32) % len(mixtures)
-        mixed = list(
-            tf.switch_case(
-                turn, [functools.partial(self._mixed, given, one, wire) for one in mixtures]
+        if not all(map(is_doubly_stochastic, mixtures)):
+            raise ValueError(
+                f"sync={self._course.rule!r} mixes by a mixture that is not doubly stochastic, "
+                "which would change the mean of all weights. Let each replica send to as many as "
+                "send to it"
             )
-        )
-        if weighs:
-            mixed = self._unweighed(mixed)
+        turn = tf.cast(self.rounds.read_value(), tf.int32) % len(mixtures)
+        every = [functools.partial(self._mixed, list(values), one, wire) for one in mixtures]
+        mixed = list(tf.switch_case(turn, every))
         self._note_drift(values, mixed)
         return mixed
-
-    @property
-    def mass(self) -> tf.Tensor:
-        return self.marks.mass.read() if self.marks.began else tf.constant(1.0)
-
-    def weigh(self) -> None:
-        """All replicas have the same weights, and so each counts as much."""
-        self.marks.mass.assign(1.0)
-        self._begin_from([weight.read_value() for weight in self.weights])
-
-    def _begin_from(self, values: Sequence[tf.Tensor]) -> None:
-        for cell, value in zip(self.marks.began, values, strict=True):
-            cell.assign(value)
-
-    def _weighed(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """What push-sum mixes."""
-        rule = self._course.rule
-        if not self.marks.began:
-            raise ValueError(
-                f"sync={rule!r} mixes by a mixture that is not doubly stochastic, and its weighs() "
-                "says that it does not. Return True there"
-            )
-        given = [self.marks.counted(place, value) for place, value in enumerate(values)]
-        return [*given, self.mass]
-
-    def _unweighed(self, mixed: list[tf.Tensor]) -> list[tf.Tensor]:
-        *totals, mass = mixed
-        self.marks.mass.assign(mass)
-        values = [total / tf.cast(mass, total.dtype) for total in totals]
-        self._begin_from(values)
-        return values
 
     def _mixed(self, values: list[tf.Tensor], mixture: Schedule, wire: str) -> list[tf.Tensor]:
         exchange, seed = self._exchange, self.rounds.read_value()
@@ -313,11 +261,8 @@ class ReplicaRound:
     def average(self, variables: Sequence[Any], what: str) -> None:
         """Make these the means over all replicas."""
         own = [v.values[self.replica] for v in variables]
-        counted = [
-            self.marks.counted(self._course.place_of_trained(v), one.read_value())
-            for v, one in zip(variables, own, strict=True)
-        ]
-        for variable, mean in zip(own, self._means(counted, what), strict=True):
+        values = [variable.read_value() for variable in own]
+        for variable, mean in zip(own, self._means(values, what), strict=True):
             variable.assign(mean)
 
     def _means(self, own: list[tf.Tensor], what: str) -> list[tf.Tensor]:

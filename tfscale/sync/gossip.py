@@ -6,8 +6,6 @@ import dataclasses
 import functools
 from typing import Any
 
-import tensorflow as tf
-
 from tfscale import arguments
 from tfscale.collectives import Schedule, is_doubly_stochastic
 from tfscale.collectives import mixtures as mixtures_of
@@ -36,22 +34,12 @@ class Gossip(Rule):
 
     what rounding takes from others the sender keeps, so the mean stays what it is.
 
-    Where rows do not sum to 1, as in a graph of your own, a mass :math:`m_r` travels with the
-    weights, 1 at first (push-sum). With :math:`w^0_r`, where the round began,
-
-    .. math::
-        x_r = m_r w^0_r + (w_r - w^0_r), \quad m_r \leftarrow \sum_s M_{rs} m_s, \quad
-        w_r \leftarrow \frac{1}{m_r} \sum_s M_{rs} x_s,
-
-    so that each replica's steps count as much as any other's. It takes one more copy of the
-    weights.
-
     Args:
         every: H; or a ``Period``.
         topology: ``"exponential"``: one message a round, to the replica that is 1, 2, 4, ... after
             it in turn; ``"ring"``: to both neighbours; ``"random"``: pairs that are drawn anew for
             each round; or a function from the number of replicas to a list of rounds, each a list
-            of pairs (sender, receiver).
+            of pairs (sender, receiver), in which each replica sends to as many as send to it.
         seed: for ``"random"``: which pairs are drawn.
         wire: the format in which weights are sent, such as ``"bf16"``. Replicas come no nearer to
             each other than its numbers are to the next ones.
@@ -59,8 +47,7 @@ class Gossip(Rule):
     Example:
         >>> strategy = tfscale.ScaleStrategy(sync=tfscale.sync.Gossip(every=1, topology="ring"))
 
-    Reference: Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms?", 2017;
-    Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", 2019.
+    Reference: Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms?", 2017.
     """
 
     every: int | Period = 1
@@ -84,36 +71,32 @@ class Gossip(Rule):
         )
 
     def mixtures(self, replicas: int) -> list[Schedule]:
-        """Those that take turns between so many replicas."""
+        """Return the mixtures that take turns between so many replicas."""
         made = vars(self).setdefault("_made", {})
         if replicas not in made:
             made[replicas] = mixtures_of(self.topology, replicas, self.seed)
         return list(made[replicas])
 
     def check(self, replicas: int) -> None:
-        """Refuse a topology that never brings some of them together, or rounds what it must not."""
-        if self.wire != LOSSLESS and self.weighs(replicas):
-            raise ValueError(
-                f"sync={self!r}: with {replicas} replicas the shares that some get do not sum to "
-                "1, so a number travels with the weights that must not be rounded. Leave wire "
-                "out, or take rounds in which each replica sends to as many as send to it"
-            )
-        self.mixtures(replicas)
-
-    def weighs(self, replicas: int) -> bool:
-        """Only by a function's mixtures."""
-        return not all(map(is_doubly_stochastic, self.mixtures(replicas)))
+        """Raise if the topology never brings some replicas together, or changes their mean."""
+        for number, mixture in enumerate(self.mixtures(replicas)):
+            if not is_doubly_stochastic(mixture):
+                raise ValueError(
+                    f"sync={self!r}: in round {number} of {replicas} replicas the shares that some "
+                    "replica gets do not sum to 1, so the mean of all weights would change. Return "
+                    "rounds in which each replica sends to as many as send to it"
+                )
 
     def end(self, round: Round) -> None:
-        """Take this round's mixture."""
+        """Replace the weights with this round's mixture."""
         values = [weight.read_value() for weight in round.weights]
         mixed = round.mix(values, self.mixtures(round.replicas), self.wire)
         for weight, value in zip(round.weights, mixed, strict=True):
             weight.assign(value)
 
     def settle(self, round: Round) -> None:
-        """All take the mean."""
-        values = [tf.cast(round.mass, w.dtype) * w.read_value() for w in round.weights]
+        """Replace the weights with their mean over all replicas."""
+        values = [weight.read_value() for weight in round.weights]
         for weight, mean in zip(round.weights, round.mean(values), strict=True):
             weight.assign(mean)
 

@@ -30,12 +30,6 @@ class Round(Protocol):
     weights: list[tf.Variable]
     replicas: int
 
-    @property
-    def mass(self) -> tf.Tensor:
-        """How much this replica's weights count in the mean of all: 1, but where mixtures are not
-        doubly stochastic.
-        """
-
     def kept(self, name: str) -> list[tf.Tensor]:
         """What was kept by that name for each weight, in its type: one of the rule's ``keeps``.
 
@@ -58,8 +52,8 @@ class Round(Protocol):
 
         Args:
             values: this replica's.
-            mixtures: of ``tfscale.collectives``. They take turns, round by round. If one is not
-                doubly stochastic, the rule must say so: see ``Rule.weighs``.
+            mixtures: of ``tfscale.collectives``, doubly stochastic, so that the mean over replicas
+                stays what it is. They take turns, round by round.
             wire: the format in which they are sent.
         """
 
@@ -160,13 +154,6 @@ class Rule:
 
     def check(self, replicas: int) -> None:
         """Refuse a number of replicas that the rule is not for."""
-
-    def weighs(self, replicas: int) -> bool:
-        """Whether it mixes by mixtures that are not doubly stochastic.
-
-        Then replicas remember how much each counts, and where its round began.
-        """
-        return False
 
     def begin(self, round: Round) -> None:
         """Called before a round's first step, if all replicas have the same weights then.
