@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tfscale.bench import rules, trainings
-from tfscale.bench.methods import checked_rule, rule_of
+from tfscale.bench.methods import checked_rule, rounds_of
 from tfscale.bench.rules import RULES, Plan, Run, orders
 from tfscale.bench.tasks import TASKS
 
@@ -40,7 +40,7 @@ def test_the_same_seed_gives_the_same_order():
 
 
 def test_rules_are_words():
-    every = [rule_of(rule).every for rule in RULES]
+    every = [rounds_of(rule).every for rule in RULES]
     assert every == [1, 4, 16, 64, 10, 50, 200, 50, 50, 10, 1, 16, 50]
     for wrong in ("DiLoCo", "DiLoCo(every=0)", "print(1)", "LocalSGD(8", "int8"):
         with pytest.raises(Exception, match="Say a rule"):

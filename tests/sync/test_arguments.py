@@ -58,7 +58,10 @@ class Forgets(sync.Rule):
         (lambda: sync.Gossip(1, [[(0, 1)]]), "a function from a number of ranks to a list"),
         (lambda: sync.Gossip(1, "random", seed=0.5), "seed is a whole number; got 0.5"),
         (lambda: sync.Gossip(1, wire="bf61"), "'bf61'.*bf16"),
-        (lambda: make(sync.Gossip(1, one_way)), "do not sum to 1, so the mean of all weights would"),
+        (
+            lambda: make(sync.Gossip(1, one_way)),
+            "do not sum to 1, so the mean of all weights would",
+        ),
         (lambda: make(sync.Gossip(1, lambda p: [[(0, 1)]])), "rank 0 hears of 1 of 2 ranks"),
         (lambda: make(sync.Gossip(1, lambda p: [[(0, 2)]])), "different ranks of 0..1, got"),
         (lambda: make(sync.Gossip(), wire="int8"), "none are: replicas send weights"),

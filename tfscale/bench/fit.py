@@ -187,7 +187,7 @@ class Bench:
             record.faults = statistics.mean(crew.ask(faults=1))
         if group[0].part == "rules":
             for record, crew, count in zip(records, crews, counts, strict=True):
-                rule = methods.rule_of(record.contestant)
+                rule = methods.rounds_of(record.contestant)
                 record.sent_per_step = max(crew.ask(sent=count)) / (count - rule.delay)
                 waited, took = max(crew.ask(behind=count))
                 record.hidden = 1 - waited / took if took else None
@@ -196,7 +196,7 @@ class Bench:
 
 def _steps_alone(rule: str) -> int:
     """And after which what the rule sends behind steps has come in."""
-    made = methods.rule_of(rule)
+    made = methods.rounds_of(rule)
     if not isinstance(made.every, int):
         raise ValueError(f"{rule}: every must be a number here")
     return made.every + made.delay

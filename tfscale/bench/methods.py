@@ -13,7 +13,7 @@ from tfscale.wires import WIRES
 
 if TYPE_CHECKING:
     from tfscale.compression import Method
-    from tfscale.sync import Rule
+    from tfscale.sync import Hierarchical, Rule
 
 NAMES = ("PowerSGD", "TopK", "RandomK", "Wire", "Staged", "Settled", "Adaptive")
 RULES = ("EveryStep", "LocalSGD", "DiLoCo", "ElasticAveraging", "Gossip", "Hierarchical")
@@ -40,7 +40,7 @@ def method_of(text: str) -> Method:
     return method
 
 
-def rule_of(text: str) -> Rule:
+def rule_of(text: str) -> Rule | Hierarchical:
     """A rule of when replicas agree, from its name and arguments as Python has them.
 
     Example:
@@ -50,10 +50,17 @@ def rule_of(text: str) -> Rule:
     from tfscale import sync  # imports TensorFlow
 
     with _explained(text, f"a rule, such as \"DiLoCo(100, wire='int8')\", of {', '.join(RULES)}"):
-        rule: Rule = _made(ast.parse(text, mode="eval").body, sync, RULES)
-        if not isinstance(rule, sync.Rule):
+        rule = _made(ast.parse(text, mode="eval").body, sync, RULES)
+        if not isinstance(rule, (sync.Rule, sync.Hierarchical)):
             raise ValueError("that is no rule")
     return rule
+
+
+def rounds_of(text: str) -> Rule:
+    """Return the rule by which rounds end: between groups, if the text says groups."""
+    from tfscale.sync.hierarchical import rule_of_rounds  # imports TensorFlow
+
+    return rule_of_rounds(rule_of(text))
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ from tfscale.bench.trainings import compare, perplexity, spread
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from tfscale.sync import Rule
+    from tfscale.sync import Hierarchical, Rule
 
 SHARES = ("mixed", "sorted")
 RULES = (
@@ -174,14 +174,16 @@ def check(arguments: argparse.Namespace) -> None:
                 f"--batch {arguments.batch} is of all replicas together, and {replicas} replicas "
                 "cannot have equal parts of it"
             )
+        from tfscale.sync.hierarchical import rule_of_rounds  # imports TensorFlow
+
         for rule in map(rule_of, arguments.rules):
             group = _group(rule, replicas)
             if replicas % group:
                 raise ValueError(f"{replicas} replicas cannot be groups of {group}: {rule}")
-            rule.check(replicas // group)
+            rule_of_rounds(rule).check(replicas // group)
 
 
-def _group(rule: Rule, replicas: int) -> int:
+def _group(rule: Rule | Hierarchical, replicas: int) -> int:
     """How many of them make each step together."""
     return min(replicas, getattr(rule, "group", 1) or replicas)
 

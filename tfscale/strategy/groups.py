@@ -94,7 +94,7 @@ def _workers_of_a_host(rule: Hierarchical, extended: Extended) -> int:
     return sizes.pop()
 
 
-def refuse_schedule(rule: Rule, algorithm: Algorithm, extended: Extended) -> None:
+def refuse_schedule(rule: Rule | Hierarchical, algorithm: Algorithm, extended: Extended) -> None:
     """Refuse a schedule, which is for one number of ranks, where there are two.
 
     Args:
@@ -126,7 +126,7 @@ def refuse_methods(rule: Hierarchical, policy: MethodPolicy) -> None:
             f"method={adaptive!r} chooses while it trains, and with sync={rule!r} each group would "
             "choose otherwise. Name the method that gradients are sent by within groups"
         )
-    draw = [one for one in rule.policy.methods if one.random and not isinstance(one, Wire)]
+    draw = [one for one in rule.outer.policy.methods if one.random and not isinstance(one, Wire)]
     if draw and any(one.random for one in policy.methods):
         raise ValueError(
             f"{draw[0]!r}, by which groups agree, and the method of the strategy, by which each "

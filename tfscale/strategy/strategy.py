@@ -65,6 +65,7 @@ from tfscale.strategy.groups import Groups, refuse_methods, refuse_schedule, siz
 from tfscale.strategy.own_losses import CHOICES, part_of_mean
 from tfscale.strategy.rounds import Rounds
 from tfscale.sync import EveryStep, Hierarchical, Rule
+from tfscale.sync.hierarchical import rule_of_rounds
 from tfscale.wires import LOSSLESS
 
 DEADLINE = 120.0
@@ -151,7 +152,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         devices: Sequence[str] | None = None,
         cluster_resolver: Any = None,
         *,
-        sync: Rule | None = None,
+        sync: Rule | Hierarchical | None = None,
         method: Method | Mapping[str, Method | str] | MethodPolicy | None = None,
         error_feedback: bool | None = None,
         bucket_bytes: int | str | None = None,
@@ -280,8 +281,9 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             no_trials = Trials(groups.exchange.schedules, enabled=False)
             self._sum_steps_by(groups.exchange, policy, bucket_bytes, no_trials)
         no_trials = Trials(exchange.schedules, enabled=False)  # of what is sent so seldom
-        of_weights = (self.sync.policy, bucket_bytes, no_trials, "weights", keeps_as)
-        self.rounds = Rounds(self, self.sync, Reducer(exchange, *of_weights), groups)
+        rule = rule_of_rounds(self.sync)
+        of_weights = (rule.policy, bucket_bytes, no_trials, "weights", keeps_as)
+        self.rounds = Rounds(self, rule, Reducer(exchange, *of_weights), groups)
 
     def _replicas_of_a_group(self, policy: MethodPolicy) -> int:
         """How many replicas make each step together, where groups of them do; else 1."""
@@ -471,6 +473,8 @@ def check(**given: Any) -> None:
 
 def _checked_rule(sync: Any, name: str) -> Any:
     expected = "a rule of tfscale.sync, such as tfscale.sync.DiLoCo(every=100), or None"
+    if isinstance(sync, Hierarchical):
+        return sync
     return arguments.instance(sync, name, Rule, expected)
 
 
@@ -544,7 +548,7 @@ def _say_who_trains(extended: Any) -> None:
     logging.getLogger("tfscale").info("ScaleStrategy: %d %s, on %s", replicas, word, where)
 
 
-def _rule(sync: Rule | None, **of_gradients: Any) -> Rule:
+def _rule(sync: Rule | Hierarchical | None, **of_gradients: Any) -> Rule | Hierarchical:
     """The rule, if it can be followed here.
 
     Args:
@@ -559,7 +563,7 @@ def _rule(sync: Rule | None, **of_gradients: Any) -> Rule:
             "after every step"
         )
     given = {name: value for name, value in of_gradients.items() if value is not None}
-    sums = sync.start or isinstance(sync, Hierarchical)
+    sums = isinstance(sync, Hierarchical) or sync.start
     if given and not sums:
         said = " and ".join(f"{name}={value!r}" for name, value in given.items())
         raise ValueError(

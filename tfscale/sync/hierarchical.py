@@ -3,36 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from tfscale import arguments
-from tfscale.compression.policy import MethodPolicy
 from tfscale.sync.diloco import DiLoCo
 from tfscale.sync.every_step import EveryStep
 from tfscale.sync.gossip import Gossip
 from tfscale.sync.period import checked_count
-from tfscale.sync.rule import Round, Rule
+from tfscale.sync.rule import Rule
 
 MIXES_REPLICAS = (
     "{} mixes single replicas, and those of a group must stay the same. Between groups use a rule "
     "that takes means, such as tfscale.sync.LocalSGD(8)"
 )
 
-_OF_OUTER = [
-    "every",
-    "delay",
-    "keeps",
-    "kept_weights",
-    "in_shards",
-    "reads_as",
-    "agrees",
-    "has_outer",
-]
+
+def rule_of_rounds(sync: Rule | Hierarchical) -> Rule:
+    """Return the rule by which rounds end: between groups, if there are groups."""
+    return sync.outer if isinstance(sync, Hierarchical) else sync
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Hierarchical(Rule):
-    r"""Every step within a group, such as the devices of a host; seldom between groups.
+class Hierarchical:
+    r"""Two rules: every step within a group, such as the devices of a host; seldom between groups.
 
     The replicas of a group make each step together, as one larger replica: their gradients, and
     the statistics of their batches, are summed over the group, so that its step is that of one
@@ -80,42 +72,12 @@ class Hierarchical(Rule):
             )
         if self.group is not None:
             checked_count(self.group, "group", what="a number of replicas")
-        for name in _OF_OUTER:
-            object.__setattr__(self, name, getattr(self.outer, name))
 
-    @property
-    def policy(self) -> MethodPolicy:
-        """By which methods ``Round.mean`` computes."""
-        return self.outer.policy
+    def __repr__(self) -> str:
+        """Return the settings that differ from their defaults."""
+        group = "" if self.group is None else f", group={self.group}"
+        return f"Hierarchical(outer={self.outer!r}{group})"
 
     def describe(self) -> str:
-        """All settings: workers whose descriptions differ do not train together."""
+        """Return all settings: workers whose descriptions differ do not train together."""
         return f"groups of {self.group}, {type(self.outer).__name__}: {self.outer.describe()}"
-
-    def table(self) -> list[int]:
-        """As the outer rule has it."""
-        return self.outer.table()
-
-    def make_outer(self) -> Any:
-        """The outer rule's optimizer."""
-        return self.outer.make_outer()
-
-    def check(self, replicas: int) -> None:
-        """Refuse so many groups, as the outer rule refuses so many replicas."""
-        self.outer.check(replicas)
-
-    def begin(self, round: Round) -> None:
-        """As the outer rule does."""
-        self.outer.begin(round)
-
-    def end(self, round: Round) -> None:
-        """As the outer rule does."""
-        self.outer.end(round)
-
-    def land(self, round: Round) -> None:
-        """As the outer rule does."""
-        self.outer.land(round)
-
-    def settle(self, round: Round) -> None:
-        """As the outer rule does."""
-        self.outer.settle(round)
