@@ -20,6 +20,7 @@ BENCHES = {
     "adaptive": "a method chosen live, and fixed ones, while links change",
     "memory": "the memory of training steps, with and without Recompute",
     "telemetry": "steps of fit, with and without telemetry",
+    "first": "what the first step of a fit costs: tracing",
     "epochs": "how long a fit of few steps with validation takes",
     "optimizers": "updates of LARS, LAMB and other optimizers",
     "learning": "how well optimizers learn with small, large and full batches",

@@ -42,7 +42,7 @@ from tensorflow.python.distribute.values import (
     SyncOnReadVariable,
 )
 from tensorflow.python.distribute.values_util import assign_on_device, mark_as_unsaveable
-from tensorflow.python.eager.context import eager_mode
+from tensorflow.python.eager.context import context, eager_mode
 from tensorflow.python.eager.imperative_grad import imperative_grad
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 from tensorflow.python.eager.polymorphic_function.tf_method_target import TfMethodTarget
@@ -82,6 +82,7 @@ __all__ = [
     "WorkerIteratorSpec",
     "assign_on_device",
     "autograph_artifact",
+    "context",
     "could_possibly_record",
     "eager_mode",
     "gradients_in_graph",
