@@ -71,6 +71,7 @@ class Gan(keras.Model):
         self.d_tracker = keras.metrics.Mean(name="d_loss")
         self.g_tracker = keras.metrics.Mean(name="g_loss")
         self.seed_generator = keras.random.SeedGenerator(1337)
+        self.built = True  # its layers are, and it has no call
 
     @property
     def metrics(self) -> list[Any]:

@@ -257,13 +257,21 @@ def checked_method(given: Method | str, name: str, *others: str) -> Method:
 
 def joined(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """Concatenate tensors to one vector."""
-    flat = [tf.reshape(x, [-1]) for x in tensors]
+    flat = [x if x.shape.rank == 1 else tf.reshape(x, [-1]) for x in tensors]
     return flat[0] if len(flat) == 1 else tf.concat(flat, 0)
 
 
 def separated(vector: tf.Tensor, like: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Split a vector into tensors: the inverse of ``joined``."""
-    if len(like) == 1:
-        return [tf.reshape(vector, tf.shape(like[0]))]
-    parts = tf.split(vector, [tf.size(x) for x in like])
-    return [tf.reshape(part, tf.shape(x)) for part, x in zip(parts, like)]
+    parts = [vector] if len(like) == 1 else tf.split(vector, _sizes(like))
+    return [_shaped(part, x) for part, x in zip(parts, like, strict=True)]
+
+
+def _sizes(tensors: Sequence[tf.Tensor]) -> list[Any]:
+    """Return the numbers of elements of tensors: as one constant, if the graph knows them."""
+    known = [x.shape.num_elements() for x in tensors]
+    return known if None not in known else [tf.size(x) for x in tensors]
+
+
+def _shaped(vector: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+    return vector if like.shape.rank == 1 else tf.reshape(vector, tf.shape(like))

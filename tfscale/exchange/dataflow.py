@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -13,6 +13,9 @@ _CALLS = {
     **dict.fromkeys(("If", "StatelessIf"), ("then_branch", "else_branch")),
     **dict.fromkeys(("While", "StatelessWhile"), ("body",)),
 }
+
+# How many tensors ``is_made_of`` looks at: what it is asked of is simple, if it is true.
+_SIMPLE = 100
 
 
 def gathered(
@@ -49,6 +52,29 @@ def gathered(
         return found[op]
 
     return [bits(tensor.op) for tensor in tensors]
+
+
+def is_made_of(tensor: tf.Tensor, known: Collection[Any], variable: tf.Tensor) -> bool:
+    """Whether a tensor is computed of constants, a variable and known tensors alone.
+
+    Args:
+        tensor: of the graph that is being traced.
+        known: references to tensors.
+        variable: its handle in that graph.
+    """
+    waiting, seen = [tensor], {tensor.ref()}
+    while waiting:
+        one = waiting.pop()
+        op = one.op
+        if one.ref() in known or op.type == "Const":
+            continue
+        if op.type == "ReadVariableOp" and op.inputs[0] is variable:
+            continue
+        if op.op_def.is_stateful or not op.inputs or len(seen) > _SIMPLE:
+            return False
+        waiting.extend(x for x in op.inputs if x.ref() not in seen)
+        seen.update(x.ref() for x in op.inputs)
+    return True
 
 
 def called_graphs(op: tf.Operation) -> list[tf.Graph]:

@@ -321,7 +321,7 @@ def common_arguments(
     at_random = wires.FORMATS[wire].rounds_at_random(with_residual=residual is not None)
     return {
         "communicator": communicator.handle,
-        "seed": tf.cast(seed, tf.int64),
+        "seed": tf.cast(seed, tf.int64) if tf.is_tensor(seed) else tf.constant(seed, tf.int64),
         **_bucket_attributes(bucket_id(name) if name else communicator.new_bucket(op)),
         "wire": wire,
         "stochastic": at_random if stochastic is None else stochastic,

@@ -46,8 +46,10 @@ class _Current(threading.local):
     reduced = False
     # Sums a window's gradients, where they are accumulated.
     window: Any = None
-    # Statistics that this replica has assigned, to be averaged: see variables.py.
+    # Statistics that this replica has assigned, to be averaged: see variables.py. Tensors that are
+    # the same on all replicas, of which statistics may be made that need not be.
     statistics: list[Any] | None = None
+    agreed: Any = ()
 
 
 current = _Current()

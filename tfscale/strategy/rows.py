@@ -28,17 +28,20 @@ class Rows:
         holders: how many replicas hold any.
         uniform: whether all tensors of the batch have as many rows, on every replica; None if
             there is one tensor only.
+
+    Attributes:
+        absent: whether this replica holds none. Each loss and gradient asks for it, so it is
+            computed once.
     """
 
     local: tf.Tensor
     total: tf.Tensor
     holders: tf.Tensor
     uniform: tf.Tensor | None = None
+    absent: tf.Tensor = dataclasses.field(init=False)
 
-    @property
-    def absent(self) -> tf.Tensor:
-        """Whether this replica holds none."""
-        return tf.equal(self.local, 0)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "absent", tf.equal(self.local, 0))
 
     @property
     def nobody(self) -> tf.Tensor:

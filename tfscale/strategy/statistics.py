@@ -16,29 +16,65 @@ def moments(layer: Layer, inputs: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf
     """Mean and variance of the global batch, as batch normalization takes them of its own inputs.
 
     In two passes, since the mean of squares minus the square of the mean loses the more digits
-    the larger the mean is beside the deviation. That takes two exchanges; Keras makes three.
+    the larger the mean is beside the deviation. That takes two exchanges, and one for the gradient;
+    Keras makes three, and as many for gradients. A network may have hundreds of such layers, and
+    what an operation costs is to trace it: so there are few, and the gradient is written out.
     """
-    context, axes = tf.distribute.get_replica_context(), layer._reduction_axes
-    if mask is None:
-        held, count = (
-            inputs,
-            tf.cast(tf.reduce_prod(tf.gather(tf.shape(inputs), axes)), inputs.dtype),
-        )
-    else:
-        mask = tf.broadcast_to(mask[..., tf.newaxis], tf.shape(inputs))
-        held, count = _where(mask, inputs), tf.reduce_sum(tf.cast(mask, inputs.dtype), axes)
-    total, count = context.all_reduce("SUM", [tf.reduce_sum(held, axes), count])
+    axes = layer._reduction_axes
     if mask is not None:
-        count += keras.backend.epsilon()  # as Keras does
-    mean = tf.math.divide_no_nan(total, count)
-    channels = [-1 if i not in axes else 1 for i in range(inputs.shape.rank)]
-    squares = _where(mask, tf.square(inputs - tf.reshape(mean, channels)))
-    variance = context.all_reduce("SUM", tf.reduce_sum(squares, axes))
-    return mean, tf.math.divide_no_nan(variance, count)
+        mask = tf.cast(tf.broadcast_to(mask[..., tf.newaxis], tf.shape(inputs)), tf.bool)
+
+    def along_channels(x: tf.Tensor) -> tf.Tensor:
+        if axes == [*range(inputs.shape.rank - 1)]:  # as broadcasting does
+            return x
+        return tf.reshape(x, [1 if i in axes else -1 for i in range(inputs.shape.rank)])
+
+    @tf.custom_gradient
+    def of_all(x: tf.Tensor) -> Any:
+        total, count = _total_and_count(x, mask, axes)
+        mean = tf.math.divide_no_nan(total, count)
+        squares = _where(mask, tf.math.squared_difference(x, along_channels(mean)))
+        variance = tf.math.divide_no_nan(_sum(tf.reduce_sum(squares, axes)), count)
+
+        def gradient(of_mean: tf.Tensor, of_variance: tf.Tensor) -> tf.Tensor:
+            # Deviations from the mean add up to 0, so variance does not change with the mean.
+            context = tf.distribute.get_replica_context()
+            both = context.all_reduce("SUM", tf.concat([of_mean, of_variance], 0))
+            of_mean, of_variance = tf.split(both, 2)
+            each = tf.math.reciprocal_no_nan(count)
+            slope = along_channels(2 * each * of_variance)
+            # For second derivatives the mean must be that which has this gradient.
+            deviation = inputs - along_channels(found[0])
+            return _where(mask, along_channels(each * of_mean) + slope * deviation)
+
+        return (mean, variance), gradient
+
+    found: tuple[tf.Tensor, tf.Tensor] = of_all(inputs)
+    if current.alone is False:
+        current.agreed.update(x.ref() for x in found if not tf.executing_eagerly())
+    return found
+
+
+def _total_and_count(x: tf.Tensor, mask: tf.Tensor | None, axes: list[int]) -> list[tf.Tensor]:
+    """Return, for each channel, what all replicas' numbers add up to, and how many there are."""
+    total = tf.reduce_sum(_where(mask, x), axes)
+    if mask is None:
+        channels = total.shape.num_elements()
+        count = tf.cast(tf.reshape(tf.size(x) // channels, [1]), x.dtype)
+        total, count = tf.split(_sum(tf.concat([total, count], 0)), [channels, 1])
+        return [total, count]
+    count = tf.reduce_sum(tf.cast(mask, x.dtype), axes)
+    total, count = tf.split(_sum(tf.concat([total, count], 0)), 2)
+    return [total, count + keras.backend.epsilon()]  # as Keras does
+
+
+def _sum(x: tf.Tensor) -> tf.Tensor:
+    """Sum over replicas; gradients are the caller's business."""
+    return tf.distribute.get_strategy().extended._replica_ctx_all_reduce("SUM", x)
 
 
 def _where(mask: tf.Tensor | None, values: tf.Tensor) -> tf.Tensor:
-    return values if mask is None else tf.where(tf.cast(mask, tf.bool), values, 0)
+    return values if mask is None else tf.where(mask, values, 0)
 
 
 def average(variables: list[Any], share: Share) -> None:

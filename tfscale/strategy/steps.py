@@ -78,6 +78,7 @@ def step_of_replica(strategy: ScaleStrategy, step: ModelStep, fn: Callable[..., 
             "scaled": set(),
             "results": {},
             "looked": False,
+            "agreed": set(),
         }
         known |= {"batch": data, "batch_ops": _operations(data), "origins": {}}
         changed: list[Any] = []

@@ -94,12 +94,19 @@ def _made_by_one_replica(value: Any) -> bool:
 class Statistic(Weight):
     """Float state that a step derives from its data: averaged over replicas.
 
-    Batch normalization's moving mean is an example. To get another rule, give the variable
-    an ``aggregation`` of its own.
+    Batch normalization's moving mean is an example, where it is not synchronized. To get another
+    rule, give the variable an ``aggregation`` of its own.
     """
 
     def _differs(self, value: Any) -> bool:
-        return True
+        return not self._is_agreed(value)
+
+    def _is_agreed(self, value: Any) -> bool:
+        """Whether all it is made of is its own value and what is the same on all replicas."""
+        if not current.agreed or not isinstance(value, tf.Tensor):
+            return False
+        own = value.graph.capture(self._get_on_device_or_primary().handle)
+        return dataflow.is_made_of(value, current.agreed, own)
 
 
 class SampleState(Weight):
