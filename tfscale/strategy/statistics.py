@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfscale.bridge.protocols import Layer
 from tfscale.strategy.current import current, during
-from tfscale.strategy.share import Share
+from tfscale.strategy.share import Share, is_scaled
 
 
 def moments(layer: Layer, inputs: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
@@ -38,8 +38,7 @@ def moments(layer: Layer, inputs: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf
 
         def gradient(of_mean: tf.Tensor, of_variance: tf.Tensor) -> tf.Tensor:
             # Deviations from the mean add up to 0, so variance does not change with the mean.
-            context = tf.distribute.get_replica_context()
-            both = context.all_reduce("SUM", tf.concat([of_mean, of_variance], 0))
+            both = _sum_of_gradients(tf.concat([of_mean, of_variance], 0))
             of_mean, of_variance = tf.split(both, 2)
             each = tf.math.reciprocal_no_nan(count)
             slope = along_channels(2 * each * of_variance)
@@ -66,6 +65,26 @@ def _total_and_count(x: tf.Tensor, mask: tf.Tensor | None, axes: list[int]) -> l
     count = tf.reduce_sum(tf.cast(mask, x.dtype), axes)
     total, count = tf.split(_sum(tf.concat([total, count], 0)), 2)
     return [total, count + keras.backend.epsilon()]  # as Keras does
+
+
+def _sum_of_gradients(gradients: tf.Tensor) -> tf.Tensor:
+    """Sum over replicas what ``own_losses.summed_backwards`` weights, if it must be.
+
+    Second derivatives are those of a number that all replicas add up to, and where the first ones
+    are parts already, nothing of them is to be weighted again.
+    """
+    own = current.own and not is_scaled(gradients)
+
+    @tf.custom_gradient
+    def summed(x: tf.Tensor) -> Any:
+        def gradient(of_sum: tf.Tensor) -> tf.Tensor:
+            with during(own=own):
+                return tf.distribute.get_replica_context().all_reduce("SUM", of_sum)
+
+        return _sum(x), gradient
+
+    total: tf.Tensor = summed(gradients)
+    return total
 
 
 def _sum(x: tf.Tensor) -> tf.Tensor:
