@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 Shapes = tuple[tuple[int, ...], ...]
-LATENT = 128
+LATENT = 100
 
 
 def resnet50() -> tuple[keras.Model, Shapes]:
@@ -37,40 +37,41 @@ def transformer(blocks: int = 12, width: int = 64, words: int = 16) -> tuple[ker
 
 
 class Gan(keras.Model):
-    """The program of Keras's guide "Customizing fit": two optimizers, and a step of its own."""
+    """The program of TensorFlow's DCGAN tutorial: two optimizers, and a step of its own."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.discriminator = keras.Sequential(
-            [
-                keras.Input((28, 28, 1)),
-                layers.Conv2D(64, 3, strides=2, padding="same"),
-                layers.LeakyReLU(negative_slope=0.2),
-                layers.Conv2D(128, 3, strides=2, padding="same"),
-                layers.LeakyReLU(negative_slope=0.2),
-                layers.GlobalMaxPooling2D(),
-                layers.Dense(1),
-            ]
-        )
         self.generator = keras.Sequential(
             [
                 keras.Input((LATENT,)),
-                layers.Dense(7 * 7 * 128),
+                layers.Dense(7 * 7 * 256, use_bias=False),
                 layers.BatchNormalization(),
-                layers.LeakyReLU(negative_slope=0.2),
-                layers.Reshape((7, 7, 128)),
-                layers.Conv2DTranspose(128, 4, strides=2, padding="same"),
+                layers.LeakyReLU(),
+                layers.Reshape((7, 7, 256)),
+                layers.Conv2DTranspose(128, 5, padding="same", use_bias=False),
                 layers.BatchNormalization(),
-                layers.LeakyReLU(negative_slope=0.2),
-                layers.Conv2DTranspose(128, 4, strides=2, padding="same"),
+                layers.LeakyReLU(),
+                layers.Conv2DTranspose(64, 5, strides=2, padding="same", use_bias=False),
                 layers.BatchNormalization(),
-                layers.LeakyReLU(negative_slope=0.2),
-                layers.Conv2D(1, 7, padding="same", activation="sigmoid"),
+                layers.LeakyReLU(),
+                layers.Conv2DTranspose(1, 5, strides=2, padding="same", activation="tanh"),
+            ]
+        )
+        self.discriminator = keras.Sequential(
+            [
+                keras.Input((28, 28, 1)),
+                layers.Conv2D(64, 5, strides=2, padding="same"),
+                layers.LeakyReLU(),
+                layers.Dropout(0.3),
+                layers.Conv2D(128, 5, strides=2, padding="same"),
+                layers.LeakyReLU(),
+                layers.Dropout(0.3),
+                layers.Flatten(),
+                layers.Dense(1),
             ]
         )
         self.d_tracker = keras.metrics.Mean(name="d_loss")
         self.g_tracker = keras.metrics.Mean(name="g_loss")
-        self.seed_generator = keras.random.SeedGenerator(1337)
         self.built = True  # its layers are, and it has no call
 
     @property
@@ -79,37 +80,40 @@ class Gan(keras.Model):
 
     def compile(self, d_optimizer: Any, g_optimizer: Any, loss_fn: Any) -> None:
         """Take two optimizers and one loss."""
-        super().compile(jit_compile=False)
+        super().compile()
         self.d_optimizer, self.g_optimizer, self.loss_fn = d_optimizer, g_optimizer, loss_fn
+        # MirroredStrategy cannot make an optimizer's variables in a step.
+        d_optimizer.build(self.discriminator.trainable_weights)
+        g_optimizer.build(self.generator.trainable_weights)
 
     def train_step(self, data: Any) -> dict[str, Any]:
-        """Train the discriminator, then the generator."""
-        real = data[0] if isinstance(data, tuple) else data
-        rows = ops.shape(real)[0]
-        noise = keras.random.normal((rows, LATENT), seed=self.seed_generator)
-        both = ops.concatenate([self.generator(noise, training=True), real], axis=0)
-        labels = ops.concatenate([ops.ones((rows, 1)), ops.zeros((rows, 1))], axis=0)
-        with tf.GradientTape() as tape:
-            d_loss = self.loss_fn(labels, self.discriminator(both, training=True))
-        weights = self.discriminator.trainable_weights
-        self.d_optimizer.apply_gradients(zip(tape.gradient(d_loss, weights), weights, strict=True))
-        noise = keras.random.normal((rows, LATENT), seed=self.seed_generator)
-        with tf.GradientTape() as tape:
-            forged = self.discriminator(self.generator(noise, training=True), training=True)
-            g_loss = self.loss_fn(ops.zeros((rows, 1)), forged)
-        weights = self.generator.trainable_weights
-        self.g_optimizer.apply_gradients(zip(tape.gradient(g_loss, weights), weights, strict=True))
+        """Train both by the same batch."""
+        images, noise = data
+        with tf.GradientTape() as g_tape, tf.GradientTape() as d_tape:
+            forged = self.generator(noise, training=True)
+            on_images = self.discriminator(images, training=True)
+            on_forged = self.discriminator(forged, training=True)
+            g_loss = self.loss_fn(ops.ones_like(on_forged), on_forged)
+            d_loss = self.loss_fn(ops.ones_like(on_images), on_images)
+            d_loss += self.loss_fn(ops.zeros_like(on_forged), on_forged)
+        for tape, loss, part, optimizer in (
+            (g_tape, g_loss, self.generator, self.g_optimizer),
+            (d_tape, d_loss, self.discriminator, self.d_optimizer),
+        ):
+            weights = part.trainable_weights
+            gradients = tape.gradient(loss, weights)
+            optimizer.apply_gradients(zip(gradients, weights, strict=True))
         self.d_tracker.update_state(d_loss)
         self.g_tracker.update_state(g_loss)
         return {"d_loss": self.d_tracker.result(), "g_loss": self.g_tracker.result()}
 
 
 def gan() -> tuple[keras.Model, Shapes]:
-    """Return the model of the guide, and the shape of a row of its data."""
+    """Return the model of the tutorial, and the shapes of a row of its data."""
     model = Gan()
     adams = [keras.optimizers.Adam(3e-4) for _ in range(2)]
     model.compile(*adams, keras.losses.BinaryCrossentropy(from_logits=True))
-    return model, ((28, 28, 1),)
+    return model, ((28, 28, 1), (LATENT,))
 
 
 MODELS: dict[str, Callable[[], tuple[keras.Model, Shapes]]] = {
