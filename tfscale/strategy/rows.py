@@ -18,6 +18,9 @@ from tfscale.exchange.exchange import can_exchange
 from tfscale.exchange.trial import Cell
 
 
+_SMALL = 4096  # elements
+
+
 @dataclasses.dataclass(frozen=True)
 class Rows:
     """Numbers of rows of a global batch, as one replica sees it.
@@ -32,6 +35,7 @@ class Rows:
     Attributes:
         absent: whether this replica holds none. Each loss and gradient asks for it, so it is
             computed once.
+        zeros: small constants, by graph, shape and type: as many layers ask for the same ones.
     """
 
     local: tf.Tensor
@@ -39,6 +43,7 @@ class Rows:
     holders: tf.Tensor
     uniform: tf.Tensor | None = None
     absent: tf.Tensor = dataclasses.field(init=False)
+    zeros: dict[Any, tf.Tensor] = dataclasses.field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "absent", tf.equal(self.local, 0))
@@ -52,7 +57,19 @@ class Rows:
         """The value, or zeros from a replica that holds no rows."""
         if isinstance(value, tf.IndexedSlices):
             return tf.IndexedSlices(self.counted(value.values), value.indices, value.dense_shape)
-        return tf.where(self.absent, tf.zeros_like(value), value)
+        return tf.where(self.absent, self._zeros_like(value), value)
+
+    def _zeros_like(self, value: Any) -> tf.Tensor:
+        if tf.executing_eagerly() or not tf.is_tensor(value):
+            return tf.zeros_like(value)
+        size = value.shape.num_elements()
+        if size is None or size > _SMALL:
+            return tf.zeros_like(value)
+        key = (tf.compat.v1.get_default_graph(), *value.shape, value.dtype)
+        if key not in self.zeros:
+            with tf.control_dependencies(None):
+                self.zeros[key] = tf.constant(0, value.dtype, value.shape)
+        return self.zeros[key]
 
     def kept(self, output: Any) -> Any:
         """What a model gives for a batch, without the row that is not this replica's."""
@@ -110,7 +127,8 @@ def _rows(x: Any) -> tf.Tensor:
 def _sum(tensors: list[Any]) -> list[Any]:
     if not tensors:
         return []
-    found: list[Any] = tf.distribute.get_replica_context().all_reduce("SUM", tensors)
+    extended = tf.distribute.get_strategy().extended
+    found: list[Any] = extended._replica_ctx_all_reduce("SUM", tensors)  # has no gradient
     return found
 
 
@@ -126,16 +144,16 @@ def _lent(tensors: list[Any], rows: Rows, replicas: int) -> list[Any]:
     shapes = _sum([tf.where(gives, tf.shape(x), tf.zeros_like(tf.shape(x))) for x in dense])
     blank = [tf.zeros(tf.concat([[1], s[1:]], 0), x.dtype) for x, s in zip(dense, shapes)]
     numbers = [i for i, x in enumerate(dense) if can_exchange(x.dtype)]
-    firsts = [tf.cond(gives, lambda i=i: dense[i][:1], lambda i=i: blank[i]) for i in numbers]
+    firsts = [tf.where(gives, tf.concat([dense[i], blank[i]], 0)[:1], blank[i]) for i in numbers]
     for i, first in zip(numbers, _sum(firsts), strict=True):
         blank[i] = first
 
-    lent = iter(blank)
+    lent, missing = iter(blank), tf.cast(rows.absent, tf.int32)
     return [
-        tf.cond(rows.absent, lambda row=row: row, lambda x=x: x)
-        for x, row in [
-            (x, next(lent) if isinstance(x, tf.Tensor) else _empty_row(x)) for x in tensors
-        ]
+        tf.concat([x, next(lent)[:missing]], 0)
+        if isinstance(x, tf.Tensor)
+        else tf.cond(rows.absent, lambda x=x: _empty_row(x), lambda x=x: x)
+        for x in tensors
     ]
 
 

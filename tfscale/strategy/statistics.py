@@ -39,12 +39,11 @@ def moments(layer: Layer, inputs: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf
         def gradient(of_mean: tf.Tensor, of_variance: tf.Tensor) -> tf.Tensor:
             # Deviations from the mean add up to 0, so variance does not change with the mean.
             both = _sum_of_gradients(tf.concat([of_mean, of_variance], 0))
-            of_mean, of_variance = tf.split(both, 2)
-            each = tf.math.reciprocal_no_nan(count)
-            slope = along_channels(2 * each * of_variance)
+            each = [tf.math.divide_no_nan(x, count) for x in tf.split(both, 2)]
             # For second derivatives the mean must be that which has this gradient.
             deviation = inputs - along_channels(found[0])
-            return _where(mask, along_channels(each * of_mean) + slope * deviation)
+            slope = along_channels(2 * each[1])
+            return _where(mask, along_channels(each[0]) + slope * deviation)
 
         return (mean, variance), gradient
 
