@@ -6,6 +6,9 @@ import difflib
 import sys
 from collections.abc import Iterable, Sequence
 
+# Names the file that ``tfscale launch --timeline`` asks each worker for.
+TIMELINE_VARIABLE = "TFSCALE_TIMELINE"
+
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> ValueError:
     """Return the error for a name that is not among the known ones."""

@@ -15,6 +15,7 @@ from tfscale import arguments
 from tfscale.bridge.output import keep_out_of_bar
 from tfscale.callbacks import progress
 from tfscale.exchange.explain import Row
+from tfscale.names import TIMELINE_VARIABLE
 from tfscale.ops.bucket import BucketId
 from tfscale.telemetry import report
 from tfscale.telemetry.engine_log import EngineLog, engine_log_of
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 _NOT_IN_BAR = {"communication_ms", "exposed_ms", "sent_mb", "saved_mb", *EFFICIENCIES}
 
 VERSION = 2  # version of the JSON lines
-# environment variable with the file that ``tfscale launch --timeline`` wants
-ASKED = "TFSCALE_TIMELINE"
 
 _TOO_SHORT = (
     "no timeline was written: it should begin after %d steps of fit, but fit made only %d. "
@@ -122,7 +121,7 @@ class Telemetry(keras.callbacks.Callback):
             arguments.optional(arguments.path, file, name)
         arguments.flag(progress, "progress")
         arguments.flag(errors, "errors")
-        timeline = timeline or os.environ.get(ASKED)
+        timeline = timeline or os.environ.get(TIMELINE_VARIABLE)
         self._paths = {"jsonl": jsonl, "tensorboard": tensorboard, "timeline": timeline}
         self._progress = progress
         self._given = batch

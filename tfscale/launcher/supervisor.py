@@ -25,6 +25,7 @@ from typing import IO, Any
 
 from tfscale.launch.local import held_ports
 from tfscale.launcher import machine, processes, protocol
+from tfscale.names import TIMELINE_VARIABLE
 from tfscale.version import __version__
 
 _LAST_OUTPUT = 1.0  # seconds to read the output of a worker's own children
@@ -142,7 +143,7 @@ class _Supervisor:
         given = {**order["environment"], **one["environment"]}
         environment = {**os.environ, **given, "TFSCALE_NOT_FIRST": str(mark)}
         if order["timeline"]:
-            environment["TFSCALE_TIMELINE"] = str(self._folder / f"timeline-{rank}.json")
+            environment[TIMELINE_VARIABLE] = str(self._folder / f"timeline-{rank}.json")
         cores = machine.part(machine.cores(), local, count) if order["bind"] else None
         try:
             environment.pop("TFSCALE_LOGICAL_CPUS", None)  # set by a launcher that started this one

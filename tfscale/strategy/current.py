@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+import types
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -17,10 +18,10 @@ class _Current(threading.local):
     own = False
     # What this replica holds of the global batch: see rows.py.
     rows: Any = None
-    # Its part of that batch, and the operations that give it; of which operations it is known
-    # whether one replica alone made them.
+    # Its part of that batch, and the operations that give its tensors, with the places of these;
+    # of which operations it is known whether one replica alone made them.
     batch: Any = ()
-    batch_ops: frozenset[Any] = frozenset()
+    batch_ops: Mapping[Any, int] = types.MappingProxyType({})
     origins: dict[Any, int] | None = None
     # What ``num_replicas_in_sync`` answers, if not the plain number: see share.py.
     count: Any = None

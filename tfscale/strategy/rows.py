@@ -9,14 +9,13 @@ counts nowhere: its share is 0, it adds nothing to any sum over replicas, and it
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfscale.exchange.exchange import can_exchange
 from tfscale.exchange.trial import Cell
-
 
 _SMALL = 4096  # elements
 
@@ -31,6 +30,7 @@ class Rows:
         holders: how many replicas hold any.
         uniform: whether all tensors of the batch have as many rows, on every replica; None if
             there is one tensor only.
+        of_others: how many rows this replica and all hold of each tensor but the first.
 
     Attributes:
         absent: whether this replica holds none. Each loss and gradient asks for it, so it is
@@ -42,6 +42,7 @@ class Rows:
     total: tf.Tensor
     holders: tf.Tensor
     uniform: tf.Tensor | None = None
+    of_others: Sequence[tuple[tf.Tensor, tf.Tensor]] = ()
     absent: tf.Tensor = dataclasses.field(init=False)
     zeros: dict[Any, tf.Tensor] = dataclasses.field(init=False, default_factory=dict)
 
@@ -97,22 +98,28 @@ def shared_out(
         spare: where it keeps a row of each dense tensor of earlier batches, if it may make this
             step alone: then it asks no other replica for one.
     """
-    tensors = [x for x in tf.nest.flatten(data) if _is_batch(x)]
+    tensors = [x for x in tf.nest.flatten(data) if is_batch(x)]
     local, *others = map(_rows, tensors)
-    differs = [tf.reduce_any([tf.not_equal(x, local) for x in others])] if others else []
-    told = [local, *(tf.cast(x, tf.int64) for x in (local > 0, *differs))]
-    total, holders, *differing = tf.unstack(_sum([tf.stack(told)])[0])
-    rows = Rows(local, total, holders, tf.equal(differing[0], 0) if others else None)
+    holds = tf.cast(local > 0, tf.int64)
+    told = [local, holds]
+    if others:
+        differs = tf.reduce_any(tf.not_equal(tf.stack(others), local))
+        others = [x * holds for x in others]
+        told += [tf.cast(differs, tf.int64), *others]
+    total, holders, *more = tf.unstack(_sum([tf.stack(told)])[0])
+    uniform = tf.equal(more[0], 0) if others else None
+    rows = Rows(local, total, holders, uniform, tuple(zip(others, more[1:], strict=True)))
     if spare is None:
         some_hold_none = tf.logical_and(holders > 0, holders < replicas)
         lent = tf.cond(some_hold_none, lambda: _lent(tensors, rows, replicas), lambda: tensors)
     else:
         lent = _own(tensors, rows, spare)
     given = iter([_of_known_shape(value, x) for value, x in zip(lent, tensors, strict=True)])
-    return rows, tf.nest.map_structure(lambda x: next(given) if _is_batch(x) else x, data)
+    return rows, tf.nest.map_structure(lambda x: next(given) if is_batch(x) else x, data)
 
 
-def _is_batch(x: Any) -> bool:
+def is_batch(x: Any) -> bool:
+    """Return whether a part of a step's data has rows."""
     return getattr(x, "shape", None) is not None
 
 

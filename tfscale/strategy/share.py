@@ -31,9 +31,18 @@ class Share:
         self._replicas = replicas
         self._local = local
         self._total = total
+        self._weights: dict[Any, tf.Tensor] = {}  # by graph and type
 
     def weight(self, dtype: tf.DType = tf.float32) -> tf.Tensor:
         """This replica's share; 0 where there is nothing to share."""
+        if tf.executing_eagerly():
+            return self._weight(dtype)
+        key = (tf.compat.v1.get_default_graph(), dtype)
+        if key not in self._weights:
+            self._weights[key] = self._weight(dtype)
+        return self._weights[key]
+
+    def _weight(self, dtype: tf.DType) -> tf.Tensor:
         # float16 would call 65,536 elements infinite.
         wide = dtype if dtype.size > 2 else tf.float32
         held = tf.math.divide_no_nan(tf.cast(self._local, wide), tf.cast(self._total, wide))
@@ -107,8 +116,11 @@ def _dtype(value: Any) -> tf.DType:
     return value.dtype if tf.is_tensor(value) else tf.float32
 
 
-# What is known of an operation in a step's graph, and of whatever is computed from it.
-SCALES, RESTORES, BATCH, RESIZES, TURNS = 1, 2, 4, 8, 16
+# What is known of an operation in a step's graph, and of whatever is computed from it. The bits
+# from ``_FIRST`` on say which tensors of the batch it depends on, the last one: of all others.
+SCALES, RESTORES, BATCH, RESIZES, TURNS, _FIRST = 1, 2, 4, 8, 16, 32
+_TOLD_APART = 16
+_ANY = ((1 << _TOLD_APART + 1) - 1) * _FIRST
 
 # Names of the operations that multiply by a replica's share, or divide by it.
 _SCALES = "tfscale_share"
@@ -158,9 +170,8 @@ def bits_of(tensor: tf.Tensor) -> int:
 
 def _bits_of_all(tensors: Sequence[tf.Tensor]) -> list[int]:
     def own(op: tf.Operation) -> int:
-        given = op in current.batch_ops or _is_argument(op)
         marks = marks_of(op) | _marks_within(op)
-        return marks | BATCH * given | RESIZES * _resizes(op) | TURNS * _turns(op)
+        return marks | _given(op) | RESIZES * _resizes(op) | TURNS * _turns(op)
 
     return dataflow.gathered(tensors, own, current.seen)
 
@@ -178,6 +189,13 @@ def _marks_within(op: tf.Operation) -> int:
         for inner in graph.get_operations():
             marks |= marks_of(inner) | _marks_within(inner)
     return marks
+
+
+def _given(op: tf.Operation) -> int:
+    """Return which tensor of the batch an operation gives, if it gives one."""
+    if op in current.batch_ops:
+        return BATCH | _FIRST << min(current.batch_ops[op], _TOLD_APART)
+    return (BATCH | _ANY) * _is_argument(op)
 
 
 def _is_argument(op: tf.Operation) -> bool:
@@ -236,11 +254,15 @@ def of_elements(x: tf.Tensor) -> Share:
     if tf.executing_eagerly():
         return of_rows
     several_unknown = x.shape.rank is None or [*x.shape].count(None) > 1
-    if several_unknown or bits_of(x) & RESIZES:
+    bits = bits_of(x)
+    if several_unknown or bits & RESIZES:
         return of_divisor(tf.size(x, tf.int64))
-    uniform = current.rows.uniform
-    if uniform is None:
+    uniform, of_others = current.rows.uniform, current.rows.of_others
+    if uniform is None or bits & _ANY == _FIRST:
         return of_rows
+    for place, held in enumerate(of_others[: _TOLD_APART - 1], 1):
+        if bits & _ANY == _FIRST << place:
+            return Share(int(of_rows), *held)
 
     def counted() -> tuple[tf.Tensor, tf.Tensor]:
         share = of_divisor(tf.size(x, tf.int64))

@@ -32,7 +32,7 @@ from tfscale.strategy import inexact, keras_losses, mates, own_losses, statistic
 from tfscale.strategy.applying import hooked
 from tfscale.strategy.building import refuse_foreign
 from tfscale.strategy.current import during
-from tfscale.strategy.rows import shared_out
+from tfscale.strategy.rows import is_batch, shared_out
 from tfscale.strategy.share import Share
 
 if TYPE_CHECKING:
@@ -97,10 +97,17 @@ def step_of_replica(strategy: ScaleStrategy, step: ModelStep, fn: Callable[..., 
     return _evaluating(strategy, model, part) if course is None else _in_a_round(course, part)
 
 
-def _operations(data: Any) -> frozenset[tf.Operation]:
-    """The operations that give the tensors of a batch; none eagerly."""
-    tensors = tf.nest.flatten(data, expand_composites=True)
-    return frozenset(x.op for x in tensors if tf.is_tensor(x) and not tf.executing_eagerly())
+def _operations(data: Any) -> dict[tf.Operation, int]:
+    """The operations that give the tensors of a batch, with the places of these; none eagerly."""
+    if tf.executing_eagerly():
+        return {}
+    whole = [x for x in tf.nest.flatten(data) if is_batch(x)]
+    return {
+        tensor.op: place
+        for place, one in enumerate(whole)
+        for tensor in tf.nest.flatten(one, expand_composites=True)
+        if tf.is_tensor(tensor)
+    }
 
 
 def _targets_of(own: bool) -> contextlib.AbstractContextManager[None]:

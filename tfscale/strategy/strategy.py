@@ -39,6 +39,7 @@ from tfscale.exchange.reducer import Reducer
 from tfscale.exchange.tensorflow_exchange import TensorFlowExchange
 from tfscale.exchange.trial import Trials
 from tfscale.launch.local import ALL_BARS
+from tfscale.names import TIMELINE_VARIABLE
 from tfscale.ops import memory, xla
 from tfscale.ops.group import (
     DEFAULT_JOIN_TIMEOUT,
@@ -453,11 +454,11 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
 def _say_if_no_timeline(callbacks: Sequence[Any]) -> None:
     """The launcher could say it at the end only, perhaps after days."""
+    if not os.environ.get(TIMELINE_VARIABLE):
+        return
     from tfscale.callbacks import telemetry
 
-    if os.environ.get(telemetry.ASKED) and not any(
-        isinstance(each, telemetry.Telemetry) for each in callbacks
-    ):
+    if not any(isinstance(each, telemetry.Telemetry) for each in callbacks):
         logging.getLogger("tfscale").warning(
             "tfscale launch --timeline asks for a timeline, and this fit records none: give it the "
             "callback tfscale.callbacks.Telemetry(), which records steps 10 to 12"
