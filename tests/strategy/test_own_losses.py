@@ -9,6 +9,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 from tests.strategy.twins import check_twins, two
+from tfscale import ScaleStrategy
 from tfscale.strategy import own_losses
 
 ROWS, BATCH = 33, 16  # a last batch of one row, and of 17 rows two replicas get 9 and 8
@@ -353,3 +354,39 @@ def test_a_step_without_any_gradient_is_refused_by_keras_in_its_own_words(scaled
 
     with pytest.raises(ValueError, match="No gradients provided for any variable"):
         step()
+
+
+class _OfTwo(keras.Model):
+    """Losses of two tensors of a batch, of which each has rows of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.loss_fn = layers.Dense(1), keras.losses.MeanSquaredError()
+        self.dense.build((None, 4))
+        self.built = True
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            a, b = map(self.dense, data)
+            loss = self.loss_fn(tf.ones_like(a), a) + 2 * self.loss_fn(tf.zeros_like(b), b)
+        weights = self.dense.trainable_weights
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("rows", [(9, 5), (8, 8), (4, 9)])
+def test_tensors_of_a_batch_may_have_rows_of_their_own(rows):
+    rng = np.random.default_rng(0)
+    batch = tuple(rng.standard_normal((count, 4), np.float32) for count in rows)
+
+    def fitted(strategy):
+        keras.utils.set_random_seed(0)
+        with strategy.scope():
+            model = _OfTwo()
+            model.compile(keras.optimizers.SGD(0.1))
+        losses = model.fit(tf.data.Dataset.from_tensors(batch).repeat(3), verbose=0).history["loss"]
+        return [*model.dense.get_weights(), losses]
+
+    strategies = tf.distribute.get_strategy(), ScaleStrategy(devices=["CPU:0", "CPU:1"])
+    for expected, found in zip(*map(fitted, strategies), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
