@@ -111,8 +111,11 @@ class Gan(keras.Model):
 def gan() -> tuple[keras.Model, Shapes]:
     """Return the model of the tutorial, and the shapes of a row of its data."""
     model = Gan()
-    adams = [keras.optimizers.Adam(3e-4) for _ in range(2)]
-    model.compile(*adams, keras.losses.BinaryCrossentropy(from_logits=True))
+    model.compile(
+        d_optimizer=keras.optimizers.Adam(3e-4),
+        g_optimizer=keras.optimizers.Adam(3e-4),
+        loss_fn=keras.losses.BinaryCrossentropy(from_logits=True),
+    )
     return model, ((28, 28, 1), (LATENT,))
 
 

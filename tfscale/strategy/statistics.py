@@ -20,7 +20,7 @@ def moments(layer: Layer, inputs: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf
     Keras makes three, and as many for gradients. A network may have hundreds of such layers, and
     what an operation costs is to trace it: so there are few, and the gradient is written out.
     """
-    axes = layer._reduction_axes
+    axes = [*layer._reduction_axes]
     if mask is not None:
         mask = tf.cast(tf.broadcast_to(mask[..., tf.newaxis], tf.shape(inputs)), tf.bool)
 
