@@ -9,7 +9,7 @@ from tfscale.bench import first
 
 # Operations of ours for each one of MirroredStrategy's, which say on every machine alike what
 # tracing costs. Ours synchronizes batch normalization and weights losses, MirroredStrategy neither.
-MOST = {"resnet50": 0.97, "transformer": 1.01, "gan": 1.09}
+MOST = {"resnet50": 0.97, "transformer": 0.98, "gan": 1.09}
 
 
 @pytest.mark.parametrize(
