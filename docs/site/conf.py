@@ -41,12 +41,14 @@ LISTED = re.compile(r"^- \[([^\]]+)\]\(([\w/.-]+)\.(?:md|rst)\)", re.MULTILINE)
 
 
 def list_contents(app: Sphinx, page: str, source: list[str]) -> None:
-    """Makes the site's contents from index.md, which lists all pages under headings."""
-    if page != "index":
+    """Makes the site's contents from two pages, which list all others under headings."""
+    if page not in ("index", "benchmarks"):
         return
     for section in source[0].split("\n## ")[1:]:
         heading = section.split("\n", 1)[0]
         pages = "\n".join(f"{title} <{path}>" for title, path in LISTED.findall(section))
+        if not pages:
+            continue
         source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {heading}\n\n{pages}\n```\n"
 
 
@@ -54,7 +56,7 @@ def unlink_folders(app: Sphinx, page: str, source: list[str]) -> None:
     """Shows folders of the repository by name alone: the site has copies of files only."""
 
     def linked(link: re.Match[str]) -> str:
-        return link[1] if (Path(app.srcdir) / link[2]).is_dir() else link[0]
+        return link[1] if (Path(app.srcdir, page).parent / link[2]).is_dir() else link[0]
 
     source[0] = LINK_OUTSIDE.sub(linked, source[0])
 

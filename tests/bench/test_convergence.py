@@ -1,4 +1,4 @@
-"""How models learn with methods of compression: the full table is in docs/benchmarks.md."""
+"""How models learn with methods of compression: the full table is in docs/benchmarks/convergence.md."""
 
 from __future__ import annotations
 

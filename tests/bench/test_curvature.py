@@ -1,4 +1,4 @@
-"""``tfscale bench curvature``, shortened; the full tables are in docs/benchmarks.md."""
+"""``tfscale bench curvature``, shortened; the full tables are in docs/benchmarks/curvature.md."""
 
 import json
 

@@ -14,7 +14,7 @@ from tests import warm
 from tests.docs.page import BLOCK
 from tfscale import bench, cli
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SECONDS = 500  # many times what a page takes
 
 

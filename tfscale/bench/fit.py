@@ -76,7 +76,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tfscale bench fit",
         description="Measure the training of Keras models.",
-        epilog="See docs/benchmarks.md for what is compared with what.",
+        epilog="See docs/benchmarks/training.md for what is compared with what.",
         allow_abbrev=False,
     )
     add = parser.add_argument
