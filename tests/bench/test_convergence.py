@@ -1,4 +1,4 @@
-"""How models learn with methods of compression: the full table is in docs/benchmarks/convergence.md."""
+"""How models learn with each method: docs/benchmarks/convergence.md has the full table."""
 
 from __future__ import annotations
 
