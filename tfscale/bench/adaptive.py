@@ -122,8 +122,8 @@ def make_parser() -> argparse.ArgumentParser:
         help="turns of each method at each rate (default: %(default)s)")  # fmt: skip
     add("--json", type=Path, metavar="FILE", help="write all numbers to FILE")
     add("--timeout", type=float, default=300.0, metavar="S",
-        help="give up when a turn, or a start, takes longer (seconds; default: "
-        "%(default)s)")  # fmt: skip
+        help="give up when a turn, or a start, takes longer (seconds; "
+        "default: %(default)s)")  # fmt: skip
     return parser
 
 

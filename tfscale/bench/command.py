@@ -107,8 +107,8 @@ def make_parser() -> argparse.ArgumentParser:
         help="the Python interpreter that has torch, mpi4py or horovod "
         "(default: this one)")  # fmt: skip
     add("--timeout", type=float, default=600.0, metavar="S",
-        help="give up when one set of processes takes longer (seconds; default: "
-        "%(default)s)")  # fmt: skip
+        help="give up when one set of processes takes longer (seconds; "
+        "default: %(default)s)")  # fmt: skip
     return parser
 
 
@@ -251,8 +251,7 @@ def footer(request: Request, outcome: Outcome, about: dict[str, Any], line: str)
         )
     time = (
         "time: median over rounds of the slowest rank; cpu: sum over all ranks; page faults: "
-        "average "
-        "over ranks; tf takes turns with the others"
+        "average over ranks; tf takes turns with the others"
     )
     rivals = [name for name in request.against if name != "tf"]
     lines = [bound, time + (f"; {' and '.join(rivals)} before and after" if rivals else "")]
