@@ -21,7 +21,7 @@ def test_methods_as_words():
     staged = Staged("fp32", "sign", when=Settled(over=9))
     assert methods.method_of("Staged('fp32', 'sign', when=Settled(over=9))") == staged
     for wrong in ("Settled()", "open('x')", "Adaptive(0.5, (open('x'),))", "int7"):
-        with pytest.raises(argparse.ArgumentTypeError, match="Say a wire"):
+        with pytest.raises(argparse.ArgumentTypeError, match="Give a wire"):
             methods.method_of(wrong)
 
 

@@ -16,7 +16,7 @@ _FIRST, _OTHERS = "#a9aeb6", "#3b6fb6"
 
 
 def draw(records: Sequence[FitResult]) -> Figure:
-    """Draw bars of steps per second; the grey bar is the contestant that others compare with."""
+    """Draw bars of steps per second; grey is the first of a group, the baseline."""
     groups: dict[tuple[str, int, int], list[FitResult]] = {}
     for record in records:
         groups.setdefault((record.part, record.processes, record.devices), []).append(record)
