@@ -21,9 +21,7 @@ def load() -> Any:
         if _loaded is None:
             _file = build.open_library()
             _loaded = _load(_file)
-            _native = ctypes.CDLL(
-                _file.name
-            )  # TensorFlow has loaded it; this finds the same library
+            _native = ctypes.CDLL(_file.name)  # the same library: TensorFlow has loaded it
         return _loaded
 
 
