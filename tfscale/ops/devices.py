@@ -37,8 +37,8 @@ def take_share(source: Source) -> None:
     except RuntimeError as error:
         raise RuntimeError(
             f"{source.local_count} workers share this host and its {len(visible)} GPUs. This "
-            f"worker needs {', '.join(gpu.name for gpu in own)}, but TensorFlow was started before, "
-            f"{started.words()}. Make the strategy before any tensor, or set CUDA_VISIBLE_DEVICES "
+            f"worker needs {', '.join(gpu.name for gpu in own)}, but TensorFlow was started "
+            f"before, {started.words()}. Make the strategy before any tensor, or set CUDA_VISIBLE_DEVICES "
             "for each worker."
         ) from error
 

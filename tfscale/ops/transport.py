@@ -53,7 +53,7 @@ def attributes(
 
 
 def checked(transport: str, what: str = "transport") -> str:
-    """Return ``transport`` if it is one of ``TRANSPORTS``, else raise ``ValueError``."""
+    """Return ``transport`` if it is one of ``TRANSPORTS``, else raise an error that lists them."""
     return arguments.choice(transport, what, TRANSPORTS)
 
 
