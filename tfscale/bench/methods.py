@@ -59,7 +59,7 @@ def rule_of(text: str) -> Rule | Hierarchical:
 
 
 def rounds_of(text: str) -> Rule:
-    """Return the rule by which rounds end: between groups, if the text says groups."""
+    """Return the sync rule that ends rounds: with groups, the rule between the groups."""
     from tfscale.sync.hierarchical import rule_of_rounds  # imports TensorFlow
 
     return rule_of_rounds(rule_of(text))

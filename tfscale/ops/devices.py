@@ -38,8 +38,8 @@ def take_share(source: Source) -> None:
         raise RuntimeError(
             f"{source.local_count} workers share this host and its {len(visible)} GPUs. This "
             f"worker needs {', '.join(gpu.name for gpu in own)}, but TensorFlow was started "
-            f"before, {started.words()}. Make the strategy before any tensor, or set CUDA_VISIBLE_DEVICES "
-            "for each worker."
+            f"before, {started.words()}. Make the strategy before any tensor, or set "
+            "CUDA_VISIBLE_DEVICES for each worker."
         ) from error
 
 
