@@ -1,4 +1,4 @@
-// The loops over rows of a matrix as tables of functions, one table for each
+// Loops over the rows of a matrix as tables of functions, one table for each
 // instruction set. All tables give the same bits.
 #ifndef TFSCALE_COMPRESSION_KERNELS_H_
 #define TFSCALE_COMPRESSION_KERNELS_H_
@@ -8,25 +8,25 @@
 namespace tfscale {
 namespace compression {
 
-// g + rest; without a rest it is nullptr.
+// The matrix g + rest; rest may be nullptr, for g alone.
 struct Matrix {
   const float* g;
   float* rest;
   int64_t rows;
   int64_t columns;
-  int64_t rank;  // of the factors
+  int64_t rank;  // rank of the factors
 };
 
 struct Kernels {
-  // Of rows [first, last); see low_rank.h. `own` is added to.
+  // These functions handle rows [first, last); see low_rank.h. `back` adds to `own`.
   void (*project)(const Matrix&, int64_t first, int64_t last, const float* factor, float* product);
   void (*back)(const Matrix&, int64_t first, int64_t last, const float* basis, float* own);
   void (*finish)(const Matrix&, int64_t first, int64_t last, const float* basis, const float* own,
                  const float* total, float* sum);
 };
 
-// Call the latter two only on a processor that can run them; they return nullptr
-// where their instruction set is not compiled in.
+// Call Avx2Kernels and Avx512Kernels only on a processor that can run them. They return
+// nullptr if their instruction set is not compiled in.
 const Kernels* BaseKernels();
 const Kernels* Avx2Kernels();
 const Kernels* Avx512Kernels();

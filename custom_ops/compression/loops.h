@@ -1,5 +1,5 @@
-// The loops themselves, compiled by each kernels_*.cc for its instruction set,
-// under the rules of wire/block.h.
+// The loops of kernels.h. Each kernels_*.cc compiles them for its instruction set; the rules of
+// wire/block.h apply.
 #ifndef TFSCALE_COMPRESSION_LOOPS_H_
 #define TFSCALE_COMPRESSION_LOOPS_H_
 
@@ -13,12 +13,12 @@ namespace compression {
 namespace {
 
 constexpr int kLanes = 16;
-constexpr int kTile = 256;    // of columns, which stay in the first cache
+constexpr int kTile = 256;    // columns that stay in the first cache
 constexpr int kTogether = 4;  // rows that share a pass over a factor
 
 inline int64_t Least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// Columns [first, first + count) of a row, count <= kTile.
+// Returns columns [first, first + count) of a row of the matrix; count <= kTile.
 inline const float* Read(const Matrix& m, int64_t row, int64_t first, int64_t count, float* tile) {
   const float* g = m.g + row * m.columns + first;
   if (m.rest == nullptr) return g;
@@ -47,7 +47,7 @@ inline float Total(const float* lanes) {
   return total;
 }
 
-constexpr int kMostRank = 64;  // at once
+constexpr int kMostRank = 64;  // columns of a product that one pass over a row computes
 
 void ProjectSome(const Matrix& m, int64_t row, int64_t from, int64_t to, const float* factor,
                  float* product) {

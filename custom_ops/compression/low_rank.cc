@@ -6,8 +6,8 @@ namespace tfscale {
 namespace compression {
 namespace {
 
-constexpr int64_t kNumbers = 1 << 16;  // that a thread takes at once
-constexpr int64_t kSums = 8;           // of parts of the rows, added in their order
+constexpr int64_t kNumbers = 1 << 16;  // numbers that a thread takes at once
+constexpr int64_t kSums = 8;           // sums over parts of the rows, which are added in order
 
 const Kernels& KernelsAt(wire::Level level) {
   switch (level) {
@@ -21,7 +21,7 @@ const Kernels& KernelsAt(wire::Level level) {
   return *BaseKernels();
 }
 
-// Calls visit(first row, last row) for parts that do not depend on each other.
+// Calls visit(first row, last row) for independent parts of the rows.
 template <typename Visit>
 void ByRows(const Matrix& m, const Runner& run, const Visit& visit) {
   const int64_t rows = std::max<int64_t>(1, kNumbers / std::max<int64_t>(1, m.columns));

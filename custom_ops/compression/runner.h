@@ -1,4 +1,4 @@
-// How the work on a gradient is shared out.
+// Types of functions that share work on a gradient among threads.
 #ifndef TFSCALE_COMPRESSION_RUNNER_H_
 #define TFSCALE_COMPRESSION_RUNNER_H_
 
@@ -8,8 +8,8 @@
 namespace tfscale {
 namespace compression {
 
-// Calls `work` with ranges [first, last) that cover [0, parts) once, on whatever
-// threads, and returns when all have returned.
+// A Runner calls `work` with ranges [first, last) that cover [0, parts) once, on any threads. It
+// returns when all calls have returned.
 using Work = std::function<void(int64_t first, int64_t last)>;
 using Runner = std::function<void(int64_t parts, const Work& work)>;
 

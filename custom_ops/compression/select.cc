@@ -11,10 +11,10 @@ namespace compression {
 namespace {
 
 constexpr int64_t kPart = 1 << 16;    // numbers that a thread takes at once
-constexpr int64_t kRow = 32;          // numbers that are looked at together
-constexpr int64_t kSample = 1 << 14;  // at least so many, where there are as many
+constexpr int64_t kRow = 32;          // numbers that one comparison covers
+constexpr int64_t kSample = 1 << 14;  // least size of a sample, if there are as many numbers
 
-constexpr uint32_t kLeast = 1;  // all numbers but zeros reach it
+constexpr uint32_t kLeast = 1;  // all numbers except zeros reach this size
 
 struct Candidate {
   uint32_t size;
@@ -22,14 +22,14 @@ struct Candidate {
   float number;
 };
 
-// Of floats without a sign, larger ones have larger bits; NaN have the largest.
+// Returns a float's bits without the sign: larger magnitudes have larger bits, NaN the largest.
 uint32_t SizeOf(float x) {
   uint32_t bits;
   std::memcpy(&bits, &x, sizeof(bits));
   return bits & 0x7fffffffu;
 }
 
-// The numbers that are looked at: those of one array, or the sums of two.
+// Input of the search: the numbers of one array, or the sums of two.
 struct Numbers {
   const float* x;
   const float* rest;
@@ -45,7 +45,7 @@ struct Numbers {
   }
 };
 
-// A size that most likely a few more than k numbers reach.
+// Returns a size that most likely a few more than k numbers reach.
 uint32_t Guess(const Numbers& x, int64_t n, int64_t k) {
   const int64_t stride = std::max<int64_t>(1, n / std::max(kSample, n / 256));
   std::vector<uint32_t> sample;
@@ -78,7 +78,7 @@ void Collect(const Numbers& x, int64_t first, int64_t last, uint32_t size,
   }
 }
 
-// All that reach the size, by parts that follow each other.
+// Returns all numbers that reach a size, in consecutive parts.
 std::vector<std::vector<Candidate>> Reaching(const Numbers& x, int64_t n, uint32_t size,
                                              const Runner& run) {
   const int64_t parts = (n + kPart - 1) / kPart;
@@ -99,7 +99,7 @@ std::vector<uint32_t> SizesOf(const std::vector<std::vector<Candidate>>& parts) 
   return sizes;
 }
 
-// There are fewer than k but zeros: those, and the first of the zeros.
+// Writes all numbers that are not zero, fewer than k, and the first of the zeros.
 void AllAndZeros(const Numbers& x, int64_t n, int64_t k, int64_t zeros, int32_t* places,
                  float* numbers) {
   const int32_t* end = places + k;

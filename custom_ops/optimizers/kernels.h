@@ -1,4 +1,4 @@
-// The loops over a variable's numbers as tables of functions, one table for each
+// Loops over a variable's numbers as tables of functions, one table for each
 // instruction set. All tables give the same bits.
 #ifndef TFSCALE_OPTIMIZERS_KERNELS_H_
 #define TFSCALE_OPTIMIZERS_KERNELS_H_
@@ -10,10 +10,10 @@
 namespace tfscale {
 namespace optimizers {
 
-// What variable and gradient are stored as. State is float32.
+// Type of a variable and its gradient. State is float32.
 enum class Type : uint8_t { kFloat32, kBfloat16, kFloat16 };
 
-// A variable, its gradient and its state, or a part of them. None overlaps another.
+// A variable, its gradient and its state, or a part of each. The arrays do not overlap.
 struct Arrays {
   void* w;
   const void* g;
@@ -24,11 +24,11 @@ struct Arrays {
 
 struct SquaredNorms {
   double weights;
-  double other;  // of LAMB's direction, of LARS's gradient
+  double other;  // squared norm of LAMB's direction or of LARS's gradient
 };
 
-// LARS's d = g + weight_decay w goes into the momentum times `scale`, and the
-// outcome into the variable times `outer`.
+// The momentum adds `scale` times d = g + weight_decay w; the variable moves by `outer` times the
+// result.
 struct LarsStep {
   float momentum;
   float weight_decay;
@@ -44,8 +44,8 @@ struct Kernels {
   void (*lars_update)(const LarsStep&, const Arrays&);
 };
 
-// Call the latter two only on a processor that can run them; they return nullptr
-// where their instruction set is not compiled in.
+// Call Avx2Kernels and Avx512Kernels only on a processor that can run them. They return
+// nullptr if their instruction set is not compiled in.
 const Kernels* BaseKernels(Type type);
 const Kernels* Avx2Kernels(Type type);
 const Kernels* Avx512Kernels(Type type);

@@ -1,5 +1,5 @@
-// The loops themselves, compiled by each kernels_*.cc for its instruction set,
-// under the rules of wire/block.h.
+// The loops of kernels.h. Each kernels_*.cc compiles them for its instruction set; the rules of
+// wire/block.h apply.
 #ifndef TFSCALE_OPTIMIZERS_LOOPS_H_
 #define TFSCALE_OPTIMIZERS_LOOPS_H_
 
@@ -14,7 +14,7 @@ namespace optimizers {
 namespace {
 
 constexpr int kLanes = 16;
-// Short ones, for reading several arrays by turns is slower the longer each turn is.
+// Tiles are short, since reading several arrays in turns is slower if turns are long.
 constexpr int kTile = 128;
 
 // Every instruction set adds the same numbers in the same order: number i to
@@ -51,7 +51,7 @@ inline float LambDirection(const LambNumbers& rule, float w, float m, float v) {
   return m * rule.correction_1 / (root + rule.epsilon) + rule.weight_decay * w;
 }
 
-// A tile's new moments, and its directions into u.
+// Computes a tile's new moments, and writes its directions to u.
 template <class Number>
 void LambTile(LambNumbers rule, const typename Number::Stored* g, const typename Number::Stored* w,
               float* m, float* v, int64_t count, float* u) {

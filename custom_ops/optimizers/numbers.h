@@ -1,9 +1,9 @@
-// Types of variables: what is stored, widened to float32 and rounded back to
-// nearest even. NaN and Inf stay what they are.
+// Types of variables: Widen converts a stored number to float32, Narrow rounds back to nearest
+// even. NaN and Inf stay NaN and Inf.
 //
 // As in wire/block.h, everything has internal linkage and nothing uses the
-// standard library. Nothing depends on how denormals are treated, either:
-// TensorFlow's threads flush float32 ones, and half's are not to be lost.
+// standard library. Results do not depend on the treatment of denormals, either:
+// TensorFlow's threads flush denormals of float32, and those of float16 must not get lost.
 #ifndef TFSCALE_OPTIMIZERS_NUMBERS_H_
 #define TFSCALE_OPTIMIZERS_NUMBERS_H_
 
@@ -57,8 +57,8 @@ struct Float16 {
 
   // Adding the anchor, whose last place is worth one step of the result's mantissa,
   // rounds to nearest even and leaves the mantissa, hidden bit included, in the low
-  // bits. What rounds up to the next power of two carries into the exponent, and
-  // so beyond the largest number to Inf.
+  // bits. A mantissa that rounds up to the next power of two carries into the exponent;
+  // beyond the largest number, this gives Inf.
   static uint16_t Narrow(float x) {
     const uint32_t all = Bits(x) & kMagnitude;
     const uint32_t magnitude = SelectLess(all, kTooLarge, all, kTooLarge);

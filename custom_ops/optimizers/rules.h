@@ -1,4 +1,4 @@
-// The numbers of the two update rules; update.h says what is done with them.
+// Numbers of the two update rules; update.h states the rules.
 #ifndef TFSCALE_OPTIMIZERS_RULES_H_
 #define TFSCALE_OPTIMIZERS_RULES_H_
 
@@ -10,7 +10,7 @@ namespace optimizers {
 struct LambNumbers {
   float learning_rate;
   float beta_1;
-  float rest_1;  // 1 - beta_1; computed here it would be off by 5e-5 for 0.999
+  float rest_1;  // 1 - beta_1; in float32 its error would be 5e-5 for 0.999
   float beta_2;
   float rest_2;
   float correction_1;  // 1 / (1 - beta_1^t), or 1
@@ -32,7 +32,7 @@ struct LarsNumbers {
 struct LarsSwitches {
   bool adapt;
   bool nesterov;
-  bool rate_inside;  // of the momentum
+  bool rate_inside;  // whether the learning rate is inside the momentum
   bool clip;
 };
 

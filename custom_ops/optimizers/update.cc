@@ -17,7 +17,7 @@ Arrays BlockOf(const Arrays& a, Type type, int64_t block) {
           a.v == nullptr ? nullptr : a.v + first, std::min(kBlock, a.count - first)};
 }
 
-// The first pass: what `visit` says of each block, added in the order of blocks.
+// Makes the first pass: adds the norms that `visit` returns, in the order of blocks.
 template <typename Visit>
 SquaredNorms AddUp(const Arrays& a, Type type, const Runner& run, const Visit& visit) {
   std::vector<SquaredNorms> parts(Blocks(a));
@@ -32,7 +32,7 @@ SquaredNorms AddUp(const Arrays& a, Type type, const Runner& run, const Visit& v
   return sum;
 }
 
-// The second pass, from the end: the last blocks may still be in the cache.
+// Makes the second pass, from the end, since the last blocks may still be in the cache.
 template <typename Visit>
 void Move(const Arrays& a, Type type, const Runner& run, const Visit& visit) {
   const int64_t end = Blocks(a) - 1;
@@ -57,7 +57,7 @@ float LarsRatio(const LarsNumbers& rule, const SquaredNorms& squares) {
                             (gradient + rule.weight_decay * weights + rule.epsilon));
 }
 
-// min(ratio / learning_rate, 1), also for a learning rate of 0; a NaN stays one.
+// Returns min(ratio / learning_rate, 1), also for a learning rate of 0; NaN stays NaN.
 float Clipped(float ratio, float learning_rate) {
   return ratio >= learning_rate ? 1 : ratio / learning_rate;
 }

@@ -13,12 +13,12 @@
 //   ratio = min(ratio / learning_rate, 1)                             if clipped
 //   m = momentum m + r_inside ratio d
 //   w = w - r_outside (Nesterov: momentum m + r_inside ratio d; else m)
-// The ratio is 1 if it is not to adapt, or if one of its norms is 0 or NaN.
+// The ratio is 1 without `adapt`, or if one of its norms is 0 or NaN.
 //
-// The first pass makes LAMB's moments and the norms; the second one moves w, and
-// computes u again rather than store it. Arithmetic is float32, norms are added
-// in float64. A result depends on nothing but the numbers: not on how many
-// threads there are, nor on the instruction set.
+// The first pass computes LAMB's moments and the norms. The second pass moves w; it
+// computes u again, which is faster than to store it. Arithmetic is float32; norms are
+// added in float64. Results depend only on the numbers, not on the number of threads or
+// on the instruction set.
 #ifndef TFSCALE_OPTIMIZERS_UPDATE_H_
 #define TFSCALE_OPTIMIZERS_UPDATE_H_
 
@@ -35,12 +35,12 @@ namespace optimizers {
 // A variable is cut into blocks of this many numbers.
 inline constexpr int64_t kBlock = 16384;
 
-// Calls `work` with ranges [first, last) that cover [0, blocks) once, on whatever
-// threads, and returns when all have returned.
+// A Runner calls `work` with ranges [first, last) that cover [0, blocks) once, on any threads.
+// It returns when all calls have returned.
 using Work = std::function<void(int64_t first, int64_t last)>;
 using Runner = std::function<void(int64_t blocks, const Work& work)>;
 
-// The table for a type at a level, which must be available.
+// Returns the table for a type at a level, which must be available.
 const Kernels& KernelsAt(wire::Level level, Type type);
 
 void Lamb(const LambNumbers& rule, bool adapt, Type type, const Arrays& arrays, const Runner& run,

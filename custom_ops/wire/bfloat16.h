@@ -52,13 +52,13 @@ struct Bfloat16 {
   static constexpr uint32_t kLargest = 0x7f7f;
   static constexpr uint32_t kQuiet = 0x40;  // keeps a NaN from becoming Inf
 
-  // What to add before the lower half is cut off.
+  // Returns the number to add before the lower half is cut off.
   template <bool kStochastic>
   static uint32_t Round(float x, const uint32_t* draw) {
     return kStochastic ? *draw >> 16 : 0x7fff + (Bits(x) >> 16 & 1);
   }
 
-  // For numbers that saturate, NaN and Inf too.
+  // Encodes any number, also one that saturates, NaN or Inf.
   static uint16_t CodeOf(uint32_t bits, uint32_t round) {
     const uint32_t magnitude = bits & kMagnitude;
     const uint32_t rounded = (magnitude + round) >> 16;

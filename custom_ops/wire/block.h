@@ -1,10 +1,10 @@
-// What all block formats share: bits, magnitudes, and the driver that walks
+// Code that all block formats share: bits, magnitudes, and the driver that walks
 // over a buffer block by block.
 //
 // Each kernels_*.cc compiles this file, and the format files, for its own
 // instruction set. So everything here has internal linkage, and nothing here
-// uses the standard library: an inline function compiled for AVX-512 must never
-// be the one that the linker keeps for everybody.
+// uses the standard library: otherwise the linker could keep an inline function that
+// was compiled for AVX-512, for all instruction sets.
 //
 // A format is a struct with
 //   kBits, kScaleBytes   payload bits for each number; bytes of a block's scale
@@ -33,7 +33,7 @@ constexpr uint32_t kNaN = 0x7fc00000;
 constexpr uint32_t kMagnitude = 0x7fffffff;
 constexpr int kMaxBlockBytes = 4 + 2 * kBlock;
 
-// Where a block stands in the stream of random draws.
+// Position of a block in the stream of random draws.
 struct Position {
   uint64_t seed;
   uint64_t first;
@@ -51,22 +51,22 @@ inline float FromBits(uint32_t bits) {
   return value;
 }
 
-// a < b ? yes : no, for magnitudes. Masks, because from a conditional expression
-// g++ makes branches, and then vectorises nothing.
+// Returns a < b ? yes : no, for magnitudes. It uses masks, since g++ turns a conditional
+// expression into branches, which it cannot vectorise.
 inline uint32_t SelectLess(uint32_t a, uint32_t b, uint32_t yes, uint32_t no) {
   const uint32_t mask = static_cast<uint32_t>(static_cast<int32_t>(a - b) >> 31);
   return no ^ ((yes ^ no) & mask);
 }
 
-// For magnitudes: SSE2 and AVX2 compare signed integers only.
+// Returns the larger magnitude. It compares signed integers, as SSE2 and AVX2 only can.
 inline uint32_t Max(uint32_t a, uint32_t b) {
   return static_cast<int32_t>(a) > static_cast<int32_t>(b) ? a : b;
 }
 
-// 2^exponent, for normal numbers.
+// Returns the bits of 2^exponent, for normal numbers.
 constexpr uint32_t PowerBits(int exponent) { return static_cast<uint32_t>(127 + exponent) << 23; }
 
-// The bits of a block's max |x|. Magnitudes are ordered like their bits, and a
+// Returns the bits of a block's max |x|. Magnitudes are ordered like their bits, and a
 // block with NaN or Inf gives kInfinity or more.
 inline uint32_t LargestMagnitude(const float* x) {
   int32_t largest = 0;
@@ -85,7 +85,7 @@ inline float LoadScale(const uint8_t* in) {
   return scale;
 }
 
-// A block of zeros (scale 0) or of NaN (scale NaN).
+// Encodes a block of zeros (scale 0) or of NaN (scale NaN).
 template <class Format>
 void EncodeUniform(uint32_t scale_bits, uint8_t* out) {
   StoreScale(out, FromBits(scale_bits));
@@ -127,7 +127,7 @@ void Encode(const float* x, int64_t n, uint8_t* out, const Rounding& rounding) {
   }
 }
 
-// How a decoded number is combined with the base.
+// Ways to combine a decoded number with the base.
 struct Keep {
   static float Apply(float, float value) { return value; }
 };

@@ -1,6 +1,6 @@
-// A wire format: how a run of numbers travels between two ranks.
+// Codec of a wire format: it encodes numbers that travel between two ranks.
 //
-// This folder knows nothing of TensorFlow, of ranks or of schedules. A codec
+// This folder knows nothing about TensorFlow, ranks or schedules. A codec
 // is stateless and thread-safe; find one with Find() and keep the pointer.
 #ifndef TFSCALE_WIRE_CODEC_H_
 #define TFSCALE_WIRE_CODEC_H_
@@ -13,14 +13,14 @@
 namespace tfscale {
 namespace wire {
 
-// What is summed. Half-precision inputs are widened to kFloat32 before they
-// reach a codec.
+// Type of the summed numbers. Half-precision inputs are widened to kFloat32 before
+// they reach a codec.
 enum class Element : uint8_t { kFloat32, kFloat64, kInt32, kInt64 };
 
-// How numbers between two codes are rounded: to the nearest, or at random with
-// the expectation of the number itself. A random draw depends on `seed` and on
-// the number's position alone (`first` is the position of the first number),
-// so it is the same on every machine and for every way to cut a buffer.
+// Rounding of numbers between two codes: to the nearest code, or at random with the
+// number itself as expectation. A random draw depends only on `seed` and on the number's
+// position (`first` is the position of the first number). So it is the same on every
+// machine and for every way to cut a buffer.
 struct Rounding {
   bool stochastic = false;
   uint64_t seed = 0;
@@ -34,17 +34,17 @@ class Codec {
  public:
   virtual ~Codec() = default;
 
-  // "fp32", "int8", ...: the name that users pass.
+  // The name that users pass: "fp32", "int8", ...
   virtual std::string_view name() const = 0;
 
-  // Size of one number in memory.
+  // Bytes of one number in memory.
   virtual int64_t element_bytes() const = 0;
 
   // True if decode(encode(x)) == x bit for bit; then the bytes are the numbers
   // themselves and a sender may pass memory on without encoding it.
   virtual bool lossless() const = 0;
 
-  // Exact size of n encoded numbers.
+  // Exact bytes of n encoded numbers.
   virtual int64_t Bytes(int64_t n) const = 0;
 
   virtual void Encode(const void* x, int64_t n, uint8_t* out, const Rounding& rounding) const = 0;
@@ -59,7 +59,7 @@ class Codec {
   virtual void DecodeSubtract(const uint8_t* in, int64_t n, const void* x, void* y) const = 0;
 };
 
-// The codec for a format over an element type; nullptr if there is none
+// Returns the codec for a format over an element type; nullptr if there is none
 // (low-precision formats exist for kFloat32 only).
 const Codec* Find(Format format, Element element);
 
@@ -67,7 +67,7 @@ const Codec* Find(Format format, Element element);
 bool ParseFormat(std::string_view name, Format* format);
 
 // The instruction set chosen at run time: "sse2", "avx2", "avx512", "neon" or
-// "portable". TFSCALE_SIMD=avx2 (say) lowers the choice, for tests.
+// "portable". TFSCALE_SIMD, such as TFSCALE_SIMD=avx2, lowers the choice, for tests.
 std::string_view SimdLevel();
 
 }  // namespace wire

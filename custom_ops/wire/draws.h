@@ -1,6 +1,5 @@
-// Random draws that depend on a seed and on a position alone: a hash, not a
-// generator with a state, so a buffer can be cut anywhere and any machine draws
-// the same.
+// Random draws that depend only on a seed and on a position. They come from a hash, not from
+// a generator with a state, so a buffer can be cut anywhere and all machines draw the same.
 //
 // A position's low 32 bits go through two rounds of multiply and xor-shift
 // (constants: C. Wellons, "Prospecting for hash functions"), keyed by 64 bits
@@ -41,7 +40,7 @@ inline void FillRange(Key key, uint32_t low, int count, uint32_t* __restrict dra
   }
 }
 
-// 32 random bits for each number of a block.
+// Writes 32 random bits for each number of a block.
 inline void FillDraws(Position position, uint32_t* __restrict draws) {
   const uint64_t high = position.first >> 32;
   const uint32_t low = static_cast<uint32_t>(position.first);

@@ -16,7 +16,7 @@
 namespace tfscale {
 namespace wire {
 
-// The type to add in: unsigned for integers, whose overflow is defined.
+// Type of sums: unsigned for integers, since unsigned overflow is defined.
 template <class T, bool = std::is_integral<T>::value>
 struct Sum {
   using Type = T;

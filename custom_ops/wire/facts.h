@@ -1,5 +1,5 @@
-// What is known of each wire: the one table in C++. tfscale/wires.py has the one
-// in Python, and tests/test_wires.py compares the two.
+// Facts about each wire: the only table in C++. tfscale/wires.py has the table in
+// Python, and tests/test_wires.py compares the two.
 #ifndef TFSCALE_WIRE_FACTS_H_
 #define TFSCALE_WIRE_FACTS_H_
 
@@ -25,14 +25,14 @@ struct Error {
   double least = 0;
   double of_number = kNone;
   double of_block = kNone;
-  double of_floats = kNone;  // float rounding on the way
+  double of_floats = kNone;  // error of float rounding in encoding and decoding
 };
 
 struct Facts {
   Format format;
-  std::string_view name;  // that users pass
-  int bits;               // of payload for each number
-  int scale_bytes;        // in front of each block's payload
+  std::string_view name;  // name that users pass
+  int bits;               // bits of payload for each number
+  int scale_bytes;        // bytes in front of each block's payload
   Error nearest;
   Error stochastic = nearest;  // formats with the same error ignore the request
 };

@@ -64,13 +64,13 @@ struct Grid {
  private:
   static constexpr int kL = (1 << (kBits - 1)) - 1;
   static constexpr uint32_t kFlush = PowerBits(-118);
-  static constexpr uint32_t kHuge = PowerBits(126);  // beyond, 1 / A would be denormal
+  static constexpr uint32_t kHuge = PowerBits(126);  // for larger A, 1 / A would be denormal
   static constexpr uint32_t kMask = (1u << kBits) - 1;
   // A float above 2^23 has no fraction: adding this one rounds to nearest even
   // and leaves the integer, in two's complement, in the low bits.
   static constexpr float kRounder = 12582912.0f;
 
-  // L times the scale must stay finite, whichever way A / L was rounded.
+  // L times the scale must stay finite, no matter how A / L was rounded.
   static float LargestScale() { return FromBits(0x7f7fffff) / kL * (1 - 0x1p-23f); }
 
   static uint8_t CodeOf(float v) { return static_cast<uint8_t>(Bits(v + kRounder) & kMask); }

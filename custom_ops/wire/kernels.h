@@ -25,8 +25,8 @@ struct Kernels {
 
 enum class Level { kBase, kAvx2, kAvx512 };
 
-// Each returns nullptr for kFp32, and where its instruction set is not
-// compiled in. Call the latter two only on a processor that can run them.
+// Each function returns nullptr for kFp32, and if its instruction set is not compiled
+// in. Call Avx2Kernels and Avx512Kernels only on a processor that can run them.
 const Kernels* BaseKernels(Format format);
 const Kernels* Avx2Kernels(Format format);
 const Kernels* Avx512Kernels(Format format);

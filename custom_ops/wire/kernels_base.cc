@@ -1,4 +1,4 @@
-// The formats for what every processor of the architecture has: SSE2, NEON.
+// The formats for the instruction set that every processor of the architecture has: SSE2, NEON.
 #include "custom_ops/wire/formats.h"
 
 namespace tfscale {

@@ -1,4 +1,4 @@
-// Which instruction sets there are, and which one to use.
+// Available instruction sets, and the choice of one.
 #include <cstdlib>
 #include <string_view>
 
@@ -33,7 +33,7 @@ bool HasAvx512() {
 #endif
 }
 
-// The highest level that the environment allows.
+// Returns the highest level that TFSCALE_SIMD allows.
 Level Allowed() {
   const char* value = std::getenv("TFSCALE_SIMD");
   const std::string_view name = value == nullptr ? "" : value;

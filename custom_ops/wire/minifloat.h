@@ -112,7 +112,7 @@ struct Minifloat {
   // at y: adding it rounds to nearest even, and leaves the mantissa, hidden bit
   // included, in the low bits. A mantissa that rounds up to the next power of two
   // carries into the exponent, as it should. Below the normal numbers the step
-  // stays as it is. None of it depends on how denormals are treated.
+  // stays constant. The result does not depend on the treatment of denormals.
   static Code CodeOf(float y) {
     const uint32_t magnitude = Bits(y) & kMagnitude;
     const uint32_t exponent = Max(magnitude & kInfinity, kSmallestNormal);
@@ -122,7 +122,7 @@ struct Minifloat {
     return static_cast<Code>(code | (Bits(y) >> (32 - kBits) & kSignBit));
   }
 
-  // The same, backwards: mantissa with its hidden bit, times the step.
+  // Inverts CodeOf: returns the mantissa with its hidden bit, times the step.
   static float ValueOf(uint32_t code) {
     constexpr uint32_t kHidden = 1u << Layout::kMantissaBits;
     const uint32_t magnitude = code & (kSignBit - 1);

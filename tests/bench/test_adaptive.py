@@ -21,16 +21,16 @@ def test_methods_as_words():
     staged = Staged("fp32", "sign", when=Settled(over=9))
     assert methods.method_of("Staged('fp32', 'sign', when=Settled(over=9))") == staged
     for wrong in ("Settled()", "open('x')", "Adaptive(0.5, (open('x'),))", "int7"):
-        with pytest.raises(argparse.ArgumentTypeError, match="Say a wire"):
+        with pytest.raises(argparse.ArgumentTypeError, match="Give a wire"):
             methods.method_of(wrong)
 
 
 def test_it_is_compared_with_the_best_fixed_one_and_with_none():
     times = [[0.2, 0.4, 0.2], [0.1, 0.2, 0.1], [0.11, 0.22, 0.1]]
-    found = adaptive._concluded("1gbit", ["fp32", "int8", "Adaptive(1.0)"], [["fp32"]] * 3, times)
+    found = adaptive._results("1gbit", ["fp32", "int8", "Adaptive(1.0)"], [["fp32"]] * 3, times)
     assert [round(each.times, 2) for each in found] == [1, 2, 1.82]
     (note,) = adaptive.notes(found)
-    assert "1.10 times that of the best fixed one (int8), 0.55 that of fp32" in note
+    assert "1.10 times as long as with the best fixed method (int8), 0.55 times" in note
     assert adaptive.make_table(found, "1gbit").row_count == 3
 
 

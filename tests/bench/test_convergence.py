@@ -84,7 +84,10 @@ def test_a_file_of_something_else_is_left_alone(tmp_path, capsys):
     other = tmp_path / "other.json"
     other.write_text('{"task": "digits"}\n')
     assert convergence.main(["--tasks", "perceptron", "--json", str(other)]) == 1
-    assert "has others" in (said := capsys.readouterr().err) and "another name" in said
+    assert (
+        "not trainings of this benchmark" in (said := capsys.readouterr().err)
+        and "another name" in said
+    )
     assert other.read_text() == '{"task": "digits"}\n'
 
 

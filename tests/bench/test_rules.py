@@ -43,7 +43,7 @@ def test_rules_are_words():
     every = [rounds_of(rule).every for rule in RULES]
     assert every == [1, 4, 16, 64, 10, 50, 200, 50, 50, 10, 1, 16, 50]
     for wrong in ("DiLoCo", "DiLoCo(every=0)", "print(1)", "LocalSGD(8", "int8"):
-        with pytest.raises(Exception, match="Say a rule"):
+        with pytest.raises(Exception, match="Give a rule"):
             checked_rule(wrong)
 
 
@@ -82,9 +82,9 @@ def test_who_interrupts_it_has_all_rules_of_one_seed():
     ("words", "said"),
     [
         (["--replicas", "4,3"], "3 replicas cannot have equal parts"),
-        (["--replicas", "1"], "there is nobody to agree with"),
+        (["--replicas", "1"], "nobody to synchronize with"),
         (["--rules", "ElasticAveraging(10, alpha=0.3)"], "with alpha=0.3 8 replicas would move"),
-        (["--rules", "Hierarchical(group=3)"], "4 replicas cannot be groups of 3"),
+        (["--rules", "Hierarchical(group=3)"], "4 replicas cannot be divided into groups of 3"),
     ],
 )
 def test_what_would_fail_after_hours_is_refused_at_once(words, said, capsys):
@@ -128,7 +128,10 @@ def test_a_file_of_something_else_is_left_alone(tmp_path, capsys):
     other = tmp_path / "other.json"
     other.write_text('{"task": "digits"}\n')
     assert rules.main(["--json", str(other)]) == 1
-    assert "has others" in (said := capsys.readouterr().err) and "another name" in said
+    assert (
+        "not trainings of this benchmark" in (said := capsys.readouterr().err)
+        and "another name" in said
+    )
     assert other.read_text() == '{"task": "digits"}\n'
 
 

@@ -220,7 +220,7 @@ def test_an_edit_during_the_build_is_not_kept_under_the_old_key(sources, tmp_pat
     def edit(_):
         (sources / "custom_ops/wire/answer.cc").write_text("#error edited too late\n")
 
-    with pytest.raises(BuildError, match="is being edited"):
+    with pytest.raises(BuildError, match="has changed during the build"):
         build.find_or_build(tf=FAKE_TF, root=sources, cache=tmp_path / "cache", say=edit)
 
 

@@ -53,5 +53,5 @@ def test_gpus_in_use_are_told(machine, monkeypatch):
         raise RuntimeError("Visible devices cannot be modified after being initialized")
 
     monkeypatch.setattr(tf.config, "set_visible_devices", refuse)
-    with pytest.raises(RuntimeError, match="2 workers share this host and its 4 GPUs, "):
+    with pytest.raises(RuntimeError, match="2 workers share this host and its 4 GPUs. This"):
         take_share(worker(0, 2))

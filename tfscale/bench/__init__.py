@@ -1,8 +1,8 @@
 """``tfscale bench``: measures all-reduces, and Keras models that train.
 
 For all-reduces, the parent process (``run``) starts one set of workers for each number of
-processes. The workers (``worker``) measure all contestants in turn, again and again, so that a
-machine that changes its speed changes it for all. See docs/benchmarks.md.
+processes. The workers (``worker``) measure all contestants in turn, round after round, so that a
+change of the machine's speed affects all contestants alike. See docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from tfscale.names import check_command
 
 ALL_REDUCE = "allreduce"
 BENCHES = {
-    ALL_REDUCE: "all-reduces between processes, also with other libraries",
+    ALL_REDUCE: "all-reduces between processes, also those of other libraries",
     "devices": "all-reduces between logical devices of one process",
-    "fit": "training with this strategy, with TensorFlow's, and without one",
-    "adaptive": "a method chosen live, and fixed ones, while links change",
+    "fit": "training with this strategy, with TensorFlow's, and without a strategy",
+    "adaptive": "a method chosen live, and fixed methods, while links change",
     "memory": "the memory of training steps, with and without Recompute",
     "telemetry": "steps of fit, with and without telemetry",
     "first": "what the first step of a fit costs: tracing",
@@ -27,7 +27,7 @@ BENCHES = {
     "curvature": "sharpness by batch size, and batches that grow by curvature",
     "products": "products with a Hessian: time, memory, processes",
     "convergence": "how well models learn with each wire and method",
-    "rules": "how well models learn where replicas agree once in many steps",
+    "rules": "how well models learn if replicas synchronize once in many steps",
 }
 
 
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _print_help() -> None:
     print("usage: tfscale bench [BENCH] [OPTION ...]\n")
-    print(f"Measure something on this machine; without a name, {ALL_REDUCE}.\n")
+    print(f"Run a benchmark on this machine (default: {ALL_REDUCE}).\n")
     for name, text in BENCHES.items():
         print(f"  {name:12} {text}")
     print("\n`tfscale bench BENCH --help` lists its options. See docs/benchmarks.md.")

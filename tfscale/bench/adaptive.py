@@ -1,8 +1,9 @@
-"""``tfscale bench adaptive``: the method that is chosen live, while links change.
+"""``tfscale bench adaptive``: a method that is chosen live, while links change.
 
-Each contestant trains in processes of its own that never end while the links between them get
-slower and faster. At each rate the adaptive one first trains alone for some time, in which it
-looks around; then all take turns, so that a machine whose speed drifts changes it for all.
+Each contestant trains in processes of its own. The processes keep running while the links between
+them get slower and faster. At each rate, the adaptive contestant first trains alone for some time
+and tries its methods. Then all contestants take turns, so that a change of the machine's speed
+affects all of them alike.
 """
 
 from __future__ import annotations
@@ -37,14 +38,19 @@ if TYPE_CHECKING:
 OFF = "fp32"
 FIXED = (OFF, "Wire('int8', True)", "Wire('int4', True)", "PowerSGD(4)", "TopK(0.01)")
 RATES = "10gbit,100mbit,1gbit"
-LOOKING = 6  # steps in a row while it looks around
-SHORTEST = 0.5  # seconds of a turn, and two steps at least
-LARGE = 10_000  # numbers: smaller buckets, such as that of the biases, are not shown
+LOOKING = 6  # steps of a turn while the adaptive contestant trains alone
+SHORTEST = 0.5  # seconds of a turn, which has at least two steps
+LARGE = 10_000  # numbers; tables leave out smaller buckets, such as the biases
 
 
 @dataclasses.dataclass
 class AdaptiveResult:
-    """One contestant at one rate; ``times`` how often faster than without compression."""
+    """Result of a contestant at one rate.
+
+    Attributes:
+        chosen: methods in use for the large buckets.
+        times: speed compared with the first fixed method: the median of the ratios by round.
+    """
 
     rate: str
     method: str
@@ -55,7 +61,7 @@ class AdaptiveResult:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command line; returns the exit status."""
+    """Run ``tfscale bench adaptive``; return the exit status."""
     arguments = make_parser().parse_args(argv)
     console = make_console()
     try:
@@ -84,57 +90,62 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tfscale bench adaptive",
         description="Change the links between processes that train, and compare a method that is "
-        "chosen live with fixed ones. Root only.",
+        "chosen live with fixed methods. Root only.",
         allow_abbrev=False,
     )
     add = parser.add_argument
     add("--rates", type=list_of(str), default=RATES, metavar="RATE,...",
-        help="one after the other, in tc's notation (default: %(default)s)")  # fmt: skip
+        help="rates of the links, one after the other, in tc's notation "
+        "(default: %(default)s)")  # fmt: skip
     add("--adaptive", type=methods.checked, default="Adaptive(1.0)", metavar="METHOD",
-        help="what is chosen live, and among what (default: %(default)s)")  # fmt: skip
+        help="the method that is chosen live, with its candidates "
+        "(default: %(default)s)")  # fmt: skip
     add(
         "--methods",
         type=methods.checked,
         nargs="+",
         default=list(FIXED),
         metavar="METHOD",
-        help="fixed ones; the first is what others are compared with (default: %(default)s)",
+        help="fixed methods; the others are compared with the first (default: %(default)s)",
     )
-    add("--processes", type=whole_number, default=2, metavar="P", help="(default: %(default)s)")
+    add("--processes", type=whole_number, default=2, metavar="P",
+        help="processes that train (default: %(default)s)")  # fmt: skip
     add(
         "--model",
         default="wide",
         metavar="NAME",
-        help="one of tfscale bench fit's: wide, dense, deep, conv, tiny (default: %(default)s)",
+        help="a model of tfscale bench fit: wide, dense, deep, conv, tiny (default: %(default)s)",
     )
     add("--settle", type=float, default=30.0, metavar="S",
-        help="how long it may look around after each change (default: %(default)s)")  # fmt: skip
-    add("--rounds", type=whole_number, default=5, metavar="N", help="(default: %(default)s)")
+        help="seconds for trying methods after each change (default: %(default)s)")  # fmt: skip
+    add("--rounds", type=whole_number, default=5, metavar="N",
+        help="turns of each method at each rate (default: %(default)s)")  # fmt: skip
     add("--json", type=Path, metavar="FILE", help="write all numbers to FILE")
     add("--timeout", type=float, default=300.0, metavar="S",
-        help="give up when a turn, or a start, takes longer (default: %(default)s)")  # fmt: skip
+        help="give up when a turn, or a start, takes longer (seconds; "
+        "default: %(default)s)")  # fmt: skip
     return parser
 
 
 def measure(
     arguments: argparse.Namespace, show: Callable[[str, float], None]
 ) -> list[AdaptiveResult]:
-    """All contestants at all rates."""
+    """Measure all contestants at all rates."""
     names = [*arguments.methods, arguments.adaptive]
     rates, results = arguments.rates, []
     with _crews(names, arguments, show) as (network, crews):
         for number, rate in enumerate(rates):
             network.change(rate)
             shown = (number + 1) / (len(rates) + 1)
-            show(f"{rate}: {arguments.adaptive} looks around", shown)
-            _look_around(crews[-1], arguments.settle)
+            show(f"{rate}: {arguments.adaptive} tries its methods", shown)
+            _train_alone(crews[-1], arguments.settle)
             counts = [max(2, round(SHORTEST / crew.turn(2))) for crew in crews]
             turns = []
             for turn in range(arguments.rounds):
                 show(f"{rate}: round {turn + 1} of {arguments.rounds}", shown)
                 turns.append([crew.turn(count) for crew, count in zip(crews, counts)])
             chosen = [sorted(set(crew.ask(explain=LARGE)[0])) for crew in crews]
-            results += _concluded(rate, names, chosen, list(zip(*turns)))
+            results += _results(rate, names, chosen, list(zip(*turns)))
     return results
 
 
@@ -155,12 +166,12 @@ def _crews(
         yield network, crews
 
 
-def _look_around(crew: Crew, seconds: float) -> None:
+def _train_alone(crew: Crew, seconds: float) -> None:
     while seconds > 0:
         seconds -= LOOKING * crew.turn(LOOKING)
 
 
-def _concluded(
+def _results(
     rate: str, names: Sequence[str], chosen: Sequence[list[str]], times: Sequence[Sequence[float]]
 ) -> list[AdaptiveResult]:
     return [
@@ -177,23 +188,26 @@ def _concluded(
 
 
 def notes(results: Sequence[AdaptiveResult]) -> Iterator[str]:
-    """How the live choice compares with the best fixed one, and with none: paired medians."""
+    """Yield for each rate a comparison of the live choice with the best and the first fixed method.
+
+    Ratios are medians over rounds.
+    """
     for rate in dict.fromkeys(each.rate for each in results):
         *fixed, live = (each for each in results if each.rate == rate)
         best = min(fixed, key=lambda each: each.median_ms)
         yield (
-            f"{rate}: {', '.join(live.chosen)}; a step takes {_times(live, best):.2f} times that "
-            f"of the best fixed one ({best.method}), {_times(live, fixed[0]):.2f} that of "
-            f"{fixed[0].method}"
+            f"{rate}: {', '.join(live.chosen)}; a step takes {_step_ratio(live, best):.2f} times "
+            f"as long as with the best fixed method ({best.method}), "
+            f"{_step_ratio(live, fixed[0]):.2f} times as long as with {fixed[0].method}"
         )
 
 
-def _times(one: AdaptiveResult, other: AdaptiveResult) -> float:
+def _step_ratio(one: AdaptiveResult, other: AdaptiveResult) -> float:
     return statistics.median(mine / its for mine, its in zip(one.all_ms, other.all_ms))
 
 
 def make_table(results: Sequence[AdaptiveResult], rate: str) -> Table:
-    """One rate."""
+    """Return the table of one rate."""
     from rich import box
     from rich.table import Table
 

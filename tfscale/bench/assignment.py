@@ -1,4 +1,4 @@
-"""What is to be measured; it travels to the workers as JSON."""
+"""Assignment of the workers: what they measure. The parent sends it to them as JSON."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-STOCK = ("tf", "gloo", "mpi", "horovod")  # contestants that are not ours
+STOCK = ("tf", "gloo", "mpi", "horovod")  # contestants from other libraries
 TRANSPORTS = ("sockets", "tcp", "grpc")  # tcp: sockets without shared memory
 
 
 @dataclasses.dataclass(frozen=True)
 class Contestant:
-    """One way to do an all-reduce.
+    """An implementation of all-reduce, with its settings.
 
     Args:
         algorithm: a name from ``tfscale.collectives.ALGORITHMS``, or one of ``STOCK``.
-        wire: the format that travels.
-        piece_bytes: the size of a message; 0 lets the engine choose.
+        wire: the format of the numbers that ranks send.
+        piece_bytes: bytes of a message; 0 lets the engine choose.
         transport: one of ``TRANSPORTS``.
     """
 
@@ -29,12 +29,12 @@ class Contestant:
 
     @property
     def stock(self) -> bool:
-        """Whether it is another library, or TensorFlow's own."""
+        """Whether this all-reduce belongs to another library or to TensorFlow."""
         return self.algorithm in STOCK
 
     @property
     def label(self) -> str:
-        """What tables call it."""
+        """Name in tables."""
         if self.stock:
             return _STOCK_LABELS[self.algorithm]
         pieces = f" {self.piece_bytes >> 10} KiB" if self.piece_bytes else ""
@@ -47,16 +47,16 @@ _STOCK_LABELS = {"tf": "tf stock", **{name: name for name in STOCK[1:]}}
 
 @dataclasses.dataclass(frozen=True)
 class Assignment:
-    """What one set of processes measures.
+    """Measurements that one set of processes makes.
 
     Args:
-        processes: how many take part.
+        processes: number of processes that take part.
         sizes: counts of float32 numbers.
-        contestants: in the order in which they take turns.
-        repeats: rounds for each size; 0 stops after about ``seconds``.
-        seconds: how long to measure each contestant at each size, about.
-        folder: where worker r writes ``results-r.jsonl``.
-        ports: an address for each worker, for the measurement of bare sockets.
+        contestants: all-reduces to measure, in the order of their turns.
+        repeats: rounds for each size; 0 means as many as fit in ``seconds``.
+        seconds: approximate time for each contestant at each size.
+        folder: folder in which worker r writes ``results-r.jsonl``.
+        ports: one address for each worker, to measure bare sockets with; may be empty.
     """
 
     processes: int
@@ -68,12 +68,12 @@ class Assignment:
     ports: tuple[str, ...] = ()
 
     def save(self, path: Path) -> None:
-        """Writes it to a file, for workers."""
+        """Write this assignment to a file, which the workers read."""
         path.write_text(json.dumps(dataclasses.asdict(self)))
 
     @classmethod
     def load(cls, path: str | Path) -> Assignment:
-        """Reads what ``save`` has written."""
+        """Read an assignment that ``save`` has written."""
         fields: dict[str, Any] = json.loads(Path(path).read_text())
         contestants = tuple(Contestant(**each) for each in fields.pop("contestants"))
         sizes, ports = tuple(fields.pop("sizes")), tuple(fields.pop("ports"))

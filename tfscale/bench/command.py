@@ -1,4 +1,4 @@
-"""The command line of ``tfscale bench``."""
+"""Command line of ``tfscale bench allreduce``, and helpers that all benchmarks share."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs ``tfscale bench allreduce``."""
+    """Run ``tfscale bench allreduce``; return the exit status."""
     parser = make_parser()
     arguments = parser.parse_args(argv)
     request = read(arguments)
@@ -63,11 +63,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 # ---------------------------------------------------------------------------
-# What is asked for.
+# Options.
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The options of ``tfscale bench allreduce``."""
+    """Return the parser of the options of ``tfscale bench allreduce``."""
     parser = argparse.ArgumentParser(
         prog="tfscale bench allreduce",
         description="Measure all-reduces between processes of this machine.",
@@ -80,36 +80,40 @@ def make_parser() -> argparse.ArgumentParser:
     add("--sizes", type=list_of(whole_number), default="1e3,1e5,1e6,1e7", metavar="N,...",
         help="counts of float32 numbers (default: %(default)s)")  # fmt: skip
     add("--algorithms", type=list_of(one_of(ALGORITHMS)), default="ring,direct", metavar="NAME,...",
-        help=f"of {', '.join(ALGORITHMS)} (default: %(default)s)")  # fmt: skip
+        help=f"some of {', '.join(ALGORITHMS)} (default: %(default)s)")  # fmt: skip
     add("--wires", type=list_of(one_of(WIRES)), default="fp32,int8", metavar="NAME,...",
-        help=f"of {', '.join(WIRES)} (default: %(default)s)")  # fmt: skip
+        help=f"some of {', '.join(WIRES)} (default: %(default)s)")  # fmt: skip
     add("--transports", type=list_of(one_of(TRANSPORTS)), default="sockets", metavar="NAME,...",
-        help="of sockets, tcp (sockets without shared memory) and grpc, which is TensorFlow's "
+        help="some of sockets, tcp (sockets without shared memory) and grpc (TensorFlow's own) "
         "(default: %(default)s)")  # fmt: skip
     add("--processes", type=list_of(_processes), default="2,4", metavar="P,...",
-        help="how many take part (default: %(default)s)")  # fmt: skip
+        help="numbers of processes that take part (default: %(default)s)")  # fmt: skip
     add("--piece-bytes", type=list_of(_bytes), default="0", metavar="BYTES,...",
-        help="sizes of a message; K and M are understood, 0 lets the engine choose")  # fmt: skip
+        help="bytes of a message, such as 65536, 64K or 1M; 0 lets the engine choose "
+        "(default: %(default)s)")  # fmt: skip
     add("--against", type=list_of(one_of([*STOCK, "none"])), default="tf", metavar="NAME,...",
-        help="also measure tf (stock MultiWorkerMirroredStrategy), gloo (torch), mpi (mpi4py), "
-        "horovod; or none (default: %(default)s)")  # fmt: skip
+        help="what to measure besides tfscale: tf (stock MultiWorkerMirroredStrategy), gloo "
+        "(torch), mpi (mpi4py), horovod, or none (default: %(default)s)")  # fmt: skip
     add("--repeats", type=whole_number, default=0, metavar="N",
         help="rounds per size (default: as many as --seconds allows, 5 to 40)")  # fmt: skip
     add("--seconds", type=float, default=2.0, metavar="S",
-        help="for each contestant, about so long at each size (default: %(default)s)")  # fmt: skip
+        help="approximate time for each contestant at each size "
+        "(default: %(default)s)")  # fmt: skip
     add("--link", metavar="RATE",
         help="network ports of this rate, in tc's notation (1gbit); root only")  # fmt: skip
     add("--json", type=Path, metavar="FILE", help="write all numbers to FILE")
     add("--plot", type=Path, metavar="FILE", help="draw time against size (png, svg or pdf)")
     add("--rival-python", default=sys.executable, metavar="PATH",
-        help="the interpreter that has torch, mpi4py or horovod, if not this one")  # fmt: skip
+        help="the Python interpreter that has torch, mpi4py or horovod "
+        "(default: this one)")  # fmt: skip
     add("--timeout", type=float, default=600.0, metavar="S",
-        help="give up when one set of processes takes longer (default: %(default)s)")  # fmt: skip
+        help="give up when one set of processes takes longer (seconds; "
+        "default: %(default)s)")  # fmt: skip
     return parser
 
 
 def read(arguments: argparse.Namespace) -> Request:
-    """Every algorithm on every wire with every size of a message over every transport."""
+    """Return a request for all combinations of algorithms, wires, message sizes and transports."""
     combinations = itertools.product(
         arguments.algorithms, arguments.wires, arguments.piece_bytes, arguments.transports
     )
@@ -127,7 +131,7 @@ def read(arguments: argparse.Namespace) -> Request:
 
 
 def list_of(one: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
-    """For argparse: several words between commas, each read by ``one``."""
+    """Return an argparse type for words that are separated by commas; ``one`` reads each word."""
 
     def many(text: str) -> tuple[T, ...]:
         return tuple(dict.fromkeys(one(word.strip()) for word in text.split(",")))
@@ -136,7 +140,7 @@ def list_of(one: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
 
 
 def whole_number(text: str) -> int:
-    """For argparse: a whole number above 0, such as 1000 or 1e6."""
+    """Read a whole number above 0, such as 1000 or 1e6; an argparse type."""
     try:
         number = float(text)
     except ValueError:
@@ -148,7 +152,7 @@ def whole_number(text: str) -> int:
 
 def _processes(text: str) -> int:
     if not text.isdecimal() or not 2 <= int(text) <= 200:
-        raise argparse.ArgumentTypeError(f"{text!r}: 2 to 200 processes can take part")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of processes from 2 to 200")
     return int(text)
 
 
@@ -161,7 +165,7 @@ def _bytes(text: str) -> int:
 
 
 def one_of(names: Sequence[str] | dict[str, Any]) -> Callable[[str], str]:
-    """For argparse: one of these names."""
+    """Return an argparse type that accepts one of these names."""
 
     def one(text: str) -> str:
         if text not in names:
@@ -172,11 +176,11 @@ def one_of(names: Sequence[str] | dict[str, Any]) -> Callable[[str], str]:
 
 
 # ---------------------------------------------------------------------------
-# What is shown.
+# Output.
 
 
 def make_console() -> Console:
-    """A console that is wide enough for tables where its output is no terminal."""
+    """Return a console; without a terminal, it is 120 characters wide, enough for the tables."""
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -187,7 +191,7 @@ def make_console() -> Console:
 
 @contextmanager
 def progress(console: Console) -> Iterator[Show]:
-    """One line that says what is going on; it vanishes at the end."""
+    """Show progress in one line, which vanishes at the end."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = BarColumn(bar_width=24), TimeElapsedColumn(), TextColumn("{task.description}")
@@ -198,7 +202,7 @@ def progress(console: Console) -> Iterator[Show]:
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """A polite end by SIGTERM or SIGHUP cleans up as Ctrl-C does."""
+    """Turn SIGTERM and SIGHUP into ``SystemExit``, so that they clean up as Ctrl-C does."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
@@ -216,7 +220,7 @@ def ended_by_signals() -> Iterator[None]:
 def report(
     console: Console, request: Request, outcome: Outcome, about: dict[str, Any], line: str
 ) -> None:
-    """Prints the tables, and the lines below them."""
+    """Print the tables, and the lines below them."""
     for processes in request.processes:
         records = [record for record in outcome.records if record.processes == processes]
         title = f"all-reduce of float32, {processes} processes, {where(request)}"
@@ -226,32 +230,31 @@ def report(
 
 
 def where(request: Request) -> str:
-    """What the processes were connected by, in words."""
+    """Return a description of the links between the processes."""
     return f"{request.link} links" if request.link else "127.0.0.1"
 
 
 def footer(request: Request, outcome: Outcome, about: dict[str, Any], line: str) -> list[str]:
-    """What the numbers rest on."""
+    """Return the lines below the tables: meaning of the numbers, machine, warnings, command."""
     sockets = ", ".join(
         f"{rate / 1e6:,.0f} MB/s with {p} processes" for p, rate in outcome.socket_rates.items()
     )
     if request.link:
         bound = (
             f"bound: 2(P-1)/P x bytes on the wire / {request.link}; bare sockets reach {sockets}; "
-            f"up to {link.burst(request.link) / 1e3:.0f} kB pass at once after a pause, "
-            "so smaller messages see no limit"
+            f"after a pause, up to {link.burst(request.link) / 1e3:.0f} kB pass without a limit"
         )
     else:
         bound = (
-            "bound: 2(P-1)/P x bytes on the wire / what bare TCP sockets reach here when all ranks "
-            f"send and receive at once: {sockets}; without arithmetic; shared memory may beat it"
+            "bound: 2(P-1)/P x bytes on the wire / rate of bare TCP sockets while all ranks send "
+            f"and receive at once: {sockets}. It leaves out arithmetic; shared memory can beat it"
         )
     time = (
-        "time: median over rounds of the slowest rank; cpu: of all ranks, in sum; page faults: of "
-        "a rank, on average; tf takes turns with the others"
+        "time: median over rounds of the slowest rank; cpu: sum over all ranks; page faults: "
+        "average over ranks; tf takes turns with the others"
     )
     rivals = [name for name in request.against if name != "tf"]
-    lines = [bound, time + (f"; {' and '.join(rivals)} before and after them" if rivals else "")]
+    lines = [bound, time + (f"; {' and '.join(rivals)} before and after" if rivals else "")]
     lines.append(
         f"machine: {about['cpu']}, {about['cores']} cores; {about['kernel']}, huge pages "
         f"{about['huge_pages']}; "
@@ -263,14 +266,14 @@ def footer(request: Request, outcome: Outcome, about: dict[str, Any], line: str)
     if slow:
         names = ", ".join(dict.fromkeys(record.contestant for record in slow))
         lines.append(
-            f"warning: {names} wait for fresh memory pages more than for anything else: the times "
-            "of large buffers say little about a machine that keeps its pages. " + memory.ADVICE
+            f"warning: {names} spend most of their time on fresh memory pages: the times of large "
+            "buffers say little about a machine that keeps its pages. " + memory.ADVICE
         )
     return [*lines, *outcome.notes, f"command: {line}"]
 
 
 def as_json(request: Request, outcome: Outcome, about: dict[str, Any], line: str) -> dict[str, Any]:
-    """All results, as they are written to a file."""
+    """Return all results as they stand in the file of ``--json``."""
     return {
         "command": line,
         "machine": about,
@@ -282,10 +285,12 @@ def as_json(request: Request, outcome: Outcome, about: dict[str, Any], line: str
 
 
 def check_folders(*files: Path | None) -> None:
-    """Better now than after minutes of measuring."""
+    """Raise ``OSError`` if a file cannot be written, before minutes of measurements are lost."""
     for file in files:
         if file is not None and not os.access(file.absolute().parent, os.W_OK):
-            raise OSError(f"cannot write {file}: no such folder, or not yours to write in")
+            raise OSError(
+                f"cannot write {file}: its folder does not exist or is read-only; give another path"
+            )
 
 
 def _plot(request: Request, outcome: Outcome, about: dict[str, Any], path: Path) -> None:

@@ -1,8 +1,8 @@
 """``tfscale bench convergence``: how well models learn with each method of compression.
 
 Replicas of one process learn small tasks, with several seeds for each wire and method. The seed
-is that of the weights and of the order of the data; the data are always the same. A model is
-traced once for each method, and learns once for each seed.
+decides the first weights and the order of the data; the data are always the same. A model is
+traced once for each method, and trains once for each seed.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from tfscale.wires import LOSSLESS, WIRES
 if TYPE_CHECKING:
     from rich.table import Table
 
-ALGORITHM = "ring"  # rounds more often than any other
+ALGORITHM = "ring"  # the algorithm that rounds most often
 BATCH = 64
 STEPS_AT_ONCE = 8
-LINK = Link(alpha=50e-6, beta=8 / 1e9)  # 1 Gbit/s, and what a message takes by TCP at least
+LINK = Link(alpha=50e-6, beta=8 / 1e9)  # 1 Gbit/s, and the least latency of a message by TCP
 
 OTHERS = (
     *("PowerSGD(1)", "PowerSGD(2)", "PowerSGD(4)"),
@@ -52,15 +52,15 @@ METHODS = (*WITH_FEEDBACK, *WITHOUT)
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A training.
+    """Training to do.
 
     Args:
-        task: what is learned.
-        method: how gradients are summed.
-        replicas: how many train.
-        seed: of the weights and the order of the data.
-        rate: of learning.
-        epochs: how often the data are seen.
+        task: a key of ``TASKS``.
+        method: the method that sums gradients.
+        replicas: number of replicas.
+        seed: seed of the first weights and of the order of the data.
+        rate: the learning rate.
+        epochs: passes over the data.
     """
 
     task: str
@@ -76,14 +76,14 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True)
 class Run(Plan):
-    """What came of it.
+    """Result of a training.
 
     Args:
-        accuracy: in %, of what it was tested with.
-        test_loss: of the same.
-        loss: of what it learned from.
-        sent: bytes of gradients in each step that a replica sent.
-        seconds: that these take in each step on ``LINK`` by the cost model of a ring.
+        accuracy: accuracy on the test data, in %.
+        test_loss: loss on the test data.
+        loss: loss on the training data.
+        sent: bytes of gradients that a replica sends in a step.
+        seconds: time of these bytes on ``LINK``, by the cost model of a ring.
     """
 
     accuracy: float
@@ -94,12 +94,12 @@ class Run(Plan):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command line; returns the exit status."""
+    """Run ``tfscale bench convergence``; return the exit status."""
     arguments = make_parser().parse_args(argv)
     words = (
-        f"{arguments.replicas} replicas, {ALGORITHM}, {BATCH} samples at a time; perplexity: e to "
-        "the loss of the test; ms: of a step's messages on 1 Gbit/s, by the cost model, with "
-        f"{1e6 * LINK.alpha:.0f} us for each"
+        f"{arguments.replicas} replicas, {ALGORITHM}, batch {BATCH}; perplexity: e to the power of "
+        "the test loss; ms: time of a step's messages on 1 Gbit/s, by the cost model, with a "
+        f"latency of {1e6 * LINK.alpha:.0f} us"
     )
 
     def tables(runs: Sequence[Run]) -> Iterator[Table]:
@@ -110,27 +110,31 @@ def main(argv: Sequence[str]) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The options of ``tfscale bench convergence``."""
+    """Return the parser of the options of ``tfscale bench convergence``."""
     parser = argparse.ArgumentParser(
         prog="tfscale bench convergence",
-        description="How well models learn with each method of compression.",
+        description="Measure how well models learn with each method of compression.",
         allow_abbrev=False,
     )
     usual = [name for name in TASKS if name != "perceptron"]
     add = parser.add_argument
     add("--tasks", type=list_of(one_of(TASKS)), default=",".join(usual), metavar="NAME,...",
-        help=f"of {', '.join(TASKS)} (default: %(default)s)")  # fmt: skip
+        help=f"some of {', '.join(TASKS)} (default: %(default)s)")  # fmt: skip
     add("--methods", type=checked, nargs="+", default=METHODS, metavar="METHOD",
-        help="wires, or methods such as 'PowerSGD(4)' or \"Wire('int8', feedback=True)\"; fp32 "
-        "is always there, to be compared with (default: all wires, PowerSGD and TopK, with error "
-        "feedback and without)")  # fmt: skip
-    add("--replicas", type=whole_number, default=2, metavar="N", help="(default: %(default)s)")
-    add("--seeds", type=whole_number, default=5, metavar="N", help="(default: %(default)s)")
-    add("--epochs", type=whole_number, metavar="N", help="(default: as the task has it)")
+        help="wires, or methods such as 'PowerSGD(4)' or \"Wire('int8', feedback=True)\"; all are "
+        "compared with fp32, which is always measured (default: all wires, PowerSGD and TopK, "
+        "with error feedback and without)")  # fmt: skip
+    add("--replicas", type=whole_number, default=2, metavar="N",
+        help="replicas on logical CPUs of this process (default: %(default)s)")  # fmt: skip
+    add("--seeds", type=whole_number, default=5, metavar="N",
+        help="trainings of each method (default: %(default)s)")  # fmt: skip
+    add("--epochs", type=whole_number, metavar="N",
+        help="passes over the data (default: the task's own number)")  # fmt: skip
     add("--rate", type=float, metavar="R",
-        help="how far a step goes (default: as the task has it)")  # fmt: skip
+        help="learning rate (default: the task's own rate)")  # fmt: skip
     add("--json", type=Path, metavar="FILE",
-        help="add a line for each training to FILE; what it has is not done again")  # fmt: skip
+        help="add a line for each training to FILE; trainings that FILE has are not "
+        "repeated")  # fmt: skip
     return parser
 
 
@@ -139,9 +143,9 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def train_all(arguments: argparse.Namespace, show: Any) -> Iterator[Run]:
-    """Trains each task by each method, with each seed."""
+    """Train each task by each method, with each seed."""
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
-    known = trainings.read(arguments.json, Run)  # refuses other files before TensorFlow starts
+    known = trainings.read(arguments.json, Run)  # before TensorFlow starts: the file may be wrong
     machine.split_cpu(arguments.replicas)
     learner = functools.lru_cache(maxsize=1)(Learner)
 
@@ -160,7 +164,7 @@ def _planned(arguments: argparse.Namespace) -> Iterator[Plan]:
 
 
 class Learner:
-    """A task's model on all replicas, with one method."""
+    """Model of a task on all replicas, with one method."""
 
     def __init__(self, name: str, method: str) -> None:
         import keras
@@ -178,7 +182,7 @@ class Learner:
         self._sent: tuple[float, float] | None = None
 
     def run(self, plan: Plan) -> Run:
-        """One training, and what it came to."""
+        """Do one training and return its result."""
         batches = functools.partial(digits.batches, self._training, BATCH, plan.epochs)
         model = self._learner.fit(plan.seed, plan.rate, batches)
         accuracy, test_loss = digits.judge(model, *self._test)
@@ -194,11 +198,11 @@ class Learner:
         )
 
     def _traffic(self, epochs: int) -> tuple[float, float]:
-        """Bytes and seconds of a step, after the first training."""
+        """Return bytes and seconds of a step, by what the first training has sent."""
         steps = epochs * math.ceil(len(self._training[0]) / BATCH)
         sent = messages = 0.0
         for row in self._strategy.explain():
-            half = row.why.startswith("rows of")  # rows are joined: half of an all-reduce
+            half = row.why.startswith("rows of")  # an all-gather of rows is half of an all-reduce
             rounds = (self._replicas - 1) * (1 if half else 2)
             messages += row.calls * len(row.collectives) * rounds / steps
             sent += row.calls * row.sent / steps
@@ -206,11 +210,11 @@ class Learner:
 
 
 # ---------------------------------------------------------------------------
-# What came of it.
+# Results.
 
 
 def make_table(task: str, runs: Sequence[Run]) -> Table:
-    """The table that users see."""
+    """Return the table that users see."""
     from rich import box
     from rich.table import Table
 

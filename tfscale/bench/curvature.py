@@ -2,10 +2,12 @@
 
 Perceptrons learn scikit-learn's digits, and labels that another perceptron gives, on one device.
 
-- Sharpness: each batch trains until the training loss is small, with the same rate and seeds; then
-  the largest eigenvalue and the trace of the Hessian are measured on all training samples.
-- Growth: as many passes over the data for a small batch, a large one, one that grows by curvature,
-  and one that grows while some samples are adversarial. Rates are in proportion to batches.
+- Sharpness: for each batch size, a model trains until the training loss is small, with the same
+  rate and seeds. Then the benchmark measures the largest eigenvalue and the trace of the Hessian
+  on all training samples.
+- Growth: models train with a small batch, a large batch, a batch that grows by curvature, and a
+  batch that grows while some samples are adversarial. All make the same number of passes over the
+  data. Rates are in proportion to batches.
 """
 
 from __future__ import annotations
@@ -29,27 +31,27 @@ if TYPE_CHECKING:
 RATE, MOMENTUM = 0.02, 0.9
 SMALL, LARGE = 32, 512
 LEARNT = 0.02  # the training loss at which sharpness is compared
-LONGEST = 500  # passes until then
+LONGEST = 500  # passes until that loss, at most
 EPSILON, SHARE = 0.05, 0.2
-MEASURED = 256  # training samples on which growth measures
+MEASURED = 256  # training samples on which BatchGrowth measures curvature
 PATIENCE = 5
 SHARPNESS = "sharpness"
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One training.
+    """Result of a training.
 
     Attributes:
-        task: what was learnt.
-        way: how: a batch of ``SHARPNESS``, or one of ``WAYS``.
-        seed: of weights and order.
-        updates: how many it took.
-        accuracy: in % of samples that it has not seen.
-        robust: the same, when FGSM has moved them by ``EPSILON``.
-        loss: of the training samples.
-        top: the largest eigenvalue on them.
-        trace: the sum of all eigenvalues, estimated.
+        task: ``SHARPNESS`` or a key of ``TASKS``.
+        way: the batch size if the task is ``SHARPNESS``, else a key of ``WAYS``.
+        seed: seed of the first weights and of the order of the data.
+        updates: number of updates.
+        accuracy: accuracy on the test samples, in %.
+        robust: accuracy on test samples that FGSM has moved by ``EPSILON``, in %.
+        loss: loss on the training samples.
+        top: the Hessian's largest eigenvalue on the training samples.
+        trace: estimate of the sum of all eigenvalues.
     """
 
     task: str
@@ -64,11 +66,13 @@ class Run:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command line; returns the exit status."""
+    """Run ``tfscale bench curvature``; return the exit status."""
     arguments = make_parser().parse_args(argv)
     words = (
-        f"SGD, momentum {MOMENTUM}, rate {RATE} for a batch of {SMALL}; sharpness: the same rate, "
-        f"until the loss is {LEARNT}; growth: {arguments.epochs} passes; robust: accuracy on test "
+        f"SGD, momentum {MOMENTUM}, rate {RATE} for a batch of {SMALL}; sharpness: this rate for "
+        "all "
+        f"batches, until the loss is {LEARNT}; growth: {arguments.epochs} passes; robust: "
+        "accuracy on test "
         f"samples that FGSM has moved by {EPSILON}"
     )
     return compare("curvature", argv, arguments, train_all, make_tables, words)
@@ -77,17 +81,18 @@ def main(argv: Sequence[str]) -> int:
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tfscale bench curvature",
-        description="Sharpness by batch, and batches that grow as the loss gets flatter.",
+        description="Measure sharpness by batch, and batches that grow as the loss gets flatter.",
         allow_abbrev=False,
     )
     add = parser.add_argument
     add("--batches", type=list_of(whole_number), default="16,64,256,1000", metavar="N,...",
-        help="whose sharpness is compared (default: %(default)s)")  # fmt: skip
+        help="batch sizes whose sharpness is compared (default: %(default)s)")  # fmt: skip
     add("--tasks", type=list_of(one_of(TASKS)), default=",".join(TASKS), metavar="NAME,...",
-        help="for growth (default: %(default)s)")  # fmt: skip
-    add("--seeds", type=whole_number, default=5, metavar="N", help="(default: %(default)s)")
+        help="tasks of the growing batches (default: %(default)s)")  # fmt: skip
+    add("--seeds", type=whole_number, default=5, metavar="N",
+        help="trainings of each kind (default: %(default)s)")  # fmt: skip
     add("--epochs", type=whole_number, default=30, metavar="N",
-        help="passes, of growth (default: %(default)s)")  # fmt: skip
+        help="passes over the data with growing batches (default: %(default)s)")  # fmt: skip
     add("--json", type=Path, metavar="FILE", help="add a line for each training to FILE")
     return parser
 
@@ -97,7 +102,10 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def synthetic() -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-    """Classes that a random perceptron gives to normal numbers; one in ten is wrong in training."""
+    """Return normally distributed samples with classes that a random perceptron gives.
+
+    A tenth of the training samples get a random class.
+    """
     rng = np.random.default_rng(0)
     x = rng.standard_normal((2000, 20)).astype(np.float32)
     hidden = np.maximum(x @ rng.standard_normal((20, 30)), 0)
@@ -203,7 +211,7 @@ def judged(task: str, way: str, seed: int, model: Any, training: Any, test: Any)
 
 
 # ---------------------------------------------------------------------------
-# What came of it.
+# Results.
 
 
 def make_tables(runs: Sequence[Run]) -> Iterator[Table]:

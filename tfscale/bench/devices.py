@@ -1,7 +1,7 @@
 """``tfscale bench devices``: all-reduces between logical devices of one process.
 
-Nothing travels over a network here: it shows what the engine itself and TensorFlow's
-runtime cost, and that many all-reduces at once wait for each other in turn, not forever.
+Nothing travels over a network here. The benchmark shows the time of the engine and of TensorFlow's
+runtime. It also shows that many all-reduces at once run in turn and do not block each other.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROUNDS = 200
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs ``tfscale bench devices``."""
+    """Run ``tfscale bench devices``; return the exit status."""
     arguments = make_parser().parse_args(argv)
     about = machine.describe()
     console = make_console()
@@ -44,19 +44,21 @@ def main(argv: Sequence[str]) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The options of ``tfscale bench devices``."""
+    """Return the parser of the options of ``tfscale bench devices``."""
     parser = argparse.ArgumentParser(
         prog="tfscale bench devices",
         description="Measure all-reduces between logical devices of one process.",
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--devices", type=whole_number, default=8, metavar="P")
-    add("--numbers", type=whole_number, default=1000, metavar="N")
+    add("--devices", type=whole_number, default=8, metavar="P",
+        help="logical CPUs of this process (default: %(default)s)")  # fmt: skip
+    add("--numbers", type=whole_number, default=1000, metavar="N",
+        help="float32 numbers of each all-reduce (default: %(default)s)")  # fmt: skip
     add("--at-once", type=list_of(whole_number), default="1,64", metavar="K,...",
         help="how many all-reduces run at the same time (default: %(default)s)")  # fmt: skip
     add("--algorithms", type=list_of(one_of(ALGORITHMS)), default="ring,tree,halving,direct",
-        metavar="NAME,...", help="(default: %(default)s)")  # fmt: skip
+        metavar="NAME,...", help="algorithms to compare (default: %(default)s)")  # fmt: skip
     return parser
 
 
@@ -69,7 +71,10 @@ def _make_group(devices: int) -> Group:
 
 
 def _function(group: Group, algorithm: str | None, count: int) -> Callable[..., Any]:
-    """``None`` reduces nothing: what TensorFlow takes to call such a function."""
+    """Return a function that makes ``count`` all-reduces at once.
+
+    With ``algorithm=None`` it reduces nothing, which shows the time of the call itself.
+    """
     from tfscale.ops import all_reduce
 
     @group.function
@@ -85,7 +90,7 @@ def _function(group: Group, algorithm: str | None, count: int) -> Callable[..., 
 def _measure(
     functions: dict[str, Callable[..., Any]], ranks: int, numbers: int
 ) -> dict[str, list[float]]:
-    """Seconds per call; the functions take turns."""
+    """Return the seconds of each call; the functions take turns."""
     import tensorflow as tf
 
     values = [tf.random.normal([numbers]) for _ in range(ranks)]

@@ -6,16 +6,16 @@ from typing import Any
 
 import numpy as np
 
-TRAINING = 1000  # of 1,797 images; the others are for the test
-HIDDEN = 128  # so all kernels have more numbers than a wire policy's ``small``
+TRAINING = 1000  # images out of 1,797; the others are for the test
+HIDDEN = 128  # large enough that no kernel is below a wire policy's ``small``
 
 
 def load(training: int = TRAINING) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-    """Images and labels to train with and to test with; always the same ones."""
+    """Return images and labels, for training and for the test; the split never changes."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise ImportError("the digits come with scikit-learn: pip install scikit-learn") from None
+        raise ImportError("the digits need scikit-learn: pip install scikit-learn") from None
     data = load_digits()
     order = np.random.default_rng(0).permutation(len(data.target))
     x = (data.images[order, :, :, np.newaxis] / 16).astype(np.float32)
@@ -24,7 +24,7 @@ def load(training: int = TRAINING) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
 
 
 def perceptron() -> Any:
-    """A model that is not compiled; its weights follow Keras's seed."""
+    """Return a perceptron that is not compiled; Keras's seed decides its weights."""
     import keras
 
     layers = keras.layers
@@ -33,7 +33,7 @@ def perceptron() -> Any:
 
 
 def convolution() -> Any:
-    """The same with convolutions."""
+    """Return a convolutional network that is not compiled; Keras's seed decides its weights."""
     import keras
 
     layers = keras.layers
@@ -52,7 +52,10 @@ def convolution() -> Any:
 
 
 def batches(training: tuple[Any, Any], size: int, epochs: int) -> Any:
-    """All epochs in what Keras calls one, for beginning one takes longer than a step."""
+    """Return the batches of all epochs as one data set.
+
+    Keras then sees one epoch: to begin an epoch takes longer than a step of these small models.
+    """
     import tensorflow as tf
 
     data = tf.data.Dataset.from_tensor_slices(training)
@@ -60,7 +63,7 @@ def batches(training: tuple[Any, Any], size: int, epochs: int) -> Any:
 
 
 def judge(model: Any, images: Any, truth: Any) -> tuple[float, float]:
-    """Accuracy in %, and loss."""
+    """Return a model's accuracy in %, and its loss."""
     logits = np.asarray(model(images), np.float64)
     logits -= logits.max(axis=-1, keepdims=True)
     likelihoods = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))

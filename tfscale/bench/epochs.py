@@ -1,7 +1,7 @@
 """``tfscale bench epochs``: how long a ``fit`` of few tiny steps with validation takes.
 
-What such a ``fit`` takes is not training: it is tracing, and beginning and ending the iterators of
-each epoch and validation.
+Such a ``fit`` spends its time not on training, but on tracing, and on beginning and ending the
+iterators of each epoch and validation.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tfscale.bench.command import make_console, progress, whole_number
 if TYPE_CHECKING:
     from rich.table import Table
 
-ROWS = 16  # of each replica's part of a batch
+ROWS = 16  # rows of each replica's part of a batch
 FEATURES = 8
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command line; returns the exit status."""
+    """Run ``tfscale bench epochs``; return the exit status."""
     arguments = make_parser().parse_args(argv)
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
     about = machine.describe()
@@ -40,13 +40,13 @@ def main(argv: Sequence[str]) -> int:
     steps = arguments.epochs * arguments.steps
     title = f"fit of {steps} tiny steps in {arguments.epochs} epochs, each with validation"
     console.print(make_table(title, seconds))
-    console.print("seconds; a new model each time, so graphs are traced in it")
+    console.print("seconds; each fit has a new model, so the time includes tracing")
     console.print(machine.signature(about, "epochs", argv))
     return 0
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The options of ``tfscale bench epochs``."""
+    """Return the parser of the options of ``tfscale bench epochs``."""
     parser = argparse.ArgumentParser(
         prog="tfscale bench epochs",
         description="Measure how long a fit of few tiny steps with validation takes.",
@@ -55,10 +55,12 @@ def make_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--devices", type=whole_number, default=4, metavar="N",
         help="logical CPUs of this process (default: %(default)s)")  # fmt: skip
-    add("--rounds", type=whole_number, default=10, metavar="N", help="(default: %(default)s)")
-    add("--epochs", type=whole_number, default=3, metavar="N", help="(default: %(default)s)")
+    add("--rounds", type=whole_number, default=10, metavar="N",
+        help="fits with each strategy (default: %(default)s)")  # fmt: skip
+    add("--epochs", type=whole_number, default=3, metavar="N",
+        help="epochs of each fit (default: %(default)s)")  # fmt: skip
     add("--steps", type=whole_number, default=4, metavar="N",
-        help="of each epoch (default: %(default)s)")  # fmt: skip
+        help="steps of each epoch (default: %(default)s)")  # fmt: skip
     return parser
 
 
@@ -96,7 +98,7 @@ def _fit(strategy: Any, arguments: argparse.Namespace) -> float:
 
 
 def make_table(title: str, seconds: dict[str, list[float]]) -> Table:
-    """The table that users see."""
+    """Return the table that users see."""
     from rich import box
     from rich.table import Table
 

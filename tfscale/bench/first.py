@@ -2,8 +2,8 @@
 
 The first step traces Keras's ``train_step`` on each replica, and TensorFlow then optimizes and
 places the graph. Each training runs in a process of its own, and the strategies take turns.
-Seconds of processor time (user and system, of all threads) say what that costs on a machine that
-others use, too; the number of operations in the graph says it on every machine alike.
+Processor time (user and system, of all threads) measures the cost even if other programs use the
+machine. The number of operations in the graph is the same on every machine.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 MODELS = ("resnet50", "transformer", "gan")  # of first_models.py
 MIRRORED, SCALE = "MirroredStrategy", "ScaleStrategy"
 STRATEGIES = (MIRRORED, SCALE)
-ROWS = 2  # of each replica: the step itself costs little
+ROWS = 2  # rows of each replica: few, so that the step itself costs little
 STEPS = 2
 
 
 @dataclass(frozen=True)
 class FirstStep:
-    """What the first step of a training cost.
+    """Cost of the first step of a training.
 
     Attributes:
         cpu: seconds of processor time.
-        wall: seconds.
+        wall: seconds by the clock.
         later: seconds of processor time of the second step.
-        operations: in the graph of the step, with those of the functions that it calls.
+        operations: operations in the graph of the step and in the functions that it calls.
     """
 
     cpu: float
@@ -65,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"tfscale bench: error: {error}", file=sys.stderr)
         return 1
     console.print(make_table(arguments.devices, found))
-    console.print("medians; CPU: user and system, of all threads; ratio: of MirroredStrategy's CPU")
+    console.print("medians; CPU: user and system, of all threads; ratio: to MirroredStrategy's CPU")
     console.print(machine.signature(about, "first", argv))
     return 0
 
@@ -79,11 +79,11 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--models", type=list_of(one_of(MODELS)), default=",".join(MODELS), metavar="NAME,...",
-        help="(default: %(default)s)")  # fmt: skip
+        help="models to train (default: %(default)s)")  # fmt: skip
     add("--devices", type=whole_number, default=2, metavar="N",
         help="logical CPUs of each process (default: %(default)s)")  # fmt: skip
     add("--rounds", type=whole_number, default=3, metavar="N",
-        help="how often the strategies take turns (default: %(default)s)")  # fmt: skip
+        help="turns of each strategy (default: %(default)s)")  # fmt: skip
     return parser
 
 
@@ -99,7 +99,7 @@ def _measure(
 
 
 def measure(model: str, strategy: str, devices: int, timeout: float = 1800) -> FirstStep:
-    """Train in a process of its own, for no more than so many seconds."""
+    """Train in a new process, for at most ``timeout`` seconds; return the result."""
     command = [sys.executable, "-m", "tfscale", "bench", "first", "--training"]
     ran = subprocess.run(
         [*command, model, strategy, str(devices)],
@@ -137,7 +137,7 @@ def make_table(devices: int, found: dict[str, dict[str, list[FirstStep]]]) -> Ta
     return table
 
 
-# ---------------------------------------------------------- the training's process
+# ---------------------------------------------------------- process of a training
 
 
 def _train(model: str, strategy: str, devices: int) -> FirstStep:
@@ -178,7 +178,7 @@ def _strategy(name: str, devices: list[str]) -> Any:
 
 
 def _clock() -> Any:
-    """Return a callback that knows when steps ended: in processor time, and by the clock."""
+    """Return a callback that records the ends of steps: in processor time, and by the clock."""
     import keras
 
     class Clock(keras.callbacks.Callback):
@@ -196,7 +196,7 @@ def _clock() -> Any:
 
 
 def _functions() -> dict[str, int]:
-    """Return how many operations each function has that TensorFlow knows in this process."""
+    """Return the number of operations of each function in TensorFlow's context."""
     from tfscale.bridge.tensorflow import context
 
     known = context()

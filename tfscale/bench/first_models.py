@@ -72,7 +72,7 @@ class Gan(keras.Model):
         )
         self.d_tracker = keras.metrics.Mean(name="d_loss")
         self.g_tracker = keras.metrics.Mean(name="g_loss")
-        self.built = True  # its layers are, and it has no call
+        self.built = True  # the layers are built, and there is no `call`
 
     @property
     def metrics(self) -> list[Any]:

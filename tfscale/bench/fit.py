@@ -1,4 +1,4 @@
-"""``tfscale bench fit``: what training costs, against no strategy and TensorFlow's own."""
+"""``tfscale bench fit``: training with this strategy, with TensorFlow's, and without a strategy."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from tfscale.bench.fit_table import (
 from tfscale.launch import WorkerFailed
 from tfscale.wires import WIRES as ALL_WIRES
 
-MOST_STEPS = 100  # in a turn
+MOST_STEPS = 100  # steps of a turn, at most
 TRACED_STEPS = 3
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs ``tfscale bench fit``."""
+    """Run ``tfscale bench fit``; return the exit status."""
     arguments = make_parser().parse_args(argv)
     console = command.make_console()
     try:
@@ -72,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The options of ``tfscale bench fit``."""
+    """Return the parser of the options of ``tfscale bench fit``."""
     parser = argparse.ArgumentParser(
         prog="tfscale bench fit",
         description="Measure the training of Keras models.",
@@ -87,8 +87,8 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="NAME,...",
         help="one: a single device; devices: 2 and 4 logical devices of one "
         "process; workers: 2 processes and 25M parameters; overlap: which share of the exchange "
-        "the backward pass hides; methods: 25M parameters by several methods; rules: the same by "
-        "several rules of when replicas agree (default: the first four)",
+        "the backward pass hides; methods: 25M parameters with several methods; rules: 25M "
+        "parameters with several sync rules (default: the first four)",
     )
     add(
         "--methods",
@@ -96,7 +96,7 @@ def make_parser() -> argparse.ArgumentParser:
         nargs="+",
         default=list(METHODS),
         metavar="METHOD",
-        help="of the part methods: wires, or methods such as 'PowerSGD(4)'; all are compared "
+        help="wires, or methods such as 'PowerSGD(4)', for the part methods; all are compared "
         "with the first (default: %(default)s)",
     )
     add(
@@ -105,42 +105,44 @@ def make_parser() -> argparse.ArgumentParser:
         nargs="+",
         default=list(RULES),
         metavar="RULE",
-        help="of the part rules, such as \"DiLoCo(100, wire='int8')\"; all are compared with the "
-        "first (default: %(default)s)",
+        help="sync rules for the part rules, such as \"DiLoCo(100, wire='int8')\"; all are "
+        "compared with the first (default: %(default)s)",
     )
     add("--processes", type=command.whole_number, default=REPLICAS, metavar="P",
-        help="of the parts methods and rules (default: %(default)s)")  # fmt: skip
+        help="processes of the parts methods and rules (default: %(default)s)")  # fmt: skip
     add("--wires", type=command.list_of(command.one_of(ALL_WIRES)), default=",".join(WIRES),
-        metavar="NAME,...", help="of workers (default: %(default)s)")  # fmt: skip
+        metavar="NAME,...", help="wires of the part workers (default: %(default)s)")  # fmt: skip
     add("--against", type=command.list_of(command.one_of(["horovod"])), default=[],
-        metavar="NAME,...", help="horovod, in the part workers, where this Python has it "
-        "(TensorFlow 2.15) and mpirun is installed")  # fmt: skip
+        metavar="NAME,...", help="horovod: also measure Horovod in the part workers; needs "
+        "Horovod in this Python (TensorFlow 2.15), and mpirun")  # fmt: skip
     add("--rounds", type=command.whole_number, default=15, metavar="N",
-        help="in each, every contestant has a turn (default: %(default)s)")  # fmt: skip
+        help="turns of each contestant (default: %(default)s)")  # fmt: skip
     add("--seconds", type=float, default=1.0, metavar="S",
-        help="a turn takes about so long, and 2 steps at least (default: %(default)s)")  # fmt: skip
+        help="approximate time of a turn, which has at least 2 steps (default: %"
+        "(default)s)")  # fmt: skip
     add("--link", metavar="RATE",
-        help="between processes: network ports of this rate (1gbit); root only")  # fmt: skip
-    add("--tiny", action="store_true", help="toy models, to try the benchmark itself")
+        help="rate of the network ports between processes, such as 1gbit; root only")  # fmt: skip
+    add("--tiny", action="store_true", help="use toy models, to try the benchmark itself")
     add("--json", type=Path, metavar="FILE", help="write all numbers to FILE")
     add("--plot", type=Path, metavar="FILE", help="draw steps per second (png, svg or pdf)")
     add("--trace", type=Path, metavar="FILE.json",
-        help="some steps of overlap, for Perfetto or chrome://tracing; "
-        "and FILE.png, a picture of one")  # fmt: skip
+        help="write some steps of the part overlap to FILE.json, for Perfetto or "
+        "chrome://tracing, and draw one of them in FILE.png")  # fmt: skip
     add("--timeout", type=float, default=300.0, metavar="S",
-        help="give up when a turn, or a start, takes longer (default: %(default)s)")  # fmt: skip
+        help="give up when a turn, or a start, takes longer (seconds; "
+        "default: %(default)s)")  # fmt: skip
     return parser
 
 
 class Bench:
-    """Measures parts, one after the other; the contestants of each take turns."""
+    """Measurement of several parts, one after the other; the contestants of a part take turns."""
 
     def __init__(self, arguments: argparse.Namespace, show: Callable[[str, float], None]) -> None:
         self.arguments, self.show = arguments, show
         self.timelines: list[fit_trace.RankTimeline] = []
 
     def measure(self, part: str) -> list[FitResult]:
-        """Measures one part of the benchmark, group after group of equal processes and devices."""
+        """Measure one part: group after group of contestants with equal processes and devices."""
         of = self.arguments
         planned = contestants(
             part, of.wires, of.tiny, of.against, of.methods, of.rules, of.processes
@@ -169,9 +171,9 @@ class Bench:
         return records
 
     def _count(self, contestant: FitContestant, crew: Crew) -> int:
-        """How many steps of a turn are timed; by a rule, as many as replicas make alone, or two."""
+        """Return the number of timed steps in a turn: those of a round for a rule; at least two."""
         if contestant.part == "rules":
-            return max(2, _steps_alone(contestant.rule))
+            return max(2, _steps_of_round(contestant.rule))
         return _steps(self.arguments.seconds, crew.turn(2))
 
     def _take_turns(self, group: Sequence[FitContestant], crews: Sequence[Crew]) -> list[FitResult]:
@@ -194,11 +196,11 @@ class Bench:
         return records
 
 
-def _steps_alone(rule: str) -> int:
-    """And after which what the rule sends behind steps has come in."""
+def _steps_of_round(rule: str) -> int:
+    """Return the steps of a rule's round, and those until its background exchange has ended."""
     made = methods.rounds_of(rule)
     if not isinstance(made.every, int):
-        raise ValueError(f"{rule}: every must be a number here")
+        raise ValueError(f"{rule}: this benchmark needs a whole number for `every`")
     return made.every + made.delay
 
 
@@ -216,7 +218,7 @@ def _network(processes: int, rate: str | None) -> Iterator[link.Network | None]:
 
 
 # ---------------------------------------------------------------------------
-# What is shown and written.
+# Output.
 
 
 def _title(part: str, arguments: argparse.Namespace) -> str:
@@ -239,24 +241,22 @@ def footer(
     about: dict[str, Any],
     words: str,
 ) -> list[str]:
-    """The lines below the table: what was measured how, and on which machine."""
+    """Return the lines below the table: meaning of the numbers, shares, machine, command."""
     lines = ["ms: median over rounds of a step of the slowest process; "
-             "times: median of the ratios of each round to its first contestant"]  # fmt: skip
+             "times: speed compared with the first contestant, median over rounds"]  # fmt: skip
     share = hidden_share(records)
     if share is not None:
-        lines.append(f"hidden behind the backward pass: {share:.0%} of the exchange")
+        lines.append(f"the backward pass hides {share:.0%} of the exchange")
     for name, added, less in exposed(records):
-        lines.append(
-            f"communication that a step waits for: {name} {added:.1f} ms, {less:.2f}x less"
-        )
+        lines.append(f"a step waits for communication: {name} {added:.1f} ms, {less:.2f}x less")
     for name, sent, less in sent_less(records):
         lines.append(f"a replica sends in a step: {name} {sent / 1e6:.3f} MB, {less:.1f}x less")
     for name, hidden in behind_steps(records):
-        lines.append(f"behind steps: {name} {hidden:.0%} of its exchange")
+        lines.append(f"in the background: {name} {hidden:.0%} of its exchange")
     if timelines:
         seconds = 1e3 * fit_trace.exposed_seconds(timelines)
         lines.append(
-            f"traced: gradients travel for {seconds:.1f} ms of a step while nothing computes"
+            f"trace: for {seconds:.1f} ms of a step, gradients travel while nothing computes"
         )
     lines.append(
         f"machine: {about['cpu']}, {about['cores']} cores; {about['kernel']}, huge pages "
@@ -274,7 +274,7 @@ def write(
     words: str,
     timelines: Sequence[fit_trace.RankTimeline],
 ) -> None:
-    """Writes the files that the options ask for."""
+    """Write the files that the options ask for."""
     if arguments.json:
         whole = {
             "command": words,

@@ -1,4 +1,4 @@
-"""Who trains what in ``tfscale bench fit``."""
+"""Contestants of ``tfscale bench fit``: which strategy trains which model."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ USUAL_PARTS = PARTS[:4]
 METHODS = ("fp32", "int8", "int4", "sign", "PowerSGD(4)", "TopK(0.01)")
 RULES = ("EveryStep()", "LocalSGD(100)", "DiLoCo(100, wire='int8')")
 WIRES = ("fp32", "bf16", "int8")
-REPLICAS = 2  # processes of a part that has several
+REPLICAS = 2  # processes of the parts that use several
 
 
 @dataclasses.dataclass(frozen=True)
 class FitContestant:
-    """One way to train, in processes of its own.
+    """Training of one model in one way, in processes of its own.
 
     Args:
-        part: of the benchmark; all of a part take turns.
-        name: as tables show it.
-        way: of training: see ``fit_worker``.
-        model: its name in ``fit_worker``.
-        processes: how many; each has a replica on every device.
-        devices: logical devices of each process.
-        wire: in which format gradients travel; or a method, as Python has it.
-        rule: when replicas agree, as Python has it.
+        part: part of the benchmark; all contestants of a part take turns.
+        name: name in tables.
+        way: strategy and loop of the training, a key of ``_WAYS`` in ``fit_worker``.
+        model: name of the model in ``fit_worker``.
+        processes: number of processes; each has a replica on every device.
+        devices: number of logical devices of each process.
+        wire: name of a wire, or a method as a Python expression.
+        rule: sync rule as a Python expression.
     """
 
     part: str
@@ -39,7 +39,7 @@ class FitContestant:
 
     @property
     def replicas(self) -> int:
-        """How many replicas train in all."""
+        """Number of replicas in all processes."""
         return self.processes * self.devices
 
 
@@ -52,18 +52,18 @@ def contestants(
     rules: Sequence[str] = RULES,
     processes: int = REPLICAS,
 ) -> list[FitContestant]:
-    """All of a part, by groups of the same number of devices.
+    """Return all contestants of a part, in groups with the same number of devices.
 
-    The first of each group is what the others are compared with.
+    The others of a group are compared with its first contestant.
 
     Args:
         part: one of ``PARTS``.
-        wires: of the part ``"workers"``.
-        tiny: toy models.
-        against: other libraries, in the part ``"workers"``: ``"horovod"``.
-        methods: of the part ``"methods"``.
-        rules: of the part ``"rules"``.
-        processes: of these two parts.
+        wires: wires of the part ``"workers"``.
+        tiny: whether to use toy models.
+        against: other libraries in the part ``"workers"``: ``"horovod"``.
+        methods: methods of the part ``"methods"``.
+        rules: sync rules of the part ``"rules"``.
+        processes: number of processes of the parts ``"methods"`` and ``"rules"``.
     """
     small, wide, deep = ("tiny",) * 3 if tiny else ("conv", "dense", "deep")
     if part == "one":

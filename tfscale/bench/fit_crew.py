@@ -1,4 +1,4 @@
-"""The processes of one contestant, as ``tfscale bench fit`` sees them."""
+"""Processes of one contestant, as the parent process of ``tfscale bench fit`` sees them."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from tfscale.launch import LocalWorkers, WorkerFailed
 
 
 class Crew:
-    """Processes that wait until it is their turn.
+    """Worker processes of one contestant, which wait for their turns.
 
     Args:
-        contestant: what they train.
-        network: where they live; None for the loopback.
-        folder: for their socket. A path leads into every network namespace.
-        timeout: how many seconds any one thing may take.
+        contestant: the training of these processes.
+        network: network of these processes; None for the loopback.
+        folder: folder for their Unix socket, which all network namespaces can reach by its path.
+        timeout: seconds that the start, or any answer, may take.
 
     Attributes:
-        parameters: how many their model has.
+        parameters: number of parameters of the model.
     """
 
     def __init__(
@@ -59,26 +59,26 @@ class Crew:
             )
             self.lines: list[Any] = []
             try:
-                self._welcome(server, contestant.processes)
-                self.parameters = int(self._hear()[0]["parameters"])
+                self._accept(server, contestant.processes)
+                self.parameters = int(self._answers()[0]["parameters"])
             except BaseException as error:
                 self.__exit__(type(error), error, None)
                 raise
 
     def turn(self, steps: int) -> float:
-        """Seconds per step, of the slowest process."""
+        """Train for some steps and return the seconds per step of the slowest process."""
         return max(float(seconds) for seconds in self.ask(steps=steps))
 
     def ask(self, **order: int) -> list[Any]:
-        """Give all processes an order at once; their answers."""
+        """Send an order to all processes at once and return their answers."""
         try:
             for line in self.lines:
                 print(json.dumps(order), file=line, flush=True)
         except BrokenPipeError:
             self._fail()
-        return self._hear()
+        return self._answers()
 
-    def _welcome(self, server: socket.socket, count: int) -> None:
+    def _accept(self, server: socket.socket, count: int) -> None:
         server.settimeout(0.2)
         end = time.monotonic() + self.timeout
         while len(self.lines) < count:
@@ -92,7 +92,7 @@ class Crew:
             self.lines.append(line.makefile("rw"))
             line.close()  # the file keeps it open
 
-    def _hear(self) -> list[Any]:
+    def _answers(self) -> list[Any]:
         try:
             texts = [line.readline() for line in self.lines]
         except TimeoutError:

@@ -1,4 +1,4 @@
-"""A picture of the table of ``tfscale bench fit``: one panel for each group."""
+"""Picture of the results of ``tfscale bench fit``: one panel for each group."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FIRST, _OTHERS = "#a9aeb6", "#3b6fb6"
 
 
 def draw(records: Sequence[FitResult]) -> Figure:
-    """Bars of steps per second; grey is what the others are compared with."""
+    """Draw bars of steps per second; grey is the first of a group, the baseline."""
     groups: dict[tuple[str, int, int], list[FitResult]] = {}
     for record in records:
         groups.setdefault((record.part, record.processes, record.devices), []).append(record)

@@ -1,4 +1,4 @@
-"""From the times of ``tfscale bench fit`` to rows."""
+"""Results of ``tfscale bench fit`` as a table."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class FitResult:
-    """One row. ``times`` is how often faster than the first contestant of its group.
+    """Row of the table.
 
-    Ratios are taken round by round, for a machine whose speed drifts changes all of a
-    round alike.
+    Attributes:
+        times: speed compared with the first contestant of the group: the median of the ratios by
+            round, since a change of the machine's speed affects all contestants of a round alike.
     """
 
     part: str
@@ -36,9 +37,9 @@ class FitResult:
     steps_per_second: float
     times: float
     all_ms: list[float]
-    faults: float = 0.0  # page faults of a process in a step of its last turn
-    sent_per_step: float | None = None  # bytes of the replica that sends most, where measured
-    hidden: float | None = None  # share of what went behind steps; the replica's that waits most
+    faults: float = 0.0  # page faults of a process in a step of the last turn
+    sent_per_step: float | None = None  # bytes; of the replica that sends most
+    hidden: float | None = None  # share of the background exchange; of the replica that waits most
 
 
 def conclude(
@@ -47,7 +48,7 @@ def conclude(
     steps: Sequence[int],
     times: Sequence[Sequence[float]],
 ) -> list[FitResult]:
-    """Records of contestants that have taken turns; ``times`` in seconds per step."""
+    """Return the records of contestants; ``times`` holds seconds per step by round."""
     return [
         FitResult(
             part=contestant.part,
@@ -70,9 +71,9 @@ def conclude(
 
 
 def hidden_share(records: Sequence[FitResult]) -> float | None:
-    """Which part of the exchange takes no time of its own; the median over rounds.
+    """Return which share of the exchange takes no time of its own, as a median over rounds.
 
-    1 - (a step with the exchange - one without) / the exchange by itself.
+    The share is 1 - (step with the exchange - step without it) / (exchange alone).
     """
     by_way = {r.way: r.all_ms for r in records if r.part == "overlap"}
     if not by_way:
@@ -82,9 +83,10 @@ def hidden_share(records: Sequence[FitResult]) -> float | None:
 
 
 def exposed(records: Sequence[FitResult]) -> list[tuple[str, float, float]]:
-    """What each method adds to a step, in ms, and how many times less that is than the first's.
+    """Return for each method its name, the ms that it adds to a step, and an improvement.
 
-    Medians over rounds of the part ``"methods"``, whose first contestant exchanges nothing.
+    The improvement says how many times less the method adds than the first method does. Numbers
+    are medians over rounds of the part ``"methods"``, whose first contestant exchanges nothing.
     """
     found = [record for record in records if record.part == "methods"]
     if not found:
@@ -102,18 +104,18 @@ def exposed(records: Sequence[FitResult]) -> list[tuple[str, float, float]]:
 
 
 def sent_less(records: Sequence[FitResult]) -> list[tuple[str, float, float]]:
-    """Bytes that each rule sends per step, and how many times less that is than the first's."""
+    """Return for each rule its name, its bytes per step, and how many times less than the first."""
     found = [(r.contestant, r.sent_per_step) for r in records if r.sent_per_step is not None]
     return [(name, sent, found[0][1] / max(sent, 1.0)) for name, sent in found]
 
 
 def behind_steps(records: Sequence[FitResult]) -> list[tuple[str, float]]:
-    """Which share of their exchange's time rules have not waited for, in the last turn."""
+    """Return which share of its exchange's time each rule has not waited for, in the last turn."""
     return [(r.contestant, r.hidden) for r in records if r.hidden is not None]
 
 
 def make_table(records: Sequence[FitResult], title: str) -> Table:
-    """The rows of a part, grouped by the number of devices."""
+    """Return the table of a part, grouped by the number of devices."""
     from rich import box
     from rich.table import Table
 

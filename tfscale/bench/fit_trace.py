@@ -1,4 +1,4 @@
-"""What computes and what travels in ``tfscale bench fit``, step by step, and as a picture."""
+"""Trace of computations and exchanges in ``tfscale bench fit``, as numbers and as a picture."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["RankTimeline", "busy", "chrome", "draw", "exposed_seconds", "take", 
 
 
 def take(training: Fit, untimed: int, steps: int) -> dict[str, Any]:
-    """Train so many steps and see; called in a worker."""
+    """Train for some steps in a worker and return their trace."""
     communicator = training.strategy.reducer.exchange.communicators[0]
     profile = Profile()
     profile.start()
@@ -47,13 +47,13 @@ def take(training: Fit, untimed: int, steps: int) -> dict[str, Any]:
 
 
 def taken(answer: dict[str, Any]) -> RankTimeline:
-    """What ``take`` returned, after a journey as JSON."""
+    """Return the timeline in an answer of ``take`` that was sent as JSON."""
     buckets = [Exchanged(*each) for each in answer["buckets"]]
     return RankTimeline(**{**answer, "buckets": buckets})
 
 
 def draw(timelines: Sequence[RankTimeline]) -> Figure:
-    """The last step: each rank's compute in one row, each exchange in a row below."""
+    """Draw the last step: each rank's computations in one row, each exchange in a row below."""
     buckets = max(len(step_of(timeline, -1).buckets) for timeline in timelines)
     height = 0.9 + len(timelines) * (0.9 + 0.13 * buckets)
     figure = figures.figure(9.0, height)

@@ -1,7 +1,8 @@
-"""One process of ``tfscale bench fit``: ``python -m tfscale.bench.fit_worker SOCKET CONTESTANT``.
+"""Worker of ``tfscale bench fit``: ``python -m tfscale.bench.fit_worker SOCKET CONTESTANT``.
 
-It builds its model, trains until everything is traced and chosen, says so, and then takes
-turns: it reads a line of JSON from the socket, does so many steps, and writes what they took.
+The worker builds its model and trains until everything is traced and chosen. Then it reports that
+it is ready, and takes turns: it reads an order as a line of JSON from the socket, trains for the
+steps of the order, and writes their time.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ from tfscale.exchange.trial import TURNS
 from tfscale.strategy import ScaleStrategy, auto_strategy
 
 DEADLINE = 60.0
-SETTLED = TURNS + 4  # steps: schedules have been tried by then
-UNTIMED = 2  # steps of each turn: ranks do not start at the same moment
+SETTLED = TURNS + 4  # steps until the strategy has tried all schedules
+UNTIMED = 2  # first steps of each turn, since ranks do not start at the same moment
 
 Layers = list[Any]
 
 
 # ---------------------------------------------------------------------------
-# Models: layers, the shape of a sample, and the samples of each replica.
+# Models: each function returns layers, the shape of a sample, and the samples per replica.
 
 
 def conv() -> tuple[Layers, tuple[int, ...], int]:
-    """What one trains on digits or fashion."""
+    """Return a small convolutional network, as for MNIST or Fashion-MNIST."""
     layers = keras.layers
     return (
         [
@@ -54,12 +55,12 @@ def conv() -> tuple[Layers, tuple[int, ...], int]:
 
 
 def dense() -> tuple[Layers, tuple[int, ...], int]:
-    """25 million parameters and hardly anything to compute: bound by communication."""
+    """Return a layer of 25 million parameters and little computation: bound by communication."""
     return [keras.layers.Dense(5000)], (5000,), 8
 
 
 def deep() -> tuple[Layers, tuple[int, ...], int]:
-    """A network of the VGG kind for 32x32 pixels, which computes longer than it communicates."""
+    """Return a VGG-like network for 32x32 pixels, which computes longer than it communicates."""
     widths = (64, 64, 0, 128, 128, 0, 256, 256, 0, 512, 512)
     body = [
         keras.layers.Conv2D(width, 3, padding="same", activation="relu")
@@ -71,12 +72,12 @@ def deep() -> tuple[Layers, tuple[int, ...], int]:
 
 
 def tiny() -> tuple[Layers, tuple[int, ...], int]:
-    """To try the benchmark itself."""
+    """Return a toy model, to try the benchmark itself."""
     return [keras.layers.Dense(8), keras.layers.Dense(1)], (4,), 2
 
 
 def wide() -> tuple[Layers, tuple[int, ...], int]:
-    """3 million parameters in three layers, and a little to compute."""
+    """Return three layers of together 3 million parameters and some computation."""
     return [keras.layers.Dense(1000, "relu") for _ in range(3)], (1000,), 32
 
 
@@ -84,7 +85,7 @@ MODELS = {each.__name__: each for each in (conv, dense, deep, tiny, wide)}
 
 
 def make_model(name: str) -> Any:
-    """A compiled model, by its name in the benchmark."""
+    """Return a compiled model by its name in the benchmark."""
     layers, shape, _ = MODELS[name]()
     model = keras.Sequential([keras.Input(shape), *layers])
     model.compile(keras.optimizers.SGD(0.001, momentum=0.9), "mse")
@@ -92,20 +93,20 @@ def make_model(name: str) -> Any:
 
 
 def make_data(model: Any, batch: int) -> tf.data.Dataset:
-    """One batch again and again: reading data is not what is measured."""
+    """Return a data set that repeats one batch, so that reading data takes no time."""
     x = tf.random.stateless_normal([batch, *model.input_shape[1:]], [1, 2])
     y = tf.random.stateless_normal([batch, *model.output_shape[1:]], [3, 4])
     return tf.data.Dataset.from_tensors((x, y)).repeat()
 
 
 # ---------------------------------------------------------------------------
-# Ways to train: each does so many steps and returns when each of them ended.
+# Trainings: each runs a number of steps and returns the time at which each step ended.
 
 Ends = list[float]
 
 
 class Clock(keras.callbacks.Callback):
-    """When each step ended, and what else there is to note then."""
+    """Callback that records when each step ended, and calls ``note`` then."""
 
     def __init__(self, note: Callable[[], Any] | None = None) -> None:
         super().__init__()
@@ -114,24 +115,24 @@ class Clock(keras.callbacks.Callback):
         self._note = note
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Keras calls it after each step."""
+        """Record the end of a step."""
         self.ends.append(time.perf_counter())
         if self._note is not None:
             self.noted.append(self._note())
 
 
 class Fit:
-    """``model.fit``, as users call it.
+    """Training by ``model.fit``, as users call it.
 
     Attributes:
-        sent: bytes that the first replica of this process had sent at the end of each step of the
-            last turn, where that is measured.
-        behind: likewise, seconds waited for exchanges that go on behind steps, and those that they
-            took.
+        sent: for each step of the last turn, the bytes that the first replica of this process had
+            sent by its end; empty if not measured.
+        behind: for each step of the last turn, the seconds waited for background exchanges by its
+            end, and the seconds that these exchanges took; empty if not measured.
         faults: page faults of this process in a step of the last turn.
     """
 
-    settled = SETTLED  # so many steps come first
+    settled = SETTLED  # steps before the first turn
     faults = 0.0
     sent: Sequence[int] = ()
     behind: Sequence[tuple[float, float]] = ()
@@ -144,19 +145,19 @@ class Fit:
         self.data = make_data(self.model, batch)
 
     def steps(self, count: int) -> Ends:
-        """Runs steps of ``fit``, and tells when each has ended."""
+        """Run steps of ``fit`` and return the time at which each step ended."""
         clock = Clock()
         self.model.fit(self.data, steps_per_epoch=count, verbose=0, callbacks=[clock])
         return clock.ends
 
 
 class ByRule(Fit):
-    """``fit`` by a rule of when replicas agree; it notes what each step has sent by its end."""
+    """Training by ``fit`` with a sync rule; it records the bytes sent by the end of each step."""
 
-    settled = UNTIMED  # steps over the slowest links: no schedule is tried here
+    settled = UNTIMED  # few, since links may be slow; this strategy tries no schedules
 
     def steps(self, count: int) -> Ends:
-        """Runs steps of ``fit``, and tells when each has ended."""
+        """Run steps of ``fit`` and return the time at which each step ended."""
         clock = Clock(lambda: (self._sent_now(), self._behind_now()))
         self.model.fit(self.data, steps_per_epoch=count, verbose=0, callbacks=[clock])
         self.sent, self.behind = zip(*clock.noted, strict=True)
@@ -172,18 +173,18 @@ class ByRule(Fit):
 
 
 class Called(Fit):
-    """A function that is called for each step."""
+    """Training that calls a function for each step."""
 
     def __init__(self, contestant: FitContestant, strategy: Any, batch: int) -> None:
         super().__init__(contestant, strategy, batch)
         self.step = tf.function(self.make_step(), autograph=False)
 
     def make_step(self) -> Callable[[], Any]:
-        """The function that runs one step."""
+        """Return the function that runs one step."""
         raise NotImplementedError
 
     def steps(self, count: int) -> Ends:
-        """Runs steps, and tells when each has ended."""
+        """Run steps and return the time at which each step ended."""
         ends = []
         for _ in range(count):
             self.step()
@@ -192,10 +193,13 @@ class Called(Fit):
 
 
 class Loop(Called):
-    """The custom loop of TensorFlow's guides; Keras 3's ``fit`` fails with several workers."""
+    """Custom loop of TensorFlow's guides, for stock TensorFlow with several workers.
+
+    Keras 3's ``fit`` fails there.
+    """
 
     def make_step(self) -> Callable[[], Any]:
-        """A step of a training loop of one's own."""
+        """Return a step of a custom training loop."""
         strategy, model, replicas = self.strategy, self.model, self.strategy.num_replicas_in_sync
         data = iter(strategy.experimental_distribute_dataset(self.data))
 
@@ -214,10 +218,10 @@ class Loop(Called):
 
 
 class Sums(Called):
-    """A step's exchange of gradients, and nothing else."""
+    """Exchange of a step's gradients, without training."""
 
     def make_step(self) -> Callable[[], Any]:
-        """A step that sums gradients and does nothing else."""
+        """Return a step that sums gradients and does nothing else."""
         variables, optimizer = self.model.trainable_variables, self.model.optimizer
         memory = ExchangeState.of(optimizer, self.strategy)
 
@@ -230,7 +234,7 @@ class Sums(Called):
 
 
 class Horovod(Fit):
-    """``fit`` with Horovod's optimizer, as its guide has it."""
+    """Training by ``fit`` with Horovod's optimizer, as in Horovod's guide."""
 
     def __init__(self, contestant: FitContestant, strategy: Any, batch: int) -> None:
         import horovod.tensorflow.keras as horovod
@@ -243,7 +247,7 @@ class Horovod(Fit):
 
 
 def trainee(contestant: FitContestant) -> Fit:
-    """What the contestant trains, and how."""
+    """Return the training of a contestant."""
     batch = contestant.replicas * MODELS[contestant.model]()[-1]
     make, kind, share = _WAYS[contestant.way]
     return kind(contestant, make(contestant), batch // (contestant.processes if share else 1))
@@ -258,7 +262,7 @@ def _by_rule(contestant: FitContestant) -> Any:
     return ScaleStrategy("ring", sync=methods.rule_of(contestant.rule), deadline=DEADLINE)
 
 
-def _tensorflows(contestant: FitContestant) -> Any:
+def _scale_by_tensorflow(contestant: FitContestant) -> Any:
     return ScaleStrategy(wire=contestant.wire, deadline=DEADLINE, backend="tensorflow")
 
 
@@ -267,7 +271,7 @@ _WAYS: dict[str, tuple[Callable[[FitContestant], Any], type[Fit], bool]] = {
     "apart": (lambda _: tf.distribute.get_strategy(), Fit, True),
     "auto": (lambda _: auto_strategy(), Fit, False),
     "scale": (_scale, Fit, False),
-    "tensorflow": (_tensorflows, Fit, False),
+    "tensorflow": (_scale_by_tensorflow, Fit, False),
     "rules": (_by_rule, ByRule, False),
     "sums": (_scale, Sums, False),
     "horovod": (lambda _: tf.distribute.get_strategy(), Horovod, True),
@@ -285,7 +289,7 @@ def _names(devices: int) -> list[str]:
 
 
 def main(address: str, text: str) -> None:
-    """Trains as an assignment asks, as one of its workers."""
+    """Train a contestant's model as one of its workers."""
     contestant = FitContestant(**json.loads(text))
     _make_devices(contestant.devices)
     training = trainee(contestant)
@@ -293,18 +297,18 @@ def main(address: str, text: str) -> None:
     with socket.socket(socket.AF_UNIX) as line:
         line.connect(address)
         with line.makefile("rw") as talk:
-            _say(talk, {"parameters": training.model.count_params()})
+            _send(talk, {"parameters": training.model.count_params()})
             for order in map(json.loads, talk):
-                _say(talk, _obey(training, order))
+                _send(talk, _answer(training, order))
     sys.stdout.flush()
-    os._exit(0)  # TensorFlow's servers do not always end well
+    os._exit(0)  # TensorFlow's servers can hang or abort in a usual exit
 
 
-def _say(talk: Any, what: Any) -> None:
-    print(json.dumps(what), file=talk, flush=True)
+def _send(talk: Any, message: Any) -> None:
+    print(json.dumps(message), file=talk, flush=True)
 
 
-def _obey(training: Fit, order: dict[str, int]) -> Any:
+def _answer(training: Fit, order: dict[str, int]) -> Any:
     if "explain" in order:
         rows = training.strategy.explain()
         large = [row for row in rows if row.elements >= order["explain"]]

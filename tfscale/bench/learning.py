@@ -1,9 +1,9 @@
 """``tfscale bench learning``: how well optimizers learn with small, large and full batches.
 
-A multilayer perceptron learns scikit-learn's digits on one device, with every optimizer,
-every batch size, and with and without a warm-up: as many passes over the images for all,
-so the larger the batch, the fewer the updates. Learning rates are chosen on images and a
-seed that the result knows nothing of.
+A multilayer perceptron learns scikit-learn's digits on one device, with every optimizer, every
+batch size, and with and without a warm-up. All trainings make the same number of passes over the
+images, so larger batches have fewer updates. The benchmark chooses learning rates with a seed
+and with images that the results do not use.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from tfscale.bench.trainings import compare, spread
 if TYPE_CHECKING:
     from rich.table import Table
 
-TRAINING = 1437  # of 1,797 images: four fifths
-VALIDATION = 360  # of those: rates are chosen by what was learnt from the others
-CHOICE = 100  # the seed with which they are chosen
+TRAINING = 1437  # images out of 1,797: four fifths
+VALIDATION = 360  # training images that trials do not learn from: they choose the rate
+CHOICE = 100  # seed of the trials that choose the rate
 FULL = "full"
 
 RATES = {
@@ -41,23 +41,26 @@ RATES = {
 }
 OURS = ("LARS", "LARS-0.02", "LAMB", "AdaHessian")
 
-NOISE = 3  # standard errors: less is no difference
+NOISE = 3  # standard errors; a smaller difference counts as noise
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """How one training differs from the others."""
+    """Choices in which trainings differ."""
 
     optimizer: str
-    batch: int | str  # or FULL: all images that it learns from
+    batch: int | str  # FULL: all training images
     warmup: bool
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One training: ``accuracy`` in % of images that it has not seen, ``loss`` of those it has.
+    """Result of a training.
 
-    Trials are those that choose a rate.
+    Attributes:
+        accuracy: accuracy on images that the training has not seen, in %.
+        loss: loss on the training images.
+        trial: whether the training only helped to choose the rate.
     """
 
     optimizer: str
@@ -71,17 +74,18 @@ class Run:
 
     @property
     def setting(self) -> Setting:
-        """How this training differed from the others."""
+        """Optimizer, batch and warm-up of this training."""
         return Setting(self.optimizer, self.batch, self.warmup)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command line; returns the exit status."""
+    """Run ``tfscale bench learning``; return the exit status."""
     arguments = make_parser().parse_args(argv)
     words = (
         f"{arguments.epochs} epochs of "
-        f"{TRAINING} images, warm-up {arguments.warmup} of them; points: from the best of the "
-        "others with the same batch and warm-up; * the end of the grid of rates"
+        f"{TRAINING} images, warm-up {arguments.warmup} epochs; points: difference to the best "
+        "stock "
+        "optimizer with the same batch and warm-up; *: the rate is at the end of the grid"
     )
 
     def tables(trained: Sequence[Run]) -> Iterator[Table]:
@@ -92,21 +96,23 @@ def main(argv: Sequence[str]) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The options of ``tfscale bench learning``."""
+    """Return the parser of the options of ``tfscale bench learning``."""
     parser = argparse.ArgumentParser(
         prog="tfscale bench learning",
-        description="How well optimizers learn with small, large and full batches.",
+        description="Measure how well optimizers learn with small, large and full batches.",
         allow_abbrev=False,
     )
     add = parser.add_argument
     add("--optimizers", type=list_of(one_of(RATES)), default=",".join(RATES), metavar="NAME,...",
-        help="(default: %(default)s)")  # fmt: skip
+        help="optimizers to compare (default: %(default)s)")  # fmt: skip
     add("--batches", type=list_of(_batch), default=f"32,512,{FULL}", metavar="N,...",
-        help="(default: %(default)s)")  # fmt: skip
-    add("--seeds", type=whole_number, default=5, metavar="N", help="(default: %(default)s)")
-    add("--epochs", type=whole_number, default=30, metavar="N", help="(default: %(default)s)")
+        help="batch sizes; full: all images (default: %(default)s)")  # fmt: skip
+    add("--seeds", type=whole_number, default=5, metavar="N",
+        help="trainings with each setting (default: %(default)s)")  # fmt: skip
+    add("--epochs", type=whole_number, default=30, metavar="N",
+        help="passes over the images (default: %(default)s)")  # fmt: skip
     add("--warmup", type=whole_number, default=5, metavar="N",
-        help="epochs, where there is a warm-up (default: %(default)s)")  # fmt: skip
+        help="epochs of the warm-up in trainings that have one (default: %(default)s)")  # fmt: skip
     add("--json", type=Path, metavar="FILE", help="add a line for each training to FILE")
     return parser
 
@@ -120,7 +126,7 @@ def _batch(text: str) -> int | str:
 
 
 def train_all(arguments: argparse.Namespace, show: Any) -> Iterator[Run]:
-    """Trains each optimizer in each setting, with each rate and seed."""
+    """Train each optimizer in each setting, with each rate and seed."""
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
     (x, y), test = digits.load(TRAINING)
     known = (x[:-VALIDATION], y[:-VALIDATION])
@@ -140,19 +146,19 @@ def train_all(arguments: argparse.Namespace, show: Any) -> Iterator[Run]:
 
 
 def best(tried: Sequence[Run]) -> Run:
-    """Of the highest accuracy, and of equals that with the least loss."""
+    """Return the run with the highest accuracy; among equals, the run with the least loss."""
     return max(tried, key=lambda run: (run.accuracy, -run.loss))
 
 
 class Learner:
-    """The perceptron with one optimizer."""
+    """Perceptron with one optimizer."""
 
     def __init__(self, name: str, epochs: int, warmup: int) -> None:
         self._epochs, self._warmup = epochs, warmup
         self._learner = trainings.Learner(digits.perceptron, lambda: make_optimizer(name))
 
     def run(self, setting: Setting, rate: float, seed: int, training: Any, test: Any) -> Run:
-        """One training from the first weights, and what it came to."""
+        """Do one training from new weights and return its result."""
         from tfscale.callbacks import Warmup
 
         count = len(training[0])
@@ -169,7 +175,7 @@ class Learner:
 
 
 def make_optimizer(name: str) -> Any:
-    """With usual settings; the rate is set later."""
+    """Return an optimizer with usual settings; the caller sets its rate."""
     from keras import optimizers
 
     from tfscale.optimizers import LAMB, LARS, AdaHessian
@@ -187,11 +193,11 @@ def make_optimizer(name: str) -> Any:
 
 
 # ---------------------------------------------------------------------------
-# What came of it.
+# Results.
 
 
 def make_table(batch: int | str, runs: Sequence[Run]) -> Table:
-    """The table that users see."""
+    """Return the table that users see."""
     from rich import box
     from rich.table import Table
 
@@ -224,19 +230,22 @@ def make_table(batch: int | str, runs: Sequence[Run]) -> Table:
 
 
 def best_of_others(setting: Setting, by_setting: dict[Setting, list[Run]]) -> list[Run] | None:
-    """The runs, with the same batch and warm-up, of that stock optimizer with the highest mean."""
+    """Return the runs of the best stock optimizer with the same batch and warm-up.
+
+    The best optimizer has the highest mean accuracy.
+    """
     same = [dataclasses.replace(setting, optimizer=name) for name in RATES if name not in OURS]
     found = [by_setting[other] for other in same if other in by_setting]
     return max(found, key=lambda runs: statistics.mean(r.accuracy for r in runs), default=None)
 
 
 def differences(runs: Sequence[Run], others: Sequence[Run]) -> list[float]:
-    """In points, seed by seed."""
+    """Return the difference in accuracy for each seed, in points."""
     return [a.accuracy - b.accuracy for a, b in zip(runs, others, strict=True)]
 
 
 def verdict(points: Sequence[float]) -> str:
-    """Whether the mean is farther from zero than ``NOISE`` of its standard errors."""
+    """Return a comparison in words; means within ``NOISE`` standard errors of zero are noise."""
     mean = statistics.mean(points)
     error = statistics.stdev(points) / math.sqrt(len(points)) if len(points) > 1 else math.inf
     if abs(mean) <= NOISE * error:

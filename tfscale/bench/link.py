@@ -1,4 +1,4 @@
-"""Slow links on one machine: a network namespace for each worker, a switch between.
+"""Slow links on one machine: a network namespace for each worker, and a switch between them.
 
     worker 0 (tfscale-PID-0)        worker 1 (tfscale-PID-1)
        eth0  10.77.x.1                 eth0  10.77.x.2
@@ -6,8 +6,8 @@
     port0 ------- bridge (tfscale-PID-switch) ------- port1
             tbf: rate in
 
-The bridge lives in a namespace of its own, so nothing appears in the machine's own
-network, its firewall has no say, and deleting the namespaces deletes it all.
+The bridge has a namespace of its own. So nothing appears in the machine's network, its firewall
+does not see the packets, and deleting the namespaces deletes everything.
 """
 
 from __future__ import annotations
@@ -30,11 +30,13 @@ _NAME = re.compile(r"tfscale-(\d+)-(switch|\d+)")
 
 
 class LinkError(RuntimeError):
-    """Links cannot be shaped here; the message says what is missing."""
+    """Error if links cannot be shaped here; the message says what is missing."""
 
 
 def bytes_per_second(rate: str) -> float:
-    """Read a rate as ``tc`` writes it: "1gbit", "200mbit"; "10mbps" are bytes.
+    """Return the bytes per second of a rate in ``tc``'s notation.
+
+    Examples are "1gbit" and "200mbit"; "10mbps" means 10 megabytes per second.
 
     Example:
         >>> bytes_per_second("1gbit")
@@ -47,12 +49,12 @@ def bytes_per_second(rate: str) -> float:
 
 
 def burst(rate: str) -> int:
-    """How many bytes a port may send at once, above its rate, after a pause.
+    """Return how many bytes a port may send at once, above its rate, after a pause.
 
-    A large burst lets whole messages pass as if there were no limit, and small
-    all-reduces then look faster than the link. A small one loses rate whenever the
-    kernel wakes the port late: with the 64 KiB that it hands over at once, half of
-    1 Gbit/s was lost here. So: a millisecond's worth, and no less than 128 KiB.
+    A large burst lets whole messages pass without a limit, so that small all-reduces look
+    faster than the link. A small burst loses rate whenever the kernel wakes the port late: a
+    burst of 64 KiB, as much as the kernel hands over at once, lost half of 1 Gbit/s. So a
+    burst has the bytes of a millisecond, and at least 128 KiB.
     """
     return max(1 << 17, int(bytes_per_second(rate) * 0.001))
 
@@ -61,8 +63,8 @@ def check() -> None:
     """Raise ``LinkError`` if links cannot be shaped here."""
     if os.geteuid() != 0:
         raise LinkError(
-            "--link makes network namespaces, and only root may: run the same command with sudo. "
-            "Without --link, all other options work for everyone."
+            "shaping links (--link) needs root, since it makes network namespaces: run the same "
+            "command with sudo"
         )
     missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
     if missing:
@@ -70,11 +72,11 @@ def check() -> None:
 
 
 class Network:
-    """Namespaces with shaped links, gone when the ``with`` block ends.
+    """Namespaces with shaped links, which exist until the ``with`` block ends.
 
     Args:
-        count: how many workers.
-        rate: of each worker's port, out and in, as ``tc`` writes it.
+        count: number of workers.
+        rate: rate of each worker's port in either direction, in ``tc``'s notation.
 
     Example:
         >>> with Network(2, "1gbit") as network:  # doctest: +SKIP
@@ -89,7 +91,9 @@ class Network:
         self.hosts = [f"10.77.{me % 256}.{i + 1}" for i in range(count)]
         self.prefixes: list[Sequence[str]] = [["ip", "netns", "exec", n] for n in self._names]
         self.interface = "eth0"
-        self.environment = {"TFSCALE_SHARED_MEMORY": "0"}  # that would not take the shaped links
+        self.environment = {
+            "TFSCALE_SHARED_MEMORY": "0"
+        }  # else messages would bypass the shaped links
 
     def __enter__(self) -> Network:
         check()
@@ -126,7 +130,7 @@ class Network:
             self._shape(switch, port)
 
     def change(self, rate: str) -> None:
-        """Give all ports another rate, while programs use them."""
+        """Change the rate of all ports, also while programs use them."""
         self.rate = rate
         for index, name in enumerate(self._names):
             self._shape(name, "eth0", "change")
@@ -147,14 +151,14 @@ class Network:
 
 
 def namespaces() -> list[str]:
-    """The network namespaces that this module has made and that still exist."""
+    """Return the names of all network namespaces that this module has made and not deleted."""
     folder = Path("/run/netns")
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     return sorted(name for name in names if _NAME.fullmatch(name))
 
 
 def remove_stale() -> None:
-    """Remove what runs left behind that were killed outright."""
+    """Remove the namespaces of runs that were killed before they could clean up."""
     for name in namespaces():
         match = _NAME.fullmatch(name)
         if match and not Path(f"/proc/{match[1]}").exists():

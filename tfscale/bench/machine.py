@@ -1,4 +1,4 @@
-"""Which machine gave the numbers: without it they mean nothing."""
+"""Description of the machine, without which measurements mean nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from tfscale.version import __version__
 
 
 def describe() -> dict[str, Any]:
-    """Take it before the benchmark adds a load of its own."""
+    """Return a description of this machine.
+
+    Call it before the benchmark starts, whose own load would count otherwise.
+    """
     return {
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)),
@@ -29,23 +32,23 @@ def describe() -> dict[str, Any]:
 
 
 def warning(machine: dict[str, Any], most_processes: int) -> str | None:
-    """What makes the times less trustworthy, if anything does."""
+    """Return a warning about conditions that distort the times; None if there are none."""
     found = []
     if machine["load_average"] > 0.25 * machine["cores"]:
         found.append(
             f"the machine was busy before the start (load average {machine['load_average']}): "
-            "compare within this run only"
+            "compare only times of this run"
         )
     if most_processes > machine["cores"]:
         found.append(
             f"{most_processes} processes share {machine['cores']} cores: "
-            "on a machine for each they would be faster"
+            "with a machine for each they would be faster"
         )
     return "; ".join(found) or None
 
 
 def signature(machine: dict[str, Any], name: str, argv: Sequence[str]) -> str:
-    """The last lines of ``tfscale bench NAME``: where the numbers come from, and how again."""
+    """Return the last lines of ``tfscale bench NAME``: the machine, and the command."""
     return (
         f"machine: {machine['cpu']}, {machine['cores']} cores, load average "
         f"{machine['load_average']}; TensorFlow {machine['tensorflow']}\n"
@@ -54,7 +57,7 @@ def signature(machine: dict[str, Any], name: str, argv: Sequence[str]) -> str:
 
 
 def split_cpu(devices: int) -> None:
-    """Make this process's CPU several logical devices; TensorFlow must not have started."""
+    """Split this process's CPU into logical devices; call it before TensorFlow starts."""
     import tensorflow as tf
 
     (cpu,) = tf.config.list_physical_devices("CPU")

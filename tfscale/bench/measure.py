@@ -1,8 +1,9 @@
-"""What every process that measures does: make numbers, take turns, keep time.
+"""Functions that every measuring process needs: make numbers, take turns, measure times.
 
-Run by its path, this file is also the worker for what is not TensorFlow:
-``python measure.py gloo PLAN BEFORE`` and likewise for mpi and horovod. It needs numpy and
-torch, mpi4py or horovod, and nothing of tfscale, so it may run in another interpreter.
+This file is also a program: the worker for libraries other than TensorFlow
+(``python measure.py gloo ASSIGNMENT before``; ``mpi`` or ``horovod`` in place of ``gloo``). It
+needs numpy and torch, mpi4py or horovod. It does not import tfscale, so another interpreter can
+run it.
 """
 
 from __future__ import annotations
@@ -23,19 +24,22 @@ WARM_UP = 2
 LEAST_ROUNDS, MOST_ROUNDS = 5, 40
 MOST_CALLS = 20
 
-Agree = Callable[[float], float]  # everyone's average, the same on all ranks; waits for all
+Agree = Callable[[float], float]  # average over all ranks; waits for all of them
 Note = Callable[[dict[str, Any]], None]
 
 
 def numbers(rank: int, size: int) -> Any:
-    """The contribution of a rank, like a gradient: normally distributed."""
+    """Return the numbers that a rank contributes: normally distributed, like a gradient."""
     return np.random.default_rng([rank, size]).standard_normal(size, dtype=np.float32)
 
 
 def in_turn(
     calls: Mapping[str, Callable[[], Any]], rounds: int, warm_up: int = WARM_UP
 ) -> dict[str, list[float]]:
-    """Seconds of each call in each round; all take turns, and first so many times untimed."""
+    """Return the seconds of each call in each round.
+
+    All calls take turns. ``warm_up`` rounds without measurement come first.
+    """
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(warm_up):
         for call in calls.values():
@@ -49,7 +53,7 @@ def in_turn(
 
 
 def exact(ranks: int, size: int) -> Any:
-    """The sum over all ranks in double precision."""
+    """Return the sum over all ranks in double precision."""
     total = np.zeros(size)
     for rank in range(ranks):
         total += numbers(rank, size)
@@ -57,25 +61,25 @@ def exact(ranks: int, size: int) -> Any:
 
 
 def error(result: Any, truth: Any) -> float:
-    """The largest error, as a share of the largest number; infinite for NaN."""
+    """Return the largest error divided by the largest number; infinite if there is a NaN."""
     worst = float(np.max(np.abs(result - truth)))
     return worst / float(np.max(np.abs(truth))) if math.isfinite(worst) else math.inf
 
 
 def page_faults() -> int:
-    """Return how often this process has touched a page that it did not have yet."""
+    """Return the number of page faults of this process that needed no disk."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def digest(result: Any) -> str:
-    """Equal for equal bits."""
+    """Return a hash of the bits of a result."""
     return hashlib.blake2b(memoryview(result).cast("B"), digest_size=8).hexdigest()
 
 
 def meet(folder: str, name: str, rank: int, ranks: int) -> None:
-    """Wait until all have come here, a minute at the longest.
+    """Wait until all ranks have called this function, for at most a minute.
 
-    A collective's end at one rank does not mean that no other still needs this one.
+    When a collective ends on this rank, other ranks may still need this rank to finish theirs.
     """
     places = [os.path.join(folder, f"{name}-{each}.done") for each in range(ranks)]
     with open(places[rank], "w"):
@@ -86,9 +90,9 @@ def meet(folder: str, name: str, rank: int, ranks: int) -> None:
 
 
 def leave(folder: str, name: str, rank: int, ranks: int) -> NoReturn:
-    """End this process once all have finished, and without taking libraries down.
+    """End this process after all ranks have finished, without shutting libraries down.
 
-    Both TensorFlow's and torch's threads may abort a process that ends as usual.
+    TensorFlow's threads and torch's threads can abort a process that ends in the usual way.
     """
     meet(folder, name, rank, ranks)
     sys.stdout.flush()
@@ -97,14 +101,14 @@ def leave(folder: str, name: str, rank: int, ranks: int) -> NoReturn:
 
 
 class Turns:
-    """Measures several functions in turn: A B C A B C.
+    """Measurement of several functions in turn: A B C A B C.
 
-    Every rank makes the same decisions, since they rest on averages over all ranks.
+    Every rank makes the same decisions, since these depend on averages over all ranks.
 
     Args:
-        agree: gives all ranks the average of their numbers.
-        repeats: rounds; 0 for as many as fit in ``seconds``.
-        seconds: how long to measure each function, about.
+        agree: returns the average of all ranks' numbers, on every rank.
+        repeats: number of rounds; 0 means as many as fit in ``seconds``.
+        seconds: approximate time to measure each function.
     """
 
     def __init__(self, agree: Agree, repeats: int, seconds: float) -> None:
@@ -115,9 +119,11 @@ class Turns:
         functions: Sequence[Callable[[], object]],
         each_round: Callable[[int, int], None] = lambda done, rounds: None,
     ) -> list[dict[str, Any]]:
-        """Return for each function ``times``, seconds per call in each round; ``calls`` per turn;
-        and on average per call ``processor``, seconds of all threads of this process, and
-        ``faults``, its page faults.
+        """Return the results of each function.
+
+        The results are ``times`` (seconds per call in each round), ``calls`` (calls per turn),
+        ``processor`` (average processor seconds of this process per call) and ``faults`` (its
+        average page faults per call).
         """
         once = [self._once(function) for function in functions]
         turn = self.seconds / LEAST_ROUNDS
@@ -153,11 +159,11 @@ class Turns:
 
 
 # ---------------------------------------------------------------------------
-# All-reduces outside TensorFlow.
+# All-reduces of other libraries.
 
 
 def gloo(rank: int, ranks: int) -> tuple[Agree, Callable[[Any], Any]]:
-    """torch.distributed; the environment says where the others are."""
+    """Join torch.distributed; its environment variables hold the address of the meeting."""
     import torch
     from torch import distributed
 
@@ -169,7 +175,7 @@ def gloo(rank: int, ranks: int) -> tuple[Agree, Callable[[Any], Any]]:
         return float(value.item()) / ranks
 
     def prepare(x: Any) -> Callable[[], Any]:
-        buffer = torch.from_numpy(x.copy())  # reduced in place, as is the custom there
+        buffer = torch.from_numpy(x.copy())  # torch reduces in place
 
         def function() -> Any:
             distributed.all_reduce(buffer)
@@ -181,7 +187,7 @@ def gloo(rank: int, ranks: int) -> tuple[Agree, Callable[[Any], Any]]:
 
 
 def mpi() -> tuple[int, Agree, Callable[[Any], Any]]:
-    """mpi4py; mpirun says who we are."""
+    """Join MPI by mpi4py; mpirun sets the rank."""
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
@@ -202,7 +208,7 @@ def mpi() -> tuple[int, Agree, Callable[[Any], Any]]:
 
 
 def horovod() -> tuple[int, Agree, Callable[[Any], Any]]:
-    """Horovod's op for TensorFlow; mpirun says who we are."""
+    """Start Horovod for TensorFlow; mpirun sets the rank."""
     import horovod.tensorflow as hvd
     import tensorflow as tf
 
@@ -225,7 +231,7 @@ def horovod() -> tuple[int, Agree, Callable[[Any], Any]]:
 
 
 def main(library: str, path: str, part: str) -> None:
-    """Measures all-reduces of another library (Gloo, MPI, Horovod), as one of its processes."""
+    """Measure all-reduces of another library (Gloo, MPI, Horovod), as one of its processes."""
     with open(path) as file:
         assignment = json.load(file)
     ranks = assignment["processes"]

@@ -1,10 +1,10 @@
 """``tfscale bench memory``: how much memory a training step takes, with and without Recompute.
 
-Each training runs in a process of its own, whose first step has one sample: it traces and
-warms up. What the next steps take beyond that is counted twice: by TensorFlow's allocator,
-which knows what is in use at a time, and as the process's highest resident size (Linux's
-VmHWM), which also knows what TensorFlow holds and does not use. Weights, the batch and
-TensorFlow itself are there before.
+Each training runs in a process of its own. Its first step has one sample: it traces and warms up.
+Then weights, the batch and TensorFlow itself are in memory. The benchmark counts what the next
+steps need beyond that in two ways: by TensorFlow's allocator, which counts the memory in use, and
+by the process's highest resident size (Linux's VmHWM), which also counts memory that TensorFlow
+holds without using it.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ MODELS: dict[str, Callable[[Any], tuple[Any, int]]] = {
     "conv": _conv,
     "transformer": _transformer,
 }
-# The shares of the plain step's memory that each is asked to keep to.
+# Budget of each model, as a share of the plain step's memory.
 FRACTIONS = {"mlp": 0.3, "conv": 0.45, "transformer": 0.33}
 
-# Of TensorFlow's allocators for CPUs, this one counts on every processor; oneDNN's counts, too, but
-# is in use only where oneDNN is.
+# This allocator of TensorFlow counts memory on every processor. oneDNN's allocator counts, too, but
+# TensorFlow uses it only together with oneDNN.
 COUNTED = {
     "TF_CPU_ALLOCATOR_USE_BFC": "true",
     "CUDA_VISIBLE_DEVICES": "-1",
@@ -81,15 +81,15 @@ COUNTED = {
 
 @dataclass(frozen=True)
 class Asked:
-    """A training.
+    """Training to measure.
 
     Args:
         model: a key of ``MODELS``.
-        replicas: on logical CPUs.
-        scale: share of the batch.
-        fraction: of the plain step's memory; None for training without Recompute.
-        between: instead, a budget between the smallest that can be kept (0) and the plain
-            step's memory (1).
+        replicas: number of replicas on logical CPUs.
+        scale: share of the batch that is used.
+        fraction: budget as a share of the plain step's memory.
+        between: budget between the smallest possible (0) and the plain step's memory (1). If
+            this and ``fraction`` are None, training runs without Recompute.
     """
 
     model: str
@@ -100,22 +100,22 @@ class Asked:
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing is recomputed."""
+        """Whether the training runs without Recompute."""
         return self.fraction is None and self.between is None
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a training took, in bytes and seconds, on all replicas together.
+    """Result of a training: bytes and seconds of all replicas together.
 
     Args:
-        allocated: by TensorFlow.
-        resident: by the operating system.
-        step: the shortest one.
-        loss: of the last step.
-        budget: that was to be kept; None for training without Recompute, as below.
-        predicted: what the plan said.
-        overhead: what is computed again, as a share of a step.
+        allocated: bytes that TensorFlow allocated.
+        resident: bytes by which the resident size grew.
+        step: seconds of the shortest step.
+        loss: loss of the last step.
+        budget: bytes of the budget; None without Recompute, as the arguments below.
+        predicted: bytes that the plan predicted.
+        overhead: recomputation, as a share of a step.
     """
 
     allocated: int
@@ -128,7 +128,7 @@ class Found:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command line; returns the exit status."""
+    """Run ``tfscale bench memory``; return the exit status."""
     if argv and argv[0] == "--training":
         print(json.dumps(asdict(_train(Asked(**json.loads(argv[1]))))))
         return 0
@@ -145,8 +145,10 @@ def main(argv: Sequence[str]) -> int:
             return 1
         console.print(make_table(trainings, rounds))
     console.print(
-        "most bytes of all rounds, and their share of the plain training's; of: of the budget;\n"
-        "off: predicted against allocated; step: the shortest one against the plain one's"
+        "allocated and resident: most bytes of all rounds, and their share of the plain "
+        "training's;\n"
+        "of: allocated bytes as a share of the budget; off: error of the predicted bytes;\n"
+        "step: shortest step compared with the plain one"
     )
     console.print(machine.signature(about, "memory", argv))
     return 0
@@ -175,7 +177,7 @@ def _trainings(model: str, replicas: int, arguments: argparse.Namespace) -> Iter
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The options of ``tfscale bench memory``."""
+    """Return the parser of the options of ``tfscale bench memory``."""
     parser = argparse.ArgumentParser(
         prog="tfscale bench memory",
         description="Measure the memory of training steps, with and without Recompute.",
@@ -183,32 +185,32 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--models", type=list_of(one_of(MODELS)), default=",".join(MODELS), metavar="NAME,...",
-        help="(default: %(default)s)")  # fmt: skip
+        help="models to train (default: %(default)s)")  # fmt: skip
     add("--fractions", type=list_of(_share), metavar="F,...",
         help="budgets, as shares of the plain step's memory "
         f"(default: {', '.join(f'{k} {v}' for k, v in FRACTIONS.items())})")  # fmt: skip
     add("--budgets", type=whole_number, default=0, metavar="N",
-        help="instead: so many budgets, from the smallest that can be kept (0%% up) to the plain "
-        "step's memory (100%% up)")  # fmt: skip
+        help="use N budgets instead of --fractions, from the smallest possible (0%% up) to the "
+        "plain step's memory (100%% up)")  # fmt: skip
     add("--replicas", type=list_of(whole_number), default="1,2", metavar="K,...",
         help="replicas on logical CPUs of one process, each with a whole batch "
         "(default: %(default)s)")  # fmt: skip
     add("--scale", type=_share, default=1.0, metavar="S",
-        help="a smaller batch: this share of it (default: %(default)s)")  # fmt: skip
+        help="share of the batch that is used (default: %(default)s)")  # fmt: skip
     add("--rounds", type=whole_number, default=1, metavar="N",
-        help="all trainings take turns so often (default: %(default)s)")  # fmt: skip
+        help="turns of each training (default: %(default)s)")  # fmt: skip
     return parser
 
 
 def _share(text: str) -> float:
     value = float(text)
     if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not above 0 and at most 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0 and at most 1")
     return value
 
 
 def measure(asked: Asked, timeout: float = 1800) -> Found:
-    """Train in a process of its own, for no more than so many seconds."""
+    """Train in a new process, for at most ``timeout`` seconds; return the result."""
     command = [sys.executable, "-m", "tfscale", "bench", "memory", "--training"]
     ran = subprocess.run(
         [*command, json.dumps(asdict(asked))],
@@ -220,7 +222,7 @@ def measure(asked: Asked, timeout: float = 1800) -> Found:
 
 
 def make_table(trainings: Sequence[Asked], rounds: Sequence[Sequence[Found]]) -> Table:
-    """The table that users see."""
+    """Return the table that users see."""
     from rich import box
     from rich.table import Table
 
@@ -282,7 +284,7 @@ def _how(asked: Asked) -> str:
     return "the smallest" if asked.between == 0 else f"{asked.between:.0%} up"
 
 
-# ---------------------------------------------------------- the training's process
+# ---------------------------------------------------------- process of a training
 
 
 def _train(asked: Asked) -> Found:
@@ -341,7 +343,7 @@ def _strategy(tf: Any, replicas: int) -> Any:
 
 
 def make_meter(keras: Any, tf: Any) -> Any:
-    """A callback that knows what the steps behind the first take, and how long."""
+    """Return a callback that measures memory and time of all steps after the first."""
 
     def in_use() -> dict[str, int]:
         return tf.config.experimental.get_memory_info("CPU:0")  # type: ignore[no-any-return]
@@ -370,7 +372,7 @@ def make_meter(keras: Any, tf: Any) -> Any:
 
 
 def _settle() -> int:
-    """Gives free memory back, forgets the highest resident size; returns the resident size."""
+    """Free unused memory, reset the highest resident size, and return the resident size."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")

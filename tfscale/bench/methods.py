@@ -1,4 +1,4 @@
-"""Methods of compression, and rules of when replicas agree, as words of a command line."""
+"""Methods of compression and sync rules, read from words of a command line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RULES = ("EveryStep", "LocalSGD", "DiLoCo", "ElasticAveraging", "Gossip", "Hiera
 
 
 def method_of(text: str) -> Method:
-    """A method from its name and arguments as Python has them, or from a wire's name.
+    """Return the method that a Python expression or the name of a wire describes.
 
     Example:
         >>> method_of("PowerSGD(4, factors='bf16')").factors
@@ -33,15 +33,15 @@ def method_of(text: str) -> Method:
     if text == "adaptive":
         return compression.Adaptive()
     examples = "'PowerSGD(4)' or 'TopK(0.01)'"
-    with _explained(text, f"a wire, {', '.join(WIRES)}, or a method, such as {examples}"):
-        method: Method = _made(ast.parse(text, mode="eval").body, compression, NAMES)
+    with _explained(text, f"a wire ({', '.join(WIRES)}) or a method, such as {examples}"):
+        method: Method = _evaluated(ast.parse(text, mode="eval").body, compression, NAMES)
         if not isinstance(method, compression.Method):
-            raise ValueError("that is neither a wire nor a method")
+            raise ValueError("it is neither a wire nor a method")
     return method
 
 
 def rule_of(text: str) -> Rule | Hierarchical:
-    """A rule of when replicas agree, from its name and arguments as Python has them.
+    """Return the sync rule that a Python expression describes.
 
     Example:
         >>> rule_of("DiLoCo(100, wire='int8')").every
@@ -49,15 +49,17 @@ def rule_of(text: str) -> Rule | Hierarchical:
     """
     from tfscale import sync  # imports TensorFlow
 
-    with _explained(text, f"a rule, such as \"DiLoCo(100, wire='int8')\", of {', '.join(RULES)}"):
-        rule = _made(ast.parse(text, mode="eval").body, sync, RULES)
+    with _explained(
+        text, f"a rule: one of {', '.join(RULES)}, such as \"DiLoCo(100, wire='int8')\""
+    ):
+        rule = _evaluated(ast.parse(text, mode="eval").body, sync, RULES)
         if not isinstance(rule, (sync.Rule, sync.Hierarchical)):
-            raise ValueError("that is no rule")
+            raise ValueError("it is not a sync rule")
     return rule
 
 
 def rounds_of(text: str) -> Rule:
-    """Return the rule by which rounds end: between groups, if the text says groups."""
+    """Return the sync rule that ends rounds: with groups, the rule between the groups."""
     from tfscale.sync.hierarchical import rule_of_rounds  # imports TensorFlow
 
     return rule_of_rounds(rule_of(text))
@@ -65,35 +67,35 @@ def rounds_of(text: str) -> Rule:
 
 @contextlib.contextmanager
 def _explained(text: str, expected: str) -> Iterator[None]:
-    """What is wrong with a text is told together with what to say instead."""
+    """Turn an error in a text into one that also says what was expected."""
     try:
         yield
     except (SyntaxError, TypeError, ValueError) as error:
-        raise argparse.ArgumentTypeError(f"{text!r}: {error}. Say {expected}") from error
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}. Give {expected}") from error
 
 
-def _made(node: ast.expr, module: ModuleType, names: Sequence[str]) -> Any:
-    """What Python makes of it, of literals and of these names of a module alone."""
+def _evaluated(node: ast.expr, module: ModuleType, names: Sequence[str]) -> Any:
+    """Evaluate an expression of literals and of calls of the given names of a module."""
     if isinstance(node, ast.Tuple):
-        return tuple(_made(each, module, names) for each in node.elts)
+        return tuple(_evaluated(each, module, names) for each in node.elts)
     if not isinstance(node, ast.Call):
         return ast.literal_eval(node)
     name = getattr(node.func, "id", "")
     if name not in names:
-        raise ValueError(f"{name or 'that'} is none of {', '.join(names)}")
-    arguments = [_made(each, module, names) for each in node.args]
-    named = {str(each.arg): _made(each.value, module, names) for each in node.keywords}
+        raise ValueError(f"{name or 'this call'} is none of {', '.join(names)}")
+    arguments = [_evaluated(each, module, names) for each in node.args]
+    named = {str(each.arg): _evaluated(each.value, module, names) for each in node.keywords}
     return getattr(module, name)(*arguments, **named)
 
 
 def checked(text: str) -> str:
-    """The same text, if it says a method."""
+    """Return the text unchanged if it describes a wire or a method; an argparse type."""
     if text not in WIRES:
         method_of(text)
     return text
 
 
 def checked_rule(text: str) -> str:
-    """The same text, if it says a rule."""
+    """Return the text unchanged if it describes a sync rule; an argparse type."""
     rule_of(text)
     return text

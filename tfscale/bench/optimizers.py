@@ -1,8 +1,8 @@
 """``tfscale bench optimizers``: how long updates take, and steps of AdaHessian.
 
-Updates are of variables in memory with gradients in memory: nothing else is computed.
-What others take is set against TensorFlow's own ``ResourceApplyAdam``, a single pass in
-C++. Contestants take turns, and ratios are of the times within a round.
+An update changes variables in memory by gradients in memory; nothing else is computed. Times of
+updates are compared with TensorFlow's own ``ResourceApplyAdam``, a single pass in C++.
+Contestants take turns, and ratios compare times of the same round.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PARTS = ("many", "one", "mlp", "conv")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs ``tfscale bench optimizers``."""
+    """Run ``tfscale bench optimizers``; return the exit status."""
     arguments = make_parser().parse_args(argv)
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
     about = machine.describe()
@@ -36,13 +36,15 @@ def main(argv: Sequence[str]) -> int:
     for part in arguments.parts:
         title, calls = _PARTS[part](arguments.shrink)
         console.print(make_table(title, in_turn(calls, arguments.rounds)))
-    console.print("ms: median over rounds; times: median of the ratios of each round to the first")
+    console.print(
+        "ms: median over rounds; times: time compared with the first, median of the ratios by round"
+    )
     console.print(machine.signature(about, "optimizers", argv))
     return 0
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The options of ``tfscale bench optimizers``."""
+    """Return the parser of the options of ``tfscale bench optimizers``."""
     parser = argparse.ArgumentParser(
         prog="tfscale bench optimizers",
         description="Measure updates of optimizers, and training steps of AdaHessian.",
@@ -50,11 +52,13 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--parts", type=list_of(one_of(PARTS)), default=",".join(PARTS), metavar="NAME,...",
-        help="25M parameters in many variables, 100M in one, an mlp, a conv net "
-        "(default: %(default)s)")  # fmt: skip
-    add("--rounds", type=whole_number, default=15, metavar="N")
+        help="many: 25M parameters in many variables; one: 100M parameters in one variable; mlp: "
+        "a multilayer perceptron; conv: a convolutional network (default: %"
+        "(default)s)")  # fmt: skip
+    add("--rounds", type=whole_number, default=15, metavar="N",
+        help="turns of each contestant (default: %(default)s)")  # fmt: skip
     add("--shrink", type=whole_number, default=1, metavar="K",
-        help="make all K times smaller, or fewer, to try the benchmark itself")  # fmt: skip
+        help="make models and batches K times smaller, to try the benchmark itself")  # fmt: skip
     return parser
 
 
@@ -141,7 +145,7 @@ def _conv(shrink: int) -> tuple[str, Calls]:
 
 
 def _steps(shape: tuple[int, ...], layers: list[Any], batch: int) -> Calls:
-    """Ten steps at a time, as ``update_each=10`` has one that is longer than the others."""
+    """Return calls of ten steps each, since ``update_each=10`` makes one step of ten longer."""
     import keras
     import tensorflow as tf
 
@@ -151,7 +155,7 @@ def _steps(shape: tuple[int, ...], layers: list[Any], batch: int) -> Calls:
     body = keras.Sequential([keras.Input(shape), *layers, keras.layers.Dense(10)])
     x = tf.random.normal([batch, *shape])
     y = tf.random.uniform([batch], 0, 10, tf.int32)
-    # The end of each fit would wait for a pause of tf.data's tuning, of up to seconds.
+    # Without `untuned`, the end of each fit waits up to seconds for tf.data's tuning.
     data = untuned(tf.data.Dataset.from_tensors((x, y)).repeat())
     optimizers = {
         "SGD": keras.optimizers.SGD(1e-3),
@@ -172,7 +176,7 @@ _PARTS = {"many": _many, "one": _one, "mlp": _mlp, "conv": _conv}
 
 
 def make_table(title: str, times: dict[str, list[float]]) -> Table:
-    """The table that users see."""
+    """Return the table that users see."""
     from rich import box
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""A picture of the table: time against size, one panel for each number of processes."""
+"""Picture of the results: time against size, one panel for each number of processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MARKERS = ["o", "s", "D", "P", "*", "h", "d", "p"]
 
 
 def draw(records: Sequence[AllReduceResult], title: str) -> Figure:
-    """Colour tells the algorithm, line and marker the wire; the bound is a grey edge."""
+    """Draw results: colours show algorithms, lines and markers show wires, grey shows the bound."""
     counts = list(dict.fromkeys(record.processes for record in records))
     figure = figures.figure(1.9 + 4.6 * len(counts), 5.0)
     panels = figure.subplots(1, len(counts), sharey=True, squeeze=False)[0]

@@ -1,10 +1,13 @@
 """``tfscale bench products``: what a product with a Hessian costs.
 
-- ``cost``: a product, and one of four at once, against the loss and its gradient over the same
-  data, and a product by XLA. All take turns, and ratios are of the times within a round.
-- ``memory``: what a product takes at its peak against a training step with SGD, by TensorFlow's
-  allocator, each in a process of its own; and of one in two batches, each half of that.
-- ``processes``: a product in two processes of one thread each against one such process.
+- ``cost``: time of one product, of each of four products at once, and of a product by XLA,
+  compared with the loss and its gradient over the same data. All take turns, and ratios compare
+  times of the same round.
+- ``memory``: peak memory of a product, compared with that of a training step with SGD, by
+  TensorFlow's allocator, each in a process of its own. A second product reads its data in two
+  batches of half the size.
+- ``processes``: time of a product in two processes of one thread each, compared with one such
+  process.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from tfscale.bench.memory import COUNTED
 if TYPE_CHECKING:
     from rich.table import Table
 
-AT_ONCE = 4  # vectors
+AT_ONCE = 4  # vectors of a call with several products
 _ONE_THREAD = {
     "TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "OMP_NUM_THREADS": "1",
     "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3",
@@ -36,9 +39,9 @@ _ONE_THREAD = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command line; returns the exit status."""
-    if argv and argv[0] in _OF_WORKERS:
-        print(json.dumps(_OF_WORKERS[argv[0]](argv[1], int(argv[2]), int(argv[3]))), flush=True)
+    """Run ``tfscale bench products``; return the exit status."""
+    if argv and argv[0] in _PROCESS_KINDS:
+        print(json.dumps(_PROCESS_KINDS[argv[0]](argv[1], int(argv[2]), int(argv[3]))), flush=True)
         return 0
     arguments = make_parser().parse_args(argv)
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
@@ -51,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The options of ``tfscale bench products``."""
+    """Return the parser of the options of ``tfscale bench products``."""
     parser = argparse.ArgumentParser(
         prog="tfscale bench products",
         description="Measure products with a Hessian: time, memory, processes.",
@@ -59,10 +62,11 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--parts", type=list_of(one_of(_PARTS)), default=",".join(_PARTS), metavar="NAME,...",
-        help="(default: %(default)s)")  # fmt: skip
+        help="what to measure (default: %(default)s)")  # fmt: skip
     add("--models", type=list_of(one_of(MODELS)), default=",".join(MODELS), metavar="NAME,...",
-        help="(default: %(default)s)")  # fmt: skip
-    add("--rounds", type=whole_number, default=10, metavar="N")
+        help="models to measure (default: %(default)s)")  # fmt: skip
+    add("--rounds", type=whole_number, default=10, metavar="N",
+        help="turns of each call (default: %(default)s)")  # fmt: skip
     add("--shrink", type=whole_number, default=1, metavar="K",
         help="make batches K times smaller, to try the benchmark itself")  # fmt: skip
     return parser
@@ -109,8 +113,8 @@ MODELS: dict[str, Callable[[Any], tuple[Any, int]]] = {
 }
 
 
-def _made(name: str, shrink: int, batches: int = 1, parts: int = 1) -> tuple[Any, Any]:
-    """A model and its Hessian, over data of so many batches, which are read in so many parts."""
+def _model_and_hessian(name: str, shrink: int, batches: int = 1, parts: int = 1) -> tuple[Any, Any]:
+    """Return a model and its Hessian over ``batches`` batches, each read in ``parts`` parts."""
     import keras
     import numpy as np
 
@@ -139,8 +143,8 @@ def _costs(models: Sequence[str], rounds: int, shrink: int) -> Table:
     from tfscale import curvature
 
     for name in models:
-        model, h = _made(name, shrink)
-        _, halves = _made(name, shrink, parts=2)
+        model, h = _model_and_hessian(name, shrink)
+        _, halves = _model_and_hessian(name, shrink, parts=2)
         x, y, _ = h._data
         by_xla = curvature.Hessian(model, x, y, batch_size=len(x), jit_compile=True)
         vectors = np.random.default_rng(1).standard_normal((AT_ONCE, h.size))
@@ -164,14 +168,14 @@ def _memory(models: Sequence[str], rounds: int, shrink: int) -> Table:
     columns = "step MB", "product MB", "ratio", "in halves MB", "ratio"
     table = _table("memory of a product against a training step", *columns)
     for name in models:
-        step, *products = (_in_process(kind, name, 1, shrink, COUNTED) for kind in _OF_MEMORY)
+        step, *products = (_in_process(kind, name, 1, shrink, COUNTED) for kind in _MEMORY_KINDS)
         ratios = [(f"{one / 1e6:.4g}", f"{one / step:.2f}x") for one in products]
         table.add_row(name, f"{step / 1e6:.4g}", *itertools.chain(*ratios))
     return table
 
 
 def _peak(call: Callable[[], Any]) -> float:
-    """Bytes that TensorFlow allocates in a call at most; another call came before."""
+    """Return the most bytes that TensorFlow allocates in a call, after a first call."""
     import tensorflow as tf
 
     call()
@@ -182,7 +186,7 @@ def _peak(call: Callable[[], Any]) -> float:
 
 
 def _step_memory(name: str, rounds: int, shrink: int) -> float:
-    model, h = _made(name, shrink)
+    model, h = _model_and_hessian(name, shrink)
     x, y, _ = h._data
     return _peak(lambda: model.train_on_batch(x, y))
 
@@ -190,7 +194,7 @@ def _step_memory(name: str, rounds: int, shrink: int) -> float:
 def _product_memory(name: str, rounds: int, shrink: int, parts: int = 1) -> float:
     import numpy as np
 
-    _, h = _made(name, shrink, parts=parts)
+    _, h = _model_and_hessian(name, shrink, parts=parts)
     v = np.random.default_rng(1).standard_normal(h.size).astype(np.float32)
     return _peak(lambda: h @ v)
 
@@ -210,13 +214,13 @@ def _processes(models: Sequence[str], rounds: int, shrink: int) -> Table:
 
 
 def _timed(name: str, rounds: int, shrink: int) -> float:
-    """Seconds of a product over four batches, in the median, on all workers together."""
+    """Return the median seconds of a product over four batches, on all workers together."""
     import numpy as np
 
     import tfscale
 
     with tfscale.ScaleStrategy().scope():
-        _, h = _made(name, shrink, batches=4)
+        _, h = _model_and_hessian(name, shrink, batches=4)
     v = np.ones(h.size)
     return statistics.median(in_turn({"product": lambda: h @ v}, rounds, warm_up=1)["product"])
 
@@ -239,12 +243,12 @@ _PARTS: dict[str, Callable[[Sequence[str], int, int], Any]] = {
     "memory": _memory,
     "processes": _processes,
 }
-_OF_MEMORY: dict[str, Callable[[str, int, int], float]] = {
+_MEMORY_KINDS: dict[str, Callable[[str, int, int], float]] = {
     "--step": _step_memory,
     "--product": _product_memory,
     "--halves": functools.partial(_product_memory, parts=2),
 }
-_OF_WORKERS: dict[str, Callable[[str, int, int], float]] = {**_OF_MEMORY, "--timed": _timed}
+_PROCESS_KINDS: dict[str, Callable[[str, int, int], float]] = {**_MEMORY_KINDS, "--timed": _timed}
 
 
 def _ratio(times: Sequence[float], base: Sequence[float]) -> str:

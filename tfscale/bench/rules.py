@@ -1,8 +1,8 @@
-"""``tfscale bench rules``: how well models learn where replicas agree once in many steps.
+"""``tfscale bench rules``: how well models learn if replicas synchronize once in many steps.
 
-Replicas of one process learn small tasks by each rule, with equal samples in equal order. Either
-each replica's share of a batch is drawn from all data, or each replica has data of a kind of its
-own, as where data cannot leave the place that they come from.
+Replicas of one process learn small tasks by each sync rule, with the same samples in the same
+order. The data are shared in one of two ways: each replica has a random share of all data, or each
+replica has data of a different kind, as if data could not leave the place where they arise.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ RULES = (
     "Gossip(16, 'ring')",
     "Hierarchical(outer=DiLoCo(50), group=2)",
 )
-STEPS_AT_ONCE = 8  # in one call of Keras's, which takes longer than these steps
-LINKS = {"100 Mbit/s": 8 / 100e6, "10 Gbit/s": 8 / 10e9}  # seconds for each byte
+STEPS_AT_ONCE = 8  # steps per call of Keras, since a call takes longer than these steps
+LINKS = {"100 Mbit/s": 8 / 100e6, "10 Gbit/s": 8 / 10e9}  # seconds per byte
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A training.
+    """Training to do.
 
     Args:
-        task: what is learned.
-        rule: by which replicas agree.
-        replicas: how many there are.
-        shares: of each replica: ``"mixed"`` or ``"sorted"``.
-        seed: of the weights and of the order of the data.
-        rate: of learning.
+        task: a key of ``TASKS``.
+        rule: sync rule as a Python expression.
+        replicas: number of replicas.
+        shares: distribution of the data over replicas, ``"mixed"`` or ``"sorted"``.
+        seed: seed of the first weights and of the order of the data.
+        rate: learning rate.
         batch: samples of a step, of all replicas together.
-        steps: that each replica makes.
+        steps: number of steps of each replica.
     """
 
     task: str
@@ -80,13 +80,13 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True)
 class Run(Plan):
-    """What came of it.
+    """Result of a training.
 
     Args:
-        accuracy: in %, of what it was tested with.
-        test_loss: of the same.
-        loss: of what it learned from.
-        sent: bytes that the first replica sent for each step, the end of ``fit`` included.
+        accuracy: accuracy on the test data, in %.
+        test_loss: loss on the test data.
+        loss: loss on the training data.
+        sent: bytes that the first replica sent per step, including the end of ``fit``.
     """
 
     accuracy: float
@@ -96,7 +96,7 @@ class Run(Plan):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command line; returns the exit status."""
+    """Run ``tfscale bench rules``; return the exit status."""
     parser = make_parser()
     arguments = parser.parse_args(argv)
     try:
@@ -105,8 +105,8 @@ def main(argv: Sequence[str]) -> int:
         parser.error(str(error))
     words = (
         f"{arguments.steps} steps of {arguments.batch} samples, of all replicas together; "
-        "rate: of those tried, the one with the least training loss; perplexity: e to the loss of "
-        "the test; ms: that the bytes of a step take on a link of that rate, on average"
+        "rate: the tried rate with the least training loss; perplexity: e to the power of the test "
+        "loss; ms: average time of a step's bytes on such a link"
     )
 
     def tables(runs: Sequence[Run]) -> Iterator[Table]:
@@ -123,34 +123,36 @@ def main(argv: Sequence[str]) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The options of ``tfscale bench rules``."""
+    """Return the parser of the options of ``tfscale bench rules``."""
     parser = argparse.ArgumentParser(
         prog="tfscale bench rules",
-        description="How well models learn where replicas agree once in many steps.",
+        description="Measure how well models learn if replicas synchronize once in many steps.",
         allow_abbrev=False,
     )
     add = parser.add_argument
     add("--rules", type=checked_rule, nargs="+", default=RULES, metavar="RULE",
-        help="such as \"DiLoCo(50, wire='int8')\"; all are compared with the first; one whose "
-        "groups have all replicas is left out (default: %(default)s)")  # fmt: skip
+        help="sync rules, such as \"DiLoCo(50, wire='int8')\"; all are compared with the first; "
+        "rules whose groups have all replicas are left out (default: %(default)s)")  # fmt: skip
     add("--tasks", type=list_of(one_of(TASKS)), default="digits,language", metavar="NAME,...",
-        help=f"of {', '.join(TASKS)} (default: %(default)s)")  # fmt: skip
+        help=f"some of {', '.join(TASKS)} (default: %(default)s)")  # fmt: skip
     add("--replicas", type=list_of(whole_number), default="4,2,8", metavar="N,...",
-        help="in this order (default: %(default)s)")  # fmt: skip
+        help="numbers of replicas, in this order (default: %(default)s)")  # fmt: skip
     add("--shares", type=list_of(one_of(SHARES)), default=",".join(SHARES), metavar="NAME,...",
         help="mixed: each replica has a random part of the data, always the same; sorted: each has "
-        "some classes and hardly any others; of the language, sentences that begin with some "
-        "words (default: %(default)s)")  # fmt: skip
-    add("--seeds", type=whole_number, default=3, metavar="N", help="(default: %(default)s)")
+        "mostly some classes or, in the task language, sentences that begin with some words "
+        "(default: %(default)s)")  # fmt: skip
+    add("--seeds", type=whole_number, default=3, metavar="N",
+        help="trainings of each kind (default: %(default)s)")  # fmt: skip
     add("--steps", type=whole_number, default=600, metavar="N",
-        help="of each training (default: %(default)s)")  # fmt: skip
+        help="steps of each training (default: %(default)s)")  # fmt: skip
     add("--batch", type=whole_number, default=32, metavar="N",
         help="samples of a step, of all replicas together (default: %(default)s)")  # fmt: skip
     add("--rates", type=list_of(_factor), default="1", metavar="X,...",
-        help="times the rate of learning that a task has: each is tried, and tables show for each "
-        "rule the one with the least training loss (default: %(default)s)")  # fmt: skip
+        help="factors of the task's learning rate; each is tried, and tables show for each rule "
+        "the rate with the least training loss (default: %(default)s)")  # fmt: skip
     add("--json", type=Path, metavar="FILE",
-        help="add a line for each training to FILE; what it has is not done again")  # fmt: skip
+        help="add a line for each training to FILE; trainings that FILE has are not "
+        "repeated")  # fmt: skip
     return parser
 
 
@@ -165,26 +167,31 @@ def _factor(text: str) -> float:
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Refuse now what would fail after hours."""
+    """Raise ``ValueError`` for options that would fail after hours of training."""
     for replicas in arguments.replicas:
         if replicas < 2:
-            raise ValueError("--replicas 1: there is nobody to agree with. Take 2 or more")
+            raise ValueError(
+                "--replicas 1: a single replica has nobody to synchronize with; give 2 or more"
+            )
         if arguments.batch % replicas:
             raise ValueError(
-                f"--batch {arguments.batch} is of all replicas together, and {replicas} replicas "
-                "cannot have equal parts of it"
+                f"--batch {arguments.batch}: {replicas} replicas cannot have equal parts of a "
+                "batch "
+                f"of {arguments.batch} samples; give a multiple of {replicas}"
             )
         from tfscale.sync.hierarchical import rule_of_rounds  # imports TensorFlow
 
         for rule in map(rule_of, arguments.rules):
             group = _group(rule, replicas)
             if replicas % group:
-                raise ValueError(f"{replicas} replicas cannot be groups of {group}: {rule}")
+                raise ValueError(
+                    f"{rule}: {replicas} replicas cannot be divided into groups of {group}"
+                )
             rule_of_rounds(rule).check(replicas // group)
 
 
 def _group(rule: Rule | Hierarchical, replicas: int) -> int:
-    """How many of them make each step together."""
+    """Return how many replicas make each step together."""
     return min(replicas, getattr(rule, "group", 1) or replicas)
 
 
@@ -193,11 +200,11 @@ def _group(rule: Rule | Hierarchical, replicas: int) -> int:
 
 
 def train_all(arguments: argparse.Namespace, show: Any) -> Iterator[Run]:
-    """Trains by each rule: all with one seed, then with the next."""
+    """Train with each rule: with one seed after the other."""
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
-    known = trainings.read(arguments.json, Run)  # refuses other files before TensorFlow starts
+    known = trainings.read(arguments.json, Run)  # before TensorFlow starts: the file may be wrong
     machine.split_cpu(max(arguments.replicas))
-    traced_once = len(arguments.tasks) * len(arguments.rules)  # that takes as long as to train
+    traced_once = len(arguments.tasks) * len(arguments.rules)  # tracing takes as long as training
     learner = functools.lru_cache(maxsize=traced_once)(Learner)
 
     def train(plan: Plan) -> Run:
@@ -207,7 +214,7 @@ def train_all(arguments: argparse.Namespace, show: Any) -> Iterator[Run]:
 
 
 def planned(arguments: argparse.Namespace) -> Iterator[Plan]:
-    """Whoever interrupts it has whole tables of fewer replicas' numbers, or of fewer seeds."""
+    """Yield the trainings in an order that fills whole tables, also if a user interrupts it."""
     for replicas, seed, task, rule in itertools.product(
         arguments.replicas, range(arguments.seeds), arguments.tasks, arguments.rules
     ):
@@ -219,7 +226,7 @@ def planned(arguments: argparse.Namespace) -> Iterator[Plan]:
 
 
 class Learner:
-    """A task's model on all replicas, which agree by one rule."""
+    """Model of a task on all replicas, with one sync rule."""
 
     def __init__(self, name: str, rule: str, replicas: int) -> None:
         from tfscale import ScaleStrategy
@@ -234,7 +241,7 @@ class Learner:
         )
 
     def run(self, plan: Plan) -> Run:
-        """One training, and what it came to."""
+        """Do one training and return its result."""
         order = orders(
             self._kinds(*self._training), plan.replicas, plan.shares,
             plan.batch // plan.replicas, plan.steps, plan.seed,
@@ -250,7 +257,7 @@ class Learner:
         )  # fmt: skip
 
     def _sent(self) -> int:
-        """Bytes from the first replica to others, within its group, if it has one, too."""
+        """Return the bytes that the first replica has sent, also within its group if it has one."""
         every = {reducer.exchange.communicators[0] for reducer in self._strategy.reducers}
         every.add(self._strategy.extended.group.communicators[0])
         return sum(total.sent for own in every for total in own.totals().values())
@@ -268,7 +275,9 @@ def _batches(training: tuple[Any, Any], order: np.ndarray) -> Any:
 def orders(
     kinds: Any, replicas: int, shares: str, samples: int, steps: int, seed: int
 ) -> np.ndarray:
-    """Which samples are in each step: a row for a step, of which each replica has an equal part.
+    """Return the numbers of the samples of each step.
+
+    A step is a row; each replica has an equal part of the row.
 
     Example:
         >>> kinds = np.array([1, 0, 1, 0])
@@ -279,11 +288,11 @@ def orders(
     own = np.array_split(np.argsort(kinds, kind="stable"), replicas)
     if shares == "mixed":
         own = np.array_split(random.permutation(len(kinds)), replicas)
-    most = min(map(len, own)) // samples  # steps for which all replicas have samples
+    most = min(map(len, own)) // samples  # steps of an epoch, until a replica lacks samples
     if not most:
         raise ValueError(
-            f"{replicas} replicas cannot have {samples} samples each in a step: there are "
-            f"{len(kinds)}. Give a smaller --batch"
+            f"{replicas} replicas cannot have {samples} samples each in a step: the task has "
+            f"{len(kinds)} samples. Give a smaller --batch"
         )
     epoch = [
         [random.permutation(rows)[: most * samples].reshape(most, samples) for rows in own]
@@ -293,11 +302,11 @@ def orders(
 
 
 # ---------------------------------------------------------------------------
-# What came of it.
+# Results.
 
 
 def make_table(runs: Sequence[Run], title: str) -> Table:
-    """The table that users see."""
+    """Return the table that users see."""
     from rich import box
     from rich.table import Table
 
@@ -332,7 +341,7 @@ def make_table(runs: Sequence[Run], title: str) -> Table:
 
 
 def best(runs: Sequence[Run]) -> list[Run]:
-    """Those of the rate with the least training loss on average; no number is the worst."""
+    """Return the runs with the rate of the least mean training loss; NaN counts as infinite."""
     rates = dict.fromkeys(run.rate for run in runs)
     tried = [[run for run in runs if run.rate == rate] for rate in rates]
 

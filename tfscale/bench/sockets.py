@@ -1,8 +1,7 @@
-"""How fast bare TCP sockets are between the workers: what the results are held against.
+"""Rate of bare TCP sockets between workers, from which the bound of all-reduces follows.
 
-Each rank sends to the next one and receives from the one before, all at once, as in a
-ring all-reduce, but without arithmetic, copies or messages. One thread sends, one
-receives.
+All ranks send to the next rank and receive from the previous rank at the same time, as in a ring
+all-reduce, but without arithmetic, copies or messages. One thread sends, another receives.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _PATIENCE = 120.0
 
 
 def ring_rate(rank: int, addresses: Sequence[str], seconds: float, rounds: int) -> float:
-    """Bytes per second that this rank received in its best round."""
+    """Return the bytes per second that this rank received in its best round."""
     host, port = addresses[rank].rsplit(":", 1)
     with socket.create_server((host, int(port))) as server:
         server.settimeout(_PATIENCE)
@@ -48,7 +47,7 @@ def _connect(address: str) -> socket.socket:
 
 
 def _wait_for_all(rank: int, following: socket.socket, preceding: socket.socket) -> None:
-    """A token goes around twice: once all have seen it, all are here."""
+    """Wait until all ranks are here: a token goes around twice."""
     for _ in range(2):
         if rank == 0:
             following.sendall(_GO_ON)

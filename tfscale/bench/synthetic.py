@@ -1,7 +1,7 @@
-"""Made-up texts, and small models that learn them in seconds.
+"""Synthetic texts, and small models that learn them in seconds.
 
-A language, in which a word and the sentence's first one say which may come next; and documents,
-whose words say what they are about.
+There are two kinds of texts: sentences of a language in which the last word and the first word of
+a sentence decide which words can follow, and documents whose words depend on their subject.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from typing import Any
 
 import numpy as np
 
-WORDS = 24  # of the language
-NEXT = (0.6, 0.25, 0.1, 0.05)  # how likely words are that may follow another
-LENGTH = 16  # of a sentence
-SENTENCES = 2000, 500  # to train with and to test with
+WORDS = 24  # vocabulary of the language
+NEXT = (0.6, 0.25, 0.1, 0.05)  # probabilities of the words that can follow a word
+LENGTH = 16  # words of a sentence
+SENTENCES = 2000, 500  # for training and for the test
 
-VOCABULARY = 2000  # of documents
+VOCABULARY = 2000  # words of documents
 SUBJECTS = 20
-ABOUT = 0.4  # which part of a document's words belong to its subject; others are anything
-DOCUMENT = 12  # words
-DOCUMENTS = 4000, 2000
+ABOUT = 0.4  # share of a document's words that belong to its subject; other words are random
+DOCUMENT = 12  # words of a document
+DOCUMENTS = 4000, 2000  # for training and for the test
 
 
 def sentences() -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-    """Words, and those that come after them; always the same ones."""
+    """Return words and the words that follow them, for training and for the test; always equal."""
     numbers = np.random.default_rng(0)
     following = [[numbers.permutation(WORDS)[: len(NEXT)] for _ in range(WORDS)] for _ in (0, 1)]
     text = numbers.integers(WORDS, size=(sum(SENTENCES), LENGTH + 1))
@@ -36,13 +36,13 @@ def sentences() -> tuple[tuple[Any, Any], tuple[Any, Any]]:
 
 
 def beginnings(words: Any) -> Any:
-    """To sort sentences by: first those of one mood and then those of the other, by first words."""
+    """Return keys that sort sentences by the parity of their first word, then by this word."""
     first = words[:, 0]
     return first % 2 * WORDS + first
 
 
 def transformer(width: int = 32, heads: int = 2) -> Any:
-    """One block, which sees the words so far; it is not compiled."""
+    """Return a causal transformer of one block, which is not compiled."""
     import keras
 
     layers = keras.layers
@@ -58,7 +58,7 @@ def transformer(width: int = 32, heads: int = 2) -> Any:
 
 
 def documents() -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-    """Words, frequent and rare ones, and the subject; always the same ones."""
+    """Return words and subjects of documents, for training and for the test; always equal."""
     numbers = np.random.default_rng(0)
     count = sum(DOCUMENTS)
     often = 1 / np.arange(1, VOCABULARY + 1)
@@ -71,7 +71,7 @@ def documents() -> tuple[tuple[Any, Any], tuple[Any, Any]]:
 
 
 def embedding(width: int = 32) -> Any:
-    """The mean of a document's words in a table of them, and two layers; it is not compiled."""
+    """Return a model that averages the embeddings of a document's words; it is not compiled."""
     import keras
 
     layers = keras.layers

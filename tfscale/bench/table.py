@@ -1,4 +1,4 @@
-"""From times to a table: bandwidths, the bound, and what everything is compared with."""
+"""Results of all-reduces as a table: times, bandwidths, the bound, and comparisons."""
 
 from __future__ import annotations
 
@@ -16,31 +16,34 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-_LARGE = 1 << 20  # bytes of a buffer; smaller ones cost more time than their pages
+_LARGE = 1 << 20  # bytes; in smaller buffers, fresh pages cost less than the rest of a call
 
 
 def bus_factor(processes: int) -> float:
-    """What part of the buffer every rank must send at least, 2(P-1)/P.
+    """Return how many times the buffer's bytes each rank must send at least: 2(P-1)/P.
 
-    Each rank sends what it has summed for others, and later gets or gives the totals.
+    Each rank sends (P-1)/P of the buffer as contributions to sums that other ranks finish, and
+    as much again as totals.
     """
     return 2 * (processes - 1) / processes
 
 
 def bound_seconds(wire: str, size: int, processes: int, rate: float) -> float:
-    """No all-reduce can be faster whose ranks each send ``rate`` bytes per second."""
+    """Return the least seconds of an all-reduce whose ranks each send ``rate`` bytes per second."""
     return bus_factor(processes) * wires.nbytes(wire, size) / rate
 
 
 @dataclasses.dataclass
 class AllReduceResult:
-    """One row: a contestant at a size and a number of processes.
+    """Row of the table: results of a contestant at one size and number of processes.
 
-    ``processor_ms`` is what all threads of all ranks have computed in a call, on average;
-    ``faults`` the page faults of a rank in a call, likewise;
-    ``share_of_bound`` is the bound divided by the median time; ``error`` the largest
-    error divided by the largest number of the exact sum; ``sent_bytes`` what the busiest
-    rank sends, if it is known; ``times_tf`` how often faster than stock TensorFlow.
+    Attributes:
+        processor_ms: processor time of all ranks together in a call, on average.
+        faults: page faults of a rank in a call, on average.
+        share_of_bound: the bound divided by the median time.
+        error: the largest error divided by the largest number of the exact sum.
+        sent_bytes: bytes that the busiest rank sends; None if unknown.
+        times_tf: stock TensorFlow's median time divided by this contestant's.
     """
 
     numbers: int
@@ -74,7 +77,7 @@ def make_record(
     rate: float,
     ranks: Sequence[dict[str, Any]],
 ) -> AllReduceResult:
-    """Join what the ranks have measured: a round takes as long as its slowest rank."""
+    """Join the results of all ranks: a round takes as long as its slowest rank."""
     seconds = [max(each) for each in zip(*(rank["times"] for rank in ranks), strict=True)]
     median = statistics.median(seconds)
     bound = bound_seconds(contestant.wire, size, processes, rate)
@@ -105,7 +108,7 @@ def make_record(
 
 def _sent(contestant: Contestant, size: int, processes: int) -> int | None:
     if contestant.stock:
-        return None  # they keep it to themselves
+        return None  # other libraries do not report it
     from tfscale import collectives
 
     schedule = collectives.resolve(contestant.algorithm, processes)
@@ -113,7 +116,7 @@ def _sent(contestant: Contestant, size: int, processes: int) -> int | None:
 
 
 def compare_with_tf(records: Sequence[AllReduceResult]) -> None:
-    """Fill ``times_tf`` wherever stock TensorFlow was measured too."""
+    """Set ``times_tf`` of each record whose size was also measured with stock TensorFlow."""
     stock = {(r.numbers, r.processes): r.median_ms for r in records if r.algorithm == "tf"}
     for record in records:
         median = stock.get((record.numbers, record.processes))
@@ -121,12 +124,12 @@ def compare_with_tf(records: Sequence[AllReduceResult]) -> None:
 
 
 def pays_for_pages(record: AllReduceResult) -> bool:
-    """Return whether a call touches as many fresh pages as half of its buffer has."""
+    """Return whether a call's page faults are more than half of the pages of its buffer."""
     return record.bytes >= _LARGE and record.faults > record.bytes / mmap.PAGESIZE / 2
 
 
 def make_table(records: Sequence[AllReduceResult], title: str = "") -> Table:
-    """The rows of one number of processes, grouped by size; the fastest of each is bold."""
+    """Return the table of one number of processes: grouped by size, the fastest row in bold."""
     from rich import box
     from rich.table import Table
 
@@ -180,5 +183,5 @@ def _cells(record: AllReduceResult, against: bool) -> list[str]:
 
 
 def short(number: float) -> str:
-    """Three digits that mean something, and no exponent."""
+    """Return the number with three significant digits and without an exponent."""
     return f"{number:.{max(0, 2 - math.floor(math.log10(number)))}f}" if number > 0 else "0"

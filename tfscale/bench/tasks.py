@@ -1,4 +1,4 @@
-"""What models learn in ``tfscale bench convergence`` and ``rules``: data, a model, an optimizer."""
+"""Tasks of ``tfscale bench convergence`` and ``rules``: data, a model, and an optimizer."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from tfscale.bench.learning import make_optimizer
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """Something to learn: the model gives the logits of one of several answers.
+    """Task of classification: the model returns logits.
 
     Args:
-        data: makes what it learns from and what it is tested with, always the same.
-        model: makes one that is not compiled.
-        optimizer: makes one; its rate is ``rate``.
-        rate: of learning.
-        epochs: how often it sees the data.
-        words: what it is, for people.
-        kinds: of samples and answers: numbers by which they are sorted, where replicas are to have
-            data of different kinds.
+        data: function that returns training data and test data, always the same.
+        model: function that returns a model that is not compiled.
+        optimizer: function that returns an optimizer; the training sets its rate to ``rate``.
+        rate: learning rate.
+        epochs: passes over the data.
+        words: description of the task.
+        kinds: function that returns a sort key for each sample; sorted samples are divided among
+            replicas if these are to have data of different kinds.
     """
 
     data: Callable[[], Any]
@@ -34,7 +34,7 @@ class Task:
     kinds: Callable[[Any, Any], Any] = lambda samples, answers: answers
 
 
-def _of_digits(optimizer: str, rate: float, epochs: int) -> Task:
+def _digits_task(optimizer: str, rate: float, epochs: int) -> Task:
     return Task(
         digits.load,
         digits.convolution,
@@ -46,7 +46,7 @@ def _of_digits(optimizer: str, rate: float, epochs: int) -> Task:
 
 
 TASKS = {
-    "digits": _of_digits("SGD", 0.02, 20),
+    "digits": _digits_task("SGD", 0.02, 20),
     "embedding": Task(
         synthetic.documents,
         synthetic.embedding,
@@ -64,8 +64,8 @@ TASKS = {
         "a made-up language, a transformer of one block; Adam",
         lambda sentences, _: synthetic.beginnings(sentences),
     ),
-    "LAMB": _of_digits("LAMB", 0.01, 10),
-    "AdaHessian": _of_digits("AdaHessian", 0.03, 10),
+    "LAMB": _digits_task("LAMB", 0.01, 10),
+    "AdaHessian": _digits_task("AdaHessian", 0.03, 10),
     "perceptron": Task(
         digits.load,
         digits.perceptron,

@@ -1,7 +1,8 @@
 """``tfscale bench telemetry``: how long steps of ``fit`` take with telemetry and without.
 
-One model trains in turns with and without, and without twice: what these two differ by is what
-the clock cannot see. So the time inside the callback's methods is measured on its own, too.
+One model trains in turns with and without telemetry. It trains twice without: the difference of
+these two turns is the noise of the measurement. So the benchmark also measures the time inside the
+callback's methods.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 PARTS = ("one", "replicas")
-UNTIMED = 3  # steps of each turn: the first traces
+UNTIMED = 3  # first steps of each turn, of which the first traces
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds of a step, and the share of them inside telemetry's methods."""
+    """Seconds of a step, and the share that telemetry's methods take."""
 
     step: float
     inside: float
@@ -39,7 +40,7 @@ Turns = dict[str, Callable[[], StepTimes]]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command line; returns the exit status."""
+    """Run ``tfscale bench telemetry``; return the exit status."""
     arguments = make_parser().parse_args(argv)
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
     about = machine.describe()
@@ -56,15 +57,16 @@ def main(argv: Sequence[str]) -> int:
             each = zip(*rounds[1:], strict=True)
             console.print(make_table(title, dict(zip(turns, each, strict=True))))
     console.print(
-        "ms: median over rounds of a step; more: median of the ratios of each round to the first,\n"
-        "and where that median lies with 95 %; inside: time in the callback's methods"
+        "ms: median over rounds of a step; more: extra time compared with the first turn of a "
+        "round,\nmedian over rounds and its 95 % interval; inside: share of the time in the "
+        "callback's methods"
     )
     console.print(machine.signature(about, "telemetry", argv))
     return 0
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The options of ``tfscale bench telemetry``."""
+    """Return the parser of the options of ``tfscale bench telemetry``."""
     parser = argparse.ArgumentParser(
         prog="tfscale bench telemetry",
         description="Measure steps of fit with telemetry and without.",
@@ -72,14 +74,16 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--parts", type=list_of(one_of(PARTS)), default=",".join(PARTS), metavar="NAME,...",
-        help="one device, two replicas of this process (default: %(default)s)")  # fmt: skip
-    add("--model", default="conv", metavar="NAME", help="one of tfscale bench fit's: conv, dense, "
-        "deep, tiny (default: %(default)s)")  # fmt: skip
-    add("--wire", default="int8", metavar="NAME", help="of the replicas (default: %(default)s)")
+        help="one: one device; replicas: two replicas of this process (default: %"
+        "(default)s)")  # fmt: skip
+    add("--model", default="conv", metavar="NAME", help="a model of tfscale bench fit: conv, "
+        "dense, deep, wide, tiny (default: %(default)s)")  # fmt: skip
+    add("--wire", default="int8", metavar="NAME",
+        help="wire of the part replicas (default: %(default)s)")  # fmt: skip
     add("--rounds", type=whole_number, default=40, metavar="N",
-        help="(default: %(default)s)")  # fmt: skip
+        help="turns with and without telemetry (default: %(default)s)")  # fmt: skip
     add("--steps", type=whole_number, default=100, metavar="N",
-        help="of each epoch; a turn has two (default: %(default)s)")  # fmt: skip
+        help="steps of each epoch; a turn has two epochs (default: %(default)s)")  # fmt: skip
     return parser
 
 
@@ -114,7 +118,10 @@ def _turns(part: str, arguments: argparse.Namespace, folder: Path) -> tuple[str,
 
 
 def _turn(model: Any, data: Any, steps: int, callbacks: Sequence[Any]) -> StepTimes:
-    """Of steps, from their beginning to the next one's; one end of an epoch is in it."""
+    """Train one turn and return its times, between the beginnings of two steps.
+
+    The end of the first epoch is between them.
+    """
     import keras
 
     begins: list[float] = []
@@ -131,7 +138,7 @@ def _turn(model: Any, data: Any, steps: int, callbacks: Sequence[Any]) -> StepTi
 
 
 def _clock(callback: Any, calls: list[tuple[float, float]]) -> None:
-    """Notes from when to when each method runs that Keras calls."""
+    """Record begin and end of each call of the callback's methods by Keras."""
 
     def clocked(method: Any, *args: Any, **kwargs: Any) -> None:
         begin = time.perf_counter()
@@ -145,7 +152,7 @@ def _clock(callback: Any, calls: list[tuple[float, float]]) -> None:
 
 
 def make_table(title: str, turns: dict[str, Sequence[StepTimes]]) -> Table:
-    """The table that users see."""
+    """Return the table that users see."""
     from rich import box
     from rich.table import Table
 
@@ -164,7 +171,7 @@ def make_table(title: str, turns: dict[str, Sequence[StepTimes]]) -> Table:
 
 
 def _more(ratios: Sequence[float]) -> str:
-    """Their median, and the order statistics between which it lies with 95 %."""
+    """Return the median of sorted ratios and its 95 % interval, by order statistics, as text."""
     count = len(ratios)
     beside = 0.98 * count**0.5
     low = ratios[max(0, round(count / 2 - beside))]

@@ -1,4 +1,4 @@
-"""What benchmarks of learning share: one training after another."""
+"""Helpers of benchmarks that measure learning: they do one training after another."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ Plan = TypeVar("Plan")
 
 
 class Learner:
-    """A model and its optimizer, traced once: each training sets all their variables anew.
+    """Model and optimizer, which are traced once: each training resets all their variables.
 
     Args:
-        make: makes a model that is not compiled and gives logits.
-        optimizer: makes one.
-        strategy: that trains it, if there is one.
-        steps_at_once: without Python in between.
+        make: function that returns a model with logits that is not compiled.
+        optimizer: function that returns an optimizer.
+        strategy: strategy that trains the model; None for no strategy.
+        steps_at_once: number of steps per call of Keras's training function.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Learner:
             self._model.compile(
                 optimizer(),
                 keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-                jit_compile=False,  # else XLA compiles once for each size of a batch
+                jit_compile=False,  # XLA would compile once for each batch size
                 steps_per_execution=steps_at_once,
             )
             self._optimizer = self._model.optimizer
@@ -64,13 +64,13 @@ class Learner:
         batches: Callable[[], Any],
         callbacks: Sequence[Any] = (),
     ) -> Any:
-        """Train it from the beginning; returns the model.
+        """Train the model from new weights and return it.
 
         Args:
-            seed: of its weights, and of the order of what ``batches`` gives.
-            rate: of learning.
-            batches: makes them.
-            callbacks: of Keras.
+            seed: seed of the weights, and of the order of what ``batches`` returns.
+            rate: learning rate.
+            batches: function that returns the data set of all batches.
+            callbacks: callbacks of Keras.
         """
         import keras
 
@@ -95,17 +95,18 @@ def compare(
     tables: Callable[[Sequence[Any]], Iterable[Table]],
     words: str,
 ) -> int:
-    """Train, show the tables, and write all to ``arguments.json``; returns the exit status.
+    """Train, show the tables, and write all results to ``arguments.json``; return the exit status.
 
-    That file has a line for each training, as soon as it is done.
+    That file gets a line for each training as soon as the training ends.
 
     Args:
-        name: of the benchmark.
-        argv: what the user typed.
-        arguments: what it means.
-        train_all: yields a dataclass for each training, and is given what shows progress.
-        tables: of all trainings.
-        words: what the tables' numbers are.
+        name: name of the benchmark.
+        argv: words of the command line.
+        arguments: parsed command line.
+        train_all: function that yields a dataclass for each training; its second argument is a
+            function that shows progress.
+        tables: function that returns the tables of all trainings.
+        words: meaning of the tables' numbers.
     """
     about = machine.describe()
     console = make_console()
@@ -122,7 +123,7 @@ def compare(
         return 1
     took = f"{time.monotonic() - start:.0f} s"
     if new < len(trained):
-        took += f" for {new} of {len(trained)} trainings, {arguments.json} had the others"
+        took += f" for {new} of {len(trained)} trainings; {arguments.json} had the others"
     for table in tables(trained):
         console.print(table)
     console.print(
@@ -136,28 +137,28 @@ def compare(
 
 
 def read(file: Path | None, kind: type[Run]) -> list[Run]:
-    """The trainings that a file has, one in each line."""
+    """Return the trainings in a file, which has one in each line."""
     if file is None or not file.exists():
         return []
     try:
         return [kind(**json.loads(line)) for line in file.read_text().splitlines()]
     except (TypeError, ValueError) as error:
         raise OSError(
-            f"{file} is to have a line for each training of this benchmark, and has others: "
-            f"{error}. Give --json another name"
+            f"{file} has lines that are not trainings of this benchmark: {error}. Give --json "
+            "another name"
         ) from error
 
 
 def each_once(
     planned: Sequence[Plan], known: Sequence[Run], train: Callable[[Plan], Run], show: Any
 ) -> Iterator[Run]:
-    """What is known of each training, or what it comes to now.
+    """Yield the known result of each planned training, or do the training.
 
     Args:
-        planned: dataclasses, to whose fields a ``Run`` adds what came of it.
-        known: trainings that are not done again.
-        train: does one.
-        show: progress.
+        planned: dataclasses; a ``Run`` adds results to their fields.
+        known: results of earlier trainings, which are not repeated.
+        train: function that does one training.
+        show: function that shows progress.
     """
     for number, plan in enumerate(planned):
         show(str(plan), number / len(planned))
@@ -166,11 +167,11 @@ def each_once(
 
 
 def _add(file: Path | None, run: Any) -> bool:
-    """As a line, if the file has not got it; returns whether it had not."""
+    """Add a run to a file as a line; return False if the file already has it."""
     if file is None:
         return True
     line = _line(run)
-    if line in map(_line, read(file, type(run))):  # as texts: a number that is none equals no other
+    if line in map(_line, read(file, type(run))):  # compare texts, since NaN != NaN
         return False
     with file.open("a") as lines:
         lines.write(line + "\n")
@@ -182,7 +183,7 @@ def _line(run: Any) -> str:
 
 
 def perplexity(loss: float) -> float:
-    """Of how many words that are equally likely such a loss would be."""
+    """Return e to the power of a loss: the number of equally likely words with this loss."""
     try:
         return math.exp(loss)
     except OverflowError:
@@ -190,6 +191,6 @@ def perplexity(loss: float) -> float:
 
 
 def spread(numbers: Sequence[float], how: str) -> str:
-    """Mean and standard deviation."""
+    """Return mean and standard deviation as text."""
     deviation = statistics.stdev(numbers) if len(numbers) > 1 else math.nan
     return f"{statistics.mean(numbers):{how}} ± {deviation:{how.lstrip('+')}}"

@@ -1,7 +1,7 @@
-"""One process of a benchmark: ``python -m tfscale.bench.worker PLAN``.
+"""Worker process of a benchmark: ``python -m tfscale.bench.worker ASSIGNMENT``.
 
-Its place among the others is in ``TF_CONFIG``. It measures tfscale and, in the same
-rounds, TensorFlow's own all-reduce.
+``TF_CONFIG`` holds the worker's rank. The worker measures tfscale's all-reduces and, in the
+same rounds, TensorFlow's own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SOCKET_SECONDS, SOCKET_ROUNDS = 0.3, 3
 
 
 def main(path: str) -> None:
-    """Measures what an assignment asks for, as one of its workers."""
+    """Make the measurements of an assignment, as one of its workers."""
     assignment = Assignment.load(path)
     rank = int(json.loads(os.environ["TF_CONFIG"])["task"]["index"])
     with (Path(assignment.folder) / f"results-{rank}.jsonl").open("w") as out:
@@ -39,12 +39,12 @@ def main(path: str) -> None:
 
 
 class Worker:
-    """All that one process measures; ``note`` takes what it finds."""
+    """Measurements of one process, which passes each result to ``note``."""
 
     def __init__(self, assignment: Assignment, rank: int, note: measure.Note) -> None:
         self.assignment, self.rank, self.note = assignment, rank, note
         memory.keep_memory()
-        # In this order: a strategy made later would throw the group's handles away.
+        # Make the strategy first: later, it would invalidate the group's handles.
         self.strategy = tf.distribute.MultiWorkerMirroredStrategy()
         self.group = Group.cluster(deadline=DEADLINE, transport="grpc")
         wanted = {each.transport for each in assignment.contestants if not each.stock}
@@ -52,12 +52,12 @@ class Worker:
         self.average = self.group.function(lambda c, v: all_reduce(v, c, reduction="mean"))
 
     def agree(self, mine: float) -> float:
-        """The mean of all workers' numbers; it also makes them wait for each other."""
+        """Return the mean of all workers' numbers, after waiting for all workers."""
         (mean,) = self.average([tf.constant([mine], tf.float64)])
         return float(mean.numpy()[0])
 
     def run(self) -> None:
-        """Measures all sizes of the assignment."""
+        """Measure all sizes of the assignment."""
         self.agree(0)
         if self.assignment.ports:
             rate = sockets.ring_rate(
@@ -102,7 +102,7 @@ class Worker:
         return lambda: reduce([x])[0]
 
     def _stock(self, x: Any) -> Callable[[], Any]:
-        """What Keras calls under MultiWorkerMirroredStrategy."""
+        """Return the all-reduce that Keras calls under MultiWorkerMirroredStrategy."""
 
         def replica(value: Any) -> Any:
             # Without identity, the value has no device that TensorFlow could reduce to.
@@ -117,7 +117,7 @@ class Worker:
 
 
 def _over(transport: str, group: Group) -> Group:
-    """The same ranks, which go over another transport."""
+    """Return a group of the same ranks that uses another transport."""
     if transport == group.transport:
         return group
     shared = {SHARED_MEMORY: "0"} if transport == "tcp" else {}

@@ -58,7 +58,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import TensorFlow only when an op is asked for: `tfscale build` does without."""
+    """Import TensorFlow only when a program uses an op: `tfscale build` does not need it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     importlib.import_module("tfscale.tensorflow_needed")

@@ -1,4 +1,4 @@
-"""What the engine, its log and its errors call what is sent together."""
+"""Names of buckets in the engine, its log and its errors."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from typing import NamedTuple
 
 
 class BucketId(NamedTuple):
-    """A bucket: the numbers that share a collective.
+    """Identity of a bucket: of numbers that share a collective.
 
     ``str(bucket)`` is its name in errors.
 
     Args:
-        label: what it holds.
-        owner: the optimizer whose gradients these are; empty for all else that ranks exchange.
-        graph: the function in which it was traced; empty for eager ops.
-        number: which one of this label and owner in the graph, from 1; 0 for eager ops.
+        label: content of the bucket.
+        owner: name of the optimizer whose gradients these are; empty for other content.
+        graph: name of the function in which the bucket was traced; empty for eager ops.
+        number: number of the bucket among those of its label and owner in the graph, from 1; 0 for
+            eager ops.
 
     Example:
         >>> print(BucketId("gradients 0: dense/kernel", "adam", "train_step", 1))
@@ -27,7 +28,7 @@ class BucketId(NamedTuple):
     number: int = 0
 
     def __str__(self) -> str:
-        # As in custom_ops/engine/bucket.h.
+        # Keep it equal to custom_ops/engine/bucket.h.
         graph = f"{self.graph}/" if self.graph else ""
         owner = f"{self.owner} " if self.owner else ""
         number = f"_{self.number}" if self.number else ""
@@ -35,13 +36,13 @@ class BucketId(NamedTuple):
 
     @property
     def untraced(self) -> BucketId:
-        """The same without where it was traced."""
+        """Identity without graph and number."""
         return BucketId(self.label, self.owner)
 
 
-Name = str | BucketId  # a string is the label of what no optimizer owns
+Name = str | BucketId  # a string is the label of a bucket without an owner
 
 
 def bucket_id(name: Name) -> BucketId:
-    """The identity of a bucket of that name; one that is an identity already is returned."""
+    """Return the identity of a bucket by its name; return an identity unchanged."""
     return BucketId(name) if isinstance(name, str) else name

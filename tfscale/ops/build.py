@@ -1,18 +1,18 @@
 """Builds the native library for the TensorFlow that is installed, once per machine.
 
-TensorFlow promises no stable C++ interface between its versions, so a library
-fits one TensorFlow only. It is looked for in this order:
+TensorFlow promises no stable C++ interface between its versions, so a library fits only one
+version. tfscale looks for the library in these places, in this order:
 
 1. the file that `TFSCALE_LIBRARY` names;
-2. `libtfscale.so` in the package's folder, where an image may have put it;
+2. `libtfscale.so` in the package's folder, where an image may have put the library;
 3. the package's own library for this version of TensorFlow, if its wheel holds libraries;
-4. the cache, which is filled by compiling the C++ sources that tfscale carries.
+4. the cache. If it has no library, tfscale compiles the C++ sources that it carries.
 
-A library says in a tag, readable without loading it, what it was built for. One
-that does not fit is never loaded: in the first two places it is an error, and in the others
-another one is built. What is in the cache counts only if
-nobody else can have written it and its checksum is beside it (``trust.py``); anything else is
-built anew.
+A library has a tag, readable without loading the library, which says what it was built for.
+tfscale never loads a library that does not fit: in the first two places such a library is an
+error, in the others tfscale builds another one. tfscale uses a file of the cache only if nobody
+else can have written the file and a matching checksum is beside it (``trust.py``); otherwise
+tfscale builds the file again.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ from tfscale.ops.toolchain import (
 )
 from tfscale.ops.units import Unit, find_units, write_generated
 
-# No flag may change a result. math-errno has no effect on numbers, but no loop with a square
-# root is vectorised while sqrt may set errno.
+# No flag may change a result. -fno-math-errno does not change numbers, and without it the compiler
+# cannot vectorise loops with square roots, since sqrt may set errno.
 _FLAGS = (
     "-std=c++17",
     "-O3",
@@ -72,7 +72,7 @@ _threads_of_this_process = threading.Lock()
 
 
 def make_tag(tf: TensorFlow, sources: Sources) -> dict[str, str]:
-    """What a library must have been built for to be of use here."""
+    """Return the tag that a library must have to fit this TensorFlow, machine and tfscale."""
     return {
         "tensorflow": tf.version,
         "tensorflow-git": tf.git_version,
@@ -83,7 +83,7 @@ def make_tag(tf: TensorFlow, sources: Sources) -> dict[str, str]:
 
 
 def read_tag(library: Path) -> dict[str, str] | None:
-    """What a library says it was built for; None if it says nothing."""
+    """Return the tag of a library; None if it has none."""
     return _tag_in(library.read_bytes())
 
 
@@ -107,7 +107,7 @@ def _tag_unit(tag: dict[str, str]) -> str:
 
 
 def check_fits(library: Path, tag: dict[str, str]) -> None:
-    """Raises BuildError unless the library was built for `tag`."""
+    """Raise ``BuildError`` unless the library was built for `tag`."""
     _opened_if_it_fits(library, tag).close()
 
 
@@ -128,7 +128,7 @@ def _opened_if_it_fits(library: Path, tag: dict[str, str]) -> trust.OpenFile:
 
 
 def _opened(library: Path) -> trust.OpenFile:
-    """A library that was built ahead."""
+    """Open a library that was built ahead; raise ``BuildError`` if there is none."""
     if not library.is_file():
         raise BuildError(
             f"there is no library at {library}.\n"
@@ -178,7 +178,7 @@ def _advice(library: Path) -> str:
 
 
 def cache_folder() -> Path:
-    """$TFSCALE_CACHE, else $XDG_CACHE_HOME/tfscale, else ~/.cache/tfscale."""
+    """Return $TFSCALE_CACHE, else $XDG_CACHE_HOME/tfscale, else ~/.cache/tfscale."""
     if asked := os.environ.get("TFSCALE_CACHE"):
         return Path(asked).expanduser().absolute()
     if base := os.environ.get("XDG_CACHE_HOME"):
@@ -187,7 +187,11 @@ def cache_folder() -> Path:
 
 
 def _make_folder(folder: Path, *, ours: bool = True) -> None:
-    """Makes a folder of the cache that others cannot write; ``ours``: tfscale has named it."""
+    """Make a folder of the cache that others cannot write.
+
+    ``ours`` says whether tfscale has chosen the name of the folder. Only then does tfscale change
+    permissions of a folder that exists.
+    """
     try:
         make_private_folder(folder)
         if not os.access(folder, os.W_OK):
@@ -195,8 +199,8 @@ def _make_folder(folder: Path, *, ours: bool = True) -> None:
     except OSError as error:
         raise BuildError(
             f"tfscale cannot write to its cache: {error}\n"
-            "Set TFSCALE_CACHE to a folder that can be written; or, where there is none, run "
-            "`tfscale build --out DIR`\nbeforehand elsewhere and set TFSCALE_LIBRARY to "
+            "Set TFSCALE_CACHE to a folder that can be written. If there is none, run "
+            "`tfscale build --out DIR`\nbeforehand on another machine and set TFSCALE_LIBRARY to "
             f"DIR/{LIBRARY}."
         ) from error
     if ours:
@@ -206,14 +210,17 @@ def _make_folder(folder: Path, *, ours: bool = True) -> None:
         raise BuildError(
             f"{folder}, of tfscale's cache, cannot be trusted: {reason}. Another user could "
             "exchange its files, which would run as you.\nSet TFSCALE_CACHE to a folder of your "
-            "own, such as one in your home or in /tmp; or take the right to write there from "
-            "others (chmod go-w)"
+            "own, such as one in your home or in /tmp; or forbid others to write there "
+            "(chmod go-w)"
         )
 
 
 def _folder_of(cache: Path, tag: dict[str, str], tf: TensorFlow) -> Path:
-    """The cache's folder for one library. The key needs no compiler: a machine without one can
-    use a library that is there."""
+    """Return the cache's folder for one library.
+
+    The folder's name does not depend on the compiler, so that a machine without a compiler can use
+    a library that is in the cache.
+    """
     flags = (*_FLAGS, *tf.flags_without_paths, os.environ.get("CXX", ""))
     key = hashlib.sha256(repr((sorted(tag.items()), flags)).encode()).hexdigest()[:16]
     return cache / f"tensorflow-{tf.version}-{key}"
@@ -221,7 +228,7 @@ def _folder_of(cache: Path, tag: dict[str, str], tf: TensorFlow) -> Path:
 
 @contextlib.contextmanager
 def _locked(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Lets in one process at a time; if it is killed, the lock is free again."""
+    """Let one process in at a time; when that process ends, even by a kill, the lock is free."""
     with (
         _threads_of_this_process,
         open(folder / "lock", "w", opener=private_opener) as file,
@@ -262,7 +269,7 @@ def find_or_build(
     cache: Path | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Path:
-    """The path of a library that fits; compiles it if there is none yet."""
+    """Return the path of a library that fits; compile it if there is none yet."""
     with open_library(tf=tf, root=root, cache=cache, say=say) as library:
         return library.path
 
@@ -274,7 +281,7 @@ def open_library(
     cache: Path | None = None,
     say: Callable[[str], None] | None = None,
 ) -> trust.OpenFile:
-    """A library that fits, opened; compiles it if there is none yet."""
+    """Open a library that fits; compile it if there is none yet."""
     tf = tf or find_tensorflow()
     sources = find_sources(root)
     tag = make_tag(tf, sources)
@@ -287,7 +294,7 @@ def open_library(
 
 
 def ready_made() -> Path | None:
-    """A library that was built ahead: the user's choice, else the package's."""
+    """Return a library that was built ahead: the user's choice, else the package's."""
     if asked := os.environ.get("TFSCALE_LIBRARY"):
         return Path(asked).expanduser().absolute()
     packaged = PACKAGE / LIBRARY
@@ -317,7 +324,10 @@ def _shipped(tf: TensorFlow, tag: dict[str, str]) -> tuple[trust.OpenFile | None
 
 
 def build(out: Path | None = None, *, say: Callable[[str], None] | None = None) -> Path:
-    """Builds ahead, whatever ready-made library there is; copies the result to folder `out`."""
+    """Build the library, also if a ready-made one exists, and return its path.
+
+    With `out`, copy the library to this folder and return the path of the copy.
+    """
     tf = find_tensorflow()
     sources = find_sources()
     with _from_cache(tf, sources, make_tag(tf, sources), cache_folder(), say or _say) as built:
@@ -363,7 +373,7 @@ def _from_cache(
 
     ``why_needed`` says why the package's own libraries do not fit; empty if it has none.
     """
-    cache = cache.resolve()  # a link that leads there could be exchanged later
+    cache = cache.resolve()  # somebody could exchange a link that leads there
     folder = _folder_of(cache, tag, tf)
     library = folder / LIBRARY
     if found := _fitting(library, tag):
@@ -380,7 +390,7 @@ def _from_cache(
         if found := _fitting(library, tag):
             return found
     raise BuildError(
-        f"{library} was built, and is not what was built: another program has changed it, or the "
+        f"{library} has changed since tfscale built it: another program has changed it, or the "
         "disk is damaged.\nTry again, or set TFSCALE_CACHE to another folder."
     )
 
@@ -395,7 +405,7 @@ def _find_compiler(why_needed: str) -> Compiler:
 
 
 def _fitting(library: Path, tag: dict[str, str]) -> trust.OpenFile | None:
-    """A library of the cache, opened, if it may be used and was built for `tag`."""
+    """Open a library of the cache; return None unless it can be trusted and was built for `tag`."""
     try:
         file = trust.OpenFile(library)
     except OSError:
@@ -408,7 +418,7 @@ def _fitting(library: Path, tag: dict[str, str]) -> trust.OpenFile | None:
 
 @dataclass(frozen=True)
 class _Build:
-    """Fills `folder`, whose lock is held."""
+    """Build of one library into `folder`; the caller holds its lock."""
 
     tf: TensorFlow
     sources: Sources
@@ -428,7 +438,7 @@ class _Build:
             _make_folder(self._objects)
             sources = self._snapshot()
             self._link(self._compile(sources))
-            _forget_what_is_old(self.folder.parent)
+            _remove_old_files(self.folder.parent)
         except OSError as error:
             raise BuildError(
                 f"writing to the cache failed: {error}\n"
@@ -447,24 +457,26 @@ class _Build:
         return self.folder.parent / "objects"
 
     def _clear(self) -> None:
-        """Removes what a killed or failed build left."""
+        """Remove the files that a killed or failed build has left."""
         shutil.rmtree(self._work, ignore_errors=True)
         make_private_folder(self._work)
         for log in self.folder.glob("*.log"):
             log.unlink()
 
     def _snapshot(self) -> Sources:
-        """A copy of the sources: an edit during the build must not end under the old key."""
+        """Return a copy of the sources, so that edits during the build do not change the result."""
         copy = Sources(self._work / "sources", self.sources.units, self.sources.headers)
         for name in copy.units + copy.headers:
             (copy.root / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(self.sources.root / name, copy.root / name)
         if self.tag["sources"] != copy.short_hash():
-            raise BuildError(f"{self.sources.root / 'custom_ops'} is being edited; try again.")
+            raise BuildError(
+                f"{self.sources.root / 'custom_ops'} has changed during the build; try again."
+            )
         return copy
 
     def _compile(self, sources: Sources) -> list[Path]:
-        """One object per unit; those of unchanged units are in the cache."""
+        """Return one object per unit; objects of unchanged units come from the cache."""
         units = find_units(sources)
         write_generated(units, sources.root)
         objects = {unit: self._object(unit, sources) for unit in units}
@@ -485,7 +497,7 @@ class _Build:
         return self._objects / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.o"
 
     def _flags(self, unit: Unit) -> list[str]:
-        """A unit's flags without paths."""
+        """Return a unit's flags without paths."""
         if not unit.uses_tensorflow:
             return [*_FLAGS, *self.tf.abi_flags]
         return [*_FLAGS, *(f for f in self.tf.compile_flags if not f.startswith("-I"))]
@@ -534,14 +546,14 @@ class _Build:
 
 
 def _put(fresh: Path, path: Path) -> None:
-    """Puts what a compiler has written in place; until then it is in a folder of the user's own."""
+    """Move a compiler's output from the private work folder to its place, and seal it."""
     fresh.chmod(PRIVATE_FILE)
     fresh.replace(path)
     trust.seal(path)
 
 
 def _compilers_at_once(units: int) -> int:
-    """As many as there are processors, but within the memory that is free."""
+    """Return how many compilers may run at once: one per processor, if memory suffices."""
     by_memory = _free_memory() // _BYTES_PER_COMPILER
     return max(1, min(len(os.sched_getaffinity(0)), by_memory, units))
 
@@ -554,8 +566,8 @@ def _free_memory() -> int:
     return 4 * _BYTES_PER_COMPILER
 
 
-def _forget_what_is_old(cache: Path) -> None:
-    """Keeps the cache of someone who edits the sources all day from growing without end."""
+def _remove_old_files(cache: Path) -> None:
+    """Remove old libraries and objects, so that frequent edits do not fill the disk."""
     libraries = [(p.stat().st_mtime, p) for p in cache.glob(f"tensorflow-*/{LIBRARY}")]
     unwanted = [p for _, p in sorted(libraries)[:-_LIBRARIES_KEPT]]
     oldest = time.time() - _OBJECT_DAYS * 86400

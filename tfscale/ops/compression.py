@@ -1,6 +1,6 @@
-"""Passes of compression methods over a gradient and what was not sent of it yet; on CPUs.
+"""Ops of compression methods over a gradient and its residual, on CPUs.
 
-The sum of the two is never stored, and the residual changes in place.
+The ops never store the sum of gradient and residual, and they change the residual in place.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from tfscale.ops import library
 
 
 def largest(x: Any, count: int, residual: tf.Variable | None = None) -> tuple[Any, Any]:
-    """The places of the largest magnitudes of ``x + residual``, ascending, and the numbers there.
+    """Return the places of the largest magnitudes of ``x + residual``, ascending, and the numbers.
 
-    Of equal magnitudes the first count. NaN is larger than infinity.
+    Of equal magnitudes, those at lower places come first. NaN is larger than infinity.
 
     Args:
-        x: float32; places are those in it as a vector.
-        count: how many.
-        residual: of as many numbers.
+        x: float32 tensor; places are indices into the flat tensor.
+        count: number of places.
+        residual: variable of the size of ``x``.
 
     Example:
         >>> places, numbers = largest([1.0, -3.0, 2.0, 9.0], 2)
@@ -41,16 +41,18 @@ def sum_at(
     finite: Any,
     residual: tf.Variable,
 ) -> tf.Tensor:
-    """Zeros of x's shape, to which numbers are added at places, in their order.
+    """Return a tensor of the shape of ``x``: zeros, to which numbers are added in their order.
 
-    If ``finite``, the residual becomes ``x + residual``, but for its own places.
+    If ``finite``, the residual becomes ``kept`` at ``places`` and ``x + residual`` elsewhere.
 
     Args:
         x: this replica's gradient, float32.
-        places, kept: what this replica has sent, and what it keeps there.
-        every_place, every_number: of all replicas. A place that is not in x is an error.
-        finite: whether what was sent is finite.
-        residual: of x's size.
+        places: places of the numbers that this replica has sent.
+        kept: new residual at these places.
+        every_place: places of all replicas; a place outside of ``x`` is an error.
+        every_number: numbers of all replicas, to be added at ``every_place``.
+        finite: whether all sent numbers are finite.
+        residual: variable of the size of ``x``.
     """
     return library.load().tfscale_sum_at(
         residual=residual.handle,
@@ -64,19 +66,19 @@ def sum_at(
 
 
 def low_rank_rows(x: Any, factor: Any, residual: tf.Variable) -> tf.Tensor:
-    """``(x + residual) factor^T`` of a matrix."""
+    """Return ``(x + residual) factor^T`` for a matrix ``x``."""
     return library.load().tfscale_low_rank_rows(residual=residual.handle, x=x, factor=factor)
 
 
 def low_rank_columns(x: Any, basis: Any, residual: tf.Variable) -> tf.Tensor:
-    """``basis^T (x + residual)``"""
+    """Return ``basis^T (x + residual)``."""
     return library.load().tfscale_low_rank_columns(residual=residual.handle, x=x, basis=basis)
 
 
 def low_rank_sum(
     x: Any, basis: Any, own: Any, total: Any, finite: Any, residual: tf.Variable
 ) -> tf.Tensor:
-    """``basis total``; if ``finite``, the residual becomes ``x + residual - basis own``."""
+    """Return ``basis total``; if ``finite``, the residual becomes ``x + residual - basis own``."""
     return library.load().tfscale_low_rank_sum(
         residual=residual.handle, x=x, basis=basis, own=own, total=total, finite=finite
     )

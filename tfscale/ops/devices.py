@@ -1,4 +1,4 @@
-"""Which devices a worker takes: of GPUs that others see, too, and as many CPUs as it is told."""
+"""Choice of a worker's devices: its share of the host's GPUs, and its logical CPUs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ _T = TypeVar("_T")
 
 
 def share_of(gpus: Sequence[_T], local_index: int, local_count: int) -> list[_T]:
-    """Of GPUs that several workers see, equally many for each; all, where there are too few.
+    """Return this worker's share of GPUs that several workers see: equally many for each.
 
-    Where a process sees fewer than there are workers, its launcher gave each its own.
+    Return all GPUs if they are fewer than the workers: then the launcher has already given each
+    worker GPUs of its own.
     """
     each = len(gpus) // local_count
     if each == 0:
@@ -26,7 +27,7 @@ def share_of(gpus: Sequence[_T], local_index: int, local_count: int) -> list[_T]
 
 
 def take_share(source: Source) -> None:
-    """Make the GPUs of the other workers of this host invisible; before any is used."""
+    """Hide the GPUs of this host's other workers; call it before TensorFlow uses a GPU."""
     visible = tf.config.get_visible_devices("GPU")
     own = share_of(visible, source.local_index, source.local_count)
     if not source.shares_gpus or own == visible:
@@ -35,18 +36,21 @@ def take_share(source: Source) -> None:
         tf.config.set_visible_devices(own, "GPU")
     except RuntimeError as error:
         raise RuntimeError(
-            f"{source.local_count} workers share this host and its {len(visible)} GPUs, and this "
-            f"one takes {', '.join(gpu.name for gpu in own)}; but TensorFlow was started before, "
-            f"{started.words()}. Make the strategy before any tensor, or set CUDA_VISIBLE_DEVICES "
-            "for each worker."
+            f"{source.local_count} workers share this host and its {len(visible)} GPUs. This "
+            f"worker needs {', '.join(gpu.name for gpu in own)}, but TensorFlow was started "
+            f"before, {started.words()}. Make the strategy before any tensor, or set "
+            "CUDA_VISIBLE_DEVICES for each worker."
         ) from error
 
 
-LOGICAL_CPUS = "TFSCALE_LOGICAL_CPUS"  # as ``tfscale launch --devices-per-worker`` sets it
+LOGICAL_CPUS = "TFSCALE_LOGICAL_CPUS"  # ``tfscale launch --devices-per-worker`` sets it
 
 
 def split_cpu(environ: Mapping[str, str] = os.environ) -> None:
-    """Make the CPU as many logical devices as asked for, unless the program has made its own."""
+    """Split the CPU into as many logical devices as ``LOGICAL_CPUS`` says.
+
+    Do nothing if the program has already made logical devices.
+    """
     wanted = environ.get(LOGICAL_CPUS)
     if wanted is None:
         return
@@ -58,7 +62,7 @@ def split_cpu(environ: Mapping[str, str] = os.environ) -> None:
         tf.config.set_logical_device_configuration(cpu, logical)
     except RuntimeError as error:
         raise RuntimeError(
-            f"this worker is to have {wanted} logical CPUs ({LOGICAL_CPUS}), but TensorFlow "
+            f"this worker needs {wanted} logical CPUs ({LOGICAL_CPUS}), but TensorFlow "
             f"was started before, {started.words()}. Make the strategy before any tensor, or leave "
             "out --devices-per-worker."
         ) from error

@@ -1,4 +1,4 @@
-"""An all-reduce that goes on while TensorFlow makes other steps."""
+"""All-reduces in the background, while TensorFlow makes other steps."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tfscale.ops.group import Communicator
 
 
 class Taken(NamedTuple):
-    """What came of an all-reduce.
+    """Result of an all-reduce in the background.
 
     Args:
-        total: the sum over all ranks.
-        lost: the new residual; None if there was none.
-        waited: how many seconds ``take`` has waited for it.
-        took: how many seconds it has taken since it was begun.
+        total: sum over all ranks.
+        lost: new residual; None if the all-reduce had no residual.
+        waited: seconds that ``take`` has waited for the sum.
+        took: seconds that the all-reduce took since ``begin``.
     """
 
     total: tf.Tensor
@@ -38,14 +38,14 @@ class Taken(NamedTuple):
 
 
 class Flight:
-    """Where one all-reduce after the other goes on, behind steps.
+    """Runner of all-reduces in the background, one at a time.
 
-    Every rank must begin the same ones in the same order; when it takes a sum is its own affair.
-    What nobody takes is dropped when the next one begins, which first waits until it is over. An
-    error, such as that a rank is gone, is raised where the sum is taken.
+    Every rank must begin the same all-reduces in the same order; each rank may take a sum when it
+    likes. ``begin`` first waits for the end of the last all-reduce, and drops its sum if nobody has
+    taken it. ``take`` raises the error of a failed all-reduce, such as a lost rank.
 
     Args:
-        communicator: of this rank.
+        communicator: communicator of this rank.
 
     Example:
         >>> group = tfscale.ops.Group.local(["CPU:0", "CPU:1"])
@@ -78,9 +78,9 @@ class Flight:
         piece_bytes: int = 0,
         name: Name | None = None,
     ) -> None:
-        """Begin to sum ``x``, a float32 tensor.
+        """Begin to sum ``x``, a float32 tensor, over all ranks.
 
-        Args: see ``all_reduce``.
+        ``all_reduce`` describes the arguments.
         """
         communicator = self._communicator
         x = as_tensor(x, "x")
@@ -94,11 +94,11 @@ class Flight:
         library.load().tfscale_begin(x=x, residual=given, flight=self._handle, **common)
 
     def take(self, shape: Any, residual: bool = False) -> Taken:
-        """The sum, as soon as it is there.
+        """Wait for the sum and return it.
 
         Args:
-            shape: of what was begun.
-            residual: whether that had one.
+            shape: shape of the tensor that ``begin`` was called with.
+            residual: whether ``begin`` was called with a residual.
         """
         residual = arguments.flag(residual, "residual")
         try:

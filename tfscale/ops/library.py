@@ -10,25 +10,25 @@ from tfscale.ops import build, toolchain, trust
 
 _lock = threading.Lock()
 _loaded: Any = None
-_file: trust.OpenFile | None = None  # open while the process lives, for its name
+_file: trust.OpenFile | None = None  # stays open, since its name is a path to the descriptor
 _native: ctypes.CDLL | None = None
 
 
 def load() -> Any:
-    """The module of ops that TensorFlow makes of the library; builds it when there is none yet."""
+    """Return the module of ops that TensorFlow makes of the library; build it if there is none."""
     global _loaded, _file, _native
     with _lock:
         if _loaded is None:
             _file = build.open_library()
             _loaded = _load(_file)
-            _native = ctypes.CDLL(_file.name)  # which is loaded already
+            _native = ctypes.CDLL(_file.name)  # the same library: TensorFlow has loaded it
         return _loaded
 
 
 def signal_writer(pipe: int) -> int:
-    """Return the address of a handler of signals, which writes a byte for each into this pipe.
+    """Return the address of a signal handler that writes a byte into this pipe for each signal.
 
-    It is for all signals of the process, and may be installed by any thread.
+    The process has one pipe for all signals. Any thread may install the handler.
     """
     load()
     assert _native is not None
@@ -42,12 +42,12 @@ def _load(library: trust.OpenFile) -> Any:
     import tensorflow as tf
 
     try:
-        loaded = tf.load_op_library(library.name)  # the file that was checked
+        loaded = tf.load_op_library(library.name)  # the name leads to the file that was checked
     except (tf.errors.OpError, OSError) as error:
         said = str(error).replace(library.name, str(library.path))
         raise toolchain.BuildError(
             f"TensorFlow {tf.version.VERSION} refuses {library.path}: {said}\n"
-            "Its tag says that it was built for this TensorFlow. Remove the file and try again; if "
+            "Its tag says that it was built for this TensorFlow. Remove the file and try again. If "
             "that does not help, report this message."
         ) from error
     _let_overlap()
@@ -55,10 +55,11 @@ def _load(library: trust.OpenFile) -> Any:
 
 
 def known_to_all(error: BaseException) -> bool:
-    """Whether all ranks get to know an error without a farewell, or cannot be reached by one.
+    """Return whether all ranks learn of an error by themselves, or can no longer be reached.
 
-    Our ops mark such errors, and what has ended TensorFlow's own collectives is in
-    ``told_by_others``. Keras replaces some by others, whose causes lead back to ours.
+    This rank need not tell them of such an error. Our ops mark such errors; ``told_by_others`` has
+    texts of those that end TensorFlow's own collectives. Keras replaces some errors by its own,
+    whose causes lead back to ours.
     """
     chain: BaseException | None = error
     while chain is not None:
@@ -78,8 +79,8 @@ _KNOWN_TO_ALL = b"tfscale/known-to-all"  # as in custom_ops/transport/tensorflow
 def _let_overlap() -> None:
     """Take collectives out of TensorFlow's automatic ordering of ops on one resource.
 
-    They meet by name, so their order does not matter; one after the other they
-    could not overlap.
+    Ranks match collectives by name, so their order does not matter. In order, they could not
+    overlap.
     """
     from tensorflow.python.framework import auto_control_deps_utils
 

@@ -1,4 +1,4 @@
-"""What a communicator ran, read back into Python."""
+"""Log of the collectives that a communicator has run, read from C++."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tfscale.ops.bucket import BucketId
 
 @dataclass(frozen=True)
 class Execution:
-    """One collective on one rank, whether it worked or not.
+    """Collective on one rank, whether it succeeded or failed.
 
     Attributes:
-        bucket: what was sent.
-        start: when, in seconds of ``time.time()``, which TensorFlow's profiler uses too.
-        end: when it had its result, and the other ranks all that it sent.
-        sent: how many bytes the other ranks took from it.
+        bucket: identity of the summed numbers.
+        start: start time in seconds of ``time.time()``, which TensorFlow's profiler also uses.
+        end: time at which this rank had its result, and the other ranks had all that it sent.
+        sent: bytes that the other ranks received from this rank.
     """
 
     bucket: BucketId
@@ -31,7 +31,7 @@ class Execution:
 
 @dataclass(frozen=True)
 class Total:
-    """All collectives of one bucket on one rank; ``seconds`` from start to end, added up."""
+    """Sums over all collectives of one bucket on one rank; ``seconds`` adds up end - start."""
 
     calls: int
     sent: int
@@ -39,7 +39,7 @@ class Total:
 
 
 def executions(handle: Any, last: int | None = None) -> list[Execution]:
-    """The last collectives that a communicator's log holds."""
+    """Return the last collectives in a communicator's log."""
     most = tf.int64.max if last is None else last
     return [
         Execution(bucket, start / 1e6, end / 1e6, sent)
@@ -48,7 +48,7 @@ def executions(handle: Any, last: int | None = None) -> list[Execution]:
 
 
 def totals(handle: Any) -> dict[BucketId, Total]:
-    """All collectives of a communicator, added up for each bucket."""
+    """Return the sums over all collectives of a communicator, for each bucket."""
     return {
         bucket: Total(calls, sent, microseconds / 1e6)
         for bucket, calls, sent, microseconds in _rows(library.load().tfscale_totals(handle))
@@ -56,7 +56,7 @@ def totals(handle: Any) -> dict[BucketId, Total]:
 
 
 def _rows(columns: Any) -> Iterator[tuple[BucketId, int, int, int]]:
-    """The first four columns are the bucket's."""
+    """Yield a bucket and three numbers for each row; a bucket takes four columns."""
     lists = [column.numpy().tolist() for column in tf.nest.flatten(columns)]
     for label, owner, graph, number, *others in zip(*lists, strict=True):
         yield BucketId(label.decode(), owner.decode(), graph.decode(), number), *others

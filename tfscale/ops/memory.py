@@ -1,9 +1,10 @@
 """Memory that a process keeps, since each fresh page of 4 KiB costs a page fault.
 
-TensorFlow takes tensors from malloc, and glibc maps fresh pages for each large one: an all-reduce
-of 25 million numbers, 100 MB, then takes 24,415 page faults, and a training step as many for each
-large gradient. TensorFlow has two pools that keep what they once got. It turns one on by itself
-where oneDNN computes (x86 processors with VNNI instructions); ``keep_tensors`` turns on the other.
+TensorFlow takes tensors from malloc, and glibc maps fresh pages for each large tensor. So an
+all-reduce of 25 million numbers, 100 MB, has 24,415 page faults, and a training step has as many
+for each gradient of this size. TensorFlow has two pools that keep their memory. TensorFlow turns
+one on by itself where oneDNN computes (x86 processors with VNNI instructions); ``keep_tensors``
+turns on the other.
 
 The messages of TensorFlow's transport come from malloc in any case, several copies of each. glibc
 gives that memory back to the system after each message; ``keep_freed_memory`` makes glibc keep it.
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from tfscale import started
 
-# TensorFlow reads these when it makes a process's CPU devices.
+# TensorFlow reads these variables when it makes a process's CPU devices.
 POOL = "TF_CPU_ALLOCATOR_USE_BFC"
 _LARGEST_POOL = "TF_CPU_BFC_MEM_LIMIT_IN_MB"
 
@@ -33,9 +34,9 @@ _NO_LIMIT = 1 << 24  # in MiB; TensorFlow's own limit, 64 GB, is less than some 
 
 # The parameters of mallopt(3), by their numbers in malloc.h.
 _SETTINGS = {
-    -1: 64 * _MIB,  # M_TRIM_THRESHOLD: so much may be free at an arena's end
-    -2: 64 * _MIB,  # M_TOP_PAD: a whole arena; with less, empty ones are given back
-    -3: 8 * _MIB,  # M_MMAP_THRESHOLD: more than a message, less than most tensors
+    -1: 64 * _MIB,  # M_TRIM_THRESHOLD: bytes that may stay free at an arena's end
+    -2: 64 * _MIB,  # M_TOP_PAD: size of a whole arena; with less, glibc returns empty arenas
+    -3: 8 * _MIB,  # M_MMAP_THRESHOLD: above the size of messages, below that of most tensors
 }
 
 
@@ -74,7 +75,7 @@ def words() -> str:
     if any(_in_time):
         return f"TensorFlow keeps the memory of tensors, since tfscale has set {POOL}=true"
     if _in_time:
-        why, now = f"{POOL}={os.environ.get(POOL)} asks for that", "unset it"
+        why, now = f"{POOL}={os.environ.get(POOL)} says so", f"unset {POOL}"
     else:
         why = f"it was started {started.words()} before tfscale could turn its pool on"
         now = f"make the strategy first, or set {POOL}=true before the program starts"
@@ -93,7 +94,7 @@ def _has_own_pool() -> bool:
 def huge_pages() -> str:
     """Return when Linux uses huge pages for a process's memory: always, madvise, never or unknown.
 
-    With "madvise", as Debian and Ubuntu have it, only memory for which a program asked.
+    With "madvise", the default of Debian and Ubuntu, Linux uses them only where a program asks.
     """
     try:
         text = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
@@ -106,8 +107,8 @@ def huge_pages() -> str:
 def keep_freed_memory() -> bool:
     """Make glibc keep the memory that messages need; return whether that was done.
 
-    Arenas that exist already go on as before, so call it before TensorFlow's server starts.
-    Does nothing without glibc, or if the user has tuned it.
+    Existing arenas do not change, so call it before TensorFlow's server starts. Do nothing without
+    glibc, or if the user has tuned glibc.
     """
     if platform.libc_ver()[0] != "glibc" or _tuned_by_user():
         return False

@@ -1,11 +1,10 @@
-"""The fused updates of LAMB and LARS: one op for a variable, its state and its gradient.
+"""Fused updates of LAMB and LARS: one op for a variable, its state and its gradient.
 
-They run on CPUs, eagerly and in graphs, but not under XLA. A variable is float32,
-bfloat16 or float16, its gradient has the same type, and its state is float32.
+The ops run on CPUs, eagerly and in graphs, but not under XLA. A variable is float32, bfloat16 or
+float16, its gradient has the same type, and its state is float32.
 ``custom_ops/optimizers/update.h`` states the rules.
 
-Numbers that may change with each step travel in one small tensor, made once for all
-variables that share them.
+Numbers that may change with each step are in one small tensor, which all variables share.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ def lamb_numbers(
     lower: Any = 0.0,
     upper: Any = float("inf"),
 ) -> Any:
-    """What ``lamb`` needs besides tensors; each a Python number or a scalar tensor.
+    """Return the tensor of numbers for ``lamb``; each is a Python number or a scalar tensor.
 
     Args:
-        learning_rate: of this step.
-        beta_1, beta_2: how much of the two moments is kept.
-        correction_1, correction_2: what the moments are multiplied by against their bias
-            to zero, ``1 / (1 - beta ** t)`` in step t, or 1. Compute them in float64: 1 -
-            0.999 in float32 is off by 5e-5.
-        epsilon: added to the root of the second moment.
-        weight_decay: times the variable, added to the direction.
+        learning_rate: learning rate of this step.
+        beta_1, beta_2: decay rates of the two moments.
+        correction_1, correction_2: factors that correct the moments' bias to zero: ``1 / (1 -
+            beta ** t)`` in step t, or 1 for no correction. Compute them in float64: 1 - 0.999 in
+            float32 has a relative error of 5e-5.
+        epsilon: number that is added to the root of the second moment.
+        weight_decay: factor of the variable in the direction.
         lower, upper: bounds of the variable's norm in the trust ratio.
     """
     return _pack(
@@ -68,13 +67,13 @@ def lamb(variable: Any, m: Any, v: Any, gradient: Any, numbers: Any, *, adapt: b
         w &\leftarrow w - \eta \, \phi(\|w\|) / \|u\| \, u, \quad
         \phi(x) = \min(\max(x, \text{lower}), \text{upper})
 
-    The ratio of the norms is 1 if one of them is 0, or if it is not to ``adapt``.
+    The ratio of the norms is 1 if one of them is 0, or without ``adapt``.
 
     Args:
-        variable: what is trained; a ``tf.Variable`` (its ``handle`` is used).
-        m, v: its moments, float32.
+        variable: the trained ``tf.Variable``, or another object with its ``handle``.
+        m, v: moments of the variable, float32.
         gradient: a tensor of the variable's shape and type.
-        numbers: from ``lamb_numbers``.
+        numbers: result of ``lamb_numbers``.
         adapt: whether the step is scaled by the ratio of the norms.
 
     Returns:
@@ -104,14 +103,14 @@ def lars_numbers(
     epsilon: Any = 0.0,
     weight_decay: Any = 0.0,
 ) -> Any:
-    """What ``lars`` needs besides tensors; each a Python number or a scalar tensor.
+    """Return the tensor of numbers for ``lars``; each is a Python number or a scalar tensor.
 
     Args:
-        learning_rate: of this step.
-        momentum: how much of the last steps is kept.
-        trust_coefficient: times the norm of the variable in the trust ratio.
-        epsilon: added to the denominator of the trust ratio.
-        weight_decay: times the variable, added to the gradient.
+        learning_rate: learning rate of this step.
+        momentum: decay rate of the momentum.
+        trust_coefficient: factor of the variable's norm in the trust ratio.
+        epsilon: number that is added to the denominator of the trust ratio.
+        weight_decay: factor of the variable that is added to the gradient.
     """
     return _pack(learning_rate, momentum, trust_coefficient, epsilon, weight_decay)
 
@@ -134,18 +133,18 @@ def lars(
         m &\leftarrow \mu m + \eta r (g + \lambda w) \\
         w &\leftarrow w - m
 
-    The ratio r is 1 if one of the two norms is 0, or if it is not to ``adapt``.
+    The ratio r is 1 if one of the two norms is 0, or without ``adapt``.
 
     Args:
-        variable: what is trained; a ``tf.Variable`` (its ``handle`` is used).
-        momentum: its state m, float32.
+        variable: the trained ``tf.Variable``, or another object with its ``handle``.
+        momentum: state m of the variable, float32.
         gradient: a tensor of the variable's shape and type.
-        numbers: from ``lars_numbers``.
-        adapt: whether there is a ratio r.
-        nesterov: the variable moves by what m would be after one more such gradient.
-        rate_inside: the learning rate is inside the momentum, as in the paper; otherwise
-            it multiplies the variable's move.
-        clip: r becomes :math:`\min(r / \eta, 1)`, as in LARC, whether it adapts or not.
+        numbers: result of ``lars_numbers``.
+        adapt: whether the step is scaled by the ratio r.
+        nesterov: whether the variable moves by the m of one more step with the same gradient.
+        rate_inside: whether the learning rate is inside the momentum, as in the paper; else it
+            multiplies the variable's move.
+        clip: whether r becomes :math:`\min(r / \eta, 1)`, as in LARC, also without ``adapt``.
 
     Returns:
         The operation, in a graph.
@@ -172,5 +171,5 @@ def lars(
 
 
 def _pack(*numbers: Any) -> Any:
-    """In the order of ``custom_ops/optimizers/rules.h``."""
+    """Return numbers as a tensor, in the order of ``custom_ops/optimizers/rules.h``."""
     return tf.stack([tf.cast(number, tf.float32) for number in numbers])

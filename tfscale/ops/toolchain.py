@@ -1,4 +1,4 @@
-"""What a build needs: TensorFlow, the C++ sources, a compiler; and errors that help."""
+"""Tools of a build: TensorFlow, the C++ sources and a compiler, with errors that advise."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _COMPILE_SECONDS = 1800
 
 
 class BuildError(RuntimeError):
-    """There is no native library to use; the message says what to do about it."""
+    """Error if there is no native library to use; the message says what to do."""
 
 
 @dataclass(frozen=True)
 class TensorFlow:
-    """The TensorFlow to build for."""
+    """Version and flags of the TensorFlow to build for."""
 
     version: str
     git_version: str
@@ -34,12 +34,12 @@ class TensorFlow:
 
     @property
     def abi_flags(self) -> tuple[str, ...]:
-        """What files without TensorFlow must share with it: the C++ library's ABI."""
+        """Flags that files without TensorFlow headers need, too: those of the C++ library's ABI."""
         return tuple(f for f in self.compile_flags if "_GLIBCXX_USE_CXX11_ABI" in f)
 
     @property
     def flags_without_paths(self) -> tuple[str, ...]:
-        """The flags for compiling and linking, without folders of this machine."""
+        """Flags for compiling and linking, without folders of this machine."""
         flags = self.compile_flags + self.link_flags
         return tuple(f for f in flags if not f.startswith(("-I", "-L")))
 
@@ -48,7 +48,7 @@ class TensorFlow:
 
 
 def find_tensorflow() -> TensorFlow:
-    """Describes the installed TensorFlow, whoever packaged it."""
+    """Return a description of the installed TensorFlow; raise ``BuildError`` if there is none."""
     try:
         import tensorflow as tf
     except ImportError as error:
@@ -62,26 +62,26 @@ def find_tensorflow() -> TensorFlow:
 
 
 def no_tensorflow(error: ImportError) -> str:
-    """What to do where TensorFlow cannot be imported."""
+    """Return a message that says what to do if TensorFlow cannot be imported."""
     return (
         f"TensorFlow cannot be imported by {sys.executable}: {error}\n"
-        "tfscale uses the TensorFlow that you choose and installs none by itself. Choose:\n"
+        "tfscale does not install TensorFlow by itself. Choose one of these:\n"
         "  pip install 'tensorflow[and-cuda]'   (for GPUs)\n"
         "  pip install tensorflow-cpu           (for CPUs only, x86-64)\n"
-        "  pip install tensorflow               (for CPUs only, others)"
+        "  pip install tensorflow               (for other CPUs)"
     )
 
 
 @dataclass(frozen=True)
 class Sources:
-    """The C++ files; `root` is the folder that contains `custom_ops`."""
+    """C++ files of tfscale; `root` is the folder that contains `custom_ops`."""
 
     root: Path
     units: tuple[str, ...]
     headers: tuple[str, ...]
 
     def hash(self, *files: str) -> str:
-        """A hash of the names and contents of these files, by default of all."""
+        """Return a hash of the names and contents of some files; by default, of all files."""
         digest = hashlib.sha256()
         for name in files or self.units + self.headers:
             content = (self.root / name).read_bytes()
@@ -89,12 +89,12 @@ class Sources:
         return digest.hexdigest()
 
     def short_hash(self) -> str:
-        """The beginning of the hash of all files, for names of files."""
+        """Return the first 16 digits of the hash of all files."""
         return self.hash()[:16]
 
 
 def find_sources(root: Path | None = None) -> Sources:
-    """The sources below `root`, else in the package, else in the checkout."""
+    """Return the sources below `root`, or else those of the package or of the checkout."""
     candidates = [root] if root else [PACKAGE, PACKAGE.parent]
     for candidate in candidates:
         folder = candidate / "custom_ops"
@@ -111,7 +111,7 @@ def find_sources(root: Path | None = None) -> Sources:
 
 @dataclass(frozen=True)
 class Compiler:
-    """A C++ compiler that works: how to call it, and what it says of its version."""
+    """C++ compiler that runs: its command, and the version that it reports."""
 
     command: tuple[str, ...]
     version: str
@@ -121,7 +121,7 @@ class Compiler:
 
 
 def find_compiler() -> Compiler:
-    """$CXX, else g++, else clang++."""
+    """Return the compiler: $CXX, else g++, else clang++; raise ``BuildError`` if there is none."""
     asked = os.environ.get("CXX", "").strip()
     choices = [tuple(shlex.split(asked))] if asked else [("g++",), ("clang++",)]
     for command in choices:
@@ -146,13 +146,13 @@ def _compiler_version(command: tuple[str, ...]) -> str:
     except (OSError, subprocess.SubprocessError) as error:
         raise BuildError(
             f"the C++ compiler {shlex.join(command)!r} does not run: {error}\n"
-            "Set CXX to a g++ or clang++ that does."
+            "Set CXX to a g++ or clang++ that runs."
         ) from error
     return out.splitlines()[0] if out else "unknown version"
 
 
 def run_compiler(command: list[str], what: str, folder: Path, log: Path) -> None:
-    """Runs a compiler; on failure keeps its whole output in `log`."""
+    """Run a compiler; on failure, keep its whole output in `log` and raise ``BuildError``."""
     try:
         done = subprocess.run(
             command,
@@ -182,7 +182,7 @@ def run_compiler(command: list[str], what: str, folder: Path, log: Path) -> None
 def _first_error(output: str) -> str:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     telling = [line for line in lines if "error" in line.lower() or "undefined" in line]
-    return (telling or lines or ["(it said nothing)"])[0]
+    return (telling or lines or ["(no output)"])[0]
 
 
 _HINTS = (
@@ -222,4 +222,4 @@ def _hint(output: str) -> str:
     for signs, hint in _HINTS:
         if any(sign in output for sign in signs):
             return hint
-    return "Try another compiler (CXX=g++ or CXX=clang++); if it fails too, report that file."
+    return "Try another compiler (CXX=g++ or CXX=clang++); if it fails, too, report that file."

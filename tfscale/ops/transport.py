@@ -1,4 +1,4 @@
-"""What messages travel over: our own sockets and shared memory, or TensorFlow's gRPC."""
+"""Transport of messages: our own sockets and shared memory, or TensorFlow's gRPC."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from tfscale import arguments
 
 TRANSPORTS = ("auto", "sockets", "grpc")
 
-# How a message goes, as ``Communicator.ways`` says; or "shared memory", "TCP to ...", "gRPC".
-# C++ says it: custom_ops/engine/transport.h.
+# One of the descriptions in ``Communicator.ways``, which come from custom_ops/engine/transport.h.
+# The others are "shared memory", "TCP to ..." and "gRPC".
 WITHIN_PROCESS = "the same process"
 
 # Environment variables, read when a group is made.
-TRANSPORT = "TFSCALE_TRANSPORT"  # decides where the program leaves it at "auto"
-INTERFACE = "TFSCALE_INTERFACE"  # where sockets listen: an address, or a network interface's name
-PORTS = "TFSCALE_PORTS"  # at which ports: 20000-20100
-STREAMS = "TFSCALE_STREAMS"  # how many TCP connections each pair of ranks has
-SHARED_MEMORY = "TFSCALE_SHARED_MEMORY"  # 0: processes of one host use TCP, too
+TRANSPORT = "TFSCALE_TRANSPORT"  # the transport if the program chooses "auto"
+INTERFACE = "TFSCALE_INTERFACE"  # address, or network interface's name, at which sockets listen
+PORTS = "TFSCALE_PORTS"  # range of ports at which sockets listen: 20000-20100
+STREAMS = "TFSCALE_STREAMS"  # number of TCP connections between two ranks
+SHARED_MEMORY = "TFSCALE_SHARED_MEMORY"  # 0: processes of one host use TCP instead
 
 MOST_STREAMS = 64
 
@@ -31,12 +31,12 @@ MOST_STREAMS = 64
 def attributes(
     transport: str, host: str, environment: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """What the communicator's op is told about its transport.
+    """Return the attributes of the communicator's op that describe its transport.
 
     Args:
         transport: one of ``TRANSPORTS``.
-        host: this process's address in the cluster; empty if it is alone.
-        environment: variables; those of this process by default.
+        host: this process's address in the cluster; empty for a single process.
+        environment: environment variables; by default those of this process.
     """
     environment = os.environ if environment is None else environment
     if checked(transport) == "auto":
@@ -53,20 +53,21 @@ def attributes(
 
 
 def checked(transport: str, what: str = "transport") -> str:
-    """The same; an error if there is none of this name."""
+    """Return ``transport`` if it is one of ``TRANSPORTS``, else raise an error that lists them."""
     return arguments.choice(transport, what, TRANSPORTS)
 
 
 def reachable_host(own: str, others: Sequence[str]) -> str:
-    """The address of this machine at which other workers reach it.
+    """Return the address of this machine at which other workers reach it.
 
-    That is its own in the cluster, unless the machine does not have it (it may be a service's), or
-    knows itself by it as the loopback, as Debian's /etc/hosts has it: others do not. Then it is the
-    address from which this machine reaches the others.
+    This is the machine's address in the cluster, with two exceptions: the machine does not have
+    that address (a service may have it), or the address means the loopback on this machine, as by
+    Debian's /etc/hosts, but not on others. Then it is the address from which this machine reaches
+    the others.
 
     Args:
-        own: a name or number.
-        others: of the other workers.
+        own: this machine's address in the cluster, a name or a number.
+        others: addresses of the other workers.
     """
     if is_here(own) and not is_loopback(own):
         return own
@@ -84,13 +85,13 @@ def _resolved(host: str) -> list[Any]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether this machine knows a host by loopback addresses alone."""
+    """Return whether this machine resolves a host only to loopback addresses."""
     found = [entry[4][0].partition("%")[0] for entry in _resolved(host)]
     return bool(found) and all(ipaddress.ip_address(each).is_loopback for each in found)
 
 
 def is_here(host: str) -> bool:
-    """Whether one can listen at a host's address on this machine."""
+    """Return whether a socket can listen at a host's address on this machine."""
     for family, kind, _, _, address in _resolved(host):
         with socket.socket(family, kind) as tried, contextlib.suppress(OSError):
             tried.bind(address)
@@ -99,7 +100,10 @@ def is_here(host: str) -> bool:
 
 
 def _address_towards(host: str) -> str | None:
-    """Nothing is sent: the kernel only says which address it would send from."""
+    """Return the address from which this machine would send to a host; None if it has none.
+
+    This sends nothing: connecting a datagram socket only makes the kernel choose an address.
+    """
     for family, _, _, _, address in _resolved(host):
         with socket.socket(family, socket.SOCK_DGRAM) as tried, contextlib.suppress(OSError):
             tried.connect((address[0], 9, *address[2:]))

@@ -1,14 +1,14 @@
-"""Which files of the cache may be used: those that nobody else can have written or exchanged.
+"""Trust in files of the cache: only files that nobody else can have written or exchanged.
 
 Whoever can write a library that a user loads can run any code as that user, and a file that a
 crash or a disk has damaged can end the process. So tfscale uses a file of its cache only if
 
 - the file, and all folders that lead to it, belong to the user or to root, and nobody else may
-  write them. In a sticky folder, such as /tmp, others may write, but not exchange what is the
-  user's. (OpenSSH's StrictModes asks for the same.)
+  write them. In a sticky folder, such as /tmp, others may write, but cannot exchange the user's
+  files. (OpenSSH's StrictModes has the same rule.)
 - a checksum beside the file matches, if the file is code.
 
-A file is opened once: what is read of it, or loaded, is what was checked.
+tfscale opens a file only once, so that it reads or loads exactly the content that it has checked.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from types import TracebackType
 
 from tfscale.files import replacing
 
-_OF_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _ACCESS_LIST = "system.posix_acl_access"
 
 
@@ -32,15 +32,17 @@ _ACCESS_LIST = "system.posix_acl_access"
 
 
 def doubt(path: Path) -> str:
-    """Why somebody else may have written a folder or a file; empty if nobody can have."""
+    """Return why somebody else may have written a folder or a file; empty if nobody can have."""
     return _doubt(path.lstat(), path)
 
 
 def doubt_of_folders(folder: Path) -> str:
-    """Why somebody else can exchange what is in a folder, by one of the folders that lead to it.
+    """Return why somebody else can exchange files in a folder; empty if nobody can.
+
+    The reason can be the folder itself or a folder that leads to it.
 
     Args:
-        folder: without links in its path, as ``Path.resolve`` gives it.
+        folder: path without links, as ``Path.resolve`` returns.
     """
     for each in (folder, *folder.parents):
         if reason := _doubt(each.lstat(), each, leads=each != folder):
@@ -49,21 +51,24 @@ def doubt_of_folders(folder: Path) -> str:
 
 
 def keep_others_out(path: Path) -> None:
-    """Take the right to write from all but the owner; raises ``OSError`` if that is not us."""
+    """Forbid everybody but the owner to write; raise ``OSError`` if this user is not the owner."""
     mode = path.lstat().st_mode
-    if mode & _OF_OTHERS and not stat.S_ISLNK(mode):
-        path.chmod(stat.S_IMODE(mode) & ~_OF_OTHERS)
+    if mode & _WRITABLE_BY_OTHERS and not stat.S_ISLNK(mode):
+        path.chmod(stat.S_IMODE(mode) & ~_WRITABLE_BY_OTHERS)
 
 
 def _doubt(status: os.stat_result, path: Path | int, leads: bool = False) -> str:
-    """Why others may have written a file or a folder of that status; ``leads``: to the cache."""
+    """Return why others may have written a file or a folder with this status.
+
+    ``leads`` says whether the path is a folder above the cache's folder.
+    """
     owners = (0, os.geteuid(), *(_unknown_users() if leads else ()))
     if status.st_uid not in owners:
         return f"belongs to user {status.st_uid}, and this process runs as {os.geteuid()}"
     if stat.S_ISLNK(status.st_mode):
         return "is a link"
     sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
-    by_others = status.st_mode & _OF_OTHERS
+    by_others = status.st_mode & _WRITABLE_BY_OTHERS
     if by_others == stat.S_IWGRP and _is_of_one_user(status.st_gid) and not _has_list(path):
         by_others = 0
     if by_others and not sticky:
@@ -73,8 +78,10 @@ def _doubt(status: os.stat_result, path: Path | int, leads: bool = False) -> str
 
 @functools.cache
 def _is_of_one_user(group: int) -> bool:
-    """Whether a group is the user's private one, of their name and with no other member: by the
-    umask 002, which Ubuntu and Fedora have, that group may write all that the user makes.
+    """Return whether a group is the user's private group.
+
+    Such a group has the user's name and no other member. With the umask 002, the default of Ubuntu
+    and Fedora, this group may write all files that the user makes.
     """
     try:
         user, found = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
@@ -86,17 +93,17 @@ def _is_of_one_user(group: int) -> bool:
 
 
 def _has_list(path: Path | int) -> bool:
-    """Whether an access control list gives rights to more than the group."""
+    """Return whether an access control list gives rights to others than the group."""
     try:
         return _ACCESS_LIST in os.listxattr(path)
-    except OSError:  # of a file system that has none
+    except OSError:  # this file system has no such lists
         return False
 
 
 def _unknown_users() -> tuple[int, ...]:
-    """Whom the folders above belong to in a container that does not know the host's users.
+    """Return the user whom a container shows as the owner of files of the host's other users.
 
-    There (Apptainer, rootless Docker) also what belongs to the host's root shows as this user's.
+    In such a container (Apptainer, rootless Docker), files of the host's root have this owner, too.
     """
     try:
         if Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]:
@@ -110,16 +117,16 @@ def _unknown_users() -> tuple[int, ...]:
 
 
 class OpenFile:
-    """A file that is opened once, for all checks and for all uses; raises ``OSError``.
+    """File that is opened once, for all checks and all uses; opening may raise ``OSError``.
 
     Args:
-        path: of the file, which is no link unless ``follow``.
-        follow: whether a link will do.
+        path: path of the file; it must not be a link unless ``follow``.
+        follow: whether the path may be a link.
     """
 
     def __init__(self, path: Path, follow: bool = False) -> None:
         self.path = path
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe would wait for its writer
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # else a pipe waits for its writer
         self._descriptor = os.open(path, flags | (0 if follow else os.O_NOFOLLOW))
         self._status = os.fstat(self._descriptor)
 
@@ -140,52 +147,52 @@ class OpenFile:
 
     @property
     def name(self) -> str:
-        """A path that leads to this very file, while it is open, whatever takes its place.
+        """Path that leads to this file while it is open, even if another file takes its place.
 
-        To the dynamic loader libraries of one name are one library: so the name has the process's
-        number, unlike the usual /proc/self, and its user keeps the file open.
+        The dynamic loader treats libraries of one name as one library. So this name contains the
+        process's number, unlike the usual /proc/self, and users of the name keep the file open.
         """
         return f"/proc/{os.getpid()}/fd/{self._descriptor}"
 
     @functools.cached_property
     def content(self) -> bytes:
-        """All that is in it, as it was at the first look."""
+        """Content of the file at the first access of this attribute."""
         with open(self._descriptor, "rb", closefd=False) as file:
             return file.read()
 
     def doubt(self) -> str:
-        """Why somebody else may have written it, or could exchange it; empty if nobody could."""
+        """Return why somebody else may have written or could exchange the file; empty if nobody."""
         if not stat.S_ISREG(self._status.st_mode):
-            return f"{self.path} is no file"
+            return f"{self.path} is not a regular file"
         if reason := _doubt(self._status, self._descriptor):
             return f"{self.path} {reason}"
         return doubt_of_folders(self.path.parent)
 
     def is_sound(self) -> bool:
-        """Whether it is as it was sealed, by this user or by root, under this name."""
+        """Return whether the file is unchanged since this user or root sealed it by this name."""
         try:
             with OpenFile(checksum_file(self.path)) as beside:
-                return not (self.doubt() or beside.doubt()) and self._is_what(beside.content)
+                return not (self.doubt() or beside.doubt()) and self._has_checksum(beside.content)
         except OSError:
             return False
 
     def is_damaged(self) -> bool:
-        """Whether there is a checksum beside it, and it is another file's."""
+        """Return whether there is a checksum beside the file that does not match."""
         beside = checksum_file(self.path)
-        return beside.is_file() and not self._is_what(beside.read_bytes())
+        return beside.is_file() and not self._has_checksum(beside.read_bytes())
 
-    def _is_what(self, checksum: bytes) -> bool:
+    def _has_checksum(self, checksum: bytes) -> bool:
         return checksum.strip() == checksum_of(self.path.name, self.content).strip()
 
 
 def seal(path: Path) -> None:
-    """Write a file's checksum beside it; only so is it ``sound``."""
+    """Write a file's checksum beside it, without which the file is not ``sound``."""
     with replacing(checksum_file(path), private=True) as fresh:
         fresh.write_bytes(checksum_of(path.name, path.read_bytes()))
 
 
 def is_sound(path: Path) -> bool:
-    """Whether a file is as it was sealed, by this user or by root, under this name."""
+    """Return whether a file is unchanged since this user or root sealed it by this name."""
     try:
         with OpenFile(path) as file:
             return file.is_sound()
@@ -194,12 +201,13 @@ def is_sound(path: Path) -> bool:
 
 
 def checksum_file(path: Path) -> Path:
-    """Where a file's checksum is kept."""
+    """Return the path of a file's checksum."""
     return path.with_name(f"{path.name}.sha256")
 
 
 def checksum_of(name: str, content: bytes) -> bytes:
-    """What the checksum file of a file holds: the checksum is of the name, too, since one file of
-    the cache must not stand for another.
+    """Return the content of a file's checksum file.
+
+    The checksum covers the name, too, so that a file of the cache cannot stand for another.
     """
     return hashlib.sha256(name.encode() + b"\n" + content).hexdigest().encode() + b"\n"

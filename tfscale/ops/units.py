@@ -15,10 +15,10 @@ _TOGETHER = "tensorflow.cc"
 
 @dataclass(frozen=True)
 class Unit:
-    """What one call of the compiler compiles.
+    """Files that one call of the compiler compiles.
 
     Attributes:
-        name: path of the file that the compiler is given, relative to the sources' root.
+        name: path of the file that the compiler gets, relative to the sources' root.
         files: the ``.cc`` files that the unit contains.
         headers: the headers of tfscale that these files include, directly or indirectly.
         uses_tensorflow: whether the unit includes headers of TensorFlow.
@@ -40,11 +40,11 @@ class Unit:
 
 
 def find_units(sources: Sources) -> list[Unit]:
-    """Return all units, those that take longest first.
+    """Return all units, the slowest first.
 
-    TensorFlow's headers take the compiler about five seconds, and what our files add takes half a
-    second each: so all files that include TensorFlow are one unit. Even after an edit of one file,
-    compiling all of them takes hardly longer than compiling that file would.
+    TensorFlow's headers take the compiler about five seconds, and each of our files half a second.
+    So all files that include TensorFlow form one unit. Even after an edit of one file, compiling
+    all of them takes hardly longer than compiling that file.
     """
     alone: list[Unit] = []
     together: list[Unit] = []
@@ -75,7 +75,7 @@ def _unit_of(file: str, sources: Sources) -> Unit:
 
 
 def write_generated(units: list[Unit], root: Path) -> None:
-    """Write the files of units that are no files of the sources."""
+    """Write the files of units that join several files of the sources."""
     for unit in units:
         if (text := unit.text()) is not None:
             (root / unit.name).write_text(text)
