@@ -186,9 +186,8 @@ class Bench:
                 mine.append(crew.turn(count))
         records = conclude(group, [crew.parameters for crew in crews], counts, times)
         for record, crew in zip(records, crews, strict=True):
-                        faults, peaks = zip(*crew.ask(memory=1), strict=True)
+            faults, peaks = zip(*crew.ask(memory=1), strict=True)
             record.faults, record.peak_mb = statistics.mean(faults), max(peaks)
-
         if group[0].part == "rules":
             for record, crew, count in zip(records, crews, counts, strict=True):
                 rule = methods.rounds_of(record.contestant)

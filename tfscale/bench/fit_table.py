@@ -37,9 +37,8 @@ class FitResult:
     steps_per_second: float
     times: float
     all_ms: list[float]
-        faults: float = 0.0  # page faults of a process in a step of the last turn
+    faults: float = 0.0  # page faults of a process in a step of the last turn
     peak_mb: float = 0.0  # most memory that a process has held, in MB
-
     sent_per_step: float | None = None  # bytes; of the replica that sends most
     hidden: float | None = None  # share of the background exchange; of the replica that waits most
 
@@ -125,7 +124,6 @@ def make_table(records: Sequence[FitResult], title: str) -> Table:
     table.add_column("devices", justify="right", no_wrap=True)
     table.add_column("contestant", no_wrap=True)
     for name in ("parameters", "ms", "min ms", "steps/s", "page\nfaults", "peak\nMB", "times"):
-
         table.add_column(name, justify="right", no_wrap=True)
     for record in records:
         table.add_row(
@@ -135,9 +133,8 @@ def make_table(records: Sequence[FitResult], title: str) -> Table:
             short(record.median_ms),
             short(record.min_ms),
             short(record.steps_per_second),
-                        f"{record.faults:,.0f}",
+            f"{record.faults:,.0f}",
             f"{record.peak_mb:,.0f}",
-
             f"{record.times:.3f}x",
         )
     return table

@@ -11,7 +11,6 @@ import json
 import os
 import resource
 import socket
-
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -324,10 +323,9 @@ def _answer(training: Fit, order: dict[str, int]) -> Any:
     if "behind" in order:
         last, first = training.behind[-1], training.behind[-1 - order["behind"]]
         return [now - then for now, then in zip(last, first, strict=True)]
-        if "memory" in order:
+    if "memory" in order:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return [training.faults, 1.024e-3 * peak]  # Linux counts in KiB
-
     faults, steps = page_faults(), UNTIMED + order["steps"]
     ends = training.steps(steps)
     training.faults = (page_faults() - faults) / steps
