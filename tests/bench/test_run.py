@@ -26,7 +26,7 @@ def tfscale(*argv: str) -> subprocess.CompletedProcess[str]:
 def test_two_processes(tmp_path) -> None:
     done = tfscale(
         "bench", "allreduce", "--sizes", "1e3", "--algorithms", "ring,direct",
-        "--wires", "fp32,int8", "--processes", "2", "--repeats", "3",
+        "--wires", "fp32,int8", "--processes", "2", "--repeats", "3", "--against", "tf,nothing",
         "--json", str(tmp_path / "out.json"),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr + done.stdout
@@ -35,10 +35,14 @@ def test_two_processes(tmp_path) -> None:
     assert found["machine"]["cores"] >= 1
     assert found["socket_bytes_per_second"]["2"] > 1e6
     records = {record["contestant"]: record for record in found["records"]}
-    assert set(records) == {"tf stock", "ring fp32", "ring int8", "direct fp32", "direct int8"}
+    ours = {"ring fp32", "ring int8", "direct fp32", "direct int8"}
+    assert set(records) == {"tf stock", "no exchange", *ours}
     for record in records.values():
         assert record["rounds"] == 3 and record["same_bits"]
         assert 0 < record["min_ms"] <= record["median_ms"]
+        assert record["switches"] > 0
+        over = record["median_ms"] - records["no exchange"]["median_ms"]
+        assert record["over_nothing_ms"] == over
     assert records["ring fp32"]["error"] < 1e-6 < records["ring int8"]["error"] < 0.05
     assert records["ring int8"]["sent_bytes"] < 0.3 * records["ring fp32"]["sent_bytes"]
     assert records["tf stock"]["times_tf"] == 1

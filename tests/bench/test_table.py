@@ -14,6 +14,7 @@ from tfscale.bench import measure
 from tfscale.bench.assignment import Contestant
 from tfscale.bench.table import (
     bound_seconds,
+    compare_with_nothing,
     compare_with_tf,
     make_record,
     make_table,
@@ -23,7 +24,15 @@ from tfscale.bench.table import (
 
 def ranks(times: list[list[float]], digests: str) -> list[dict]:
     return [
-        {"times": each, "processor": 0.1, "faults": 7.0, "digest": digest, "calls": 2, "error": 0.5}
+        {
+            "times": each,
+            "processor": 0.1,
+            "faults": 7.0,
+            "switches": 4.0,
+            "digest": digest,
+            "calls": 2,
+            "error": 0.5,
+        }
         for each, digest in zip(times, digests, strict=True)
     ]
 
@@ -44,6 +53,19 @@ def test_the_bound_of_the_published_example() -> None:
     assert bound_seconds("fp32", 10**7, 4, 125e6) == pytest.approx(0.480)
     assert bound_seconds("bf16", 10**7, 4, 125e6) == pytest.approx(0.240)
     assert bound_seconds("int8", 10**7, 4, 125e6) == pytest.approx(0.122, rel=0.01)
+
+
+def test_what_exchanges_nothing_is_the_floor_and_never_the_fastest() -> None:
+    floor = make_record(Contestant("nothing"), 1000, 2, 100e6, ranks([[0.1], [0.1]], "ab"))
+    ours = make_record(Contestant("ring"), 1000, 2, 100e6, ranks([[0.4], [0.3]], "aa"))
+    compare_with_nothing([floor, ours])
+    assert floor.same_bits and floor.error == 0 and floor.share_of_bound == 0
+    assert ours.over_nothing_ms == pytest.approx(300) and floor.over_nothing_ms == 0
+    assert ours.switches == 4
+    out = io.StringIO()
+    Console(file=out, width=200, force_terminal=True).print(make_table([floor, ours]))
+    bold = [line for line in out.getvalue().splitlines() if "\x1b[1m" in line and "+" in line]
+    assert len(bold) == 1 and "ring fp32" in bold[0] and "+300.00" in bold[0]
 
 
 def test_a_round_lasts_as_long_as_its_slowest_rank() -> None:

@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-STOCK = ("tf", "gloo", "mpi", "horovod")  # contestants from other libraries
+STOCK = ("tf", "gloo", "mpi", "horovod", "nothing")  # contestants that are not tfscale's
+IN_OUR_WORKERS = ("tf", "nothing")  # those of them that our workers measure, in turn with ours
 TRANSPORTS = ("sockets", "tcp", "grpc")  # tcp: sockets without shared memory
 
 
@@ -42,7 +43,7 @@ class Contestant:
         return f"{self.algorithm} {self.wire}{pieces}{over}"
 
 
-_STOCK_LABELS = {"tf": "tf stock", **{name: name for name in STOCK[1:]}}
+_STOCK_LABELS = {**{name: name for name in STOCK}, "tf": "tf stock", "nothing": "no exchange"}
 
 
 @dataclasses.dataclass(frozen=True)

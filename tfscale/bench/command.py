@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tfscale import figures
 from tfscale.bench import link, machine
-from tfscale.bench.assignment import STOCK, TRANSPORTS, Contestant
+from tfscale.bench.assignment import IN_OUR_WORKERS, STOCK, TRANSPORTS, Contestant
 from tfscale.bench.run import Outcome, Request, Show, run
 from tfscale.bench.table import make_table, pays_for_pages
 from tfscale.collectives import ALGORITHMS
@@ -93,7 +93,8 @@ def make_parser() -> argparse.ArgumentParser:
         "(default: %(default)s)")  # fmt: skip
     add("--against", type=list_of(one_of([*STOCK, "none"])), default="tf", metavar="NAME,...",
         help="what to measure besides tfscale: tf (stock MultiWorkerMirroredStrategy), gloo "
-        "(torch), mpi (mpi4py), horovod, or none (default: %(default)s)")  # fmt: skip
+        "(torch), mpi (mpi4py), horovod, nothing (a function that exchanges nothing: the time of "
+        "TensorFlow's call), or none (default: %(default)s)")  # fmt: skip
     add("--repeats", type=whole_number, default=0, metavar="N",
         help="rounds per size (default: as many as --seconds allows, 5 to 40)")  # fmt: skip
     add("--seconds", type=float, default=2.0, metavar="S",
@@ -253,7 +254,7 @@ def footer(request: Request, outcome: Outcome, about: dict[str, Any], line: str)
         "time: median over rounds of the slowest rank; cpu: sum over all ranks; page faults: "
         "average over ranks; tf takes turns with the others"
     )
-    rivals = [name for name in request.against if name != "tf"]
+    rivals = [name for name in request.against if name not in IN_OUR_WORKERS]
     lines = [bound, time + (f"; {' and '.join(rivals)} before and after" if rivals else "")]
     lines.append(
         f"machine: {about['cpu']}, {about['cores']} cores; {about['kernel']}, huge pages "

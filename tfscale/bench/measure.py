@@ -71,6 +71,12 @@ def page_faults() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
+def context_switches() -> int:
+    """Return how often threads of this process have left or lost their cores."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_nvcsw + usage.ru_nivcsw
+
+
 def digest(result: Any) -> str:
     """Return a hash of the bits of a result."""
     return hashlib.blake2b(memoryview(result).cast("B"), digest_size=8).hexdigest()
@@ -122,8 +128,8 @@ class Turns:
         """Return the results of each function.
 
         The results are ``times`` (seconds per call in each round), ``calls`` (calls per turn),
-        ``processor`` (average processor seconds of this process per call) and ``faults`` (its
-        average page faults per call).
+        ``processor`` (average processor seconds of this process per call), ``faults`` (its
+        average page faults per call) and ``switches`` (its average context switches per call).
         """
         once = [self._once(function) for function in functions]
         turn = self.seconds / LEAST_ROUNDS
@@ -131,18 +137,20 @@ class Turns:
         longest = max(n * t for n, t in zip(calls, once, strict=True))
         rounds = self.repeats or self._fitting(longest)
         found: list[dict[str, Any]] = [
-            {"times": [], "processor": 0.0, "faults": 0.0, "calls": n} for n in calls
+            {"times": [], "processor": 0.0, "faults": 0.0, "switches": 0.0, "calls": n}
+            for n in calls
         ]
         for number in range(rounds):
             for function, mine in zip(functions, found, strict=True):
                 self.agree(0)
-                count, faults = mine["calls"], page_faults()
+                count, faults, switches = mine["calls"], page_faults(), context_switches()
                 begin, start = time.process_time(), time.perf_counter()
                 for _ in range(count):
                     function()
                 mine["times"].append((time.perf_counter() - start) / count)
                 mine["processor"] += (time.process_time() - begin) / count / rounds
                 mine["faults"] += (page_faults() - faults) / count / rounds
+                mine["switches"] += (context_switches() - switches) / count / rounds
             each_round(number + 1, rounds)
         return found
 

@@ -13,7 +13,13 @@ if TYPE_CHECKING:
 
 INK, FAINT = "#30343b", "#e3e6ea"
 _COLOURS = ["#3b6fb6", "#e07b39", "#3f9c6c", "#c9485b", "#8460b5", "#c9a227", "#3aa6b9", "#d67ab1"]
-_STOCK = {"tf": "#30343b", "gloo": "#7a808a", "mpi": "#a9aeb6", "horovod": "#c9ced4"}
+_STOCK = {
+    "tf": "#30343b",
+    "gloo": "#7a808a",
+    "mpi": "#a9aeb6",
+    "horovod": "#c9ced4",
+    "nothing": "#dfe3e8",
+}
 _STOCK_MARKERS = {"tf": "X", "gloo": "^", "mpi": "v"}
 _STYLES = ["-", "--", "-.", ":"]
 _MARKERS = ["o", "s", "D", "P", "*", "h", "d", "p"]

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from tfscale.bench import measure
-from tfscale.bench.assignment import Assignment, Contestant
+from tfscale.bench.assignment import IN_OUR_WORKERS, Assignment, Contestant
 from tfscale.bench.link import Network, bytes_per_second
-from tfscale.bench.table import AllReduceResult, compare_with_tf, make_record
+from tfscale.bench.table import AllReduceResult, compare_with_nothing, compare_with_tf, make_record
 from tfscale.launch import LocalWorkers
 
 Show = Callable[[str, float], None]  # a text about progress, and the share that is done
@@ -80,6 +80,7 @@ def run(request: Request, show: Show = lambda text, share: None) -> Outcome:
         with _network(processes, request.link) as network:
             _Measurements(request, processes, network, rivals, part).run(outcome)
     compare_with_tf(outcome.records)
+    compare_with_nothing(outcome.records)
     return outcome
 
 
@@ -94,7 +95,7 @@ def _network(count: int, link: str | None) -> Iterator[Network | None]:
 
 def _available(request: Request) -> tuple[list[str], list[str]]:
     """Return which other libraries can be measured, and notes that say why others cannot."""
-    asked = [name for name in request.against if name != "tf"]
+    asked = [name for name in request.against if name not in IN_OUR_WORKERS]
     found, notes = [], []
     for name in asked:
         problem = _problem(name, request)
@@ -142,7 +143,7 @@ class _Measurements:
         self.request, self.processes, self.network = request, processes, network
         self.rivals, self.show = rivals, show
         self.hosts = network.hosts if network else ["127.0.0.1"] * processes
-        stock = [Contestant("tf")] if "tf" in request.against else []
+        stock = [Contestant(name) for name in IN_OUR_WORKERS if name in request.against]
         self.contestants = (*stock, *request.contestants)
 
     def run(self, outcome: Outcome) -> None:
@@ -245,7 +246,8 @@ class _Measurements:
                 for part in ("before", "after")
             ]
             before, after = parts
-            mean = {key: (before[key] + after[key]) / 2 for key in ("processor", "faults")}
+            counts = ("processor", "faults", "switches")
+            mean = {key: (before[key] + after[key]) / 2 for key in counts}
             joined.append({**before, "times": before["times"] + after["times"], **mean})
         return joined
 

@@ -40,10 +40,12 @@ class AllReduceResult:
     Attributes:
         processor_ms: processor time of all ranks together in a call, on average.
         faults: page faults of a rank in a call, on average.
+        switches: context switches of a rank in a call, on average.
         share_of_bound: the bound divided by the median time.
         error: the largest error divided by the largest number of the exact sum.
         sent_bytes: bytes that the busiest rank sends; None if unknown.
         times_tf: stock TensorFlow's median time divided by this contestant's.
+        over_nothing_ms: this median time less that of a function that exchanges nothing.
     """
 
     numbers: int
@@ -60,6 +62,7 @@ class AllReduceResult:
     min_ms: float
     processor_ms: float
     faults: float
+    switches: float
     algbw_GBps: float
     busbw_GBps: float
     sent_bytes: int | None
@@ -68,6 +71,7 @@ class AllReduceResult:
     error: float
     same_bits: bool
     times_tf: float | None = None
+    over_nothing_ms: float | None = None
 
 
 def make_record(
@@ -80,7 +84,8 @@ def make_record(
     """Join the results of all ranks: a round takes as long as its slowest rank."""
     seconds = [max(each) for each in zip(*(rank["times"] for rank in ranks), strict=True)]
     median = statistics.median(seconds)
-    bound = bound_seconds(contestant.wire, size, processes, rate)
+    exchanges_nothing = contestant.algorithm == "nothing"
+    bound = 0.0 if exchanges_nothing else bound_seconds(contestant.wire, size, processes, rate)
     return AllReduceResult(
         numbers=size,
         bytes=4 * size,
@@ -96,13 +101,14 @@ def make_record(
         min_ms=1e3 * min(seconds),
         processor_ms=1e3 * sum(rank["processor"] for rank in ranks),
         faults=statistics.mean(rank["faults"] for rank in ranks),
+        switches=statistics.mean(rank["switches"] for rank in ranks),
         algbw_GBps=4e-9 * size / median,
         busbw_GBps=4e-9 * size / median * bus_factor(processes),
         sent_bytes=_sent(contestant, size, processes),
         bound_ms=1e3 * bound,
         share_of_bound=bound / median,
-        error=ranks[0]["error"],
-        same_bits=len({rank["digest"] for rank in ranks}) == 1,
+        error=0.0 if exchanges_nothing else ranks[0]["error"],
+        same_bits=exchanges_nothing or len({rank["digest"] for rank in ranks}) == 1,
     )
 
 
@@ -123,6 +129,14 @@ def compare_with_tf(records: Sequence[AllReduceResult]) -> None:
         record.times_tf = None if median is None else median / record.median_ms
 
 
+def compare_with_nothing(records: Sequence[AllReduceResult]) -> None:
+    """Fill ``over_nothing_ms`` wherever a function that exchanges nothing was measured too."""
+    floors = {(r.numbers, r.processes): r.median_ms for r in records if r.algorithm == "nothing"}
+    for record in records:
+        floor = floors.get((record.numbers, record.processes))
+        record.over_nothing_ms = None if floor is None else record.median_ms - floor
+
+
 def pays_for_pages(record: AllReduceResult) -> bool:
     """Return whether a call's page faults are more than half of the pages of its buffer."""
     return record.bytes >= _LARGE and record.faults > record.bytes / mmap.PAGESIZE / 2
@@ -134,35 +148,32 @@ def make_table(records: Sequence[AllReduceResult], title: str = "") -> Table:
     from rich.table import Table
 
     against = any(record.times_tf is not None for record in records)
+    floor = any(record.over_nothing_ms is not None for record in records)
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("numbers", justify="right", no_wrap=True)
     table.add_column("contestant", no_wrap=True)
-    for name in (
-        "ms",
-        "min ms",
-        "cpu ms",
-        "page\nfaults",
-        "busbw\nGB/s",
-        "sent\nMB/rank",
-        "of\nbound",
-        "error",
-    ):
+    # The floor of a call is made of hand-overs between threads, and not of bandwidth.
+    pace = ("context\nswitches", "over\nnothing") if floor else ("busbw\nGB/s",)
+    before = ("ms", "min ms", "cpu ms", "page\nfaults")
+    for name in (*before, *pace, "sent\nMB/rank", "of\nbound", "error"):
         table.add_column(name, justify="right", no_wrap=True)
     if against:
         table.add_column("times\ntf", justify="right", no_wrap=True)
     for size in dict.fromkeys(record.numbers for record in records):
         group = [record for record in records if record.numbers == size]
-        best = min(record.median_ms for record in group)
+        exchanges = (r.median_ms for r in group if r.algorithm != "nothing")
+        best = min(exchanges, default=None)
         for record in group:
             first = f"{size:,}" if record is group[0] else ""
             style = "bold" if record.median_ms == best else ""
             style = style if record.same_bits else "red"
-            table.add_row(first, *_cells(record, against), style=style)
+            table.add_row(first, *_cells(record, against, floor), style=style)
         table.add_section()
     return table
 
 
-def _cells(record: AllReduceResult, against: bool) -> list[str]:
+def _cells(record: AllReduceResult, against: bool, floor: bool) -> list[str]:
+    over = "" if record.over_nothing_ms is None else f"{record.over_nothing_ms:+.2f}"
     sent = "?" if record.sent_bytes is None else f"{record.sent_bytes / 1e6:.3g}"
     cells = [
         record.contestant,
@@ -170,7 +181,7 @@ def _cells(record: AllReduceResult, against: bool) -> list[str]:
         short(record.min_ms),
         short(record.processor_ms),
         f"{record.faults:,.0f}",
-        f"{record.busbw_GBps:.3f}",
+        *([short(record.switches), over] if floor else [f"{record.busbw_GBps:.3f}"]),
         sent,
         f"{record.share_of_bound:.0%}",
         f"{record.error:.1e}" + ("" if record.same_bits else " RANKS DIFFER"),
