@@ -126,7 +126,7 @@ def test_explain_says_who_sums():
     shown = " ".join(str(strategy.explain()).split())
     print(strategy.explain())
     assert """by TensorFlow's ring (backend="tensorflow")""" in shown
-    assert shown.endswith("They go by TensorFlow's ring")
+    assert "They go by TensorFlow's ring" in shown
     with pytest.raises(ValueError, match="nothing to write"):
         strategy.dump("choices.json")
 

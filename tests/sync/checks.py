@@ -339,11 +339,9 @@ def outside_of_replicas(make, folder):
 
 
 def put_aside(model):
-    """How many numbers replicas of this process keep, which an evaluation has put aside, or by
-    which they weigh themselves.
-    """
+    """Return how many numbers of this process's replicas an evaluation has put aside."""
     marks = model.distribute_strategy.rounds.of(model).marks.values()
-    return sum(cell.numpy().size for one in marks for cell in [*one.aside, *one.began])
+    return sum(cell.numpy().size for one in marks for cell in one.aside)
 
 
 def assigned_in_the_middle(make, folder):
