@@ -20,12 +20,11 @@ from tensorflow.python.eager import context
 
 from tests.strategy.models import ADAM, classifier, numbers
 from tfscale import ScaleStrategy
-from tfscale.bridge import calls, fit, functions, tensorflow
+from tfscale.bridge import calls, fit, functions, runtime, tensorflow
 from tfscale.bridge import losses as bridge_losses
 from tfscale.bridge.backup import InMemory
 from tfscale.bridge.objects import innermost
 from tfscale.exchange.state import ATTRIBUTE
-from tfscale.ops import xla
 from tfscale.strategy.extended import Extended, _EngineOps
 from tfscale.strategy.share import Share
 from tfscale.strategy.variables import LAYER_SEED, Weight
@@ -261,7 +260,7 @@ def test_xla_is_recognised_while_it_traces():
     found = []
 
     def trace():
-        found.append(xla.compiles_this())
+        found.append(runtime.is_compiled_by_xla())
 
     tf.function(trace, jit_compile=True).get_concrete_function()
     tf.function(trace).get_concrete_function()

@@ -15,11 +15,11 @@ from pathlib import Path
 import keras
 import numpy as np
 import tensorflow as tf
+from tfscale.strategy.feed import untuned
 
 from tfscale.bench.memory import COUNTED, make_meter
 from tfscale.callbacks import Recompute
 from tfscale.recompute import BudgetError
-from tfscale.strategy.feed import untuned
 
 BETWEEN = (0, 0.15, 0.3, 0.5, 0.7, 0.85, 1)  # of the smallest budget and a plain step
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -33,6 +33,21 @@ def ending_with_their_graphs() -> Iterator[None]:
             graph = _graph_of(entry["type"]) if entry and name.startswith(_NAMES) else None
             if graph is not None:
                 _give(graph, name, entry)
+
+
+@contextlib.contextmanager
+def differentiated_by(
+    operations: Iterable[tf.Operation], gradient: Callable[..., Any]
+) -> Iterator[None]:
+    """Replace the gradient of some operations in a block."""
+    chosen = list(operations)
+    for operation in chosen:
+        operation._gradient_function = gradient
+    try:
+        yield
+    finally:
+        for operation in chosen:
+            operation._gradient_function = None
 
 
 def _give(graph: tf.Graph, name: str, entry: dict[str, Any]) -> None:

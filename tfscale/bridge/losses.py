@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfscale.bridge.hooks import replaced
+from tfscale.bridge.hooks import REDUCE_LOSSES
 from tfscale.bridge.installed import KERAS_2
+from tfscale.bridge.objects import Trainer
 
 if not KERAS_2:
     from keras.src.backend.common.name_scope import current_path
@@ -29,6 +28,26 @@ def as_compiled(loss: Any) -> Any:
     return CompileLoss(keras.losses.get(loss))
 
 
+def sum_of_losses(model: Any, loss: Any) -> Any:
+    """Return the sum of what layers have added to a loss, as Keras computes it on one device."""
+    return Trainer._aggregate_additional_loss(model, loss)
+
+
+def compiled_loss(model: Any) -> Any:
+    """Return the losses that a model was compiled with; None if it has none."""
+    return model._compile_loss
+
+
+def loss_of_batch(model: Any, **batch: Any) -> Any:
+    """Return a model's loss of a batch, added losses included."""
+    return model._compute_loss(**batch)
+
+
+def losses_of_outputs(compiled: Any) -> list[Any]:
+    """Return the records of a compiled loss, one for each output, with its weight."""
+    return list(compiled._flat_losses)
+
+
 def innermost_loss(loss: Any) -> Any:
     """The loss object that others have wrapped."""
     while hasattr(loss, "wrapped"):
@@ -36,55 +55,35 @@ def innermost_loss(loss: Any) -> Any:
     return loss
 
 
-class _Mine(threading.local):
-    reduce: Reduce | None = None
-
-
-_mine = _Mine()
-
-
 def name_of_called() -> str:
     """The name of the loss object that this thread is calling."""
     return str(current_path()).rpartition("/")[2]
 
 
-@contextlib.contextmanager
-def reducing(reduce: Reduce) -> Iterator[None]:
-    """While it lasts, loss objects that this thread calls reduce their losses by ``reduce``.
+def reducing(reduce: Reduce) -> contextlib.AbstractContextManager[None]:
+    """Let loss objects that this thread calls reduce their losses by ``reduce`` in a block.
 
     However a program reaches a loss object, it ends in one function of Keras, which alone knows
     what the loss divides by.
 
     Args:
-        reduce: gets what would have been called, the losses before they are reduced, and a
-            ``Reduction``.
+        reduce: gets the replaced function, the losses before they are reduced, and a ``Reduction``.
     """
-    before = _mine.reduce
 
-    def within(call: Any, values: Any, how: Reduction) -> Any:
-        return reduce(call if before is None else functools.partial(before, call), values, how)
+    def replacement(
+        original: Callable[..., Any],
+        values: Any,
+        sample_weight: Any = None,
+        mask: Any = None,
+        reduction: Any = "sum_over_batch_size",
+        dtype: Any = None,
+    ) -> Any:
+        def call(values: Any, how: Reduction) -> Any:
+            return original(values, how.sample_weight, how.mask, how.reduction, how.dtype)
 
-    _mine.reduce = within
-    try:
-        with replaced(loss_module, "reduce_weighted_values", _reduce):
-            yield
-    finally:
-        _mine.reduce = before
+        return reduce(call, values, Reduction(sample_weight, mask, reduction, dtype))
 
-
-def _reduce(
-    original: Callable[..., Any],
-    values: Any,
-    sample_weight: Any = None,
-    mask: Any = None,
-    reduction: Any = "sum_over_batch_size",
-    dtype: Any = None,
-) -> Any:
-    def call(values: Any, how: Reduction) -> Any:
-        return original(values, how.sample_weight, how.mask, how.reduction, how.dtype)
-
-    how = Reduction(sample_weight, mask, reduction, dtype)
-    return call(values, how) if _mine.reduce is None else _mine.reduce(call, values, how)
+    return REDUCE_LOSSES.on(loss_module, replacement, in_thread=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeGuard
 
 import keras
@@ -87,6 +88,54 @@ def measures_curvature(optimizer: Optimizer) -> TypeGuard[MeasuresCurvature]:
     return hasattr(optimizer, "curvature")
 
 
+def trained_by(optimizer: Optimizer) -> list[Any]:
+    """Return the variables that an optimizer was built for."""
+    return list(optimizer._trainable_variables)
+
+
+def index_in(optimizer: Optimizer, variable: Variable) -> int | None:
+    """Return the index of a variable in its optimizer; None for Keras 2, which has no indices."""
+    index = getattr(optimizer, "_get_variable_index", None)
+    return None if index is None else int(index(variable))
+
+
+def given_rate(optimizer: Optimizer) -> Any:
+    """Return the learning rate as an optimizer holds it: a variable, a schedule or a function."""
+    return optimizer._learning_rate
+
+
+def momentums_of(optimizer: Any) -> list[Any]:
+    """Return the momentum buffers of an optimizer; none before its first step."""
+    found = getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", [])
+    return [buffer for buffer in found if buffer is not None]
+
+
+def loss_tracker(model: Any) -> Any:
+    """Return the metric in which a model of Keras 3 keeps the mean of its loss."""
+    return model._loss_tracker
+
+
+def give_strategy(model: Any, strategy: Any) -> None:
+    """Give a model the strategy in whose scope it is compiled, if it was made outside of one."""
+    if model._distribute_strategy is None:
+        model._distribute_strategy = strategy
+
+
+def takes_training(model: Any) -> bool:
+    """Whether a model's ``call`` takes the argument ``training``."""
+    return bool(model._call_has_training_arg)
+
+
+def build_on(model: Any, batch: Any) -> None:
+    """Build a model, its losses and its metrics from the shapes of a batch."""
+    model._symbolic_build(data_batch=batch)
+
+
+def reduced_axes(layer: Layer) -> Sequence[int]:
+    """Return the axes over which a layer of batch normalization computes its statistics."""
+    return layer._reduction_axes
+
+
 def layers_of(model: Model) -> list[Layer]:
     """All layers, those within others included."""
     return list(model._flatten_layers(include_self=False))
@@ -120,5 +169,5 @@ def metrics_of(model: Any) -> list[Any]:
     """
     compiled = model._compile_metrics
     given = [] if compiled is None else [compiled._user_metrics, compiled._user_weighted_metrics]
-    every = [*model.metrics, model._loss_tracker, *keras.tree.flatten(given)]
+    every = [*model.metrics, loss_tracker(model), *keras.tree.flatten(given)]
     return list({id(one): one for one in every if isinstance(one, keras.metrics.Metric)}.values())

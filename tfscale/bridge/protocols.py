@@ -57,6 +57,7 @@ class Optimizer(Protocol):
     loss_scale_factor: float | None
     _trainable_variables: Sequence[Variable]
     _iterations: Variable
+    _learning_rate: Any
 
     def build(self, variables: Sequence[Variable]) -> None: ...
     def apply(

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfscale.bridge.objects import reduced_axes
 from tfscale.bridge.protocols import Layer
+from tfscale.bridge.tensorflow import own_copy
 from tfscale.strategy.current import current, during
 from tfscale.strategy.share import Share, is_scaled
 
 
-def moments(layer: Layer, inputs: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
+def moments(
+    _: Callable[..., Any], layer: Layer, inputs: tf.Tensor, mask: tf.Tensor | None
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Mean and variance of the global batch, as batch normalization takes them of its own inputs.
 
     In two passes, since the mean of squares minus the square of the mean loses the more digits
@@ -20,7 +25,7 @@ def moments(layer: Layer, inputs: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf
     Keras makes three, and as many for gradients. A network may have hundreds of such layers, and
     what an operation costs is to trace it: so there are few, and the gradient is written out.
     """
-    axes = [*layer._reduction_axes]
+    axes = [*reduced_axes(layer)]
     if mask is not None:
         mask = tf.cast(tf.broadcast_to(mask[..., tf.newaxis], tf.shape(inputs)), tf.bool)
 
@@ -117,7 +122,7 @@ def _averaged_over_all(distinct: list[Any], share: Share) -> tf.Operation:
 
 
 def _averaged(distinct: list[Any], share: Share) -> None:
-    own = [v._get_on_device_or_primary() for v in distinct]
+    own = [own_copy(v) for v in distinct]
     parts = [
         tf.math.multiply_no_nan(tf.cast(v.read_value(), tf.float64), share.weight(tf.float64))
         for v in own
