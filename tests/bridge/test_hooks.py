@@ -243,6 +243,16 @@ def test_hooks_are_listed():
     assert not [owner for _, owner in hooks.active() if owner is one]
 
 
+def test_a_hook_is_no_attribute_that_somebody_has_assigned():
+    counter = Counter()
+    with ADD.on(counter, ten_times):
+        assert not hooks.is_assigned(counter, "add")
+        counter.add = print
+        assert hooks.is_assigned(counter, "add")
+        with ADD.on(counter, ten_times):
+            assert hooks.is_assigned(counter, "add")
+
+
 def test_each_hook_says_what_it_is_for():
     assert len(hooks.declared()) > 30
     assert len(set(hooks.declared())) == len(hooks.declared())

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale.bridge.calls_of_python import frames
+from tfscale.bridge.frames import frames
 from tfscale.bridge.tensorflow import (
     WhileBodyFuncGraph,
     WhileCondFuncGraph,

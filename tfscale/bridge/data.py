@@ -30,7 +30,7 @@ class Batches:
     """The batches of some data, in the same order each time, each a part for every replica.
 
     Args:
-        model: whose strategy hands the batches out.
+        model: a model; its strategy hands the batches out.
         data: ``x``, ``y`` and ``sample_weight``, as ``evaluate`` takes them.
         batch_size: global, of arrays.
         steps: how many batches to read; None for all.

@@ -143,6 +143,15 @@ def active() -> list[tuple[Hook, Any]]:
         return [(each.hook, chain.owner()) for chain in shown for each in chain.living()]
 
 
+def is_assigned(owner: Any, name: str) -> bool:
+    """Whether somebody has given an object an attribute of its own, apart from our hooks."""
+    with _changing:
+        chain = _chains.get((id(owner), name))
+        if chain is not None and chain.is_shown():
+            return chain.before is not _NOTHING
+        return name in vars(owner)
+
+
 # ---------------------------------------------------------------------------- mechanism
 
 
@@ -183,9 +192,9 @@ class _Chain:
         self.name = name
         self.layers: tuple[_Layer, ...] = ()
         self._shown: Any = _NOTHING
-        self._before = vars(owner).get(name, _NOTHING)
+        self.before = vars(owner).get(name, _NOTHING)
         self._inherited = _NOTHING
-        if isinstance(owner, type) and self._before is _NOTHING:
+        if isinstance(owner, type) and self.before is _NOTHING:
             self._inherited = getattr(owner, name)
 
     def living(self) -> tuple[_Layer, ...]:
@@ -199,10 +208,10 @@ class _Chain:
     def keep(self, stays: Callable[[_Layer], bool]) -> None:
         """Let hooks leave; the last one puts the original back."""
         self.layers = tuple(filter(stays, self.living()))
-        if not self.is_shown() or self._shown is self._before:
+        if not self.is_shown() or self._shown is self.before:
             return
         if not self.layers:
-            self._write(self._before)
+            self._write(self.before)
             return
         last = self.layers[-1].stand_in
         if isinstance(last, _Value):
@@ -276,10 +285,10 @@ class _Chain:
     def _original(self) -> Callable[..., Any]:
         owner = self.owner()
         if not _has_attributes_of_its_own(owner):
-            return self._before if self._before is not _NOTHING else self._inherited  # type: ignore[return-value]
-        if self._before is _NOTHING:
+            return self.before if self.before is not _NOTHING else self._inherited  # type: ignore[return-value]
+        if self.before is _NOTHING:
             return getattr(type(owner), self.name)  # type: ignore[no-any-return]
-        before: Any = self._before
+        before: Any = self.before
         return lambda thing, *args, **kwargs: before(*args, **kwargs)
 
 
@@ -454,4 +463,22 @@ SAVE_WEIGHTS = _declare(
 SAVE_HDF5 = _declare(
     "keras.src.legacy.saving.legacy_h5_format", "save_model_to_hdf5", STRATEGY,
     "workers may write to one path",
+)  # fmt: skip
+
+# The named files replace these by themselves: they are no attributes that can have several hooks.
+_declare(
+    "keras.callbacks", "__class__", OBJECT,
+    "checkpoints and logs of workers other than the first write nothing (bridge/callbacks.py)",
+)  # fmt: skip
+_declare(
+    "tensorflow.python.framework.ops.gradient_registry", "_registry", "the graph is gone",
+    "custom gradients are freed with their graph (bridge/gradients.py)",
+)  # fmt: skip
+_declare(
+    "tensorflow.python.eager.context.Context", "function_call_options", CALL,
+    "sums of several terms keep their order (bridge/grappler.py)",
+)  # fmt: skip
+_declare(
+    "tf.Operation", "_gradient_function", CALL,
+    "the mean within a variance counts for second derivatives (bridge/gradients.py)",
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Losses of Keras while they are called: what they are of each element, and what they divide by."""
+"""Losses of Keras while they are called: the losses of elements, and what a mean divides by."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Reduce = Callable[[Any, Any, "Reduction"], Any]
 
 
 def as_compiled(loss: Any) -> Any:
-    """What ``compile`` makes of a loss, or of its name."""
+    """Return the compiled loss that ``compile`` makes of a loss or of its name."""
     return CompileLoss(keras.losses.get(loss))
 
 
@@ -49,14 +49,14 @@ def losses_of_outputs(compiled: Any) -> list[Any]:
 
 
 def innermost_loss(loss: Any) -> Any:
-    """The loss object that others have wrapped."""
+    """Return the loss object that others have wrapped."""
     while hasattr(loss, "wrapped"):
         loss = loss.wrapped
     return loss
 
 
 def name_of_called() -> str:
-    """The name of the loss object that this thread is calling."""
+    """Return the name of the loss object that this thread is calling."""
     return str(current_path()).rpartition("/")[2]
 
 
@@ -88,7 +88,7 @@ def reducing(reduce: Reduce) -> contextlib.AbstractContextManager[None]:
 
 @dataclasses.dataclass(frozen=True)
 class Reduction:
-    """How a loss object reduces the losses of elements to one number; arguments as of Keras."""
+    """A reduction of the losses of elements to one number, with Keras's arguments."""
 
     sample_weight: Any
     mask: Any
@@ -101,7 +101,7 @@ class Reduction:
         return self.reduction not in ("sum", "none", None)
 
     def divisor(self) -> tf.Tensor | None:
-        """What a mean divides by, or None if that is the number of elements."""
+        """Return the divisor of a mean, or None if it is the number of elements."""
         mask = None if self.mask is None else tf.cast(self.mask, tf.bool)
         if self.reduction != "mean_with_sample_weight" or self.sample_weight is None:
             return None if mask is None else tf.reduce_sum(tf.cast(mask, tf.float32))

@@ -23,11 +23,11 @@ if KERAS_2:
         """Keras 2 saves what TensorFlow tracks."""
 
     def mask_of(tensor: Any) -> Any:
-        """What a layer has left of a tensor's samples or steps; None if all."""
+        """Return the mask of the samples or steps that a layer has left; None if all are left."""
         return getattr(tensor, "_keras_mask", None)
 
     def set_mask(tensor: Any, mask: Any) -> None:
-        """Let a tensor have what a layer has left of its samples or steps."""
+        """Give a tensor the mask of its samples or steps."""
         tensor._keras_mask = mask
 else:
     from keras.src.backend.common import masking
@@ -45,7 +45,7 @@ LAYER_SEED = "seed_generator_state"
 
 
 def copy_of(tensor: Any) -> Any:
-    """A tensor that has the same numbers, and the same mask."""
+    """Return a tensor that has the same numbers and the same mask."""
     copied = tf.identity(tensor)
     if (mask := mask_of(tensor)) is not None:
         set_mask(copied, mask)
@@ -53,7 +53,7 @@ def copy_of(tensor: Any) -> Any:
 
 
 def path_of(variable: Variable) -> str:
-    """What patterns are searched in: a Keras variable's path, another's name."""
+    """Return the path of a Keras variable, or the name of another one; patterns match it."""
     return str(getattr(variable, "path", None) or variable.name.split(":")[0])
 
 
@@ -72,14 +72,14 @@ def native(variable: Variable) -> Any:
 
 
 def innermost(optimizer: Optimizer) -> Any:
-    """The optimizer that has rate and steps, behind those that scale the loss."""
+    """Return the optimizer that has rate and steps, behind those that scale the loss."""
     while hasattr(optimizer, "inner_optimizer"):
         optimizer = optimizer.inner_optimizer
     return optimizer
 
 
 def counter_of(optimizer: Optimizer) -> Any:
-    """The variable that counts an optimizer's steps, those that only accumulate included."""
+    """Return the variable that counts an optimizer's steps, also those that only accumulate."""
     return native(optimizer._iterations)
 
 
@@ -137,7 +137,7 @@ def reduced_axes(layer: Layer) -> Sequence[int]:
 
 
 def layers_of(model: Model) -> list[Layer]:
-    """All layers, those within others included."""
+    """Return all layers, those within others included."""
     return list(model._flatten_layers(include_self=False))
 
 
@@ -147,7 +147,7 @@ def holds_layers(layer: Layer) -> bool:
 
 
 def optimizers_of(model: Model) -> list[Optimizer]:
-    """All optimizers that a model holds, in attributes or in lists of them."""
+    """Return all optimizers that a model holds, in attributes or in lists of them."""
     found: dict[int, Optimizer] = {}
     for value in vars(model).values():
         values: Any = value.values() if isinstance(value, dict) else value
@@ -163,7 +163,7 @@ def make_anew(variable: Any) -> None:
 
 
 def metrics_of(model: Any) -> list[Any]:
-    """All metrics that a model of Keras 3 updates, those given to ``compile`` included.
+    """Return all metrics that a model of Keras 3 updates, those given to ``compile`` included.
 
     Before the first step Keras keeps the latter apart, because it does not know their names.
     """

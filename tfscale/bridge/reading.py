@@ -27,9 +27,9 @@ def shapes_apart(dataset: Any, distributed: Any, distribute: Callable[[Any], Any
     """Let the epoch iterator that distributes a dataset give a batch for its shapes apart.
 
     Args:
-        dataset: What the epoch iterator reads.
-        distributed: The same, distributed.
-        distribute: Distributes a dataset.
+        dataset: the dataset that the epoch iterator reads.
+        distributed: the distributed dataset.
+        distribute: a function that distributes a dataset.
     """
     reads = caller(EpochIterator)
     if reads is None:
@@ -63,7 +63,7 @@ def shapes_apart(dataset: Any, distributed: Any, distribute: Callable[[Any], Any
 
 
 def _first(dataset: Any) -> Any:
-    """Its first batch; nothing is read ahead."""
+    """Return a dataset of the first batch; nothing is read ahead."""
     return dataset._input_dataset.take(1)
 
 
@@ -74,7 +74,7 @@ def _without_threads(adapter: Any) -> Any:
 
 
 def _shapes(distributed: Any) -> Any:
-    """The shapes of a replica's batches, if that is what one device would see; or None.
+    """Return the shapes of a replica's batches if one device would see the same, else None.
 
     One device that runs eagerly sees numbers, never an unknown size.
     """
@@ -88,7 +88,7 @@ def _shapes(distributed: Any) -> Any:
 
 
 class _Begun:
-    """An iterator of which the first batch is known, and still to be given."""
+    """An iterator whose first batch is known and has not been given yet."""
 
     def __init__(self, iterator: Any) -> None:
         self._iterator = iterator

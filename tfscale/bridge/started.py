@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from tfscale.bridge.calls_of_python import frames
+from tfscale.bridge.frames import frames
 from tfscale.bridge.hooks import START
 
 # Packages that a line of the user's program calls before TensorFlow starts.

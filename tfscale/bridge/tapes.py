@@ -66,5 +66,5 @@ def _is_recorded_by_another(tape: Any) -> bool:
 
 
 def _recording(tape: Any) -> contextlib.AbstractContextManager[Any]:
-    """A context in which a tape records; within its own ``with`` it does so anyway."""
+    """Return a context in which a tape records; within its own ``with`` it records anyway."""
     return contextlib.nullcontext() if tape._recording else tape

@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from tfscale.bridge.calls_of_python import first_frame
+from tfscale.bridge.frames import first_frame
 from tfscale.exchange.lost_ranks import cause_of
 from tfscale.ops import Group
 from tfscale.ops.library import known_to_all

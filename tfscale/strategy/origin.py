@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale.bridge.calls_of_python import objects_in
+from tfscale.bridge.frames import objects_in
 from tfscale.bridge.objects import native, path_of
 from tfscale.bridge.protocols import Variable
 from tfscale.bridge.tensorflow import DistributedVariable
