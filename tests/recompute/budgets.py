@@ -15,9 +15,9 @@ from pathlib import Path
 import keras
 import numpy as np
 import tensorflow as tf
-from tfscale.strategy.feed import untuned
 
 from tfscale.bench.memory import COUNTED, make_meter
+from tfscale.bridge.feed import untuned
 from tfscale.callbacks import Recompute
 from tfscale.recompute import BudgetError
 

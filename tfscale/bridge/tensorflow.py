@@ -95,6 +95,11 @@ class ExtendedOfWorkers(CollectiveAllReduceExtended):
         return self._cluster_resolver
 
 
+def sum_without_gradient(value: Any) -> Any:
+    """Return the sum over replicas of what this one gives; a gradient is the caller's business."""
+    return tf.distribute.get_strategy().extended._replica_ctx_all_reduce("SUM", value)
+
+
 def replica_id(context: Any) -> int:
     """Return the index of a replica among those of its process."""
     return int(context._replica_id)
@@ -189,6 +194,7 @@ __all__ = [
     "regroup",
     "replica_id",
     "split_by_replica",
+    "sum_without_gradient",
     "uses_onednn",
     "variables_of",
 ]

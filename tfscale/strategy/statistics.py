@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfscale.bridge.objects import reduced_axes
 from tfscale.bridge.protocols import Layer
-from tfscale.bridge.tensorflow import own_copy
+from tfscale.bridge.tensorflow import own_copy, sum_without_gradient
 from tfscale.strategy.current import current, during
 from tfscale.strategy.share import Share, is_scaled
 
@@ -39,7 +39,7 @@ def moments(
         total, count = _total_and_count(x, mask, axes)
         mean = tf.math.divide_no_nan(total, count)
         squares = _where(mask, tf.math.squared_difference(x, along_channels(mean)))
-        variance = tf.math.divide_no_nan(_sum(tf.reduce_sum(squares, axes)), count)
+        variance = tf.math.divide_no_nan(sum_without_gradient(tf.reduce_sum(squares, axes)), count)
 
         def gradient(of_mean: tf.Tensor, of_variance: tf.Tensor) -> tf.Tensor:
             # Deviations from the mean add up to 0, so variance does not change with the mean.
@@ -64,10 +64,10 @@ def _total_and_count(x: tf.Tensor, mask: tf.Tensor | None, axes: list[int]) -> l
     if mask is None:
         channels = total.shape.num_elements()
         count = tf.cast(tf.reshape(tf.size(x) // channels, [1]), x.dtype)
-        total, count = tf.split(_sum(tf.concat([total, count], 0)), [channels, 1])
+        total, count = tf.split(sum_without_gradient(tf.concat([total, count], 0)), [channels, 1])
         return [total, count]
     count = tf.reduce_sum(tf.cast(mask, x.dtype), axes)
-    total, count = tf.split(_sum(tf.concat([total, count], 0)), 2)
+    total, count = tf.split(sum_without_gradient(tf.concat([total, count], 0)), 2)
     return [total, count + keras.backend.epsilon()]  # as Keras does
 
 
@@ -85,15 +85,10 @@ def _sum_of_gradients(gradients: tf.Tensor) -> tf.Tensor:
             with during(own=own):
                 return tf.distribute.get_replica_context().all_reduce("SUM", of_sum)
 
-        return _sum(x), gradient
+        return sum_without_gradient(x), gradient
 
     total: tf.Tensor = summed(gradients)
     return total
-
-
-def _sum(x: tf.Tensor) -> tf.Tensor:
-    """Sum over replicas; gradients are the caller's business."""
-    return tf.distribute.get_strategy().extended._replica_ctx_all_reduce("SUM", x)
 
 
 def _where(mask: tf.Tensor | None, values: tf.Tensor) -> tf.Tensor:
