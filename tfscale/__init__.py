@@ -8,7 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tfscale import messages, started
+from tfscale import messages
+from tfscale.bridge import started
 from tfscale.version import __version__
 
 if TYPE_CHECKING:

@@ -1,5 +1,6 @@
 """What TensorFlow keeps of a training that is over."""
 
+import collections
 import gc
 import weakref
 
@@ -10,6 +11,7 @@ import tensorflow as tf
 from tensorflow.python.framework.func_graph import FuncGraph
 
 import tfscale
+from tfscale.bridge import hooks
 
 DEVICES = ["CPU:0", "CPU:1"]
 
@@ -51,6 +53,19 @@ def test_nothing_stays_in_memory_of_a_model_that_is_gone(how):
     assert len(references) > 4
     gc.collect()
     assert {reference() for reference in references} == {None}
+
+
+@pytest.mark.parametrize("how", HOW.values(), ids=HOW)
+def test_nothing_of_keras_stays_replaced(how):
+    """Other tests may hold strategies that live as long as their module."""
+
+    def on():
+        return collections.Counter(hook for hook, _ in hooks.active())
+
+    before = on()
+    trained(how)
+    gc.collect()
+    assert on() == before
 
 
 @tf.custom_gradient

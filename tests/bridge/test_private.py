@@ -20,15 +20,15 @@ from tensorflow.python.eager import context
 
 from tests.strategy.models import ADAM, classifier, numbers
 from tfscale import ScaleStrategy
-from tfscale.bridge import calls, fit, functions, tensorflow
+from tfscale.bridge import calls, fit, functions, gradients, graphs, runtime, started, tensorflow
 from tfscale.bridge import losses as bridge_losses
 from tfscale.bridge.backup import InMemory
 from tfscale.bridge.objects import innermost
 from tfscale.exchange.state import ATTRIBUTE
-from tfscale.ops import xla
 from tfscale.strategy.extended import Extended, _EngineOps
 from tfscale.strategy.share import Share
-from tfscale.strategy.variables import LAYER_SEED, Weight
+from tfscale.strategy.variables import LAYER_SEED, LocalWeight, Tally, Weight
+from tfscale.sync import DiLoCo
 
 DEVICES = ["CPU:0", "CPU:1"]
 
@@ -169,16 +169,73 @@ def test_cross_device_ops_are_asked_in_merge_and_in_replicas(strategy):
     assert len(extended._devices) == 2
 
 
-def test_variables_are_mirrored_and_take_another_class(strategy):
-    """``adopt`` changes the class of just this type, which must have no slots."""
+def test_variables_are_made_from_a_table_of_classes(strategy):
+    """``variables_of`` replaces the table while a variable is made."""
+    expected = ["strategy", "real_mirrored_creator", "class_mapping", "policy_mapping", "kwargs"]
+    assert parameters(tensorflow.distribute_utils.create_mirrored_variable) == expected
+    kinds = tensorflow.distribute_utils.VARIABLE_CLASS_MAPPING.values()
+    assert {tensorflow.MirroredVariable, tensorflow.SyncOnReadVariable} <= set(kinds)
     with strategy.scope():
         variable = tf.Variable([1.0, 2.0], name="a/weight")
+        count = tf.Variable(1.0, synchronization=tf.VariableSynchronization.ON_READ)
     assert type(variable) is Weight
-    assert not hasattr(tensorflow.MirroredVariable, "__slots__")
+    assert type(count) is Tally
     assert issubclass(tensorflow.MirroredVariable, tensorflow.DistributedVariable)
     assert variable._common_name == "a/weight"
     assert [v.device[-5:] for v in variable.values] == DEVICES
     assert variable._primary is variable.values[0]
+
+
+def test_an_outer_optimizer_has_ordinary_variables():
+    """All replicas update them alike, while the weights are each replica's own between rounds."""
+    rounds = ScaleStrategy("ring", devices=DEVICES, sync=DiLoCo(every=2))
+    with rounds.scope():
+        optimizer = keras.optimizers.SGD(0.1)
+        variable = keras.Variable([1.0], name="w")
+        optimizer.build([variable])
+    assert type(variable.value) is LocalWeight
+    outer = getattr(optimizer, ATTRIBUTE).outer
+    floats = [v.value for v in outer.variables if v.value.dtype.is_floating]
+    assert floats and {type(v) for v in floats} == {Weight}
+
+
+def test_what_the_runtime_is_asked():
+    asked = ("get_config_key_value", "abort_collective_ops", "check_collective_ops_peer_health")
+    assert all(callable(getattr(runtime.context(), name)) for name in asked)
+    assert runtime.context()._initialized is True
+    assert started.has_devices()
+    assert callable(runtime.coordination_leader)
+
+
+def test_a_gradient_is_replaced_for_a_while():
+    graph = tf.Graph()
+    with graph.as_default():
+        x = tf.constant(2.0)
+        stopped = tf.stop_gradient(3 * x)
+        assert tf.gradients(stopped, x) == [None]
+        with gradients.differentiated_by([stopped.op], lambda op, dy: dy):
+            (found,) = tf.gradients(stopped, x)
+        assert found is not None
+        assert tf.gradients(stopped, x) == [None]
+
+
+def test_functions_and_inputs_of_graphs_are_found_and_replaced():
+    inner = tf.function(lambda x: x + 1.0)
+
+    @tf.function(autograph=False)
+    def outer(x):
+        return inner(x), 2.0 * x
+
+    graph = outer.get_concrete_function(tf.constant(1.0)).graph
+    (call,) = [op for op in graph.get_operations() if "PartitionedCall" in op.type]
+    assert graphs.function_in(graph, call.get_attr("f").name).graph.get_operations()
+    (product,) = [op for op in graph.get_operations() if op.type == "Mul"]
+    with graph.as_default():
+        other = tf.constant(7.0)
+    graphs.replace_input(product, 1, other)
+    assert product.inputs[1].op is other.op
+    assert graphs.has_state("AssignVariableOp")
+    assert not graphs.has_state("MatMul")
 
 
 def test_a_replica_assigns_through_update_replica(strategy):
@@ -261,7 +318,7 @@ def test_xla_is_recognised_while_it_traces():
     found = []
 
     def trace():
-        found.append(xla.compiles_this())
+        found.append(runtime.is_compiled_by_xla())
 
     tf.function(trace, jit_compile=True).get_concrete_function()
     tf.function(trace).get_concrete_function()

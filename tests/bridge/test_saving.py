@@ -16,16 +16,30 @@ from tfscale.bridge.backup import InMemory
 NAMES = ["model.keras", "model.h5", "model.weights.h5"]
 
 
+class Strategy:
+    """Lives as long as files are to be whole."""
+
+
+FUNCTIONS = (
+    (saving_lib, "save_model"),
+    (saving_lib, "save_weights_only"),
+    (legacy_h5_format, "save_model_to_hdf5"),
+)
+
+
+def functions():
+    return [vars(module)[name] for module, name in FUNCTIONS]
+
+
 @pytest.fixture(autouse=True)
-def whole(monkeypatch):
+def whole():
     """Keras writes whole files, and writes as before when the test is over."""
-    for module, name in (
-        (saving_lib, "save_model"),
-        (saving_lib, "save_weights_only"),
-        (legacy_h5_format, "save_model_to_hdf5"),
-    ):
-        monkeypatch.setattr(module, name, getattr(module, name))
-    saving.write_whole_files.__wrapped__()
+    strategy, before = Strategy(), functions()
+    saving.write_whole_files(strategy)
+    assert not set(before) & set(functions())
+    yield
+    del strategy
+    assert functions() == before
 
 
 class Refusing(keras.layers.Dense):

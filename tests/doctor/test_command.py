@@ -32,6 +32,17 @@ def run(*words, before=(), **environment):
     )
 
 
+def test_hooks_are_listed_and_nothing_is_checked():
+    ran = run("--hooks", CXX="no compiler")
+    assert ran.returncode == 0, ran.stderr
+    assert "until the step is traced\n  keras.optimizers.Optimizer.apply\n" in ran.stdout
+    assert "gradients are summed over replicas before they are clipped" in ran.stdout
+    listed = json.loads(run("--hooks", "--json").stdout)["hooks"]
+    (one,) = [hook for hook in listed if hook["name"] == "set_model"]
+    assert one["whose"] == "keras.callbacks.CallbackList"
+    assert one["until"] == "the last strategy is gone"
+
+
 def report(*words, **options):
     """The object that it prints, and the checks by their names; the status must agree."""
     ran = run("--json", *words, **options)

@@ -8,7 +8,8 @@ import pytest
 import tensorflow as tf
 
 from tests.optimizers.common import assert_close, gradients, train, variables
-from tfscale.ops import library, xla
+from tfscale.bridge import runtime
+from tfscale.ops import library
 from tfscale.ops.toolchain import BuildError
 from tfscale.optimizers import LAMB, LARS, fused
 
@@ -149,10 +150,10 @@ def test_xla_is_recognised_while_it_traces():
 
     @tf.function
     def inner():
-        found.append(xla.compiles_this())
+        found.append(runtime.is_compiled_by_xla())
 
     tf.function(inner.python_function, jit_compile=True).get_concrete_function()
     tf.function(lambda: inner(), jit_compile=True).get_concrete_function()
     tf.function(inner.python_function).get_concrete_function()
-    found.append(xla.compiles_this())
+    found.append(runtime.is_compiled_by_xla())
     assert found == [True, True, False, False]

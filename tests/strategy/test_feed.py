@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 from tests.strategy.twins import two
+from tfscale.bridge.feed import untuned
 from tfscale.bridge.fit import EpochIterator
-from tfscale.strategy.feed import untuned
 
 ROWS, BATCH = 11, 4
 WIDTH = 16  # of rows that begin where TensorFlow takes an array's memory as it is

@@ -9,6 +9,8 @@ import keras
 import tensorflow as tf
 
 from tfscale.adversarial.inputs import Inputs
+from tfscale.bridge.losses import compiled_loss
+from tfscale.bridge.objects import build_on, layers_of, takes_training
 
 
 def input_gradients(
@@ -40,7 +42,7 @@ def input_gradients(
 
 
 def _evaluation(model: keras.Model) -> dict[str, bool]:
-    return {"training": False} if model._call_has_training_arg else {}
+    return {"training": False} if takes_training(model) else {}
 
 
 def _regularized(model: keras.Model) -> list[tuple[Any, Any]]:
@@ -51,7 +53,7 @@ def _regularized(model: keras.Model) -> list[tuple[Any, Any]]:
 def check(model: keras.Model) -> None:
     """Refuse a model without a loss."""
     own = type(model).compute_loss is not keras.Model.compute_loss
-    if not own and model._compile_loss is None:
+    if not own and compiled_loss(model) is None:
         raise ValueError(
             f"an attack raises the compiled loss, and {model.name!r} has none. Compile it with a "
             "loss, or give it a compute_loss(x, y, y_pred, sample_weight)"
@@ -65,8 +67,9 @@ def build(model: keras.Model, data: Any) -> None:
         model: a compiled model.
         data: a batch as ``train_step`` gets it.
     """
-    losses = model._compile_loss
-    if all(layer.built for layer in model._flatten_layers()) and (losses is None or losses.built):
+    losses = compiled_loss(model)
+    layers = [model, *layers_of(model)]
+    if all(layer.built for layer in layers) and (losses is None or losses.built):
         return
     if not tf.distribute.in_cross_replica_context() and tf.distribute.has_strategy():
         raise ValueError(
@@ -74,4 +77,4 @@ def build(model: keras.Model, data: Any) -> None:
             "batch within the strategy's scope, or give it a keras.Input"
         )
     with tf.init_scope():
-        model._symbolic_build(data_batch=data)
+        build_on(model, data)

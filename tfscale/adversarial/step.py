@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -20,35 +18,25 @@ class AdversarialStep:
     """A replacement of a model's ``train_step``, which it calls with adversarial samples.
 
     Args:
-        model: the model that trains.
         attack: the attack that moves samples.
         names: names of the inputs to move; None: all.
         share: a variable with the share of samples that move.
         strength: a variable with the factor of the attack's epsilon.
     """
 
-    __name__ = "train_step"
-
     def __init__(
         self,
-        model: keras.Model,
         attack: PGD,
         names: Sequence[str] | None,
         share: Any,
         strength: Any,
     ) -> None:
-        own = functools.partial(type(model).train_step, model)
-        self._step = vars(model).get("train_step", own)
         self._attack = attack
         self._names = names
         self._share = share
         self._strength = strength
 
-    def of(self, model: keras.Model) -> Any:
-        """Return the method that replaces the model's."""
-        return types.MethodType(self, model)
-
-    def __call__(self, model: keras.Model, data: Any) -> Any:
+    def __call__(self, step: Callable[..., Any], model: keras.Model, data: Any) -> Any:
         losses.build(model, data)
         share, strength = tf.convert_to_tensor(self._share), tf.convert_to_tensor(self._strength)
 
@@ -60,4 +48,4 @@ class AdversarialStep:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         # All replicas have the same share, so all take the same branch.
         x = tf.cond(tf.minimum(share, strength) > 0, attacked, lambda: x)
-        return self._step(keras.utils.pack_x_y_sample_weight(x, y, sample_weight))
+        return step(model, keras.utils.pack_x_y_sample_weight(x, y, sample_weight))

@@ -149,8 +149,8 @@ def _steps(shape: tuple[int, ...], layers: list[Any], batch: int) -> Calls:
     import keras
     import tensorflow as tf
 
+    from tfscale.bridge.feed import untuned
     from tfscale.optimizers import AdaHessian
-    from tfscale.strategy.feed import untuned
 
     body = keras.Sequential([keras.Input(shape), *layers, keras.layers.Dense(10)])
     x = tf.random.normal([batch, *shape])

@@ -145,7 +145,7 @@ def _costs(models: Sequence[str], rounds: int, shrink: int) -> Table:
     for name in models:
         model, h = _model_and_hessian(name, shrink)
         _, halves = _model_and_hessian(name, shrink, parts=2)
-        x, y, _ = h._data
+        x, y, _ = h.data
         by_xla = curvature.Hessian(model, x, y, batch_size=len(x), jit_compile=True)
         vectors = np.random.default_rng(1).standard_normal((AT_ONCE, h.size))
         calls = {
@@ -187,7 +187,7 @@ def _peak(call: Callable[[], Any]) -> float:
 
 def _step_memory(name: str, rounds: int, shrink: int) -> float:
     model, h = _model_and_hessian(name, shrink)
-    x, y, _ = h._data
+    x, y, _ = h.data
     return _peak(lambda: model.train_on_batch(x, y))
 
 

@@ -1,19 +1,22 @@
-"""All that tfscale knows of Keras, and of TensorFlow's private parts.
+"""All that tfscale knows of Keras, and of private parts of TensorFlow.
 
-- ``installed.py``: which Keras is installed, and whether it has the private names that are used.
-- ``calls.py``: which function is calling.
-- ``fit.py``: what the running ``fit``, ``evaluate``, ``predict`` or ``compile`` does.
-- ``reading.py``: what Keras reads for no more than its shapes, read apart from what is trained on.
-- ``data.py``: data in batches, read once or many times.
-- ``losses.py``: what Keras's losses are of each element, and what they divide by.
+- ``hooks.py``: all functions and attributes that tfscale replaces for a while, with their reasons.
+- ``installed.py``: the installed Keras, and whether it has the private names that are used.
+- ``frames.py``, ``calls.py``: which functions are calling; the same, of TensorFlow.
+- ``fit.py``: questions about the running ``fit``, ``evaluate``, ``predict`` or ``compile``.
+- ``reading.py``: shapes of batches, read without taking a batch from the training.
+- ``data.py``: data in batches, read once or many times; ``feed.py``: batches of replicas on CPUs.
+- ``losses.py``: losses of elements, and what a mean divides by.
 - ``output.py``: progress bars, and warnings about Keras's own defaults.
-- ``objects.py``: models, layers, variables, optimizers; ``protocols.py``: what is asked of them.
-- ``optimizers.py``: the base of tfscale's optimizers.
-- ``backup.py``: Keras's ``BackupAndRestore``, made safe.
-- ``shadow.py``: attributes of one object that hide those of its class.
-- ``tensorflow.py``: private names of TensorFlow.
-- ``grappler.py``: what TensorFlow's optimization of graphs leaves alone.
+- ``objects.py``: models, layers, variables, optimizers; ``protocols.py``: their types.
+- ``optimizers.py``: the base class of tfscale's optimizers.
+- ``backup.py``, ``quiet.py``, ``saving.py``, ``callbacks.py``: callbacks and files of workers.
+- ``tensorflow.py``: private names of ``tf.distribute``; ``functions.py``, ``tapes.py``,
+  ``gradients.py``: functions, tapes and custom gradients while a step is traced.
+- ``graphs.py``, ``grappler.py``: private parts of graphs; settings of their optimization.
+- ``runtime.py``, ``started.py``: TensorFlow's runtime, and the line that has started it.
 
-A file ``keras2_...`` says the same of Keras 2, which tensorflow-addons needs. Nothing here knows of
-strategies. Each private name has a test in ``tests/bridge/test_private.py``.
+A file ``keras2_...`` does the same for Keras 2, which tensorflow-addons needs. No file here knows
+of strategies. ``tests/bridge/test_private.py`` and ``tests/recompute/test_private.py`` test each
+private name; ``tests/bridge/test_private_names.py`` finds private names in other folders.
 """

@@ -1,4 +1,4 @@
-"""Keras's ``BackupAndRestore``, but a program that is killed never leaves half a backup.
+"""A safe ``BackupAndRestore``: a program that is killed never leaves half a backup.
 
 Keras writes new weights over the last ones, and then the epoch into a second file: a program that
 is killed in between leaves new weights with an old epoch, and trains some steps twice. Here one
@@ -60,34 +60,34 @@ class InMemory(io.BytesIO):
 
 
 class WholeBackup(keras.callbacks.BackupAndRestore):
-    """See the module. Arguments and names of files are Keras's."""
+    """A callback with the arguments and the file names of Keras's; see the module."""
 
     _trained = False  # whether all steps of the epoch are done
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Called by Keras."""
+        """Restore the last backup."""
         if not self.model.built:
             raise ValueError(_NOT_BUILT.format(callback=type(self).__name__, model=self.model.name))
         self._load_model()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Called by Keras, whose own class would count epochs from 0 again in each ``fit``."""
+        """Note the epoch: Keras's own class would count from 0 again in each ``fit``."""
         self._current_epoch = epoch
         self._trained = False
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Called by Keras."""
+        """Save after every ``save_freq`` batches."""
         steps = self.params.get("steps")
         self._trained = steps is not None and batch + 1 >= steps
         super().on_train_batch_end(batch, logs)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Called by Keras."""
+        """Save at the end of an epoch, unless batches are counted."""
         self._trained = False  # Keras counts it itself
         super().on_epoch_end(epoch, logs)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Called by Keras, whose own class would also begin the next ``fit`` at that epoch."""
+        """Remove the backup, and the epoch: Keras's class would begin the next ``fit`` there."""
         self.model._initial_epoch = None
         super().on_train_end(logs)
 
@@ -128,7 +128,7 @@ class WholeBackup(keras.callbacks.BackupAndRestore):
             file.write(json.dumps(moment))
 
     def _found(self) -> Backup | None:
-        """The last backup that is whole, or None if there is none at all."""
+        """Return the last backup that is whole, or None if there is none at all."""
         sealed.remove_partial(self._weights_path)
         last, before = self._weights_path, self._prev_weights_path
         reasons = {}
@@ -155,7 +155,7 @@ class WholeBackup(keras.callbacks.BackupAndRestore):
         return content, moment
 
     def _read_keras(self, path: str, content: bytes) -> dict[str, int]:
-        """The epoch of a backup that Keras alone has written."""
+        """Return the epoch of a backup that Keras alone has written."""
         with h5py.File(io.BytesIO(content), "r"):
             pass  # it has its end
         beside = self._training_metadata_path

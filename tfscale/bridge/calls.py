@@ -5,12 +5,11 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
-from collections.abc import Iterator
-from types import FrameType
 from typing import Any
 
 import tensorflow as tf
 
+from tfscale.bridge.frames import frames
 from tfscale.bridge.tensorflow import (
     WhileBodyFuncGraph,
     WhileCondFuncGraph,
@@ -19,9 +18,15 @@ from tfscale.bridge.tensorflow import (
 )
 
 
-def caller(kind: type | tuple[type, ...]) -> Any:
-    """The nearest object of a kind among those whose methods are being called, or None."""
-    found = (frame.f_locals.get("self") for frame in frames(sys._getframe(1)))
+def caller(kind: type | tuple[type, ...], levels: int | None = None) -> Any:
+    """Return the nearest object of a kind among those whose methods are being called, or None.
+
+    Args:
+        kind: classes of the object.
+        levels: how many calls to look at; all by default.
+    """
+    near = itertools.islice(frames(sys._getframe(1)), levels)
+    found = (frame.f_locals.get("self") for frame in near)
     return next((one for one in found if isinstance(one, kind)), None)
 
 
@@ -51,10 +56,3 @@ def goes_back() -> bool:
 
 # Under a tape, and by ``tf.gradients``.
 _MAKE_GRADIENTS = (imperative_grad.__name__, gradients_in_graph.__name__)
-
-
-def frames(innermost: FrameType | None) -> Iterator[FrameType]:
-    """All calls that are going on, from the innermost."""
-    while innermost is not None:
-        yield innermost
-        innermost = innermost.f_back

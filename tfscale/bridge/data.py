@@ -8,9 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfscale.bridge.hooks import NO_METRICS, NO_OPTIMIZER
 from tfscale.bridge.installed import KERAS_2
-from tfscale.bridge.objects import layers_of
-from tfscale.bridge.shadow import shadowed
+from tfscale.bridge.losses import compiled_loss
+from tfscale.bridge.objects import build_on, layers_of
 
 if not KERAS_2:
     from keras.src.trainers.data_adapters import get_data_adapter
@@ -29,7 +30,7 @@ class Batches:
     """The batches of some data, in the same order each time, each a part for every replica.
 
     Args:
-        model: whose strategy hands the batches out.
+        model: a model; its strategy hands the batches out.
         data: ``x``, ``y`` and ``sample_weight``, as ``evaluate`` takes them.
         batch_size: global, of arrays.
         steps: how many batches to read; None for all.
@@ -65,12 +66,12 @@ class Batches:
     def build(self, model: Any) -> None:
         """Build a model and its loss as ``fit`` would, if nobody has; not its optimizer."""
         layers = [model, *layers_of(model)]
-        losses = model._compile_loss
+        losses = compiled_loss(model)
         if all(layer.built for layer in layers) and (losses is None or losses.built):
             return
-        others = shadowed(model, "optimizer", None), shadowed(model, "_compile_metrics", None)
+        others = NO_OPTIMIZER.showing(model, None), NO_METRICS.showing(model, None)
         with others[0], others[1], model.distribute_strategy.scope():
-            model._symbolic_build(data_batch=self._spec)
+            build_on(model, self._spec)
 
     def __iter__(self) -> Iterator[Any]:
         self._adapter.on_epoch_begin()

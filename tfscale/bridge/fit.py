@@ -1,6 +1,6 @@
-"""What Keras is doing when it calls the strategy: it does not tell, so the calls are looked at.
+"""Questions about the running ``fit``: Keras does not tell, so the calls that go on are looked at.
 
-Of Keras 2 only ``fitted`` is known: it asks a strategy for less.
+Under Keras 2, which asks a strategy for less, only ``fitted`` has an answer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale.bridge.calls import called_by, caller, frames
+from tfscale.bridge.calls import called_by, caller
+from tfscale.bridge.frames import frames, threads
+from tfscale.bridge.hooks import is_assigned
 from tfscale.bridge.installed import (
     BUILDS_FROM_SHAPES,
     JOINS_WORKERS,
@@ -44,8 +46,7 @@ class ModelStep:
     """A step of a model, as Keras passes it to ``Strategy.run``.
 
     Attributes:
-        model: whose step it is: a ``keras.Model``, or a layer that its user has mixed with a
-            ``Trainer``.
+        model: a ``keras.Model``, or a layer that its user has mixed with a ``Trainer``.
         kind: ``TRAINING`` or ``JUDGING``.
         changes_weights: whether it trains, and is no measurement that looks like a training.
     """
@@ -66,7 +67,7 @@ class ModelStep:
 
     def _overrides(self, name: str) -> bool:
         of_class = getattr(type(self.model), name) is not getattr(keras.Model, name)
-        return of_class or name in vars(self.model)
+        return of_class or is_assigned(self.model, name)
 
 
 def step_of(fn: Callable[..., Any]) -> ModelStep | None:
@@ -90,7 +91,7 @@ def step_of(fn: Callable[..., Any]) -> ModelStep | None:
 
 
 def as_measurement(step: Callable[..., Any], training: bool) -> None:
-    """Let a function, whose method of a model will be run, do as a step does and change nothing.
+    """Let a function do what a step of a model does, and change nothing.
 
     Args:
         step: what will be such a step.
@@ -101,12 +102,12 @@ def as_measurement(step: Callable[..., Any], training: bool) -> None:
 
 
 def fitted() -> Any:
-    """The model whose ``fit``, ``evaluate`` or ``predict`` is running, or None."""
+    """Return the model whose ``fit``, ``evaluate`` or ``predict`` is running, or None."""
     return caller(Trainer)
 
 
 def begins() -> tuple[keras.Model, list[Any], dict[str, Any]] | None:
-    """The ``fit`` that enters the strategy's scope: its model, callbacks and length; or None.
+    """Return the model, callbacks and length of the ``fit`` that enters the scope, or None.
 
     Each ``fit`` enters it once, to build its model, before it calls its callbacks.
     """
@@ -119,7 +120,7 @@ def begins() -> tuple[keras.Model, list[Any], dict[str, Any]] | None:
 
 
 def _length(fit: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers of steps and epochs that workers must share; None if not known yet."""
+    """Return the numbers of steps and epochs that workers must share; None if not known yet."""
     iterator, validates = fit["epoch_iterator"], fit["validation_data"] is not None
     found = {"number of epochs": fit["epochs"]}
     found |= {name: fit[name] for name in ("initial_epoch", "batch_size")}
@@ -135,7 +136,7 @@ def _length(fit: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _batches(x: Any, size: int) -> int | None:
-    """How many batches there are, if that can be told without reading any."""
+    """Return the number of batches, if that can be told without reading any."""
     if isinstance(x, tf.data.Dataset):
         return known if (known := int(x.cardinality())) >= 0 else None
     if hasattr(x, "num_batches"):  # keras.utils.PyDataset
@@ -149,7 +150,7 @@ def _listed(callbacks: Any) -> list[Any]:
 
 
 def compiling() -> keras.Model | None:
-    """The model that is being compiled, or None, as with Keras 2."""
+    """Return the model that is being compiled, or None, as with Keras 2."""
     if KERAS_2:
         return None
     for frame in frames(sys._getframe(1)):
@@ -160,7 +161,7 @@ def compiling() -> keras.Model | None:
 
 
 def iterator() -> Any:
-    """What reads the data of the ``fit`` that called, at whatever depth; None if none runs."""
+    """Return the reader of the data of the ``fit`` that called, at whatever depth, or None."""
     for frame in frames(sys._getframe(1)):
         found = frame.f_locals.get("epoch_iterator")
         if isinstance(found, EpochIterator):
@@ -169,7 +170,7 @@ def iterator() -> Any:
 
 
 def callbacks_of_fit() -> list[Any]:
-    """The callbacks of the ``fit`` that called, at whatever depth; none if none runs."""
+    """Return the callbacks of the ``fit`` that called, at whatever depth; none if none runs."""
     return _listed(_callback_list())
 
 
@@ -191,8 +192,32 @@ def _callback_list() -> Any:
     return None
 
 
+def is_running_with(callback: Any) -> bool:
+    """Whether any thread is in a ``fit`` with a callback: Keras does not say when one has raised.
+
+    A function that returns meanwhile hides its callers: look again before you believe a no.
+    """
+    for calls in threads():
+        for frame in calls:
+            if frame.f_code.co_name == "fit":
+                listed = getattr(frame.f_locals.get("callbacks"), "callbacks", ())
+                if any(one is callback for one in listed):
+                    return True
+    return False
+
+
+def element_spec(iterator: Any) -> Any:
+    """Return the specification of a global batch that an iterator of ``fit`` distributes."""
+    return iterator._distributed_dataset.element_spec
+
+
+def forget_train_function(model: Any) -> None:
+    """Let Keras trace a model's step anew: something that it looks at while tracing has changed."""
+    model.train_function = None
+
+
 def batch_size(iterator: Any) -> int | None:
-    """Of the data that an iterator of ``fit`` reads, if it is known without reading any."""
+    """Return the batch size of what an iterator of ``fit`` reads, if it is known beforehand."""
     for dataset in _with_sources(iterator.data_adapter.get_tf_dataset()):
         size = getattr(dataset, "_batch_size", None)
         known = None if size is None else tf.get_static_value(size)

@@ -3,42 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from tfscale.bridge.hooks import replaced
+from tfscale.bridge.hooks import FUNCTION_CALL
 from tfscale.bridge.tensorflow import Function, TfMethodTarget
 
 
-class _Mine(threading.local):
-    inlines = False
-
-
-_mine = _Mine()
-
-
-@contextlib.contextmanager
-def inlined() -> Iterator[None]:
-    """While it lasts, a ``tf.function`` that this thread calls is traced as a part of its caller.
+def inlined() -> contextlib.AbstractContextManager[None]:
+    """Trace each ``tf.function`` that this thread calls in a block as a part of its caller.
 
     TensorFlow would keep its trace for later calls, by another replica or in another step, and
     with it the share of the batch that the first caller held. Nor could the terms of a loss be
     read that a function of its own computes. What XLA is to compile stays a function.
     """
-    before, _mine.inlines = _mine.inlines, True
-    try:
-        with replaced(Function, "__call__", _call):
-            yield
-    finally:
-        _mine.inlines = before
+    return FUNCTION_CALL.on(Function, _call, in_thread=True)
 
 
 def _call(original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
-    if not _mine.inlines or function._jit_compile:
+    if function._jit_compile:
         return original(function, *args, **kwargs)
     python = _with_its_object(function.python_function)
     if function._autograph and not tf.executing_eagerly():

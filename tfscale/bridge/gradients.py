@@ -1,10 +1,10 @@
-"""Gradients that TensorFlow would keep until the program ends end with the graph they are of."""
+"""Frees custom gradients together with their graph; TensorFlow would keep them to the end."""
 
 from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -17,7 +17,7 @@ _DEEP = 4  # functions within functions
 
 @contextlib.contextmanager
 def ending_with_their_graphs() -> Iterator[None]:
-    """Gradients of ``tf.custom_gradient`` made meanwhile, by which replicas sum, say.
+    """Let custom gradients that are made in a block, such as those of sums, end with their graph.
 
     TensorFlow registers each of them under a name of its own, and forgets none. They hold
     tensors, so a program that trains one model after another kept all graphs and strategies. Here
@@ -33,6 +33,21 @@ def ending_with_their_graphs() -> Iterator[None]:
             graph = _graph_of(entry["type"]) if entry and name.startswith(_NAMES) else None
             if graph is not None:
                 _give(graph, name, entry)
+
+
+@contextlib.contextmanager
+def differentiated_by(
+    operations: Iterable[tf.Operation], gradient: Callable[..., Any]
+) -> Iterator[None]:
+    """Replace the gradient of some operations in a block."""
+    chosen = list(operations)
+    for operation in chosen:
+        operation._gradient_function = gradient
+    try:
+        yield
+    finally:
+        for operation in chosen:
+            operation._gradient_function = None
 
 
 def _give(graph: tf.Graph, name: str, entry: dict[str, Any]) -> None:
@@ -51,7 +66,7 @@ def _found_in(holder: weakref.ref[tf.Graph], name: str) -> Callable[..., Any]:
 
 
 def _graph_of(gradient: Any, deep: int = _DEEP) -> tf.Graph | None:
-    """The graph of the tensors that a function holds; none if it holds none."""
+    """Return the graph of the tensors that a function holds; None if it holds none."""
     for cell in getattr(gradient, "__closure__", None) or ():
         for held in _parts(_content(cell)):
             if tf.is_tensor(held) and hasattr(held, "graph"):  # not of an eager one
@@ -63,7 +78,7 @@ def _graph_of(gradient: Any, deep: int = _DEEP) -> tf.Graph | None:
 
 
 def _parts(held: Any) -> Iterator[Any]:
-    """Of dicts, too, whose keys have no order, and which tf.nest refuses."""
+    """Yield what a structure holds; tf.nest refuses dicts whose keys have no order."""
     if isinstance(held, Mapping):
         held = list(held.values())
     if isinstance(held, (list, tuple)):

@@ -1,4 +1,4 @@
-"""What Grappler, which optimizes TensorFlow's graphs, leaves alone."""
+"""Settings of Grappler, which optimizes TensorFlow's graphs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tensorflow.python.eager import context
 
 @contextlib.contextmanager
 def sums_in_order() -> Iterator[None]:
-    """Functions that this thread calls for the first time meanwhile add terms in their order.
+    """Let functions that this thread calls for the first time in a block add terms in their order.
 
     Where Grappler takes a device's memory for short (of a CPU it counts on 256 MB), it turns sums
     of three terms and more into additions in whatever order the terms come.

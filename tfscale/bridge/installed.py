@@ -1,4 +1,4 @@
-"""Which Keras is installed, and whether it has the private names that tfscale uses."""
+"""The installed Keras: its version, and whether it has the private names that tfscale uses."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ else:
 
 
 def backend() -> str:
-    """What Keras computes with."""
+    """Return the name of the backend that Keras computes with."""
     return "tensorflow" if KERAS_2 else str(keras.config.backend())
 
 
 def refuse_keras_2(what: str) -> None:
-    """Refuse what Keras 2 has not, where it is installed.
+    """Refuse a feature that needs Keras 3 if Keras 2 is installed.
 
     Args:
         what: who does what of Keras 3, such as ``"Recompute watches layers of Keras 3"``.
@@ -100,7 +100,7 @@ def check() -> None:
 
 
 def _named_in(kind: type, method: str) -> set[str]:
-    """The attributes that a method, or one of those that it extends, reads or sets."""
+    """Return the attributes that a method, or one that it extends, reads or sets."""
     each = (vars(one)[method] for one in kind.__mro__ if method in vars(one))
     return {
         name
@@ -111,7 +111,7 @@ def _named_in(kind: type, method: str) -> set[str]:
 
 
 def _names_within(code: CodeType) -> set[str]:
-    """The names that a function uses, and functions within it."""
+    """Return the names that a function uses, and those of functions within it."""
     inner = [const for const in code.co_consts if isinstance(const, CodeType)]
     return set(code.co_names).union(*map(_names_within, inner))
 

@@ -31,7 +31,7 @@ LossScaleOptimizer = keras.mixed_precision.LossScaleOptimizer
 
 
 def scale_of(scaler: Any) -> Any:
-    """What an optimizer multiplies the loss by."""
+    """Return the factor of the loss."""
     return scaler.loss_scale
 
 
@@ -50,13 +50,13 @@ def gradients_are_sums() -> bool:
 
 @contextlib.contextmanager
 def building(name: str) -> Iterator[None]:
-    """Where an optimizer of this name makes its variables."""
+    """Enter the scope in which an optimizer of this name makes its variables."""
     with tf.name_scope(name), tf.init_scope():
         yield
 
 
 class Optimizer(keras.optimizers.Optimizer):
-    """See the module. It sums gradients over replicas before they are clipped, as Keras 2 does."""
+    """An optimizer that sums gradients over replicas before it clips them, as Keras 2 does."""
 
     # Keras 2 knows neither.
     loss_scale_factor: float | None = None
@@ -73,7 +73,7 @@ class Optimizer(keras.optimizers.Optimizer):
         return bool(getattr(self, "_built", False))
 
     def build(self, variables: Any) -> None:
-        """Called by Keras, in every step."""
+        """Make the variables; Keras calls this in every step."""
         super().build(variables)
         # A plain attribute would be tracked, and the model saved twice.
         object.__setattr__(self, "_trainable_variables", list(variables))
@@ -121,6 +121,6 @@ class Optimizer(keras.optimizers.Optimizer):
         self.update_step(gradient[0], variable, gradient[1])
 
     def get_config(self) -> dict[str, Any]:
-        """All arguments, in types that JSON knows."""
+        """Return all arguments, in types that JSON knows."""
         rate = self._serialize_hyperparameter(self._learning_rate)
         return {**super().get_config(), "learning_rate": rate}

@@ -1,19 +1,18 @@
-"""Losses of Keras while they are called: what they are of each element, and what they divide by."""
+"""Losses of Keras while they are called: the losses of elements, and what a mean divides by."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfscale.bridge.hooks import replaced
+from tfscale.bridge.hooks import REDUCE_LOSSES
 from tfscale.bridge.installed import KERAS_2
+from tfscale.bridge.objects import Trainer
 
 if not KERAS_2:
     from keras.src.backend.common.name_scope import current_path
@@ -25,71 +24,71 @@ Reduce = Callable[[Any, Any, "Reduction"], Any]
 
 
 def as_compiled(loss: Any) -> Any:
-    """What ``compile`` makes of a loss, or of its name."""
+    """Return the compiled loss that ``compile`` makes of a loss or of its name."""
     return CompileLoss(keras.losses.get(loss))
 
 
+def sum_of_losses(model: Any, loss: Any) -> Any:
+    """Return the sum of what layers have added to a loss, as Keras computes it on one device."""
+    return Trainer._aggregate_additional_loss(model, loss)
+
+
+def compiled_loss(model: Any) -> Any:
+    """Return the losses that a model was compiled with; None if it has none."""
+    return model._compile_loss
+
+
+def loss_of_batch(model: Any, **batch: Any) -> Any:
+    """Return a model's loss of a batch, added losses included."""
+    return model._compute_loss(**batch)
+
+
+def losses_of_outputs(compiled: Any) -> list[Any]:
+    """Return the records of a compiled loss, one for each output, with its weight."""
+    return list(compiled._flat_losses)
+
+
 def innermost_loss(loss: Any) -> Any:
-    """The loss object that others have wrapped."""
+    """Return the loss object that others have wrapped."""
     while hasattr(loss, "wrapped"):
         loss = loss.wrapped
     return loss
 
 
-class _Mine(threading.local):
-    reduce: Reduce | None = None
-
-
-_mine = _Mine()
-
-
 def name_of_called() -> str:
-    """The name of the loss object that this thread is calling."""
+    """Return the name of the loss object that this thread is calling."""
     return str(current_path()).rpartition("/")[2]
 
 
-@contextlib.contextmanager
-def reducing(reduce: Reduce) -> Iterator[None]:
-    """While it lasts, loss objects that this thread calls reduce their losses by ``reduce``.
+def reducing(reduce: Reduce) -> contextlib.AbstractContextManager[None]:
+    """Let loss objects that this thread calls reduce their losses by ``reduce`` in a block.
 
     However a program reaches a loss object, it ends in one function of Keras, which alone knows
     what the loss divides by.
 
     Args:
-        reduce: gets what would have been called, the losses before they are reduced, and a
-            ``Reduction``.
+        reduce: gets the replaced function, the losses before they are reduced, and a ``Reduction``.
     """
-    before = _mine.reduce
 
-    def within(call: Any, values: Any, how: Reduction) -> Any:
-        return reduce(call if before is None else functools.partial(before, call), values, how)
+    def replacement(
+        original: Callable[..., Any],
+        values: Any,
+        sample_weight: Any = None,
+        mask: Any = None,
+        reduction: Any = "sum_over_batch_size",
+        dtype: Any = None,
+    ) -> Any:
+        def call(values: Any, how: Reduction) -> Any:
+            return original(values, how.sample_weight, how.mask, how.reduction, how.dtype)
 
-    _mine.reduce = within
-    try:
-        with replaced(loss_module, "reduce_weighted_values", _reduce):
-            yield
-    finally:
-        _mine.reduce = before
+        return reduce(call, values, Reduction(sample_weight, mask, reduction, dtype))
 
-
-def _reduce(
-    original: Callable[..., Any],
-    values: Any,
-    sample_weight: Any = None,
-    mask: Any = None,
-    reduction: Any = "sum_over_batch_size",
-    dtype: Any = None,
-) -> Any:
-    def call(values: Any, how: Reduction) -> Any:
-        return original(values, how.sample_weight, how.mask, how.reduction, how.dtype)
-
-    how = Reduction(sample_weight, mask, reduction, dtype)
-    return call(values, how) if _mine.reduce is None else _mine.reduce(call, values, how)
+    return REDUCE_LOSSES.on(loss_module, replacement, in_thread=True)
 
 
 @dataclasses.dataclass(frozen=True)
 class Reduction:
-    """How a loss object reduces the losses of elements to one number; arguments as of Keras."""
+    """A reduction of the losses of elements to one number, with Keras's arguments."""
 
     sample_weight: Any
     mask: Any
@@ -102,7 +101,7 @@ class Reduction:
         return self.reduction not in ("sum", "none", None)
 
     def divisor(self) -> tf.Tensor | None:
-        """What a mean divides by, or None if that is the number of elements."""
+        """Return the divisor of a mean, or None if it is the number of elements."""
         mask = None if self.mask is None else tf.cast(self.mask, tf.bool)
         if self.reduction != "mean_with_sample_weight" or self.sample_weight is None:
             return None if mask is None else tf.reduce_sum(tf.cast(mask, tf.float32))

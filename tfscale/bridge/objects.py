@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeGuard
 
 import keras
@@ -22,11 +23,11 @@ if KERAS_2:
         """Keras 2 saves what TensorFlow tracks."""
 
     def mask_of(tensor: Any) -> Any:
-        """What a layer has left of a tensor's samples or steps; None if all."""
+        """Return the mask of the samples or steps that a layer has left; None if all are left."""
         return getattr(tensor, "_keras_mask", None)
 
     def set_mask(tensor: Any, mask: Any) -> None:
-        """Let a tensor have what a layer has left of its samples or steps."""
+        """Give a tensor the mask of its samples or steps."""
         tensor._keras_mask = mask
 else:
     from keras.src.backend.common import masking
@@ -44,7 +45,7 @@ LAYER_SEED = "seed_generator_state"
 
 
 def copy_of(tensor: Any) -> Any:
-    """A tensor that has the same numbers, and the same mask."""
+    """Return a tensor that has the same numbers and the same mask."""
     copied = tf.identity(tensor)
     if (mask := mask_of(tensor)) is not None:
         set_mask(copied, mask)
@@ -52,7 +53,7 @@ def copy_of(tensor: Any) -> Any:
 
 
 def path_of(variable: Variable) -> str:
-    """What patterns are searched in: a Keras variable's path, another's name."""
+    """Return the path of a Keras variable, or the name of another one; patterns match it."""
     return str(getattr(variable, "path", None) or variable.name.split(":")[0])
 
 
@@ -71,14 +72,14 @@ def native(variable: Variable) -> Any:
 
 
 def innermost(optimizer: Optimizer) -> Any:
-    """The optimizer that has rate and steps, behind those that scale the loss."""
+    """Return the optimizer that has rate and steps, behind those that scale the loss."""
     while hasattr(optimizer, "inner_optimizer"):
         optimizer = optimizer.inner_optimizer
     return optimizer
 
 
 def counter_of(optimizer: Optimizer) -> Any:
-    """The variable that counts an optimizer's steps, those that only accumulate included."""
+    """Return the variable that counts an optimizer's steps, also those that only accumulate."""
     return native(optimizer._iterations)
 
 
@@ -87,8 +88,56 @@ def measures_curvature(optimizer: Optimizer) -> TypeGuard[MeasuresCurvature]:
     return hasattr(optimizer, "curvature")
 
 
+def trained_by(optimizer: Optimizer) -> list[Any]:
+    """Return the variables that an optimizer was built for."""
+    return list(optimizer._trainable_variables)
+
+
+def index_in(optimizer: Optimizer, variable: Variable) -> int | None:
+    """Return the index of a variable in its optimizer; None for Keras 2, which has no indices."""
+    index = getattr(optimizer, "_get_variable_index", None)
+    return None if index is None else int(index(variable))
+
+
+def given_rate(optimizer: Optimizer) -> Any:
+    """Return the learning rate as an optimizer holds it: a variable, a schedule or a function."""
+    return optimizer._learning_rate
+
+
+def momentums_of(optimizer: Any) -> list[Any]:
+    """Return the momentum buffers of an optimizer; none before its first step."""
+    found = getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", [])
+    return [buffer for buffer in found if buffer is not None]
+
+
+def loss_tracker(model: Any) -> Any:
+    """Return the metric in which a model of Keras 3 keeps the mean of its loss."""
+    return model._loss_tracker
+
+
+def give_strategy(model: Any, strategy: Any) -> None:
+    """Give a model the strategy in whose scope it is compiled, if it was made outside of one."""
+    if model._distribute_strategy is None:
+        model._distribute_strategy = strategy
+
+
+def takes_training(model: Any) -> bool:
+    """Whether a model's ``call`` takes the argument ``training``."""
+    return bool(model._call_has_training_arg)
+
+
+def build_on(model: Any, batch: Any) -> None:
+    """Build a model, its losses and its metrics from the shapes of a batch."""
+    model._symbolic_build(data_batch=batch)
+
+
+def reduced_axes(layer: Layer) -> Sequence[int]:
+    """Return the axes over which a layer of batch normalization computes its statistics."""
+    return layer._reduction_axes
+
+
 def layers_of(model: Model) -> list[Layer]:
-    """All layers, those within others included."""
+    """Return all layers, those within others included."""
     return list(model._flatten_layers(include_self=False))
 
 
@@ -98,7 +147,7 @@ def holds_layers(layer: Layer) -> bool:
 
 
 def optimizers_of(model: Model) -> list[Optimizer]:
-    """All optimizers that a model holds, in attributes or in lists of them."""
+    """Return all optimizers that a model holds, in attributes or in lists of them."""
     found: dict[int, Optimizer] = {}
     for value in vars(model).values():
         values: Any = value.values() if isinstance(value, dict) else value
@@ -114,11 +163,11 @@ def make_anew(variable: Any) -> None:
 
 
 def metrics_of(model: Any) -> list[Any]:
-    """All metrics that a model of Keras 3 updates, those given to ``compile`` included.
+    """Return all metrics that a model of Keras 3 updates, those given to ``compile`` included.
 
     Before the first step Keras keeps the latter apart, because it does not know their names.
     """
     compiled = model._compile_metrics
     given = [] if compiled is None else [compiled._user_metrics, compiled._user_weighted_metrics]
-    every = [*model.metrics, model._loss_tracker, *keras.tree.flatten(given)]
+    every = [*model.metrics, loss_tracker(model), *keras.tree.flatten(given)]
     return list({id(one): one for one in every if isinstance(one, keras.metrics.Metric)}.values())

@@ -23,7 +23,7 @@ else:
     from keras.optimizers import LossScaleOptimizer, Optimizer  # type: ignore[no-redef]
 
     def scale_of(scaler: Any) -> Any:
-        """What an optimizer multiplies the loss by."""
+        """Return the factor of the loss."""
         return scaler.dynamic_scale if scaler.built else scaler.initial_scale
 
     HOW_A_WRAPPEE_IS_TOLD = ("its loss_scale_factor to None", "set loss_scale_factor to 1.0")
@@ -33,7 +33,7 @@ else:
         return name == "loss_scale_factor" and value is None
 
     def gradients_are_sums() -> bool:
-        """Whether they are those of all replicas when they are applied: they are summed then."""
+        """Whether gradients are sums over all replicas before they are applied."""
         return False
 
 

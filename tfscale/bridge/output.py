@@ -1,8 +1,7 @@
-"""What Keras shows of a training: progress bars, and warnings about its own defaults."""
+"""Output of Keras during a training: progress bars, and warnings about its own defaults."""
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from keras.callbacks import ProgbarLogger
 
 from tfscale.bridge.fit import callbacks_of_fit
+from tfscale.bridge.hooks import BAR_OF_BATCH, BAR_OF_EPOCH, BAR_PARAMS
 from tfscale.bridge.installed import KERAS_2
 
 _AUTO = "auto"
@@ -22,24 +22,19 @@ def ignore_warning_about_shuffle() -> None:
     warnings.filterwarnings("ignore", message=_OWN_DEFAULT)
 
 
-@functools.cache
-def show_no_bars_by_default() -> None:
-    """Make ``verbose="auto"`` mean 0 for the rest of the process; other values stay as they are.
+def show_no_bars_by_default(strategy: Any) -> None:
+    """Make ``verbose="auto"`` mean 0 as long as a strategy lives; other values stay as they are.
 
     Keras makes a new ``ProgbarLogger`` in each ``fit``, ``evaluate`` and ``predict``, so there is
     no object whose attribute could be set before it draws. Does nothing with Keras 2.
     """
     if not KERAS_2:
-        ProgbarLogger.set_params = _quiet(ProgbarLogger.set_params)
+        BAR_PARAMS.put(ProgbarLogger, _set_params, while_lives=strategy)
 
 
-def _quiet(set_params: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(set_params)
-    def quiet(bar: Any, params: Mapping[str, Any]) -> None:
-        shown = params["verbose"] != _AUTO
-        set_params(bar, params if shown else {**params, "verbose": 0})
-
-    return quiet
+def _set_params(set_params: Callable[..., None], bar: Any, params: Mapping[str, Any]) -> None:
+    shown = params["verbose"] != _AUTO
+    set_params(bar, params if shown else {**params, "verbose": 0})
 
 
 def keep_out_of_bar(names: Collection[str]) -> None:
@@ -47,15 +42,14 @@ def keep_out_of_bar(names: Collection[str]) -> None:
 
     ``History`` and other callbacks still see them. A callback calls this when training begins.
     """
+
+    def without(
+        show: Callable[..., None], bar: Any, number: int, logs: Mapping[str, Any] | None = None
+    ) -> None:
+        shown = {name: value for name, value in (logs or {}).items() if name not in names}
+        show(bar, number, shown)
+
     for callback in callbacks_of_fit():
         if isinstance(callback, ProgbarLogger):
-            for method in ("on_train_batch_end", "on_epoch_end"):
-                vars(callback)[method] = _without(names, getattr(callback, method))
-
-
-def _without(names: Collection[str], method: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(method)
-    def called(number: int, logs: Mapping[str, Any] | None = None) -> None:
-        method(number, {name: value for name, value in (logs or {}).items() if name not in names})
-
-    return called
+            BAR_OF_BATCH.put(callback, without)
+            BAR_OF_EPOCH.put(callback, without)

@@ -1,4 +1,4 @@
-"""What tfscale asks of Keras's objects; where these types stand, mypy lets it ask nothing else.
+"""Types of Keras's objects, with all that tfscale asks of them, so that mypy checks that.
 
 Keras carries no types, so these say what both Keras 2 and 3, and tensorflow-addons, must have.
 """
@@ -13,7 +13,7 @@ import tensorflow as tf
 
 
 class Variable(Protocol):
-    """Keras's, TensorFlow's, or one that replicas hold copies of."""
+    """A variable of Keras or TensorFlow, or one that replicas hold copies of."""
 
     @property
     def name(self) -> str: ...
@@ -24,7 +24,7 @@ class Variable(Protocol):
 
 
 class Metric(Protocol):
-    """What is asked of a metric of Keras."""
+    """A metric of Keras."""
 
     name: str
     variables: Sequence[Variable]
@@ -34,19 +34,19 @@ class Metric(Protocol):
 
 
 class Layer(Protocol):
-    """Also a model within a model."""
+    """A layer of Keras, or a model within a model."""
 
     name: str
     built: bool
-    _layers: Sequence[Layer]  # that it is made of
-    _reduction_axes: Sequence[int]  # of batch normalization
+    _layers: Sequence[Layer]  # its parts
+    _reduction_axes: Sequence[int]  # in batch normalization alone
 
     def add_loss(self, loss: Any) -> None: ...
     def get_config(self) -> dict[str, Any]: ...
 
 
 class Optimizer(Protocol):
-    """What is asked of an optimizer of Keras."""
+    """An optimizer of Keras."""
 
     name: str
     variables: Sequence[Variable]
@@ -57,6 +57,7 @@ class Optimizer(Protocol):
     loss_scale_factor: float | None
     _trainable_variables: Sequence[Variable]
     _iterations: Variable
+    _learning_rate: Any
 
     def build(self, variables: Sequence[Variable]) -> None: ...
     def apply(
@@ -80,7 +81,7 @@ class MeasuresCurvature(Optimizer, Protocol):
 
 
 class Model(Layer, Protocol):
-    """What is asked of a model of Keras."""
+    """A model of Keras."""
 
     optimizer: Any
     variables: Sequence[Any]

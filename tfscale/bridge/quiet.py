@@ -18,7 +18,7 @@ from tfscale.bridge.installed import KERAS_2
 
 
 class QuietCheckpoint(keras.callbacks.ModelCheckpoint):
-    """Takes part in saves, and writes nothing."""
+    """A checkpoint that takes part in saves, and writes nothing."""
 
     def _save_model(self, epoch: int, batch: int | None, logs: Any) -> None:
         if not self._should_save_model(epoch, batch, logs, self.filepath):
@@ -33,7 +33,7 @@ class QuietCheckpoint(keras.callbacks.ModelCheckpoint):
 
 
 class QuietTensorBoard(keras.callbacks.TensorBoard):
-    """Takes part in saves of embeddings, and writes nothing."""
+    """A board that takes part in saves of embeddings, and writes nothing."""
 
     @property
     def _train_writer(self) -> Any:
@@ -58,16 +58,16 @@ class QuietCSVLogger(keras.callbacks.CSVLogger):
     """Keras's class, whose file is the null device."""
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Called by Keras."""
+        """Open the null device."""
         self.filename = os.devnull
         super().on_train_begin(logs)
 
 
 class QuietRemoteMonitor(keras.callbacks.RemoteMonitor):
-    """Sends nothing."""
+    """A monitor that sends nothing."""
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Called by Keras."""
+        """Send nothing."""
 
 
 QUIET: dict[type, type] = {

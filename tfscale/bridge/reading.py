@@ -7,7 +7,6 @@ a ``PyDataset`` hears of one more epoch, and threads that read ahead take from w
 from __future__ import annotations
 
 import copy
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +14,7 @@ import tensorflow as tf
 
 from tfscale.bridge.calls import caller
 from tfscale.bridge.fit import EpochIterator, fitted, wants_only_shapes
+from tfscale.bridge.hooks import EPOCH_BATCHES, EPOCH_ITERATOR
 from tfscale.bridge.installed import KERAS_2
 from tfscale.bridge.tensorflow import split_by_replica
 
@@ -27,22 +27,19 @@ def shapes_apart(dataset: Any, distributed: Any, distribute: Callable[[Any], Any
     """Let the epoch iterator that distributes a dataset give a batch for its shapes apart.
 
     Args:
-        dataset: What the epoch iterator reads.
-        distributed: The same, distributed.
-        distribute: Distributes a dataset.
+        dataset: the dataset that the epoch iterator reads.
+        distributed: the distributed dataset.
+        distribute: a function that distributes a dataset.
     """
     reads = caller(EpochIterator)
     if reads is None:
         return
     begun: list[Any] = []  # an iterator that has given a batch for its shapes
     adapter = reads.data_adapter
-    # Weak: with itself among its attributes it would live, and its threads, until Python looks for
-    # cycles, which may be after a hundred trainings.
-    epochs = weakref.WeakMethod(reads._enumerate_iterator)
 
-    def enumerate_iterator() -> Any:
+    def enumerate_iterator(original: Callable[..., Any], epochs: Any) -> Any:
         if not wants_only_shapes():
-            return epochs()()  # type: ignore[misc]
+            return original(epochs)
         return iter([(0, 0, iter([batch()]))])
 
     def batch() -> Any:
@@ -56,12 +53,17 @@ def shapes_apart(dataset: Any, distributed: Any, distribute: Callable[[Any], Any
         begun[:] = [_Begun(iter(distributed))]
         return begun[0].batch()
 
-    reads._enumerate_iterator = enumerate_iterator
-    reads._get_iterator = lambda: begun.pop() if begun else distributed
+    def get_iterator(original: Callable[..., Any], epochs: Any) -> Any:
+        return begun.pop() if begun else distributed
+
+    # With itself among its attributes the iterator would live, and its threads, until Python looks
+    # for cycles, which may be after a hundred trainings.
+    EPOCH_BATCHES.put(reads, enumerate_iterator, weakly=True)
+    EPOCH_ITERATOR.put(reads, get_iterator, weakly=True)
 
 
 def _first(dataset: Any) -> Any:
-    """Its first batch; nothing is read ahead."""
+    """Return a dataset of the first batch; nothing is read ahead."""
     return dataset._input_dataset.take(1)
 
 
@@ -72,7 +74,7 @@ def _without_threads(adapter: Any) -> Any:
 
 
 def _shapes(distributed: Any) -> Any:
-    """The shapes of a replica's batches, if that is what one device would see; or None.
+    """Return the shapes of a replica's batches if one device would see the same, else None.
 
     One device that runs eagerly sees numbers, never an unknown size.
     """
@@ -86,7 +88,7 @@ def _shapes(distributed: Any) -> Any:
 
 
 class _Begun:
-    """An iterator of which the first batch is known, and still to be given."""
+    """An iterator whose first batch is known and has not been given yet."""
 
     def __init__(self, iterator: Any) -> None:
         self._iterator = iterator

@@ -3,57 +3,51 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from tfscale.bridge.hooks import replaced
+from tfscale.bridge.hooks import TAPE_GRADIENT
 from tfscale.bridge.tensorflow import could_possibly_record
 
 Target = Callable[[Any, Any], Any]
 
 
-class _Mine(threading.local):
-    target: Target | None = None
+def targets_changed(target: Target) -> contextlib.AbstractContextManager[None]:
+    """Let tapes of this thread differentiate ``target(target, sources)`` in a block.
 
-
-_mine = _Mine()
-
-
-@contextlib.contextmanager
-def targets_changed(target: Target) -> Iterator[None]:
-    """While it lasts, tapes of this thread differentiate ``target(target, sources)``.
-
-    A gradient that another tape records is left alone, as that of a gradient penalty.
+    A gradient that another tape records stays as it is, such as that of a gradient penalty.
     """
-    before, _mine.target = _mine.target, target
-    try:
-        with replaced(tf.GradientTape, "gradient", _gradient):
-            yield
-    finally:
-        _mine.target = before
+    return TAPE_GRADIENT.on(tf.GradientTape, _Changed(target), in_thread=True)
 
 
-def _gradient(
-    original: Callable[..., Any],
-    tape: Any,
-    target: Any,
-    sources: Any,
-    output_gradients: Any = None,
-    **kwargs: Any,
-) -> Any:
-    change = _mine.target
-    if change is not None and tape._tape is not None and not _is_recorded_by_another(tape):
-        with _recording(tape):  # what becomes of the target
-            _mine.target = None
+class _Changed:
+    """A replacement of ``tf.GradientTape.gradient`` for one thread."""
+
+    def __init__(self, target: Target) -> None:
+        self._change = target
+        self._is_changing = False  # tapes that compute the new target are left alone
+
+    def __call__(
+        self,
+        original: Callable[..., Any],
+        tape: Any,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        used = tape._tape is None
+        if not (self._is_changing or used or _is_recorded_by_another(tape)):
+            self._is_changing = True
             try:
-                target = change(_times(target, output_gradients), sources)
+                with _recording(tape):  # the tape must see how the target is changed
+                    target = self._change(_times(target, output_gradients), sources)
             finally:
-                _mine.target = change
-        output_gradients = None
-    return original(tape, target, sources, output_gradients, **kwargs)
+                self._is_changing = False
+            output_gradients = None
+        return original(tape, target, sources, output_gradients, **kwargs)
 
 
 def _times(target: Any, factors: Any) -> Any:
@@ -72,5 +66,5 @@ def _is_recorded_by_another(tape: Any) -> bool:
 
 
 def _recording(tape: Any) -> contextlib.AbstractContextManager[Any]:
-    """A context in which a tape records; within its own ``with`` it does so anyway."""
+    """Return a context in which a tape records; within its own ``with`` it records anyway."""
     return contextlib.nullcontext() if tape._recording else tape

@@ -1,11 +1,19 @@
-"""All private names of TensorFlow that the strategy uses.
+"""Private names of TensorFlow that the strategy uses.
 
 ``tests/bridge/test_private.py`` guards each of them, for every TensorFlow that
 tfscale supports.
 """
 
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
 from tensorflow.python.autograph.impl.api import autograph_artifact
 from tensorflow.python.data.ops.dataset_ops import _VariantDataset as VariantDataset
+from tensorflow.python.distribute import distribute_utils
 from tensorflow.python.distribute.collective_all_reduce_strategy import (
     CollectiveAllReduceExtended,
 )
@@ -55,6 +63,97 @@ from tensorflow.python.ops.gradients_util import _GradientsHelper as gradients_i
 from tensorflow.python.training.saving.saveable_object import SaveableObject, SaveSpec
 from tensorflow.python.util._pywrap_util_port import IsMklEnabled as uses_onednn
 
+from tfscale.bridge.hooks import VARIABLE_CLASSES
+
+
+class ExtendedOfWorkers(CollectiveAllReduceExtended):
+    """TensorFlow's class behind a strategy of several workers, with names for its numbers."""
+
+    @property
+    def number_of_replicas(self) -> int:
+        """Number of replicas of all workers."""
+        return int(self._num_replicas_in_sync)
+
+    @property
+    def number_of_workers(self) -> int:
+        """Number of workers; 1 without a cluster."""
+        return int(self._num_workers)
+
+    @property
+    def worker(self) -> int:
+        """Index of this worker."""
+        return int(self._id_in_cluster)
+
+    @property
+    def devices(self) -> Sequence[str]:
+        """Names of this worker's devices, one for each of its replicas."""
+        return self._devices  # type: ignore[no-any-return]
+
+    @property
+    def cluster_resolver(self) -> Any:
+        """Object that lists the workers."""
+        return self._cluster_resolver
+
+
+def sum_without_gradient(value: Any) -> Any:
+    """Return the sum over replicas of what this one gives; a gradient is the caller's business."""
+    return tf.distribute.get_strategy().extended._replica_ctx_all_reduce("SUM", value)
+
+
+def replica_id(context: Any) -> int:
+    """Return the index of a replica among those of its process."""
+    return int(context._replica_id)
+
+
+def own_copy(variable: Any) -> Any:
+    """Return this replica's copy of a variable; outside of replicas, the first one."""
+    return variable._get_on_device_or_primary()
+
+
+def read_from_outside(variable: Any) -> tf.Tensor:
+    """Return what a variable with a copy on each replica reads as outside of replicas."""
+    return variable._get_cross_replica()
+
+
+def first_copy(variable: Any) -> Any:
+    """Return the first replica's copy of a variable."""
+    return variable._primary
+
+
+# Chooses by TensorFlow's class, the aggregation and the type of the numbers.
+ClassOf = Callable[[type, Any, tf.DType], tuple[type, Any]]
+
+
+def variables_of(choose: ClassOf) -> contextlib.AbstractContextManager[None]:
+    """Make replicated variables of chosen classes in a block, and in this thread.
+
+    TensorFlow makes its variables from a fixed table of classes.
+
+    Args:
+        choose: gets TensorFlow's class, the aggregation and the type of the numbers; returns the
+            class and the aggregation that the variable gets.
+    """
+
+    def create(
+        original: Callable[..., Any], strategy: Any, creator: Any, classes: Any, *args: Any,
+        **keywords: Any,
+    ) -> Any:  # fmt: skip
+        table = {
+            key: lambda strategy, values, aggregation, kind=kind: _made(
+                choose, kind, strategy, values, aggregation
+            )
+            for key, kind in classes.items()
+        }
+        return original(strategy, creator, table, *args, **keywords)
+
+    return VARIABLE_CLASSES.on(distribute_utils, create, in_thread=True)
+
+
+def _made(choose: ClassOf, kind: type, strategy: Any, values: Any, aggregation: Any) -> Any:
+    kind, aggregation = choose(kind, aggregation, values[0].dtype)
+    return kind(strategy, values, aggregation)
+
+
 __all__ = [
     "COUNTS_BATCHES",
     "CollectiveAllReduce",
@@ -66,6 +165,7 @@ __all__ = [
     "DistributedIteratorSpec",
     "DistributedValues",
     "DistributedVariable",
+    "ExtendedOfWorkers",
     "Function",
     "Mirrored",
     "MirroredVariable",
@@ -85,10 +185,16 @@ __all__ = [
     "context",
     "could_possibly_record",
     "eager_mode",
+    "first_copy",
     "gradients_in_graph",
     "imperative_grad",
     "mark_as_unsaveable",
+    "own_copy",
+    "read_from_outside",
     "regroup",
+    "replica_id",
     "split_by_replica",
+    "sum_without_gradient",
     "uses_onednn",
+    "variables_of",
 ]

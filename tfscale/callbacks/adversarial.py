@@ -15,7 +15,6 @@ from tfscale.adversarial.attacks import checked_attack
 from tfscale.adversarial.inputs import checked_names
 from tfscale.adversarial.step import AdversarialStep
 from tfscale.bridge.installed import refuse_keras_2
-from tfscale.bridge.shadow import shadowed
 from tfscale.callbacks import progress
 from tfscale.callbacks.one_fit import OneFit
 
@@ -97,9 +96,8 @@ class Adversarial(keras.callbacks.Callback):
                 for name in self._amounts
             }
         self._values = dict.fromkeys(self._amounts, 0.0)
-        step = AdversarialStep(model, self.attack, self._inputs, **self._variables)
-        with shadowed(model, "train_step", step.of(model)):
-            self._fit = OneFit(model, type(self).__name__)
+        step = AdversarialStep(self.attack, self._inputs, **self._variables)
+        self._fit = OneFit(model, type(self).__name__, step=step)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Set the share and the strength of an execution."""

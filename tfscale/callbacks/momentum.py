@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfscale.bridge.objects import momentums_of
 from tfscale.optimizers import LARS
 
 
@@ -28,11 +29,11 @@ def buffers_with_rate(optimizer: Any) -> list[Any]:
     """
     kind = type(optimizer)
     if kind is keras.optimizers.SGD:
-        return _existing(optimizer, "momentums")
+        return momentums_of(optimizer)
     if kind is keras.optimizers.RMSprop:
-        return _existing(optimizer, "_momentums")
+        return momentums_of(optimizer)
     if kind is LARS:
-        return _existing(optimizer, "_momentums") if optimizer.form == "paper" else []
+        return momentums_of(optimizer) if optimizer.form == "paper" else []
     if kind.__module__.startswith(("keras.", "tfscale.")):
         return []
     raise ValueError(
@@ -40,11 +41,6 @@ def buffers_with_rate(optimizer: Any) -> list[Any]:
         "in its momentum. tfscale knows the optimizers of Keras and its own, but not classes "
         "derived from them. Leave momentum_correction out for such classes"
     )
-
-
-def _existing(optimizer: Any, name: str) -> list[Any]:
-    """Return the existing buffers: none before the first step, and none without momentum."""
-    return [buffer for buffer in getattr(optimizer, name, []) if buffer is not None]
 
 
 def multiplication(buffers: list[Any]) -> Callable[[Any], None]:

@@ -1,4 +1,4 @@
-"""A temporary training function of a model, for one ``fit``."""
+"""Temporary steps of a model, for one ``fit``."""
 
 from __future__ import annotations
 
@@ -9,17 +9,22 @@ from typing import Any
 
 import keras
 
+from tfscale.bridge.hooks import ADVERSARIAL_STEP, TRAIN_FUNCTION
+
+Step = Callable[..., Any]
+
 
 class OneFit:
-    """A replacement of a model's ``train_function`` for the ``fit`` that is beginning.
+    """Hooks on a model's ``train_function`` and ``train_step``, for the ``fit`` that is beginning.
 
     Keras does not say when a ``fit`` ends with an error. So each call checks whether its ``fit`` is
-    still running, and restores the model's own function if not.
+    still running, and leaves the step to the model's own functions if not.
 
     Args:
         model: the model that trains.
-        owner: name of the callback that replaces the function.
-        around: makes a context for each call.
+        owner: name of the callback that replaces the functions.
+        around: makes a context for each call of the training function.
+        step: a replacement of the model's ``train_step``.
     """
 
     def __init__(
@@ -27,41 +32,58 @@ class OneFit:
         model: keras.Model,
         owner: str,
         around: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+        step: Step | None = None,
     ) -> None:
         self._model = model
         self._owner = owner
         self._around = around
+        self._step = step
         self._history = model.history
-        self._before = _own_train_function(model, owner)
+        _end_interrupted(model, owner)
+        own = model.train_function
+        self._hooks = []
+        if step is not None:
+            self._hooks.append(ADVERSARIAL_STEP.put(model, self._train_step))
         model.make_train_function(force=True)
         self._train = model.train_function
-        model.train_function = self
+        model.train_function = own
+        self._hooks.append(TRAIN_FUNCTION.put(model, self))
 
-    def __call__(self, iterator: Any) -> Any:
+    def __call__(self, own: Step, model: keras.Model, iterator: Any) -> Any:
         """Train for one execution."""
-        if not self._is_running():
+        if not self.is_running():
             self.end()
-            self._model.make_train_function()
-            return self._model.train_function(iterator)
+            model.make_train_function()
+            return model.train_function(iterator)
         with self._around():
             return self._train(iterator)
 
-    def _is_running(self) -> bool:
+    def _train_step(self, own: Step, model: keras.Model, data: Any) -> Any:
+        if self._step is None or not self.is_running():
+            return own(model, data)
+        return self._step(own, model, data)
+
+    def is_running(self) -> bool:
+        """Return whether the ``fit`` goes on for which this was made."""
         return self._model.history is self._history
 
+    def refuse(self, other: str) -> None:
+        """Refuse another callback that changes the same step."""
+        raise ValueError(
+            f"{self._owner} and {other} both change the step of {self._model.name!r} that is "
+            "traced, and neither can see what the other does to it. Leave one of them out"
+        )
+
     def end(self) -> None:
-        """Restore the model's own function."""
-        self._model.train_function = self._before
+        """Restore the model's own functions."""
+        for hook in self._hooks:
+            hook.off()
 
 
-def _own_train_function(model: keras.Model, owner: str) -> Any:
-    """Return the model's own function, without those that an interrupted ``fit`` left."""
-    before = model.train_function
-    while isinstance(before, OneFit):
-        if before._is_running():
-            raise ValueError(
-                f"{before._owner} and {owner} both change the step of {model.name!r} that is "
-                "traced, and neither can see what the other does to it. Leave one of them out"
-            )
-        before = before._before
-    return before
+def _end_interrupted(model: keras.Model, owner: str) -> None:
+    """Take off the hooks that an interrupted ``fit`` left; refuse those of a running one."""
+    for other in TRAIN_FUNCTION.replacements(model):
+        if other.is_running():
+            other.refuse(owner)
+        other.end()
+    ADVERSARIAL_STEP.off(model)  # without its training function, if the model was compiled anew

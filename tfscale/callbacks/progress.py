@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale.bridge.objects import innermost
+from tfscale.bridge.objects import given_rate, innermost
 from tfscale.schedules.schedule import EPOCHS, STEPS
 
 
@@ -51,10 +51,10 @@ def check_settable(optimizer: Any, who: str) -> None:
             f"{who} sets one learning rate, and {type(optimizer).__name__} has one for each of "
             "its optimizers. Give each of them a schedule of tfscale.schedules as learning_rate"
         )
-    if not isinstance(optimizer._learning_rate, keras.Variable):
+    if not isinstance(given_rate(optimizer), keras.Variable):
         raise ValueError(
             f"{who} sets optimizer.learning_rate, and the optimizer has "
-            f"{optimizer._learning_rate!r} there, which sets it itself. Compile with a number "
+            f"{given_rate(optimizer)!r} there, which sets it itself. Compile with a number "
             f"as learning_rate, or leave {who} out"
         )
 

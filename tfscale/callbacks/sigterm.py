@@ -6,12 +6,12 @@ import contextlib
 import os
 import select
 import signal
-import sys
 import threading
 import time
 from typing import Any
 
 from tfscale import handlers
+from tfscale.bridge import fit
 from tfscale.ops import library
 
 _TIMES, _BETWEEN = 5, 0.1  # seconds
@@ -32,7 +32,8 @@ class Sigterm:
 
     def __init__(self, callback: Any) -> None:
         self._callback = callback
-        self._in_fit = self._fit_runs()  # False in a loop of the user, which may continue
+        # A loop of the user may go on after an error, so it counts as running.
+        self._in_fit = fit.is_running_with(callback)
         self.told = False
         _process.add(self)
 
@@ -61,22 +62,10 @@ class Sigterm:
         Looks several times: a function that returns during a look hides its callers.
         """
         for _ in range(_TIMES):
-            if not self._in_fit or self._fit_runs():
+            if not self._in_fit or fit.is_running_with(self._callback):
                 return False
             time.sleep(_BETWEEN)
         return True
-
-    def _fit_runs(self) -> bool:
-        """Return whether any thread is in a ``fit`` with the callback."""
-        for frame in sys._current_frames().values():
-            caller: Any = frame
-            while caller is not None:
-                if caller.f_code.co_name == "fit":
-                    theirs = getattr(caller.f_locals.get("callbacks"), "callbacks", ())
-                    if any(one is self._callback for one in theirs):
-                        return True
-                caller = caller.f_back
-        return False
 
 
 class _Process:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from tfscale import arguments
+from tfscale.bridge.fit import forget_train_function
 from tfscale.bridge.output import keep_out_of_bar
 from tfscale.callbacks import progress
 from tfscale.exchange.explain import Row
@@ -163,7 +164,7 @@ class Telemetry(keras.callbacks.Callback):
         """Drop a training function that may lack samples; Keras then makes a new one."""
         super().set_model(model)
         if self._watches(model):
-            model.train_function = None  # it may have been traced without samples
+            forget_train_function(model)  # it may have been traced without samples
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Open the files, and attach to the strategy's engine."""
@@ -243,7 +244,7 @@ class Telemetry(keras.callbacks.Callback):
         self._lines = self._board = None
         if self._samples is not None:
             self.model.distribute_strategy.reducer.watch = None
-            self.model.train_function = None  # the next function has no samples
+            forget_train_function(self.model)  # the next function has no samples
 
     # # ----------------------------------------------------------------- people
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from tfscale.bridge.gradients import differentiated_by
 from tfscale.curvature.tracing import TracedGraphs
 
 # Gradient operations that TensorFlow silently treats as constants when it differentiates them.
@@ -50,17 +51,10 @@ def again(
         return list(tf.gradients(list(ys), list(xs), list(weights), stop_gradients=list(constants)))
 
 
-@contextlib.contextmanager
-def _means_that_depend(operations: list[Any]) -> Iterator[None]:
+def _means_that_depend(operations: list[Any]) -> contextlib.AbstractContextManager[None]:
     """Let the mean within ``tf.nn.moments`` depend on its input while the block runs."""
     stops = [one for one in operations if one.type == "StopGradient" and _MEAN.search(one.name)]
-    for stop in stops:
-        stop._gradient_function = lambda op, dy: dy
-    try:
-        yield
-    finally:
-        for stop in stops:
-            stop._gradient_function = None
+    return differentiated_by(stops, lambda op, dy: dy)
 
 
 def first_sentence(error: Exception) -> str:

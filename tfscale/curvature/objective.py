@@ -17,9 +17,23 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale.bridge.losses import Reduction, innermost_loss, reducing
-from tfscale.bridge.objects import LAYER_SEED, copy_of, layers_of, native, path_of
-from tfscale.bridge.shadow import around, shadowed
+from tfscale.bridge import hooks
+from tfscale.bridge.losses import (
+    Reduction,
+    compiled_loss,
+    innermost_loss,
+    loss_of_batch,
+    losses_of_outputs,
+    reducing,
+)
+from tfscale.bridge.objects import (
+    LAYER_SEED,
+    copy_of,
+    layers_of,
+    native,
+    path_of,
+    takes_training,
+)
 
 # A function of a model and a batch, as ``fit`` gives it to a step: the losses of its rows, or their
 # mean.
@@ -58,9 +72,9 @@ class Parts:
         self.terms[part] += tf.cast(loss, tf.float64)
         return loss
 
-    def add(self, aggregate: Callable[[Any], Any], loss: Any) -> tf.Tensor:
+    def add(self, aggregate: Callable[..., Any], model: Any, loss: Any) -> tf.Tensor:
         """Replace a model's ``_aggregate_additional_loss``: weight the added loss by rows."""
-        return self.weighted(-1, aggregate(loss))
+        return self.weighted(-1, aggregate(model, loss))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,8 +98,8 @@ class Objective:
     @property
     def losses(self) -> int:
         """Number of compiled losses; each has its own divisor."""
-        compiled = self.model._compile_loss
-        return len(compiled._flat_losses) if self._is_of_keras and compiled is not None else 0
+        compiled = compiled_loss(self.model)
+        return len(losses_of_outputs(compiled)) if self._is_of_keras and compiled is not None else 0
 
     @property
     def _is_of_keras(self) -> bool:
@@ -139,15 +153,16 @@ class Objective:
 
     def _compiled(self, parts: Parts, batch: Any, draw: Draw | None) -> None:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-        told = {"training": self.training} if self.model._call_has_training_arg else {}
+        told = {"training": self.training} if takes_training(self.model) else {}
         # Copy the outputs. A derivative of the loss by an output ignores other outputs and
         # penalties that the model computes from that output.
         y_pred = tf.nest.map_structure(copy_of, self.model(x, **told))
         parts.outputs = [one for one in tf.nest.flatten(y_pred) if one.dtype.is_floating]
         with self._in_parts(parts, draw):
-            loss = self.model._compute_loss(
-                x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=self.training
-            )
+            loss = loss_of_batch(
+                self.model, x=x, y=y, y_pred=y_pred, sample_weight=sample_weight,
+                training=self.training,
+            )  # fmt: skip
         parts.loss = tf.reduce_sum(loss) if self._is_of_keras else parts.weighted(-1, loss)
 
     def _seeds(self, number: Any) -> Iterator[tuple[Any, tf.Tensor]]:
@@ -164,25 +179,28 @@ class Objective:
         with contextlib.ExitStack() as stack:
             if self._is_of_keras:
                 if self.losses:
-                    compiled = self.model._compile_loss
+                    compiled = compiled_loss(self.model)
                     flat = [
                         one._replace(loss=_Part(parts, place, one, draw), loss_weights=None)
-                        for place, one in enumerate(compiled._flat_losses)
+                        for place, one in enumerate(losses_of_outputs(compiled))
                     ]
-                    stack.enter_context(shadowed(compiled, "_flat_losses", flat))
-                added = around(self.model, "_aggregate_additional_loss", parts.add)
-                stack.enter_context(added)
+                    stack.enter_context(hooks.LOSS_PARTS.showing(compiled, flat))
+                stack.enter_context(hooks.ADDED_LOSSES.on(self.model, parts.add))
             if "regularizers" not in self.penalties:
-                stack.enter_context(shadowed(self.model, "_get_regularization_losses", list))
+                stack.enter_context(hooks.REGULARIZATION_LOSSES.on(self.model, _none))
             if "add_loss" not in self.penalties:
                 for layer in [self.model, *layers_of(self.model)]:
-                    stack.enter_context(shadowed(layer, "_get_own_losses", list))
+                    stack.enter_context(hooks.OWN_LOSSES.on(layer, _none))
             yield
 
 
 def has_own_loss(model: Any) -> bool:
     """Return whether the model's class overrides ``compute_loss``."""
     return type(model).compute_loss is not keras.Model.compute_loss
+
+
+def _none(_: Callable[..., Any], __: Any) -> list[Any]:
+    return []
 
 
 class _Part:

@@ -19,10 +19,10 @@ import tensorflow as tf
 from tfscale import arguments
 from tfscale.bridge.data import Batches
 from tfscale.bridge.fit import as_measurement
+from tfscale.bridge.hooks import MEASURED_LOSS
 from tfscale.bridge.installed import KERAS_2
-from tfscale.bridge.losses import as_compiled
+from tfscale.bridge.losses import as_compiled, compiled_loss
 from tfscale.bridge.objects import layers_of, native
-from tfscale.bridge.shadow import shadowed
 from tfscale.curvature import progress, surface
 from tfscale.curvature.derivatives import REMEDY, UNKNOWN, again, dense, first_sentence
 from tfscale.curvature.objective import Draw, Objective, OwnLoss, Parts, has_own_loss
@@ -104,12 +104,12 @@ class OfModel(Operator):
             "add_loss": add_loss, "training": training, "jit_compile": jit_compile,
             "memory": memory, "progress": progress,
         }  # fmt: skip
-        self._data = (x, y, sample_weight)
+        self.data = (x, y, sample_weight)
         self.model = model
         self._compiled, own = _loss(who, model, loss)
-        self._batches = Batches(model, self._data, batch_size, steps, who)
+        self._batches = Batches(model, self.data, batch_size, steps, who)
         with self._as_compiled():
-            compares = own is None and model._compile_loss is not None
+            compares = own is None and compiled_loss(model) is not None
             if compares and not self._batches.have_targets and not has_own_loss(model):
                 raise ValueError(
                     f"{who}: the loss of {model.name!r} compares outputs with targets, and the "
@@ -241,7 +241,7 @@ class OfModel(Operator):
         Args:
             variables: regular expressions, searched in their paths, or variables.
         """
-        x, y, sample_weight = self._data
+        x, y, sample_weight = self.data
         some = chosen(self.model, variables, f"curvature.{type(self).__name__}.block")
         some = [v for v in some if any(v is mine for mine in self.variables)]
         return type(self)(self.model, x, y, sample_weight, variables=some, **self._given)
@@ -416,7 +416,7 @@ class OfModel(Operator):
         """Give the model the requested loss while the block runs."""
         if self._compiled is None:
             return contextlib.nullcontext()
-        return shadowed(self.model, "_compile_loss", self._compiled)
+        return MEASURED_LOSS.showing(self.model, self._compiled)
 
     def _tensors(self, vector: np.ndarray) -> list[tf.Tensor]:
         return [

@@ -7,6 +7,7 @@ import dataclasses
 import json
 from collections.abc import Sequence
 
+from tfscale.bridge import hooks
 from tfscale.doctor import show
 from tfscale.doctor.check import PROBLEM
 from tfscale.doctor.checks import Checks, Wanted
@@ -17,6 +18,8 @@ SECONDS = 120.0
 def main(argv: Sequence[str]) -> int:
     """Run the command; return 1 if training would fail."""
     arguments = _parser().parse_args(argv)
+    if arguments.hooks:
+        return _list_hooks(arguments.json)
     checks = Checks(Wanted(arguments.quick, arguments.hosts, arguments.ssh, arguments.time_limit))
     console = show.make_console()
     found = []
@@ -33,6 +36,14 @@ def main(argv: Sequence[str]) -> int:
     return 0 if well else 1
 
 
+def _list_hooks(as_json: bool) -> int:
+    if as_json:
+        print(json.dumps({"hooks": [dataclasses.asdict(hook) for hook in hooks.declared()]}))
+    else:
+        show.hooks(show.make_console(), hooks.declared())
+    return 0
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tfscale doctor",
@@ -44,6 +55,11 @@ def _parser() -> argparse.ArgumentParser:
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
         "--quick", action="store_true", help="no all-reduce, and do not build the native library"
+    )
+    what.add_argument(
+        "--hooks",
+        action="store_true",
+        help="only list what tfscale replaces in Keras and TensorFlow, until when and why",
     )
     what.add_argument(
         "--hosts",

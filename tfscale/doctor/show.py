@@ -11,6 +11,8 @@ from tfscale.doctor.check import OK, PROBLEM, WARNING, Check
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from tfscale.bridge.hooks import Hook
+
 _MARKS = {OK: ("ok", "green"), WARNING: ("warning", "yellow"), PROBLEM: ("PROBLEM", "bold red")}
 _MARK, _NAME = 9, 13  # columns
 _WIDTH = 80  # width of a file; programs read --json
@@ -34,6 +36,21 @@ def line(console: Console, check: Check) -> None:
     console.print(text)
     if check.advice:
         console.print(Text(_indented(check.advice, _MARK + _NAME, width), style="italic"))
+
+
+def hooks(console: Console, declared: Sequence[Hook]) -> None:
+    """Print what tfscale replaces in Keras and TensorFlow, grouped by the end of the hooks."""
+    from rich.text import Text
+
+    width = console.width if console.is_terminal else _WIDTH
+    console.print("tfscale replaces these attributes of Keras and TensorFlow for a while, and then")
+    console.print("puts the originals back:")
+    for until in dict.fromkeys(hook.until for hook in declared):
+        console.print(Text(f"\nuntil {until}", style="bold"))
+        for hook in declared:
+            if hook.until == until:
+                console.print(f"  {hook.whose}.{hook.name}")
+                console.print(_indented(hook.why, _MARK, width))
 
 
 def _indented(text: str, columns: int, width: int) -> str:

@@ -7,6 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfscale.bridge.graphs import function_in
+
 # Attributes of operations that name the functions which they run.
 _CALLS = {
     **dict.fromkeys(("PartitionedCall", "StatefulPartitionedCall"), ("f",)),
@@ -80,7 +82,7 @@ def is_made_of(tensor: tf.Tensor, known: Collection[Any], variable: tf.Tensor) -
 def called_graphs(op: tf.Operation) -> list[tf.Graph]:
     """Return the graphs of the functions, branches or loops that an operation runs."""
     names = [getattr(value, "name", None) for value in _attributes(op)]
-    functions = [op.graph._get_function(name) for name in names if name]
+    functions = [function_in(op.graph, name) for name in names if name]
     return [function.graph for function in functions if getattr(function, "graph", None)]
 
 

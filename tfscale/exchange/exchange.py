@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfscale import wires
-from tfscale.bridge.tensorflow import Mirrored, eager_mode, regroup
+from tfscale.bridge.tensorflow import Mirrored, eager_mode, regroup, replica_id
 from tfscale.collectives import Schedule
 from tfscale.compression.method import joined, separated
 from tfscale.exchange.collective_schedules import CollectiveSchedules
@@ -349,7 +349,7 @@ class Exchange:
         """
         context = tf.distribute.get_replica_context()
         if not tf.executing_eagerly() or self.ranks == 1:
-            return body(context._replica_id, tensors)
+            return body(replica_id(context), tensors)
 
         def meet(strategy: tf.distribute.Strategy, *values: Any) -> Any:
             local = [_of_each_replica(strategy, value) for value in values]

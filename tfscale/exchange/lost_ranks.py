@@ -13,8 +13,8 @@ import time
 from collections.abc import Sequence
 
 import tensorflow as tf
-from tensorflow.python.eager import context
 
+from tfscale.bridge.runtime import context
 from tfscale.ops import Communicator
 from tfscale.ops.library import told_by_others
 
@@ -65,7 +65,7 @@ class LostRanks(threading.Thread):
 def end_collectives(code: int, why: str) -> None:
     """End TensorFlow's collectives of this process, those of later steps as well."""
     told_by_others.add(why)
-    context.context().abort_collective_ops(code, why)
+    context().abort_collective_ops(code, why)
 
 
 def cause_of(error: BaseException) -> str:

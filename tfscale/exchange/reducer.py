@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale.bridge.objects import innermost, path_of
+from tfscale.bridge.objects import index_in, innermost, path_of
 from tfscale.bridge.protocols import Optimizer, Variable
 from tfscale.collectives import Schedule
 from tfscale.compression.adaptive import Adaptive
@@ -574,5 +574,5 @@ def describe(variable: Variable) -> Gradient:
 
 def place_of(optimizer: Optimizer, variable: Variable) -> str:
     """A variable's place in its optimizer; Keras 2 knows its name."""
-    index = getattr(optimizer, "_get_variable_index", None)
-    return str(index(variable)) if index else describe(variable).path
+    index = index_in(optimizer, variable)
+    return describe(variable).path if index is None else str(index)

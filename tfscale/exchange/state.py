@@ -113,7 +113,7 @@ class ExchangeState(tf.Module, Saveable):
         if name not in self.in_shards:
             start = tf.constant(kept.start(kept.shape), tf.float32)
             return tf.Variable(start, trainable=False, name=COMMON if kept.common else PART)
-        each = shards.size(kept.shape, self._strategy.extended._num_replicas_in_sync)
+        each = shards.size(kept.shape, self._strategy.extended.number_of_replicas)
         shard = tf.Variable(tf.zeros([each]), trainable=False, name=SHARD)
         shard.whole_shape, shard.weight = kept.shape, self.weight_of(name, place)
         return shard
@@ -194,7 +194,7 @@ class ExchangeState(tf.Module, Saveable):
 
     def _begin_anew(self, name: str, place: str, kept: Kept) -> None:
         start = kept.start(kept.shape)
-        rows = (self._strategy.extended._num_replicas_in_sync, *kept.shape)
+        rows = (self._strategy.extended.number_of_replicas, *kept.shape)
         self._of(name)[place].assign(start if kept.common else np.broadcast_to(start, rows))
 
     def _begin_outer_anew(self) -> None:

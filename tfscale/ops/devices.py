@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import tensorflow as tf
 
-from tfscale import started
+from tfscale.bridge import started
 from tfscale.launch.sources import Source
 
 _T = TypeVar("_T")

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.distribute.multi_worker_util import coordination_leader
-from tensorflow.python.eager import context
 
-from tfscale import arguments, started
+from tfscale import arguments
+from tfscale.bridge import started
+from tfscale.bridge.runtime import context, coordination_leader
 from tfscale.launch import addresses, cluster, config
 from tfscale.launch.greeting import Worker
 from tfscale.launch.meeting import JoinError, meet, narrated, unreachable
@@ -395,7 +395,7 @@ class Group:
 
     def _is_silent(self, rank: int) -> bool:
         try:
-            context.context().check_collective_ops_peer_health(
+            context().check_collective_ops_peer_health(
                 self.communicators[0].devices[rank].split("/device:")[0], _ANSWER * 1000
             )
         except tf.errors.OpError:
@@ -525,7 +525,7 @@ def starting(resolver: Any, deadline: float, join_timeout: float) -> Iterator[No
     if resolver.task_type not in ("chief", "worker") or has_started():
         yield
         return
-    if context.context()._initialized:
+    if started.has_devices():
         raise RuntimeError(_TOO_LATE.format(by=started.words()))
     tasks, own = tasks_of(resolver), _task(resolver)
     workers = [Worker(_name(task), host) for task, host in tasks]
@@ -550,7 +550,7 @@ def starting(resolver: Any, deadline: float, join_timeout: float) -> Iterator[No
 
 def has_started() -> bool:
     """Whether this process's server has."""
-    return context.context().coordination_service is not None
+    return context().coordination_service is not None
 
 
 def _outlast_tensorflow(
@@ -567,7 +567,7 @@ def _outlast_tensorflow(
     jobs = collections.Counter(_job(task) for task, _ in tasks)
     for job, number in jobs.items():
         coordinated.add(name=job, num_tasks=number)
-    context.context().configure_coordination_service(
+    context().configure_coordination_service(
         service_type="standalone",
         service_leader=coordination_leader(resolver.cluster_spec()),
         cluster_register_timeout_in_ms=round(1000 * join_timeout),

@@ -82,7 +82,7 @@ def _let_overlap() -> None:
     Ranks match collectives by name, so their order does not matter. In order, they could not
     overlap.
     """
-    from tensorflow.python.framework import auto_control_deps_utils
+    from tfscale.bridge.runtime import let_overlap
 
-    for op in ("AllReduce", "ReduceScatter", "AllGather", "Broadcast", "Mix"):
-        auto_control_deps_utils.register_read_only_resource_op(f"Tfscale{op}")
+    kinds = ("AllReduce", "ReduceScatter", "AllGather", "Broadcast", "Mix")
+    let_overlap(f"Tfscale{kind}" for kind in kinds)

@@ -18,7 +18,7 @@ import platform
 import re
 from pathlib import Path
 
-from tfscale import started
+from tfscale.bridge import started
 
 # TensorFlow reads these variables when it makes a process's CPU devices.
 POOL = "TF_CPU_ALLOCATOR_USE_BFC"

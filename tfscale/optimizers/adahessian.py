@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ import tensorflow as tf
 
 from tfscale import arguments
 from tfscale.bridge import optimizers as bridge
+from tfscale.bridge.calls import caller
 from tfscale.bridge.objects import native
 from tfscale.bridge.optimizers import ops
 from tfscale.curvature.probes import signs
@@ -299,9 +299,8 @@ class AdaHessian(Optimizer):
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
         if "_scaler" in vars(self) and bridge.is_told_to_wrappee(name, value):
-            owner = sys._getframe(1).f_locals.get("self")
-            known = isinstance(owner, bridge.LossScaleOptimizer)
-            self._scaler = weakref.ref(owner) if known else _unknown_scaler
+            scaler = caller(bridge.LossScaleOptimizer)
+            self._scaler = _unknown_scaler if scaler is None else weakref.ref(scaler)
 
     # ---------------------------------------------------------------- update
 
@@ -461,10 +460,9 @@ class AdaHessian(Optimizer):
         caller.
         """
         super()._maybe_initialize_trackable()
-        for levels in (1, 2):
-            owner = sys._getframe(levels).f_locals.get("self")
-            if isinstance(owner, keras.Model):
-                follow(owner)
+        model = caller(keras.Model, levels=3)
+        if model is not None:
+            follow(model)
 
     def get_config(self) -> dict[str, Any]:
         """Return all arguments, in types that JSON knows."""

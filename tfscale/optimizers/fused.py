@@ -13,7 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale.ops import library, optimizers, xla
+from tfscale.bridge.runtime import is_compiled_by_xla
+from tfscale.ops import library, optimizers
 from tfscale.ops.toolchain import BuildError
 
 
@@ -56,7 +57,7 @@ def _obstacle(variable: Any) -> str:
         return f"{variable.name} is {variable.dtype.name}, and the op is for {known}"
     if tf.DeviceSpec.from_string(variable.device or "").device_type != "CPU":
         return f"{variable.name} lives on {variable.device or 'no device'}, not on a CPU"
-    if xla.compiles_this():
+    if is_compiled_by_xla():
         return "XLA compiles this step, and it cannot call the op"
     return ""
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
-import types
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfscale.bridge.fit import forget_train_function
+from tfscale.bridge.hooks import RECORDED_STEP
 from tfscale.bridge.objects import innermost, layers_of
 
 
@@ -42,30 +43,21 @@ class Now(threading.local):
 def follow(model: keras.Model) -> None:
     """Let AdaHessian record a model's eager steps, if the model has such an optimizer then.
 
-    A method shadows the model's ``train_step`` and calls it. The model's class stays as it is,
-    nothing of it is saved, and in a graph it has no effect.
+    The model's class stays as it is, nothing of the hook is saved, and in a graph it has no effect.
     """
-    shadowed = vars(model).get("train_step")
-    if not isinstance(getattr(shadowed, "__func__", None), _TrainStep):
-        vars(model)["train_step"] = types.MethodType(_TrainStep(shadowed), model)
-        model.train_function = None  # it may hold the method that is now shadowed
+    if not RECORDED_STEP.replacements(model):
+        RECORDED_STEP.put(model, _record)
+        forget_train_function(model)  # it may hold the step that is now replaced
 
 
-class _TrainStep:
-    __name__ = "train_step"
-
-    def __init__(self, shadowed: Any) -> None:
-        self._shadowed = shadowed
-
-    def __call__(self, model: keras.Model, data: Any) -> Any:
-        step = self._shadowed or functools.partial(type(model).train_step, model)
-        recording = getattr(innermost(model.optimizer), "recording", None)
-        if recording is None:
-            return step(data)
-        if tf.executing_eagerly():
-            _refuse_moments(model)
-        with recording():
-            return step(data)
+def _record(step: Callable[..., Any], model: keras.Model, data: Any) -> Any:
+    recording = getattr(innermost(model.optimizer), "recording", None)
+    if recording is None:
+        return step(model, data)
+    if tf.executing_eagerly():
+        _refuse_moments(model)
+    with recording():
+        return step(model, data)
 
 
 def _refuse_moments(model: keras.Model) -> None:

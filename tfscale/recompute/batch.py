@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from tfscale.bridge import fit
+from tfscale.bridge.graphs import of_first_replica
 
 
 class UnknownBatch(ValueError):
@@ -30,17 +31,12 @@ def batch_of_fit(model: keras.Model, example: Any = None) -> Any:
     iterator = fit.iterator()
     if iterator is None:
         raise UnknownBatch("Recompute is a callback for model.fit, which is not running")
-    specs = tf.nest.map_structure(_local, iterator._distributed_dataset.element_spec)
+    specs = tf.nest.map_structure(of_first_replica, fit.element_spec(iterator))
     replicas = model.distribute_strategy.num_replicas_in_sync
     if example is not None:
         return _like(specs, example, replicas)
     size = iterator.data_adapter.batch_size or fit.batch_size(iterator)
     return tf.nest.map_structure(lambda spec: _known(spec, size and -(-size // replicas)), specs)
-
-
-def _local(spec: Any) -> Any:
-    """Return the first replica's specification, if there are several replicas."""
-    return getattr(spec, "_value_specs", [spec])[0]
 
 
 def _known(spec: Any, size: int | None) -> Any:

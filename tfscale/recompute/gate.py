@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
+from tfscale.bridge.graphs import KEPT
 from tfscale.recompute.traced_step import TracedStep
 
 # TensorFlow rewrites these operations, unless other operations wait for them.
@@ -104,7 +105,7 @@ def behind(tensor: Any) -> Any:
             name=f"{tensor.op.name}/again",
             attrs={
                 "T": AttrValue(type=tensor.dtype.as_datatype_enum),
-                "_grappler_do_not_remove": AttrValue(b=True),
+                KEPT: AttrValue(b=True),
             },
         )
     return passing.outputs[0]

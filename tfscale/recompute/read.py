@@ -1,7 +1,6 @@
 """Reader of TensorFlow's graph of a training step.
 
-Only this module, rewrite.py, gate.py and batch.py use TensorFlow's private names;
-tests/recompute/test_private.py guards them.
+tests/recompute/test_private.py guards the private names of TensorFlow that this package uses.
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework import op_def_registry
-from tensorflow.python.ops.handle_data_util import get_resource_handle_data
 
+from tfscale.bridge.graphs import contents_of_handle, function_in, has_state
 from tfscale.recompute.traced_step import Op, Tensor, TracedStep, Unit
 from tfscale.recompute.watch import Forward, Piece
 
@@ -234,7 +232,7 @@ def _functions_of(operation: tf.Operation) -> list[str]:
 
 
 def _function_writes(graph: tf.Graph, name: str) -> bool:
-    for node in graph._get_function(name).cached_definition.node_def:
+    for node in function_in(graph, name).cached_definition.node_def:
         inner = [
             function.name
             for value in node.attr.values()
@@ -252,7 +250,7 @@ def _function_writes(graph: tf.Graph, name: str) -> bool:
 @functools.cache
 def is_stateful(kind: str) -> bool:
     """Return whether TensorFlow considers this kind of operation stateful."""
-    return bool(op_def_registry.get(kind).is_stateful)
+    return has_state(kind)
 
 
 def _written_resources(operations: Iterable[tf.Operation]) -> set[tuple[str, int]]:
@@ -293,14 +291,14 @@ def _has_known_size(tensor: Any) -> bool:
     if tensor.dtype == tf.resource:
         return True
     if tensor.dtype == tf.variant:
-        is_list = bool(get_resource_handle_data(tensor).shape_and_type)
+        is_list = bool(contents_of_handle(tensor))
         return not is_list or _list_size(tensor) > 0
     return bool(tensor.shape.is_fully_defined())
 
 
 def _list_size(tensor: Any) -> int:
     """Return the bytes of a list of tensors in a loop: the elements' size times their number."""
-    data = get_resource_handle_data(tensor).shape_and_type
+    data = contents_of_handle(tensor)
     length = _list_length(tensor)
     if not data or not length:
         return 0

@@ -20,6 +20,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfscale.bridge.graphs import COLOCATED, replace_input
 from tfscale.recompute.gate import behind, make_gate, use
 from tfscale.recompute.late import positions
 from tfscale.recompute.traced_step import SHAPES, Again, TracedStep
@@ -165,7 +166,7 @@ class _Copies:
             return
         for position, number in enumerate(self._step.ops[index].inputs):
             if number in self._copies:
-                operation._update_input(position, self._given(number, operation))
+                replace_input(operation, position, self._given(number, operation))
 
     def _given(self, number: int, user: tf.Operation) -> Any:
         """Return the tensor that an operation of the backward pass takes.
@@ -194,7 +195,7 @@ def _use_if_left_with_one_user(
 
 def _another(original: tf.Operation, inputs: Sequence[Any]) -> tf.Operation:
     """Return a copy of an operation with other inputs."""
-    attributes = {k: value for k, value in original.node_def.attr.items() if k != "_class"}
+    attributes = {k: value for k, value in original.node_def.attr.items() if k != COLOCATED}
     with tf.device(original.device or None):
         return original.graph.create_op(
             original.type,

@@ -1,8 +1,7 @@
 """Recording of the operations that a model's layers make while its training step is traced.
 
-During the recording, some objects have attributes that hide their methods: the ``call`` of the
-model and its layers, and the optimizer's ``apply_gradients``. No class changes, and the attributes
-are removed at the end.
+During the recording, hooks are on the ``call`` of the model and its layers, and on the optimizer's
+``apply_gradients``.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfscale.bridge.hooks import APPLY_GRADIENTS, LAYER_CALL
 from tfscale.bridge.objects import layers_of
-from tfscale.bridge.shadow import around
 
 
 @dataclass(frozen=True)
@@ -68,16 +67,14 @@ class Watch:
         """Record the steps that are traced in this context."""
         with contextlib.ExitStack() as stack:
             for layer in _parts_of(self._model):
-                stack.enter_context(around(layer, "call", self._in_layer(layer)))
-            stack.enter_context(around(self._model, "call", self._in_model))
-            stack.enter_context(
-                around(self._model.optimizer, "apply_gradients", self._apply_gradients)
-            )
+                stack.enter_context(LAYER_CALL.on(layer, self._in_layer))
+            stack.enter_context(LAYER_CALL.on(self._model, self._in_model))
+            stack.enter_context(APPLY_GRADIENTS.on(self._model.optimizer, self._apply_gradients))
             yield
 
-    def _in_model(self, call: Any, *args: Any, **kwargs: Any) -> Any:
+    def _in_model(self, call: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
         if tf.executing_eagerly() or getattr(self._now, "layers", None):
-            return call(*args, **kwargs)
+            return call(model, *args, **kwargs)
         graph = tf.compat.v1.get_default_graph()
         seen: Forward | None = getattr(self._now, "forward", None)
         known = seen is not None and seen.graph is graph
@@ -86,33 +83,32 @@ class Watch:
         self._now.layers = [self._model.name]
         forward.note(self._now.layers)
         try:
-            return call(*args, **kwargs)
+            return call(model, *args, **kwargs)
         finally:
             self._now.layers = []
             forward.note([])
 
-    def _in_layer(self, layer: Any) -> Callable[..., Any]:
-        def look(call: Any, *args: Any, **kwargs: Any) -> Any:
-            forward: Forward | None = getattr(self._now, "forward", None)
-            if forward is None or not self._now.layers or not _is_current(forward.graph):
-                return call(*args, **kwargs)
-            self._now.layers.append(layer.name)
+    def _in_layer(self, call: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
+        forward: Forward | None = getattr(self._now, "forward", None)
+        if forward is None or not self._now.layers or not _is_current(forward.graph):
+            return call(layer, *args, **kwargs)
+        self._now.layers.append(layer.name)
+        forward.note(self._now.layers)
+        try:
+            return call(layer, *args, **kwargs)
+        finally:
+            self._now.layers.pop()
             forward.note(self._now.layers)
-            try:
-                return call(*args, **kwargs)
-            finally:
-                self._now.layers.pop()
-                forward.note(self._now.layers)
 
-        return look
-
-    def _apply_gradients(self, apply: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+    def _apply_gradients(
+        self, apply: Any, optimizer: Any, grads_and_vars: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         pairs = list(grads_and_vars)
         forward = getattr(self._now, "forward", None)
         if forward and _is_current(forward.graph):
             self._now.forward = None
             self._then(forward, [gradient for gradient, _ in pairs])
-        return apply(pairs, *args, **kwargs)
+        return apply(optimizer, pairs, *args, **kwargs)
 
 
 def _parts_of(model: keras.Model) -> list[Any]:

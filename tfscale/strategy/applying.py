@@ -13,10 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tfscale.bridge.objects import counter_of, innermost, measures_curvature, path_of
+from tfscale.bridge import hooks
+from tfscale.bridge.objects import (
+    counter_of,
+    innermost,
+    measures_curvature,
+    path_of,
+    trained_by,
+)
 from tfscale.bridge.optimizers import scale_of
 from tfscale.bridge.protocols import Optimizer, Variable
-from tfscale.bridge.shadow import shadowed
 from tfscale.exchange.reducer import Reducer, place_of
 from tfscale.exchange.state import ExchangeState
 from tfscale.strategy import origin, own_losses
@@ -42,21 +48,24 @@ def hooked(strategy: ScaleStrategy, optimizers: Iterable[Optimizer]) -> Iterator
     """Within this context these optimizers apply sums over all replicas."""
     with contextlib.ExitStack() as stack:
         for optimizer in optimizers:
-            apply = functools.partial(_apply, strategy, optimizer)
-            stack.enter_context(shadowed(optimizer, "apply", apply))
-            end = functools.partial(_end_of_window, optimizer)
-            stack.enter_context(shadowed(optimizer, "_clip_gradients", end))
+            apply = functools.partial(_apply, strategy)
+            stack.enter_context(hooks.APPLY.on(optimizer, apply))
+            stack.enter_context(hooks.CLIP_GRADIENTS.on(optimizer, _end_of_window))
         yield
 
 
 def _apply(
-    strategy: ScaleStrategy, optimizer: Optimizer, grads: Any, trainable_variables: Any = None
+    strategy: ScaleStrategy,
+    of_keras: Callable[..., Any],
+    optimizer: Optimizer,
+    grads: Any,
+    trainable_variables: Any = None,
 ) -> Any:
-    original = functools.partial(type(optimizer).apply, optimizer)
+    original = functools.partial(of_keras, optimizer)
     if current.reduced or not on_a_replica():
         return original(grads, trainable_variables)
     grads = own_losses.scaled_gradients(list(grads)) if current.own else list(grads)
-    variables = list(trainable_variables or optimizer._trainable_variables)
+    variables = list(trainable_variables or trained_by(optimizer))
     origin.refuse(strategy, f"what {optimizer.name!r} is to update", variables)
     _refuse_overwritten(variables)
     reducer: Reducer = strategy.reducer
@@ -71,7 +80,8 @@ def _apply(
     reduce = functools.partial(reducer.reduce, optimizer=optimizer, state=state)
     windows = bool(inner.gradient_accumulation_steps)  # what is accumulated is whole
     if current.alone is not False:
-        return _apply_alone(strategy, optimizer, grads, variables, trainable_variables)
+        apply = functools.partial(original, trainable_variables=trainable_variables)
+        return _apply_alone(strategy, apply, optimizer, grads, variables)
     reducer.prepare(state, optimizer, variables, grads, rows_too=not windows)
     curvature = inner.curvature(grads, variables) if measures_curvature(inner) else []
     if windows:
@@ -92,10 +102,10 @@ def _apply(
 
 def _apply_alone(
     strategy: ScaleStrategy,
+    apply: Callable[[list[Any]], Any],
     optimizer: Optimizer,
     grads: list[Any],
     variables: list[Variable],
-    trainable_variables: Any,
 ) -> None:
     """In a step that replicas make alone, each applies its own; one without rows changes nothing.
 
@@ -129,7 +139,7 @@ def _apply_alone(
         own = _here(grads)
         given = _given(optimizer, _here(curvature))
         with during(reduced=True, window=window), given:
-            type(optimizer).apply(optimizer, own, trainable_variables)
+            apply(own)
         return tf.no_op()
 
     def only_counted() -> tf.Operation:
@@ -247,7 +257,7 @@ def _refuse_unknown(optimizer: Optimizer, variables: list[Variable]) -> None:
     unknown = [path_of(v) for v in variables if not _is_known(optimizer, v)]
     if unknown:
         raise ValueError(
-            f"the optimizer {optimizer.name!r} was built for {len(optimizer._trainable_variables)} "
+            f"the optimizer {optimizer.name!r} was built for {len(trained_by(optimizer))} "
             f"variables, and this step is to train others: {', '.join(unknown)}. Their layers were "
             "built after the optimizer. Build them first (call them once, in the scope), or make "
             "and compile a new optimizer."
@@ -262,11 +272,11 @@ def _is_known(optimizer: Optimizer, variable: Variable) -> bool:
     return True
 
 
-def _end_of_window(optimizer: Optimizer, grads: Any) -> Any:
+def _end_of_window(clip: Callable[..., Any], optimizer: Optimizer, grads: Any) -> Any:
     """In place of ``_clip_gradients``, the first thing that happens to a window's sum."""
     if current.window is not None:
         grads = current.window(list(grads))
-    return type(optimizer)._clip_gradients(optimizer, grads)
+    return clip(optimizer, grads)
 
 
 def _finite_on_all_or_none(grads: list[Any]) -> list[Any]:

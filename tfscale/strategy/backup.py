@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfscale.bridge.backup import Backup, WholeBackup
+from tfscale.bridge.callbacks import become
 from tfscale.bridge.quiet import QUIET
 from tfscale.ops import Group, broadcast
 from tfscale.strategy.extended import Extended
@@ -37,21 +38,13 @@ def arrange(model: Any, callbacks: Iterable[Any]) -> None:
         return
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.BackupAndRestore):
-            _become(callback, _FirstWorkersBackup)
+            become(callback, _FirstWorkersBackup)
             callback.tfscale_hosts = extended.hosts
             callback.delete_checkpoint &= _is_first(extended.hosts)
         if not _is_first(extended.hosts):
             for kind, quiet in QUIET.items():
                 if isinstance(callback, kind):
-                    _become(callback, quiet)
-
-
-def _become(callback: Any, kind: type) -> None:
-    """Put a class between a callback's class and Keras's: methods of the user's class stay."""
-    own = type(callback)
-    if not issubclass(own, kind):
-        bases = (own, kind) if own not in kind.__mro__ else (kind,)
-        callback.__class__ = type(own.__name__, bases, {"__module__": own.__module__})
+                    become(callback, quiet)
 
 
 def _is_first(hosts: Group | None) -> bool:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import keras
 
-from tfscale.bridge import fit
+from tfscale.bridge import fit, hooks
 from tfscale.bridge.calls import called_by
 from tfscale.bridge.installed import KERAS_2
-from tfscale.bridge.objects import layers_of, make_anew, metrics_of, optimizers_of
+from tfscale.bridge.objects import (
+    give_strategy,
+    layers_of,
+    make_anew,
+    metrics_of,
+    optimizers_of,
+)
 from tfscale.bridge.protocols import Optimizer
-from tfscale.bridge.shadow import shadowed
 from tfscale.exchange.state import ExchangeState
 from tfscale.strategy import origin
 from tfscale.strategy.current import on_a_replica
@@ -32,24 +38,25 @@ def prepare_to_build(strategy: ScaleStrategy) -> None:
     if fit.wants_only_shapes():
         model = fit.fitted()
         refuse_foreign(strategy, model)
-        vars(model)[_BUILD] = functools.partial(_build_if_possible, strategy, model)
+        build = functools.partial(_build_if_possible, strategy)
+        hooks.SYMBOLIC_BUILD.put(model, build)
 
 
-_BUILD = "_symbolic_build"
-
-
-def _build_if_possible(strategy: ScaleStrategy, model: keras.Model, **batch: Any) -> None:
+def _build_if_possible(
+    strategy: ScaleStrategy, build: Callable[..., None], model: keras.Model, data_batch: Any
+) -> None:
     """Called by Keras in the strategy's scope."""
-    del vars(model)[_BUILD]
+    hooks.SYMBOLIC_BUILD.off(model)
     _adopt_metrics(strategy, model)
     if type(model).call is keras.Model.call:
         return
     own = any(getattr(type(model), own) is not getattr(keras.Model, own) for own in fit.STEPS)
     # Which metric "accuracy" is depends on what the step makes of the targets.
-    metrics = shadowed(model, "_compile_metrics", None) if own else contextlib.nullcontext()
-    no_optimizer = shadowed(model, "optimizer", None)
-    with contextlib.suppress(Exception), metrics, no_optimizer:  # the step will say what is wrong
-        getattr(model, _BUILD)(**batch)
+    no_metrics = hooks.NO_METRICS.showing(model, None) if own else contextlib.nullcontext()
+    no_optimizer = hooks.NO_OPTIMIZER.showing(model, None)
+    # The step will say what is wrong.
+    with contextlib.suppress(Exception), no_metrics, no_optimizer:
+        build(model, data_batch=data_batch)
     _build_optimizer(model)
 
 
@@ -75,8 +82,7 @@ def _adopt_metrics(strategy: ScaleStrategy, model: keras.Model) -> None:
 def take_over(strategy: ScaleStrategy, model: keras.Model) -> None:
     """A model is being compiled in the scope; it may have been made before, if it is not built."""
     refuse_foreign(strategy, model)
-    if model._distribute_strategy is None:
-        model._distribute_strategy = strategy
+    give_strategy(model, strategy)
 
 
 def refuse_foreign(strategy: ScaleStrategy, model: keras.Model) -> None:
@@ -91,18 +97,20 @@ def remember(strategy: ScaleStrategy, optimizer: Optimizer) -> None:
     if KERAS_2:
         ExchangeState.of(optimizer, strategy)
     else:
-        vars(optimizer)["build"] = functools.partial(_build_with_state, strategy, optimizer)
+        hooks.OPTIMIZER_BUILD.put(optimizer, functools.partial(_build_with_state, strategy))
 
 
-def _build_with_state(strategy: ScaleStrategy, optimizer: Optimizer, variables: Any) -> None:
-    several = strategy.extended._num_replicas_in_sync > 1
+def _build_with_state(
+    strategy: ScaleStrategy, build: Callable[..., None], optimizer: Optimizer, variables: Any
+) -> None:
+    several = strategy.extended.number_of_replicas > 1
     if several and called_by("apply", levels=2) and not on_a_replica():
         raise RuntimeError(
             f"the optimizer {optimizer.name!r} was made in the scope of a ScaleStrategy, and is to "
             f"apply gradients that no replica has computed. {origin.BY_REPLICAS}"
         )
-    del vars(optimizer)["build"]
-    optimizer.build(variables)
+    hooks.OPTIMIZER_BUILD.off(optimizer)
+    build(optimizer, variables)
     state = ExchangeState.of(optimizer, strategy)
     if strategy.rounds is not None:
         strategy.rounds.built(optimizer, state)

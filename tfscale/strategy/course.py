@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tfscale.bridge.objects import counter_of, innermost, native, optimizers_of
+from tfscale.bridge.objects import counter_of, innermost, native, optimizers_of, trained_by
+from tfscale.bridge.tensorflow import own_copy, replica_id
 from tfscale.collectives import Schedule
 from tfscale.compression.method import Kept
 from tfscale.exchange.flights import Flights
@@ -136,7 +137,7 @@ class Course:
         if self.rule.delay:
             when(position == self.rule.delay, lambda: self._by_rule(self.rule.land, here))
         over = position >= self.steps_of(here.rounds.read_value())
-        if self._strategy.extended._num_workers > 1 and not self._has_mates_elsewhere():
+        if self._strategy.extended.number_of_workers > 1 and not self._has_mates_elsewhere():
             over = tf.logical_or(over, self.remaining.is_none_here())
         when(over, lambda: self._end(here))
 
@@ -180,13 +181,13 @@ class Course:
     def _agree(self, here: ReplicaRound) -> None:
         self._by_rule(self.rule.end, here)
         here.average(self._statistics, "statistics")
-        if self._strategy.extended._num_workers > 1:
+        if self._strategy.extended.number_of_workers > 1:
             self._agree_on_counts(here)
         here.marks.converge(self.rule)
 
     def _agree_on_counts(self, here: ReplicaRound) -> None:
         """Whether any worker has batches left, and the most steps that one has made."""
-        iterations = counter_of(self.optimizer)._get_on_device_or_primary()
+        iterations = own_copy(counter_of(self.optimizer))
         own = [self.remaining.here(), tf.cast(iterations.read_value(), tf.int32)]
         every = here.gathered(tf.stack(own)[tf.newaxis], "counts")
         iterations.assign(tf.cast(tf.reduce_max(every[:, 1]), iterations.dtype))
@@ -211,7 +212,7 @@ class Course:
 
     @staticmethod
     def _replica() -> int:
-        return int(tf.distribute.get_replica_context()._replica_id)
+        return replica_id(tf.distribute.get_replica_context())
 
     def _prepare(self) -> None:
         """Make what is kept, before the first step."""
@@ -225,7 +226,7 @@ class Course:
             with tf.init_scope():
                 self.optimizer.build(model.trainable_variables)
         self.state = ExchangeState.of(self.optimizer, self._strategy)
-        self.trained = list(self.optimizer._trainable_variables)
+        self.trained = trained_by(self.optimizer)
         self.weights = [native(v) for v in self.trained]
         self.variables = _local(model.variables)
         self.of_optimizer = _local(self.optimizer.variables)
@@ -339,7 +340,7 @@ class Course:
 
     @contextlib.contextmanager
     def _on_host(self) -> Iterator[None]:
-        with tf.init_scope(), tf.device(host_of(self._strategy.extended._devices[0])):
+        with tf.init_scope(), tf.device(host_of(self._strategy.extended.devices[0])):
             yield
 
     @property

@@ -8,6 +8,7 @@ logs or joins predictions across workers.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import re
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ import tensorflow as tf
 
 from tfscale import arguments
 from tfscale.bridge.calls import caller, goes_back
+from tfscale.bridge.feed import Batches, BatchesOfReplicas, untuned
 from tfscale.bridge.fit import compiling, joins_predictions
 from tfscale.bridge.gradients import ending_with_their_graphs
 from tfscale.bridge.objects import OPTIMIZERS
@@ -25,6 +27,7 @@ from tfscale.bridge.tensorflow import (
     CollectiveAllReduceExtended,
     CommunicationImplementation,
     DistributedValues,
+    ExtendedOfWorkers,
     Mirrored,
     Options,
     mark_as_unsaveable,
@@ -40,9 +43,8 @@ from tfscale.ops.transport import checked
 from tfscale.strategy import signals
 from tfscale.strategy.building import take_over
 from tfscale.strategy.current import current
-from tfscale.strategy.feed import Batches, BatchesOfReplicas, untuned
 from tfscale.strategy.own_losses import summed_backwards
-from tfscale.strategy.variables import adopt
+from tfscale.strategy.variables import made
 
 
 class _EngineOps(CollectiveAllReduce):
@@ -98,7 +100,7 @@ def _without_tensorflows_words() -> Iterator[None]:
         log.removeFilter(of_others)
 
 
-class Extended(CollectiveAllReduceExtended):
+class Extended(ExtendedOfWorkers):
     """See the module.
 
     Attributes:
@@ -266,8 +268,8 @@ class Extended(CollectiveAllReduceExtended):
             optimizer = caller(OPTIMIZERS)
             if optimizer is not None:
                 self._container_strategy().born(optimizer)
-        variable = super()._create_variable(next_creator, **keywords)
-        return adopt(variable, keywords, self._container_strategy().rounds is not None)
+        create = functools.partial(super()._create_variable, next_creator, **keywords)
+        return made(create, keywords, self._container_strategy().rounds)
 
     def _get_variable_creator_initial_value(
         self, replica_id: int, device: str | None, primary_var: Any, **keywords: Any

@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
+from tfscale.bridge.frames import first_frame
 from tfscale.exchange.lost_ranks import cause_of
 from tfscale.ops import Group
 from tfscale.ops.library import known_to_all
@@ -67,7 +68,7 @@ class _End:
 
     def __init__(self) -> None:
         self._process = os.getpid()
-        self._first = _first_frame()
+        self._first = first_frame()
         self._calls: list[Any] = []  # the arguments of ``sys.exit``
         self.is_told = False
 
@@ -94,13 +95,6 @@ class _End:
         if status is None or isinstance(status, int):
             return f"its program ended with exit code {status or 0:d}"
         return f"its program ended with exit code 1: {status}"
-
-
-def _first_frame() -> FrameType:
-    frame = sys._getframe()
-    while frame.f_back is not None:
-        frame = frame.f_back
-    return frame
 
 
 def _has_returned(frame: FrameType) -> bool:

@@ -48,7 +48,7 @@ class Groups:
             algorithm: by which groups sum, as the user says it.
             schedules: by which all replicas do.
         """
-        first, devices = extended.first_rank, len(extended._devices)
+        first, devices = extended.first_rank, len(extended.devices)
         starts = sorted({rank - rank % size for rank in range(first, first + devices)})
         assert extended.group is not None
         parts = [extended.group.part(range(start, start + size)) for start in starts]
@@ -65,12 +65,12 @@ def size_of(rule: Hierarchical, extended: Extended) -> int:
     Raises:
         ValueError: they are not equal, or cut workers into pieces of other sizes.
     """
-    devices, replicas = len(extended._devices), extended._num_replicas_in_sync
+    devices, replicas = len(extended.devices), extended.number_of_replicas
     if rule.group is None:
         return devices if devices > 1 else _workers_of_a_host(rule, extended)
     divides = devices % rule.group == 0 or rule.group % devices == 0
     if replicas % rule.group or not divides:
-        workers = extended._num_workers
+        workers = extended.number_of_workers
         raise ValueError(
             f"sync={rule!r} asks for groups of {rule.group} replicas, and there are {replicas}: "
             f"{devices} on each of {workers} workers. All groups must have as many, each of them "
@@ -80,9 +80,9 @@ def size_of(rule: Hierarchical, extended: Extended) -> int:
 
 
 def _workers_of_a_host(rule: Hierarchical, extended: Extended) -> int:
-    if extended._num_workers == 1:
+    if extended.number_of_workers == 1:
         return 1
-    hosts = [addresses.split(at)[0] for _, at in tasks_of(extended._cluster_resolver)]
+    hosts = [addresses.split(at)[0] for _, at in tasks_of(extended.cluster_resolver)]
     runs = [(host, len(list(run))) for host, run in itertools.groupby(hosts)]
     sizes = {size for _, size in runs}
     if len(sizes) > 1 or len(runs) > len(set(hosts)):
@@ -104,7 +104,7 @@ def refuse_schedule(rule: Rule | Hierarchical, algorithm: Algorithm, extended: E
     """
     if not isinstance(rule, Hierarchical) or not isinstance(algorithm, Schedule):
         return
-    size, replicas = size_of(rule, extended), extended._num_replicas_in_sync
+    size, replicas = size_of(rule, extended), extended.number_of_replicas
     if 1 < size < replicas:
         raise ValueError(
             f"{algorithm.name} is for {algorithm.ranks} ranks, and with sync={rule!r} a group has "

@@ -31,7 +31,7 @@ def tell(sentence: str) -> None:
 
 
 def _reasons(strategy: ScaleStrategy, layers: list[Layer]) -> Iterator[str]:
-    replicas = strategy.extended._num_replicas_in_sync
+    replicas = strategy.extended.number_of_replicas
     local = [x for x in layers if isinstance(x, keras.layers.BatchNormalization)]
     if local and not strategy.synchronizes_batch_norm:
         yield (

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
 
+from tfscale.bridge import hooks
 from tfscale.bridge.fit import fitted
 from tfscale.bridge.objects import measures_curvature
 from tfscale.bridge.protocols import Optimizer
-from tfscale.bridge.shadow import shadowed
 from tfscale.exchange.state import ExchangeState
 from tfscale.strategy.applying import sum_of_curvature
 
@@ -35,18 +35,18 @@ def hooked(strategy: ScaleStrategy, optimizers: Iterable[Optimizer]) -> Iterator
     used = {id(one): one for one in [*optimizers, *([of_model] if of_model else [])]}
     with contextlib.ExitStack() as stack:
         for optimizer in used.values():
-            for name in filter(functools.partial(hasattr, optimizer), _SUMS):
-                sums = functools.partial(_sums, strategy, optimizer)
-                stack.enter_context(shadowed(optimizer, name, sums))
+            for hook in _SUMS:
+                if hasattr(optimizer, hook.name):
+                    stack.enter_context(hook.on(optimizer, functools.partial(_sums, strategy)))
         yield
 
 
 # Of optimizers of the first and of the second kind.
-_SUMS = ("aggregate_gradients", "_aggregate_gradients")
+_SUMS = (hooks.AGGREGATE_GRADIENTS, hooks.LEGACY_AGGREGATE_GRADIENTS)
 
 
 def _sums(
-    strategy: ScaleStrategy, optimizer: Optimizer, grads_and_vars: Any
+    strategy: ScaleStrategy, _: Callable[..., Any], optimizer: Optimizer, grads_and_vars: Any
 ) -> list[tuple[Any, Any]]:
     gradients, variables = map(list, zip(*grads_and_vars, strict=True))
     if isinstance(optimizer, keras.optimizers.Optimizer):

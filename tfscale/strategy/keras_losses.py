@@ -15,40 +15,36 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfscale.bridge.hooks import replaced
-from tfscale.bridge.losses import Reduction
-from tfscale.bridge.objects import Trainer, is_variable
+from tfscale.bridge import hooks
+from tfscale.bridge.losses import Reduction, sum_of_losses
+from tfscale.bridge.objects import is_variable, loss_tracker
 from tfscale.bridge.protocols import Layer, Metric
-from tfscale.bridge.shadow import shadowed
 from tfscale.strategy import own_losses, share
 from tfscale.strategy.current import current, during
 from tfscale.strategy.share import Share, is_scaled
+
+Compute = Callable[..., Any]
 
 
 @contextlib.contextmanager
 def weighted(model: keras.Model, layers: list[Layer]) -> Iterator[None]:
     """Within this context losses and their metrics are parts of the whole batch's."""
     with contextlib.ExitStack() as stack:
-        for metric in {id(one): one for one in [*model.metrics, model._loss_tracker]}.values():
-            stack.enter_context(shadowed(metric, "result", functools.partial(_result, metric)))
-        stack.enter_context(replaced(keras.metrics.Mean, "update_state", _update_mean))
-        stack.enter_context(replaced(keras.metrics.Sum, "update_state", _update_sum))
-        stack.enter_context(
-            shadowed(model, "compute_loss", functools.partial(_compute_loss, model))
-        )
-        added = functools.partial(_aggregate_additional_loss, model)
-        stack.enter_context(shadowed(model, "_aggregate_additional_loss", added))
+        for metric in {id(one): one for one in [*model.metrics, loss_tracker(model)]}.values():
+            stack.enter_context(hooks.RESULT.on(metric, _result))
+        stack.enter_context(hooks.UPDATE_MEAN.on(keras.metrics.Mean, _update_mean))
+        stack.enter_context(hooks.UPDATE_SUM.on(keras.metrics.Sum, _update_sum))
+        stack.enter_context(hooks.COMPUTE_LOSS.on(model, _compute_loss))
+        stack.enter_context(hooks.ADDED_LOSSES.on(model, _add_up_losses))
         if model.run_eagerly:
             for layer in layers:
-                add = functools.partial(_add_loss, layer)
-                stack.enter_context(shadowed(layer, "add_loss", add))
+                stack.enter_context(hooks.ADD_LOSS.on(layer, _add_loss))
         yield
 
 
@@ -77,9 +73,9 @@ def _share_of(losses: tf.Tensor, how: Reduction) -> Share:
     return share.of_elements(losses) if held is None else share.of_divisor(held)
 
 
-def _compute_loss(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
+def _compute_loss(compute: Compute, model: keras.Model, *args: Any, **kwargs: Any) -> Any:
     since = current.reads
-    loss = type(model).compute_loss(model, *args, **kwargs)
+    loss = compute(model, *args, **kwargs)
     if loss is None or not _in_step():
         return loss
     of_keras = type(model).compute_loss is keras.Model.compute_loss
@@ -88,21 +84,20 @@ def _compute_loss(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
     return own_losses.scaled_loss(loss, since, sums=of_keras or loss.shape.rank > 0)
 
 
-def _aggregate_additional_loss(model: keras.Model, loss: Any) -> Any:
+def _add_up_losses(add_up: Compute, model: keras.Model, loss: Any) -> Any:
+    """Add up losses of layers; ``add_up`` of TensorFlow's trainer also scales them."""
     if tf.executing_eagerly():
-        scaled = id(loss) in current.scaled
-        kind = Trainer if scaled else type(model)  # a Trainer adds up; TensorFlow's also scales
-        return kind._aggregate_additional_loss(model, loss)
-    total = Trainer._aggregate_additional_loss(model, loss)
+        return sum_of_losses(model, loss) if id(loss) in current.scaled else add_up(model, loss)
+    total = sum_of_losses(model, loss)
     return own_losses.scaled_loss(total) if _in_step() else total
 
 
-def _add_loss(layer: Layer, loss: Any) -> Any:
-    """Eager steps have no graph: there, a loss counts as scaled if the share was just read."""
+def _add_loss(add_loss: Compute, layer: Layer, loss: Any) -> Any:
+    """Note that a loss is scaled if the share was just read: eager steps have no graph."""
     if current.reads > current.noted:
         current.scaled.update(id(one) for one in tf.nest.flatten(loss))
     current.noted = current.reads
-    return type(layer).add_loss(layer, loss)
+    return add_loss(layer, loss)
 
 
 def _update_mean(
@@ -123,7 +118,7 @@ def _update_mean(
             values = _of_one_replica(values, of_rows, sample_weight)
             if sample_weight is None:
                 sample_weight = of_rows
-        elif metric is current.model._loss_tracker:
+        elif metric is loss_tracker(current.model):
             values = values * of_rows
     return original(metric, values, sample_weight=sample_weight)
 
@@ -190,8 +185,8 @@ class _Reading:
             return tf.nest.map_structure(tf.convert_to_tensor, result)
 
 
-def _result(metric: Metric) -> Any:
-    result = type(metric).result(metric)
+def _result(compute: Compute, metric: Metric) -> Any:
+    result = compute(metric)
     if current.results is not None:
         reading = _Reading(metric, [(v, tf.identity(v.value)) for v in _counting(metric)])
         named = result if isinstance(result, dict) else {None: result}  # of compiled metrics

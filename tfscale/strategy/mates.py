@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
 
-from tfscale.bridge.shadow import shadowed
+from tfscale.bridge.hooks import ALL_GATHER
+from tfscale.bridge.tensorflow import replica_id
 from tfscale.exchange.exchange import Exchange
 from tfscale.strategy.current import current
 
@@ -22,15 +24,19 @@ def gathering(everybody: Exchange) -> AbstractContextManager[None]:
         everybody: the collectives of all replicas.
     """
     context = tf.distribute.get_replica_context()
-    gather = functools.partial(_all_gather, context, everybody)
-    return shadowed(context, "all_gather", gather)
+    return ALL_GATHER.on(context, functools.partial(_all_gather, everybody))
 
 
 def _all_gather(
-    context: Any, everybody: Exchange, value: Any, axis: int, options: Any = None
+    everybody: Exchange,
+    gather: Callable[..., Any],
+    context: Any,
+    value: Any,
+    axis: int,
+    options: Any = None,
 ) -> Any:
     if current.reduced or current.alone is False:
-        return type(context).all_gather(context, value, axis, options)
+        return gather(context, value, axis, options)
     if current.alone is True and current.group is None:
         return value
     exchange = current.group if current.alone is True else everybody
@@ -41,7 +47,7 @@ class _Mates:
     """What TensorFlow's ``all_gather`` asks of a replica, for it and for its gradient."""
 
     def __init__(self, exchange: Exchange, context: Any, axis: int) -> None:
-        rank = exchange.communicators[context._replica_id].rank
+        rank = exchange.communicators[replica_id(context)].rank
         self.all_reduce = context.all_reduce
         # A replica may be alone in some steps: it is the first of those that make it.
         first = tf.where(current.alone, 0, rank)

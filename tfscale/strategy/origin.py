@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
 
+from tfscale.bridge.frames import objects_in
 from tfscale.bridge.objects import native, path_of
 from tfscale.bridge.protocols import Variable
 from tfscale.bridge.tensorflow import DistributedVariable
@@ -50,7 +50,7 @@ def refuse(strategy: tf.distribute.Strategy, what: str, variables: Iterable[Vari
 
 def foreign(strategy: tf.distribute.Strategy, variables: Iterable[Variable]) -> list[Variable]:
     """Return the variables that were made outside of the scope; one replica can use all."""
-    if strategy.extended._num_replicas_in_sync == 1:
+    if strategy.extended.number_of_replicas == 1:
         return []
     return [v for v in variables if _home(v) is not strategy]
 
@@ -63,10 +63,8 @@ def refuse_by(strategy: tf.distribute.Strategy, error: BaseException, kind: Any)
         error: TensorFlow's, with its traceback.
         kind: the classes of objects that may hold such variables: Keras's optimizers.
     """
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    for one in [frame.f_locals.get("self") for frame in frames]:
-        if isinstance(one, kind):
-            refuse(strategy, f"the optimizer {one.name!r}", one.variables)
+    for one in objects_in(error, kind):
+        refuse(strategy, f"the optimizer {one.name!r}", one.variables)
 
 
 def refuse_other_scope(strategy: tf.distribute.Strategy) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tfscale.bridge.tensorflow import PerReplica
+from tfscale.bridge.tensorflow import PerReplica, read_from_outside
 from tfscale.exchange.explain import Row, row_of_mixtures, row_of_shards, rows
 from tfscale.exchange.reducer import describe
 from tfscale.ops.bucket import BucketId
@@ -45,13 +45,13 @@ class Outside:
         kept = self._course.reads_as(variable)
         if kept is None:
             return self._mean_of(variable)
-        return tf.cast(kept._get_cross_replica(), variable.dtype)
+        return tf.cast(read_from_outside(kept), variable.dtype)
 
     def _mean_of(self, variable: LocalWeight) -> tf.Tensor:
         strategy = variable.distribute_strategy
         parts = PerReplica(tuple(v.read_value() for v in variable.values))
         total = strategy.reduce("SUM", parts, axis=None)
-        return total / tf.cast(strategy.extended._num_replicas_in_sync, total.dtype)
+        return total / tf.cast(strategy.extended.number_of_replicas, total.dtype)
 
     def assigned(self, variable: LocalWeight) -> None:
         """A step of training is not to undo that, nor the end of the round.

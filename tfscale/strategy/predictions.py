@@ -31,7 +31,7 @@ def joined(strategy: ScaleStrategy, outputs: Any) -> Any:
         strategy: whose replicas these are.
         outputs: what its ``run`` has returned: a structure of tensors, sparse and ragged ones too.
     """
-    workers = strategy.extended._num_workers
+    workers = strategy.extended.number_of_workers
 
     def whole(output: Any) -> Any:
         parts = strategy.experimental_local_results(output)

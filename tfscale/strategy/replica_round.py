@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tfscale.bridge.objects import counter_of
+from tfscale.bridge.tensorflow import own_copy
 from tfscale.collectives import Schedule, is_doubly_stochastic
 from tfscale.exchange import shards
 from tfscale.exchange.reducer import place_of
@@ -124,7 +125,7 @@ class ReplicaRound:
 
     def count(self) -> tf.Tensor:
         """Of the optimizer's steps."""
-        counter = counter_of(self._course.optimizer)._get_on_device_or_primary()
+        counter = own_copy(counter_of(self._course.optimizer))
         return tf.cast(counter.read_value(), self.steps.dtype)
 
     @property
@@ -284,7 +285,7 @@ class ReplicaRound:
 
     def outer_step(self, gradients: Sequence[tf.Tensor], counts: bool = True) -> None:
         outer = self._course.state.outer
-        counter = counter_of(outer)._get_on_device_or_primary()
+        counter = own_copy(counter_of(outer))
         outer.apply(list(gradients), self.trained)
         if not counts:
             counter.assign_sub(1)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
 
-from tfscale.bridge.objects import native
+from tfscale.bridge.hooks import END_OF_FIT, OPTIMIZER_BUILD
+from tfscale.bridge.objects import native, trained_by
 from tfscale.exchange.explain import Row
 from tfscale.exchange.reducer import Reducer
 from tfscale.exchange.state import ExchangeState
@@ -23,8 +24,6 @@ from tfscale.sync.rule import Rule
 
 if TYPE_CHECKING:
     from tfscale.strategy.strategy import ScaleStrategy
-
-_END_OF_FIT = "finalize_variable_values"
 
 
 class Rounds:
@@ -38,6 +37,7 @@ class Rounds:
 
     Attributes:
         agreeing: how many agree: replicas, or groups of them.
+        makes_outer: whether a rule's outer optimizer is being made.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class Rounds:
         self.reducer = reducer
         self.groups = groups
         self.agreeing = reducer.exchange.ranks // (1 if groups is None else groups.size)
+        self.makes_outer = False
         rule.check(self.agreeing)
         if unknown := [name for name in rule.in_shards if name not in rule.keeps]:
             raise ValueError(
@@ -78,12 +79,12 @@ class Rounds:
         course = self._courses.get(model)
         if course is not None and course.optimizer is not optimizer:
             # A fit that was interrupted has left this, and then the model was compiled anew.
-            vars(course.optimizer).pop(_END_OF_FIT, None)
+            END_OF_FIT.off(course.optimizer)
             course.close()
             model.test_function = model.predict_function = None  # they look at that course
         if optimizer is not None:
-            end = functools.partial(self._end_of_fit, model, optimizer)
-            vars(optimizer)[_END_OF_FIT] = end
+            END_OF_FIT.off(optimizer)  # a fit that was interrupted has left it
+            END_OF_FIT.put(optimizer, functools.partial(self._end_of_fit, model))
 
     def _refuse(self, callback: Any) -> None:
         if isinstance(callback, keras.callbacks.SwapEMAWeights):
@@ -92,7 +93,7 @@ class Rounds:
                 "while replicas have different ones. Leave it out, and give the optimizer "
                 "ema_overwrite_frequency=None: at the end of fit it takes the averages"
             )
-        several = self.strategy.extended._num_workers > 1
+        several = self.strategy.extended.number_of_workers > 1
         if several and isinstance(callback, keras.callbacks.TerminateOnNaN):
             raise ValueError(
                 f"TerminateOnNaN does not work with sync={self.rule!r} on several workers: each "
@@ -101,7 +102,7 @@ class Rounds:
             )
 
     def _refuse_length(self, length: Mapping[str, Any]) -> None:
-        several = self.strategy.extended._num_workers > 1
+        several = self.strategy.extended.number_of_workers > 1
         if not several or length["number of steps in an epoch"] is not None:
             return
         if self.groups and self.groups.size > len(self.strategy.extended.worker_devices):
@@ -123,13 +124,15 @@ class Rounds:
                 "than in the first. Give fit steps_per_epoch; or call it once for each epoch"
             )
 
-    def _end_of_fit(self, model: Any, optimizer: Any, variables: Any) -> None:
+    def _end_of_fit(
+        self, model: Any, finalize: Callable[..., None], optimizer: Any, variables: Any
+    ) -> None:
         """In place of what Keras calls once at the end of ``fit``."""
-        vars(optimizer).pop(_END_OF_FIT, None)
+        END_OF_FIT.off(optimizer)
         course = self._courses.get(model)
         if course is not None:
             course.close()
-        optimizer.finalize_variable_values(variables)
+        finalize(optimizer, variables)
 
     def built(self, optimizer: Any, state: ExchangeState) -> None:
         """An optimizer of the scope has been built: its state is kept as the rule wants it, and it
@@ -146,17 +149,19 @@ class Rounds:
         """The weight that reads as what is kept by that name, and is it once replicas agree."""
         if name != self.rule.reads_as or self.rule.agrees:
             return None
-        return native(optimizer._trainable_variables[int(place)])
+        return native(trained_by(optimizer)[int(place)])
 
     def _made_outer(self, optimizer: Any) -> Any:
         scope = contextlib.nullcontext() if on_a_replica() else self.strategy.scope()
         with tf.init_scope(), scope:
-            outer = self.rule.make_outer()
-            self.strategy.optimizers.discard(outer)
-            vars(outer).pop("build", None)
-            outer.build(optimizer._trainable_variables)
-        for variable in outer.variables:
-            LocalWeight.make_common(native(variable))
+            self.makes_outer = True  # whose variables all replicas update alike
+            try:
+                outer = self.rule.make_outer()
+                self.strategy.optimizers.discard(outer)
+                OPTIMIZER_BUILD.off(outer)
+                outer.build(trained_by(optimizer))
+            finally:
+                self.makes_outer = False
         return outer
 
     def sent_by_rules(self) -> list[Row]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfscale.bridge.tensorflow import sum_without_gradient
 from tfscale.exchange.exchange import can_exchange
 from tfscale.exchange.trial import Cell
 
@@ -134,8 +135,7 @@ def _rows(x: Any) -> tf.Tensor:
 def _sum(tensors: list[Any]) -> list[Any]:
     if not tensors:
         return []
-    extended = tf.distribute.get_strategy().extended
-    found: list[Any] = extended._replica_ctx_all_reduce("SUM", tensors)  # has no gradient
+    found: list[Any] = sum_without_gradient(tensors)
     return found
 
 

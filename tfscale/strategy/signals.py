@@ -17,9 +17,9 @@ import time
 from typing import Any, NoReturn
 
 import tensorflow as tf
-from tensorflow.python.eager import context
 
 from tfscale import handlers
+from tfscale.bridge.runtime import context
 from tfscale.strategy import farewell
 
 _WHO_GOT_SIGTERM = "TF_DEFAULT_PREEMPTION_NOTICE_KEY"
@@ -77,7 +77,7 @@ class _Missed(threading.Thread):
 
 
 def _key_value() -> Any:
-    return context.context().get_config_key_value
+    return context().get_config_key_value
 
 
 def _listen() -> None:

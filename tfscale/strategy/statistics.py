@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfscale.bridge.objects import reduced_axes
 from tfscale.bridge.protocols import Layer
+from tfscale.bridge.tensorflow import own_copy, sum_without_gradient
 from tfscale.strategy.current import current, during
 from tfscale.strategy.share import Share, is_scaled
 
 
-def moments(layer: Layer, inputs: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
+def moments(
+    _: Callable[..., Any], layer: Layer, inputs: tf.Tensor, mask: tf.Tensor | None
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Mean and variance of the global batch, as batch normalization takes them of its own inputs.
 
     In two passes, since the mean of squares minus the square of the mean loses the more digits
@@ -20,7 +25,7 @@ def moments(layer: Layer, inputs: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf
     Keras makes three, and as many for gradients. A network may have hundreds of such layers, and
     what an operation costs is to trace it: so there are few, and the gradient is written out.
     """
-    axes = [*layer._reduction_axes]
+    axes = [*reduced_axes(layer)]
     if mask is not None:
         mask = tf.cast(tf.broadcast_to(mask[..., tf.newaxis], tf.shape(inputs)), tf.bool)
 
@@ -34,7 +39,7 @@ def moments(layer: Layer, inputs: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf
         total, count = _total_and_count(x, mask, axes)
         mean = tf.math.divide_no_nan(total, count)
         squares = _where(mask, tf.math.squared_difference(x, along_channels(mean)))
-        variance = tf.math.divide_no_nan(_sum(tf.reduce_sum(squares, axes)), count)
+        variance = tf.math.divide_no_nan(sum_without_gradient(tf.reduce_sum(squares, axes)), count)
 
         def gradient(of_mean: tf.Tensor, of_variance: tf.Tensor) -> tf.Tensor:
             # Deviations from the mean add up to 0, so variance does not change with the mean.
@@ -59,10 +64,10 @@ def _total_and_count(x: tf.Tensor, mask: tf.Tensor | None, axes: list[int]) -> l
     if mask is None:
         channels = total.shape.num_elements()
         count = tf.cast(tf.reshape(tf.size(x) // channels, [1]), x.dtype)
-        total, count = tf.split(_sum(tf.concat([total, count], 0)), [channels, 1])
+        total, count = tf.split(sum_without_gradient(tf.concat([total, count], 0)), [channels, 1])
         return [total, count]
     count = tf.reduce_sum(tf.cast(mask, x.dtype), axes)
-    total, count = tf.split(_sum(tf.concat([total, count], 0)), 2)
+    total, count = tf.split(sum_without_gradient(tf.concat([total, count], 0)), 2)
     return [total, count + keras.backend.epsilon()]  # as Keras does
 
 
@@ -80,15 +85,10 @@ def _sum_of_gradients(gradients: tf.Tensor) -> tf.Tensor:
             with during(own=own):
                 return tf.distribute.get_replica_context().all_reduce("SUM", of_sum)
 
-        return _sum(x), gradient
+        return sum_without_gradient(x), gradient
 
     total: tf.Tensor = summed(gradients)
     return total
-
-
-def _sum(x: tf.Tensor) -> tf.Tensor:
-    """Sum over replicas; gradients are the caller's business."""
-    return tf.distribute.get_strategy().extended._replica_ctx_all_reduce("SUM", x)
 
 
 def _where(mask: tf.Tensor | None, values: tf.Tensor) -> tf.Tensor:
@@ -117,7 +117,7 @@ def _averaged_over_all(distinct: list[Any], share: Share) -> tf.Operation:
 
 
 def _averaged(distinct: list[Any], share: Share) -> None:
-    own = [v._get_on_device_or_primary() for v in distinct]
+    own = [own_copy(v) for v in distinct]
     parts = [
         tf.math.multiply_no_nan(tf.cast(v.read_value(), tf.float64), share.weight(tf.float64))
         for v in own

@@ -1,9 +1,8 @@
 """Makes ``fit`` on k replicas equal to ``fit`` on one device, with Keras 3.
 
-Keras passes every step to ``Strategy.run``. While a step is traced (or runs, eagerly)
-some objects of the model get attributes that hide their methods; afterwards these
-attributes are removed. No class and no module is changed, and no attribute is saved.
-The strategy changes three things:
+Keras passes every step to ``Strategy.run``. While a step is traced (or runs, eagerly) hooks are on
+some objects of the model, and on a few classes of Keras: see ``bridge/hooks.py``. No hook is saved
+with a model. The strategy changes three things:
 
 - An optimizer's ``apply`` gets gradients that have been summed over all replicas: applying.py.
 - Losses are weighted by the replica's share of the global batch, of its samples, its unmasked
@@ -15,7 +14,6 @@ The strategy changes three things:
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +22,9 @@ import tensorflow as tf
 
 from tfscale.bridge.fit import ModelStep, fitted
 from tfscale.bridge.functions import inlined
+from tfscale.bridge.hooks import MOMENTS
 from tfscale.bridge.losses import reducing
 from tfscale.bridge.objects import layers_of, optimizers_of
-from tfscale.bridge.shadow import shadowed
 from tfscale.bridge.tapes import targets_changed
 from tfscale.strategy import inexact, keras_losses, mates, own_losses, statistics
 from tfscale.strategy.applying import hooked
@@ -55,14 +53,13 @@ def exact(strategy: ScaleStrategy, model: keras.Model, training: bool) -> Iterat
         if training and strategy.synchronizes_batch_norm:
             for layer in layers:
                 if isinstance(layer, keras.layers.BatchNormalization):
-                    moments = functools.partial(statistics.moments, layer)
-                    stack.enter_context(shadowed(layer, "_moments", moments))
+                    stack.enter_context(MOMENTS.on(layer, statistics.moments))
         yield
 
 
 def step_of_replica(strategy: ScaleStrategy, step: ModelStep, fn: Callable[..., Any]) -> Any:
     """A model's step, which knows what part of the global batch it is."""
-    replicas, model, own = strategy.extended._num_replicas_in_sync, step.model, step.is_own
+    replicas, model, own = strategy.extended.number_of_replicas, step.model, step.is_own
     rounds = strategy.rounds if step.changes_weights else None
     course = None if rounds is None else rounds.of(model)
     spare = None if course is None else course.spare_row
@@ -159,7 +156,7 @@ def _read(result: Any) -> Any:
 
 def prediction_of_replica(strategy: ScaleStrategy, fn: Callable[..., Any]) -> Any:
     """What a model says of its part of a batch."""
-    replicas = strategy.extended._num_replicas_in_sync
+    replicas = strategy.extended.number_of_replicas
 
     @tf.autograph.experimental.do_not_convert
     def part(data: Any) -> Any:

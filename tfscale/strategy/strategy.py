@@ -21,6 +21,7 @@ from tfscale.bridge.installed import KERAS_2, refuse_tf_keras
 from tfscale.bridge.objects import OPTIMIZERS
 from tfscale.bridge.protocols import Optimizer
 from tfscale.bridge.reading import shapes_apart
+from tfscale.bridge.runtime import is_compiled_by_xla
 from tfscale.bridge.tensorflow import (
     DistributedValues,
     PerReplica,
@@ -40,7 +41,7 @@ from tfscale.exchange.tensorflow_exchange import TensorFlowExchange
 from tfscale.exchange.trial import Trials
 from tfscale.launch.local import ALL_BARS
 from tfscale.names import TIMELINE_VARIABLE
-from tfscale.ops import memory, xla
+from tfscale.ops import memory
 from tfscale.ops.group import (
     DEFAULT_JOIN_TIMEOUT,
     DEFAULT_SLOW_AFTER,
@@ -208,7 +209,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         _join(
             extended,
             {
-                "list of devices": [name.rsplit("device:", 1)[-1] for name in extended._devices],
+                "list of devices": [name.rsplit("device:", 1)[-1] for name in extended.devices],
                 "algorithm": algorithm,
                 "wire": repr(WirePolicy.of(wire or LOSSLESS)) if method is None else None,
                 "method": method and repr(policy),
@@ -238,18 +239,18 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             self._train_in_rounds(algorithm, policy, bucket_bytes)
 
     def _say_if_nothing_travels(self, asked: str) -> None:
-        if self.extended._num_replicas_in_sync == 1:
+        if self.extended.number_of_replicas == 1:
             logging.getLogger("tfscale").warning(_NOTHING_TRAVELS, asked)
 
     def _connect(self, exchange: Exchange) -> None:
         extended = self.extended
         extended.connect(exchange, of_hosts(exchange.schedules, extended.hosts))
-        before_callbacks_get_their_model(backup.arrange)
+        before_callbacks_get_their_model(backup.arrange, self)
         output.ignore_warning_about_shuffle()
-        if extended._id_in_cluster > 0 and not os.environ.get(ALL_BARS):
-            output.show_no_bars_by_default()
-        if extended._num_workers > 1:
-            saving.write_whole_files()
+        if extended.worker > 0 and not os.environ.get(ALL_BARS):
+            output.show_no_bars_by_default(self)
+        if extended.number_of_workers > 1:
+            saving.write_whole_files(self)
             logging.getLogger("tfscale").info(
                 "gradients go from this worker's first replica to the others: %s", exchange.ways()
             )
@@ -288,12 +289,12 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
     def _replicas_of_a_group(self, policy: MethodPolicy) -> int:
         """How many replicas make each step together, where groups of them do; else 1."""
-        if not isinstance(self.sync, Hierarchical) or self.extended._num_replicas_in_sync == 1:
+        if not isinstance(self.sync, Hierarchical) or self.extended.number_of_replicas == 1:
             return 1
         size = size_of(self.sync, self.extended)
-        if 1 < size < self.extended._num_replicas_in_sync:
+        if 1 < size < self.extended.number_of_replicas:
             refuse_methods(self.sync, policy)
-        if size == self.extended._num_replicas_in_sync > 1:
+        if size == self.extended.number_of_replicas > 1:
             logging.getLogger("tfscale").warning(_ONE_GROUP, self.sync, size)
         if size == 1 and policy != MethodPolicy():
             logging.getLogger("tfscale").warning(_GROUPS_OF_ONE, policy, self.sync)
@@ -310,7 +311,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     @property
     def cluster_resolver(self) -> Any:
         """Who the workers are."""
-        return self.extended._cluster_resolver
+        return self.extended.cluster_resolver
 
     @property
     def num_replicas_in_sync(self) -> Any:
@@ -326,7 +327,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             model, callbacks, length = beginning
             join.same_model(self.extended.hosts, model)
             join.same_length(self.extended.hosts, length)
-            if self.extended._id_in_cluster == 0:
+            if self.extended.worker == 0:
                 _say_if_no_timeline(callbacks)
             if self.rounds is not None:
                 self.rounds.begins(model, callbacks, length)
@@ -337,7 +338,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Any = None
     ) -> Any:
         """Call ``fn`` on every replica, with its part of each distributed argument."""
-        if self.extended._num_replicas_in_sync == 1:
+        if self.extended.number_of_replicas == 1:
             return super().run(fn, args, kwargs, options)
         _refuse_xla(self)
         refuse_tf_keras(fn)
@@ -377,7 +378,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             value = tf.convert_to_tensor(value)
         if local == 1 or not tf.is_tensor(value) or isinstance(value, DistributedValues):
             return value
-        ranks, me = self.extended._num_replicas_in_sync, self.extended._id_in_cluster
+        ranks, me = self.extended.number_of_replicas, self.extended.worker
         rows, workers = tf.shape(value)[0], ranks // local
         # Keras joins what all first replicas predict, then all second ones, and so on.
         places = [replica * workers + me for replica in range(local)]
@@ -410,7 +411,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         distribute: Callable[[Any], Any] = functools.partial(
             super().experimental_distribute_dataset, options=options
         )
-        if self.extended._num_replicas_in_sync == 1:
+        if self.extended.number_of_replicas == 1:
             distribute = _as_it_is
         distributed = distribute(dataset)
         shapes_apart(dataset, distributed, distribute)
@@ -444,7 +445,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         schedules.dump(path)
 
     def __repr__(self) -> str:
-        return f"<ScaleStrategy of {self.extended._num_replicas_in_sync} replicas>"
+        return f"<ScaleStrategy of {self.extended.number_of_replicas} replicas>"
 
     def born(self, optimizer: Optimizer) -> None:
         """An optimizer has been made in this strategy's scope."""
@@ -527,7 +528,7 @@ def _choices_of(schedule_file: Path) -> str:
 
 def _refuse_xla(strategy: Any) -> None:
     """Called while a step for several replicas is traced."""
-    if not xla.compiles_this():
+    if not is_compiled_by_xla():
         return
     raise ValueError(
         f"jit_compile=True cannot train on {strategy.num_replicas_in_sync} replicas: XLA compiles "
@@ -542,8 +543,8 @@ def _as_it_is(dataset: Any) -> Any:
 
 
 def _say_who_trains(extended: Any) -> None:
-    replicas, workers = extended._num_replicas_in_sync, extended._num_workers
-    here = ", ".join(name.rsplit("device:", 1)[-1] for name in extended._devices)
+    replicas, workers = extended.number_of_replicas, extended.number_of_workers
+    here = ", ".join(name.rsplit("device:", 1)[-1] for name in extended.devices)
     where = here if workers == 1 else f"{workers} workers, each on its {here}"
     word = "replica trains" if replicas == 1 else "replicas train"
     logging.getLogger("tfscale").info("ScaleStrategy: %d %s, on %s", replicas, word, where)

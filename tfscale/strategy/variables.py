@@ -8,13 +8,14 @@ own in between: ``LocalWeight``.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfscale.bridge.objects import LAYER_SEED
-from tfscale.bridge.protocols import Variable
 from tfscale.bridge.tensorflow import (
     DistributedValues,
     DistributedVariable,
@@ -24,7 +25,11 @@ from tfscale.bridge.tensorflow import (
     SaveSpec,
     SyncOnReadVariable,
     assign_on_device,
+    first_copy,
+    own_copy,
+    read_from_outside,
     regroup,
+    variables_of,
 )
 from tfscale.exchange import dataflow, shards
 from tfscale.exchange.state import COMMON, PART, ROUNDING_SEED, SHARD
@@ -69,8 +74,8 @@ class Weight(_Readable, MirroredVariable):
             ) from error
 
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
-        if current.reduced or self.distribute_strategy.extended._num_replicas_in_sync == 1:
-            return update_fn(self._get_on_device_or_primary(), value, **kwargs)
+        if current.reduced or self.distribute_strategy.extended.number_of_replicas == 1:
+            return update_fn(own_copy(self), value, **kwargs)
         if current.statistics is not None and self.dtype.is_floating and self._differs(value):
             current.statistics.append(self)
         return super()._update_replica(update_fn, value, **kwargs)
@@ -122,7 +127,7 @@ class Tally(_Readable, SyncOnReadVariable):
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         """Keras calls it; a replica without rows keeps its value."""
         if current.rows is not None:
-            now = self._get_on_device_or_primary().read_value()
+            now = own_copy(self).read_value()
             value = tf.where(current.rows.absent, now, tf.convert_to_tensor(value, self.dtype))
         return super().assign(value, *args, **kwargs)
 
@@ -144,14 +149,15 @@ class _Saved(SaveableObject):
 
     def __init__(self, variable: DistributedVariable, name: str) -> None:
         self._variable = variable
+        read = functools.partial(read_from_outside, variable)
         spec = SaveSpec(
-            tensor=variable._get_cross_replica,
+            tensor=read,
             slice_spec="",
             name=name,
             dtype=variable.dtype,
-            device=variable._primary.device,
+            device=first_copy(variable).device,
         )
-        super().__init__(variable._get_cross_replica, [spec], name)
+        super().__init__(read, [spec], name)
 
     def restore(self, restored_tensors: Any, restored_shapes: Any) -> tf.Operation:
         (tensor,) = restored_tensors
@@ -204,7 +210,8 @@ class LocalWeight(_OfKeras):
     assigned there, or restored, all replicas get.
     """
 
-    _differs = Weight._differs
+    def _differs(self, value: Any) -> bool:
+        return Weight._differs(self, value)
 
     def of_replica(self, local_id: int, whole: tf.Tensor) -> tf.Tensor:
         return whole
@@ -224,16 +231,10 @@ class LocalWeight(_OfKeras):
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
         if current.alone is False or current.reduced or current.rows is None:
             return super()._update_replica(update_fn, value, **kwargs)
-        own = self._get_on_device_or_primary()
+        own = own_copy(self)
         before = own.read_value()
         super()._update_replica(update_fn, value, **kwargs)
         return own.assign(tf.where(current.rows.nobody, before, own.read_value()))
-
-    @staticmethod
-    def make_common(variable: Variable) -> None:
-        """Of a variable that all replicas update alike: it is an ordinary one."""
-        if isinstance(variable, LocalWeight):
-            variable.__class__ = Weight
 
 
 class LocalStatistic(LocalWeight):
@@ -266,7 +267,7 @@ class Accumulator(_OfKeras):
 
     def of_replica(self, local_id: int, whole: tf.Tensor) -> tf.Tensor:
         """One replica's part of the sum of all."""
-        return whole / self.distribute_strategy.extended._num_replicas_in_sync
+        return whole / self.distribute_strategy.extended.number_of_replicas
 
     def _get_cross_replica(self) -> tf.Tensor:
         parts = PerReplica(tuple(v.read_value() for v in self.values))
@@ -279,9 +280,9 @@ class Part(_Private):
     def of_replica(self, local_id: int, whole: tf.Tensor) -> tf.Tensor:
         """One replica's row; an equal part of the sum if there were other replicas before."""
         extended = self.distribute_strategy.extended
-        if whole.shape[0] == extended._num_replicas_in_sync:
+        if whole.shape[0] == extended.number_of_replicas:
             return whole[extended.first_rank + local_id]
-        return tf.reduce_sum(whole, 0) / extended._num_replicas_in_sync  # nothing is lost
+        return tf.reduce_sum(whole, 0) / extended.number_of_replicas  # nothing is lost
 
     def _get_cross_replica(self) -> tf.Tensor:
         rows = PerReplica(tuple(v.read_value()[tf.newaxis] for v in self.values))
@@ -302,7 +303,7 @@ class Shard(_Private):
 
     def of_replica(self, local_id: int, whole: tf.Tensor) -> tf.Tensor:
         extended = self.distribute_strategy.extended
-        every = shards.split(whole, extended._num_replicas_in_sync)
+        every = shards.split(whole, extended.number_of_replicas)
         return every[extended.first_rank + local_id]
 
     def _get_cross_replica(self) -> tf.Tensor:
@@ -326,10 +327,10 @@ def kind_of(keywords: dict[str, Any]) -> type[Weight]:
     return Statistic if keywords.get("trainable") is False else Weight
 
 
-def _in_rounds(variable: Any, kind: type[Weight], keywords: dict[str, Any]) -> type[Weight]:
-    """The kind of one that replicas update while they make steps alone.
+def _in_rounds(kind: type[Weight], keywords: dict[str, Any]) -> type[Weight]:
+    """Return the kind of a variable that replicas update while they make steps alone.
 
-    What has asked for means gets them at the ends of rounds, as statistics do.
+    A variable that asks for means gets them at the ends of rounds, as statistics do.
     """
     aggregation = keywords.get("aggregation")
     if aggregation == tf.VariableAggregation.SUM:
@@ -340,7 +341,6 @@ def _in_rounds(variable: Any, kind: type[Weight], keywords: dict[str, Any]) -> t
             "sync=tfscale.sync.EveryStep()"
         )
     if aggregation == tf.VariableAggregation.MEAN:
-        variable._aggregation = tf.VariableAggregation.NONE
         return LocalStatistic if keywords.get("trainable") is False else LocalWeight
     if kind is Statistic:
         return LocalStatistic
@@ -366,25 +366,31 @@ _BY_NAME: dict[str, type[Weight]] = {
 }
 
 
-def adopt(variable: Variable, keywords: dict[str, Any], in_rounds: bool) -> Any:
-    """Give a replicated variable its kind.
-
-    TensorFlow makes its variables from a fixed table of classes; ours add methods to two
-    of them, and no state.
+def made(create: Callable[[], Any], keywords: dict[str, Any], rounds: Any) -> Any:
+    """Make a replicated variable of the class that its use asks for.
 
     Args:
-        variable: that TensorFlow has made.
-        keywords: with which it was made.
-        in_rounds: whether replicas make some steps alone.
+        create: makes the variable by TensorFlow's means.
+        keywords: arguments that it is made with.
+        rounds: rounds of the strategy; None if replicas make all steps together.
     """
-    if type(variable) is SyncOnReadVariable:
-        variable.__class__ = Tally
-    if type(variable) is not MirroredVariable:
-        return variable
-    kind = kind_of(keywords)
-    if in_rounds and tf.as_dtype(variable.dtype).is_floating:
-        kind = _in_rounds(variable, kind, keywords)
-    variable.__class__ = kind
+
+    def choose(kind: type, aggregation: Any, dtype: tf.DType) -> tuple[type, Any]:
+        if kind is SyncOnReadVariable:
+            return Tally, aggregation
+        if kind is not MirroredVariable:
+            return kind, aggregation
+        ours = kind_of(keywords)
+        if rounds is not None and dtype.is_floating:
+            ours = _in_rounds(ours, keywords)
+            if aggregation == tf.VariableAggregation.MEAN:
+                aggregation = tf.VariableAggregation.NONE
+            if rounds.makes_outer and issubclass(ours, LocalWeight):
+                ours = Weight
+        return ours, aggregation
+
+    with variables_of(choose):
+        variable = create()
     if isinstance(variable, Seed):
         with tf.init_scope():
             for i, component in enumerate(variable.values):

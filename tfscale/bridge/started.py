@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import linecache
 import sys
+from collections.abc import Callable
+from types import FrameType
 from typing import Any
+
+from tfscale.bridge.frames import frames
+from tfscale.bridge.hooks import START
 
 # Packages that a line of the user's program calls before TensorFlow starts.
 _LIBRARIES = ("tensorflow", "keras", "tf_keras", "tfscale")
 _CONTEXT = "tensorflow.python.eager.context"
-_START = "ensure_initialized"
 
 _line: str | None = None
 
@@ -22,16 +26,14 @@ def watch() -> None:
     """Record the line that starts TensorFlow from now on, if TensorFlow is imported already."""
     if _CONTEXT not in sys.modules or has_devices():
         return
-    module = sys.modules[_CONTEXT]
-    context, start = module.context(), module.context().ensure_initialized
+    START.put(sys.modules[_CONTEXT].context(), _start)
 
-    def noted() -> None:
-        vars(context).pop(_START, None)
-        if not context._initialized:
-            _note(sys._getframe(1))
-        start()
 
-    vars(context)[_START] = noted
+def _start(start: Callable[[Any], None], context: Any) -> None:
+    START.off(context)
+    if not context._initialized:
+        _note()
+    start(context)
 
 
 def has_devices() -> bool:
@@ -40,14 +42,17 @@ def has_devices() -> bool:
     return module is not None and bool(module.context()._initialized)
 
 
-def _note(frame: Any) -> None:
+def _note() -> None:
     global _line
-    while frame and frame.f_globals.get("__name__", "").split(".")[0] in _LIBRARIES:
-        frame = frame.f_back
-    if frame:
+    users = (one for one in frames(sys._getframe()) if _package_of(one) not in _LIBRARIES)
+    if frame := next(users, None):
         file, number = frame.f_code.co_filename, frame.f_lineno
         code = linecache.getline(file, number, frame.f_globals).strip()
         _line = f"{file}, line {number}" + (f": {code}" if code else "")
+
+
+def _package_of(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).split(".")[0]
 
 
 def words() -> str:

@@ -1,4 +1,4 @@
-"""How replicas on CPUs get their batches: in turn, from one iterator of the host.
+"""Batches of replicas on CPUs, which take them in turn from one iterator of the host.
 
 TensorFlow gives each device an iterator of its own behind another one of the host. For GPUs these
 copy the next batch ahead. For CPUs there is nothing to copy, and making these iterators takes most
@@ -34,7 +34,7 @@ from tfscale.bridge.tensorflow import (
 
 
 def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """The same dataset without tf.data's tuning, unless its own options ask for it."""
+    """Return the dataset without tf.data's tuning, unless its own options ask for it."""
     if dataset.options().autotune.enabled is not None:
         return dataset
     options = tf.data.Options()
