@@ -1,4 +1,4 @@
-"""When replicas agree: after every step, or once in many."""
+"""Sync rules: replicas agree after every step, or after many steps."""
 
 from tfscale import tensorflow_needed as _  # noqa: F401
 from tfscale.sync.diloco import DiLoCo

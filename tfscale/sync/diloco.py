@@ -1,4 +1,4 @@
-"""Replicas train alone, and then an outer optimizer goes where they have gone on average."""
+"""DiLoCo: replicas train alone, and then an outer optimizer makes a step by their mean change."""
 
 from __future__ import annotations
 
@@ -24,37 +24,38 @@ _BLEND = "how much of a replica's own weights is left when what travelled for de
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class DiLoCo(Rule):
-    r"""DiLoCo: an outer optimizer, for which the way of a round is a gradient.
+    r"""DiLoCo: an outer optimizer, whose gradient is the mean weight change of a round.
 
     All P replicas begin a round with the same outer weights W, and make H steps of the model's
     own (inner) optimizer, alone. The outer optimizer then updates W by the outer gradient
 
     .. math:: \frac{1}{P} \sum_r (W - w_r),
 
-    and all replicas go on from the new W. What the inner optimizer keeps stays each replica's own.
+    and all replicas continue from the new W. Each replica keeps its own state of the inner
+    optimizer.
 
-    **Fragments and delay.** With F fragments the weights, each of them whole, are dealt out to
-    fragments of about equal bytes, and H / F steps after one fragment's round the next one's
-    ends, so that no moment has much to send. With a delay of D steps a fragment's ways
-    :math:`W - w_r(t)`, of step t, travel while replicas go on. At step t + D the outer optimizer
-    updates that fragment's W by their mean, and each replica takes
+    **Fragments and delay.** ``fragments`` divides the weights among F fragments of about equal
+    bytes, each weight whole. The rounds of two successive fragments end H / F steps apart, so no
+    single step has much to send. With a delay of D steps, replicas send a fragment's weight changes
+    :math:`W - w_r(t)`, of step t, while they continue to train. At step t + D the outer optimizer
+    updates the fragment's W by the mean of these changes, and each replica takes
 
     .. math:: w_r \leftarrow \beta w_r(t + D) + (1 - \beta) W.
 
     Args:
-        every: H; or a ``Period``.
+        every: H, the number of steps in a round; or a ``Period``.
         outer: a function that makes an optimizer of Keras; or an optimizer, from whose settings
             the strategy makes one of its own; by default ``SGD(0.7, momentum=0.9,
             nesterov=True)``. With several workers pass a function: an optimizer makes variables,
-            and TensorFlow lets workers meet only before the first variable.
-        wire: the format in which differences are sent, as ``ScaleStrategy`` takes it.
-        method: instead of ``wire``, how they become sums.
-        error_feedback: whether what rounding on ``wire`` loses in one round is added to the
-            differences of the next; by default it is.
-        fragments: F; H is a multiple of it.
-        delay: D, less than H / F.
-        blend: :math:`\beta`, the share of a replica's own weights, among which is what it has made
-            while the ways travelled; 0.5 by default if there is a delay.
+            and TensorFlow can connect workers only before the first variable.
+        wire: format in which weight changes are sent, as ``ScaleStrategy`` takes it.
+        method: method that sums weight changes, instead of ``wire``.
+        error_feedback: whether a replica adds the error of rounding to ``wire`` in one round to its
+            weight changes of the next; True by default.
+        fragments: F, the number of fragments; H must be a multiple of F.
+        delay: D, the number of steps that replicas make during an exchange; less than H / F.
+        blend: :math:`\beta`, the share of a replica's own weights, which contain the steps that it
+            has made during the delay; 0.5 by default if there is a delay.
 
     Example:
         >>> strategy = tfscale.ScaleStrategy(sync=tfscale.sync.DiLoCo(every=100, wire="int8"))
@@ -89,13 +90,13 @@ class DiLoCo(Rule):
                 f"method={self.method!r} says how differences are sent, and wire={self.wire!r} or "
                 f"error_feedback={self.error_feedback!r} says so, too. Leave one of them out"
             )
-        object.__setattr__(self, "_policy", self._chosen())  # what is wrong is refused now
+        object.__setattr__(self, "_policy", self._chosen())  # raises if a setting is wrong
         self._check_stream()
         object.__setattr__(self, "agrees", not self.streams)
 
     @property
     def streams(self) -> bool:
-        """Whether weights are in fragments, or ways travel while steps are made."""
+        """Whether weights are in fragments, or weight changes are sent while replicas train."""
         return self.fragments > 1 or self.delay > 0
 
     def _check_stream(self) -> None:
@@ -126,11 +127,14 @@ class DiLoCo(Rule):
             )
 
     def table(self) -> list[int]:
-        """A round is one fragment's, and ends ``every / fragments`` steps after the one before."""
+        """Return the lengths of the first rounds, in steps; each round is one fragment's.
+
+        A round ends ``every / fragments`` steps after the round before.
+        """
         return [steps // self.fragments for steps in super().table()]
 
     def make_outer(self) -> Any:
-        """The outer optimizer."""
+        """Return a new outer optimizer."""
         if self.outer is None:
             return keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True, name="outer")
         if _is_optimizer(self.outer):
@@ -141,7 +145,7 @@ class DiLoCo(Rule):
         return made
 
     def describe(self) -> str:
-        """All settings, the outer optimizer's too."""
+        """Return all settings, and those of the outer optimizer."""
         outer = self.make_outer()
         settings = {key: value for key, value in outer.get_config().items() if key != "name"}
         words = f"every={self.every!r}, {type(outer).__name__} {settings}, {self.policy!r}"
@@ -158,7 +162,7 @@ class DiLoCo(Rule):
 
     @property
     def policy(self) -> MethodPolicy:
-        """By which methods differences are sent."""
+        """Methods that send weight changes."""
         return self._policy  # type: ignore[attr-defined, no-any-return]
 
     def begin(self, round: Round) -> None:
@@ -166,7 +170,7 @@ class DiLoCo(Rule):
         round.keep(OUTER, [weight.read_value() for weight in round.weights])
 
     def end(self, round: Round) -> None:
-        """Step with the outer optimizer, from the round's beginning; or send a fragment's ways."""
+        """Step with the outer optimizer from the round's start, or send a fragment's changes."""
         if self.streams:
             self._send_next(round)
         else:
@@ -180,16 +184,17 @@ class DiLoCo(Rule):
             weight.assign(start)
         round.outer_step(means)
 
-    # -- in fragments, or with a delay
+    # -- fragments and delay
 
     def _send_next(self, round: Round) -> None:
-        self.land(round)  # a worker that has no batches left does not wait for so many steps
+        # A worker without batches ends rounds before ``delay`` steps: finish its exchange now.
+        self.land(round)
         one_of(round.number % self.fragments, [_sends(part) for part in self._parts(round)])
         if not self.delay:
             self.land(round)
 
     def land(self, round: Round) -> None:
-        """Step with the outer optimizer, by the ways that have been sent, and blend."""
+        """Make a step of the outer optimizer by the sent weight changes, and blend the weights."""
         share = 0.0 if not self.delay else 0.5 if self.blend is None else self.blend
         self._land(round, share)
 
@@ -198,7 +203,7 @@ class DiLoCo(Rule):
         one_of(round.in_flight + 1, [tf.no_op, *landings])
 
     def settle(self, round: Round) -> None:
-        """The rounds of all fragments end, but of that whose ways have just come in."""
+        """Finish the rounds of all fragments except the one that has just been received."""
         if not self.streams:
             return
         came = round.in_flight if self.delay else (round.number - 1) % self.fragments
@@ -241,12 +246,12 @@ def _sends(part: Round) -> Callable[[], Any]:
 
 
 def one_of(number: tf.Tensor, actions: list[Callable[[], Any]]) -> None:
-    """Do the action of that number, and no other."""
+    """Run only the action with this index."""
 
     def acted(action: Callable[[], Any]) -> Callable[[], tf.Tensor]:
         def act() -> tf.Tensor:
             action()
-            return tf.constant(0)  # branches give something
+            return tf.constant(0)  # every branch must return a value
 
         return act
 

@@ -1,4 +1,4 @@
-"""Replicas train alone, and are drawn to a common centre."""
+"""Elastic averaging: replicas train alone, and then move toward a common centre."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ CENTRE = "centre"
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class ElasticAveraging(Rule):
-    r"""Elastic averaging SGD: replicas stay apart, and are drawn to a centre that follows them.
+    r"""Elastic averaging SGD: replicas stay different, and move toward a centre that follows them.
 
     Each of P replicas makes H steps of the model's optimizer, alone. Then, with the centre c and
-    :math:`d_r = w_r - c`, at the same time
+    :math:`d_r = w_r - c`, the replicas and the centre move at the same time:
 
     .. math:: w_r \leftarrow w_r - \alpha d_r, \qquad c \leftarrow c + \alpha \sum_r d_r.
 
-    What is evaluated and saved is the centre. Each replica holds a P-th of it: its shard. So a
-    round gathers the shards of c, and each replica adds the sum of all differences to its own; both
-    are sent as fp32, and together they are as many bytes as the mean of all weights.
+    Evaluations and files use the centre. Each replica holds a P-th of the centre, its shard. A
+    round gathers the shards of c, and each replica adds the sum of all differences to its own
+    shard. Replicas send both as fp32. Together these are as many bytes as the mean of all weights.
 
     Args:
-        every: H; or a ``Period``.
-        alpha: :math:`\alpha`, how strongly they are drawn to each other. From
-            :math:`\alpha (P + 1) = 2` on they would move ever further apart, so less is asked
-            for; from 1 on they swing. The paper takes 0.9 / P.
+        every: H, the number of steps in a round; or a ``Period``.
+        alpha: :math:`\alpha`, the strength of the pull between replicas and centre. If
+            :math:`\alpha (P + 1)` is 2 or more, the weights diverge, so the rule raises an error;
+            from 1 on they oscillate. The paper takes 0.9 / P.
 
     Example:
         >>> strategy = tfscale.ScaleStrategy(sync=tfscale.sync.ElasticAveraging(10, alpha=0.1))
@@ -48,7 +48,7 @@ class ElasticAveraging(Rule):
         arguments.real(self.alpha, "alpha", above=0, most=1)
 
     def check(self, replicas: int) -> None:
-        """Refuse so many that they would move ever further apart."""
+        """Raise ``ValueError`` if the weights of this number of replicas would diverge."""
         if self.alpha * (replicas + 1) >= 2:
             raise ValueError(
                 f"with alpha={self.alpha} {replicas} replicas would move ever further from their "
@@ -57,11 +57,11 @@ class ElasticAveraging(Rule):
             )
 
     def begin(self, round: Round) -> None:
-        """Keep the centre, where all replicas are."""
+        """Keep the weights, which are the same on all replicas, as the centre."""
         round.keep(CENTRE, [weight.read_value() for weight in round.weights])
 
     def end(self, round: Round) -> None:
-        """Draw each to the centre, and the centre to all."""
+        """Move each replica toward the centre, and the centre toward all replicas."""
         centre = round.kept(CENTRE)
         pulls = [
             self.alpha * (w.read_value() - c) for w, c in zip(round.weights, centre, strict=True)
@@ -71,6 +71,6 @@ class ElasticAveraging(Rule):
         round.add(CENTRE, pulls)
 
     def settle(self, round: Round) -> None:
-        """All take the centre."""
+        """Replace the weights with the centre."""
         for weight, centre in zip(round.weights, round.kept(CENTRE), strict=True):
             weight.assign(centre)

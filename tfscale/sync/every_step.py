@@ -1,4 +1,4 @@
-"""Replicas agree after every step."""
+"""Synchronous training: replicas agree after every step."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tfscale.sync.rule import Rule
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class EveryStep(Rule):
-    """Gradients are summed over replicas in every step, which so is that of one device.
+    """Synchronous training: every step sums gradients over replicas, and equals one device's.
 
     Example:
-        >>> strategy = tfscale.ScaleStrategy(sync=tfscale.sync.EveryStep())  # as without sync
+        >>> strategy = tfscale.ScaleStrategy(sync=tfscale.sync.EveryStep())  # the default
     """

@@ -1,4 +1,4 @@
-"""A model's weights, dealt out to fragments."""
+"""Fragments of a model's weights."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 
 def dealt(sizes: Sequence[int], fragments: int) -> list[list[int]]:
-    """Which weights are in which fragment.
+    """Return the indices of the weights in each fragment.
 
-    The largest first, each goes to the fragment that has the fewest bytes by then. So layers of
-    one size are dealt out in turn, which the paper calls strided.
+    The largest weight comes first. Each weight goes to the fragment that has the fewest bytes so
+    far. So layers of the same size go to the fragments in turn, which the paper calls strided.
 
     Args:
-        sizes: bytes of each weight.
-        fragments: how many there are.
+        sizes: size of each weight, in bytes.
+        fragments: number of fragments.
 
     Example:
         >>> dealt([4, 4, 4, 4, 1], fragments=2)
@@ -25,7 +25,7 @@ def dealt(sizes: Sequence[int], fragments: int) -> list[list[int]]:
             f"one fragment. Take {len(sizes)} or fewer"
         )
     parts: list[list[int]] = [[] for _ in range(fragments)]
-    filled = [(0, 0)] * fragments  # bytes and weights: weights without numbers count, too
+    filled = [(0, 0)] * fragments  # bytes, then weights: empty weights spread out, too
     for place in sorted(range(len(sizes)), key=lambda place: -sizes[place]):
         least = min(range(fragments), key=lambda fragment: filled[fragment])
         parts[least].append(place)

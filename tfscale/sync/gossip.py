@@ -1,4 +1,4 @@
-"""Replicas train alone, and then each mixes its weights with those of a few others."""
+"""Gossip: replicas train alone, and then each mixes its weights with those of a few others."""
 
 from __future__ import annotations
 
@@ -17,32 +17,35 @@ from tfscale.wires import LOSSLESS, checked
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Gossip(Rule):
-    r"""Gossip: a mean with a few neighbours, instead of one over all replicas.
+    r"""Gossip: a mean over a few neighbours, instead of a mean over all replicas.
 
-    Each of P replicas makes H steps of the model's optimizer, alone; then
+    Each of P replicas makes H steps of the model's optimizer, alone. Then it mixes weights:
 
     .. math:: w_r \leftarrow \sum_s M_{rs} w_s,
 
-    where row r of the matrix M is zero but for the replica itself and the few that send to it.
-    Which these are changes from round to round, as the topology has it. Columns and rows of M sum
-    to 1, so the mean over all replicas stays what it is, and differences from it shrink in each
-    round by the factor that ``tfscale.collectives.contraction`` computes. At the end of ``fit``
-    all take the mean. With :math:`d_r` the number of those to whom r sends, :math:`z_r = w_r /
-    (d_r + 1)`, and Q rounding to the wire, it is
+    where row r of the matrix M is zero except for replica r itself and the few replicas that send
+    to it. The topology chooses these replicas for each round. Columns and rows of M sum to 1. So
+    the mean over all replicas stays the same, and each round reduces the differences from the mean
+    by the factor that ``tfscale.collectives.contraction`` computes. At the end of ``fit`` all
+    replicas take the mean.
 
-    .. math:: w_r \leftarrow z_r + \sum_{s \to r} Q(z_s) + d_r (z_r - Q(z_r)):
+    Let Q be rounding to the wire, :math:`d_r` the number of replicas to which r sends, and
+    :math:`z_r = w_r / (d_r + 1)`. Then replica r computes
 
-    what rounding takes from others the sender keeps, so the mean stays what it is.
+    .. math:: w_r \leftarrow z_r + \sum_{s \to r} Q(z_s) + d_r (z_r - Q(z_r)).
+
+    The sender keeps the rounding error of what it sends, so the mean stays the same.
 
     Args:
-        every: H; or a ``Period``.
-        topology: ``"exponential"``: one message a round, to the replica that is 1, 2, 4, ... after
-            it in turn; ``"ring"``: to both neighbours; ``"random"``: pairs that are drawn anew for
-            each round; or a function from the number of replicas to a list of rounds, each a list
-            of pairs (sender, receiver), in which each replica sends to as many as send to it.
-        seed: for ``"random"``: which pairs are drawn.
-        wire: the format in which weights are sent, such as ``"bf16"``. Replicas come no nearer to
-            each other than its numbers are to the next ones.
+        every: H, the number of steps in a round; or a ``Period``.
+        topology: ``"exponential"``: each replica sends one message a round, to the replica that is
+            1, 2, 4, ... after it, in turn; ``"ring"``: each replica sends to both neighbours;
+            ``"random"``: pairs that are drawn anew for each round; or a function from the number of
+            replicas to a list of rounds, each a list of pairs (sender, receiver), in which each
+            replica sends to as many replicas as send to it.
+        seed: seed of the pairs that ``"random"`` draws.
+        wire: format in which weights are sent, such as ``"bf16"``. Replicas come no closer to each
+            other than two neighbouring numbers of this format.
 
     Example:
         >>> strategy = tfscale.ScaleStrategy(sync=tfscale.sync.Gossip(every=1, topology="ring"))
@@ -64,14 +67,18 @@ class Gossip(Rule):
         checked(self.wire)
 
     def __repr__(self) -> str:
-        """A function by its name, not by where it lies in memory: workers compare that."""
+        """Return all settings, with the name of a topology function.
+
+        Workers compare this text, and a function's own text has an address in memory, which
+        differs between workers.
+        """
         return (
             f"Gossip(every={self.every!r}, topology={_named(self.topology)}, seed={self.seed!r}, "
             f"wire={self.wire!r})"
         )
 
     def mixtures(self, replicas: int) -> list[Schedule]:
-        """Return the mixtures that take turns between so many replicas."""
+        """Return the mixtures that take turns between this number of replicas."""
         made = vars(self).setdefault("_made", {})
         if replicas not in made:
             made[replicas] = mixtures_of(self.topology, replicas, self.seed)

@@ -1,4 +1,4 @@
-"""Groups of replicas train as one larger replica each, and agree as another rule says."""
+"""Groups of replicas, which train as one larger replica each, and agree by another rule."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ MIXES_REPLICAS = (
 
 
 def rule_of_rounds(sync: Rule | Hierarchical) -> Rule:
-    """Return the rule by which rounds end: between groups, if there are groups."""
+    """Return the rule that ends rounds: the rule between groups, if there are groups."""
     return sync.outer if isinstance(sync, Hierarchical) else sync
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Hierarchical:
-    r"""Two rules: every step within a group, such as the devices of a host; seldom between groups.
+    r"""Two rules: synchronous steps within groups, such as hosts, and rounds between groups.
 
-    The replicas of a group make each step together, as one larger replica: their gradients, and
-    the statistics of their batches, are summed over the group, so that its step is that of one
-    device with the group's part of the batch. Between groups ``outer`` acts as it does between
-    replicas: its P is the number of groups.
+    The replicas of a group make each step together, as one larger replica. They sum their
+    gradients, and the statistics of their batches, over the group. So the group's step equals the
+    step of one device with the group's part of the batch. Between groups ``outer`` acts as it does
+    between replicas: its P is the number of groups.
 
     Args:
-        inner: the rule within groups: ``EveryStep()`` is the only one. ``wire`` or ``method`` of
-            the strategy say how these gradients are sent.
-        outer: the rule between groups, by default ``DiLoCo(every=50)``; or a rule of your own.
-            Its own ``wire`` or ``method`` say how what it sends is sent.
-        group: how many replicas a group has, which are consecutive; by default the devices of a
-            worker, or, where workers have one device each, the workers of a host.
+        inner: rule within groups; only ``EveryStep()`` is possible. The strategy's ``wire`` or
+            ``method`` says how a group sends its gradients.
+        outer: rule between groups, by default ``DiLoCo(every=50)``; or a rule of your own. Its own
+            ``wire`` or ``method`` says how groups send the rule's values.
+        group: number of consecutive replicas in a group; by default the number of devices of a
+            worker or, if each worker has one device, the number of workers on a host.
 
     Example:
         >>> strategy = tfscale.ScaleStrategy(

@@ -1,4 +1,4 @@
-"""Replicas train alone, and then take the mean of their weights."""
+"""Local SGD: replicas train alone, and then take the mean of their weights."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ _PARTS = ("weights", "optimizer")
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class LocalSGD(Rule):
-    r"""Local SGD: a mean of the weights after so many steps.
+    r"""Local SGD: the mean of all replicas' weights, at the end of each round.
 
-    Each of P replicas makes H steps of the model's optimizer, alone; then
-    :math:`w_r \leftarrow \frac{1}{P} \sum_s w_s`. Weights are sent as fp32.
+    Each of P replicas makes H steps of the model's optimizer, alone. Then each replica takes the
+    mean :math:`w_r \leftarrow \frac{1}{P} \sum_s w_s`. Replicas send weights as fp32.
 
     Args:
-        every: H; or a ``Period``, for rounds that get longer or shorter.
-        average: of what. ``("weights",)``; or ``("weights", "optimizer")``, also of what the
-            optimizer keeps, such as momenta, which takes as many bytes again for each slot.
-            Without it each replica keeps its own.
-        start: after how many steps, in which gradients are summed as in ``EveryStep``, rounds
-            begin (post-local SGD).
+        every: H, the number of steps in a round; or a ``Period``, for rounds that get longer or
+            shorter.
+        average: ``("weights",)``, or ``("weights", "optimizer")`` to average the optimizer's state,
+            such as momenta, too. Each slot of the optimizer sends as many bytes again. Without
+            ``"optimizer"`` each replica keeps its own state.
+        start: number of steps before the first round, in which gradients are summed as in
+            ``EveryStep`` (post-local SGD).
 
     Example:
         >>> strategy = tfscale.ScaleStrategy(sync=tfscale.sync.LocalSGD(every=8, start=1000))
@@ -48,7 +49,7 @@ class LocalSGD(Rule):
         object.__setattr__(self, "average", parts)
 
     def end(self, round: Round) -> None:
-        """Take the means."""
+        """Replace weights, and the optimizer's state if it is averaged, with their means."""
         values = [weight.read_value() for weight in round.weights]
         for weight, mean in zip(round.weights, round.mean(values), strict=True):
             weight.assign(mean)

@@ -1,4 +1,4 @@
-"""How many steps each round has."""
+"""Numbers of steps in rounds."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from tfscale import arguments
 
 @dataclasses.dataclass(frozen=True)
 class Period:
-    r"""Rounds that get longer, or shorter.
+    r"""Lengths of rounds, in steps, that grow or shrink from round to round.
 
-    Round :math:`r` has :math:`a (b / a)^{r / n}` steps, rounded, and every round after
-    :math:`n` rounds has :math:`b`.
+    Round :math:`r` has :math:`a (b / a)^{r / n}` steps, rounded. Every round after the first
+    :math:`n` has :math:`b` steps.
 
     Args:
-        first: a, the steps of the first round.
-        last: b.
-        rounds: n, after how many rounds they have b steps.
+        first: a, the number of steps in the first round.
+        last: b, the number of steps in every round after the first n.
+        rounds: n, the number of rounds before the rounds of b steps.
 
     Example:
         >>> [Period(first=1, last=16, rounds=4).steps(r) for r in range(6)]
@@ -34,22 +34,26 @@ class Period:
             checked_count(getattr(self, name), name)
 
     def steps(self, number: int) -> int:
-        """Of the round of that number, from 0."""
+        """Return the number of steps in a round.
+
+        Args:
+            number: number of the round, from 0.
+        """
         share = min(number / self.rounds, 1.0)
         return round(self.first * math.pow(self.last / self.first, share))
 
     def table(self) -> list[int]:
-        """Of all rounds; those behind its end are as long as the last."""
+        """Return the lengths of the first rounds, in steps; later rounds have the last length."""
         return [self.steps(number) for number in range(self.rounds + 1)]
 
 
 def table_of(every: int | Period) -> list[int]:
-    """The same of a period, or of a number of steps."""
+    """Return the table of a period; for a number of steps, a table of one round."""
     return every.table() if isinstance(every, Period) else [every]
 
 
 def checked_period(every: int | Period) -> None:
-    """Refuse what is neither."""
+    """Raise ``ValueError`` unless ``every`` is a ``Period`` or a number of steps."""
     if not isinstance(every, Period):
         checked_count(every, "every", what="a tfscale.sync.Period or a number of steps")
 
@@ -57,8 +61,8 @@ def checked_period(every: int | Period) -> None:
 def checked_count(
     value: object, name: str, least: int = 1, what: str = "a number of steps"
 ) -> None:
-    """Refuse what is not a whole number of at least so many."""
+    """Raise ``ValueError`` unless a value is a whole number from ``least`` to 2**24."""
     arguments.whole(value, name, least, _MOST, what=what)
 
 
-_MOST = 1 << 24  # counted in float32
+_MOST = 1 << 24  # all counts up to this are exact in float32

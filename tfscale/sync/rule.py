@@ -1,8 +1,8 @@
-"""What a rule is: how long replicas train alone, and what they make of it.
+"""Base of all sync rules: how long replicas train alone, and how they agree then.
 
-A *round* is so many steps in which each replica trains on its own part of the data as if it were
-alone, and the agreement at their end. A rule is called on every replica, while a step is traced,
-and must do the same on all of them.
+A *round* is a number of steps that each replica makes alone, on its own part of the data, and the
+agreement of all replicas at their end. The strategy calls a rule on every replica while it traces a
+step. The rule must do the same on all replicas.
 """
 
 from __future__ import annotations
@@ -20,94 +20,113 @@ from tfscale.wires import LOSSLESS
 
 
 class Round(Protocol):
-    """One round on one replica, and what a rule may do at its beginning and its end.
+    """A round on one replica, with the operations that a rule may use at its beginning and end.
 
     Attributes:
-        weights: this replica's, which rules assign.
-        replicas: how many there are.
+        weights: weights of this replica, which rules assign.
+        replicas: number of replicas.
     """
 
     weights: list[tf.Variable]
     replicas: int
 
     def kept(self, name: str) -> list[tf.Tensor]:
-        """What was kept by that name for each weight, in its type: one of the rule's ``keeps``.
+        """Return the values that are kept under a name: one for each weight, in the weight's type.
 
-        Of what is ``in_shards`` replicas send each other theirs.
+        If the name is ``in_shards``, replicas send each other their shards.
+
+        Args:
+            name: one of the rule's ``keeps``.
         """
 
     def keep(self, name: str, values: Sequence[tf.Tensor]) -> None:
-        """Keep these. They must be the same on all replicas."""
+        """Keep one value for each weight under a name; values must be the same on all replicas."""
 
     def add(self, name: str, values: Sequence[tf.Tensor]) -> None:
-        """To what is kept by a name that is ``in_shards``, add the sum of all replicas' values."""
+        """Add the sum of all replicas' values to the values that are kept under a name.
+
+        Args:
+            name: one of the rule's ``in_shards``.
+            values: values of this replica, one for each weight.
+        """
 
     def mean(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Means over all replicas of one value for each weight, by the rule's ``policy``."""
+        """Return the means of values over all replicas, by the rule's ``policy``.
+
+        Args:
+            values: values of this replica, one for each weight.
+        """
 
     def mix(
         self, values: Sequence[tf.Tensor], mixtures: Sequence[Schedule], wire: str = LOSSLESS
     ) -> list[tf.Tensor]:
-        """The weights, mixed with those of a few other replicas.
+        """Return values, mixed with the values of a few other replicas.
 
         Args:
-            values: this replica's.
-            mixtures: of ``tfscale.collectives``, doubly stochastic, so that the mean over replicas
-                stays what it is. They take turns, round by round.
-            wire: the format in which they are sent.
+            values: values of this replica, one for each weight.
+            mixtures: mixtures of ``tfscale.collectives``, which take turns, round by round. They
+                must be doubly stochastic, to preserve the mean over replicas.
+            wire: format in which values are sent.
         """
 
     @property
     def number(self) -> tf.Tensor:
-        """How many rounds are over, an int32."""
+        """Number of rounds that are over, an int32."""
 
     @property
     def in_flight(self) -> tf.Tensor:
-        """The number of the part whose values travel, an int32; -1 if none do."""
+        """Number of the part whose values are being sent, an int32; -1 if there is none."""
 
     def part(self, number: int, places: Sequence[int]) -> Round:
-        """The same with some of the weights alone, those at these places."""
+        """Return this round with only a part of the weights.
+
+        Args:
+            number: number of the part.
+            places: indices of the part's weights.
+        """
 
     def send(self, values: Sequence[tf.Tensor]) -> None:
-        """Of a part: let values, one for each weight, begin to travel while steps are made.
+        """Start to send a part's values, one for each weight, while training continues.
 
-        At most one part's may travel at a time, but at the end of ``fit``.
+        Only one part's values may be on their way at a time, except at the end of ``fit``.
         """
 
     def take(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Of a part: the means over all replicas of what was sent, by the rule's ``policy``.
+        """Return the means over all replicas of a part's sent values, by the rule's ``policy``.
 
         Args:
-            values: what this replica would send now.
+            values: values that this replica would send now.
         """
 
     def average_optimizer(self) -> None:
-        """Make what the optimizer keeps the mean over all replicas."""
+        """Replace the optimizer's state by its mean over all replicas."""
 
     def outer_step(self, gradients: Sequence[tf.Tensor], counts: bool = True) -> None:
-        """Let the rule's ``outer`` optimizer change the weights, which agree.
+        """Update the weights, which must be equal on all replicas, by the rule's outer optimizer.
 
         Args:
-            gradients: one for each weight.
-            counts: whether that is one of the optimizer's steps; of several parts one counts.
+            gradients: one gradient for each weight.
+            counts: whether the optimizer counts this as a step; of several parts, one must count.
         """
 
 
 class Rule:
-    """When replicas agree, and on what.
+    """Base class of sync rules, which say when replicas agree, and on what.
 
     Attributes:
-        every: how many steps a round has.
-        delay: after how many steps of the next round ``land`` is called; 0: never.
-        start: after how many steps, which are synchronous, the first round begins.
-        keeps: names of what is kept for each weight, the same on all replicas.
-        kept_weights: which of these are weights: one that is assigned in the middle of a round
-            outside of replicas is assigned there, too.
-        in_shards: which of these each replica holds a part of, its shard. All workers save them
-            together; but what weights read as, if replicas do not agree after a round, is taken for
-            the weights once they have the same, as after ``settle``.
-        reads_as: which of these a weight reads as while replicas have different ones, outside of
-            replicas and in evaluations; None for the mean over replicas.
+        every: number of steps in a round, or a ``Period``.
+        delay: number of steps of the next round after which the strategy calls ``land``; 0: never.
+        start: number of synchronous steps before the first round.
+        keeps: names of values that the rule keeps for each weight, the same on all replicas.
+        kept_weights: names in ``keeps`` whose values are weights. If a program assigns a weight in
+            the middle of a round, outside of replicas, tfscale assigns these values, too.
+        in_shards: names in ``keeps`` of which each replica holds a part, its shard. All workers
+            save the shards together. There is one exception, for the name in ``reads_as`` if
+            ``agrees`` is False: while all replicas have the same weights, as after ``settle``, the
+            weights stand for its values.
+        reads_as: name in ``keeps`` whose values are read in place of the weights, outside of
+            replicas and in evaluations, while replicas have different weights; None for the mean
+            over replicas.
         agrees: whether all replicas have the same weights after a round.
         has_outer: whether ``make_outer`` makes an optimizer, for ``Round.outer_step``.
     """
@@ -124,11 +143,14 @@ class Rule:
 
     @property
     def policy(self) -> MethodPolicy:
-        """By which methods ``Round.mean`` computes."""
+        """Methods with which ``Round.mean`` computes means."""
         return WirePolicy(LOSSLESS).methods()
 
     def __repr__(self) -> str:
-        """How many steps its rounds have, and those of its settings that have to be said."""
+        """Return the class's name, ``every``, and the other settings.
+
+        A dataclass leaves out the settings that have their defaults.
+        """
         if dataclasses.is_dataclass(self):
             fields = dataclasses.fields(self)
             names = [
@@ -141,32 +163,33 @@ class Rule:
         return f"{type(self).__name__}({', '.join(said)})"
 
     def describe(self) -> str:
-        """All settings: workers whose descriptions differ do not train together."""
+        """Return all settings: workers whose descriptions differ do not train together."""
         return repr(self)
 
     def table(self) -> list[int]:
-        """How many steps the first rounds have; those after them are as long as the last."""
+        """Return the lengths of the first rounds, in steps; later rounds have the last length."""
         return table_of(self.every)
 
     def make_outer(self) -> Any:
-        """A new optimizer of Keras; called in the strategy's scope."""
+        """Return a new optimizer of Keras; the strategy calls this in its scope."""
         raise NotImplementedError
 
     def check(self, replicas: int) -> None:
-        """Refuse a number of replicas that the rule is not for."""
+        """Raise ``ValueError`` if the rule does not work with this number of replicas."""
 
     def begin(self, round: Round) -> None:
-        """Called before a round's first step, if all replicas have the same weights then.
+        """Begin a round, before its first step.
 
-        If weights read as something that is kept, also before the first step after a file is read.
+        The strategy calls this if all replicas have the same weights then. If ``reads_as`` is a
+        name, the strategy also calls this before the first step after it has read a file.
         """
 
     def end(self, round: Round) -> None:
-        """Called after a round's last step."""
+        """End a round, after its last step."""
         raise NotImplementedError
 
     def land(self, round: Round) -> None:
-        """Called ``delay`` steps after the end of a round: what was sent there is taken."""
+        """Take the values that ``end`` has sent, ``delay`` steps after the end of a round."""
 
     def settle(self, round: Round) -> None:
-        """Called at the end of ``fit``, after the end of a round: all are to agree."""
+        """Make weights equal on all replicas at the end of ``fit``, after the end of a round."""
