@@ -1,8 +1,8 @@
-"""The collective ops: all-reduce, reduce-scatter, all-gather, broadcast, mix.
+"""Collective ops: all-reduce, reduce-scatter, all-gather, broadcast, mix.
 
-All take a communicator, run on its device, may overlap with each other and with
-compute, and have gradients. Every rank must call them with the same arguments
-(other than ``x``); if they disagree, all raise an error that names them.
+All ops take a communicator and run on its device. They may overlap with each other and with
+computation, and have gradients. Every rank must call them with the same arguments (except ``x``).
+If ranks disagree, all ranks raise an error that says which ranks differ in what.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Algorithm = str | Callable[[int], Schedule] | Schedule
 
 DTYPES = (tf.float32, tf.float16, tf.bfloat16, tf.float64, tf.int32, tf.int64)
 
-# An op carries its schedule's fingerprint; its gradient finds by it the all-reduce
-# that the schedule is a half of, or the mixture.
+# An op has its schedule's fingerprint as an attribute. With it, the op's gradient finds the
+# all-reduce that the schedule is a half of, or the mixture.
 _wholes: dict[str, Schedule] = {}
 
 
@@ -48,30 +48,31 @@ def all_reduce(
 ) -> Any:
     r"""Sum (or average) ``x`` over all ranks; all ranks get the same bits.
 
-    With a residual :math:`e_r` on each rank :math:`r`, what rounding loses in one call is
-    added in the next one, whatever the schedule and the wire:
+    With a residual :math:`e_r` on each rank :math:`r`, each call adds the rounding error of the
+    last call, for every schedule and every wire:
 
     .. math:: \sum_r (x_r + e_r) = y + \sum_r e'_r
 
     Args:
-        x: a tensor of one of ``DTYPES``, of the same shape on all ranks. Halves
-            are summed as float32.
-        communicator: of this rank, from a ``Group``.
+        x: a tensor of one of ``DTYPES``, of the same shape on all ranks. Types of 16 bits are
+            summed as float32.
+        communicator: communicator of this rank, from a ``Group``.
         schedule: an algorithm's name, a function from ranks to a ``Schedule``, or a
             ``Schedule``.
-        wire: the format in which numbers are sent; ``"fp32"`` sends every type as it is, the
-            others are for floats.
+        wire: format in which numbers are sent. ``"fp32"`` sends every type unchanged; the other
+            formats are for floats.
         reduction: ``"sum"`` or ``"mean"``.
-        residual: the ``new_residual`` of the last call, float32 of x's shape (zeros at first).
-        stochastic: round at random, without bias; by default only for ``"ternary"`` without
-            a residual. (With one, random rounding would make residuals grow forever.)
-        seed: an integer for that rounding; pass another one in each step.
-        piece_bytes: the size of a message; 0 lets the engine choose.
-        name: of the bucket, the same on all ranks: its label, or a ``BucketId``.
+        residual: ``new_residual`` of the last call, float32 of x's shape (zeros at first).
+        stochastic: whether to round at random, without bias; by default only for ``"ternary"``
+            without a residual. (With a residual, random rounding would make residuals grow
+            forever.)
+        seed: integer seed of random rounding; pass a different seed in each step.
+        piece_bytes: size of a message; 0 lets the engine choose.
+        name: name of the bucket, the same on all ranks: a label, or a ``BucketId``.
 
     Returns:
         The sum, or ``(sum, new_residual)`` if a residual is given. A sum that is not
-        finite leaves the residual as it was.
+        finite leaves the residual unchanged.
 
     Example:
         >>> group = tfscale.ops.Group.local(["CPU:0", "CPU:1"])
@@ -177,7 +178,7 @@ def broadcast(
     """Give the root's ``x`` to all ranks.
 
     Args:
-        root: the rank whose numbers are sent; the others' ``x`` gives only shape and type.
+        root: rank whose numbers are sent; the ``x`` of other ranks gives only shape and type.
         others: see ``all_reduce``.
 
     Example:
@@ -211,18 +212,19 @@ def mix(
     piece_bytes: int = 0,
     name: Name | None = None,
 ) -> Any:
-    r"""Mix ``x`` with that of a few ranks; each rank ends with its own result.
+    r"""Mix ``x`` with the ``x`` of a few other ranks; each rank gets its own result.
 
-    With :math:`S_r` the ranks that send to rank r, :math:`d_s` how many rank s sends to, and
-    :math:`z_s = x_s / (d_s + 1)`,
+    With :math:`S_r` the ranks that send to rank r, :math:`d_s` the number of ranks to which rank s
+    sends, and :math:`z_s = x_s / (d_s + 1)`, the result is
 
     .. math:: y_r = z_r + \sum_{s \in S_r} Q(z_s) + d_r (z_r - Q(z_r))
 
-    where Q rounds to the wire. A rank keeps what rounding takes from those to whom it sends, so
-    the sum over all ranks stays what it is.
+    where Q rounds to the wire. A rank keeps the rounding errors of what it sends, so the sum over
+    all ranks stays the same.
 
     Args:
-        x: of floats; halves are mixed as float32, and float64 on the wire ``"fp32"`` alone.
+        x: a tensor of floats. Types of 16 bits are mixed as float32; float64 needs the wire
+            ``"fp32"``.
         schedule: a ``mixture`` of ``tfscale.collectives``.
         others: see ``all_reduce``.
 
@@ -244,7 +246,8 @@ def mix(
     made = _mixture(checked_schedule(schedule))
     part = collectives.share(made, communicator.rank)
     wide = tf.cast(x, tf.float32) if x.dtype.size == 2 else x
-    own = wide / tf.constant(part.denominator, wide.dtype)  # a third would be rounded, always alike
+    # Do not multiply by 1 / 3: its rounding error would be the same each time, a bias.
+    own = wide / tf.constant(part.denominator, wide.dtype)
     common = common_arguments(communicator, made, "mix", wire, stochastic, seed, piece_bytes, name)
     return tf.cast(_run("mix", x=own, **common), x.dtype)
 
@@ -259,8 +262,8 @@ def _reduce(op: str, x: Any, reduction: str, residual: Any, common: dict[str, An
 def _run(op: str, **arguments: Any) -> Any:
     outputs = getattr(library.load(), f"tfscale_{op}")(**arguments)
     if not tf.executing_eagerly():
-        # To TensorFlow it only reads its resource (see library.py), and what nobody
-        # consumes need not be read. The other ranks would wait for it.
+        # TensorFlow believes that the op only reads its resource (see library.py), and drops reads
+        # that nothing consumes. Consume it, since the other ranks wait for it.
         tf.identity(tf.nest.flatten(outputs)[0])
     return outputs
 
@@ -277,7 +280,7 @@ def _checked(x: Any, communicator: Communicator, has_rows: bool = False) -> tf.T
 
 
 def checked_communicator(communicator: Any) -> Communicator:
-    """Return a communicator."""
+    """Return ``communicator`` if it is a ``Communicator``, else raise ``ValueError``."""
     expected = "one of the communicators of a tfscale.ops.Group"
     return arguments.instance(communicator, "communicator", Communicator, expected)
 
@@ -291,7 +294,7 @@ def as_tensor(x: Any, name: str) -> tf.Tensor:
 
 
 def checked_residual(residual: Any, x: tf.Tensor) -> list[tf.Tensor]:
-    """Return a list of the residual for ``x``, which is empty if there is none."""
+    """Return a list of the residual for ``x``; the list is empty if ``residual`` is None."""
     if residual is None:
         return []
     found = as_tensor(residual, "residual")
@@ -356,8 +359,8 @@ def _schedule_attributes(schedule: Schedule, rank: int) -> dict[str, Any]:
     }
 
 
-# The same schedule is asked for at every trace; making it once makes its
-# fingerprint and its programs come once, too.
+# Every trace asks for the same schedule. The cache returns the same object, so the caches of its
+# fingerprint and its programs apply, too.
 @functools.lru_cache(maxsize=256)
 def resolved(algorithm: Algorithm, ranks: int) -> Schedule:
     return collectives.resolve(algorithm, ranks)
@@ -395,10 +398,10 @@ def _flat_program(schedule: Schedule, rank: int) -> tuple[int, ...]:
 
 
 # ---------------------------------------------------------------------------
-# Gradients. Each is the collective that sends every number back the way it came.
+# Gradients. Each gradient is the collective that sends every number back to where it came from.
 
 
-# How many gradients of a bucket a graph has: two losses may share an op.
+# Number of gradients of a bucket in a graph: there are several if two losses share an op.
 _taken: weakref.WeakKeyDictionary[Any, containers.Counter[str]] = weakref.WeakKeyDictionary()
 
 
@@ -406,7 +409,7 @@ def _gradient_bucket(op: tf.Operation) -> BucketId:
     bucket = _bucket_of(op)
     label = f"gradient of {bucket._replace(graph='')}"
     gradient = BucketId(label, graph=bucket.graph)
-    if tf.executing_eagerly():  # one after the other
+    if tf.executing_eagerly():  # eager ops run one after the other
         return gradient
     taken = _taken.setdefault(tf.compat.v1.get_default_graph(), containers.Counter())
     key = f"{op.inputs[0].name} {gradient}"  # each rank counts for itself
@@ -415,7 +418,7 @@ def _gradient_bucket(op: tf.Operation) -> BucketId:
 
 
 def _like(op: tf.Operation) -> dict[str, Any]:
-    """What a gradient takes over from the op that it belongs to."""
+    """Return the arguments that a gradient shares with its op."""
     return {
         "communicator": op.inputs[0],
         "seed": op.inputs[2],
@@ -482,7 +485,7 @@ def _mix_gradient(op: tf.Operation, dy: tf.Tensor) -> list[Any]:
 
 @functools.lru_cache(maxsize=256)
 def _backwards(mixture: Schedule) -> Schedule:
-    """Where the receivers send to the senders."""
+    """Return the mixture in which receivers send to senders."""
     pairs = [
         (move.peer, rank)
         for rank in range(mixture.ranks)

@@ -1,4 +1,4 @@
-"""Groups of devices that reduce together, each of them a rank."""
+"""Groups of devices that reduce together; each device is a rank."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from tfscale.ops.memory import keep_memory
 DEFAULT_DEADLINE = 120.0
 DEFAULT_SLOW_AFTER = 5.0
 DEFAULT_JOIN_TIMEOUT = 300.0
-_ANSWER, _ASKED_AT_ONCE = 5, 16  # seconds to ask whether a worker lives; and how many at a time
-_LAST_WORDS = 30.0  # seconds: more than ranks take after a deadline to tell each other
+_ANSWER, _ASKED_AT_ONCE = 5, 16  # seconds to wait for a worker's answer; workers asked at a time
+_LAST_WORDS = 30.0  # seconds; ranks tell each other of a missed deadline in less time
 
 _TOO_LATE = (
     "TensorFlow was started {by}, before this process has joined its cluster. With several workers "
@@ -40,18 +40,18 @@ _TOO_LATE = (
     "program, behind the imports, before any dataset, tensor, layer or model."
 )
 
-# How many groups of the same devices this process has made.
+# Number of groups of the same devices that this process has made.
 _made: collections.Counter[tuple[str, ...]] = collections.Counter()
 
 
 class Communicator:
-    """One device's membership in a group: pass it to the collective ops.
+    """Membership of one device in a group. The collective ops take it as an argument.
 
     Attributes:
-        rank: its place in the group.
-        devices: the full names of all ranks' devices.
-        group_key: a number that its group has alone in TensorFlow.
-        handle: the resource that the ops take.
+        rank: rank of the device in the group.
+        devices: full names of all ranks' devices.
+        group_key: number that identifies the group in TensorFlow.
+        handle: resource that the ops take.
     """
 
     def __init__(
@@ -84,22 +84,22 @@ class Communicator:
 
     @property
     def ranks(self) -> int:
-        """How many ranks its group has."""
+        """Number of ranks in the group."""
         return len(self.devices)
 
     @property
     def device(self) -> str:
-        """The full name of its device."""
+        """Full name of this rank's device."""
         return self.devices[self.rank]
 
     def new_bucket(self, name: Name) -> BucketId:
-        """The next bucket of this name, the same on all ranks that trace the same function.
+        """Return the next bucket of this name, the same on all ranks that trace the same function.
 
-        Buckets are counted from the start for each function that is traced (with its loops
-        and branches), so a trace that fails, or that only one rank makes, does no harm.
-        Eager ops run one after the other and share a bucket, since TensorFlow keeps a kernel
-        for every name that it has seen. Keras calls a layer in a graph of its own, which never
-        runs, to see what to build: the first replica alone does, so that counts apart.
+        Each traced function, together with its loops and branches, counts its buckets from 1. So a
+        trace that fails, or that only one rank makes, does no harm. Eager ops run one after the
+        other and share a bucket, since TensorFlow keeps a kernel for every name that it has seen.
+        To build a layer, Keras calls it in a graph that never runs. Only the first replica does so,
+        so that graph counts its own buckets.
         """
         bucket = bucket_id(name)
         if tf.executing_eagerly():
@@ -113,24 +113,25 @@ class Communicator:
         return bucket._replace(graph=traced_in, number=counts[bucket])
 
     def log(self, last: int | None = None) -> list[_log.Execution]:
-        """The last collectives of this rank, 4096 or fewer, in the order in which they ended."""
+        """Return the last collectives of this rank, at most 4096, in the order of their ends."""
         last = arguments.optional(arguments.whole, last, "last", 0)
         with tf.init_scope(), tf.device(self.device):
             return _log.executions(self.handle, last)
 
     def totals(self) -> dict[BucketId, _log.Total]:
-        """All collectives of this rank, added up for each bucket."""
+        """Return the totals of all collectives of this rank, by bucket."""
         with tf.init_scope(), tf.device(self.device):
             return _log.totals(self.handle)
 
     def ways(self) -> list[str]:
-        """How this rank's messages go to each rank, such as ``"shared memory"``; empty before the
-        ranks have come together.
+        """Return the transport of this rank's messages to each rank, such as ``"shared memory"``.
+
+        The list is empty before the ranks have connected.
         """
         return self._ways()[0]
 
     def why_not_sockets(self) -> str:
-        """Why messages go by gRPC, though ``transport="auto"`` tried sockets; or an empty text."""
+        """Return why ``transport="auto"`` chose gRPC instead of sockets, or an empty text."""
         return self._ways()[1]
 
     def _ways(self) -> tuple[list[str], str]:
@@ -139,29 +140,30 @@ class Communicator:
         return [way.decode() for way in ways.numpy()], why_not.numpy().decode()
 
     def watch(self) -> tuple[int, str]:
-        """Whether a rank has given up or is gone, though no collective of ours runs.
+        """Return whether a rank has given up or is gone, though no collective of tfscale runs.
 
-        For steps that run other collectives. Over gRPC nothing tells.
+        Call this for steps that run other collectives. Over gRPC it reports nothing.
 
         Returns:
-            The code of TensorFlow's error, 0 if all are well; and who it is and why.
+            The code of TensorFlow's error, 0 if all ranks are well; and a text that names the rank
+            and the reason.
         """
         with tf.init_scope(), tf.device(self.device):
             code, why = library.load().tfscale_watch(self.handle)
         return int(code.numpy()), why.numpy().decode()
 
     def give_up(self, reason: str, linger: float = 5.0) -> None:
-        """Tell all ranks that this process's step has failed where no collective was running.
+        """Tell all ranks that this process's step has failed while no collective was running.
 
-        Ranks that wait in a collective, or start the next one of that step, fail at
-        once with this rank's name and the reason; then the group can go on. Without it,
-        the others would wait until their deadline. Call it once for each failure, and
-        not for an error that a collective raised: all ranks know of that one.
-        (Where no collective has run yet, ``Group.give_up`` lets all local ranks join first.)
+        Ranks that wait in a collective, or start the next collective of that step, fail at once
+        with this rank's name and the reason. Then the group can continue. Without this call, the
+        other ranks would wait until their deadline. Call this once for each failure, but not for an
+        error that a collective raised: all ranks know of such an error. (Before the first
+        collective, call ``Group.give_up``, which lets all local ranks join first.)
 
         Args:
-            reason: for the others to read; they see about 900 characters of it.
-            linger: how many seconds to wait at most until all ranks have read it.
+            reason: text for the other ranks, which see about 900 characters of it.
+            linger: largest number of seconds to wait until all ranks have read the reason.
         """
         arguments.instance(reason, "reason", str, "a text")
         linger = arguments.seconds(linger, "linger", least=0)
@@ -171,12 +173,12 @@ class Communicator:
     def announce_exit(self, reason: str, linger: float) -> None:
         """Tell all ranks that this process's program ends, and how.
 
-        Only collectives that still need this rank fail, with this reason. Where the ranks have
-        not come together, nobody is told.
+        Only collectives that still need this rank fail, with this reason. If the ranks have not
+        connected yet, this call tells no rank.
 
         Args:
-            reason: for the others to read, as in ``give_up``.
-            linger: how many seconds to wait at most until all ranks have read it.
+            reason: text for the other ranks, as in ``give_up``.
+            linger: largest number of seconds to wait until all ranks have read the reason.
         """
         with tf.init_scope(), tf.device(self.device):
             library.load().tfscale_give_up(
@@ -188,19 +190,19 @@ class Communicator:
 
 
 class Group:
-    """All ranks that take part, and the communicators of those in this process.
+    """Ranks that reduce together, with the communicators of this process's ranks.
 
     Args:
-        devices: the full names of all ranks' devices, in rank order.
-        peers: who each rank is, for messages.
-        local_ranks: those of this process.
-        deadline: how many seconds a collective may go without any progress.
-        slow_after: after how many of them a warning names the ranks that are late;
+        devices: full names of all ranks' devices, in rank order.
+        peers: description of each rank in errors and warnings.
+        local_ranks: ranks of this process.
+        deadline: largest number of seconds that a collective may make no progress.
+        slow_after: number of seconds without progress after which a warning names the late ranks;
             0 for no warnings.
-        transport: what messages travel over. ``"sockets"``: memory within a process, shared memory
-            within a host, TCP between hosts; ``"grpc"``: TensorFlow's; ``"auto"``: sockets if all
-            ranks can connect, else gRPC, with a warning that says why.
-        host: this process's address in the cluster, without the port; empty if it is alone.
+        transport: transport of messages between ranks. ``"sockets"``: memory within a process,
+            shared memory within a host, TCP between hosts; ``"grpc"``: TensorFlow's gRPC;
+            ``"auto"``: sockets if all ranks can connect, else gRPC, with a warning that says why.
+        host: this process's address in the cluster, without the port; empty for a single process.
 
     Example:
         >>> group = tfscale.ops.Group.local(["CPU:0", "CPU:1"])
@@ -250,14 +252,14 @@ class Group:
         slow_after: float = DEFAULT_SLOW_AFTER,
         transport: str = "auto",
     ) -> Group:
-        """The devices of this process.
+        """Return a group of this process's devices.
 
         Args:
             devices: names such as ``"CPU:0"``; all GPUs, or all logical CPUs, by default.
-            deadline: how many seconds a collective may go without any progress.
-            slow_after: after how many of them a warning names the ranks that are late;
-                0 for no warnings.
-            transport: what messages travel over; see ``Group``.
+            deadline: largest number of seconds that a collective may make no progress.
+            slow_after: number of seconds without progress after which a warning names the late
+                ranks; 0 for no warnings.
+            transport: transport of messages between ranks; see ``Group``.
         """
         names = _full_names(devices)
         peers = [_short(name) for name in names]
@@ -272,16 +274,16 @@ class Group:
         join_timeout: float = DEFAULT_JOIN_TIMEOUT,
         transport: str = "auto",
     ) -> Group:
-        """The devices of all workers; every worker must have as many as this one.
+        """Return a group of all workers' devices; every worker must have as many as this one.
 
         Args:
-            resolver: where the workers are; by default what ``TF_CONFIG``, or the launcher that
-                started this process, says.
-            deadline: how many seconds a collective may go without any progress.
-            slow_after: after how many of them a warning names the ranks that are late;
-                0 for no warnings.
-            join_timeout: how many seconds workers wait for each other at the start.
-            transport: what messages travel over; see ``Group``.
+            resolver: cluster resolver that lists the workers; by default ``TF_CONFIG``, or the
+                launcher that started this process, lists them.
+            deadline: largest number of seconds that a collective may make no progress.
+            slow_after: number of seconds without progress after which a warning names the late
+                ranks; 0 for no warnings.
+            join_timeout: number of seconds that workers wait for each other at the start.
+            transport: transport of messages between ranks; see ``Group``.
         """
         _transport.checked(transport)
         checked_patience(deadline, slow_after)
@@ -304,15 +306,17 @@ class Group:
         slow_after: float = DEFAULT_SLOW_AFTER,
         transport: str = "auto",
     ) -> Group:
-        """Devices of the same names on every worker, whose servers have been started.
+        """Return a group of devices with the same names on every worker.
+
+        The workers' servers must have started.
 
         Args:
-            resolver: where the workers are.
-            devices: names without the worker's, such as ``"device:CPU:0"``.
-            deadline: how many seconds a collective may go without any progress.
-            slow_after: after how many of them a warning names the ranks that are late;
-                0 for no warnings.
-            transport: what messages travel over; see ``Group``.
+            resolver: cluster resolver that lists the workers.
+            devices: names without the name of a worker, such as ``"device:CPU:0"``.
+            deadline: largest number of seconds that a collective may make no progress.
+            slow_after: number of seconds without progress after which a warning names the late
+                ranks; 0 for no warnings.
+            transport: transport of messages between ranks; see ``Group``.
         """
         checked_resolver(resolver, "resolver")
         checked_patience(deadline, slow_after)
@@ -335,11 +339,11 @@ class Group:
         return cls(all_devices, peers, local_ranks, deadline, slow_after, transport, reached_at)
 
     def part(self, ranks: Sequence[int], transport: str | None = None) -> Group:
-        """A group of some of these ranks, or of all, which each of their processes must make.
+        """Return a group of some or all of these ranks; each of their processes must make it.
 
         Args:
-            ranks: those that take part, in the order of their places in the new group.
-            transport: as for ``Group``; this group's by default.
+            ranks: ranks that take part, in the order of their ranks in the new group.
+            transport: transport of messages, as for ``Group``; by default that of this group.
         """
         ranks = _checked_ranks(ranks, "ranks", self.ranks)
         mine = {communicator.rank for communicator in self.communicators}
@@ -355,7 +359,7 @@ class Group:
 
     @property
     def ranks(self) -> int:
-        """How many ranks the group has, those of other processes included."""
+        """Number of ranks in the group, including ranks of other processes."""
         return len(self.peers)
 
     def give_up(self, reason: str, linger: float = 5.0) -> None:
@@ -364,7 +368,7 @@ class Group:
         self.communicators[0].give_up(reason, linger)
 
     def join(self) -> None:
-        """Wait for all ranks of the group, if no collective has brought them together yet."""
+        """Wait for all ranks of the group, unless a collective has already connected them."""
 
         @tf.function(autograph=False)
         def join() -> None:
@@ -375,14 +379,14 @@ class Group:
         who = self.peers[self.communicators[0].rank]
         with tf.init_scope(), narrated(f"{who} waits until all {self.ranks} ranks have joined"):
             try:
-                join.get_concrete_function()()  # TensorFlow would warn of traces in a row
+                join.get_concrete_function()()  # a plain call makes TensorFlow warn of retracing
             except tf.errors.DeadlineExceededError as error:
                 raise tf.errors.DeadlineExceededError(
                     None, None, f"{error.message}. {self._silent()}", error.experimental_payloads
                 ) from error
 
     def _silent(self) -> str:
-        """A sentence that names the workers that do not answer."""
+        """Return a sentence that names the workers that do not answer."""
         task_of = {device.split("/device:")[0]: device for device in self.communicators[0].devices}
         own = self.communicators[0].device.split("/device:")[0]
         ranks = [self.communicators[0].devices.index(d) for t, d in task_of.items() if t != own]
@@ -405,8 +409,8 @@ class Group:
     def function(self, body: Callable[..., Any]) -> Callable[..., list[Any]]:
         """Compile ``body(communicator, *values)`` to run on all local devices at once.
 
-        The function that you get takes a list for each value, with one entry per
-        local device, and returns a list of results.
+        The compiled function takes a list for each value, with one entry per local device, and
+        returns a list of results.
         """
 
         def run(*per_device: Sequence[Any]) -> list[Any]:
@@ -416,12 +420,12 @@ class Group:
                     results.append(body(communicator, *values))
             return results
 
-        run.__name__ = getattr(body, "__name__", "run")  # the graph's name, and so the buckets'
+        run.__name__ = getattr(body, "__name__", "run")  # names the graph, and so its buckets
         return tf.function(run, autograph=False)  # type: ignore[no-any-return]
 
 
 def checked_patience(deadline: float, slow_after: float) -> tuple[float, float]:
-    """Return how long ranks wait for each other."""
+    """Return ``deadline`` and ``slow_after`` in seconds, or raise if one of them is invalid."""
     what = "a number of seconds (0 for no warnings)"
     most = arguments.LONGEST
     slow_after = arguments.real(slow_after, "slow_after", 0, most, what=what)
@@ -429,7 +433,7 @@ def checked_patience(deadline: float, slow_after: float) -> tuple[float, float]:
 
 
 def checked_resolver(resolver: Any, name: str) -> Any:
-    """Return a resolver that lists the workers."""
+    """Return ``resolver`` if it lists the workers, else raise ``ValueError``."""
     if hasattr(resolver, "cluster_spec"):
         return resolver
     expected = "one of tf.distribute.cluster_resolver, such as TFConfigClusterResolver()"
@@ -447,13 +451,14 @@ def _checked_ranks(given: Any, name: str, ranks: int) -> tuple[int, ...]:
 
 
 def _belongs_to_its_outer(graph: Any) -> bool:
-    """Whether it runs as a part of the graph around it, as branches and loops do."""
+    """Return whether a graph runs as a part of the graph around it, as branches and loops do."""
     is_traced = hasattr(getattr(graph, "outer_graph", None), "outer_graph")
-    return is_traced and "scratch_graph" not in graph.name  # as Keras 2 and 3 call theirs
+    return is_traced and "scratch_graph" not in graph.name  # its name in Keras 2 and 3
 
 
 def _full_names(devices: Sequence[str] | None) -> list[str]:
-    # Names are short until this process joins a cluster, and then tell of other hosts, too.
+    # Names are short until this process joins a cluster. Then they are full, and the list also has
+    # the devices of other hosts.
     with tf.init_scope():
         here = tf.constant(0).device.rsplit("/device:", 1)[0]
     logical = [d.name for d in tf.config.list_logical_devices()]
@@ -480,11 +485,11 @@ def _full_names(devices: Sequence[str] | None) -> list[str]:
 
 
 def _new_group_key(devices: Sequence[str]) -> int:
-    """A number that every rank of a group computes alike, and that no other group has.
+    """Return a number that is the same on every rank of a group and differs between groups.
 
-    Groups are told apart by who is in them, and groups of the same devices by the
-    order in which they were made, which is the same in every process. TensorFlow
-    counts its own groups from one.
+    The number depends on the group's devices, and for groups of the same devices on the order in
+    which they are made, which is the same in every process. It is large, because TensorFlow counts
+    its own groups from 1.
     """
     _made[tuple(devices)] += 1
     text = "\n".join([*devices, str(_made[tuple(devices)])])
@@ -496,11 +501,11 @@ def resolver_of(
     join_timeout: float = DEFAULT_JOIN_TIMEOUT,
     devices: Sequence[str] | None = None,
 ) -> Any:
-    """The resolver that lists the workers: the given one, or that of ``TF_CONFIG``.
+    """Return the resolver that lists the workers: the given one, or the one of ``TF_CONFIG``.
 
-    If a launcher has started the workers and told them without it, ``TF_CONFIG`` is made first,
-    and this worker takes its share of the host's GPUs, or splits its CPU, unless the caller names
-    its devices.
+    If a launcher has started the workers without ``TF_CONFIG``, this sets ``TF_CONFIG`` first, and
+    this worker takes its share of the host's GPUs, or splits its CPU, unless the caller names its
+    devices.
     """
     by_variable = tf.distribute.cluster_resolver.TFConfigClusterResolver
     source = None if given else cluster.configure(timeout=join_timeout)
@@ -518,9 +523,9 @@ def resolver_of(
 
 @contextlib.contextmanager
 def starting(resolver: Any, deadline: float, join_timeout: float) -> Iterator[None]:
-    """Wait for all workers before this worker's server starts, and say for whom it waits.
+    """Wait for all workers before this worker's server starts, and log whom it waits for.
 
-    A process starts its server once.
+    If the server has started already, this does not wait: a process starts its server once.
     """
     if resolver.task_type not in ("chief", "worker") or has_started():
         yield
@@ -549,19 +554,19 @@ def starting(resolver: Any, deadline: float, join_timeout: float) -> Iterator[No
 
 
 def has_started() -> bool:
-    """Whether this process's server has."""
+    """Return whether this process's server has started."""
     return context().coordination_service is not None
 
 
 def _outlast_tensorflow(
     resolver: Any, tasks: Sequence[tuple[str, str]], deadline: float, join_timeout: float
 ) -> None:
-    """Set TensorFlow's timeouts by ours, before a worker's server starts.
+    """Derive TensorFlow's timeouts from ours, before a worker's server starts.
 
-    By default TensorFlow's coordination service ends the collectives of all workers if it has
-    not heard from one for ten seconds, and their errors may name any worker. A worker reports
-    twice in that time, so the service may miss it after half of the time. At the start it would
-    wait for an hour.
+    By default TensorFlow's coordination service aborts the collectives of all workers if it has not
+    heard from one worker for ten seconds, and their errors may name any worker. A worker reports
+    twice within this timeout, so the service may consider a worker lost after half of it. At the
+    start, the service would wait for an hour.
     """
     coordinated = tf.compat.v1.ConfigProto().experimental.coordination_config.coordinated_job_list
     jobs = collections.Counter(_job(task) for task, _ in tasks)
@@ -577,7 +582,7 @@ def _outlast_tensorflow(
 
 
 def tasks_of(resolver: Any) -> list[tuple[str, str]]:
-    """The workers of a cluster, in the order of their ranks, and their addresses."""
+    """Return the workers of a cluster with their addresses, in the order of their ranks."""
     jobs = resolver.cluster_spec().as_dict()
     return [
         (f"/job:{job}/replica:0/task:{task}/", host)
@@ -593,7 +598,7 @@ def _number_of_worker(resolver: Any) -> int:
 
 
 def host_of(device: str) -> str:
-    """The CPU beside a device."""
+    """Return the name of the CPU that belongs to the same worker as a device."""
     return device.rpartition("/device:")[0] + "/device:CPU:0"
 
 
