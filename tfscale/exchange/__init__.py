@@ -1,12 +1,12 @@
-"""How a step's gradients and statistics reach all replicas.
+"""Exchange of a step's gradients and statistics between all replicas.
 
-- ``buckets.py``: which gradients travel together.
-- ``lookups.py``, ``dataflow.py``: rows of tables that all replicas look up alike.
-- ``reducer.py``: one step's gradients, bucket by bucket.
-- ``exchange.py``: one number or tensor, with errors that name the rank.
-- ``state.py``: what lasts from step to step: residuals and seeds.
-- ``collective_schedules.py``: which schedule a bucket gets, with ``link.py`` (how fast the links
-  are) and ``trial.py`` (which of two schedules is faster on live steps).
-- ``deciding.py``, ``adaptation.py``: which method ``Adaptive`` takes, and how that runs.
-- ``explain.py``: the table that tells all this.
+- ``buckets.py`` decides which gradients are sent together.
+- ``lookups.py`` and ``dataflow.py`` find the tables whose rows all replicas look up alike.
+- ``reducer.py`` sums the gradients of one step, bucket by bucket.
+- ``exchange.py`` exchanges one number or tensor; errors name the rank.
+- ``state.py`` holds the state that lasts from step to step: residuals and seeds.
+- ``collective_schedules.py`` chooses a bucket's schedule. ``link.py`` measures how fast the links
+  are; ``trial.py`` finds the faster of two schedules on live steps.
+- ``deciding.py`` decides which method ``Adaptive`` uses, and ``adaptation.py`` runs the decisions.
+- ``explain.py`` shows all this as a table.
 """

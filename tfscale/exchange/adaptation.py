@@ -1,9 +1,9 @@
 """Sums each bucket by the method that was chosen for it, and measures steps to choose the next.
 
-The graph itself runs laps of a few steps (see ``deciding.py``): it takes the methods that the lap
-says, times buckets and steps, and at the end of the lap exchanges the times, so that all ranks
-decide from the same numbers. What is in use is kept with the optimizer; all else begins anew in
-another process.
+The graph itself runs laps of a few steps each (see ``deciding.py``). The graph uses the methods
+that the lap prescribes, and times buckets and steps. At the end of the lap, ranks exchange the
+times, so that all ranks decide from the same numbers. The methods in use, their times and their
+errors are saved with the optimizer; everything else begins anew in another process.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from tfscale.ops import Communicator, all_gather, all_reduce
 from tfscale.ops.group import host_of
 from tfscale.wires import BLOCK
 
-_IN_USE = -1  # a place in the plan: the method that is in use
-_OF_STEP, _OF_BUCKET = 3, 5  # numbers in a row: see _row
-_SAMPLED = 4  # gradients of a bucket, the largest
-_BLOCKS = 64  # of each of them
+_IN_USE = -1  # an entry of the plan that stands for the method in use
+_OF_STEP, _OF_BUCKET = 3, 5  # numbers for a step and for each bucket, in a row: see _step_of
+_SAMPLED = 4  # number of gradients of a bucket that are sampled, the largest ones
+_BLOCKS = 64  # number of blocks that are sampled from each of these gradients
 
 
 class Adaptation:
-    """One rank's buckets of one optimizer that have ``Adaptive`` for a method.
+    """State of one rank's buckets of one optimizer whose method is ``Adaptive``.
 
     Args:
-        communicator: the rank's.
-        buckets: how many there are.
+        communicator: communicator of the rank.
+        buckets: number of these buckets.
     """
 
     def __init__(self, communicator: Communicator, buckets: int) -> None:
@@ -48,10 +48,10 @@ class Adaptation:
         self.decider: Decider | None = None
         with tf.init_scope(), tf.device(host_of(communicator.device)):
             self._turn = Cell(tf.int32)
-            self._steps = Cell(tf.int32)  # of the lap
+            self._steps = Cell(tf.int32)  # number of steps in the lap
             self._looks = Cell(tf.bool)
-            self._plan = Cell(tf.int32)  # by step and bucket
-            self._last = Cell(tf.float64)  # when the step before had ended; 0 before the first
+            self._plan = Cell(tf.int32)  # number of the method, by step and bucket
+            self._last = Cell(tf.float64)  # time at which the last step ended, or 0
             self._rows = Cell(tf.float64)
             self._turn.assign(0)
             self._steps.assign(deciding.FIRST)
@@ -61,18 +61,18 @@ class Adaptation:
             self._rows.assign(tf.zeros([LAP, _OF_STEP + _OF_BUCKET * buckets], tf.float64))
 
     def of_step(self) -> AdaptedStep:
-        """One step; a context for its tracing."""
+        """Return a context in which one step is traced."""
         return AdaptedStep(self)
 
     def begin(self, described: Sequence[deciding.Bucket]) -> None:
-        """What buckets have turned out to be, when a step has been traced."""
+        """Make the decider, once a traced step has described the buckets."""
         if self.decider is None:
             self.decider = Decider(described, self._cost)
 
     # ------------------------------------------------------------- in the graph
 
     def now(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """The turn, and the methods that the lap wants in it."""
+        """Return the turn, and the methods that the lap prescribes for this turn."""
         with tf.device(host_of(self._communicator.device)):
             turn = self._turn.read()
             return turn, self._plan.read()[turn]
@@ -80,13 +80,14 @@ class Adaptation:
     def advance(
         self, turn: tf.Tensor, seen: list[tf.Tensor], known: tf.Tensor, step: tf.Tensor
     ) -> Any:
-        """After the step's last bucket: what is known then.
+        """Record a step after its last bucket, and return what is known then.
 
         Args:
-            turn: of the lap.
-            seen: by bucket, five numbers.
-            known: by bucket, what is kept.
-            step: the optimizer's.
+            turn: index of the step in the lap.
+            seen: five numbers for each bucket: start, end, method, and the squares of what was lost
+                and of what was to be sent.
+            known: what is known of each bucket: see ``KNOWN``.
+            step: number of the optimizer's updates.
         """
         buckets = tf.stack(seen)
         probes = tf.cond(
@@ -137,7 +138,7 @@ class Adaptation:
 
     def _decide(self, every: Any, known: Any, step: Any) -> tuple[Any, ...]:
         decider = self.decider
-        assert decider is not None  # made when the step was traced
+        assert decider is not None  # ``begin`` made it when the step was traced
         _recall(decider, known)
         ranks = [[_step_of(row) for row in rank] for rank in every]
         lap = decider.decide(ranks, [int(n) for n in known[:, 0]], int(step))
@@ -150,7 +151,7 @@ class Adaptation:
 
 
 class AdaptedStep:
-    """See ``Adaptation.of_step``."""
+    """Context of one traced step: see ``Adaptation.of_step``."""
 
     def __init__(self, adaptation: Adaptation) -> None:
         self._adaptation = adaptation
@@ -162,7 +163,7 @@ class AdaptedStep:
         return self
 
     def sums(self, load: Any, method: Adaptive) -> list[tf.Tensor]:
-        """The sums of the next bucket."""
+        """Return the sums of the next bucket."""
         place = len(self._loads)
         self._loads.append(load)
         wanted = self._wanted[place]
@@ -184,7 +185,9 @@ class AdaptedStep:
         self._adaptation.begin([_described(load) for load in self._loads])
         known = tf.stack([load.kept(KNOWN)[0] for load in self._loads])
         with tf.device(host_of(self._loads[0].device)):
-            # Clocks run one after the other on all devices; not those within a function.
+            # This condition is always true. Its branch is a function of its own, whose clocks do
+            # not wait for others: TensorFlow runs all clocks of one function one after the other,
+            # on all devices.
             new = tf.cond(
                 self._turn >= 0,
                 lambda: self._adaptation.advance(
@@ -202,7 +205,7 @@ class AdaptedStep:
 
 
 def as_before(load: Load, method: Adaptive) -> list[tf.Tensor]:
-    """The sums by the method in use; nothing is measured."""
+    """Return the sums by the method in use, and measure nothing."""
     return switched(load, _in_use(load, method), method)
 
 
@@ -214,7 +217,11 @@ def _in_use(load: Load, method: Adaptive) -> tf.Tensor:
 def _watched(
     clock: Callable[[Any], tf.Tensor], load: Any, run: Callable[[], list[tf.Tensor]]
 ) -> list[tf.Tensor]:
-    """The sums; when they began and ended, and what was lost of what was to be sent."""
+    """Return the sums, and last a tensor of four numbers.
+
+    These numbers are the times at which the sums began and ended, and the squares, in a sample, of
+    what was lost and of what was to be sent.
+    """
     start = clock(load.gradients)
     sampled = sorted(range(len(load.described)), key=lambda i: -load.described[i].elements)
     sampled = sampled[:_SAMPLED]
@@ -240,7 +247,7 @@ def _clock(device: str, after: Any) -> tf.Tensor:
 
 
 def _sample(x: tf.Tensor) -> tf.Tensor:
-    """Blocks from all over a tensor."""
+    """Return blocks from all over a tensor; all elements of a small tensor."""
     flat = tf.reshape(x, [-1])
     blocks = x.shape.num_elements() // BLOCK
     if blocks < 2 * _BLOCKS:
@@ -255,7 +262,7 @@ def _square(samples: Sequence[tf.Tensor]) -> tf.Tensor:
 
 def _cost_of(ranks: int) -> Cost:
     cost = resolve("ring", ranks).cost
-    assert cost is not None  # tfscale's own state theirs
+    assert cost is not None  # tfscale's own schedules state their cost
     return cost
 
 
@@ -292,7 +299,7 @@ def _to_keep(decider: Decider) -> np.ndarray:
 
 
 def _recall(decider: Decider, known: np.ndarray) -> None:
-    """What an earlier process has learnt, as far as this one does not know better."""
+    """Fill in the numbers of an earlier process, where this process has none of its own yet."""
     for b, row in enumerate(known):
         for mine, kept in ((decider.computes[b], row[1:]), (decider.errors[b], row[MOST + 2 :])):
             for method, number in enumerate(mine):

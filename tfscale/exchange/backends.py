@@ -1,4 +1,4 @@
-"""Whose collectives gradients go by: the engine's, or TensorFlow's own."""
+"""Choice of the backend that sums gradients: the engine's collectives, or TensorFlow's."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ _NO_RESIDUAL = "TensorFlow does not say what is lost"
 
 
 def checked(backend: str, policy: MethodPolicy, error_feedback: bool | None, **engines: Any) -> str:
-    """The same; ``"engine"`` for ``"auto"`` where something is asked for that TensorFlow's lack.
+    """Return the backend, but ``"engine"`` for ``"auto"`` if a feature needs the engine.
+
+    Raise ``ValueError`` if such a feature comes with ``backend="tensorflow"``.
 
     Args:
-        backend: as the user says it.
-        policy: which gradient is summed by which method.
-        error_feedback: as the user says it.
-        engines: arguments that ask something of the engine, unless they are None or "auto".
+        backend: the user's choice.
+        policy: the policy that says which method sums which gradient.
+        error_feedback: the user's choice.
+        engines: arguments that need the engine, unless they are None or "auto".
     """
     lacking = next(_lacking(policy, error_feedback, engines), None)
     if lacking is None or backend == ENGINE:

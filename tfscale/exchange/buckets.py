@@ -1,8 +1,8 @@
-"""Gradients that are sent together.
+"""Buckets: gradients that are sent together.
 
-A collective costs a fixed time, whatever it carries, so small gradients share one.
-The last layer's gradient is ready first: buckets are filled from the end, and the
-first of them are sent while the backward pass goes on.
+Each collective costs a fixed time, whatever its size, so small gradients share a collective.
+The last layer's gradient is ready first: buckets are filled from the end, and the first
+buckets are sent while the backward pass goes on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tfscale.compression.gradient import Gradient
 from tfscale.compression.method import Method
 from tfscale.compression.policy import MethodPolicy
 
-# Enough to be worth a collective, and soon full.
+# This size is large enough to be worth a collective, and small enough to be full soon.
 FIRST_BYTES = 1 << 20
 
 
@@ -25,7 +25,7 @@ class Bucket:
     name: str
     method: Method
     dtype: str
-    # Positions in the list of gradients, in the order in which they lie in the bucket.
+    # Positions in the list of gradients, in the order of the bucket.
     members: tuple[int, ...]
 
 
@@ -41,16 +41,16 @@ def pack(
     The same gradients, policy and sizes give the same buckets on every worker.
 
     Args:
-        gradients: in the order of their variables, the first layer's first.
-        policy: says by which method each is summed.
-        bucket_bytes: what a bucket may hold, in memory. A larger gradient is a bucket
+        gradients: gradients in the order of their variables, the first layer's first.
+        policy: the policy that says which method sums each gradient.
+        bucket_bytes: largest size of a bucket in memory. A larger gradient gets a bucket
             of its own.
-        first_bytes: the same for the first bucket of each method and type, if that is
-            less: a small one is on its way sooner.
-        what: they are called, in names of buckets.
+        first_bytes: largest size of the first bucket of each method and type, if that is
+            less than ``bucket_bytes``: a small bucket is sent sooner.
+        what: word for the gradients in the names of buckets.
 
     Returns:
-        The buckets in the order in which they get complete.
+        The buckets in the order in which they become complete.
 
     Example:
         >>> layers = [Gradient(f"dense_{i}/kernel", (256, 256), "float32") for i in range(4)]
@@ -69,7 +69,7 @@ def pack(
         for kind, positions in _by_kind(gradients, policy).items()
         for members in _cut(positions, gradients, first, bucket_bytes)
     ]
-    # The gradient that is ready last completes its bucket.
+    # A bucket is complete when its last gradient is ready.
     filled.sort(key=lambda bucket: bucket[1][-1], reverse=True)
     return tuple(
         Bucket(_name(f"{what} {number}", members, gradients), method, dtype, members)
@@ -80,7 +80,7 @@ def pack(
 def _by_kind(
     gradients: Sequence[Gradient], policy: MethodPolicy
 ) -> dict[tuple[Method, str], list[int]]:
-    """Positions by method and type, each in the order in which the gradients get ready."""
+    """Return positions by method and type, in the order in which the gradients become ready."""
     kinds: dict[tuple[Method, str], list[int]] = {}
     for position in reversed(range(len(gradients))):
         one = gradients[position]
@@ -91,7 +91,7 @@ def _by_kind(
 def _cut(
     positions: Sequence[int], gradients: Sequence[Gradient], first: int, others: int
 ) -> Iterator[tuple[int, ...]]:
-    """Runs of positions, each as long as its bytes allow."""
+    """Yield runs of positions, each as long as its bytes allow."""
     members: list[int] = []
     used, limit = 0, first
     for position in positions:
@@ -105,11 +105,11 @@ def _cut(
 
 
 def _name(numbered: str, members: tuple[int, ...], gradients: Sequence[Gradient]) -> str:
-    """Unique by its number, readable by the variables at its ends."""
+    """Return a name that is unique by its number, and shows the first and the last variable."""
     ends = [_short(gradients[members[0]].path), _short(gradients[members[-1]].path)]
     return f"{numbered}: {'..'.join(ends[: len(members)])}"
 
 
 def _short(path: str) -> str:
-    """The layer and the variable."""
+    """Return the last two parts of a path: the layer and the variable."""
     return "/".join(path.split("/")[-2:])

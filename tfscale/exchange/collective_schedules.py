@@ -1,4 +1,4 @@
-"""The schedules of a strategy's buckets: the one that the user named, or one per size."""
+"""Schedules of a strategy's buckets: the one that the user named, or one for each size."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from tfscale.wires import LOSSLESS
 AUTO = "auto"
 
 _USUAL_BUCKET = 4 << 20
-_BUCKETS = (1 << 20, 32 << 20)  # at least and at most
-_LATENCY = 0.2  # what part of a bucket's time may be spent on waiting rather than sending
+_BUCKETS = (1 << 20, 32 << 20)  # smallest and largest, in bytes
+_LATENCY = 0.2  # share of a bucket's time that may be latency
 Algorithm = str | Schedule | Callable[[int], Schedule]
 
 
 class CollectiveSchedules(Protocol):
-    """What ``Fixed`` and ``Chooser`` have in common."""
+    """Common interface of ``Fixed`` and ``Chooser``."""
 
     def choose(self, wire_bytes: int) -> Choice:
-        """The schedule for so many bytes, by its name."""
+        """Return the choice for this number of bytes, which names a schedule."""
 
     def schedule(self, algorithm: str) -> Schedule:
-        """The schedule of that name."""
+        """Return the schedule with this name."""
 
 
 class Fixed:
@@ -40,24 +40,24 @@ class Fixed:
         self._schedule = resolve(algorithm, ranks)
 
     def choose(self, wire_bytes: int) -> Choice:
-        """The schedule that was asked for."""
+        """Return the user's schedule, whatever the size."""
         return Choice(self._schedule.name, 0.0, None, None, "asked for")
 
     def schedule(self, algorithm: str) -> Schedule:
-        """The same."""
+        """Return the only schedule, whatever the name."""
         return self._schedule
 
 
 def of_replicas(
     algorithm: Algorithm, group: Group | None, wire: str, file: str | Path | None
 ) -> CollectiveSchedules:
-    """The schedules by which all replicas of a group reduce.
+    """Return the schedules with which all replicas of a group reduce.
 
     Args:
-        algorithm: as the user says it.
-        group: the replicas; None if there is only one.
-        wire: the wire of most of the bytes.
-        file: a file of choices, as ``Chooser.dump`` writes it.
+        algorithm: the user's choice: ``"auto"`` or a schedule.
+        group: group of the replicas; None if there is only one replica.
+        wire: the wire that carries most of the bytes.
+        file: a file of choices, as ``Chooser.dump`` writes it; None if there is none.
     """
     if group is None:
         return Fixed("ring", 1)
@@ -84,13 +84,13 @@ def _measured(group: Group, wire: str) -> Chooser:
 def of_groups(
     algorithm: Algorithm, replicas: CollectiveSchedules, size: int, devices: int
 ) -> CollectiveSchedules:
-    """The schedules by which groups of so many replicas reduce, each for itself.
+    """Return the schedules for groups of ``size`` replicas, each of which reduces by itself.
 
     Args:
-        algorithm: as the user says it.
+        algorithm: the user's choice: ``"auto"`` or a schedule.
         replicas: the schedules of all replicas.
-        size: of a group.
-        devices: how many replicas a worker has.
+        size: number of replicas in a group.
+        devices: number of replicas on a worker.
     """
     if not isinstance(replicas, Chooser):
         return Fixed(algorithm, size)
@@ -101,7 +101,10 @@ def of_groups(
 
 
 def of_hosts(replicas: CollectiveSchedules, group: Group | None) -> CollectiveSchedules:
-    """The schedules between workers, one device of each: small messages over the outer links."""
+    """Return the schedules between one device of each worker.
+
+    These devices send small messages over the outer links.
+    """
     if group is None or not isinstance(replicas, Chooser):
         return Fixed("ring", group.ranks if group else 1)
     machine = replicas.machine
@@ -112,9 +115,16 @@ def of_hosts(replicas: CollectiveSchedules, group: Group | None) -> CollectiveSc
 def price(
     schedules: CollectiveSchedules, ranks: int, reduced: Sequence[int], gathered: Sequence[int]
 ) -> Price:
-    r"""What all-reduces and all-gathers cost of which each rank gives so many bytes.
+    r"""Return the cost of all-reduces and all-gathers: seconds on known links, else bytes.
 
-    To gather N of each, a rank sends and receives :math:`(P-1) N`, in as many messages.
+    In an all-gather of N bytes from each rank, a rank sends and receives :math:`(P-1) N` bytes in
+    :math:`P-1` messages.
+
+    Args:
+        schedules: the schedules of all ranks.
+        ranks: number of ranks.
+        reduced: bytes that each rank gives to each all-reduce.
+        gathered: bytes that each rank gives to each all-gather.
     """
     if isinstance(schedules, Chooser):
         link = slowest(schedules.machine)
@@ -130,11 +140,11 @@ def price(
 
 
 def bucket_bytes(schedules: CollectiveSchedules, ranks: int) -> int:
-    r"""How many bytes of gradients should share a collective on the measured links.
+    r"""Return how many bytes of gradients should share a collective on the measured links.
 
     A ring takes :math:`2(P-1)(\alpha + \beta N / P)`. Small buckets waste time on
-    :math:`\alpha`, large ones leave nothing to overlap with the backward pass: take the
-    smallest whose latency is a fifth of its time.
+    :math:`\alpha`; large buckets leave nothing to overlap with the backward pass. The result is
+    the smallest bucket whose latency is a fifth of its time.
     """
     if not isinstance(schedules, Chooser):
         return _USUAL_BUCKET

@@ -1,4 +1,4 @@
-"""What a traced tensor is computed from."""
+"""Analysis of a traced graph: what a tensor is computed from."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import tensorflow as tf
 
 from tfscale.bridge.graphs import function_in
 
-# Attributes of operations that name the functions which they run.
+# Attributes that name the functions which an operation runs, by the operation's type.
 _CALLS = {
     **dict.fromkeys(("PartitionedCall", "StatefulPartitionedCall"), ("f",)),
     **dict.fromkeys(("If", "StatelessIf"), ("then_branch", "else_branch")),
     **dict.fromkeys(("While", "StatelessWhile"), ("body",)),
 }
 
-# How many tensors ``is_made_of`` looks at: what it is asked of is simple, if it is true.
+# Number of tensors after which ``is_made_of`` gives up and returns False. The tensors for which
+# its answer is True are simple.
 _SIMPLE = 100
 
 
@@ -25,15 +26,15 @@ def gathered(
     own: Callable[[tf.Operation], int],
     found: dict[tf.Operation, int] | None = None,
 ) -> list[int]:
-    """For each tensor, the bits that ``own`` gives to the operations that it depends on.
+    """Return for each tensor the bits that ``own`` gives to the operations it depends on.
 
-    A tensor that a function captures depends on what it is outside; a result of a branch, loop or
-    function on all that goes in.
+    A tensor that a function captures depends on the captured tensor outside. A result of a branch,
+    loop or function depends on all inputs of that branch, loop or function.
 
     Args:
-        tensors: of the graph that is being traced.
-        own: the bits of one operation.
-        found: what earlier calls have found out, to be used and added to.
+        tensors: tensors of the graph that is being traced.
+        own: function that returns the bits of one operation.
+        found: results of earlier calls, which this call reads and extends.
 
     Returns:
         One number for each tensor.
@@ -57,12 +58,12 @@ def gathered(
 
 
 def is_made_of(tensor: tf.Tensor, known: Collection[Any], variable: tf.Tensor) -> bool:
-    """Whether a tensor is computed of constants, a variable and known tensors alone.
+    """Return whether a tensor is computed from constants, a variable and known tensors alone.
 
     Args:
-        tensor: of the graph that is being traced.
-        known: references to tensors.
-        variable: its handle in that graph.
+        tensor: tensor of the graph that is being traced.
+        known: references to the known tensors.
+        variable: handle of the variable in that graph.
     """
     waiting, seen = [tensor], {tensor.ref()}
     while waiting:
@@ -91,16 +92,16 @@ def _attributes(op: tf.Operation) -> list[Any]:
 
 
 def is_captured(placeholder: tf.Operation) -> bool:
-    """Whether a function has it from outside, and not as an argument."""
+    """Return whether a placeholder stands for a captured tensor, and not for an argument."""
     return any(inner is placeholder.outputs[0] for _, inner in _captures(placeholder))
 
 
 def _sources(op: tf.Operation) -> list[tf.Tensor]:
-    """The tensors that an operation takes; for one that stands for a captured tensor, that."""
+    """Return an operation's inputs; for a placeholder, the captured tensor that it stands for."""
     if op.type != "Placeholder":
         return list(op.inputs)
     outside = [outer for outer, inner in _captures(op) if inner is op.outputs[0]]
-    return [outer for outer in outside if hasattr(outer, "op")]  # what is known already has none
+    return [outer for outer in outside if hasattr(outer, "op")]  # eager tensors have none
 
 
 def _captures(op: tf.Operation) -> list[tuple[Any, tf.Tensor]]:

@@ -1,16 +1,16 @@
-"""Decides by which method each bucket is summed: prices first, and live steps then.
+"""Decides by which method each bucket is summed: first by prices, then by live steps.
 
-Plain arithmetic in a fixed order: equal measurements give equal decisions on every rank. It is
-asked at the end of each *lap*, a few steps that all ranks have measured, and says how the next lap
-is to run. There are three kinds of them:
+The decision is plain arithmetic in a fixed order: equal measurements give equal decisions on every
+rank. It takes place at the end of each *lap*, a few steps that all ranks have measured, and
+prescribes how the next lap runs. There are three kinds of laps:
 
-- ``look``: the links are measured, with the methods that are in use;
-- ``trial``: some buckets are summed otherwise, in turn with what is in use;
-- ``rest``: nothing is tried. Whether the error is still within the bound, and whether times are
-  as they were, is checked at the end of each.
+- ``look`` measures the links, with the methods that are in use;
+- ``trial`` sums some buckets by other methods, in turn with the methods in use;
+- ``rest`` tries nothing. At its end, the decider checks whether the error is still within the
+  bound, and whether times have changed.
 
-A look is followed by trials as long as the prices promise anything, then by rests: twice as many
-steps as after the look before, if that has changed nothing.
+Trials follow a look as long as the prices promise a gain, then rests. The rests have twice as many
+steps as after the previous look, if that look has changed nothing.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from collections.abc import Sequence
 
 from tfscale.collectives.cost import Cost, Link
 
-LAP = 16  # steps at most
-FIRST, LOOK, TRIAL = 6, 3, 16
-_BLOCK = 4  # steps of a trial with the same methods; the first of them does not count
-REST_SECONDS = 1.0  # what a rest takes at least, as long as that is at most so many steps
-REST = (3, LAP)
-INTERVAL = (32, 512)  # steps between two looks, at least and at most
+LAP = 16  # largest number of steps in a lap
+FIRST, LOOK, TRIAL = 6, 3, 16  # steps of the first look, of a later look and of a trial
+_BLOCK = 4  # steps of a trial with the same methods; the first of these steps does not count
+REST_SECONDS = 1.0  # shortest duration of a rest, as far as REST permits
+REST = (3, LAP)  # smallest and largest number of steps
+INTERVAL = (32, 512)  # smallest and largest number of steps between two looks
 
-PAYS = 0.97  # of the time that a step took before: what takes longer is not worth a change
-_AS_FAST = 1.01  # times: what takes so long is as fast, but for noise
-MOVED = 1.5  # times: if steps wait so much longer or shorter, links have changed
-_NOISE = 2e-3  # seconds of waiting, of which nothing can be said
-_FAR = 0.6  # of a step's time: what is promised to be faster than that needs no turns
-_CHECK = 0.05  # of the time may be spent on trying whether any method pays at all
-_LONGEST = 64.0  # looks, until an error beyond the bound is measured for the second time
-_PER_NUMBER = 5e-10  # seconds: what a method computes for each, before it has been tried
+PAYS = 0.97  # a change pays if a step takes at most this share of its earlier time
+_AS_FAST = 1.01  # times that differ by at most this factor are considered equal: that is noise
+MOVED = 1.5  # if waiting times change by more than this factor, the links have changed
+_NOISE = 2e-3  # seconds: shorter waiting times are noise
+_FAR = 0.6  # share of a step's time: a proposal that promises a shorter time needs no turns
+_CHECK = 0.05  # largest share of the time for checks whether the methods in use still pay
+_LONGEST = 64.0  # most looks until an error beyond the bound is measured for the second time
+_PER_NUMBER = 5e-10  # assumed seconds that a method computes for each number, if never tried
 
-PROBES = (4_000, 2_000_000)  # bytes
+PROBES = (4_000, 2_000_000)  # sizes of the probes, in bytes
 
 
 @dataclasses.dataclass(frozen=True)
 class Bucket:
-    """What is known of a bucket before it is sent.
+    """Description of a bucket, before it is sent.
 
     Args:
-        name: for people.
-        elements: how many numbers it has.
-        methods: their names, the exact one first.
-        bytes: of each method's collectives.
-        bound: of its relative error.
+        name: name for people.
+        elements: number of elements.
+        methods: names of the methods, the exact method first.
+        bytes: sizes of the collectives of each method.
+        bound: largest relative error.
     """
 
     name: str
@@ -62,8 +62,14 @@ class Bucket:
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """One bucket in one step, as one rank saw it: when it was there and when it was summed, by
-    which method, and the squares of what that has lost and of what was to be sent.
+    """Measurements of one bucket in one step on one rank.
+
+    Args:
+        start: time at which the gradients were ready.
+        end: time at which the sums were ready.
+        method: number of the method that summed the bucket.
+        lost: square of what the method has lost.
+        whole: square of what was to be sent.
     """
 
     start: float
@@ -75,7 +81,13 @@ class Seen:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One step, as one rank saw it: seconds since the step before, and of the two probes."""
+    """Measurements of one step on one rank.
+
+    Args:
+        seconds: seconds since the previous step.
+        probes: seconds that each of the two probes took.
+        buckets: measurements of the buckets.
+    """
 
     seconds: float
     probes: tuple[float, float]
@@ -83,20 +95,20 @@ class Step:
 
     @property
     def waited(self) -> float:
-        """From when the last gradients were there until all sums were: exposed communication."""
+        """Exposed communication: seconds from the last ready gradients until all sums are ready."""
         return max(b.end for b in self.buckets) - max(b.start for b in self.buckets)
 
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """A bucket has another method.
+    """A change of a bucket's method.
 
     Attributes:
-        step: the optimizer's first update by it.
-        bucket: its name.
-        before, after: the methods' names.
+        step: number of the optimizer's first update by the new method.
+        bucket: name of the bucket.
+        before, after: names of the methods.
         why: the reason, in words.
-        time: when it was decided, in seconds of ``time.time()``.
+        time: time of the decision, in seconds of ``time.time()``.
     """
 
     step: int
@@ -109,11 +121,11 @@ class Change:
 
 @dataclasses.dataclass(frozen=True)
 class Lap:
-    """How the next steps are to run.
+    """A plan for the next steps.
 
     Attributes:
         kind: ``"look"``, ``"trial"`` or ``"rest"``.
-        methods: for each step the numbers of the buckets' methods; None for those in use.
+        methods: numbers of the buckets' methods for each step; None for the methods in use.
     """
 
     kind: str
@@ -121,7 +133,11 @@ class Lap:
 
 
 def lap(kind: str, steps: int, proposal: tuple[int, ...] | None = None, turns: bool = True) -> Lap:
-    """So many steps; in a trial the proposal takes turns with what is in use, or has all."""
+    """Return a lap with this number of steps.
+
+    In a trial, the proposal takes turns with the methods in use, or, without ``turns``, has all
+    steps.
+    """
     if proposal is None:
         return Lap(kind, (None,) * steps)
     tries = [not turns or step // _BLOCK % 2 == 1 for step in range(steps)]
@@ -132,16 +148,16 @@ _Waits = dict[tuple[int, int], tuple[int, int]]
 
 
 class Decider:
-    """See the module.
+    """State of the decisions for one optimizer: see the module.
 
     Args:
-        buckets: of one optimizer.
-        cost: of an all-reduce among the ranks.
+        buckets: buckets of the optimizer.
+        cost: cost of an all-reduce among the ranks.
 
     Attributes:
-        changes: all that were made, in their order.
-        link: what was measured last.
-        lap: the one that runs.
+        changes: all changes, in the order in which they were made.
+        link: last measurement of the links.
+        lap: lap that is running.
     """
 
     def __init__(self, buckets: Sequence[Bucket], cost: Cost) -> None:
@@ -150,18 +166,19 @@ class Decider:
         self.link: Link | None = None
         self.lap = lap("look", FIRST)
         self.current = [0] * len(buckets)
-        # By bucket and method: seconds that it computes and errors, as far as they are known.
+        # By bucket and method: seconds of computation, and errors; NaN if they are unknown.
         self.computes = [[math.nan] * len(b.methods) for b in buckets]
         self.errors = [[math.nan] * len(b.methods) for b in buckets]
         self._looks = 0
-        # By bucket and method: not to be tried before that look; how often that was said.
+        # By bucket and method: the look before which the method is not tried again, and how often
+        # the method has failed.
         self._too_slow: _Waits = {}
         self._too_wrong: _Waits = {}
-        self._tried: set[tuple[int, int]] = set()  # since the last look
+        self._tried: set[tuple[int, int]] = set()  # buckets and methods since the last look
         self._interval, self._rested = INTERVAL[0], 0
         self._proposal: tuple[int, ...] = ()
-        self._seconds = self._waited = math.nan  # of a step, by what is in use
-        self._taken = [math.nan] * len(buckets)  # of each bucket
+        self._seconds = self._waited = math.nan  # of a step with the methods in use
+        self._taken = [math.nan] * len(buckets)  # seconds that each bucket took
         self._changed = False
         self._now = 0.0
         self._unchecked = 0.0  # seconds since exact sums were tried
@@ -169,12 +186,12 @@ class Decider:
     # ------------------------------------------------------------------ laps
 
     def decide(self, ranks: Sequence[Sequence[Step]], current: Sequence[int], step: int) -> Lap:
-        """The next lap.
+        """Return the next lap.
 
         Args:
-            ranks: the steps of the lap that is over, as each rank saw them.
-            current: what is in use, which a checkpoint may have changed.
-            step: the optimizer's updates so far.
+            ranks: each rank's measurements of the steps in the lap that is over.
+            current: numbers of the methods in use, which a checkpoint may have changed.
+            step: number of the optimizer's updates so far.
         """
         self.current = [min(n, len(b.methods) - 1) for n, b in zip(current, self.buckets)]
         turns = [list(turn) for turn in zip(*ranks)]
@@ -187,12 +204,12 @@ class Decider:
         kind, usual = self.lap.kind, [t for t in turns if self._methods(t) == tuple(self.current)]
         if kind == "trial":
             return self._judge(turns, step) or self._propose()
-        if not usual:  # a checkpoint was restored meanwhile
+        if not usual:  # a checkpoint was restored during the lap
             return lap("look", LOOK)
         late = usual[len(usual) // 2 :] if kind == "look" else usual
         self._learn(late, kind == "look")
         if self._goes_back(step):
-            self._waited = math.nan  # the next rest says
+            self._waited = math.nan  # the next rest measures it
             return self._rest()
         if kind == "look":
             self._looks, self._tried = self._looks + 1, set()
@@ -203,7 +220,10 @@ class Decider:
         return lap("look", LOOK) if is_due else self._rest()
 
     def _propose(self) -> Lap:
-        """The methods with the lowest prices, if these promise a faster step; else a rest."""
+        """Return a trial of the cheapest methods, if they promise a faster step; else a rest.
+
+        After enough time without a trial of exact sums, return such a trial instead of a rest.
+        """
         cheapest = tuple(map(self._cheapest, range(len(self.buckets))))
         saved = min(self._saved(cheapest), self._waited)
         if cheapest != tuple(self.current) and saved > (1 - PAYS) * self._seconds:
@@ -213,7 +233,7 @@ class Decider:
         costs = -self._saved(exact) * TRIAL / 2
         if exact != tuple(self.current) and costs < _CHECK * self._unchecked:
             self._unchecked = 0.0
-            return self._trial(exact, TRIAL, True)  # does it still pay?
+            return self._trial(exact, TRIAL, True)  # do the methods in use still pay?
         self._interval = INTERVAL[0] if self._changed else min(2 * self._interval, INTERVAL[1])
         self._changed, self._rested = False, 0
         return self._rest()
@@ -223,7 +243,7 @@ class Decider:
         return lap("trial", steps, proposal, turns)
 
     def _saved(self, proposal: tuple[int, ...]) -> float:
-        """Seconds, if nothing of the exchange is hidden behind the backward pass."""
+        """Return the seconds that a proposal saves, if the backward pass hides no exchange."""
         return sum(
             self._taken[b] - self.price(b, method)
             for b, method in enumerate(proposal)
@@ -243,7 +263,7 @@ class Decider:
         return min(allowed, key=lambda method: (self.price(bucket, method), method))
 
     def _may(self, bucket: int, method: int) -> bool:
-        """Whether it may be tried now."""
+        """Return whether a method may be tried now."""
         key = (bucket, method)
         waits = any(
             self._looks < of.get(key, (0, 0))[0] for of in (self._too_slow, self._too_wrong)
@@ -251,7 +271,7 @@ class Decider:
         return not (waits or key in self._tried)
 
     def _judge(self, turns: list[list[Step]], step: int) -> Lap | None:
-        """Take the proposal, or not for some time; or look closer."""
+        """Accept the proposal, refuse it for some time, or return a longer trial of it."""
         counted = [t for n, t in enumerate(turns) if n % _BLOCK]
         tried = [t for t in counted if self._methods(t) == self._proposal]
         usual = [t for t in counted if self._methods(t) == tuple(self.current)]
@@ -266,10 +286,10 @@ class Decider:
         for b in wrong:
             self._wait_for_error(b, self._proposal[b])
         if wrong:
-            return None  # the others are tried without them
-        if not usual and _FAR * now < then <= PAYS * now:  # not as far apart as it was promised
+            return None  # the next proposal leaves these methods out
+        if not usual and _FAR * now < then <= PAYS * now:  # less gain than promised
             return self._trial(self._proposal, TRIAL, True)
-        is_exact = not any(self._proposal[b] for b in changed)  # what is not needed is left out
+        is_exact = not any(self._proposal[b] for b in changed)  # prefer exact sums if as fast
         if then > now * (_AS_FAST if is_exact else PAYS) or not (
             is_exact or _mostly_below(now, tried)
         ):
@@ -288,7 +308,7 @@ class Decider:
         return None
 
     def _goes_back(self, step: int) -> bool:
-        """To exact sums, where the error has grown beyond the bound."""
+        """Switch to exact sums where the error exceeds the bound; return whether any did."""
         found = False
         for b, method in enumerate(self.current):
             error = self._error(b, method)
@@ -306,37 +326,40 @@ class Decider:
         self.current[bucket], self._changed = method, True
 
     def _wait(self, of: _Waits, bucket: int, method: int, longer: float = 1.0) -> None:
-        """Each time twice as many looks as the time before."""
+        """Refuse a method for some looks, each time for twice as many as the last time."""
         _, times = of.get((bucket, method), (0, 0))
         of[bucket, method] = (self._looks + math.ceil(longer * 2**times), times + 1)
 
     def _wait_for_error(self, bucket: int, method: int) -> None:
-        """The longer, the farther it is beyond the bound."""
+        """Refuse a method whose error exceeds the bound: the larger the error, the longer."""
         longer = self._error(bucket, method) / self.buckets[bucket].bound
         self._wait(self._too_wrong, bucket, method, min(longer, _LONGEST))
 
     @property
     def gigabits(self) -> float:
-        """A second, over the links as they were measured last."""
+        """Bandwidth of the links at the last measurement, in Gbit/s; NaN before the first."""
         return 8e-9 / self.link.beta if self.link else math.nan
 
     # ---------------------------------------------------------------- prices
 
     def price(self, bucket: int, method: int) -> float:
-        """Seconds that the bucket should take by the method, over the links as they are."""
+        """Return the seconds that a bucket should take by a method, over the measured links."""
         own = self.computes[bucket][method]
         if math.isnan(own):
             own = self._guess(bucket, method)
         return self.network(bucket, method) + own
 
     def network(self, bucket: int, method: int) -> float:
-        """By the cost model."""
+        """Return the seconds of communication, by the cost model."""
         if self.link is None:
             return 0.0
         return sum(self._cost.time(n, self.link) for n in self.buckets[bucket].bytes[method])
 
     def _guess(self, bucket: int, method: int) -> float:
-        """By what the same method computes for other buckets, if that is known."""
+        """Return an estimate of the seconds of computation.
+
+        The estimate scales a known time of the same method for another bucket, if there is any.
+        """
         name, elements = self.buckets[bucket].methods[method], self.buckets[bucket].elements
         for other, of in enumerate(self.buckets):
             if name in of.methods:
@@ -352,7 +375,7 @@ class Decider:
     # ------------------------------------------------------------- learning
 
     def _learn(self, turns: list[list[Step]], look: bool) -> None:
-        """Links, what methods compute, and their errors."""
+        """Update the links, the methods' seconds of computation, and the methods' errors."""
         if look:
             times = [
                 statistics.median(min(one.probes[p] for one in turn) for turn in turns)
@@ -388,7 +411,7 @@ class Decider:
         return now > MOVED * then or now < then / MOVED
 
     def _of_buckets(self, turns: list[list[Step]]) -> list[float]:
-        """Seconds of each; those that were under way at the same time have shared the links."""
+        """Return the seconds of each bucket; buckets that overlap in time share the links."""
         shares = [_shares(turn) for turn in turns]
         return [statistics.median(each) for each in zip(*shares)]
 
@@ -397,7 +420,11 @@ class Decider:
 
 
 def _shares(turn: list[Step]) -> list[float]:
-    """The rank that was there last did not wait for others: its time counts."""
+    """Return the seconds of each bucket in one step.
+
+    The time of the fastest rank counts: that rank came last, and did not wait for others. If
+    buckets overlap, their times are scaled down to sum to the time of the whole exchange.
+    """
     each = list(zip(*(step.buckets for step in turn)))
     alone = [min(one.end - one.start for one in bucket) for bucket in each]
     whole = min(
@@ -413,7 +440,10 @@ def _seconds(turns: list[list[Step]]) -> float:
 
 
 def _mostly_below(limit: float, turns: list[list[Step]]) -> bool:
-    """But for one of so many as have taken turns, so that chance alone seldom does it."""
+    """Return whether all but a sixth of the turns are below a limit.
+
+    Chance alone seldom achieves this.
+    """
     above = sum(max(one.seconds for one in turn) >= limit for turn in turns)
     return above <= len(turns) // 6
 
@@ -423,7 +453,7 @@ def _waited(turns: list[list[Step]]) -> float:
 
 
 def _solve(cost: Cost, times: Sequence[float]) -> Link:
-    """Alpha and beta from two sizes."""
+    """Return alpha and beta from the times of two sizes."""
     alphas = [cost.time(size, Link(1, 0)) for size in PROBES]
     betas = [cost.time(size, Link(0, 1)) for size in PROBES]
     beta = (times[1] / alphas[1] - times[0] / alphas[0]) / (

@@ -1,4 +1,4 @@
-"""What replicas compute together: sums, and rows of all replicas joined."""
+"""Collectives of all replicas: sums, and joined rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tfscale.ops.collective import DTYPES
 from tfscale.ops.library import known_to_all
 from tfscale.ops.transport import WITHIN_PROCESS
 
-# Other types travel as one of those that the ops take.
+# The ops take few types. Tensors of other types are cast to these types before they are sent.
 _CARRIERS = {
     tf.bool: tf.int32,
     tf.int8: tf.int32,
@@ -40,29 +40,30 @@ _CARRIERS = {
     tf.uint64: tf.int64,
 }
 
-# Of what has another size in every step. A schedule for many bytes costs a few of them little; one
-# for few bytes costs many of them several times what they must.
+# Size to assume while tracing, if the size is unknown. The size is assumed to be large, because
+# schedules for large buffers lose little on small ones. Schedules for small buffers can multiply
+# the time of large ones.
 _LIKELY_BYTES = 1 << 20
 
-_AGAIN = 0.05  # seconds
+_AGAIN = 0.05  # seconds between two messages
 
-# How many times the bytes of a dense sum the joined rows of a sparse one may have.
+# Joined rows may have at most this many times the bytes of a dense sum.
 JOIN_UP_TO = 4
 
-# So many bytes of rows are joined in any case: they cost little more than any message does.
+# Up to this many bytes, rows are always joined: they cost little more than any message does.
 JOIN_ALWAYS = 1 << 18
 
 
 class Exchange:
-    """The collectives of one group, each by the schedule that suits its size.
+    """Collectives of one group, each by the schedule that suits its size.
 
     Args:
-        group: who takes part; None if there is nobody else.
-        schedules: which one suits a number of bytes.
+        group: group of the replicas; None if there is only one replica.
+        schedules: schedules for all sizes.
 
     Attributes:
-        is_measured: whether the engine's log tells what the collectives sent, and when.
-        sends_rows_on_wires: whether rows of tables may be sent on another wire than the lossless.
+        is_measured: whether the engine's log shows what the collectives sent, and when.
+        sends_rows_on_wires: whether rows of tables may be sent on a wire that loses precision.
     """
 
     is_measured = True
@@ -83,7 +84,7 @@ class Exchange:
         seed: Any = 0,
         schedule: Schedule | None = None,
     ) -> Any:
-        """The sum of ``x`` over all ranks; with a residual, ``(sum, new_residual)``."""
+        """Return the sum of ``x`` over all ranks; with a residual, ``(sum, new_residual)``."""
         if self.ranks == 1:
             return x if residual is None else (x, residual)
         communicator = self.communicators[replica]
@@ -104,7 +105,7 @@ class Exchange:
         return self.schedules.schedule(choice.algorithm)
 
     def sum_all(self, replica: int, tensors: Sequence[Any], name: Name) -> list[Any]:
-        """The sums of tensors and ``IndexedSlices``, as exact as their types are."""
+        """Return the sums of tensors and ``IndexedSlices``, in the precision of their types."""
         sums = list(tensors)
         for dtype, positions in _by_dtype(tensors).items():
             flat = _carried(joined([tensors[i] for i in positions]))
@@ -125,7 +126,7 @@ class Exchange:
         wire: str = wires.LOSSLESS,
         seed: Any = 0,
     ) -> list[tf.Tensor]:
-        """What a rank ends with in a mixture of floats of all ranks; float64 is not rounded."""
+        """Return this rank's result of a mixture of all ranks' floats; float64 is not rounded."""
         found = list(tensors)
         communicator = self.communicators[replica]
         for dtype, positions in _by_dtype(tensors).items():
@@ -146,21 +147,22 @@ class Exchange:
         seed: Any = 0,
         lost: tf.Variable | None = None,
     ) -> tf.IndexedSlices:
-        """The sum of sparse tensors: their rows joined, or densely where joining costs far more.
+        """Return the sum of sparse tensors: joined rows, or a dense sum if joining costs far more.
 
-        To join, a rank receives the rows of all ranks, P times as many as its own; a dense
-        sum sends twice the dense tensor. Joined rows are what one device would have, and
-        some optimizers treat two rows otherwise than their sum. So rows are joined even if
-        that costs somewhat more, and where they are few bytes.
+        To join rows, a rank receives the rows of all ranks, P times as many as its own; a dense sum
+        sends twice the dense tensor. A single device would have the joined rows, and some
+        optimizers treat two rows differently from their sum. So rows are joined even if that costs
+        somewhat more, and whenever they are few bytes.
 
         Args:
-            replica: of this process.
+            replica: index of the replica in this process.
             slices: rows of a table.
-            name: of the bucket.
+            name: name of the bucket.
             wire: the format in which rows are sent.
-            seed: for wires that round at random.
-            lost: what earlier steps have lost of each row of the table. It is added to the rows
-                that are sent, and becomes what these lose. Rows that occur twice are added first.
+            seed: seed for wires that round at random.
+            lost: errors of earlier steps, for each row of the table. They are added to the rows
+                that are sent, and the new errors of these rows replace them. Rows that occur twice
+                are added up first.
         """
         if self.ranks == 1:
             return slices
@@ -204,7 +206,7 @@ class Exchange:
         seed: Any = 0,
         lost: tf.Variable | None = None,
     ) -> tf.IndexedSlices:
-        """The sum of sparse tensors that have the same rows on all replicas: see lookups.py."""
+        """Return the sum of sparse tensors with equal rows on all replicas: see lookups.py."""
         if lost is None or self.ranks == 1:
             total = self.sum(replica, slices.values, name, wire, seed=seed)
             return tf.IndexedSlices(total, slices.indices, slices.dense_shape)
@@ -216,7 +218,7 @@ class Exchange:
         return tf.IndexedSlices(tf.cast(total, dtype), slices.indices, slices.dense_shape)
 
     def rows(self, replica: int, x: tf.Tensor, axis: int, name: Name = "gather") -> tf.Tensor:
-        """All ranks' ``x``, joined along an axis, in which they may differ."""
+        """Return all ranks' ``x``, joined along an axis in which their sizes may differ."""
         if self.ranks == 1:
             return x
         order = [axis, *(i for i in range(x.shape.rank) if i != axis)]
@@ -226,7 +228,7 @@ class Exchange:
         return tf.transpose(self._join(replica, first, counts, name), back)
 
     def from_first(self, replica: int, x: tf.Tensor, name: Name) -> tf.Tensor:
-        """The first rank's ``x``, on all."""
+        """Return the first rank's ``x`` on all ranks."""
         if self.ranks == 1:
             return x
         communicator = self.communicators[replica]
@@ -248,7 +250,11 @@ class Exchange:
         seed: Any = 0,
         feedback: bool = False,
     ) -> tf.Tensor:
-        """All-gather takes as many rows of each: pad to the most, and drop the padding."""
+        """Return the rows of all ranks, which may give different numbers of rows.
+
+        An all-gather needs equally many rows of each rank: pad to the largest number, and drop the
+        padding.
+        """
         most = tf.reduce_max(counts)
         padding = [[0, most - tf.shape(x)[0]], *([0, 0] for _ in x.shape[1:])]
         padded = tf.pad(_carried(x), padding)
@@ -265,8 +271,10 @@ class Exchange:
         seed: Any = 0,
         feedback: bool = False,
     ) -> tf.Tensor:
-        """The rows of all ranks, of which each has as many; if what is lost is sent later, rounded
-        to the nearest as all-reduces then do.
+        """Return the rows of all ranks, each of which must give equally many rows.
+
+        With ``feedback``, later steps send what is lost, and numbers are rounded to the nearest, as
+        in an all-reduce with a residual.
         """
         communicator = self.communicators[replica]
         bucket = communicator.new_bucket(name)
@@ -276,13 +284,16 @@ class Exchange:
     def scattered(
         self, replica: int, x: tf.Tensor, name: Name, wire: str = wires.LOSSLESS, seed: Any = 0
     ) -> tf.Tensor:
-        """This rank's share of the rows of the sum."""
+        """Return this rank's share of the rows of the sum."""
         communicator = self.communicators[replica]
         bucket = communicator.new_bucket(name)
         return reduce_scatter(x, communicator, wire=wire, seed=seed, name=bucket)
 
     def ways(self, replica: int = 0) -> str:
-        """How a replica's gradients go to the others: ``"by shared memory to 1, by TCP to 2"``."""
+        """Return in words how a replica's gradients reach the others.
+
+        An example is ``"by shared memory to 1, by TCP to 2"``.
+        """
         if not self.communicators:
             return ""
         own = self.communicators[replica]
@@ -296,9 +307,9 @@ class Exchange:
         return said + (why_not and f" (not by sockets: {why_not})")
 
     def on_each(self, body: Callable[[int], Any]) -> list[Any]:
-        """``body(replica)`` for all replicas of this process.
+        """Return ``body(replica)`` for all replicas of this process.
 
-        Eager ops wait for each other, so each replica gets a thread.
+        Eager ops wait for each other, so each replica gets a thread of its own.
         """
         replicas = range(len(self.communicators) or 1)
         if not tf.executing_eagerly() or len(replicas) == 1:
@@ -323,15 +334,15 @@ class Exchange:
             done = [threads.submit(eagerly, replica) for replica in replicas]
         errors = [error for one in done if (error := one.exception()) is not None]
         if errors:
-            raise min(errors, key=known_to_all)  # the cause, rather than what it caused
+            raise min(errors, key=known_to_all)  # the cause, rather than an error that it caused
         return [one.result() for one in done]
 
     def _give_up(self, communicator: Communicator, error: Exception, running: set[int]) -> None:
         """End the exchanges of all other ranks.
 
         A replica of this process that has not begun its exchange yet does not get the message,
-        because the engine assumes that ranks of one process fail together. So the message is sent
-        again as long as one of them runs.
+        because the engine assumes that ranks of one process fail together. So this method sends the
+        message again as long as one of these replicas runs.
         """
         while True:
             communicator.give_up(failure(error))
@@ -342,7 +353,7 @@ class Exchange:
     def together(
         self, body: Callable[[int, list[Any]], list[Any]], tensors: list[Any]
     ) -> list[Any]:
-        """``body(replica, tensors)``, from within a replica.
+        """Return ``body(replica, tensors)``; a replica calls this method.
 
         In a graph ``body`` runs at once. Eager replicas run one after the other, so they
         first wait for each other.
@@ -360,12 +371,12 @@ class Exchange:
 
 
 def failure(error: Exception) -> str:
-    """What the other ranks are told of an error between two collectives."""
+    """Return the message that other ranks receive about an error between two collectives."""
     return f"its step failed: {type(error).__name__}: {error}"
 
 
 def wire_bytes(wire: str, dtype: tf.DType, size: int) -> int:
-    """How many bytes so many numbers are on a wire, at least one."""
+    """Return the number of bytes that ``size`` numbers take on a wire, at least 1."""
     return max(1, size * dtype.size if wire == wires.LOSSLESS else wires.nbytes(wire, size))
 
 
@@ -378,13 +389,13 @@ def _by_dtype(tensors: Sequence[Any]) -> dict[tf.DType, list[int]]:
 
 
 def _of_each_replica(strategy: tf.distribute.Strategy, value: Any) -> tuple[Any, ...]:
-    """A value of local replicas, one by one; if it is the same object on all, that for each."""
+    """Return the values of the local replicas; if they share one object, repeat it for each."""
     found: tuple[Any, ...] = strategy.experimental_local_results(value)
     return found if len(found) > 1 else found * len(strategy.extended.worker_devices)
 
 
 def can_exchange(dtype: tf.DType) -> bool:
-    """Whether replicas can send each other numbers of this type."""
+    """Return whether replicas can send each other numbers of this type."""
     return dtype in DTYPES or dtype in _CARRIERS
 
 
@@ -397,7 +408,7 @@ def _carried(x: tf.Tensor) -> tf.Tensor:
 
 
 def with_unique_rows(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Return rows in float32 or wider, of which those that occur twice have been added."""
+    """Return unique rows in float32 or wider: rows that occur several times are added up."""
     indices, places = tf.unique(slices.indices)
     values = slices.values
     values = tf.cast(values, tf.float32) if values.dtype.size < 4 else values
@@ -406,14 +417,17 @@ def with_unique_rows(slices: tf.IndexedSlices) -> tf.IndexedSlices:
 
 
 def _most_joined(slices: tf.IndexedSlices, height: tf.Tensor) -> tf.Tensor:
-    """How many rows are joined of a table of that height."""
+    """Return the largest number of rows to join, for a table of this height."""
     width = slices.values.shape[1:].num_elements()
     always = JOIN_ALWAYS // (width * slices.dtype.size) if width else 0
     return tf.maximum(JOIN_UP_TO * 2 * height, always)
 
 
 def _remember(table: tf.Variable, rows: tf.Tensor, lost: tf.Tensor, sums: tf.Tensor) -> None:
-    """Sums that are not finite leave the table as it was: such a step may be taken back."""
+    """Store in the table what the rows have lost, unless a sum is not finite.
+
+    In that case the table stays as it was, because the step may be undone.
+    """
     finite = tf.reduce_all(tf.math.is_finite(sums))
     lost = tf.where(finite, lost, tf.gather(table, rows))
     table.scatter_update(tf.IndexedSlices(lost, rows))

@@ -1,4 +1,4 @@
-"""How gradients are sent: the table that ``strategy.explain()`` returns."""
+"""Table that ``strategy.explain()`` returns: it shows how gradients are sent."""
 
 from __future__ import annotations
 
@@ -25,31 +25,32 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One bucket of dense gradients; or one sparse gradient, sent as rows.
+    """One bucket of dense gradients, or one sparse gradient that is sent as rows.
 
-    The number of rows differs from step to step, so their ``elements`` and bytes are 0.
+    The number of rows differs from step to step, so the ``elements`` and bytes of rows are 0.
 
     Args:
-        bucket: its name in errors and logs, but for where it was traced.
-        variables: the variables whose gradients it holds; if it holds what AdaHessian measures of
-            them, ``"/curvature"`` follows each path.
-        elements: how many numbers it holds.
-        wire: the format in which they, or what the method makes of them, are sent.
+        bucket: name of the bucket in errors and logs, without the place where it was traced.
+        variables: paths of the variables whose gradients the bucket holds. ``"/curvature"`` follows
+            each path if the bucket holds AdaHessian's measurements instead.
+        elements: number of elements in the bucket.
+        wire: the format in which the gradients, or what the method makes of them, are sent.
         feedback: whether what is not sent is added to the gradients of the next step.
-        bytes: the bucket's size on the wire; where a method sends something else, that of an
-            all-reduce which sends as much.
-        lossless: its size on the wire ``"fp32"``.
-        algorithm: the schedule's name.
-        why: the reason for that schedule, and for what the method does if it has a choice.
+        bytes: size of the bucket on the wire. If the method sends something else: size of an
+            all-reduce that sends as many bytes.
+        lossless: size of the bucket on the wire ``"fp32"``.
+        algorithm: name of the schedule.
+        why: the reason for the schedule, and for the method's decisions if it has a choice.
         predicted: seconds by the cost model; 0 if the model was not used.
-        gain: seconds that the wire saves against ``"fp32"``, by the cost model; 0 if it does not
-            know both.
-        calls: how often the bucket has been sent.
+        gain: seconds that the wire saves against ``"fp32"``, by the cost model; 0 if the model does
+            not know both wires.
+        calls: number of times that the bucket has been sent.
         sent: bytes that this process's first replica has sent, on average per call.
         measured: seconds that a call took, on average.
-        method: the method's name, such as ``"int8"`` or ``"PowerSGD(rank=4)"``.
-        collectives: what they are called in errors and logs, but for where they were traced.
-        switching: if the method is one of several that take turns: how, in words.
+        method: name of the method, such as ``"int8"`` or ``"PowerSGD(rank=4)"``.
+        collectives: names of the collectives in errors and logs, without the place where they were
+            traced.
+        switching: description of the switching, if the method is one of several.
     """
 
     bucket: BucketId
@@ -83,7 +84,7 @@ class Row:
 
 
 def rows(reducer: Reducer) -> list[Row]:
-    """All buckets of all optimizers that have been traced, in the order in which they are sent."""
+    """Return all buckets of all traced optimizers, in the order in which they are sent."""
     reducer.trials.tell_chooser()
     communicators = reducer.exchange.communicators
     totals = communicators[0].totals() if communicators else {}
@@ -151,7 +152,7 @@ def row_of_mixtures(
     rounds: Sequence[Schedule],
     wire: str,
 ) -> Row:
-    """What mixtures of these weights send, which take turns; beside what a sum would."""
+    """Return the row for mixtures of these weights, which take turns, compared with a sum."""
     lossless, elements = (sum(one.bytes for one in weights), sum(one.elements for one in weights))
     size = lossless if wire == LOSSLESS else nbytes(wire, elements)
     schedules = exchange.schedules
@@ -170,7 +171,7 @@ def row_of_mixtures(
 
 
 def row_of_shards(exchange: Exchange, bucket: BucketId, weights: Sequence[Gradient]) -> Row:
-    """What replicas send so that each has the shards of all; or its own shard of a sum."""
+    """Return the row for an all-gather of shards, or for a reduce-scatter of their sum."""
     size = nbytes(LOSSLESS, sum(one.elements for one in weights))
     cost = price(exchange.schedules, exchange.ranks, [], [size // exchange.ranks])
     by = {
@@ -178,7 +179,7 @@ def row_of_shards(exchange: Exchange, bucket: BucketId, weights: Sequence[Gradie
         "why": "shards of all replicas",
         "predicted": cost.amount if cost.unit == "seconds" else 0.0,
     }
-    half = size // 2  # of an all-reduce
+    half = size // 2  # an all-reduce of this size sends as many bytes
     return _row_of_weights(exchange, bucket, weights, LOSSLESS, half, lossless=half, **by)
 
 
@@ -218,13 +219,13 @@ def _gain(reducer: Reducer, method: Method, size: int, lossless: int) -> float:
     chooser = reducer.exchange.schedules
     if not isinstance(chooser, Chooser) or chooser.lossless is None:
         return 0.0
-    if not isinstance(method, Wire) or method != reducer.policy.method:  # the one that was measured
+    if not isinstance(method, Wire) or method != reducer.policy.method:  # only that was measured
         return 0.0
     return chooser.lossless.predicted(lossless) - chooser.predicted(size)
 
 
 def _measured(totals: dict[BucketId, Total], collectives: Sequence[Collective]) -> dict[str, Any]:
-    """How often they were sent by any graph, how many bytes and how long on average."""
+    """Return how often any graph sent the collectives, and the average bytes and seconds."""
     names = {one.bucket for one in collectives}
     ran = [total for key, total in totals.items() if key.untraced in names]
     calls = sum(total.calls for total in ran) // max(1, len(names))
@@ -236,15 +237,15 @@ def _measured(totals: dict[BucketId, Total], collectives: Sequence[Collective]) 
 
 
 class Explanation(list[Row]):
-    """The rows, for programs; ``print`` makes a table of them, for people.
+    """Rows for programs, which ``print`` shows as a table for people.
 
     Args:
-        rows: one for each bucket.
-        replicas: how many there are.
-        ways: how they go from this process's first replica to the others.
-        rounds: where replicas agree once in many steps: when they do, and what it costs.
-        title: of the table.
-        memory: whether TensorFlow keeps the memory of tensors, on CPUs.
+        rows: one row for each bucket.
+        replicas: number of replicas.
+        ways: transports from this process's first replica to the others, in words.
+        rounds: note for rules that synchronize once in many steps: when they do, and at what cost.
+        title: title of the table.
+        memory: note on whether TensorFlow keeps the memory of tensors, on CPUs.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Sums that travel while replicas go on with their steps."""
+"""Sums that run in the background, while replicas go on with their steps."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from tfscale.wires import FORMATS
 
 
 class Flights:
-    """Those of one model.
+    """Background sums of one model.
 
     Args:
-        reducer: whose replicas they are between, and by whose policy.
-        label: what they belong to, in logs.
+        reducer: reducer whose replicas and policy the sums use.
+        label: label of the sums in logs.
     """
 
     def __init__(self, reducer: Reducer, label: str) -> None:
@@ -42,7 +42,7 @@ class Flights:
 
     @property
     def parts(self) -> int:
-        """How many are begun one after the other, each with some of the weights."""
+        """Number of parts that are begun one after the other, each with some of the weights."""
         return len(self._known)
 
     def begin(
@@ -53,14 +53,14 @@ class Flights:
         optimizer: Optimizer,
         state: ExchangeState,
     ) -> None:
-        """Begin to sum values over all replicas; called on each of them.
+        """Begin to sum values over all replicas; each replica must call this method.
 
         Args:
-            what: they are called, in names of buckets.
-            values: one for each of the variables.
-            variables: whose residuals hold what rounding has lost.
-            optimizer: of these.
-            state: where residuals are.
+            what: word for the values in the names of buckets.
+            values: one value for each variable.
+            variables: variables whose residuals hold the rounding errors.
+            optimizer: optimizer of the variables.
+            state: state that holds the residuals.
         """
 
         label = self._noted(what, variables, optimizer)
@@ -88,7 +88,11 @@ class Flights:
     def take(
         self, what: str, variables: Sequence[Variable], optimizer: Optimizer, state: ExchangeState
     ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
-        """The sums of what was begun, how long this waited for them, and how long they took."""
+        """Return the sums that ``begin`` has begun for the same part, and two times in seconds.
+
+        The first time is how long this call waited, the second how long the sums took. Both are
+        the largest of all buckets.
+        """
 
         def taken(replica: int, _: list[Any]) -> list[tf.Tensor]:
             sums: list[Any] = [None] * len(variables)
@@ -112,7 +116,10 @@ class Flights:
         return sums, waited, took
 
     def _buckets(self, what: str, variables: Sequence[Variable]) -> Iterator[tuple[Bucket, Wire]]:
-        """All of one method travel together: nobody waits for the first of them."""
+        """Yield buckets and their methods, one bucket for all gradients of a method and a type.
+
+        Smaller buckets would not help: no step waits for the first bucket.
+        """
         described = [describe(v) for v in variables]
         whole = sum(one.bytes for one in described)
         for bucket in pack(described, self._reducer.policy, whole, whole, what):
@@ -126,7 +133,7 @@ class Flights:
             yield bucket, method
 
     def _noted(self, what: str, variables: Sequence[Variable], optimizer: Optimizer) -> str:
-        """Tell ``explain`` of a part, once; gives what it belongs to, in logs."""
+        """Describe a part for ``explain``, once, and return the label of its sums in logs."""
         label = self._reducer.label_of(optimizer, self._label)
         if what in self._known:
             return label
@@ -165,7 +172,7 @@ class Flights:
         optimizer: Optimizer,
         state: ExchangeState,
     ) -> list[tf.Variable]:
-        """Where residuals are, if the method has any."""
+        """Return the variables that hold the residuals; none if the method has no feedback."""
         if not method.feedback:
             return []
         name = self._reducer.keeps_as + RESIDUAL

@@ -1,7 +1,7 @@
-"""How fast the links between the ranks are: alpha, beta and gamma, measured at the start.
+"""Speed of the links between the ranks: alpha, beta and gamma, measured at the start.
 
-Real collectives of a few sizes run through the engine. The cost model says how many
-alphas, betas and gammas each should take; least squares compute these from the times.
+Real collectives of a few sizes run through the engine. The cost model says how many alphas, betas
+and gammas each collective should take; least squares compute the three numbers from the times.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from tfscale.ops import Communicator, Group, all_gather, all_reduce, broadcast, 
 from tfscale.ops.build import cache_folder
 from tfscale.version import __version__
 
-_COUNTS = (1_000, 100_000, 1_000_000)  # float32 numbers
-_IN_A_ROW = 2  # in one call, so that the call itself counts less
-_ROUNDS = (3, 50)  # at least and at most
+_COUNTS = (1_000, 100_000, 1_000_000)  # float32 numbers in a collective
+_IN_A_ROW = 2  # collectives in one call, so that the call itself counts less
+_ROUNDS = (3, 50)  # smallest and largest number of measurements
 
 
 @dataclasses.dataclass(frozen=True)
 class LinkMeasurement:
-    """What the cost model needs to know, the same bits on all ranks.
+    """Parameters of the cost model, equal to the last bit on all ranks.
 
     Args:
-        machine: a ``Link``; a ``Cluster`` where several workers have several devices.
-        gamma: seconds to decode and add a byte that came over the wire.
-        source: ``"measured at start"``, or the cache's file.
+        machine: a ``Link``, or a ``Cluster`` if several workers have several devices.
+        gamma: seconds to decode and add one byte that came over the wire.
+        source: ``"measured at start"``, or the path of the cache file.
     """
 
     machine: Machine
@@ -52,11 +52,11 @@ class LinkMeasurement:
 
 
 def measure(group: Group, seconds: float = 1.0, wire: str = "fp32") -> LinkMeasurement:
-    """Time collectives for about so many seconds; all processes of the group call it together.
+    """Time collectives for about ``seconds``; all processes of the group must call this together.
 
-    A worker with several devices counts as a group of the ``Cluster``. Times between
-    workers are taken while all devices of a worker talk to the outside, as they do in a
-    hierarchical all-reduce, so a network card that they share is in the outer beta.
+    A worker with several devices counts as a group of the ``Cluster``. The times between workers
+    are measured while all devices of a worker send to other workers, as in a hierarchical
+    all-reduce. So the outer beta includes the effect of a shared network card.
     """
     if group.ranks == 1:
         return LinkMeasurement(Link(0.0, 0.0), 0.0)
@@ -72,15 +72,16 @@ def measure(group: Group, seconds: float = 1.0, wire: str = "fp32") -> LinkMeasu
 
 
 def cached(group: Group, seconds: float = 1.0, wire: str = "fp32") -> LinkMeasurement:
-    """What was measured before for the same hosts, devices, ways and versions, or ``measure``.
+    """Return an earlier measurement from the cache, or else measure the links.
 
-    The cache counts only if all ranks hold the same entry.
+    The earlier measurement must be for the same hosts, devices, transports, wire and versions, and
+    counts only if all ranks hold the same entry.
     """
-    group.join()  # only then is it known over what its messages go
+    group.join()  # before, the transports are unknown
     file = cache_folder().resolve() / "links" / f"{_key(group, wire)}.json"
     entry = _read(file, group.ranks)
     if _all_agree(group, entry):
-        assert entry is not None  # all agree that there is one
+        assert entry is not None  # _all_agree has checked this
         return entry
     measured = measure(group, seconds, wire)
     _write(file, measured)
@@ -91,7 +92,7 @@ def cached(group: Group, seconds: float = 1.0, wire: str = "fp32") -> LinkMeasur
 
 
 def _workers(group: Group) -> list[list[int]]:
-    """The ranks of each worker."""
+    """Return the ranks of each worker."""
     devices = group.communicators[0].devices
     by_worker: dict[str, list[int]] = {}
     for rank, device in enumerate(devices):
@@ -105,7 +106,7 @@ def _own_worker(group: Group, workers: list[list[int]]) -> Group:
 
 
 def _across_workers(group: Group, workers: list[list[int]]) -> list[Group]:
-    """One group of all workers' first devices, one of their second, and so on."""
+    """Return one group of all workers' first devices, one of their second devices, and so on."""
     return [group.part(ranks) for ranks in zip(*workers, strict=False)]
 
 
@@ -114,15 +115,15 @@ def _across_workers(group: Group, workers: list[list[int]]) -> list[Group]:
 
 @dataclasses.dataclass(frozen=True)
 class _Experiment:
-    """A collective whose time is known by formula and by the clock."""
+    """A collective whose time a formula predicts and the clock measures."""
 
     cost: Cost
     nbytes: int
-    link: int  # which of the machine's links it uses
+    link: int  # index of the machine's link that the collective uses
     call: Callable[[], Any]
 
     def row(self, links: int) -> list[float]:
-        """How many times it takes each link's alpha and beta, and gamma."""
+        """Return how many times the collective takes each link's alpha and beta, and gamma."""
         row = [0.0] * (2 * links + 1)
         row[2 * self.link] = self.cost.time(self.nbytes, Link(1, 0))
         row[2 * self.link + 1] = self.cost.time(self.nbytes, Link(0, 1))
@@ -136,10 +137,11 @@ class _Experiment:
 
 
 def _experiments(groups: list[Group], link: int, wire: str) -> list[_Experiment]:
-    """Collectives that all groups run at the same time.
+    """Return collectives that all groups run at the same time.
 
-    A broadcast adds nothing and halving has fewer rounds than a ring: so the three
-    numbers can be told apart. (All three take them in proportion, by their closed forms.)
+    A broadcast adds no numbers, and halving has fewer rounds than a ring. These differences make
+    it possible to solve for alpha, beta and gamma. (By their closed forms, the times of all three
+    collectives are linear in these.)
     """
     ranks = groups[0].ranks
     if ranks == 1:
@@ -171,7 +173,10 @@ def _call(groups: list[Group], name: str, wire: str, count: int) -> Callable[[],
 
 
 def _function(groups: list[Group], body: Callable[[Communicator], Any]) -> Callable[[], list[Any]]:
-    """Run a body on all devices of this process; its results as numpy arrays."""
+    """Return a function that runs a body on all devices of this process.
+
+    The function returns the results as numpy arrays.
+    """
 
     @tf.function(autograph=False)
     def run() -> list[Any]:
@@ -181,7 +186,7 @@ def _function(groups: list[Group], body: Callable[[Communicator], Any]) -> Calla
                 results.append(body(communicator))
         return results
 
-    # TensorFlow warns of functions that look alike and are traced again and again.
+    # Calls of ``run`` itself would make TensorFlow warn that similar functions are traced again.
     trace = functools.cache(run.get_concrete_function)
     return lambda: [result.numpy() for result in trace()()]
 
@@ -190,9 +195,9 @@ def _function(groups: list[Group], body: Callable[[Communicator], Any]) -> Calla
 
 
 def _solve(group: Group, experiments: list[_Experiment], seconds: float) -> list[float]:
-    """Alpha and beta of each link, and gamma."""
+    """Return alpha and beta of each link, and gamma."""
     for experiment in experiments:
-        experiment.call()  # traced, connected
+        experiment.call()  # the first call traces and connects, so it does not count
     once = sum(experiment.seconds() * _IN_A_ROW for experiment in experiments)
     (rounds,) = _of_rank_zero(group, [max(_ROUNDS[0], min(seconds // once, _ROUNDS[1]))])
     times = [[e.seconds() for e in experiments] for _ in range(int(rounds))]
@@ -203,9 +208,9 @@ def _solve(group: Group, experiments: list[_Experiment], seconds: float) -> list
 
 
 def _least_squares(rows: Sequence[Sequence[float]], times: Sequence[float]) -> list[float]:
-    """The numbers, none below 0, that explain the times best, each by its own measure.
+    """Return the numbers, none below 0, that fit the times with the least relative error.
 
-    Unknowns are few, so all sets of those that are not 0 are tried.
+    There are few unknowns, so the function tries every set of unknowns that are not 0.
     """
     matrix = np.array(rows) / np.array(times)[:, None]
     sizes = np.linalg.norm(matrix, axis=0)
@@ -230,7 +235,10 @@ def _of_rank_zero(group: Group, numbers: Sequence[float]) -> list[float]:
 
 
 def _key(group: Group, wire: str) -> str:
-    """Ports change from job to job, and say nothing about the links."""
+    """Return the key of the cache.
+
+    The key leaves ports out: they change from job to job, and say nothing about the links.
+    """
     peers = [re.sub(r":\d+(,|$)", r"\1", peer) for peer in group.peers]
     devices = group.communicators[0].devices
     ways = [way.partition(" to ")[0] for way in group.communicators[0].ways()]
@@ -256,7 +264,7 @@ def _read(file: Path, ranks: int) -> LinkMeasurement | None:
 def _write(file: Path, measured: LinkMeasurement) -> None:
     try:
         make_private_folder(file.parent)
-        trust.keep_others_out(file.parent)  # which an older version may have left open
+        trust.keep_others_out(file.parent)  # an older version may have left it open
         if reason := trust.doubt_of_folders(file.parent):
             raise PermissionError(f"{reason}, so another user could exchange the cache's files")
         records.write(file, _fields(measured), private=True)

@@ -1,13 +1,13 @@
 """Lookups of a table's rows, and whether they are the same for all samples.
 
-One device looks up a transformer's positions once for a whole batch; k replicas do so k times,
-once each. Optimizers that square a sparse gradient row by row see the difference, unless replicas
-add up these rows instead of joining them. Rows that are looked up by the data are joined: one
-device, too, has one for each sample.
+A single device looks up a transformer's positions once for a whole batch; k replicas look them up
+k times, once each. The results differ for optimizers that square a sparse gradient row by row. So
+replicas add up these rows instead of joining them. Replicas join the rows that depend on the data:
+a single device, too, has one such row for each sample.
 
 ``tf.nn.embedding_lookup_sparse``, and a ``Dense`` layer of a sparse input, look up each row once,
-however many samples ask for it. So one device has one row of a gradient where k replicas may have
-k, which have to be added.
+however many samples use the row. So a single device has one row of a gradient where k replicas may
+have k rows, which must be added.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfscale.exchange import dataflow
 
-# Which result of an operation holds each row once.
+# The index of the result that holds each row once, by the operation's type.
 _UNIQUE = {
     **{"Unique": 0, "UniqueV2": 0},
     **{f"SparseSegment{kind}GradV2": 1 for kind in ("Sum", "Mean", "SqrtN")},
@@ -24,10 +24,9 @@ _UNIQUE = {
 
 
 def are_of_all_samples(indices: tf.Tensor) -> bool:
-    """Whether indices do not depend on the data of a step, and so are the same on every replica.
+    """Return whether indices are equal on all replicas, as they do not depend on a step's data.
 
-    This can be seen only in a graph, and if the number of indices is known; otherwise the answer
-    is False.
+    Only a graph with a known number of indices shows this; otherwise the answer is False.
     """
     if tf.executing_eagerly() or indices.shape.num_elements() is None:
         return False
@@ -38,7 +37,7 @@ def are_of_all_samples(indices: tf.Tensor) -> bool:
 def are_unique(indices: tf.Tensor) -> bool:
     """Return whether each replica looks up a row at most once.
 
-    This can be seen only in a graph; otherwise the answer is False.
+    Only a graph shows this; otherwise the answer is False.
     """
     if tf.executing_eagerly():
         return False
@@ -48,7 +47,10 @@ def are_unique(indices: tf.Tensor) -> bool:
 
 
 def _comes_with_data(op: tf.Operation) -> int:
-    """A batch, whatever is drawn at random, and whatever else differs from step to step."""
+    """Return 1 if an operation's result may differ from step to step, else 0.
+
+    Batches differ, and so do results of random and of stateful operations, except for variables.
+    """
     if op.type == "Placeholder":
         return int(not dataflow.is_captured(op))
     if "Random" in op.type:

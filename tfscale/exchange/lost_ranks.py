@@ -1,8 +1,8 @@
-"""Ends TensorFlow's collectives as soon as a rank is lost, and says which one.
+"""Ends TensorFlow's collectives as soon as a rank is lost, and names that rank.
 
-Who is lost before one begins is named by the engine, and needs none of this. But who is lost within
-one would be waited for forever. The engine hears of other processes at once, also while
-none of its own collectives runs.
+The engine names a rank that is lost before a collective begins, without this module. But TensorFlow
+would wait forever for a rank that is lost during a collective. The engine notices at once that
+another process has ended, even while none of the engine's own collectives runs.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from tfscale.bridge.runtime import context
 from tfscale.ops import Communicator
 from tfscale.ops.library import told_by_others
 
-_EVERY = 0.2  # seconds
-_APART = 3.0  # seconds: ranks that are done may leave so long after each other
-_SOON = 1.0  # seconds after which the engine has heard what TensorFlow knows
+_EVERY = 0.2  # seconds between two checks
+_APART = 3.0  # seconds that may pass between the regular exits of two ranks
+_SOON = 1.0  # seconds after which the engine, too, has noticed a loss that TensorFlow knows
 
 _watching: list[LostRanks] = []
 
 
 class LostRanks(threading.Thread):
-    """Watches until the process ends.
+    """Thread that watches for lost ranks until the process ends.
 
     Args:
-        communicators: of this process's ranks.
+        communicators: communicators of this process's ranks.
     """
 
     def __init__(self, communicators: Sequence[Communicator]) -> None:
@@ -40,7 +40,7 @@ class LostRanks(threading.Thread):
         atexit.register(self._leave)
 
     def run(self) -> None:
-        """Called by Python."""
+        """Watch for lost ranks. Python calls this method in the new thread."""
         while not self._over.wait(_EVERY):
             code, why = self.heard()
             if code:
@@ -48,30 +48,31 @@ class LostRanks(threading.Thread):
                 return
 
     def heard(self) -> tuple[int, str]:
-        """The code of an error, 0 if all ranks are well; and who is lost and why."""
+        """Return an error code, 0 if no rank is lost, and a text: which rank is lost, and why."""
         all_heard = (communicator.watch() for communicator in self._communicators)
         return next((each for each in all_heard if each[0]), (0, ""))
 
     def _end_all(self, code: int, why: str) -> None:
-        has_left = code == tf.errors.UNAVAILABLE  # and given no reason
+        has_left = code == tf.errors.UNAVAILABLE  # without a reason
         if not (has_left and self._over.wait(_APART)):
             end_collectives(code, why)
 
     def _leave(self) -> None:
         self._over.set()
-        self.join()  # TensorFlow ends after it
+        self.join()  # TensorFlow must not end before this thread
 
 
 def end_collectives(code: int, why: str) -> None:
-    """End TensorFlow's collectives of this process, those of later steps as well."""
+    """End TensorFlow's collectives in this process, including those of later steps."""
     told_by_others.add(why)
     context().abort_collective_ops(code, why)
 
 
 def cause_of(error: BaseException) -> str:
-    """Who is lost, if that may be why TensorFlow's collectives have failed; or an empty text.
+    """Return which rank is lost, if that may explain an error of TensorFlow's collectives.
 
-    TensorFlow may miss a connection before we do, and does not say whose it was.
+    Return an empty text otherwise. TensorFlow may notice a lost connection before the engine does,
+    and does not name the rank; so this function waits up to a second for the engine.
     """
     if not isinstance(error, tf.errors.UnavailableError):
         return ""

@@ -1,4 +1,4 @@
-"""Sums gradients over replicas: in buckets, each by its method."""
+"""Sums gradients over replicas in buckets, each bucket by its method."""
 
 from __future__ import annotations
 
@@ -45,23 +45,25 @@ _SPARSE = (
     "chose for it, is for dense gradients here."
 )
 
-# Sees, while a step is traced, what a method that is not lossless sums: the bucket and its method,
-# the first replica's gradients, and what they have lost if that is remembered.
+# Function that is called while a step is traced, for each bucket whose method is not lossless. The
+# arguments are the bucket's name, the method, the first replica's gradients, and their residual, or
+# None if the method keeps no residual.
 Watch = Callable[[BucketId, Method, tf.Tensor, tf.Tensor | None], None]
 
 
 class Reducer:
-    """Sums gradients over all replicas.
+    """Object that sums gradients over all replicas.
 
     Args:
-        exchange: the replicas.
-        policy: which gradient is summed by which method.
-        bucket_bytes: how many bytes of gradients share a collective.
-        trials: compares, on live steps, schedules whose predicted times are close.
-        what: it sums, in names of buckets.
-        keeps_as: what the names begin with by which methods keep what is theirs, where another
-            reducer keeps its own for the same variables.
-        suffix: what ``explain()`` puts behind a variable's path, where this is not its gradient.
+        exchange: collectives of the replicas.
+        policy: the policy that says which method sums which gradient.
+        bucket_bytes: largest number of bytes of gradients that share a collective.
+        trials: trials that compare, on live steps, schedules whose predicted times are close.
+        what: word for the summed tensors in the names of buckets.
+        keeps_as: prefix for the names of the methods' state. A second reducer of the same variables
+            needs a prefix of its own.
+        suffix: suffix to a variable's path in ``explain()``, if the reducer does not sum the
+            variable's gradient.
     """
 
     def __init__(
@@ -77,25 +79,26 @@ class Reducer:
         self.exchange = exchange
         self.policy = policy
         self.trials = trials
-        # Of optimizers, in the order in which they were traced.
+        # By optimizer, in the order in which the optimizers were traced.
         self.packings: weakref.WeakKeyDictionary[Any, Packing] = weakref.WeakKeyDictionary()
-        self.behind_steps: set[BucketId] = set()  # what travels while steps go on
+        # Buckets that are summed in the background, while later steps run.
+        self.behind_steps: set[BucketId] = set()
         self.watch: Watch | None = None
         self.keeps_as = keeps_as
         self.suffix = suffix
         self._bucket_bytes, self._what = bucket_bytes, what
-        pack((), policy, bucket_bytes)  # a wrong size is refused now, not in the first step
+        pack((), policy, bucket_bytes)  # raises for a wrong size now, not in the first step
         self._told: set[str] = set()
         self._names: collections.Counter[str] = collections.Counter()
 
     def check_rules(self, variables: Sequence[Variable]) -> None:
-        """Warn once of rules that match none of these variables: they may be misspelt."""
+        """Warn once of each rule that matches none of these variables: it may be misspelt."""
         paths = [describe(v).path for v in variables]
         for pattern in self.policy.idle(paths):
             self._tell(_IDLE, pattern, ", ".join(paths[:5]))
 
     def _tell(self, message: str, subject: str, *others: str) -> None:
-        """A warning, once for each subject."""
+        """Log a warning, once for each subject."""
         if subject not in self._told:
             self._told.add(subject)
             logging.getLogger("tfscale").warning(message, subject, *others)
@@ -108,14 +111,14 @@ class Reducer:
         gradients: Sequence[Any],
         rows_too: bool = True,
     ) -> None:
-        """Make what methods keep; called on a replica, before ``reduce``.
+        """Make the methods' state; a replica calls this method before ``reduce``.
 
         Args:
-            state: where.
-            optimizer: whose variables they are.
-            variables: all.
-            gradients: theirs, as they are now.
-            rows_too: whether those of which there are some rows will be sent as rows.
+            state: state of the optimizer.
+            optimizer: optimizer of the variables.
+            variables: all variables.
+            gradients: current gradients of the variables.
+            rows_too: whether sparse gradients will be sent as rows.
         """
         wanted: dict[tuple[str, str], Kept] = {}
         random = False
@@ -145,16 +148,17 @@ class Reducer:
         label: str | None = None,
         skip: tf.Tensor | None = None,
     ) -> list[Any]:
-        """The sums over all replicas, on each of them; None stays None.
+        """Return the sums over all replicas, on each replica; None stays None.
 
         Args:
-            gradients: this replica's, dense or ``IndexedSlices``.
-            variables: whose they are.
-            optimizer: that will apply them.
-            state: what earlier steps lost.
-            scale: what gradients are multiplied by, if that may be another in the next step.
-            label: what these are called in logs; by default the optimizer's name.
-            skip: whether nothing is to be sent, the same on all of them: then each gets its own.
+            gradients: gradients of this replica, dense or ``IndexedSlices``.
+            variables: variables of the gradients.
+            optimizer: optimizer that will apply the sums.
+            state: state with what earlier steps have lost.
+            scale: factor in the gradients, if it may change in the next step.
+            label: name of the gradients in logs; by default the optimizer's name.
+            skip: whether to send nothing, equal on all replicas; if true, each replica gets its own
+                gradients.
         """
         given = [i for i, x in enumerate(gradients) if x is not None]
         load = _Load(
@@ -183,7 +187,7 @@ class Reducer:
         return reduced
 
     def label_of(self, optimizer: Optimizer, label: str | None) -> str:
-        """That, or the optimizer's name; with a number behind it if another had it before."""
+        """Return the label, or the optimizer's name, plus a number if another has the same."""
         if optimizer not in self.packings:
             name = label or str(getattr(optimizer, "name", type(optimizer).__name__))
             self._names[name] += 1
@@ -200,7 +204,8 @@ class Reducer:
         buckets = self._pack(described) if dense else ()
         sparse = [i for i in range(len(tensors)) if i not in dense]
         rows = tuple(load.gradients[i] for i in sparse)
-        before = self.packings[load.optimizer]  # of other graphs, which share what changes
+        # All graphs of an optimizer share its notes and adaptations.
+        before = self.packings[load.optimizer]
         packing = Packing(
             load.label,
             buckets,
@@ -249,7 +254,7 @@ class Reducer:
         return _times(total, times, 1)
 
     def of_rows(self, gradient: Gradient) -> tuple[str, bool]:
-        """The wire of a gradient of which some rows are sent, and whether it has feedback."""
+        """Return the wire for the rows of a sparse gradient, and whether it has feedback."""
         if not self.exchange.sends_rows_on_wires:
             return LOSSLESS, False
         method = self.policy.method_of(gradient)
@@ -271,13 +276,14 @@ class _Load:
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """One of those by which a bucket is summed.
+    """One of the collectives that sum a bucket.
 
     Args:
-        bucket: what the engine calls it, but for where it was traced.
-        bytes: an all-reduce of so many sends as much.
-        reduced: the size on its wire if it is an all-reduce, for which a schedule is chosen.
-        variant: if its method is made of others, by which of them it is run: see ``Switching``.
+        bucket: name of the collective in the engine, without the place where it was traced.
+        bytes: size of an all-reduce that sends as many bytes.
+        reduced: size on the wire if the collective is an all-reduce, which needs a schedule.
+        variant: numbers of the variants that run the collective, if its method is made of others:
+            see ``Switching``.
     """
 
     bucket: BucketId
@@ -288,17 +294,17 @@ class Collective:
 
 @dataclasses.dataclass(frozen=True)
 class Packing:
-    """How an optimizer's gradients are sent.
+    """A description of how an optimizer's gradients are sent.
 
     Args:
-        label: what the optimizer is called here.
-        buckets: of the dense ones.
-        gradients: these, as buckets number them.
-        sparse: those of which some rows are sent, each by itself.
-        collectives: by bucket.
-        reasons: of buckets and variants, why they are summed as they are.
-        notes: of buckets whose method is made of others, by which of them they are summed.
-        adaptations: by replica of this process and names of buckets.
+        label: name of the optimizer here.
+        buckets: buckets of the dense gradients.
+        gradients: dense gradients, in the order that the buckets refer to.
+        sparse: gradients that are sent as rows, each by itself.
+        collectives: collectives of each bucket.
+        reasons: reasons for the kind of sum, by bucket and variant.
+        notes: numbers of the variants that sum a bucket, for methods that are made of others.
+        adaptations: adaptations by replica of this process and names of buckets.
     """
 
     label: str
@@ -314,13 +320,13 @@ class Packing:
 
     @property
     def changes(self) -> list[Change]:
-        """What was changed while the model trained, the same on all replicas."""
+        """Changes of methods during the training, equal on all replicas."""
         every = [one for (replica, _), one in self.adaptations.items() if replica == 0]
         made = [change for one in every if one.decider for change in one.decider.changes]
         return sorted(made, key=lambda change: change.step)
 
     def variant(self, bucket: Bucket) -> tuple[Method, tuple[int, ...]]:
-        """The method that has summed the bucket in the last step, and the way to it."""
+        """Return the method that summed the bucket in the last step, and the variants' numbers."""
         method: Method = bucket.method
         way: tuple[int, ...] = ()
         while isinstance(method, Switching):
@@ -331,17 +337,17 @@ class Packing:
 
 
 class Travel:
-    """One bucket of one replica, from its gradients to their sums: a ``Load`` for its method.
+    """The sum of one bucket on one replica: a ``Load`` for the bucket's method.
 
     Args:
-        reducer: whose replicas these are.
-        replica: which of this process's replicas this is.
-        load: the step's gradients, without numbers.
-        bucket: of them.
-        trial: of schedules.
-        adapted: of methods, if there is any choice.
-        tensors: the gradients of the step.
-        members: the positions of the bucket's among them.
+        reducer: reducer of the gradients.
+        replica: index of the replica in this process.
+        load: gradients of the step, without numbers.
+        bucket: the bucket to sum.
+        trial: trial of schedules.
+        adapted: choice of methods in this step; None if there is no choice.
+        tensors: gradients of the step.
+        members: positions of the bucket's gradients in ``tensors``.
     """
 
     def __init__(
@@ -372,16 +378,17 @@ class Travel:
         self._first_seed, self._seeds = None, itertools.count(1)
 
     def sums(self) -> list[tf.Tensor]:
-        """By the bucket's method."""
+        """Return the sums, computed by the bucket's method."""
         method, scale = self._method, self._load.scale
         if isinstance(method, Switching) and method.random:
-            # One for all variants: each bucket would wait for those before it that may draw any.
+            # Draw one seed for all variants. If a variant drew its own seeds, each bucket would
+            # wait for the buckets before it that may draw seeds.
             self._first_seed = self._load.state.next_seed(self._replica)
-        if not method.lossless and not isinstance(method, Wire):  # whose collectives take all types
+        if not method.lossless and not isinstance(method, Wire):  # wires take all types
             self.gradients = [tf.cast(x, tf.float32) for x in self._given]
         if scale is None or not any(method.state(each) for each in self.described):
             sums = method.sums(self)
-        else:  # what is kept has no scale, which may be another one in the next step
+        else:  # state is kept without the scale, which may change in the next step
             self.gradients = [x / tf.cast(scale, x.dtype) for x in self.gradients]
             sums = [total * tf.cast(scale, total.dtype) for total in method.sums(self)]
         self._show(method)
@@ -405,12 +412,12 @@ class Travel:
 
     @property
     def of(self) -> Method:
-        """By which the bucket is summed."""
+        """Method that sums the bucket."""
         return self._method
 
     @property
     def name(self) -> BucketId:
-        """What the engine and its log call the bucket, but for where it was traced."""
+        """Name of the bucket in the engine and its log, without the place of the trace."""
         return dense_bucket(self._load.label, self._bucket)
 
     def adapted(self, method: Adaptive) -> list[tf.Tensor]:
@@ -438,7 +445,7 @@ class Travel:
             watch(self.name, method, joined(self.gradients), lost)
 
     def _tells_loss(self, gradient: Gradient) -> bool:
-        """Whether what is kept is all that is lost, whichever method sums."""
+        """Return whether the residual holds all that is lost, whichever variant sums."""
         method = self._method
         each = method.variants if isinstance(method, Switching) else (method,)
         return all(one.lossless or RESIDUAL in one.state(gradient) for one in each)
@@ -510,7 +517,7 @@ class Travel:
         return self.seed() if FORMATS[wire].rounds_at_random(with_residual) else 0
 
     def _new(self, what: str, size: int, reduced: int | None = None) -> BucketId:
-        if self._variant:  # another name, by which the timeline shows who has sent it
+        if self._variant:  # the name shows in the timeline which method has sent
             what = f"{self._method}: {what}" if what else str(self._method)
         name = self._name(what)
         self.collectives.append(Collective(name, size, reduced, self._variant))
@@ -524,7 +531,10 @@ class Travel:
 def _adapted_step(
     replica: int, communicator: Communicator, packing: Packing
 ) -> contextlib.AbstractContextManager[AdaptedStep | None]:
-    """Eager steps measure nothing: replicas take turns there, and Python takes most of the time."""
+    """Return the context of an adapted step; its value is None if there is nothing to adapt.
+
+    Eager steps measure nothing: replicas take turns there, and Python takes most of the time.
+    """
     names = tuple(b.name for b in packing.buckets if isinstance(b.method, Adaptive))
     if not names or tf.executing_eagerly():
         return contextlib.nullcontext()
@@ -535,7 +545,10 @@ def _adapted_step(
 
 
 def _of_known_shape(x: tf.Tensor, shape: tuple[int, ...]) -> tf.Tensor:
-    """Products with sparse tensors do not know theirs while they are traced."""
+    """Return a tensor with a known shape.
+
+    A gradient from a product with a sparse tensor does not know its shape while it is traced.
+    """
     return x if x.shape.is_fully_defined() else tf.ensure_shape(x, shape)
 
 
@@ -549,7 +562,7 @@ def _times(slices: tf.IndexedSlices, scale: Any, power: int) -> tf.IndexedSlices
 
 def _checked(kept: Mapping[str, Kept], method: Method) -> Mapping[str, Kept]:
     for name in kept:
-        if not name.isidentifier():  # files and checkpoints put it together with other words
+        if not name.isidentifier():  # files and checkpoints join it with other words
             raise ValueError(
                 f"{method} keeps something by the name {name!r}; take one that could be a "
                 "variable's name in Python, such as 'residual'"
@@ -558,21 +571,21 @@ def _checked(kept: Mapping[str, Kept], method: Method) -> Mapping[str, Kept]:
 
 
 def dense_bucket(optimizer: str, bucket: Bucket) -> BucketId:
-    """What the engine and its log call a bucket, but for where it was traced."""
+    """Return the name of a bucket in the engine and its log, without the place of the trace."""
     return BucketId(bucket.name, optimizer)
 
 
 def sparse_bucket(optimizer: str, gradient: Gradient) -> BucketId:
-    """The same for a gradient of which some rows are sent."""
+    """Return the name of the bucket of a gradient that is sent as rows."""
     return BucketId(f"gradient of {gradient.path}", optimizer)
 
 
 def describe(variable: Variable) -> Gradient:
-    """What is known of a Keras or TensorFlow variable's gradient."""
+    """Return the description of a Keras or TensorFlow variable's gradient."""
     return Gradient(path_of(variable), tuple(variable.shape), tf.as_dtype(variable.dtype).name)
 
 
 def place_of(optimizer: Optimizer, variable: Variable) -> str:
-    """A variable's place in its optimizer; Keras 2 knows its name."""
+    """Return a variable's index in its optimizer; with Keras 2, which has none, its path."""
     index = index_in(optimizer, variable)
     return describe(variable).path if index is None else str(index)

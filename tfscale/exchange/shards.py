@@ -1,6 +1,6 @@
-"""Tensors of which each rank holds a part: its shard.
+"""Shards of tensors: each rank holds one part of a tensor.
 
-Of n numbers a shard has n / P, rounded up; zeros fill the last ones up.
+A shard of n numbers holds n / P of them, rounded up; zeros fill up the last shards.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import tensorflow as tf
 
 
 def size(shape: Sequence[int], ranks: int) -> int:
-    """How many numbers a shard has of a tensor of that shape."""
+    """Return the number of elements in one shard of a tensor of this shape."""
     return -(-math.prod(shape) // ranks)
 
 
 def split(x: tf.Tensor, ranks: int) -> tf.Tensor:
-    """All shards of a tensor of known shape, a row for each rank."""
+    """Return all shards of a tensor of known shape, one row for each rank."""
     each = size(x.shape, ranks)
     missing = ranks * each - x.shape.num_elements()
     filled = tf.pad(tf.reshape(x, [-1]), [[0, missing]]) if missing else x
@@ -25,7 +25,7 @@ def split(x: tf.Tensor, ranks: int) -> tf.Tensor:
 
 
 def join(shards: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
-    """The tensor of that shape, of all its shards."""
+    """Return the tensor of this shape, joined from all its shards."""
     numbers = math.prod(shape)
     if shards.shape.num_elements() != numbers:
         shards = tf.reshape(shards, [-1])[:numbers]

@@ -1,9 +1,9 @@
-"""What methods keep from step to step, such as residuals: saved with the optimizer.
+"""State that methods keep from step to step, such as residuals; it is saved with the optimizer.
 
-A residual is what rounding on a wire has lost and later steps will send. It hangs on the
-optimizer, and is saved wherever that is: in ``tf.train.Checkpoint``, in ``.keras`` and
-``.weights.h5`` files, by ``BackupAndRestore``. Where no method keeps anything, nothing more is
-saved than without a strategy.
+A residual is what rounding on a wire has lost and later steps will send. The residual belongs to
+the optimizer, and is saved wherever the optimizer is saved: in ``tf.train.Checkpoint``, in
+``.keras`` and ``.weights.h5`` files, by ``BackupAndRestore``. If no method keeps any state, files
+hold no more than without a strategy.
 """
 
 from __future__ import annotations
@@ -24,32 +24,33 @@ from tfscale.exchange import shards
 
 _log = logging.getLogger("tfscale")
 
-# The names of variables, by which a strategy knows them.
-PART = "tfscale_part"  # of a sum, different on each replica
-COMMON = "tfscale_common"  # the same on all replicas
-SHARD = "tfscale_shard"  # of what is common: each replica holds a part
+# Names by which a strategy recognizes its variables.
+PART = "tfscale_part"  # a part of a sum, different on each replica
+COMMON = "tfscale_common"  # a value that is equal on all replicas
+SHARD = "tfscale_shard"  # a shard of a common value: each replica holds a part
 ROUNDING_SEED = "tfscale_rounding_seed"
 
-# These begin with the same value on every worker. Some are made while the first step is traced; if
-# replicas make that step alone, nobody may send the first worker's value.
+# These variables begin with the same value on every worker, so no worker sends its value. Sending
+# would fail for variables that are made while the first step is traced, if replicas make that step
+# without communication.
 BEGINS_ALIKE = (PART, COMMON, SHARD, ROUNDING_SEED)
 
-ATTRIBUTE = "_tfscale_memory"  # as checkpoints and files call it
+ATTRIBUTE = "_tfscale_memory"  # its name in checkpoints and files
 
 _OUTER = "outer optimizer"
 
-# Not a dict, for those TensorFlow takes for variables to save.
+# This is not a dict, because TensorFlow takes a dict for variables to save.
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class ExchangeState(tf.Module, Saveable):
-    """What methods keep, the seed that they share, and the seeds of the model's layers.
+    """State of the methods, the seed that they share, and the seeds of the model's layers.
 
-    Keras itself saves no seeds, so an interrupted training would go on with other dropout
-    masks than one that was never interrupted.
+    Keras itself saves no seeds. Without these seeds, an interrupted training would go on with other
+    dropout masks than an uninterrupted training.
 
-    A variable is identified by its place in the optimizer: if a model is built twice in one
-    process, its variables have other names the second time.
+    The place in the optimizer identifies a variable. The name would not: if a model is built twice
+    in one process, its variables have other names the second time.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
@@ -58,19 +59,19 @@ class ExchangeState(tf.Module, Saveable):
         self._layer_seeds: dict[str, Any] = {}
         self._rounding_seed: Any = None
         self._early_seeds: Mapping[str, Any] = _NOTHING
-        self.outer: Any = None  # an optimizer whose variables are saved, too
-        self.make_outer: Callable[[], Any] = lambda: None  # another one
-        self.in_shards: tuple[str, ...] = ()  # names of what is common and held in shards
-        # By name and place: the weight that is equal to it while all replicas have the same.
+        self.outer: Any = None  # an optimizer whose variables are saved as well
+        self.make_outer: Callable[[], Any] = lambda: None  # makes a fresh outer optimizer
+        self.in_shards: tuple[str, ...] = ()  # names of common state that is held in shards
+        # By name and place: the weight that equals the state while all replicas agree.
         self.weight_of: Callable[[str, str], Any] = lambda name, place: None
-        self.anew: frozenset[str] = frozenset()  # names of what a file that was read did not hold
-        self.after_loading: Callable[[], None] = lambda: None  # called when one has been read
-        # By name and place. TensorFlow would take a dict for variables to save.
+        self.anew: frozenset[str] = frozenset()  # names that the last loaded file lacked
+        self.after_loading: Callable[[], None] = lambda: None  # called after a file is loaded
+        # By name and place, in a namespace: TensorFlow would take a dict for variables to save.
         self._own = types.SimpleNamespace(described={})
 
     @classmethod
     def of(cls, optimizer: Optimizer, strategy: tf.distribute.Strategy) -> ExchangeState:
-        """The state of an optimizer; it gets one if it has none."""
+        """Return the state of an optimizer, after making it if there is none."""
         state = getattr(optimizer, ATTRIBUTE, None)
         if state is None:
             state = cls(strategy)
@@ -87,15 +88,15 @@ class ExchangeState(tf.Module, Saveable):
         self._early_seeds = _NOTHING
 
     def has(self, wanted: Mapping[tuple[str, str], Kept], rounding: bool) -> bool:
-        """Whether ``prepare`` has nothing to do."""
+        """Return whether ``prepare`` has nothing to do."""
         rounds = self._rounding_seed is not None or not rounding
         return rounds and all(self._own.described.get(key) == wanted[key] for key in wanted)
 
     def prepare(self, wanted: Mapping[tuple[str, str], Kept], rounding: bool) -> None:
-        """Make what is missing, before the first step and outside of replicas.
+        """Make the missing variables, before the first step and outside of replicas.
 
         Args:
-            wanted: what is to be kept, by its name and the variable's place.
+            wanted: descriptions of the state, by its name and the variable's place.
             rounding: whether a method draws seeds.
         """
         with tf.init_scope(), self._strategy.scope():
@@ -119,33 +120,36 @@ class ExchangeState(tf.Module, Saveable):
         return shard
 
     def _of(self, name: str) -> dict[str, Any]:
-        """The variables of that name, by place: an attribute, so that TensorFlow saves them."""
+        """Return the variables of this name by place, in an attribute that TensorFlow saves."""
         attribute = "_residuals" if name == RESIDUAL else f"_kept_{name}"
         if not hasattr(self, attribute):
             setattr(self, attribute, {})
         return getattr(self, attribute)  # type: ignore[no-any-return]
 
     def kept(self, name: str, place: str, replica: int) -> tf.Variable:
-        """What one replica keeps by that name for a variable."""
+        """Return one replica's state of this name for a variable."""
         return self.whole(name, place).values[replica]
 
     def whole(self, name: str, place: str) -> Any:
-        """What all replicas keep."""
+        """Return the state of this name for a variable, with the values of all replicas."""
         return self._of(name)[place]
 
     def next_seed(self, replica: int) -> tf.Tensor:
-        """A seed: another one for each bucket and step, the same on all replicas."""
+        """Return a seed that is new for each bucket and step, and equal on all replicas."""
         return self._rounding_seed.values[replica].assign_add(1, read_value=True).read_value()
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> Any:
-        """Called by TensorFlow. Who loads a SavedModel does not train on."""
+        """Return the objects to save; TensorFlow calls this method.
+
+        A SavedModel gets none of them: whoever loads a SavedModel does not continue its training.
+        """
         return {} if save_type == "savedmodel" else super()._trackable_children(save_type, **kwargs)
 
     def _obj_type(self) -> str:
-        return "Loss"  # to Keras: something with state and no children
+        return "Loss"  # Keras takes this for an object with state and without children
 
     def save_own_variables(self, store: Any) -> None:
-        """Called by Keras."""
+        """Save the state in a store; Keras calls this method."""
         for kind, variables in self._kinds().items():
             for place, variable in sorted(variables.items()):
                 store[f"{kind} {place}"] = variable.numpy()
@@ -153,7 +157,10 @@ class ExchangeState(tf.Module, Saveable):
             store[f"layer seed {place}"] = seed
 
     def load_own_variables(self, store: Any) -> None:
-        """Called by Keras. What a file does not hold begins anew."""
+        """Load the state from a store; Keras calls this method.
+
+        State that the store does not hold begins anew.
+        """
         saved = {key: store[key][()] for key in list(store.keys())}
         saved = self._of_these_shapes(saved)
         self.prepare(_described(saved), rounding=bool(_of("rounding seed", saved)))
@@ -170,14 +177,18 @@ class ExchangeState(tf.Module, Saveable):
                 anew.add(name)
         if self._rounding_seed is not None and not _of("rounding seed", saved):
             self._rounding_seed.assign(0)
-        # A model that is being loaded is not watched yet.
+        # Nobody watches a model while it is loaded: keep its seeds for ``watch``.
         if not self._layer_seeds:
             self._early_seeds = MappingProxyType(_of("layer seed", saved))
         self.anew = frozenset(anew)
         self.after_loading()
 
     def _of_these_shapes(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """Without what a method with other arguments has kept: steps may be traced already."""
+        """Return the saved state without entries of other shapes than this method's state.
+
+        A method with other arguments has saved them. The variables cannot change their shapes,
+        because steps may be traced already.
+        """
         described = self._own.described
         others = [
             f"{'common ' * kept.common}{name} {place}"
@@ -217,7 +228,7 @@ class ExchangeState(tf.Module, Saveable):
 
 
 def _described(saved: Mapping[str, Any]) -> dict[tuple[str, str], Kept]:
-    """What a file says was kept, but for how that had begun."""
+    """Return descriptions of the state in a file; the file does not hold how the state began."""
     found = {}
     for key, value in saved.items():
         if not key.startswith(("layer seed ", "rounding seed ", f"{_OUTER} ")):
@@ -228,7 +239,7 @@ def _described(saved: Mapping[str, Any]) -> dict[tuple[str, str], Kept]:
 
 
 def _of(kind: str, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """What was saved of a kind, by place."""
+    """Return the saved values of one kind, by place."""
     return {
         key.removeprefix(f"{kind} "): value for key, value in saved.items() if key.startswith(kind)
     }

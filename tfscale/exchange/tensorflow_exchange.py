@@ -1,4 +1,4 @@
-"""The same exchange by TensorFlow's own collectives: its ring on CPUs, NCCL on GPUs."""
+"""Exchange by TensorFlow's own collectives: TensorFlow's ring on CPUs, NCCL on GPUs."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from tfscale.exchange.lost_ranks import LostRanks, end_collectives
 from tfscale.ops import Communicator, Group, all_reduce
 from tfscale.ops.bucket import Name, bucket_id
 
-# What a number is on the way; "fp32" sends it as it is.
+# Types in which numbers are sent; "fp32" sends numbers in their own type.
 WIRES = {wires.LOSSLESS: None, "bf16": tf.bfloat16, "fp16": tf.float16}
 NAME = "tensorflow"
 
 _RING, _NCCL = "ring", "nccl"
-_SOON = 1.0  # seconds
+_SOON = 1.0  # seconds to wait for other replicas that fail for the same reason
 
-# The bits of a key of TensorFlow's: one that says whether the size is fixed; a bucket's number; and
-# where the size is not fixed, its class.
+# Bits of TensorFlow's keys for collectives. A key holds a bit that says whether the size is fixed,
+# the bucket's number, and, if the size is not fixed, the class of the size.
 _KEY_BITS, _CLASS_BITS = 30, 8
 
 
 class TensorFlowExchange(Exchange):
-    """See the module. What an exchange needs beside collectives stays with the engine.
+    """Exchange by TensorFlow's collectives; the engine does all that is not a collective.
 
     Args:
-        group: who takes part; None if there is nobody else.
+        group: group of the replicas; None if there is only one replica.
     """
 
     is_measured = False
@@ -64,7 +64,7 @@ class TensorFlowExchange(Exchange):
         seed: Any = 0,
         schedule: Schedule | None = None,
     ) -> Any:
-        """The sum of ``x`` over all ranks."""
+        """Return the sum of ``x`` over all ranks."""
         assert residual is None and wire in WIRES, "backends.py refuses these"
         if self.ranks == 1:
             return x
@@ -90,10 +90,10 @@ class TensorFlowExchange(Exchange):
         return tf.cast(tf.cast(total, wide) / scale, x.dtype)
 
     def _scale(self, replica: int, x: tf.Tensor, name: Name) -> tf.Tensor:
-        r"""The largest power of two with which the sum of halves cannot overflow.
+        r"""Return the largest power of two with which the sum of float16 numbers cannot overflow.
 
-        With the largest number of all ranks below :math:`2^{e+1}`, a sum of P of them is below
-        :math:`2^{e+1} P`: times the scale it shall be at most :math:`2^{15}`.
+        If the largest number of all ranks is below :math:`2^{e+1}`, a sum of P numbers is below
+        :math:`2^{e+1} P`. Times the scale, this sum must be at most :math:`2^{15}`.
         """
         largest = tf.reduce_max(tf.abs(tf.cast(x, tf.float32)))
         bucket = bucket_id(name)
@@ -105,8 +105,10 @@ class TensorFlowExchange(Exchange):
         return tf.bitcast(tf.bitwise.left_shift(power + 127, 23), tf.float32)
 
     def _is_in_a_loop(self) -> bool:
-        """Where each replica of this process has a loop of its own. TensorFlow takes collectives of
-        different loops for different ones: they would wait for each other forever.
+        """Return whether each replica of this process runs a loop of its own.
+
+        TensorFlow takes collectives in different loops for different collectives, which would wait
+        for each other forever.
         """
         return len(self.communicators) > 1 and is_in_a_loop_of_a_replica()
 
@@ -127,7 +129,7 @@ class TensorFlowExchange(Exchange):
         seed: Any = 0,
         feedback: bool = False,
     ) -> tf.Tensor:
-        """The rows of all ranks, of which each has as many."""
+        """Return the rows of all ranks, each of which must give equally many rows."""
         assert wire == wires.LOSSLESS, "backends.py refuses others"
         if self._is_in_a_loop():
             return super().gathered(replica, x, name)
@@ -147,7 +149,7 @@ class TensorFlowExchange(Exchange):
     def scattered(
         self, replica: int, x: tf.Tensor, name: Name, wire: str = wires.LOSSLESS, seed: Any = 0
     ) -> tf.Tensor:
-        """This rank's share of the rows of the sum."""
+        """Return this rank's share of the rows of the sum."""
         if x.shape[0] is None or x.shape[0] % self.ranks:
             raise ValueError(
                 f"reduce_scatter shares {x.shape[0]} rows out over {self.ranks} replicas: give a "
@@ -171,8 +173,9 @@ class TensorFlowExchange(Exchange):
         return tf.reshape(total[:size], tf.shape(x))
 
     def _places_of_ranks(self, group: Group) -> list[int]:
-        """In which place of what TensorFlow gathers each rank's part is: it sorts devices by names,
-        the tenth worker's before the second's.
+        """Return the place of each rank's part in the result of TensorFlow's gather.
+
+        TensorFlow sorts devices by their names: the tenth worker comes before the second.
         """
         self._places = list(range(self.ranks))
         numbers = group.function(
@@ -184,7 +187,7 @@ class TensorFlowExchange(Exchange):
 
     def _gather(self, replica: int, x: tf.Tensor, name: Name) -> tf.Tensor:
         dtype = x.dtype
-        if dtype == tf.bfloat16:  # which TensorFlow's does not take
+        if dtype == tf.bfloat16:  # TensorFlow's gather does not take it
             x = tf.cast(x, tf.float32)
         vector, size, size_class = _padded(tf.reshape(x, [-1]))
         with self._when_all_are_there(replica, x, name):
@@ -198,10 +201,10 @@ class TensorFlowExchange(Exchange):
 
     @contextlib.contextmanager
     def _when_all_are_there(self, replica: int, x: tf.Tensor, name: Name) -> Iterator[None]:
-        """On the rank's device, and once all ranks have come as far as this.
+        """Place the context's ops on the rank's device, to run once all ranks have come this far.
 
-        TensorFlow's collectives have no deadline and name nobody. The engine does: so all ranks
-        first exchange a number by it.
+        TensorFlow's collectives have no timeout and name no rank in errors. The engine's have both,
+        so all ranks first exchange a number by the engine.
         """
         communicator, bucket = self.communicators[replica], bucket_id(name)
         size = x.shape.num_elements() or "some"
@@ -224,12 +227,12 @@ class TensorFlowExchange(Exchange):
             "instance_key": self._fixed_key(f"{bucket} of {size}")
             if size_class is None
             else self._class_key(bucket, size_class),
-            # TensorFlow runs what shares a resource in the order of the trace. Without it, ranks
-            # may begin with different collectives, and wait for each other forever.
+            # TensorFlow runs ops that share a resource in the order of the trace. Without this
+            # token, ranks may begin with different collectives, and wait for each other forever.
             "ordering_token": [self._orders[replica]],
             "communication_hint": self._hint,
-            # Without TensorFlow's timeout: for each collective with one it makes a thread, which
-            # sleeps until then, however soon the collective is done.
+            # There is no timeout here. For each collective with a timeout, TensorFlow makes a
+            # thread that sleeps until the timeout, however soon the collective is done.
         }
 
     def _fixed_key(self, bucket: str) -> int:
@@ -240,11 +243,14 @@ class TensorFlowExchange(Exchange):
         return (1 << _KEY_BITS | number << _CLASS_BITS) + size_class
 
     def ways(self, replica: int = 0) -> str:
-        """In words."""
+        """Return how gradients are sent, in words; an empty text if there is one rank."""
         return f"by {self.schedules.choose(0).algorithm}" if self.ranks > 1 else ""
 
     def _number(self, bucket: str, bits: int) -> int:
-        """The same on all ranks, which meet the same buckets in the same order."""
+        """Return a bucket's number, equal on all ranks.
+
+        All ranks meet the same buckets in the same order.
+        """
         number = zlib.crc32(bucket.encode()) % (1 << bits)
         while self._buckets.setdefault((number, bits), bucket) != bucket:
             number = (number + 1) % (1 << bits)
@@ -252,19 +258,22 @@ class TensorFlowExchange(Exchange):
 
 
 class _ByTensorFlow(Fixed):
-    """No schedule of ours."""
+    """Placeholder for schedules: TensorFlow chooses its own."""
 
     def __init__(self, hint: str, ranks: int) -> None:
         super().__init__("ring", ranks)
         self._name = {_RING: "TensorFlow's ring", _NCCL: "NCCL"}[hint]
 
     def choose(self, wire_bytes: int) -> Choice:
-        """What TensorFlow does."""
+        """Return the name of TensorFlow's algorithm as the choice, whatever the size."""
         return Choice(self._name, 0.0, None, None, f'backend="{NAME}"')
 
 
 def _have_gpus_of_their_own(group: Group) -> bool:
-    """NCCL refuses two ranks on one GPU, which logical devices may be."""
+    """Return whether all ranks run on GPUs, each on a GPU of its own.
+
+    NCCL refuses two ranks on one GPU, and two logical devices may be on one GPU.
+    """
     on_gpus = all(":GPU:" in device for device in group.communicators[0].devices)
     physical, logical = tf.config.list_physical_devices, tf.config.list_logical_devices
     return on_gpus and len(physical("GPU")) == len(logical("GPU"))
@@ -277,7 +286,7 @@ def _order(communicator: Communicator) -> tf.Tensor:
 
 
 def _wide(dtype: tf.DType) -> tf.DType:
-    """In which type numbers are added without loss: halves as float32, as the engine does."""
+    """Return the type in which numbers are added: float32 for 16 bits, as in the engine."""
     return tf.float32 if dtype in (tf.float16, tf.bfloat16) else dtype
 
 
@@ -287,17 +296,17 @@ def _gradient_of(name: Name) -> Name:
 
 
 def _padded(vector: tf.Tensor) -> tuple[tf.Tensor, Any, Any]:
-    """The vector, its size before, and the class of its size; None if the size is fixed.
+    """Return the padded vector, its size before, and the size's class; None if the size is fixed.
 
-    TensorFlow remembers the size of each collective that it has met and refuses another one; and
-    with a size of 0 it crashes. So sizes that are not known before are rounded up to one of eight
-    per power of two, and each of these classes is a collective of its own.
+    TensorFlow remembers the size of each collective that it has met, and refuses another size; with
+    a size of 0, TensorFlow crashes. So sizes that are unknown while tracing are rounded up to one
+    of eight sizes per power of two, and each of these classes is a collective of its own.
     """
     fixed = vector.shape.num_elements()
     if fixed:
         return vector, fixed, None
     size = tf.size(vector)
-    # The bits of a float64 that hold its exponent and the first three of its fraction.
+    # The highest bits of a float64 hold its exponent and the first three bits of its fraction.
     bits = tf.bitcast(tf.cast(tf.maximum(size, 1), tf.float64), tf.int64)
     rounded = tf.bitwise.right_shift(bits + (1 << 49) - 1, 49)
     room = tf.cast(tf.bitcast(tf.bitwise.left_shift(rounded, 49), tf.float64), tf.int32)

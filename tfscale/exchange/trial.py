@@ -1,9 +1,9 @@
 """Compares the cost model's pick with its runner-up on live steps.
 
-If the predicted times of two schedules are close, a bucket uses them in turn during the
-first steps. The graph itself counts the turns and times them. After the last turn the ranks
-exchange their times, so that all make the same choice. As long as steps succeed, all ranks
-are in the same turn, whoever calls the steps, and no Python needs to run in between.
+If the predicted times of two schedules are close, a bucket uses both in turn during the
+first steps. The graph itself counts and times the turns. After the last turn the ranks
+exchange their times, so that all ranks make the same choice. As long as steps succeed, all
+ranks are in the same turn, whoever calls the steps, and no Python needs to run between steps.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 WARM_UP = 6  # turns that do not count
 TURNS = WARM_UP + 20  # pick, runner-up, pick, ...
-NEAR = 2.0  # predictions that differ by more are believed
+NEAR = 2.0  # predictions that differ by a larger factor need no trial
 
-# To have a choice costs a bucket about a tenth of a millisecond of processor time in every
-# step, for good. One that is predicted to be done sooner than this has too little to win.
+# A choice costs a bucket about a tenth of a millisecond of processor time in every step, even
+# after the trial. A bucket with a shorter predicted time than this has too little to gain.
 WORTH_SECONDS = 2e-3
 
 _numbers = itertools.count()
@@ -38,9 +38,9 @@ class Trials:
     """All trials of a strategy.
 
     Args:
-        schedules: makes the picks. A ``Chooser`` is told what was measured; schedules that
-            were asked for are never on trial.
-        enabled: False takes every pick as it is.
+        schedules: object that makes the picks. A ``Chooser`` receives the measurements;
+            schedules that the user named are never on trial.
+        enabled: whether there are trials; False accepts every pick.
 
     Example:
         >>> group = tfscale.ops.Group.local(["CPU:0", "CPU:1"])
@@ -60,16 +60,16 @@ class Trials:
         self._under_way: list[Trial] = []
 
     def of_step(self, communicator: Communicator) -> Trial:
-        """One rank's buckets of one step, of which each runs once; a context for its tracing."""
+        """Return a context in which one step of one rank is traced; each bucket runs once."""
         self.tell_chooser()
         enabled = self._enabled and not tf.executing_eagerly()
         return Trial(self._schedules, communicator, self._under_way if enabled else None)
 
     def tell_chooser(self) -> None:
-        """Give the chooser what trials have found until now.
+        """Give the chooser the results of the trials that have ended.
 
-        ``of_step`` calls this before it makes new choices. All ranks trace the same function
-        after the same steps, so all know the same trials then.
+        ``of_step`` calls this method before it makes new choices. All ranks trace the same
+        function after the same steps, so all ranks know the same trials then.
         """
         if not isinstance(self._schedules, Chooser):
             return
@@ -80,7 +80,7 @@ class Trials:
 
 
 class Trial:
-    """See ``Trials.of_step``."""
+    """Trial of one step's buckets, and context of the step: see ``Trials.of_step``."""
 
     def __init__(
         self,
@@ -90,18 +90,19 @@ class Trial:
     ) -> None:
         self._schedules = schedules
         self._communicator = communicator
-        self._under_way = under_way  # where a step with a bucket on trial says so; None: no trials
+        self._under_way = under_way  # list to which a traced step adds itself; None: no trials
         self._open: list[tuple[int, Choice]] = []  # the buckets on trial
-        self._seconds: list[tf.Tensor] = []  # what each of them took
+        self._seconds: list[tf.Tensor] = []  # seconds that each of these buckets took
 
     def run(self, reduce: Callable[[Schedule], Any], inputs: Any, wire_bytes: int) -> Any:
-        """What ``reduce`` makes of the chosen schedule.
+        """Return the result of ``reduce`` with the chosen schedule.
 
         Args:
-            reduce: one all-reduce by a schedule. Its bucket's name must not depend on the
-                schedule: so ranks that disagree are refused, and none waits in vain.
-            inputs: the tensors that it begins with; time counts from when they are there.
-            wire_bytes: the bucket's size on its wire.
+            reduce: function that runs one all-reduce by a schedule. The bucket's name must not
+                depend on the schedule: then ranks that disagree get an error, and none waits
+                forever.
+            inputs: tensors that the all-reduce begins with; time counts once they are ready.
+            wire_bytes: size of the bucket on its wire.
         """
         choice = self._schedules.choose(wire_bytes)
         if self._under_way is None or not _is_open(choice):
@@ -125,8 +126,8 @@ class Trial:
     def _timed(
         self, reduce: Callable[[Schedule], Any], inputs: Any, schedule: Schedule
     ) -> tuple[Any, tf.Tensor]:
-        # TensorFlow runs clocks one after the other, on all devices. It does so within a
-        # function, and a branch is one: here a clock waits for no other bucket's.
+        # TensorFlow runs all clocks of one function one after the other, on all devices. A branch
+        # is a function of its own: here, no clock waits for the clock of another bucket.
         start = self._clock(inputs)
         with tf.control_dependencies([start]):
             outputs = reduce(schedule)
@@ -180,7 +181,10 @@ class Trial:
         return tf.no_op()
 
     def _conclude(self, times: tf.Tensor) -> tf.Operation:
-        """A turn took as long as its fastest rank says: that one came last and did not wait."""
+        """Exchange the times of all ranks, and choose the schedule with the shorter time.
+
+        The time of a turn is the time of its fastest rank: that rank came last and did not wait.
+        """
         bucket = self._communicator.new_bucket("trial")
         every = all_gather(times[tf.newaxis, WARM_UP:], self._communicator, name=bucket)
         turns = tf.reshape(tf.reduce_min(every, 0), [-1, 2, len(self._open)])
@@ -190,11 +194,11 @@ class Trial:
         return tf.no_op()
 
     def is_over(self) -> bool:
-        """Whether all turns have been taken."""
+        """Return whether all turns have been taken."""
         return int(self._turn.numpy()) == TURNS
 
     def results(self) -> list[tuple[int, Choice]]:
-        """What was decided for which sizes, once it is over."""
+        """Return the sizes of the buckets and the choice for each, once the trial is over."""
         running, medians = self._running.numpy(), self._medians.numpy()
         return [
             (wire_bytes, _decided(choice, running[place], medians[:, place]))
@@ -216,10 +220,9 @@ def _decided(choice: Choice, winner: int, medians: Any) -> Choice:
 
 
 class Cell:
-    """A tensor that a graph may change, known to no strategy and in no checkpoint.
+    """A tensor that a graph may change, unknown to strategies and checkpoints.
 
-    A ``tf.Variable`` that is made under a strategy's scope would become one of its own,
-    mirrored and synchronised.
+    A strategy would mirror and synchronise a ``tf.Variable`` that is made under its scope.
     """
 
     def __init__(self, dtype: tf.DType) -> None:
@@ -229,20 +232,20 @@ class Cell:
         )
 
     def read(self) -> tf.Tensor:
-        """The value, as a tensor."""
+        """Return the value as a tensor."""
         return tf.raw_ops.ReadVariableOp(resource=self._handle, dtype=self._dtype)
 
     def numpy(self) -> Any:
-        """The value now, even while a function is traced."""
+        """Return the current value, even while a function is traced."""
         with tf.init_scope():
             return self.read().numpy()
 
     def assign(self, value: Any) -> None:
-        """Sets the value."""
+        """Set the value."""
         value = tf.convert_to_tensor(value, self._dtype)
         tf.raw_ops.AssignVariableOp(resource=self._handle, value=value)
 
     def clear(self) -> None:
-        """Frees its memory: it holds no numbers, until others are assigned."""
+        """Free the memory: the cell holds no numbers until a new value is assigned."""
         with tf.device(self._handle.device):
             self.assign(tf.zeros([0], self._dtype))
