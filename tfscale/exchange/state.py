@@ -30,9 +30,8 @@ COMMON = "tfscale_common"  # a value that is equal on all replicas
 SHARD = "tfscale_shard"  # a shard of a common value: each replica holds a part
 ROUNDING_SEED = "tfscale_rounding_seed"
 
-# These variables begin with the same value on every worker, so no worker sends its value. Sending
-# would fail for variables that are made while the first step is traced, if replicas make that step
-# without communication.
+# These variables begin with the same value on every worker. Some are made while the first step is
+# traced; if replicas make that step without communication, the first worker cannot send its value.
 BEGINS_ALIKE = (PART, COMMON, SHARD, ROUNDING_SEED)
 
 ATTRIBUTE = "_tfscale_memory"  # its name in checkpoints and files
