@@ -1,4 +1,4 @@
-"""The strategy: ``with ScaleStrategy().scope(): model.fit()``."""
+"""``ScaleStrategy``, which trains one model on several devices."""
 
 from tfscale import tensorflow_needed as _  # noqa: F401
 from tfscale.strategy.auto import auto_strategy

@@ -1,7 +1,7 @@
-"""What an optimizer applies: gradients that have been summed over all replicas.
+"""Hooks that make an optimizer apply gradients summed over all replicas.
 
-So clipping, decay and loss scaling see what they see on one device. Gradients that accumulate are
-summed once, at the end of their window.
+Clipping, decay and loss scaling then get the same gradients as on one device. Accumulated
+gradients are summed once, at the end of their window.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def hooked(strategy: ScaleStrategy, optimizers: Iterable[Optimizer]) -> Iterator[None]:
-    """Within this context these optimizers apply sums over all replicas."""
+    """Make these optimizers apply sums over all replicas within this context."""
     with contextlib.ExitStack() as stack:
         for optimizer in optimizers:
             apply = functools.partial(_apply, strategy)
@@ -78,7 +78,7 @@ def _apply(
         raise ValueError(_NOBODY_COUNTS.format(strategy.sync))
     inner = innermost(optimizer)
     reduce = functools.partial(reducer.reduce, optimizer=optimizer, state=state)
-    windows = bool(inner.gradient_accumulation_steps)  # what is accumulated is whole
+    windows = bool(inner.gradient_accumulation_steps)  # accumulated gradients are dense
     if current.alone is not False:
         apply = functools.partial(original, trainable_variables=trainable_variables)
         return _apply_alone(strategy, apply, optimizer, grads, variables)
@@ -92,7 +92,7 @@ def _apply(
         window = functools.partial(reduce, variables=waiting)
         with during(reduced=True, window=window), _given(optimizer, curvature):
             return original(grads, trainable_variables)
-    if optimizer is not inner:  # by which the gradients of this step are multiplied
+    if optimizer is not inner:  # the loss scale is a factor of this step's gradients
         reduce = functools.partial(reduce, scale=tf.convert_to_tensor(scale_of(optimizer)))
     grads = reduce(grads, variables=variables)
     curvature = sum_of_curvature(strategy, optimizer, variables, curvature)
@@ -107,15 +107,16 @@ def _apply_alone(
     grads: list[Any],
     variables: list[Variable],
 ) -> None:
-    """In a step that replicas make alone, each applies its own; one without rows changes nothing.
+    """Apply a replica's own gradients, in a step that replicas make alone.
 
-    Where some steps are synchronous, as at the start of ``LocalSGD``, their gradients are summed;
-    and those of a group that makes its steps together, over the group. What is accumulated is a
-    part of a sum over all replicas, as it is where all steps are synchronous.
+    A replica without rows changes nothing. Some steps may be synchronous, as at the start of
+    ``LocalSGD``: replicas then apply the sum over all of them. A group that makes its steps
+    together applies the sum over the group. Each replica accumulates a part of a sum over all
+    replicas, as it does when all steps are synchronous.
     """
     curvature: list[Any] = []
     summed = current.group is not None or current.alone is not True
-    if summed:  # a row that is no row may have given NaN, times 0
+    if summed:  # placeholder rows can produce NaN, and NaN * 0 is NaN: mask them
         grads = [None if g is None else current.rows.counted(g) for g in grads]
     if measures_curvature(optimizer):
         own = optimizer.curvature(grads, variables)
@@ -147,25 +148,28 @@ def _apply_alone(
             counter_of(optimizer).assign_add(1)
         return tf.no_op()
 
-    # At the end of some epochs a step has no data and no gradients: nothing may be counted then.
+    # Keras ends some epochs with a step that has no data and no gradients: it must count nothing.
     with tf.control_dependencies([g for g in grads if g is not None]):
         tf.cond(current.rows.nobody, only_counted, applied)
 
 
 def _with_gradients(grads: list[Any], variables: list[Variable]) -> list[Variable]:
-    """Those that are left when Keras asks for the sums of a window."""
+    """Return the variables that have gradients; Keras asks for a window's sums of these only."""
     return [v for g, v in zip(grads, variables, strict=True) if g is not None]
 
 
 def _agreeing(strategy: ScaleStrategy) -> Any:
-    """How many replicas, or groups of them, make this step each with gradients of its own."""
+    """Return how many replicas, or groups, apply gradients of their own in this step."""
     assert strategy.rounds is not None
     agreeing = tf.constant(strategy.rounds.agreeing, tf.float32)
     return agreeing if current.alone is True else tf.where(current.alone, agreeing, 1.0)
 
 
 def _own_of_window(agreeing: Any, sums: Callable[[Any], Any] | None, parts: list[Any]) -> list[Any]:
-    """What a replica, or its group, has accumulated itself: of all it has accumulated a part."""
+    """Return the gradients that a replica, or its group, has accumulated in a window.
+
+    Accumulators hold parts of a sum over all replicas. So each part is multiplied by ``agreeing``.
+    """
     grads = _times(parts, agreeing)
     return grads if sums is None else sums(grads)
 
@@ -177,7 +181,7 @@ def _times(grads: list[Any], factor: Any) -> list[Any]:
 def _sums_of_some(
     strategy: ScaleStrategy, optimizer: Optimizer, variables: list[Variable], grads: list[Any]
 ) -> list[Any]:
-    """Over the group, if it holds any rows; or over all, in steps that are not made alone."""
+    """Sum gradients over a group that holds rows, or over all replicas in synchronous steps."""
     given = [i for i, g in enumerate(grads) if g is not None]
     own, theirs = [grads[i] for i in given], [variables[i] for i in given]
     state = ExchangeState.of(optimizer, strategy)
@@ -187,7 +191,7 @@ def _sums_of_some(
 
 
 def _here(tensors: list[Any]) -> list[Any]:
-    """The same, as tensors of the branch that is traced; None stays None."""
+    """Return copies of tensors that belong to the branch that is traced; None stays None."""
     return [
         None if x is None else tf.nest.map_structure(tf.identity, x, expand_composites=True)
         for x in tensors
@@ -200,13 +204,13 @@ def sum_of_curvature(
     variables: list[Variable],
     curvature: list[Any],
 ) -> list[Any]:
-    """What replicas have measured, summed over those that gradients are summed over.
+    """Sum the measured curvature over the replicas that gradients are summed over.
 
-    In steps in which nothing is measured, nothing is sent: each replica gets back what it gave.
+    In steps that measure no curvature, nothing is sent: each replica gets its own values back.
     """
     if not curvature or (current.alone is True and current.group is None):
         return curvature
-    if current.alone is not False:  # a row that is no row may have given NaN, times 0
+    if current.alone is not False:  # placeholder rows can produce NaN, and NaN * 0 is NaN
         curvature = [None if d is None else current.rows.counted(d) for d in curvature]
     state, inner = ExchangeState.of(optimizer, strategy), innermost(optimizer)
 
@@ -222,7 +226,10 @@ def sum_of_curvature(
 
 
 def _nothing_to_sum() -> tf.Tensor | None:
-    """Whether replicas send nothing in this step, the same on those that would; None: never."""
+    """Return whether replicas send nothing in this step; None if they always send.
+
+    All replicas that would exchange with each other get the same answer.
+    """
     if current.group is not None:
         nobody: tf.Tensor = current.rows.nobody
         return nobody
@@ -230,7 +237,7 @@ def _nothing_to_sum() -> tf.Tensor | None:
 
 
 def _given(optimizer: Any, curvature: list[Any]) -> contextlib.AbstractContextManager[None]:
-    """A context in which the optimizer takes these for the curvature of the unscaled loss."""
+    """Return a context in which the optimizer uses this curvature, divided by the loss scale."""
     if not curvature:
         return contextlib.nullcontext()
     inner = innermost(optimizer)
@@ -242,7 +249,7 @@ def _given(optimizer: Any, curvature: list[Any]) -> contextlib.AbstractContextMa
 
 
 def _refuse_overwritten(variables: list[Variable]) -> None:
-    """Refuse variables whose "gradient" is a new value: such values must not be summed."""
+    """Raise if the "gradient" of a variable is its new value: such values must not be summed."""
     for variable in variables:
         if getattr(variable, "overwrite_with_gradient", False):
             raise ValueError(
@@ -253,7 +260,10 @@ def _refuse_overwritten(variables: list[Variable]) -> None:
 
 
 def _refuse_unknown(optimizer: Optimizer, variables: list[Variable]) -> None:
-    """Refuse what Keras refuses on one device, where the error is about one variable."""
+    """Raise if the optimizer does not know some variables.
+
+    Keras raises for them on one device, too, but its error names only one variable.
+    """
     unknown = [path_of(v) for v in variables if not _is_known(optimizer, v)]
     if unknown:
         raise ValueError(
@@ -273,14 +283,20 @@ def _is_known(optimizer: Optimizer, variable: Variable) -> bool:
 
 
 def _end_of_window(clip: Callable[..., Any], optimizer: Optimizer, grads: Any) -> Any:
-    """In place of ``_clip_gradients``, the first thing that happens to a window's sum."""
+    """Sum a window's gradients, then clip them.
+
+    This replaces ``_clip_gradients``, the first method that Keras calls with a window's gradients.
+    """
     if current.window is not None:
         grads = current.window(list(grads))
     return clip(optimizer, grads)
 
 
 def _finite_on_all_or_none(grads: list[Any]) -> list[Any]:
-    """Replicas that add up gradients on their own must skip the same steps."""
+    """Make a gradient NaN on all replicas if any gradient overflows on one of them.
+
+    Replicas accumulate gradients on their own, and must skip the same steps.
+    """
     finite = [
         tf.reduce_all(tf.math.is_finite(g.values if isinstance(g, tf.IndexedSlices) else g))
         for g in grads

@@ -1,4 +1,4 @@
-"""The strategy that fits the machine."""
+"""``auto_strategy``, which chooses the strategy that fits the machine."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from tfscale.strategy.strategy import ScaleStrategy, check
 def auto_strategy(**arguments: Any) -> tf.distribute.Strategy:
     """Make the strategy that fits this machine, and log which one and why.
 
-    - On a TPU, TensorFlow's ``TPUStrategy``: tfscale cannot use the links between TPUs.
-    - With several workers, by ``TF_CONFIG`` or a launcher's variables, or with several devices, a
-      ``ScaleStrategy``.
-    - On one device TensorFlow's default strategy, which costs nothing.
+    - A TPU gets TensorFlow's ``TPUStrategy``: tfscale cannot use the links between TPUs.
+    - Several workers or several devices get a ``ScaleStrategy``. ``TF_CONFIG`` or a launcher's
+      variables list the workers.
+    - One device gets TensorFlow's default strategy, which adds no cost.
 
     Args:
-        arguments: those of ``ScaleStrategy``; the other strategies ignore them, with a warning.
+        arguments: arguments of ``ScaleStrategy``; other strategies ignore them, with a warning.
 
     Example:
         >>> with tfscale.auto_strategy(wire="bf16").scope():
         ...     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
     """
-    inspect.signature(ScaleStrategy).bind(**arguments)  # names the one that it does not have
+    inspect.signature(ScaleStrategy).bind(**arguments)  # the error names an unknown argument
     check(**arguments)
     if _has_tpu():
         return _said("TPUStrategy", "this machine has a TPU", _tpu_strategy(), arguments)
     wanted = arguments.get("devices")
     join_timeout = arguments.get("join_timeout", DEFAULT_JOIN_TIMEOUT)
     workers = _workers(resolver_of(arguments.get("cluster_resolver"), join_timeout, wanted))
-    if workers > 1:  # TensorFlow lists devices only after it has joined the others
+    if workers > 1:  # TensorFlow lists devices only after workers have joined
         why = f"there are {workers} workers"
         return _said("ScaleStrategy", why, ScaleStrategy(**arguments), {})
     devices = local_devices(wanted)[1]

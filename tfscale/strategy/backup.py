@@ -1,9 +1,9 @@
 """Keras's callbacks on several workers: the first worker writes, and all restore its backup.
 
-All workers must take part in a save, since they gather some of its content together (residuals,
-for example), but only the first worker writes the files. When a training goes on, workers must not
-read files that another one is about to write, or that differ. So the first worker sends its backup
-to the others, and all restore that.
+All workers must take part in a save, because they gather some content together, such as residuals.
+Only the first worker writes the files. When a training resumes, a worker must not read a file that
+another worker is writing, and all workers must read the same backup. So the first worker sends its
+backup to the others, and all workers restore that backup.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from tfscale.bridge.quiet import QUIET
 from tfscale.ops import Group, broadcast
 from tfscale.strategy.extended import Extended
 
-_PIECE = 64 << 20  # bytes of a message
-_HEAD = 4096  # bytes of the message that says what comes
+_PIECE = 64 << 20  # bytes per message
+_HEAD = 4096  # bytes of the first message, which describes the backup
 
 
 def arrange(model: Any, callbacks: Iterable[Any]) -> None:
-    """Make callbacks that are about to get a model write on the first worker only.
+    """Make callbacks write on the first worker only, before they get their model.
 
     Args:
-        model: if it belongs to no ``ScaleStrategy``, its callbacks stay as they are.
-        callbacks: all workers have the same.
+        model: the model; callbacks of a model without a ``ScaleStrategy`` stay as they are.
+        callbacks: the callbacks, equal on all workers.
     """
     extended = getattr(getattr(model, "distribute_strategy", None), "extended", None)
     if not isinstance(extended, Extended):
@@ -52,7 +52,7 @@ def _is_first(hosts: Group | None) -> bool:
 
 
 class _FirstWorkersBackup(WholeBackup):
-    """The first worker's backup, on all of them."""
+    """Backup that the first worker writes and all workers restore."""
 
     tfscale_hosts: Group | None
 
@@ -68,7 +68,7 @@ class _FirstWorkersBackup(WholeBackup):
 
 
 def _sent(hosts: Group, backup: Backup | None) -> Backup | None:
-    """Called by the first worker."""
+    """Send the first worker's backup to the other workers, and return it."""
     content, moment = backup or (b"", None)
     head = {"bytes": len(content), "moment": moment}
     _from_first(hosts, json.dumps(head).encode(), _HEAD)
@@ -79,7 +79,7 @@ def _sent(hosts: Group, backup: Backup | None) -> Backup | None:
 
 
 def _received(hosts: Group) -> Backup | None:
-    """Called by the others."""
+    """Receive the first worker's backup, on another worker; None if there is no backup."""
     head = _from_first(hosts, b"", _HEAD)
     size, moment = _checked(head)
     if moment is None:
@@ -90,7 +90,7 @@ def _received(hosts: Group) -> Backup | None:
 
 
 def _from_first(hosts: Group, data: bytes, length: int) -> bytes:
-    """The first worker's ``length`` bytes."""
+    """Broadcast ``length`` bytes from the first worker, and return them on all workers."""
     (me,) = hosts.communicators
     own = np.frombuffer(data.ljust(-(-length // 4) * 4, b"\0"), np.int32)
     with tf.device(me.device):
@@ -99,7 +99,11 @@ def _from_first(hosts: Group, data: bytes, length: int) -> bytes:
 
 
 def _checked(data: bytes) -> tuple[int, dict[str, int] | None]:
-    """The size of the first worker's backup and its moment; the worker may run any program."""
+    """Return the size and the moment of the first worker's backup.
+
+    Raises:
+        ValueError: the message is no description of a backup; that worker may run any program.
+    """
     head = json.loads(data.rstrip(b"\0"))
     try:
         size, moment = head["bytes"], head["moment"]

@@ -1,4 +1,4 @@
-"""Models and optimizers as they are made, compiled and built: whose they are, and what they get."""
+"""Hooks for the moments when models and optimizers are made, compiled and built."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ if TYPE_CHECKING:
 
 
 def prepare_to_build(strategy: ScaleStrategy) -> None:
-    """Let Keras try to build a model before its first step, and go on where it cannot.
+    """Let Keras try to build a model before its first step, and continue if that fails.
 
-    With a strategy, Keras calls a model on symbols to build it, outside of all replicas. One that
-    has no ``call``, whose steps call it otherwise, or that talks to other replicas can't be built
-    so; as without a strategy, its layers are then built while its step is traced.
+    With a strategy, Keras builds a model by calling it on symbolic inputs, outside of all replicas.
+    This fails for a model that has no ``call``, that is called differently in its steps, or that
+    communicates with other replicas. The layers of such a model are built while its step is traced,
+    as without a strategy.
     """
     if fit.wants_only_shapes():
         model = fit.fitted()
@@ -45,34 +46,34 @@ def prepare_to_build(strategy: ScaleStrategy) -> None:
 def _build_if_possible(
     strategy: ScaleStrategy, build: Callable[..., None], model: keras.Model, data_batch: Any
 ) -> None:
-    """Called by Keras in the strategy's scope."""
+    """Build a model if that is possible; Keras calls this in the strategy's scope."""
     hooks.SYMBOLIC_BUILD.off(model)
     _adopt_metrics(strategy, model)
     if type(model).call is keras.Model.call:
         return
     own = any(getattr(type(model), own) is not getattr(keras.Model, own) for own in fit.STEPS)
-    # Which metric "accuracy" is depends on what the step makes of the targets.
+    # Keras chooses the metric for "accuracy" by the targets, which a step of the user may change.
     no_metrics = hooks.NO_METRICS.showing(model, None) if own else contextlib.nullcontext()
     no_optimizer = hooks.NO_OPTIMIZER.showing(model, None)
-    # The step will say what is wrong.
+    # If this fails, the step raises a clearer error later.
     with contextlib.suppress(Exception), no_metrics, no_optimizer:
         build(model, data_batch=data_batch)
     _build_optimizer(model)
 
 
 def _build_optimizer(model: keras.Model) -> None:
-    """Build it, unless the step is to build some layers first: it must know their variables."""
+    """Build the optimizer if all layers are built: the optimizer must know all variables."""
     optimizer = model.optimizer
     if optimizer is None or optimizer.built or not all(layer.built for layer in layers_of(model)):
         return
-    with contextlib.suppress(Exception):  # the step will say what is wrong
+    with contextlib.suppress(Exception):  # the step raises a clearer error later
         optimizer.build(model.trainable_variables)
 
 
 def _adopt_metrics(strategy: ScaleStrategy, model: keras.Model) -> None:
-    """Give metrics that were made outside of the scope a count on each replica.
+    """Make the variables of metrics again, in the scope, if they were made outside of the scope.
 
-    Their state is empty: Keras resets it before the first step.
+    No counts are lost: Keras resets metrics before the first step.
     """
     for metric in metrics_of(model):
         for variable in origin.foreign(strategy, metric.variables):
@@ -80,20 +81,23 @@ def _adopt_metrics(strategy: ScaleStrategy, model: keras.Model) -> None:
 
 
 def take_over(strategy: ScaleStrategy, model: keras.Model) -> None:
-    """A model is being compiled in the scope; it may have been made before, if it is not built."""
+    """Give the strategy a model that is being compiled in its scope.
+
+    A model that is not built yet may have been made outside of the scope.
+    """
     refuse_foreign(strategy, model)
     give_strategy(model, strategy)
 
 
 def refuse_foreign(strategy: ScaleStrategy, model: keras.Model) -> None:
-    """Refuse a model of which a part was made outside of the strategy's scope."""
+    """Raise if a part of the model was made outside of the strategy's scope."""
     origin.refuse(strategy, f"the model {model.name!r}", model.variables)
     for optimizer in optimizers_of(model):
         origin.refuse(strategy, f"the optimizer {optimizer.name!r}", optimizer.variables)
 
 
 def remember(strategy: ScaleStrategy, optimizer: Optimizer) -> None:
-    """Give an optimizer its state when it is built: a file may be loaded into it from then on."""
+    """Give an optimizer its exchange state when it is built, before a file is loaded into it."""
     if KERAS_2:
         ExchangeState.of(optimizer, strategy)
     else:
@@ -117,9 +121,9 @@ def _build_with_state(
 
 
 def watch_seeds(strategy: ScaleStrategy) -> None:
-    """The seeds of a model that is about to train are saved with its optimizer.
+    """Save the seeds of a model that is about to train with its optimizer.
 
-    Layers of Keras 2 keep their seeds to themselves.
+    This does nothing with Keras 2, whose layers do not expose their seeds.
     """
     model = None if KERAS_2 else fit.fitted()
     if model is not None:

@@ -1,8 +1,9 @@
-"""The rounds of one model: steps that each replica makes alone, and what ends them.
+"""State machine of local training for one model: local steps, then a synchronization.
 
-While a step of ``fit`` is traced, ``Course`` adds to it, on every replica: the count of steps; what
-the rule does at a round's beginning and end, in branches that only these steps enter; and, before a
-step of an evaluation, the weights that are to be evaluated. No Python runs in between.
+While a step of ``fit`` is traced, ``Course`` adds operations to the step, on every replica. These
+operations count steps. They also run what the rule does at the beginning and the end of a round, in
+branches that all other steps skip. Before a step of an evaluation, they load the weights to
+evaluate. No Python code runs between these operations.
 """
 
 from __future__ import annotations
@@ -46,22 +47,23 @@ _COUNT = Kept((), common=True)
 
 
 class Course:
-    """The rounds of one model.
+    """State machine of the rounds of one model.
 
     Attributes:
-        optimizer: the model's.
-        name: the model's.
-        agreeing: how many agree: replicas, or groups of them.
-        group: what a group of replicas sums by that makes its steps together; None if each makes
-            its own.
-        places: of its variables that replicas have copies of, by their ids: where they stand among
-            the model's, or None for the optimizer's.
-        marks: what each replica of this process remembers, by its number in the process.
-        remaining: whether there are batches left.
-        flights: what travels while replicas make steps.
-        mixtures: those that take turns at the ends of rounds; none before they are traced.
-        mixed_on: the wire of what they mix.
-        outside: what one sees of all this outside of replicas.
+        optimizer: the model's optimizer.
+        name: the model's name.
+        agreeing: number of replicas, or of groups, that agree at the end of a round.
+        group: exchange within the groups that make their steps together; None if each replica
+            makes its own steps.
+        places: position of each replicated variable, by the variable's id: its index among the
+            model's variables, or None for a variable of the optimizer.
+        marks: flags of each replica of this process, by the replica's number in the process.
+        remaining: whether workers have batches left.
+        flights: sums that run in the background while replicas make steps.
+        mixtures: schedules that take turns in mixing weights at the ends of rounds; empty until
+            they are traced.
+        mixed_on: wire on which mixed weights are sent.
+        outside: view of the rounds from outside of replicas.
     """
 
     def __init__(self, rounds: Rounds, model: Any) -> None:
@@ -88,7 +90,7 @@ class Course:
         self.outside = Outside(self)
 
     def _refusal(self) -> str:
-        """Why the model cannot be trained in rounds; empty if it can."""
+        """Return why the model cannot be trained in rounds; empty if it can."""
         optimizers = optimizers_of(self._trained())
         if len(optimizers) != 1:
             return (
@@ -106,7 +108,10 @@ class Course:
     # -- on a replica, while a step is traced
 
     def before_step(self) -> Any:
-        """A step of training begins. Gives whether replicas make it alone, as ``current`` does."""
+        """Begin a step of training, and return whether replicas make the step alone.
+
+        The answer is True, False or a tensor, as in ``current.alone``.
+        """
         if refusal := self._refusal():
             raise ValueError(f"sync={self.rule!r} {refusal}")
         here = self._here()
@@ -117,17 +122,19 @@ class Course:
         return True if not self.rule.start else here.rounds.read_value() > 0
 
     def _begins(self, here: ReplicaRound) -> tf.Tensor:
-        """Whether a round begins. In mid-round it does so from a file, where all replicas have what
-        weights read as.
+        """Return whether a round begins.
+
+        With a rule that has ``reads_as``, a round also begins in the middle of a round if all
+        replicas agree: a file has been read, and has given all replicas the same weights.
         """
         first = here.position.read_value() == 0 if self.rule.reads_as is None else True
         return tf.logical_and(first, here.agree & ~here.marks.goes_on.read())
 
     def after_step(self, statistics: Sequence[Any]) -> None:
-        """A step of training is done.
+        """Count a step of training, and end the round if this step is its last one.
 
         Args:
-            statistics: variables that it has assigned, besides what the optimizer has.
+            statistics: variables that the step has assigned, except those of the optimizer.
         """
         self._statistics = list({id(v): v for v in [*self._statistics, *statistics]}.values())
         here = self._here()
@@ -142,18 +149,23 @@ class Course:
         when(over, lambda: self._end(here))
 
     def before_evaluation(self) -> None:
-        """A step of an evaluation or a prediction begins."""
+        """Load the weights to evaluate, before a step of an evaluation or a prediction."""
         if self._trained().built and not self._refusal():
             here = self._here()
             apart = tf.logical_and(here.marks.apart.read(), tf.logical_not(here.marks.shown.read()))
             when(apart, here.show)
 
     def _has_mates_elsewhere(self) -> bool:
-        """Whether steps are made together with replicas of other workers."""
+        """Return whether replicas make steps together with replicas of other workers."""
         return self.group is not None and len(self.group.communicators) < self.group.ranks
 
     def spare_row(self, place: int, like: tf.Tensor) -> Cell:
-        """Where a replica keeps a row, for a batch in which it holds none."""
+        """Return the cell in which a replica keeps a row for batches in which it holds no rows.
+
+        Args:
+            place: position of the tensor among those of a batch.
+            like: tensor that gives the row's type and shape.
+        """
         key = (self._replica(), place, like.dtype, like.shape.rank)
         if key not in self._spare:
             shape = [1, *(size or 1 for size in like.shape[1:])]
@@ -163,7 +175,7 @@ class Course:
         return self._spare[key]
 
     def steps_of(self, rounds: tf.Tensor) -> tf.Tensor:
-        """How many steps the round has that so many came before."""
+        """Return how many steps the round has that comes after ``rounds`` rounds."""
         table = [self.rule.start, *self._table] if self.rule.start else self._table
         last = tf.constant(len(table) - 1, rounds.dtype)
         return tf.gather(
@@ -171,7 +183,7 @@ class Course:
         )
 
     def _end(self, here: ReplicaRound) -> None:
-        if self.rule.start:  # whose end is no round's
+        if self.rule.start:  # the synchronous start is not a round
             when(here.rounds.read_value() > 0, lambda: self._agree(here))
         else:
             self._agree(here)
@@ -186,7 +198,11 @@ class Course:
         here.marks.converge(self.rule)
 
     def _agree_on_counts(self, here: ReplicaRound) -> None:
-        """Whether any worker has batches left, and the most steps that one has made."""
+        """Exchange counts between workers.
+
+        All learn whether any worker has batches left, and count as many steps as the worker that
+        has made the most.
+        """
         iterations = own_copy(counter_of(self.optimizer))
         own = [self.remaining.here(), tf.cast(iterations.read_value(), tf.int32)]
         every = here.gathered(tf.stack(own)[tf.newaxis], "counts")
@@ -215,7 +231,7 @@ class Course:
         return replica_id(tf.distribute.get_replica_context())
 
     def _prepare(self) -> None:
-        """Make what is kept, before the first step."""
+        """Make all variables that the rounds keep, before the first step."""
         model = self._trained()
         if not model.built:
             raise ValueError(
@@ -246,7 +262,10 @@ class Course:
         self.reducer.prepare(self.state, self.optimizer, self.trained, self.weights)
 
     def _make(self, wanted: Mapping[tuple[str, str], Kept]) -> None:
-        """What is not there yet. Of a file with rounds of another rule, only their counts are."""
+        """Make the kept variables that do not exist yet.
+
+        If only the counts exist, they come from a file with rounds of another rule: a round begins.
+        """
         counts = {key: kept for key, kept in wanted.items() if key in (POSITION, ROUNDS, STEPS)}
         from_file = self.state.has(counts, False)
         self.state.prepare(wanted, False)
@@ -256,14 +275,15 @@ class Course:
                 self._begin_round()
 
     def _is_from_file(self) -> bool:
-        """Whether replicas go on from weights and from something else, which both come from a file:
-        no round is to begin from the weights alone.
+        """Return whether replicas continue from weights and kept values that a file has given.
+
+        Then no round must begin from the weights alone.
         """
         rule = self.rule
         return bool(rule.keeps) and not rule.agrees and rule.reads_as is None
 
     def _lacks_what_is_kept(self) -> bool:
-        """Whether the file that was read did not hold all of it."""
+        """Return whether the file that was read lacks values that the rule keeps."""
         return bool(self.state.anew & set(self.rule.keeps))
 
     def _begin_round(self) -> None:
@@ -272,7 +292,7 @@ class Course:
     # -- outside of replicas
 
     def _loaded(self) -> None:
-        """A file has been read, so that all replicas have the same."""
+        """Reset the flags after a file has been read: all replicas then have the same values."""
         begins = self._lacks_what_is_kept()
         self.state.anew = frozenset()
         if begins:
@@ -283,11 +303,11 @@ class Course:
             marks.goes_on.assign(not begins and self._is_from_file())
 
     def has_counts(self) -> bool:
-        """Whether steps and rounds are counted already."""
+        """Return whether steps and rounds are counted already."""
         return self.state.has({POSITION: _COUNT, ROUNDS: _COUNT}, False)
 
     def close(self) -> None:
-        """End the round that is under way, and let all replicas agree on everything."""
+        """End the current round, and make all replicas identical."""
         if not self.outside.is_spread():
             return
         if self._closing is None:
@@ -314,11 +334,11 @@ class Course:
         here.marks.agree()
 
     def reads_as(self, variable: LocalWeight) -> Any:
-        """What the rule keeps for a weight, which it reads as; None if that is the mean."""
+        """Return the kept value that a weight reads as; None if it reads as the replicas' mean."""
         return None if self.rule.reads_as is None else self._kept(self.rule.reads_as, variable)
 
     def assigned(self, variable: LocalWeight) -> None:
-        """A weight has been assigned in the middle of a round: what is kept as a weight follows."""
+        """Update the rule's kept weights after a weight has been assigned in mid-round."""
         for name in self.rule.kept_weights:
             kept = self._kept(name, variable)
             if kept is not None:
@@ -326,10 +346,10 @@ class Course:
         if self.place_of_trained(variable) is None:
             return
         for marks in self.marks.values():
-            marks.in_flight.assign(NONE)  # the update that travels starts from older weights
+            marks.in_flight.assign(NONE)  # the pending update starts from older weights
 
     def place_of_trained(self, variable: Any) -> int | None:
-        """Where a variable stands among the weights that are trained; None if it is none."""
+        """Return a variable's index among the trained weights; None if it is not trained."""
         return next((i for i, w in enumerate(self.weights) if w is variable), None)
 
     def _kept(self, name: str, variable: LocalWeight) -> Any:
@@ -345,12 +365,12 @@ class Course:
 
     @property
     def label(self) -> str:
-        """What its collectives belong to, in logs."""
+        """Owner of this model's collectives, as logs name it."""
         return f"rounds of {self.name}"
 
 
 def optimizer_of(model: Any) -> Any:
-    """A model's; None if it was never compiled."""
+    """Return a model's optimizer; None if the model was never compiled."""
     return getattr(model, "optimizer", None)
 
 

@@ -1,4 +1,4 @@
-"""What the replica that runs on this thread is doing."""
+"""State of the replica that runs on this thread."""
 
 from __future__ import annotations
 
@@ -12,43 +12,45 @@ import tensorflow as tf
 
 
 class _Current(threading.local):
-    # The model whose step this is, None in a loop of the user's own.
+    # The model whose step runs; None in a custom training loop.
     model: Any = None
-    # Whether its class has a step or a loss of its own, so that losses may be of any kind.
+    # Whether the model's class has a step or a loss of its own, so that losses may be of any kind.
     own = False
-    # What this replica holds of the global batch: see rows.py.
+    # Numbers of rows that this replica holds of the global batch: see rows.py.
     rows: Any = None
-    # Its part of that batch, and the operations that give its tensors, with the places of these;
-    # of which operations it is known whether one replica alone made them.
+    # ``batch`` is this replica's part of the batch. ``batch_ops`` maps the operations that give
+    # the tensors of the batch to the positions of these tensors. ``origins`` is a cache: whether
+    # an operation depends on data or random numbers of one replica only.
     batch: Any = ()
     batch_ops: Mapping[Any, int] = types.MappingProxyType({})
     origins: dict[Any, int] | None = None
-    # What ``num_replicas_in_sync`` answers, if not the plain number: see share.py.
+    # The value of ``num_replicas_in_sync``, if it is a ``Share`` and not an int: see share.py.
     count: Any = None
-    # How often something has been scaled by it; in a graph, what is known of which operations
-    # depend on that.
+    # ``reads`` counts how often a value has been scaled by ``count``. ``seen`` caches the bits of
+    # operations in a graph, which say what the operations depend on: see share.py.
     reads = 0
     seen: dict[Any, int] | None = None
-    # Whether the terms of a loss whose gradients a tape computes have been looked at.
+    # Whether the step has read the terms of a loss whose gradients a tape computes.
     looked = False
-    # In an eager step: ``reads`` at the last loss that a layer added, and the ids of such losses
-    # that have been scaled.
+    # In an eager step: the value of ``reads`` when a layer last added a loss, and the ids of added
+    # losses that have been scaled.
     noted = 0
     scaled: Any = ()
-    # In a step whose logs the user makes: the results of metrics, by the ids of these.
+    # In a step whose logs the user makes: the results of metrics, by their ids.
     results: dict[int, Any] | None = None
-    # Whether replicas make this step each for itself, so that nothing is summed over them: True,
-    # False, or a tensor that says so. See course.py.
+    # Whether each replica makes this step alone, so that nothing is summed over replicas: True,
+    # False, or a boolean tensor. See course.py.
     alone: Any = False
-    # What a group of replicas sums by that make such a step together: see groups.py.
+    # The exchange of the group whose replicas make such a step together: see groups.py.
     group: Any = None
-    # Gradients have been reduced: what follows is the same on all replicas, so
-    # nothing is reduced again and variables are assigned where they are.
+    # Whether gradients have been reduced. All later values are the same on all replicas: nothing
+    # is reduced again, and each replica assigns its own copy of a variable.
     reduced = False
-    # Sums a window's gradients, where they are accumulated.
+    # A function that sums the gradients of a window, if gradients are accumulated.
     window: Any = None
-    # Statistics that this replica has assigned, to be averaged: see variables.py. Tensors that are
-    # the same on all replicas, of which statistics may be made that need not be.
+    # ``statistics`` lists variables that this replica has assigned and that must be averaged: see
+    # variables.py. ``agreed`` holds tensors that are the same on all replicas: a statistic that is
+    # computed from these only need not be averaged.
     statistics: list[Any] | None = None
     agreed: Any = ()
 
@@ -58,7 +60,7 @@ current = _Current()
 
 @contextlib.contextmanager
 def during(**values: Any) -> Iterator[None]:
-    """Set attributes of ``current`` for a while."""
+    """Set attributes of ``current`` within this context."""
     before = {name: getattr(current, name) for name in values}
     try:
         for name, value in values.items():
@@ -70,5 +72,5 @@ def during(**values: Any) -> Iterator[None]:
 
 
 def on_a_replica() -> bool:
-    """Whether a replica calls this, in a step of a strategy."""
+    """Return whether a replica calls this, in a step of a strategy."""
     return tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()

@@ -1,7 +1,7 @@
-"""What numbers of a step divide by, read from the graph: whether that is the same on all replicas.
+"""Divisors in a step's graph, and the divisors that the whole batch has in their place.
 
-A replica that divides by its own number of samples, by the sum of its mask or by the size of an
-axis computes a part of what one device computes. This module finds the divisor of the whole batch.
+A replica may divide by its own number of samples, by the sum of its mask, or by the size of an
+axis. One device would divide by the value for the whole batch. This module finds that value.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _OF_SHAPES = ("Mul", "Prod", "StridedSlice", "AddV2", "Sub", *_KEEPS_DIVISOR)
 
 
 def varies(tensor: tf.Tensor) -> bool:
-    """Return whether a tensor depends on the batch, or on what this replica holds of it."""
+    """Return whether a tensor depends on the batch, or on this replica's share of the batch."""
     return bool(bits_of(tensor) & (BATCH | SCALES))
 
 
 def reduces_the_batch(tensor: tf.Tensor) -> bool:
-    """Return whether a reduction joins the samples of a batch, and not the numbers of each.
+    """Return whether a reduction runs over the samples of a batch, not only within each sample.
 
-    Samples lie along the one size that the graph does not know; otherwise along the first axis,
-    unless something has moved it.
+    Samples lie along the axis whose size the graph does not know, if there is exactly one. Else
+    they lie along the first axis, unless an operation has moved it.
     """
     x, axes = tensor.op.inputs
     axes, rows, rank = tf.get_static_value(axes), share.static_rows(), x.shape.rank
@@ -51,7 +51,7 @@ def reduces_the_batch(tensor: tf.Tensor) -> bool:
 def is_same_everywhere(divisor: tf.Tensor) -> bool:
     """Return whether all replicas divide by the same number.
 
-    That is a constant, or made of the sizes of a batch but for its rows.
+    Such a divisor is a constant, or is computed from sizes of the batch other than its rows.
     """
     if not varies(divisor):
         return True
@@ -67,7 +67,7 @@ def is_same_everywhere(divisor: tf.Tensor) -> bool:
 
 
 def is_of_replicas(divisor: tf.Tensor) -> bool:
-    """Return whether the divisor of the whole batch can be computed from those of replicas."""
+    """Return whether the divisor of the whole batch follows from the replicas' divisors."""
     op = divisor.op
     if op.type in _KEEPS_DIVISOR:
         return is_of_replicas(op.inputs[0])
@@ -87,10 +87,10 @@ def is_of_replicas(divisor: tf.Tensor) -> bool:
 
 
 def whole_divisor(divisor: tf.Tensor) -> tf.Tensor:
-    """Return what a ratio divides by for the whole batch.
+    """Return the divisor that a ratio has for the whole batch.
 
-    What is the same everywhere counts once, a mean is that of all elements, and the rest is summed
-    over replicas.
+    A part that is the same on all replicas counts once. A mean becomes the mean over all
+    elements. All other parts are summed over replicas.
     """
     op = divisor.op
     if is_same_everywhere(divisor):
@@ -99,7 +99,7 @@ def whole_divisor(divisor: tf.Tensor) -> tf.Tensor:
         return tf.reshape(tf.cast(whole_divisor(op.inputs[0]), divisor.dtype), tf.shape(divisor))
     if op.type in _COMPUTES_DIVISOR:
         return _COMPUTES_DIVISOR[op.type](*map(whole_divisor, op.inputs))
-    if op.type in REDUCES and not reduces_the_batch(divisor):  # this only adds up what did
+    if op.type in REDUCES and not reduces_the_batch(divisor):  # an input has reduced it
         reduce = tf.reduce_sum if op.type == "Sum" else tf.reduce_mean
         whole = reduce(whole_divisor(op.inputs[0]), op.inputs[1], op.get_attr("keep_dims"))
         return tf.cast(whole, divisor.dtype)

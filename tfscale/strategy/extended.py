@@ -1,7 +1,7 @@
-"""What TensorFlow asks of a strategy, answered by the engine.
+"""Implementation of ``ScaleStrategy``: the methods that TensorFlow calls, with our collectives.
 
-The class extends TensorFlow's own for many workers, which provides datasets, variables and
-replicas, and replaces all of its collectives. Keras checks for that class before it reduces
+The class extends TensorFlow's class for several workers, which provides datasets, variables and
+replicas, and replaces all of its collectives. Keras checks for TensorFlow's class before it reduces
 logs or joins predictions across workers.
 """
 
@@ -48,7 +48,7 @@ from tfscale.strategy.variables import made
 
 
 class _EngineOps(CollectiveAllReduce):
-    """Reductions outside of replicas: TensorFlow's class, whose collectives are ours."""
+    """TensorFlow's reductions outside of replicas, with the engine's collectives."""
 
     def __init__(self, devices: Sequence[str], exchange: Exchange) -> None:
         super().__init__(devices, exchange.ranks, _options())
@@ -85,9 +85,7 @@ _TENSORFLOWS = ("collective_all_reduce_strategy", "mirrored_strategy")
 
 @contextlib.contextmanager
 def _without_tensorflows_words() -> Iterator[None]:
-    """TensorFlow's classes say meanwhile that they are in use, and how their collectives are set
-    up; here these are replaced.
-    """
+    """Silence what TensorFlow's classes log about their collectives, which tfscale replaces."""
 
     def of_others(record: logging.LogRecord) -> bool:
         return record.module not in _TENSORFLOWS
@@ -101,14 +99,14 @@ def _without_tensorflows_words() -> Iterator[None]:
 
 
 class Extended(ExtendedOfWorkers):
-    """See the module.
+    """Implementation of a ``ScaleStrategy``: datasets, variables, replicas and reductions.
 
     Attributes:
-        exchange: the collectives of all replicas.
-        first_rank: the rank of this process's first replica.
+        exchange: collectives of all replicas.
+        first_rank: rank of this process's first replica.
     """
 
-    _enable_check_health = False  # the engine finds out by itself, and sooner
+    _enable_check_health = False  # the engine detects failed workers by itself, and sooner
 
     def __init__(
         self,
@@ -125,21 +123,21 @@ class Extended(ExtendedOfWorkers):
         self._wanted = devices
         cluster_resolver = resolver_of(cluster_resolver, join_timeout, devices)
         keep_memory()
-        # For a second strategy TensorFlow would set the server up anew, which then forgets a worker
-        # that was quicker and has asked to join already.
+        # For a second strategy, TensorFlow would restart its server. The server would then forget
+        # a faster worker that has already asked to join.
         self._std_server_started = has_started()
         with starting(cluster_resolver, deadline, join_timeout), _without_tensorflows_words():
             super().__init__(container, cluster_resolver, _options())
-        if self._task_type is not None:  # TensorFlow has started a server, which takes SIGTERM
+        if self._task_type is not None:  # TensorFlow's server catches SIGTERM
             signals.listen(f"/job:{self._task_type}/task:{self._task_id}")
-        # Groups of the same devices are told apart by their order, and other workers may
-        # have other devices: the group that finds that out comes first.
+        # Workers match groups by the order in which they make them. If their devices differ, the
+        # group of hosts detects it, so it must come first.
         self.hosts = self._make_group([host_of(self._devices[0])])
         self.group = self._make_group(self._devices)
         self.first_rank = self._id_in_cluster * len(self._devices)
 
     def connect(self, exchange: Exchange, hosts: CollectiveSchedules) -> None:
-        """From now on replicas reduce by this exchange, and hosts by these schedules."""
+        """Make replicas reduce by this exchange, and hosts by these schedules, from now on."""
         self.exchange = exchange
         self.host_exchange = Exchange(self.hosts, hosts)
         self._cross_device_ops = _EngineOps(self._devices, self.exchange)
@@ -203,8 +201,8 @@ class Extended(ExtendedOfWorkers):
             return super()._call_for_each_replica(fn, args, kwargs)
 
     def _use_merge_call(self) -> bool:
-        # Replicas reduce where they are, each by its own op. So nothing has to meet
-        # in one thread, and reductions may stand in branches and loops.
+        # Each replica reduces by its own operation. So replicas need not meet in one thread, and
+        # reductions work within branches and loops.
         return False
 
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
@@ -250,18 +248,18 @@ class Extended(ExtendedOfWorkers):
     ) -> Any:
         if isinstance(value, DistributedValues) or len(self.worker_devices) > 1:
             return super()._gather_to_implementation(value, destinations, axis, options)
-        # Of one local replica; while it is traced it is on no device, which TensorFlow refuses.
+        # TensorFlow refuses this value of one local replica: while traced it is on no device.
         return self.exchange.rows(0, tf.convert_to_tensor(value), axis)
 
     def _in_multi_worker_mode(self) -> bool:
-        """Keras asks whether it must join what workers predict, and ``run`` has joined it."""
+        """Return whether Keras must join what workers predict; not if ``run`` has joined it."""
         return bool(super()._in_multi_worker_mode()) and not joins_predictions()
 
     # -- variables
 
     def _create_variable(self, next_creator: Any, **keywords: Any) -> Any:
         if keywords.get("synchronization") == tf.VariableSynchronization.ON_READ:
-            model = compiling()  # compile makes at least one metric, of the loss
+            model = compiling()  # compile makes at least one metric: the loss
             if model is not None:
                 take_over(self._container_strategy(), model)
         if (keywords.get("name") or "").startswith("iteration"):
@@ -277,7 +275,7 @@ class Extended(ExtendedOfWorkers):
         in_rounds = self._container_strategy().rounds is not None
         alike = in_rounds and keywords.get("name") in BEGINS_ALIKE
         if replica_id > 0 or self._num_workers == 1 or alike:
-            # TensorFlow's version broadcasts between workers by collectives of its own.
+            # TensorFlow's method for several workers would broadcast by its own collectives.
             return super(CollectiveAllReduceExtended, self)._get_variable_creator_initial_value(
                 replica_id, device, primary_var, **keywords
             )
@@ -285,7 +283,7 @@ class Extended(ExtendedOfWorkers):
         def initial_value() -> tf.Tensor:
             value = keywords["initial_value"]
             value = value() if callable(value) else value
-            value = getattr(value, "wrapped_value", value)  # of a checkpoint
+            value = getattr(value, "wrapped_value", value)  # checkpoints wrap it
             with tf.device(device):
                 value = tf.convert_to_tensor(value, dtype=keywords.get("dtype"))
                 name = f"the initial value of {keywords.get('name') or 'a variable'}"
@@ -295,10 +293,10 @@ class Extended(ExtendedOfWorkers):
 
 
 def local_devices(wanted: Sequence[str] | None, worker: str | None = None) -> tuple[str, list[str]]:
-    """The kind and the names ("device:GPU:0") of the devices of this process to use.
+    """Return the kind and the names ("device:GPU:0") of the devices that this process uses.
 
     Args:
-        wanted: as the user names them.
+        wanted: devices as the user names them; None for all of the best kind.
         worker: this worker's name, such as "/job:worker/task:1"; None before it is known.
     """
     here = {}
@@ -336,7 +334,7 @@ _ALONE = ("localhost", "0")  # a process that has not joined a cluster
 
 
 def _task(device: str) -> tuple[str, ...] | None:
-    """The job and the task that a device's name has."""
+    """Return the job and the task in a device's name; None if the name has none."""
     found = re.search(r"job:(\w+)/(?:replica:\d+/)?task:(\d+)", device.lower())
     return found and found.groups()
 
@@ -346,7 +344,7 @@ def _options() -> Options:
 
 
 def _counted(tensors: list[Any]) -> list[Any]:
-    """A replica without rows adds zeros to a sum."""
+    """Return the tensors, or zeros on a replica without rows, which adds nothing to a sum."""
     return [current.rows.counted(x) for x in tensors]
 
 

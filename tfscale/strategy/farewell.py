@@ -1,9 +1,9 @@
-"""A worker that fails between two exchanges, or whose program ends, tells the others.
+"""Messages to the other workers when this worker fails between exchanges, or its program ends.
 
-Without that message, the others would only see, seconds later, that its connection is
-closed, and not why: Python takes its time to end a program that has loaded TensorFlow. If an
-exchange itself raised the error, all workers that take part in it have it already; those of other
-groups of replicas are told.
+Without such a message, the other workers would only see that the connection is closed. They would
+see it seconds later, because Python is slow to end a program that has loaded TensorFlow, and they
+would not know the reason. If an exchange raised the error, all workers of this exchange know it
+already: only the other groups of replicas get a message.
 """
 
 from __future__ import annotations
@@ -31,24 +31,25 @@ from tfscale.exchange.lost_ranks import cause_of
 from tfscale.ops import Group
 from tfscale.ops.library import known_to_all
 
-LINGER = 3.0  # seconds to stay, at the longest, until all have heard of a failure
-_LINGER_AT_EXIT = 0.5  # and of an end: over gRPC, workers that need nothing more do not listen
+LINGER = 3.0  # most seconds to wait until all workers have received the message of a failure
+# Most seconds to wait after the end of a program: over gRPC, idle workers do not receive messages.
+_LINGER_AT_EXIT = 0.5
 
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
-_groups: list[Group] = []  # of all strategies of this process
-_wider: list[Group] = []  # those of them that have parts, in which something may fail alone
-_OUR_WORDS = re.compile(r"(?:bucket '|rank \d+ \().*")  # in an error of TensorFlow's
+_groups: list[Group] = []  # groups of all strategies of this process
+_wider: list[Group] = []  # the groups that are divided into parts, which can fail separately
+_OUR_WORDS = re.compile(r"(?:bucket '|rank \d+ \().*")  # tfscale's part of a TensorFlow error
 
 
 def when_the_program_ends(groups: Sequence[Group], within: Sequence[Group] = ()) -> None:
-    """Tell all ranks of these groups how the program ends, or of an exception that nobody caught.
+    """Tell all ranks of these groups how the program ends, or which uncaught exception ended it.
 
     The program's own ``sys.excepthook`` still prints the exception.
 
     Args:
-        groups: to whom it is told.
-        within: groups of which these are parts: what fails in a part is told to them, too.
+        groups: groups whose ranks get the message.
+        within: groups that contain ``groups``; they get a message of a failed exchange, too.
     """
     if not _groups:
         end = _End()
@@ -60,16 +61,17 @@ def when_the_program_ends(groups: Sequence[Group], within: Sequence[Group] = ())
 
 
 class _End:
-    """How this process's program ends.
+    """Observer of how this process's program ends.
 
-    Python does not tell the exit code before it has taken everything down. So this notices calls
-    of ``sys.exit``, whose SystemExit the program may have caught: then its first frame returns.
+    Python does not reveal the exit code while the program can still send messages. So this class
+    records the calls of ``sys.exit``. If the program caught their SystemExit, its first frame has
+    returned.
     """
 
     def __init__(self) -> None:
         self._process = os.getpid()
         self._first = first_frame()
-        self._calls: list[Any] = []  # the arguments of ``sys.exit``
+        self._calls: list[Any] = []  # arguments of ``sys.exit``
         self.is_told = False
 
     def noticed(self, leave: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
@@ -82,7 +84,7 @@ class _End:
         return noticed
 
     def tell(self) -> None:
-        """Called by Python before it takes anything down."""
+        """Tell the other workers how the program ends; Python calls this before it shuts down."""
         if not self.is_told and self._process == os.getpid():  # a forked process is no worker
             _announce_exit(self._words())
 
@@ -105,7 +107,7 @@ def _told_by(before: Hook, end: _End) -> Hook:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         end.is_told = True
         before(kind, error, trace)
-        lost = cause_of(error)  # the others hear of that rank, too
+        lost = cause_of(error)  # the other workers learn of that rank by themselves
         if lost or known_to_all(error):
             _mark_as_not_first()
         if known_to_all(error):
@@ -121,18 +123,21 @@ def _told_by(before: Hook, end: _End) -> Hook:
 
 
 def _mark_as_not_first() -> None:
-    """``tfscale launch`` shows who failed first: this worker failed since another had."""
+    """Record for ``tfscale launch`` that this worker failed because another worker had failed.
+
+    The launcher shows the worker that failed first.
+    """
     if path := os.environ.get("TFSCALE_NOT_FIRST"):
         with contextlib.suppress(OSError):
             Path(path).touch()
 
 
 def say(reason: str, groups: Sequence[Group] | None = None) -> None:
-    """Give up in these groups, or in all, at once: the others may wait in any one of them."""
+    """Give up in these groups, or in all groups, at once: workers may be waiting in any of them."""
     groups = _groups if groups is None else groups
 
     def one(group: Group) -> None:
-        with contextlib.suppress(tf.errors.OpError):  # they are gone: there is nobody to tell
+        with contextlib.suppress(tf.errors.OpError):  # the other workers have ended
             group.give_up(reason, LINGER)
 
     with concurrent.futures.ThreadPoolExecutor(max(1, len(groups))) as threads:
@@ -140,7 +145,7 @@ def say(reason: str, groups: Sequence[Group] | None = None) -> None:
 
 
 def _announce_exit(reason: str) -> None:
-    """One group after the other: Python starts no threads any more."""
+    """Announce the end in one group after another: Python cannot start threads at exit."""
     until = time.monotonic() + _LINGER_AT_EXIT
     for communicator in (each for group in _groups for each in group.communicators):
         with contextlib.suppress(tf.errors.OpError):

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Groups:
-    """Those of all replicas, which are of one size.
+    """Division of all replicas into groups of one size.
 
     Args:
-        size: how many replicas each has.
-        parts: those with replicas of this process.
-        exchange: sums over the group of each of these replicas.
+        size: number of replicas of each group.
+        parts: groups that have replicas of this process.
+        exchange: collectives of each replica of this process with its own group.
     """
 
     size: int
@@ -40,30 +40,31 @@ class Groups:
     def of(
         cls, extended: Extended, size: int, algorithm: Algorithm, schedules: CollectiveSchedules
     ) -> Groups:
-        """The groups of so many replicas of a strategy.
+        """Divide the replicas of a strategy into groups.
 
         Args:
-            extended: the strategy's, of several replicas.
-            size: of each group.
-            algorithm: by which groups sum, as the user says it.
-            schedules: by which all replicas do.
+            extended: the strategy's ``extended``, with several replicas.
+            size: number of replicas of each group.
+            algorithm: the user's argument ``algorithm``, for the sums within groups.
+            schedules: schedules of the sums over all replicas.
         """
         first, devices = extended.first_rank, len(extended.devices)
         starts = sorted({rank - rank % size for rank in range(first, first + devices)})
         assert extended.group is not None
         parts = [extended.group.part(range(start, start + size)) for start in starts]
         for part in parts:
-            part.join()  # only who has come together hears it when one of them fails
+            part.join()  # only ranks that have joined learn of another one's failure
         exchange = Exchange(parts[0], of_groups(algorithm, schedules, size, devices))
         exchange.communicators = [one for part in parts for one in part.communicators]
         return cls(size, parts, exchange)
 
 
 def size_of(rule: Hierarchical, extended: Extended) -> int:
-    """How many replicas each group has.
+    """Return how many replicas each group has.
 
     Raises:
-        ValueError: they are not equal, or cut workers into pieces of other sizes.
+        ValueError: groups would differ in size, or a group would be neither a part of one worker
+            nor some whole workers.
     """
     devices, replicas = len(extended.devices), extended.number_of_replicas
     if rule.group is None:
@@ -95,12 +96,12 @@ def _workers_of_a_host(rule: Hierarchical, extended: Extended) -> int:
 
 
 def refuse_schedule(rule: Rule | Hierarchical, algorithm: Algorithm, extended: Extended) -> None:
-    """Refuse a schedule, which is for one number of ranks, where there are two.
+    """Raise if the user passed one schedule where sums run over two different numbers of ranks.
 
     Args:
-        rule: how replicas agree.
-        algorithm: as the user says it.
-        extended: the strategy's.
+        rule: rule by which replicas agree.
+        algorithm: the user's argument ``algorithm``.
+        extended: the strategy's ``extended``.
     """
     if not isinstance(rule, Hierarchical) or not isinstance(algorithm, Schedule):
         return
@@ -114,11 +115,11 @@ def refuse_schedule(rule: Rule | Hierarchical, algorithm: Algorithm, extended: E
 
 
 def refuse_methods(rule: Hierarchical, policy: MethodPolicy) -> None:
-    """Refuse what groups would do otherwise than each other, and must not.
+    """Raise if groups would choose methods, or draw random numbers, differently and must not.
 
     Args:
-        rule: how they agree.
-        policy: by which methods each of them sums its gradients.
+        rule: rule by which groups agree.
+        policy: methods by which each group sums its gradients.
     """
     adaptive = next((one for one in policy.methods if isinstance(one, Adaptive)), None)
     if adaptive is not None:

@@ -1,4 +1,4 @@
-"""Warns, once, of parts of a model that several replicas cannot train as one device does."""
+"""Warnings of parts of a model that several replicas cannot train as one device does."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _told: set[str] = set()
 
 
 def warn(strategy: ScaleStrategy, layers: list[Layer]) -> None:
-    """Called while a training step for several replicas is traced."""
+    """Warn of inexact layers, while a training step for several replicas is traced."""
     for sentence in _reasons(strategy, layers):
         tell(sentence)
 
 
 def tell(sentence: str) -> None:
-    """Log, once for each sentence, what is not as on one device."""
+    """Log a sentence on a difference from one device, once for each sentence."""
     if sentence not in _told:
         _told.add(sentence)
         logging.getLogger("tfscale").warning("not as on one device: %s", sentence)
@@ -49,7 +49,7 @@ def _reasons(strategy: ScaleStrategy, layers: list[Layer]) -> Iterator[str]:
 
 
 def warn_of_a_number(name: str) -> None:
-    """Called for a loss object that gives one number for all samples of a replica."""
+    """Warn of a loss object that returns one number for all samples of a replica."""
     tell(
         f"the loss {name!r} gives one number for all samples. tfscale takes it for their mean, "
         "which is wrong if the loss divides by a mask or by weights. To be exact, let it return "

@@ -1,9 +1,9 @@
-"""Workers compare their settings before they train together.
+"""Comparison of the workers' settings before they train together.
 
-All must run the same program: otherwise they would wait for each other, or train
-something that nobody meant. Each worker sends the others a description of itself, a few
-words per field, and raises an error if another one's differs. It costs one small exchange
-at the start, and one at the start of each ``fit``.
+All workers must run the same program: otherwise they would wait for each other, or train a wrong
+model without an error. Each worker sends the others a description of itself, a few words per
+field, and raises an error if another worker's description differs. This costs one small exchange
+at the start, and two at the start of each ``fit``.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from tfscale.exchange.reducer import describe
 from tfscale.ops import Group, all_gather
 from tfscale.version import __version__
 
-_BYTES = 4096  # of a description, the same for all, so that any two can be exchanged
-_SHOWN = 60  # characters of a value
+_BYTES = 4096  # bytes of a description: equal for all, so that all workers can exchange them
+_SHOWN = 60  # most characters of a value that are shown
 
 _SAME_START = "Start all workers with the same packages, devices and arguments."
 _SAME_MODEL = (
@@ -36,17 +36,17 @@ _SAME_LENGTH = (
     "Call fit with the same arguments and the same number of batches on all workers. If their "
     "datasets differ in length, pass steps_per_epoch (and validation_steps)."
 )
-_UNKNOWN = ""  # agrees with anything
+_UNKNOWN = ""  # agrees with any value
 
 Description = Mapping[str, str]
 
 
 def same_start(hosts: Group | None, settings: Mapping[str, Any]) -> None:
-    """Refuse workers that have another version, other devices or other arguments.
+    """Raise if workers have different versions, devices or arguments.
 
     Args:
-        hosts: one rank for each worker; None if there is only one.
-        settings: what this worker was told, by name.
+        hosts: group with one rank for each worker; None if there is only one worker.
+        settings: this worker's settings, by name.
     """
     if hosts is None:
         return
@@ -59,14 +59,14 @@ def same_start(hosts: Group | None, settings: Mapping[str, Any]) -> None:
 
 
 def same_model(hosts: Group | None, model: keras.Model) -> None:
-    """Refuse a worker that trains another model, or trains it otherwise."""
+    """Raise if workers train different models, or train a model differently."""
     if hosts is None:
         return
     _agree(hosts, "model", _describe(model), _SAME_MODEL)
 
 
 def same_length(hosts: Group | None, length: Mapping[str, Any]) -> None:
-    """Refuse a worker whose ``fit`` has another number of epochs or steps, or validates alone.
+    """Raise if ``fit`` has different numbers of epochs or steps, or validates on some workers only.
 
     Otherwise the worker with fewer steps would end, and the others would wait for it.
     """
@@ -78,7 +78,7 @@ def same_length(hosts: Group | None, length: Mapping[str, Any]) -> None:
 
 
 def _describe(model: keras.Model) -> Description:
-    """What workers must have in common to train a model together."""
+    """Return what workers must have in common to train a model together."""
     weights = [describe(v) for v in model.trainable_variables]
     optimizer = model.optimizer
     return _words(
@@ -98,12 +98,19 @@ def _describe(model: keras.Model) -> Description:
 
 
 def _layer(layer: Layer) -> Any:
-    """What holds other layers names them, and these are described on their own."""
+    """Return a layer's class and configuration.
+
+    The configuration of a layer that holds other layers is left out: it contains their names, and
+    they are described separately.
+    """
     return type(layer).__name__, {} if holds_layers(layer) else _config(layer)
 
 
 def _config(thing: Any) -> Any:
-    """Names count up within a process, and seeds are drawn in each: they may differ."""
+    """Return a configuration without names and seeds, which may differ between workers.
+
+    Keras numbers names within a process, and draws seeds in each process.
+    """
     try:
         config = thing.get_config() if thing is not None else {}
     except NotImplementedError:  # a class of the user's own
@@ -112,7 +119,7 @@ def _config(thing: Any) -> Any:
 
 
 def _words(fields: Mapping[str, Any]) -> Description:
-    """Short values as they are; of long ones the beginning and a digest of all."""
+    """Return values as texts; a long text is cut, and gets a digest of the whole text."""
     return {name: _short(_text(value)) for name, value in fields.items()}
 
 
@@ -151,7 +158,7 @@ def _differ(one: str | None, other: str | None) -> bool:
 
 
 def _exchanged(hosts: Group, what: str, own: Description) -> list[Description]:
-    """The descriptions of all workers."""
+    """Return the descriptions of all workers."""
     sent = np.frombuffer(_packed(own), np.int32)
     (me,) = hosts.communicators
     with tf.device(me.device):
@@ -168,7 +175,11 @@ def _packed(description: Description) -> bytes:
 
 
 def _unpacked(data: bytes, peer: str) -> Description:
-    """What a worker says of itself; it may run any program, so nothing is taken for granted."""
+    """Return the description in a worker's message.
+
+    Raises:
+        ValueError: the message is no description; that worker may run any program.
+    """
     try:
         found = json.loads(data)
     except ValueError as error:

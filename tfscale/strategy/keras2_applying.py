@@ -1,9 +1,9 @@
-"""What applying.py does, for Keras 2, which tensorflow-addons needs.
+"""Hooks that make an optimizer of Keras 2 apply sums over all replicas; see applying.py.
 
-Keras 2 itself sums gradients before it clips them, and collects logs and predictions of
-several workers. So the strategy changes less: it sends the sums through its buckets and
-wires. Some results are not exact, as under TensorFlow's strategies: batches that do not
-divide, masked and weighted losses, local statistics of batch normalization.
+tensorflow-addons needs Keras 2. Keras 2 itself sums gradients before it clips them, and collects
+logs and predictions of several workers. So the strategy changes less: it sends the sums through its
+buckets and wires. Some results are not exact, as under TensorFlow's strategies: batches that do not
+divide evenly, masked and weighted losses, local statistics of batch normalization.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def hooked(strategy: ScaleStrategy, optimizers: Iterable[Optimizer]) -> Iterator[None]:
-    """While it lasts, these and the optimizer of the model in ``fit`` sum by buckets."""
+    """Make these optimizers, and that of the model in ``fit``, sum by buckets in this context."""
     model = fitted()
     of_model = getattr(model, "optimizer", None)
     used = {id(one): one for one in [*optimizers, *([of_model] if of_model else [])]}
@@ -41,7 +41,7 @@ def hooked(strategy: ScaleStrategy, optimizers: Iterable[Optimizer]) -> Iterator
         yield
 
 
-# Of optimizers of the first and of the second kind.
+# Hooks of the two kinds of optimizers of Keras 2.
 _SUMS = (hooks.AGGREGATE_GRADIENTS, hooks.LEGACY_AGGREGATE_GRADIENTS)
 
 

@@ -1,14 +1,15 @@
-"""Losses of Keras on one of several replicas, and the metrics that are told of them.
+"""Losses of Keras on one of several replicas, and the metrics that are computed from losses.
 
 Keras divides a mean loss by the number of replicas, wherever a loss object is called. Inside a step
-that number is a ``Share``, and so the loss is weighted by what the replica holds of the batch.
-While a step is traced, this module also changes the following:
+that number is a ``Share``, and so the loss is weighted by the replica's share of the batch. While a
+step is traced, this module also changes the following:
 
-- What a loss object divides by is taken for the share: samples, what a mask leaves, or weights.
-  However a program reaches the object, its losses are reduced by one function of Keras.
-- A loss passed to ``add_loss``, and that of a user's own ``compute_loss``, is weighted term
-  by term: own_losses.py.
-- A metric that averages or sums one number for a batch gets the replica's part of it.
+- The share is computed from the divisor of a loss object: the number of samples, the number of
+  unmasked elements, or the sum of weights. However a program calls a loss object, one function of
+  Keras reduces its losses.
+- The loss of ``add_loss``, or of a user's own ``compute_loss``, is weighted term by term:
+  own_losses.py.
+- A metric that averages or sums one number for a batch gets the replica's part of this number.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Compute = Callable[..., Any]
 
 @contextlib.contextmanager
 def weighted(model: keras.Model, layers: list[Layer]) -> Iterator[None]:
-    """Within this context losses and their metrics are parts of the whole batch's."""
+    """Make losses and their metrics parts of those of the whole batch within this context."""
     with contextlib.ExitStack() as stack:
         for metric in {id(one): one for one in [*model.metrics, loss_tracker(model)]}.values():
             stack.enter_context(hooks.RESULT.on(metric, _result))
@@ -79,7 +80,7 @@ def _compute_loss(compute: Compute, model: keras.Model, *args: Any, **kwargs: An
     if loss is None or not _in_step():
         return loss
     of_keras = type(model).compute_loss is keras.Model.compute_loss
-    if of_keras and loss.shape.rank > 0:  # by reduction="none"; metrics want it as it is
+    if of_keras and loss.shape.rank > 0:  # reduction="none": metrics need one loss per sample
         return loss if is_scaled(loss, since) else loss * current.count.present(loss.dtype)
     return own_losses.scaled_loss(loss, since, sums=of_keras or loss.shape.rank > 0)
 
@@ -93,7 +94,7 @@ def _add_up_losses(add_up: Compute, model: keras.Model, loss: Any) -> Any:
 
 
 def _add_loss(add_loss: Compute, layer: Layer, loss: Any) -> Any:
-    """Note that a loss is scaled if the share was just read: eager steps have no graph."""
+    """Record an added loss as scaled if the share was just read: eager steps have no graph."""
     if current.reads > current.noted:
         current.scaled.update(id(one) for one in tf.nest.flatten(loss))
     current.noted = current.reads
@@ -105,9 +106,9 @@ def _update_mean(
 ) -> Any:
     """Weight a metric's numbers by the replica's share, if there is one number for a batch.
 
-    Such a number is a mean over the batch's samples; if it was scaled, that is undone first. With
-    ``reduction="none"`` Keras does not divide losses by the number of replicas, but multiplies by
-    it what it logs: the loss tracker gets them divided.
+    Such a number is a mean over the batch's samples. If it was scaled, the scaling is undone first.
+    With ``reduction="none"`` Keras does not divide losses by the number of replicas, but multiplies
+    the logged loss by that number. So the loss tracker gets losses that are divided.
     """
     all_have_it, values = _all_have(values), _read(values)
     if _in_step() and all_have_it:
@@ -126,7 +127,7 @@ def _update_mean(
 def _update_sum(
     original: Callable[..., Any], metric: Metric, values: Any, sample_weight: Any = None
 ) -> Any:
-    """Let replicas add up to the batch's number, if there is one number for a batch."""
+    """Add a replica's part to a sum, if a metric gets one number for a batch."""
     all_have_it, values = _all_have(values), _read(values)
     if _in_step() and all_have_it:
         values = current.count.weight() * tf.cast(values, tf.float32)
@@ -140,12 +141,15 @@ def _update_sum(
 
 
 def _all_have(values: Any) -> bool:
-    """Whether a metric is told a number that all replicas have, such as a learning rate."""
+    """Return whether a metric gets a number that all replicas have, such as a learning rate."""
     return isinstance(values, (int, float)) or (is_variable(values) and not values.shape)
 
 
 def _read(values: Any) -> Any:
-    """Return the value of a variable; a tensor it is to TensorFlow, but its dtype is a name."""
+    """Return a variable's value as a tensor.
+
+    TensorFlow treats a Keras variable as a tensor, but the variable's dtype is a text.
+    """
     return tf.convert_to_tensor(values) if is_variable(values) else values
 
 
@@ -154,9 +158,10 @@ def _is_floating(values: Any) -> bool:
 
 
 def _of_one_replica(value: tf.Tensor, of_rows: tf.Tensor, sample_weight: Any) -> tf.Tensor:
-    """A number such that its mean over replicas, weighted by rows, is the batch's number."""
+    """Return a number whose mean over replicas, weighted by rows, is the batch's number."""
     if tf.executing_eagerly():
-        # Keras scales back what it weights by samples, which cannot be seen here.
+        # Keras undoes the scaling of a number that it logs with sample weights. An eager step has
+        # no graph that shows this.
         scaled = sample_weight is None and is_scaled(value)
         return tf.math.divide_no_nan(value, of_rows) if scaled else value
     return tf.math.divide_no_nan(own_losses.number_of_all(value), of_rows)
@@ -167,18 +172,18 @@ def _of_one_replica(value: tf.Tensor, of_rows: tf.Tensor, sample_weight: Any) ->
 
 @dataclasses.dataclass(frozen=True)
 class _Reading:
-    """What a replica's metric held when its result was computed.
+    """State that a replica's metric had when its result was computed.
 
     Attributes:
-        metric: of the model.
-        held: the variables that count samples, with what they held.
+        metric: metric of the model.
+        held: variables that count samples, with their values at that moment.
     """
 
     metric: Any
     held: list[tuple[Any, tf.Tensor]]
 
     def of_all(self, totals: Iterator[tf.Tensor]) -> Any:
-        """The result, if the variables held these."""
+        """Return the result that the metric has if its variables hold these totals."""
         state = [(variable, next(totals)) for variable, _ in self.held]
         with keras.StatelessScope(state):
             result = type(self.metric).result(self.metric)
@@ -189,24 +194,24 @@ def _result(compute: Compute, metric: Metric) -> Any:
     result = compute(metric)
     if current.results is not None:
         reading = _Reading(metric, [(v, tf.identity(v.value)) for v in _counting(metric)])
-        named = result if isinstance(result, dict) else {None: result}  # of compiled metrics
+        named = result if isinstance(result, dict) else {None: result}  # compiled metrics: dict
         current.results |= {id(value): (reading, name, value) for name, value in named.items()}
     return result
 
 
 def _counting(metric: Any) -> list[Any]:
-    """The variables of a metric that hold each replica's part of a sum."""
+    """Return the variables of a metric that hold each replica's part of a sum."""
     summed = tf.VariableAggregation.SUM
     return [v for v in metric.variables if getattr(v.value, "aggregation", None) == summed]
 
 
 def with_results_of_all(logs: Any) -> tuple[Any, set[int]]:
-    """Return what a step returns, in which the results of metrics are those of all replicas.
+    """Replace the results of metrics in a step's logs by the results over all replicas.
 
-    If a step returns just the model's metrics, nothing is changed: Keras reads them afterwards.
+    Logs that hold just the model's metrics stay as they are: Keras reads these metrics afterwards.
 
     Returns:
-        The same, and the ids of what in it are results of metrics.
+        The logs, and the ids of the values in the logs that are results of metrics.
     """
     found, current.results = current.results or {}, None
     if not isinstance(logs, dict) or set(logs) == set(current.model.get_metrics_result()):
@@ -214,7 +219,7 @@ def with_results_of_all(logs: Any) -> tuple[Any, set[int]]:
     told = {name: found[id(value)] for name, value in logs.items() if id(value) in found}
     readings = {id(reading): reading for reading, _, _ in told.values()}
     held = [tensor for reading in readings.values() for _, tensor in reading.held]
-    with during(rows=None):  # what a replica counted in earlier steps counts in this one
+    with during(rows=None):  # samples that a now empty replica counted earlier still count
         totals = iter(tf.distribute.get_replica_context().all_reduce("SUM", held) if held else [])
     results = {key: reading.of_all(totals) for key, reading in readings.items()}
     of_all = {

@@ -1,4 +1,4 @@
-"""``all_gather`` in steps that not all replicas make together: over those that do."""
+"""``all_gather`` over the replicas that make a step together, if not all replicas do."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tfscale.strategy.current import current
 
 
 def gathering(everybody: Exchange) -> AbstractContextManager[None]:
-    """Within this context a replica gathers from those with which it makes the step.
+    """Make ``all_gather`` gather, within this context, from the replicas that share the step.
 
-    TensorFlow's own gathers from all, in a thread that does not know of the step.
+    TensorFlow's method gathers from all replicas, in a thread without the state of the step.
 
     Args:
-        everybody: the collectives of all replicas.
+        everybody: collectives of all replicas.
     """
     context = tf.distribute.get_replica_context()
     return ALL_GATHER.on(context, functools.partial(_all_gather, everybody))
@@ -44,18 +44,18 @@ def _all_gather(
 
 
 class _Mates:
-    """What TensorFlow's ``all_gather`` asks of a replica, for it and for its gradient."""
+    """Stand-in for a replica's context, for TensorFlow's ``all_gather`` and for its gradient."""
 
     def __init__(self, exchange: Exchange, context: Any, axis: int) -> None:
         rank = exchange.communicators[replica_id(context)].rank
         self.all_reduce = context.all_reduce
-        # A replica may be alone in some steps: it is the first of those that make it.
+        # In a step that a replica makes alone, its number is 0.
         first = tf.where(current.alone, 0, rank)
         self.replica_id_in_sync_group = rank if current.alone is True else first
         self._exchange, self._context, self._axis = exchange, context, axis
 
     def merge_call(self, _: Any, args: Any) -> Any:
-        """The values of all, joined."""
+        """Return the values of all replicas that share the step, joined along the axis."""
         exchange, axis, own = self._exchange, self._axis, list(args)
 
         def joined() -> list[Any]:
@@ -66,6 +66,6 @@ class _Mates:
         return joined() if current.alone is True else tf.cond(current.alone, lambda: own, joined)
 
     def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
-        """As TensorFlow does it."""
+        """Gather along ``axis`` by TensorFlow's method."""
         mates = _Mates(self._exchange, self._context, axis)
         return type(self._context).all_gather(mates, value, axis, options)

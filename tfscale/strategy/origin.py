@@ -1,4 +1,4 @@
-"""Refuses models and optimizers that were made outside of a strategy's scope."""
+"""Errors for models and optimizers that were made outside of a strategy's scope."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ Or train by fit. See docs/strategy.md, "Custom loops"."""
 
 
 def refuse(strategy: tf.distribute.Strategy, what: str, variables: Iterable[Variable]) -> None:
-    """Refuse a model or an optimizer with variables that were made outside of the scope.
+    """Raise if a model or an optimizer has variables that were made outside of the scope.
 
     Args:
-        strategy: the variables must be made in its scope.
-        what: the object that holds the variables, such as "the model 'sequential'".
+        strategy: strategy in whose scope the variables must be made.
+        what: name of the object that holds the variables, such as "the model 'sequential'".
         variables: all variables of that object.
     """
     found = foreign(strategy, variables)
@@ -49,7 +49,7 @@ def refuse(strategy: tf.distribute.Strategy, what: str, variables: Iterable[Vari
 
 
 def foreign(strategy: tf.distribute.Strategy, variables: Iterable[Variable]) -> list[Variable]:
-    """Return the variables that were made outside of the scope; one replica can use all."""
+    """Return the variables that were made outside of the scope; none if there is one replica."""
     if strategy.extended.number_of_replicas == 1:
         return []
     return [v for v in variables if _home(v) is not strategy]
@@ -59,16 +59,16 @@ def refuse_by(strategy: tf.distribute.Strategy, error: BaseException, kind: Any)
     """Replace TensorFlow's error by ours if an object made outside of the scope caused it.
 
     Args:
-        strategy: the error was raised in its ``run``.
-        error: TensorFlow's, with its traceback.
-        kind: the classes of objects that may hold such variables: Keras's optimizers.
+        strategy: strategy whose ``run`` raised the error.
+        error: TensorFlow's error, with its traceback.
+        kind: classes of objects that may hold such variables: Keras's optimizers.
     """
     for one in objects_in(error, kind):
         refuse(strategy, f"the optimizer {one.name!r}", one.variables)
 
 
 def refuse_other_scope(strategy: tf.distribute.Strategy) -> None:
-    """Refuse to enter a strategy's scope from within that of another."""
+    """Raise if a strategy's scope is entered within the scope of another strategy."""
     if not tf.distribute.has_strategy() or tf.distribute.get_strategy() is strategy:
         return
     raise RuntimeError(

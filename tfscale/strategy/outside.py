@@ -1,4 +1,4 @@
-"""What one sees of a model's rounds outside of replicas, between steps."""
+"""View of a model's rounds from outside of replicas, between steps."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 
 class Outside:
-    """The values of its variables, how far its rounds are, and how far replicas were apart."""
+    """View of a model's rounds: values of variables, counts of steps, distances of replicas."""
 
     def __init__(self, course: Course) -> None:
         self._course = course
         self._marks = course.marks
 
     def is_apart(self) -> bool:
-        """Whether replicas have different weights."""
+        """Return whether replicas have different weights."""
         return any(bool(marks.apart.numpy()) for marks in self._marks.values())
 
     def is_spread(self) -> bool:
-        """Whether they may differ in anything."""
+        """Return whether any values of replicas may differ, weights or values of optimizers."""
         return any(bool(marks.spread.numpy()) for marks in self._marks.values())
 
     def value(self, variable: LocalWeight) -> Any:
-        """What a variable reads as; None if all replicas have the same value."""
+        """Return the value that a variable reads as; None if all replicas have the same value."""
         marks = self._marks.get(0)
         place = self._course.places[id(variable)]
         if marks is None:
@@ -54,9 +54,10 @@ class Outside:
         return total / tf.cast(strategy.extended.number_of_replicas, total.dtype)
 
     def assigned(self, variable: LocalWeight) -> None:
-        """A step of training is not to undo that, nor the end of the round.
+        """Make an assignment of a variable last beyond the next step and the end of the round.
 
-        Though an evaluation has put weights aside, and though the rule keeps others.
+        An evaluation may have put older weights aside, and the rule may keep older weights: both
+        are updated.
         """
         place = self._course.places[id(variable)]
         if place is None or not tf.executing_eagerly():
@@ -73,31 +74,33 @@ class Outside:
         return bool(self._marks) and self._course.has_counts()
 
     def ended(self) -> tuple[int, int]:
-        """How many steps of this round are done, and how many rounds."""
+        """Return how many steps of this round are done, and how many rounds are done."""
         whole = self._course.state.whole
         done, rounds = (int(whole(*which).numpy()) for which in (POSITION, ROUNDS))
         if self._course.rule.start:
-            rounds = max(0, rounds - 1)  # the synchronous start is none
+            rounds = max(0, rounds - 1)  # the synchronous start is not a round
         return done, rounds
 
     def drift(self) -> float:
-        """Of this process's replicas, the largest distance of weights from their mean."""
+        """Return the largest distance of weights from their mean, of this process's replicas."""
         return max(float(marks.drift.numpy()) for marks in self._marks.values())
 
     def behind(self) -> tuple[float, float]:
-        """Seconds that this process's slowest replica has waited for exchanges that go on behind
-        steps, and that these have taken.
+        """Return the seconds that this process's slowest replica waited for background exchanges,
+        and the seconds that these exchanges took.
         """
         each = [(float(m.waited.numpy()), float(m.took.numpy())) for m in self._marks.values()]
         return max(each)
 
     def hidden(self) -> float | None:
-        """Which share of that time nobody waited for; None if none has gone on behind steps."""
+        """Return the share of the background exchanges' time during which the replica did not wait;
+        None if no exchange ran in the background.
+        """
         waited, took = self.behind()
         return 1 - waited / took if took else None
 
     def sent_by_rule(self) -> list[Row]:
-        """What the end of a round sends besides what the reducer does."""
+        """Return rows of what a rule sends at the end of a round, besides the reducer's buckets."""
         course = self._course
         if not self.has_begun:
             return []
@@ -112,7 +115,10 @@ class Outside:
         ]
 
     def words(self) -> str:
-        """Of this model's next agreement; nothing before its first step."""
+        """Return a text on the model's rounds and the next synchronization, for people.
+
+        The text is empty before the first step.
+        """
         if not self.has_begun:
             return ""
         course = self._course

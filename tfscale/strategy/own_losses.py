@@ -1,22 +1,23 @@
-r"""Losses that users compute themselves, and what is logged of them.
+r"""Losses that users compute themselves, and the numbers that are logged from them.
 
 Gradients are summed over replicas. So a replica's loss must be its part of the loss of the whole
-batch. Keras's loss objects make it so, and so does a division by ``num_replicas_in_sync``: such a
-term of a loss is *scaled*. A term that a ``train_step``, a ``compute_loss`` or ``add_loss``
-computes by itself, with ``tf.reduce_mean(...)`` for example, is not; terms.py reads from the graph
-what it divides by, and this module weights it so. ``ScaleStrategy(own_losses=...)`` says what a
-loss is where the graph does not show it:
+batch. Keras's loss objects compute such parts, and so does a division by ``num_replicas_in_sync``:
+such a term of a loss is *scaled*. A term that a ``train_step``, a ``compute_loss`` or ``add_loss``
+computes by itself, with ``tf.reduce_mean(...)`` for example, is not scaled. terms.py reads the
+divisor of the term from the graph, and this module weights the term by it.
+``ScaleStrategy(own_losses=...)`` says what a loss is if the graph does not show it:
 
-- ``"mean"``: a mean over the replica's samples. It is weighted by the replica's share.
-- ``"sum"``: a sum over samples. Replicas' losses add up as they are.
-- ``"scaled"``: a loss that divides by the global batch already. Replicas' losses add up, too.
-- None: taken for a mean, and a warning names the operation.
+- ``"mean"``: a mean over the replica's samples. The loss is weighted by the replica's share.
+- ``"sum"``: a sum over samples. The losses of replicas add up as they are.
+- ``"scaled"``: a loss that is divided by the size of the global batch already. The losses of
+  replicas add up as they are.
+- None: the loss is treated as a mean, and a warning names the operation.
 
-Eager steps have no graph to read: there a whole loss is either scaled, or what ``own_losses`` says.
+Eager steps have no graph to read: a whole loss is then either scaled, or what ``own_losses`` says.
 
-To weight a gradient instead of its loss is too late where replicas sum within the forward pass,
-as synchronized batch normalization does: there a replica's gradient holds parts of all replicas'
-losses. ``summed_backwards`` weights those parts.
+Weighting a gradient instead of its loss is too late if replicas sum within the forward pass, as
+synchronized batch normalization does: a replica's gradient then holds parts of all replicas'
+losses. ``summed_backwards`` weights these parts.
 """
 
 from __future__ import annotations
@@ -54,12 +55,12 @@ _told: set[str] = set()
 
 
 def scaled_loss(loss: Any, since: int = 0, sums: bool = False) -> Any:
-    """Return a replica's loss as its part of the whole batch's.
+    """Return a replica's loss as its part of the whole batch's loss.
 
     Args:
-        loss: of this replica's samples.
+        loss: loss of this replica's samples.
         since: how often the step had read its share before the loss was made.
-        sums: whether an eager loss, whose terms nobody can see, is known to be a sum.
+        sums: whether an eager loss, whose terms cannot be read, is known to be a sum.
     """
     if _is_traced(loss):
         total = tf.reduce_sum(loss)
@@ -78,7 +79,7 @@ def number_of_all(value: Any) -> Any:
 
 
 def one_loss_for_all(loss: Any) -> Any:
-    """Return a loss object's loss, which has given one number for all samples, as a part."""
+    """Return the replica's part of a loss object's loss that is one number for all samples."""
     if not _is_traced(loss):
         inexact.warn_of_a_number(name_of_called())
         return loss * _share().part(loss.dtype)
@@ -89,19 +90,22 @@ def one_loss_for_all(loss: Any) -> Any:
 
 
 def part_of_mean(compute: Callable[[], Any]) -> Any:
-    """Return what a function gives, a mean over this replica's rows, as its part of the batch's."""
+    """Return the mean that ``compute`` gives, over this replica's rows, as its part of the batch's.
+
+    A loss that is scaled already stays as it is.
+    """
     since = current.reads
     loss = tf.convert_to_tensor(compute())
     return loss if is_scaled(loss, since) else loss * _share().part(loss.dtype)
 
 
 def target_of_gradients(target: Any, sources: Any) -> Any:
-    """Return what a tape is to differentiate in place of ``target``.
+    """Return the target that a tape must differentiate in place of ``target``.
 
-    The share of the rows, or what the user names, is left to ``scaled_gradients`` where it is the
-    same for all terms. For the gradient may never reach an optimizer: the inner steps of
-    meta-learning are each replica's own. Nor is a gradient changed that is not one of variables
-    only, as a gradient penalty's is.
+    If all terms have the same weight, ``scaled_gradients`` applies the weight later: the share of
+    the rows, or what ``own_losses`` says. The gradient may never reach an optimizer, since the
+    inner steps of meta-learning belong to each replica alone. The target also stays as it is if
+    ``sources`` are not variables only, as for a gradient penalty.
     """
     flat = tf.nest.flatten(target)
     of_weights = all(is_variable(v) for v in tf.nest.flatten(sources))
@@ -111,9 +115,9 @@ def target_of_gradients(target: Any, sources: Any) -> Any:
 
 
 def scaled_gradients(gradients: list[Any]) -> list[Any]:
-    """Return the gradients of losses that nobody has scaled yet, scaled; None stays None.
+    """Scale the gradients whose losses are not scaled yet; None stays None.
 
-    A scaled loss may contain sums that are not scaled; a replica without rows adds 0 to them.
+    A scaled loss may contain sums that are not scaled: a replica without rows adds 0 to them.
     """
     given = [g for g in gradients if g is not None]
     if tf.executing_eagerly() and current.reads and _choice() is None:
@@ -124,11 +128,11 @@ def scaled_gradients(gradients: list[Any]) -> list[Any]:
 
 
 def logged(result: Any, of_metrics: set[int]) -> Any:
-    """Return what a step returns, where its numbers are those of the whole batch.
+    """Replace the numbers in a step's result by those of the whole batch.
 
     Args:
-        result: of the step.
-        of_metrics: ids of the results of metrics in it: these are no parts of a sum.
+        result: result of the step.
+        of_metrics: ids of the results of metrics in ``result``, which are not parts of a sum.
     """
     values = tf.nest.flatten(result)
     numbers = [i for i, value in enumerate(values) if _is_number(value)]
@@ -146,11 +150,11 @@ def logged(result: Any, of_metrics: set[int]) -> Any:
 
 
 def summed_backwards(sums: Callable[[list[Any]], list[Any]], gradients: list[Any]) -> list[Any]:
-    """Return gradients that go back through a sum over replicas of their forward passes.
+    """Return the gradients of a sum over replicas in their forward passes.
 
-    Each replica multiplies what it sends by its weight, and divides the total by that weight:
-    later the weight is applied to all of the replica's gradient. A replica without rows sends
-    and gets zeros.
+    Each replica multiplies its gradient by its weight before the sum, and divides the total by its
+    weight. The weight is applied to the whole gradient of the replica later. A replica without
+    rows sends and gets zeros.
     """
     late = [current.own and not is_scaled(g) for g in gradients]
     given = [
@@ -167,14 +171,14 @@ def summed_backwards(sums: Callable[[list[Any]], list[Any]], gradients: list[Any
 
 
 def _is_traced(value: Any) -> bool:
-    """Whether a number's terms can be read: it belongs to the graph that is being made."""
+    """Return whether a number's terms can be read: it belongs to the graph that is being made."""
     if tf.executing_eagerly() or not isinstance(value, tf.Tensor):
         return False
     return bool(value.dtype.is_floating) and value.graph is tf.compat.v1.get_default_graph()
 
 
 def _seen(term: Term) -> Term:
-    """Return a term; one that cannot be seen goes by rows, without a warning."""
+    """Return a term; an unseen term is weighted by rows, without a warning."""
     return dataclasses.replace(term, kind=BY_ROWS) if term.kind == UNSEEN else term
 
 
@@ -192,10 +196,11 @@ def _as_target(loss: tf.Tensor) -> tf.Tensor:
 
 
 def _relative_to_rows(loss: tf.Tensor, total: tf.Tensor, found: list[Term]) -> tf.Tensor:
-    """A loss all of whose terms are means, but for the replica's share of the rows.
+    """Return a loss whose terms are all means, except for the factor of the replica's row share.
 
-    ``scaled_gradients`` multiplies by that share, if the gradient reaches an optimizer. Here a
-    mean of something else than of rows is multiplied by what its own share is beside that of rows.
+    ``scaled_gradients`` multiplies the gradient by the row share, if the gradient reaches an
+    optimizer. So a mean over other elements than rows is multiplied here by the ratio of its own
+    share to the row share.
     """
     if _choice() is None:
         for term in found:
@@ -225,9 +230,9 @@ def _sum_of_parts(
     """Add up this replica's parts of the terms of ``value``, each multiplied by its coefficient.
 
     Args:
-        value: a number, or several that are added up.
-        found: its terms.
-        choice: what the user says of his own losses.
+        value: a number, or several numbers that are added up.
+        found: terms of ``value``.
+        choice: the user's argument ``own_losses``.
         times: factors of the numbers in ``value``.
     """
     whole = not {term.kind for term in found} & {SCALED, BY_ROWS}
@@ -245,7 +250,8 @@ def _sum_of_parts(
 def _slopes(value: tf.Tensor, found: list[Term], times: tf.Tensor | None = None) -> list[Any]:
     """Return the coefficients of terms.
 
-    A term may also be an input of another one: the coefficient leaves that path out.
+    If a term is also an input of another term, its coefficient leaves out the path through that
+    other term.
     """
     terms = [term.tensor for term in found]
     slopes: list[Any] = tf.gradients(value, terms, grad_ys=times, stop_gradients=terms)
@@ -253,12 +259,12 @@ def _slopes(value: tf.Tensor, found: list[Term], times: tf.Tensor | None = None)
 
 
 def _part_of_term(term: Term, choice: str | None, whole: bool) -> tf.Tensor:
-    """Return this replica's part of a term that is no ratio.
+    """Return this replica's part of a term that is not a ratio.
 
     Args:
-        term: of a loss.
-        choice: what the user says of his own losses.
-        whole: whether all of the loss is the user's own, so that he has said it of each term.
+        term: term of a loss.
+        choice: the user's argument ``own_losses``.
+        whole: whether the user computes all of the loss, so that ``choice`` holds for each term.
     """
     rows, dtype = _share(), term.tensor.dtype
     if term.kind == SCALED:
@@ -280,14 +286,14 @@ def _part_of_term(term: Term, choice: str | None, whole: bool) -> tf.Tensor:
 
 
 def _times(value: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-    """A mean of nothing is NaN, and adds nothing."""
+    """Return the product, or 0 if the weight is 0: the mean of an empty batch is NaN."""
     return tf.math.multiply_no_nan(value, weight)
 
 
 def _part_of_ratio(term: Term, slope: tf.Tensor) -> tf.Tensor:
-    """Return this replica's part of what is divided, by what the whole batch divides by.
+    """Return this replica's part of a ratio: its part of the dividend over the whole divisor.
 
-    The ratio itself is no use: a replica may divide 0 by 0, and its gradient would be NaN.
+    The replica's own ratio cannot be used: it may be 0 / 0, and its gradient would be NaN.
     """
     above, below = term.tensor.op.inputs
     divide = tf.math.divide_no_nan if term.tensor.op.type == "DivNoNan" else tf.divide
@@ -316,7 +322,7 @@ def _choice() -> str | None:
 
 
 def _weight(dtype: tf.DType) -> tf.Tensor:
-    """The weight of a loss, or a gradient, of which nothing can be seen."""
+    """Return the weight of a loss, or of a gradient, whose terms cannot be read."""
     if _choice() is None and not current.looked:
         _warn(current.model)
     return _share().part(dtype) if _choice() in (None, "mean") else _share().present(dtype)

@@ -1,8 +1,8 @@
 """Predictions of all replicas, joined in the order of the rows that they were made from.
 
-Keras joins what replicas predict, but TensorFlow's ``gather``, which it calls where there are
-several workers, takes only dense numbers, and it cannot join sparse tensors of one worker's
-replicas either. So the strategy joins them itself, and gives Keras the whole.
+Keras joins what replicas predict. For several workers, Keras calls TensorFlow's ``gather``, which
+accepts only dense numbers. Keras also cannot join sparse tensors of one worker's replicas. So the
+strategy joins predictions itself, and gives Keras the result.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _NAME = "predictions"
 def joined(strategy: ScaleStrategy, outputs: Any) -> Any:
     """Join what replicas have predicted for a batch.
 
-    A batch is cut into as many parts as there are replicas. Workers get these in turn, one for
-    their first replica each, and then one for the second.
+    A batch is cut into as many parts as there are replicas. Workers get the parts in turn: first
+    each worker gets a part for its first replica, then each gets a part for its second replica.
 
     Args:
-        strategy: whose replicas these are.
-        outputs: what its ``run`` has returned: a structure of tensors, sparse and ragged ones too.
+        strategy: strategy whose replicas have made the predictions.
+        outputs: result of the strategy's ``run``: a structure of dense, sparse or ragged tensors.
     """
     workers = strategy.extended.number_of_workers
 
@@ -50,7 +50,7 @@ def _concatenated(parts: Sequence[Any]) -> Any:
 
 
 def _of_all_workers(exchange: Exchange, value: Any) -> list[Any]:
-    """What each worker has in place of this worker's ``value``, which may have other rows."""
+    """Gather ``value`` from all workers, which may have different numbers of rows."""
     every = functools.partial(_of_all_workers, exchange)
     if isinstance(value, tf.SparseTensor):
         sizes = tf.unstack(exchange.gathered(0, value.dense_shape[tf.newaxis], _NAME))
@@ -74,12 +74,12 @@ def _of_all_workers(exchange: Exchange, value: Any) -> list[Any]:
 
 
 def _bytes_of(strings: tf.Tensor) -> tf.Tensor:
-    """The bytes of all strings of a tensor, one after the other."""
+    """Return the bytes of all strings of a tensor, one string after another."""
     return tf.io.decode_raw(tf.strings.reduce_join(strings), tf.uint8)
 
 
 def _strings_of(data: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
-    """The strings of these lengths, which ``_bytes_of`` has joined."""
+    """Return the strings of these lengths from the bytes that ``_bytes_of`` has joined."""
     letters = tf.gather(tf.constant([bytes([i]) for i in range(256)]), tf.cast(data, tf.int32))
     count = tf.size(lengths)
     owners = tf.repeat(tf.range(count), tf.reshape(lengths, [-1]))

@@ -1,4 +1,7 @@
-"""Workers with other numbers of batches: who has none left takes part until nobody has any."""
+"""Workers with different numbers of batches.
+
+A worker that has run out of batches keeps taking part until all workers have.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from tfscale.exchange.trial import Cell
 
 
 class Remaining:
-    """Whether this worker has batches left, and whether any has, as far as this one knows."""
+    """State of one worker: whether it has batches left, and whether it knows of others that do."""
 
     def __init__(self) -> None:
         self._left, self._more = Cell(tf.int64), Cell(tf.bool)
@@ -16,28 +19,32 @@ class Remaining:
         self._more.assign(True)
 
     def counted(self, here: tf.Tensor) -> tf.Tensor:
-        """How many replicas get a batch in the next step, as far as this worker knows.
+        """Return how many replicas get a batch in the next step, as far as this worker knows.
 
-        A worker without batches takes part in the ends of others' rounds, until none has any.
+        A worker without batches takes part in the ends of rounds until no worker has batches left.
 
         Args:
-            here: how many of this worker's do.
+            here: number of this worker's replicas that get a batch.
         """
         more, left = self._more.read(), tf.reduce_sum(here)
         found = tf.where(more, tf.maximum(here, 1), here)
-        over = tf.reduce_sum(found) == 0  # and the next epoch has some again
+        over = tf.reduce_sum(found) == 0  # the next epoch has batches again
         self._left.assign(tf.where(over, tf.ones_like(left), left))
         self._more.assign(tf.logical_or(more, over))
         return found
 
     def here(self) -> tf.Tensor:
-        """How many of this worker's replicas have got a batch in this step."""
+        """Return how many of this worker's replicas have got a batch in this step."""
         return tf.cast(self._left.read(), tf.int32)
 
     def is_none_here(self) -> tf.Tensor:
-        """Whether this worker has none left."""
+        """Return whether this worker has no batches left."""
         return self._left.read() == 0
 
     def agree(self, every: tf.Tensor) -> None:
-        """Take what all replicas say that ``here`` is."""
+        """Note whether any worker has batches left.
+
+        Args:
+            every: values of ``here`` of all replicas.
+        """
         self._more.assign(tf.reduce_any(every > 0))

@@ -1,4 +1,4 @@
-"""A round on one replica: what it remembers, and what it does with the other replicas."""
+"""Round of one replica: its flags, and its exchanges with the other replicas."""
 
 from __future__ import annotations
 
@@ -26,31 +26,32 @@ from tfscale.wires import LOSSLESS
 if TYPE_CHECKING:
     from tfscale.strategy.course import Course
 
-# What is kept besides what a rule keeps: steps of this round, rounds that are over, and all steps
-# that the optimizer had made then. If it has made others since, as in a training without rounds
-# between two with them, a new round begins.
+# Variables that are kept besides those of a rule: the steps of this round, the rounds that are
+# over, and the optimizer's count of steps after the last step. If the optimizer has made other
+# steps since, in a training without rounds, a new round begins.
 POSITION, ROUNDS, STEPS = ("position", "sync"), ("rounds", "sync"), ("steps", "sync")
 
 
-# As logs call them.
+# Names of exchanges in logs.
 MIXED, SHARDS, SUM_INTO = "weights to mix", "shards of the {}", "sum into the {}"
-NONE = -1  # is in flight
+NONE = -1  # no part of the weights is in flight
 
 
 class Marks:
-    """What one replica remembers from step to step, in no checkpoint.
+    """State that one replica keeps between steps; checkpoints do not save it.
 
     Attributes:
         apart: whether replicas may have different weights.
-        spread: whether their optimizers may keep different values.
-        goes_on: whether a file has been read in the middle of a round that goes on with what it
-            held, though all replicas have the same weights.
-        shown: whether weights have been put aside for those that are evaluated.
-        aside: these, one for each of the model's variables.
-        in_flight: which part of the weights travels, or ``NONE``.
-        waited: seconds, for what travelled while steps were made.
-        took: seconds that it travelled.
-        drift: how far the weights were from the mean, at the last agreement.
+        spread: whether replicas' optimizers may keep different values.
+        goes_on: whether a file has been read in the middle of a round, and the round continues
+            with the values of the file although all replicas have the same weights.
+        shown: whether the weights to evaluate have replaced the replica's own weights.
+        aside: copies of the replica's own weights meanwhile, one for each of the model's
+            variables.
+        in_flight: number of the part of the weights that is being summed, or ``NONE``.
+        waited: seconds that the replica has waited for sums in the background.
+        took: seconds that sums in the background took.
+        drift: distance of the weights from the mean at the last synchronization.
     """
 
     def __init__(self, variables: Sequence[Any], replica: int) -> None:
@@ -71,12 +72,12 @@ class Marks:
                     flag.assign(False)
 
     def diverge(self, alone: Any) -> None:
-        """A step has been made, alone or not."""
+        """Note that a step has been made: if made alone, replicas may differ."""
         for flag in (self.apart, self.spread):
             flag.assign(True if alone is True else tf.logical_or(flag.read(), alone))
 
     def converge(self, rule: Rule) -> None:
-        """A round is over."""
+        """Note that a round is over: weights are the same if the rule makes replicas agree."""
         self.apart.assign(not rule.agrees)
 
     def free(self) -> None:
@@ -86,7 +87,7 @@ class Marks:
             cell.clear()
 
     def agree(self) -> None:
-        """On everything."""
+        """Mark all replicas as identical."""
         for flag in (self.apart, self.spread, self.goes_on):
             flag.assign(False)
         self.in_flight.assign(NONE)
@@ -98,7 +99,7 @@ def _cell(variable: tf.Variable) -> Cell:
 
 
 class ReplicaRound:
-    """A round on one replica: a ``Round`` for its rule."""
+    """``Round`` of one replica, as its rule uses it."""
 
     def __init__(self, course: Course, replica: int, marks: Marks) -> None:
         self.replica, self.marks = replica, marks
@@ -115,16 +116,16 @@ class ReplicaRound:
 
     @property
     def agree(self) -> tf.Tensor:
-        """Whether all replicas have the same weights."""
+        """Whether all replicas have the same weights, as a tensor."""
         return tf.logical_not(self.marks.apart.read())
 
     def begin_anew(self) -> None:
-        """The next step is the first one of a round."""
+        """Make the next step the first step of a round."""
         self.position.assign(0)
         self.marks.goes_on.assign(False)
 
     def count(self) -> tf.Tensor:
-        """Of the optimizer's steps."""
+        """Return the number of steps that the optimizer has made."""
         counter = own_copy(counter_of(self._course.optimizer))
         return tf.cast(counter.read_value(), self.steps.dtype)
 
@@ -150,7 +151,7 @@ class ReplicaRound:
 
     def take(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         course = self._course
-        self.marks.in_flight.assign(NONE)  # even if this fails, on all replicas
+        self.marks.in_flight.assign(NONE)  # on all replicas, even if the exchange fails
         sums, waited, took = course.flights.take(
             self._ways, self.trained, course.optimizer, course.state
         )
@@ -193,18 +194,18 @@ class ReplicaRound:
             )
         own = self._kept(name)
         total = self._summed_shards([tf.cast(value, tf.float32) for value in values], name)
-        members = self._exchange.ranks // self.replicas  # of a group, each with the same values
+        members = self._exchange.ranks // self.replicas  # replicas of a group add equal values
         for variable, shard in zip(own, total, strict=True):
             variable.assign_add(shard / members)
 
     def _joined(self, own: Sequence[tf.Tensor], what: str) -> list[tf.Tensor]:
-        """Of this replica's shards, and everybody else's: the whole tensors."""
+        """Gather the shards of all replicas, and return the whole tensors."""
         every = self.gathered(tf.concat(own, 0)[tf.newaxis], SHARDS.format(what))
         parts = tf.split(every, [shard.shape[0] for shard in own], axis=1)
         return [shards.join(x, w.shape) for x, w in zip(parts, self.weights, strict=True)]
 
     def _summed_shards(self, values: Sequence[tf.Tensor], what: str) -> list[tf.Tensor]:
-        """This replica's shards of the sums over all replicas."""
+        """Sum values over all replicas, and return this replica's shards of the sums."""
         name = BucketId(SUM_INTO.format(what), self._course.label)
         rows = [shards.split(value, self._exchange.ranks) for value in values]
         (own,) = self._exchange.together(
@@ -260,7 +261,7 @@ class ReplicaRound:
         self.average(self._course.of_optimizer, "the optimizer's")
 
     def average(self, variables: Sequence[Any], what: str) -> None:
-        """Make these the means over all replicas."""
+        """Replace variables by their means over all replicas."""
         own = [v.values[self.replica] for v in variables]
         values = [variable.read_value() for variable in own]
         for variable, mean in zip(own, self._means(values, what), strict=True):
@@ -276,7 +277,7 @@ class ReplicaRound:
         return [total / tf.cast(self._exchange.ranks, total.dtype) for total in sums]
 
     def gathered(self, row: tf.Tensor, what: str) -> tf.Tensor:
-        """The rows of all replicas."""
+        """Gather the rows of all replicas."""
         name = BucketId(what, self._course.label)
         (every,) = self._exchange.together(
             lambda replica, own: [self._exchange.gathered(replica, own[0], name)], [row]
@@ -291,7 +292,7 @@ class ReplicaRound:
             counter.assign_sub(1)
 
     def show(self) -> None:
-        """Put the weights aside, and take those that are evaluated."""
+        """Put the replica's own weights aside, and load the weights to evaluate."""
         course = self._course
         own = [v.values[self.replica] for v in course.variables]
         for variable, cell in zip(own, self.marks.aside, strict=True):
@@ -304,13 +305,13 @@ class ReplicaRound:
         self.marks.shown.assign(True)
 
     def _take_kept(self, name: str) -> None:
-        """Make the model's weights what is kept by that name."""
+        """Replace the model's weights by the kept values of that name."""
         for variable, value in zip(self._course.weights, self._values_of(name), strict=True):
             if self._course.places.get(id(variable)) is not None:
                 variable.values[self.replica].assign(value)
 
     def put_back(self) -> None:
-        """Go on with the weights that were put aside."""
+        """Restore the weights that were put aside."""
         for variable, cell in zip(self._course.variables, self.marks.aside, strict=True):
             own = variable.values[self.replica]
             own.assign(tf.ensure_shape(cell.read(), own.shape))
@@ -318,12 +319,12 @@ class ReplicaRound:
 
 
 def together() -> AbstractContextManager[None]:
-    """What all replicas do at once: no step, of which each may make its own part alone."""
+    """Return a context for operations that all replicas make together, outside of local steps."""
     return during(reduced=True, alone=False, rows=None, statistics=None, count=None)
 
 
 def when(condition: Any, action: Callable[[], Any]) -> None:
-    """Do that in steps in which the condition holds."""
+    """Run the action in steps in which the condition holds."""
 
     def acted() -> tf.Operation:
         action()

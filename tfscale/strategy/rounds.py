@@ -1,4 +1,4 @@
-"""Rounds, in which replicas train alone, of all models of a strategy."""
+"""Rounds of local training, for all models of a strategy."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ if TYPE_CHECKING:
 
 
 class Rounds:
-    """Those of all models of a strategy.
+    """Rounds of all models of a strategy.
 
     Args:
-        strategy: whose replicas train.
-        rule: when they agree, and on what.
-        reducer: computes means by the rule's policy.
-        groups: of replicas that make their steps together; None if each makes its own.
+        strategy: strategy whose replicas train in rounds.
+        rule: rule that says when replicas agree, and on what.
+        reducer: reducer that computes means by the rule's policy.
+        groups: groups of replicas that make their steps together; None if each replica makes its
+            own steps.
 
     Attributes:
-        agreeing: how many agree: replicas, or groups of them.
+        agreeing: number of replicas, or of groups, that agree at the end of a round.
         makes_outer: whether a rule's outer optimizer is being made.
     """
 
@@ -58,7 +59,7 @@ class Rounds:
         self._courses: weakref.WeakKeyDictionary[Any, Course] = weakref.WeakKeyDictionary()
 
     def of(self, model: Any) -> Course:
-        """The course of a model, which begins with its first step."""
+        """Return the ``Course`` of a model; the first call makes it."""
         course = self._courses.get(model)
         if course is None or course.optimizer is not optimizer_of(model):
             if course is not None and course.outside.is_apart():
@@ -71,19 +72,28 @@ class Rounds:
         return course
 
     def begins(self, model: Any, callbacks: Sequence[Any], length: Mapping[str, Any]) -> None:
-        """A ``fit`` of such a length begins, outside of replicas."""
+        """Prepare for a ``fit`` that begins, outside of replicas.
+
+        Args:
+            model: model that ``fit`` trains.
+            callbacks: callbacks of this ``fit``.
+            length: numbers of epochs and steps of this ``fit``, by name.
+
+        Raises:
+            ValueError: a callback, or the length, does not work with the rule.
+        """
         self._refuse_length(length)
         for callback in callbacks:
             self._refuse(callback)
         optimizer = optimizer_of(model)
         course = self._courses.get(model)
         if course is not None and course.optimizer is not optimizer:
-            # A fit that was interrupted has left this, and then the model was compiled anew.
+            # A fit was interrupted, so its hook is still there; then the model was compiled anew.
             END_OF_FIT.off(course.optimizer)
             course.close()
-            model.test_function = model.predict_function = None  # they look at that course
+            model.test_function = model.predict_function = None  # they use the old course
         if optimizer is not None:
-            END_OF_FIT.off(optimizer)  # a fit that was interrupted has left it
+            END_OF_FIT.off(optimizer)  # an interrupted fit may have left its hook
             END_OF_FIT.put(optimizer, functools.partial(self._end_of_fit, model))
 
     def _refuse(self, callback: Any) -> None:
@@ -127,7 +137,10 @@ class Rounds:
     def _end_of_fit(
         self, model: Any, finalize: Callable[..., None], optimizer: Any, variables: Any
     ) -> None:
-        """In place of what Keras calls once at the end of ``fit``."""
+        """End the model's round at the end of ``fit``, then finalize its variables.
+
+        This replaces the method that Keras calls once at the end of ``fit``.
+        """
         END_OF_FIT.off(optimizer)
         course = self._courses.get(model)
         if course is not None:
@@ -135,8 +148,9 @@ class Rounds:
         finalize(optimizer, variables)
 
     def built(self, optimizer: Any, state: ExchangeState) -> None:
-        """An optimizer of the scope has been built: its state is kept as the rule wants it, and it
-        gets an outer one, if the rule has one.
+        """Set up the state of an optimizer that has been built in the scope.
+
+        The rule says which values are kept in shards, and whether there is an outer optimizer.
         """
         state.in_shards = self.rule.in_shards
         state.weight_of = functools.partial(self._weight_of, optimizer)
@@ -146,7 +160,10 @@ class Rounds:
         state.outer = state.make_outer()
 
     def _weight_of(self, optimizer: Any, name: str, place: str) -> Any:
-        """The weight that reads as what is kept by that name, and is it once replicas agree."""
+        """Return the weight that reads as the kept value ``name``; None if there is no such weight.
+
+        Once replicas agree, the weight is equal to the kept value.
+        """
         if name != self.rule.reads_as or self.rule.agrees:
             return None
         return native(trained_by(optimizer)[int(place)])
@@ -154,7 +171,7 @@ class Rounds:
     def _made_outer(self, optimizer: Any) -> Any:
         scope = contextlib.nullcontext() if on_a_replica() else self.strategy.scope()
         with tf.init_scope(), scope:
-            self.makes_outer = True  # whose variables all replicas update alike
+            self.makes_outer = True  # all replicas update its variables equally
             try:
                 outer = self.rule.make_outer()
                 self.strategy.optimizers.discard(outer)
@@ -165,12 +182,12 @@ class Rounds:
         return outer
 
     def sent_by_rules(self) -> list[Row]:
-        """What the ends of rounds send besides what the reducer does."""
+        """Return rows of what rules send at the ends of rounds, besides the reducer's buckets."""
         return [row for course in self._courses.values() for row in course.outside.sent_by_rule()]
 
     @property
     def title(self) -> str:
-        """What there is to explain; for people."""
+        """Title of the explanation, for people."""
         if self.groups is None:
             return "What is sent at the end of a round, and before the first one"
         return (
@@ -179,13 +196,16 @@ class Rounds:
         )
 
     def words(self) -> str:
-        """When replicas agree next, what that costs, and how far they were apart; for people."""
+        """Return a text, for people, on the next agreements, their costs and the last drift."""
         found = [words for course in self._courses.values() if (words := course.outside.words())]
         return " ".join([f"Replicas agree by {self.rule!r}.", *found])
 
     def figures(self) -> dict[str, float]:
-        """Rounds that are over, how far weights were from their mean at the last one's end, and
-        which share of their exchanges' time nobody waited for, if they go on behind steps.
+        """Return figures of all rounds, by name.
+
+        ``rounds`` is the number of rounds that are over. ``drift`` is the largest distance of
+        weights from their mean at the end of the last round. ``hidden`` is the share of the
+        exchanges' time during which replicas did not wait, if exchanges run in the background.
         """
         begun = [c.outside for c in self._courses.values() if c.outside.has_begun]
         figures = {
@@ -196,12 +216,18 @@ class Rounds:
         return figures | ({"hidden": min(hidden)} if hidden else {})
 
     def behind(self) -> tuple[float, float]:
-        """Seconds waited for exchanges behind steps, and those that they took, of all models."""
+        """Return how long all models waited for background exchanges, and how long these took.
+
+        Both times are in seconds.
+        """
         each = [c.outside.behind() for c in self._courses.values() if c.outside.has_begun]
         return sum(waited for waited, _ in each), sum(took for _, took in each)
 
     def before_evaluation(self, model: Any) -> None:
-        """On a replica: an evaluation of a model begins, which may be a part of another one."""
+        """Load the weights to evaluate, on a replica.
+
+        The model may be a part of another model that trains in rounds.
+        """
         course = self._courses.get(model)
         if course is None or not course.outside.is_apart():
             course = self.of(model)
@@ -211,16 +237,16 @@ class Rounds:
                 course.before_evaluation()
 
     def as_seen(self, variable: LocalWeight) -> Any:
-        """What a variable reads as outside of replicas; None if all have the same."""
+        """Return what a variable reads as outside of replicas; None if all have the same value."""
         values = (course.outside.value(variable) for course in self._of_variable(variable))
         return next((value for value in values if value is not None), None)
 
     def is_apart(self, variable: LocalWeight) -> bool:
-        """Whether replicas may have different values of it."""
+        """Return whether replicas may have different values of a variable."""
         return any(course.outside.is_apart() for course in self._of_variable(variable))
 
     def assigned(self, variable: LocalWeight) -> None:
-        """All replicas of a variable have been assigned, outside of replicas."""
+        """Update the rounds of a variable that has been assigned outside of replicas."""
         for course in self._of_variable(variable):
             course.outside.assigned(variable)
 

@@ -1,9 +1,10 @@
-"""What a replica holds of the global batch, and a row to work on for one that holds nothing.
+"""Numbers of rows that a replica holds of the global batch, and placeholder rows.
 
-A batch of one row leaves all replicas but one with nothing. Few layers expect that: kernels of
-convolutions and recurrent cells refuse arrays of no rows, or give results of the wrong shape. So a
-replica without rows runs its step on a copy of a row that another replica holds, and that row
-counts nowhere: its share is 0, it adds nothing to any sum over replicas, and it changes no metric.
+If a batch has one row, all replicas but one have no rows. Few layers support that: kernels of
+convolutions and recurrent cells refuse arrays without rows, or give results of the wrong shape. So
+a replica without rows runs its step on a placeholder: a copy of a row that another replica holds.
+The placeholder does not count: its share is 0, it adds nothing to any sum over replicas, and it
+changes no metric.
 """
 
 from __future__ import annotations
@@ -23,20 +24,22 @@ _SMALL = 4096  # elements
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Numbers of rows of a global batch, as one replica sees it.
+    """Numbers of rows of a global batch, on one replica.
 
     Args:
-        local: how many this replica holds.
-        total: how many all hold.
-        holders: how many replicas hold any.
-        uniform: whether all tensors of the batch have as many rows, on every replica; None if
-            there is one tensor only.
-        of_others: how many rows this replica and all hold of each tensor but the first.
+        local: number of rows that this replica holds.
+        total: number of rows that all replicas hold.
+        holders: number of replicas that hold rows.
+        uniform: whether all tensors of the batch have equal numbers of rows, on every replica;
+            None if there is only one tensor.
+        of_others: for each tensor but the first, the numbers of rows that this replica and that
+            all replicas hold.
 
     Attributes:
-        absent: whether this replica holds none. Each loss and gradient asks for it, so it is
-            computed once.
-        zeros: small constants, by graph, shape and type: as many layers ask for the same ones.
+        absent: whether this replica holds no rows; computed once, since each loss and gradient
+            uses it.
+        zeros: cache of small constants, by graph, shape and type, since many layers need the same
+            constants.
     """
 
     local: tf.Tensor
@@ -52,11 +55,11 @@ class Rows:
 
     @property
     def nobody(self) -> tf.Tensor:
-        """Whether none of those that make this step together holds any."""
+        """Whether no replica of those that make this step together holds rows."""
         return tf.equal(self.total, 0)
 
     def counted(self, value: Any) -> Any:
-        """The value, or zeros from a replica that holds no rows."""
+        """Return the value, or zeros on a replica that holds no rows."""
         if isinstance(value, tf.IndexedSlices):
             return tf.IndexedSlices(self.counted(value.values), value.indices, value.dense_shape)
         return tf.where(self.absent, self._zeros_like(value), value)
@@ -74,7 +77,7 @@ class Rows:
         return self.zeros[key]
 
     def kept(self, output: Any) -> Any:
-        """What a model gives for a batch, without the row that is not this replica's."""
+        """Return a model's output for a batch, without the output for a placeholder row."""
         if isinstance(output, tf.SparseTensor):
             rows = tf.where(self.absent, tf.zeros([], tf.int64), output.dense_shape[0])
             size = tf.concat([rows[tf.newaxis], output.dense_shape[1:]], 0)
@@ -91,13 +94,14 @@ class Rows:
 def shared_out(
     data: Any, replicas: int, spare: Callable[[int, tf.Tensor], Cell] | None = None
 ) -> tuple[Rows, Any]:
-    """What this replica holds of a global batch, and its part, in which there is at least one row.
+    """Return the numbers of rows of a global batch, and this replica's part with at least one row.
 
     Args:
-        data: a structure of tensors, whose first dimension is the batch.
-        replicas: how many there are.
-        spare: where it keeps a row of each dense tensor of earlier batches, if it may make this
-            step alone: then it asks no other replica for one.
+        data: structure of tensors, whose first dimension is the batch.
+        replicas: number of replicas.
+        spare: function that gives the cell in which the replica keeps a row of a dense tensor of
+            earlier batches. It is needed if the replica may make this step alone, without asking
+            another replica for a row.
     """
     tensors = [x for x in tf.nest.flatten(data) if is_batch(x)]
     local, *others = map(_rows, tensors)
@@ -140,7 +144,7 @@ def _sum(tensors: list[Any]) -> list[Any]:
 
 
 def _lent(tensors: list[Any], rows: Rows, replicas: int) -> list[Any]:
-    """The same tensors; if this replica has no rows, with a row of another replica."""
+    """Return the tensors; if this replica has no rows, with a row of another replica."""
     me = tf.distribute.get_replica_context().replica_id_in_sync_group
     (held,) = _sum([tf.one_hot(me, replicas, rows.local, tf.zeros([], tf.int64), dtype=tf.int64)])
     first = tf.argmax(tf.cast(held > 0, tf.int32), output_type=tf.int32)
@@ -165,7 +169,7 @@ def _lent(tensors: list[Any], rows: Rows, replicas: int) -> list[Any]:
 
 
 def _own(tensors: list[Any], rows: Rows, spare: Callable[[int, tf.Tensor], Cell]) -> list[Any]:
-    """The same tensors; if this replica has no rows, with a row that it had before."""
+    """Return the tensors; if this replica has no rows, with a row that it had before."""
     lent = []
     for place, x in enumerate(tensors):
         if isinstance(x, tf.Tensor):
@@ -178,7 +182,7 @@ def _own(tensors: list[Any], rows: Rows, spare: Callable[[int, tf.Tensor], Cell]
 
 
 def _empty_row(x: Any) -> Any:
-    """A row without values, for sparse and ragged tensors, which replicas do not exchange."""
+    """Return a row without values: replicas do not exchange sparse and ragged tensors."""
     if isinstance(x, tf.SparseTensor):
         size = tf.concat([tf.ones([1], tf.int64), x.dense_shape[1:]], 0)
         return tf.SparseTensor(x.indices[:0], x.values[:0], size)
@@ -188,11 +192,11 @@ def _empty_row(x: Any) -> Any:
 
 
 def _of_known_shape(value: Any, like: Any) -> Any:
-    """Give a tensor the static shape that is known of the tensor that it was made from."""
+    """Give a tensor the static shape of the tensor that it was made from."""
     if not isinstance(value, (tf.Tensor, tf.SparseTensor)) or tf.executing_eagerly():
         return value
     if like.shape.rank:
         first, *others = like.shape
-        # Where the first is 0, TensorFlow has put 0 for all that it did not know.
+        # If the first size is 0, TensorFlow has also set all unknown sizes to 0.
         value.set_shape([first or None, *(size or None for size in others)])
     return value

@@ -1,13 +1,14 @@
-r"""The number of replicas as a step sees it: exact for shards of any size.
+r"""Number of replicas in a step, as a ``Share``: exact for parts of a batch of any size.
 
 Keras multiplies a replica's mean loss by ``1 / num_replicas_in_sync`` and adds the
-gradients of all replicas. With shards of :math:`b_r` samples that is the gradient of
-the global mean only if all are equal; with :math:`1/n` replaced by the share
-:math:`b_r / \sum_s b_s` it always is. So inside a step the number of replicas is a
-``Share``: it counts, compares and prints as the number that it is, but dividing by
-it multiplies by this replica's share, and multiplying by it divides by that share.
+gradients of all replicas. With parts of :math:`b_r` samples, the sum is the gradient of
+the global mean only if all :math:`b_r` are equal. If the share :math:`b_r / \sum_s b_s`
+replaces :math:`1/n`, the sum is always that gradient. So inside a step the number of
+replicas is a ``Share``. A ``Share`` counts, compares and prints as the number of replicas,
+but dividing by it multiplies by this replica's share, and multiplying by it divides by
+that share.
 
-A traced tensor tells afterwards whether its loss was scaled so: ``is_scaled``.
+``is_scaled`` reads from a traced tensor whether its loss was scaled in this way.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from tfscale.strategy.current import current
 
 
 class Share:
-    """``replicas``, of which this one holds ``local`` of ``total`` parts.
+    """Number of replicas, of which this replica holds ``local`` of ``total`` parts.
 
-    It is not a subclass of int: Python would compute ``1.0 / n`` of an int by itself.
+    ``Share`` is not a subclass of int: Python would compute ``1.0 / n`` of an int by itself.
     """
 
     def __init__(self, replicas: int, local: tf.Tensor, total: tf.Tensor) -> None:
         self._replicas = replicas
         self._local = local
         self._total = total
-        self._weights: dict[Any, tf.Tensor] = {}  # by graph and type
+        self._weights: dict[Any, tf.Tensor] = {}  # keys: graph and dtype
 
     def weight(self, dtype: tf.DType = tf.float32) -> tf.Tensor:
-        """This replica's share; 0 where there is nothing to share."""
+        """Return this replica's share; 0 if the total is 0."""
         if tf.executing_eagerly():
             return self._weight(dtype)
         key = (tf.compat.v1.get_default_graph(), dtype)
@@ -43,29 +44,29 @@ class Share:
         return self._weights[key]
 
     def _weight(self, dtype: tf.DType) -> tf.Tensor:
-        # float16 would call 65,536 elements infinite.
+        # 65,536 elements are infinite in float16.
         wide = dtype if dtype.size > 2 else tf.float32
         held = tf.math.divide_no_nan(tf.cast(self._local, wide), tf.cast(self._total, wide))
         return tf.cast(held, dtype)
 
     def part(self, dtype: tf.DType = tf.float32) -> tf.Tensor:
-        """This replica's share as a factor of a loss: the product counts as scaled."""
+        """Return this replica's share as a factor of a loss: the product counts as scaled."""
         return _marked(self.weight(dtype), _SCALES)
 
     def present(self, dtype: tf.DType = tf.float32) -> tf.Tensor:
-        """For a loss that sums: 1, or 0 for a replica that holds nothing."""
+        """Return the factor of a loss that is a sum: 1, or 0 if this replica holds nothing."""
         return _marked(tf.cast(self._local > 0, dtype), _SCALES)
 
     def count(self, dtype: tf.DType = tf.float32) -> tf.Tensor:
-        """One over the share; 0 for a replica that holds nothing."""
+        """Return one over the share; 0 if this replica holds nothing."""
         inverse = tf.math.divide_no_nan(tf.cast(self._total, dtype), tf.cast(self._local, dtype))
         return _marked(inverse, _RESTORES)
 
     def __tf_tensor__(self, dtype: tf.DType | None = None, name: str | None = None) -> tf.Tensor:
         if dtype is not None and not dtype.is_floating:
             raise TypeError("a share is a ratio")  # TensorFlow then asks __rmul__
-        if name == "y" and dtype is None:  # so TensorFlow asks for a divisor
-            return tf.math.reciprocal(self.part())  # infinite where nothing is to be left
+        if name == "y" and dtype is None:  # TensorFlow converts a divisor
+            return tf.math.reciprocal(self.part())  # infinite for a share of 0: x / inf is 0
         return self.count(dtype or tf.float32)
 
     def __rtruediv__(self, other: Any) -> tf.Tensor:
@@ -74,9 +75,9 @@ class Share:
     def __mul__(self, other: Any) -> tf.Tensor:
         if tf.is_tensor(other) and other.dtype.is_integer:
             product = tf.cast(other, tf.float64) / self.weight(tf.float64)
-            # A size of nothing says nothing of the others: the total is given.
+            # An empty replica does not know the others' sizes: use the total.
             whole = tf.where(self._local > 0, product, tf.cast(self._total, tf.float64))
-            # A whole batch's size is there to be divided by.
+            # A loss that is divided by the size of the whole batch counts as scaled.
             return _marked(tf.cast(tf.round(whole), other.dtype), _SCALES)
         return other * self.count(_dtype(other))
 
@@ -116,8 +117,9 @@ def _dtype(value: Any) -> tf.DType:
     return value.dtype if tf.is_tensor(value) else tf.float32
 
 
-# What is known of an operation in a step's graph, and of whatever is computed from it. The bits
-# from ``_FIRST`` on say which tensors of the batch it depends on, the last one: of all others.
+# Bits of an operation in a step's graph, which all operations that depend on it inherit. The bits
+# from ``_FIRST`` on say on which tensors of the batch an operation depends; the last bit stands
+# for all tensors after the first ``_TOLD_APART``.
 SCALES, RESTORES, BATCH, RESIZES, TURNS, _FIRST = 1, 2, 4, 8, 16, 32
 _TOLD_APART = 16
 _ANY = ((1 << _TOLD_APART + 1) - 1) * _FIRST
@@ -125,10 +127,10 @@ _ANY = ((1 << _TOLD_APART + 1) - 1) * _FIRST
 # Names of the operations that multiply by a replica's share, or divide by it.
 _SCALES = "tfscale_share"
 _RESTORES = "tfscale_count"
-# The name of an operation that gives a loss in which this has been done.
+# Name of an operation that gives a loss whose terms have been weighted.
 _PART = "tfscale_part"
 
-# Operations whose results have a number of rows that depends on the data.
+# Operations whose results have a number of rows that depends on the values of the data.
 _RESIZING = (
     *("Where", "Unique", "UniqueV2", "UniqueWithCounts", "DynamicPartition", "ListDiff"),
     *("NonMaxSuppressionV3", "NonMaxSuppressionV4", "PartitionedCall", "StatefulPartitionedCall"),
@@ -141,15 +143,15 @@ def _marked(factor: tf.Tensor, name: str) -> tf.Tensor:
 
 
 def as_scaled(loss: tf.Tensor) -> tf.Tensor:
-    """Return a loss, all terms of which have been weighted, so that it counts as scaled."""
+    """Return a loss whose terms have all been weighted, so that the loss counts as scaled."""
     return tf.identity(loss, name=_PART)
 
 
 def are_scaled(values: Sequence[Any], since: int = 0) -> list[bool]:
     """Return which of these losses, or gradients of losses, have a replica's share as a factor.
 
-    In a graph this can be seen. Eagerly losses count as scaled once the step has read the number
-    of replicas more often than ``since``.
+    The graph shows the factor. In an eager step, losses count as scaled once the step has read the
+    number of replicas more often than ``since``.
     """
     tensors = [v.values if isinstance(v, tf.IndexedSlices) else v for v in values]
     if tf.executing_eagerly():
@@ -164,7 +166,7 @@ def is_scaled(value: Any, since: int = 0) -> bool:
 
 
 def bits_of(tensor: tf.Tensor) -> int:
-    """Return what is known of the operations that a traced tensor is computed from."""
+    """Return the bits of the operations that a traced tensor is computed from."""
     return _bits_of_all([tensor])[0]
 
 
@@ -183,7 +185,7 @@ def marks_of(op: tf.Operation) -> int:
 
 
 def _marks_within(op: tf.Operation) -> int:
-    """Return the marks of what a function, a branch or a loop does, which an operation runs."""
+    """Return the marks within the function, the branches or the loop that an operation runs."""
     marks = 0
     for graph in dataflow.called_graphs(op):
         for inner in graph.get_operations():
@@ -192,16 +194,17 @@ def _marks_within(op: tf.Operation) -> int:
 
 
 def _given(op: tf.Operation) -> int:
-    """Return which tensor of the batch an operation gives, if it gives one."""
+    """Return the bits of the batch's tensor that an operation gives; 0 if it gives none."""
     if op in current.batch_ops:
         return BATCH | _FIRST << min(current.batch_ops[op], _TOLD_APART)
     return (BATCH | _ANY) * _is_argument(op)
 
 
 def _is_argument(op: tf.Operation) -> bool:
-    """Whether a function or a loop within the step gets this, which may depend on the batch.
+    """Return whether an operation is an argument of a function or a loop within the step.
 
-    What the step's own graph gets beside the batch is the same on all replicas.
+    Such an argument may depend on the batch. All arguments of the step's own graph, except the
+    batch, are the same on all replicas.
     """
     if op.type != "Placeholder" or dataflow.is_captured(op):
         return False
@@ -213,7 +216,7 @@ def _resizes(op: tf.Operation) -> bool:
 
 
 def _turns(op: tf.Operation) -> bool:
-    """Whether an operation may move the first axis, along which samples lie."""
+    """Return whether an operation may move the first axis, along which samples lie."""
     if op.type != "Transpose":
         return False
     axes = tf.get_static_value(op.inputs[1])
@@ -221,7 +224,7 @@ def _turns(op: tf.Operation) -> bool:
 
 
 def _cuts_rows(op: tf.Operation) -> bool:
-    """Whether an operation takes some rows of a batch only, as ``x[1:]`` does."""
+    """Return whether an operation takes only some rows of a batch, as ``x[1:]`` does."""
     if op.type not in ("StridedSlice", "Slice", "TopKV2"):
         return False
     x = op.inputs[0].shape
@@ -239,7 +242,7 @@ def _cuts_rows(op: tf.Operation) -> bool:
 
 
 def static_rows() -> int | None:
-    """Return the number of rows that this replica holds, if the graph knows it."""
+    """Return the number of rows that this replica holds; None if the graph does not know it."""
     first = next(x for x in tf.nest.flatten(current.batch) if hasattr(x, "shape"))
     return first.shape[0] if first.shape.rank else None
 
@@ -247,8 +250,8 @@ def static_rows() -> int | None:
 def of_elements(x: tf.Tensor) -> Share:
     """Return this replica's share of the elements of all replicas' ``x``.
 
-    Most often that is its share of the rows, which is known. Otherwise replicas add up how many
-    elements they hold.
+    Most often it is equal to the share of the rows, which is known. Otherwise replicas add up how
+    many elements they hold.
     """
     of_rows: Share = current.count
     if tf.executing_eagerly():
@@ -273,11 +276,11 @@ def of_elements(x: tf.Tensor) -> Share:
 
 
 def of_divisor(divisor: tf.Tensor, total: tf.Tensor | None = None) -> Share:
-    """Return this replica's share of what a loss divides by.
+    """Return this replica's share of the divisor of a loss.
 
     Args:
-        divisor: this replica's.
-        total: the whole batch's, if that is not the sum of the replicas' divisors.
+        divisor: this replica's divisor.
+        total: the whole batch's divisor, if it is not the sum of the replicas' divisors.
     """
     held = current.rows.counted(divisor)
     return Share(int(current.count), held, summed(divisor) if total is None else total)

@@ -1,7 +1,7 @@
-"""SIGTERM and Ctrl-C end a worker within seconds, and the others are told why.
+"""Handlers that end a worker within seconds of SIGTERM or Ctrl-C, and tell the other workers why.
 
-With several workers TensorFlow catches SIGTERM, and does nothing. Python runs handlers in its main
-thread, which may be waiting in an exchange for a late worker; so another thread waits for signals.
+With several workers, TensorFlow catches SIGTERM and does nothing. Python runs handlers in its main
+thread, which may be waiting in an exchange for a late worker. So another thread waits for signals.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from tfscale.bridge.runtime import context
 from tfscale.strategy import farewell
 
 _WHO_GOT_SIGTERM = "TF_DEFAULT_PREEMPTION_NOTICE_KEY"
-_LOOKS, _BETWEEN = 12, 0.25  # seconds: TensorFlow looks once a second
+# Number of polls, and seconds between two of them: TensorFlow polls once a second.
+_LOOKS, _BETWEEN = 12, 0.25
 _TO_RAISE = 1.0  # seconds for the main thread to raise KeyboardInterrupt by itself
-_TO_END = 5.0  # and for the process to end, once all have been told
+_TO_END = 5.0  # seconds for the process to end, after the other workers have got the message
 
 _interrupt_raised, _too_late = threading.Event(), threading.Event()
 _pipe: tuple[int, int] | None = None
 
 
 def listen(task: str) -> None:
-    """Called once this worker's server runs: make signals do again what they did before.
+    """Restore the effect of signals, once this worker's TensorFlow server runs.
 
     The program's own handlers stay.
 
@@ -44,10 +45,10 @@ def listen(task: str) -> None:
 
 
 class _Missed(threading.Thread):
-    """Sends this process a SIGTERM again that came while TensorFlow's server started.
+    """Thread that repeats a SIGTERM which this process got while TensorFlow's server started.
 
-    TensorFlow's handler had taken it. A thread of TensorFlow's tells all workers within a second
-    who got it, by a key of the coordination service.
+    TensorFlow's handler caught that signal. Within a second, a thread of TensorFlow writes the name
+    of the worker that got the signal to a key of the coordination service.
     """
 
     def __init__(self, task: str) -> None:
@@ -56,24 +57,24 @@ class _Missed(threading.Thread):
         self._over = threading.Event()
 
     def start(self) -> None:
-        """Look for a while, unless this TensorFlow can only wait for the key."""
+        """Start to poll the key; do nothing if this TensorFlow can only wait for the key."""
         if "timeout_in_ms" in inspect.signature(_key_value()).parameters:
             atexit.register(self._leave)
             super().start()
 
     def run(self) -> None:
-        """Called by Python."""
+        """Poll the key, and send the signal again if this worker had got it."""
         for _ in range(_LOOKS):
             if self._over.wait(_BETWEEN):
                 return
-            with contextlib.suppress(tf.errors.OpError):  # there is no such key yet
+            with contextlib.suppress(tf.errors.OpError):  # the key does not exist yet
                 if _key_value()(_WHO_GOT_SIGTERM, timeout_in_ms=1) == self._task:
                     os.kill(os.getpid(), signal.SIGTERM)
                 return
 
     def _leave(self) -> None:
         self._over.set()
-        self.join()  # TensorFlow ends after it
+        self.join()  # the thread must end before TensorFlow does
 
 
 def _key_value() -> Any:
@@ -82,7 +83,7 @@ def _key_value() -> Any:
 
 def _listen() -> None:
     if threading.current_thread() is not threading.main_thread():
-        handlers.install(signal.SIGTERM, signal.SIG_DFL)  # all that another thread can do
+        handlers.install(signal.SIGTERM, signal.SIG_DFL)  # other threads cannot set Python handlers
         return
     own = signal.getsignal(signal.SIGTERM)
     signal.signal(signal.SIGTERM, _wait_for_the_end if own == signal.SIG_DFL else own)
@@ -106,7 +107,7 @@ def _start_thread() -> None:
 
 
 def _forget() -> None:
-    """A process that this one forks is no worker, and must not send messages in its name."""
+    """Remove the handlers in a forked process: it is not a worker, and must send no messages."""
     if _pipe is None:
         return
     signal.set_wakeup_fd(-1)
@@ -118,7 +119,7 @@ def _forget() -> None:
 
 def _hear(pipe: int, others: int) -> None:
     while number := os.read(pipe, 1):
-        if others != -1:  # whoever listened before
+        if others != -1:  # the program's earlier wakeup descriptor
             with contextlib.suppress(OSError):
                 os.write(others, number)
         if number[0] == signal.SIGTERM and signal.getsignal(signal.SIGTERM) is _wait_for_the_end:
@@ -129,7 +130,10 @@ def _hear(pipe: int, others: int) -> None:
 
 
 def _interrupt() -> None:
-    """The main thread may wait for other workers, or for data, and hear nothing."""
+    """End the process if the main thread does not raise KeyboardInterrupt in time.
+
+    The main thread may be waiting for other workers, or for data, and then runs no handlers.
+    """
     if not _interrupt_raised.wait(_TO_RAISE):
         _too_late.set()
         farewell.say("it was interrupted (Ctrl-C)")
@@ -145,16 +149,16 @@ def _raise_interrupt(number: int, frame: Any) -> None:
 
 
 def _wait_for_the_end(number: int, frame: Any) -> None:
-    """The main thread need not see its exchange fail: the program ends."""
+    """Block the main thread until the program ends, so that its exchange raises no error."""
     time.sleep(farewell.LINGER + _TO_END)
 
 
 def _die_of(number: signal.Signals) -> NoReturn:
-    """As a program without any handler."""
+    """End this process by a signal, as a program without any handler ends."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
-    handlers.install(number, signal.SIG_DFL)  # any thread may be the one that ends it
+    handlers.install(number, signal.SIG_DFL)  # works in any thread
     os.kill(os.getpid(), number)
-    time.sleep(_TO_END)  # it ends meanwhile
+    time.sleep(_TO_END)  # the signal ends the process meanwhile
     os._exit(128 + number)

@@ -1,4 +1,4 @@
-"""Statistics of layers: those of the global batch, or means of what replicas have assigned."""
+"""Statistics of layers, computed from the global batch or averaged over replicas."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from tfscale.strategy.share import Share, is_scaled
 def moments(
     _: Callable[..., Any], layer: Layer, inputs: tf.Tensor, mask: tf.Tensor | None
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Mean and variance of the global batch, as batch normalization takes them of its own inputs.
+    """Return the mean and the variance of the global batch, for batch normalization.
 
-    In two passes, since the mean of squares minus the square of the mean loses the more digits
-    the larger the mean is beside the deviation. That takes two exchanges, and one for the gradient;
-    Keras makes three, and as many for gradients. A network may have hundreds of such layers, and
-    what an operation costs is to trace it: so there are few, and the gradient is written out.
+    They are computed in two passes. The mean of squares minus the square of the mean would lose
+    digits: the larger the mean is relative to the deviation, the more. The two passes need two
+    exchanges, and one for the gradient; Keras makes three, and three for the gradient. A network
+    may have hundreds of such layers, and most of the cost of an operation is tracing it. So this
+    function uses few operations, and defines its own gradient.
     """
     axes = [*reduced_axes(layer)]
     if mask is not None:
         mask = tf.cast(tf.broadcast_to(mask[..., tf.newaxis], tf.shape(inputs)), tf.bool)
 
     def along_channels(x: tf.Tensor) -> tf.Tensor:
-        if axes == [*range(inputs.shape.rank - 1)]:  # as broadcasting does
+        if axes == [*range(inputs.shape.rank - 1)]:  # broadcasting aligns the last axis by itself
             return x
         return tf.reshape(x, [1 if i in axes else -1 for i in range(inputs.shape.rank)])
 
@@ -42,10 +43,10 @@ def moments(
         variance = tf.math.divide_no_nan(sum_without_gradient(tf.reduce_sum(squares, axes)), count)
 
         def gradient(of_mean: tf.Tensor, of_variance: tf.Tensor) -> tf.Tensor:
-            # Deviations from the mean add up to 0, so variance does not change with the mean.
+            # Deviations from the mean add up to 0, so the variance has no gradient by the mean.
             both = _sum_of_gradients(tf.concat([of_mean, of_variance], 0))
             each = [tf.math.divide_no_nan(x, count) for x in tf.split(both, 2)]
-            # For second derivatives the mean must be that which has this gradient.
+            # Second derivatives need the mean that ``of_all`` returns, since it has this gradient.
             deviation = inputs - along_channels(found[0])
             slope = along_channels(2 * each[1])
             return _where(mask, along_channels(each[0]) + slope * deviation)
@@ -59,7 +60,7 @@ def moments(
 
 
 def _total_and_count(x: tf.Tensor, mask: tf.Tensor | None, axes: list[int]) -> list[tf.Tensor]:
-    """Return, for each channel, what all replicas' numbers add up to, and how many there are."""
+    """Return, for each channel, the sum of all replicas' numbers, and how many there are."""
     total = tf.reduce_sum(_where(mask, x), axes)
     if mask is None:
         channels = total.shape.num_elements()
@@ -72,10 +73,10 @@ def _total_and_count(x: tf.Tensor, mask: tf.Tensor | None, axes: list[int]) -> l
 
 
 def _sum_of_gradients(gradients: tf.Tensor) -> tf.Tensor:
-    """Sum over replicas what ``own_losses.summed_backwards`` weights, if it must be.
+    """Sum gradients over replicas, weighted by ``own_losses.summed_backwards`` if necessary.
 
-    Second derivatives are those of a number that all replicas add up to, and where the first ones
-    are parts already, nothing of them is to be weighted again.
+    Second derivatives belong to a number that all replicas add up to. If the first derivatives are
+    scaled already, the second ones must not be weighted again.
     """
     own = current.own and not is_scaled(gradients)
 
@@ -96,10 +97,11 @@ def _where(mask: tf.Tensor | None, values: tf.Tensor) -> tf.Tensor:
 
 
 def average(variables: list[Any], share: Share) -> None:
-    """Means weighted by shares, in float64: if all agree, the mean is that value, to the bit.
+    """Replace variables by their means over replicas, weighted by shares.
 
-    In steps that replicas make alone, each keeps its own; and a group that makes them together
-    takes the means over the group.
+    Means are computed in float64: if all replicas have the same value, the mean is bitwise equal to
+    it. In steps that replicas make alone, each replica keeps its own values. A group that makes its
+    steps together takes the means over the group.
     """
     distinct = list({id(v): v for v in variables}.values())
     if not distinct or (current.alone is True and current.group is None):
@@ -125,6 +127,6 @@ def _averaged(distinct: list[Any], share: Share) -> None:
     means = tf.distribute.get_replica_context().all_reduce("SUM", parts)
     for variable, total in zip(own, means, strict=True):
         mean = tf.cast(total, variable.dtype)
-        if current.group is not None:  # which may hold no rows, while others do
+        if current.group is not None:  # a group may hold no rows while other groups do
             mean = tf.where(current.rows.nobody, variable.read_value(), mean)
         variable.assign(mean)

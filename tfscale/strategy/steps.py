@@ -1,12 +1,12 @@
-"""Makes ``fit`` on k replicas equal to ``fit`` on one device, with Keras 3.
+"""Hooks that make ``fit`` on k replicas equal to ``fit`` on one device, with Keras 3.
 
-Keras passes every step to ``Strategy.run``. While a step is traced (or runs, eagerly) hooks are on
-some objects of the model, and on a few classes of Keras: see ``bridge/hooks.py``. No hook is saved
+Keras passes every step to ``Strategy.run``. While a step is traced, or runs eagerly, hooks are on
+some objects of the model and on a few classes of Keras: see ``bridge/hooks.py``. No hook is saved
 with a model. The strategy changes three things:
 
 - An optimizer's ``apply`` gets gradients that have been summed over all replicas: applying.py.
-- Losses are weighted by the replica's share of the global batch, of its samples, its unmasked
-  steps or its sample weights: keras_losses.py, own_losses.py.
+- Losses are weighted by the replica's share of the samples, the unmasked steps or the sample
+  weights of the global batch: keras_losses.py, own_losses.py.
 - Statistics of layers are averaged, and batch normalization normalizes by the global batch:
   statistics.py.
 """
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def exact(strategy: ScaleStrategy, model: keras.Model, training: bool) -> Iterator[None]:
-    """Within this context a step of the model is a part of the global batch's step."""
+    """Make a step of the model a part of the global batch's step, within this context."""
     layers = layers_of(model)
     with contextlib.ExitStack() as stack:
         stack.enter_context(keras_losses.weighted(model, layers))
@@ -58,7 +58,7 @@ def exact(strategy: ScaleStrategy, model: keras.Model, training: bool) -> Iterat
 
 
 def step_of_replica(strategy: ScaleStrategy, step: ModelStep, fn: Callable[..., Any]) -> Any:
-    """A model's step, which knows what part of the global batch it is."""
+    """Return a model's step that knows its replica's share of the global batch."""
     replicas, model, own = strategy.extended.number_of_replicas, step.model, step.is_own
     rounds = strategy.rounds if step.changes_weights else None
     course = None if rounds is None else rounds.of(model)
@@ -95,7 +95,10 @@ def step_of_replica(strategy: ScaleStrategy, step: ModelStep, fn: Callable[..., 
 
 
 def _operations(data: Any) -> dict[tf.Operation, int]:
-    """The operations that give the tensors of a batch, with the places of these; none eagerly."""
+    """Return the operations that give the tensors of a batch, with the tensors' positions.
+
+    The result is empty in eager steps.
+    """
     if tf.executing_eagerly():
         return {}
     whole = [x for x in tf.nest.flatten(data) if is_batch(x)]
@@ -108,12 +111,15 @@ def _operations(data: Any) -> dict[tf.Operation, int]:
 
 
 def _targets_of(own: bool) -> contextlib.AbstractContextManager[None]:
-    """A context for the tapes of a step; those of Keras's own steps get losses that are parts."""
+    """Return a context that weights losses for the tapes of a step.
+
+    It does nothing for Keras's own steps, whose losses are weighted already.
+    """
     return targets_changed(own_losses.target_of_gradients) if own else contextlib.nullcontext()
 
 
 def _in_a_round(course: Course, step: Callable[..., Any]) -> Callable[..., Any]:
-    """A step of training, which replicas may make alone."""
+    """Return a step of training that replicas may make alone."""
 
     @tf.autograph.experimental.do_not_convert
     def made(data: Any) -> Any:
@@ -127,7 +133,10 @@ def _in_a_round(course: Course, step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _only_with(data: Any) -> Any:
-    """A context for what a step without data, with which Keras ends some epochs, must not do."""
+    """Return a context whose operations run only if the step has data.
+
+    Keras ends some epochs with a step without data.
+    """
     tensors = tf.nest.flatten(data, expand_composites=True)
     return tf.control_dependencies([x for x in tensors if tf.is_tensor(x)])
 
@@ -135,7 +144,7 @@ def _only_with(data: Any) -> Any:
 def _evaluating(
     strategy: ScaleStrategy, model: keras.Model, step: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """A step of an evaluation, or of a prediction: of weights that replicas have in common."""
+    """Return a step of an evaluation or a prediction that uses the same weights on all replicas."""
     rounds = strategy.rounds
     if rounds is None:
         return step
@@ -149,13 +158,13 @@ def _evaluating(
 
 
 def _read(result: Any) -> Any:
-    """A metric's result may be its variable; the replica reads it where it is."""
+    """Return a result as a tensor: the result of a metric may be its variable."""
     variable = isinstance(result, (keras.Variable, tf.Variable))
     return tf.convert_to_tensor(result) if variable else result
 
 
 def prediction_of_replica(strategy: ScaleStrategy, fn: Callable[..., Any]) -> Any:
-    """What a model says of its part of a batch."""
+    """Return a function that predicts on a replica's part of a batch."""
     replicas = strategy.extended.number_of_replicas
 
     @tf.autograph.experimental.do_not_convert

@@ -89,12 +89,12 @@ _GROUPS_OF_ONE = (
 
 
 class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
-    r"""Trains one model on several devices, of one host or of many.
+    r"""Strategy that trains one model on several devices, of one host or of several hosts.
 
     Each replica computes the gradients of its part of the global batch, an all-reduce
     sums them over all replicas, and every replica applies the same sum. With lossless
-    wires the result is, up to rounding, that of one device with the whole batch. This
-    includes clipping, accumulation, averages of weights, batch normalization, masked
+    wires, the result is equal, up to rounding, to that of one device with the whole batch.
+    This includes clipping, accumulation, averages of weights, batch normalization, masked
     and weighted losses, and uneven batches.
 
     Args:
@@ -108,43 +108,44 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             by default all GPUs, or all logical CPUs if there is no GPU.
         cluster_resolver: lists the workers; by default ``TF_CONFIG``, or what Slurm, ``mpirun`` or
             ``torchrun`` has set for this process. All workers must have the same devices.
-        sync: when replicas agree: after every step, which is the default, or by another rule of
-            ``tfscale.sync``, such as ``DiLoCo(every=100, wire="int8")``.
-        method: instead of ``wire``, how gradients become sums: a method of
+        sync: the rule that says when replicas agree: after every step, which is the default, or
+            another rule of ``tfscale.sync``, such as ``DiLoCo(every=100, wire="int8")``.
+        method: the method that sums gradients, instead of ``wire``: a method of
             ``tfscale.compression``, such as ``PowerSGD(rank=4)``, a mapping from patterns of
             variables' paths to methods or wires' names, or a ``MethodPolicy``.
-        error_feedback: whether what rounding on ``wire`` loses in one step is added to the
+        error_feedback: whether the rounding error on ``wire`` in one step is added to the
             gradients of the next step; by default on wires of less than 8 bits.
-        bucket_bytes: how many bytes of gradients share an all-reduce, a number or a text
-            such as ``"25MB"``; by default computed from the measured links.
-        batch_norm: ``"synchronized"``, statistics of the global batch, as on one device;
-            or ``"local"``, each replica's own, which costs no communication in the forward
-            pass. Moving statistics are the same on all replicas either way.
-        own_losses: what kind of loss your own ``train_step`` or ``compute_loss`` computes
+        bucket_bytes: the number of bytes of gradients that share an all-reduce, as a number or
+            a text such as ``"25MB"``; by default computed from the measured links.
+        batch_norm: ``"synchronized"`` for statistics of the global batch, as on one device;
+            or ``"local"`` for statistics of each replica's samples, which need no communication
+            in the forward pass. Moving statistics are the same on all replicas in both cases.
+        own_losses: the kind of loss that your own ``train_step`` or ``compute_loss`` computes
             without Keras's loss objects: a ``"mean"`` over the replica's samples, a ``"sum"``
             over them, or ``"scaled"``: already divided by the size of the global batch. By
-            default it is taken for a mean, with a warning.
+            default such a loss is treated as a mean, with a warning.
         schedule_file: a file that ``strategy.dump`` has written and you may have edited;
-            ``"auto"`` then follows it and measures nothing.
-        deadline: after how many seconds without any progress an exchange fails.
-        slow_after: after how many seconds a warning names the workers that are late;
+            ``"auto"`` then follows the file and measures nothing.
+        deadline: the number of seconds without any progress after which an exchange fails.
+        slow_after: the number of seconds after which a warning names the workers that are late;
             0 for no warnings.
-        join_timeout: how many seconds workers wait for each other at the start. After 10 s,
-            and then every 30 s, each says which workers it waits for.
-        transport: what gradients travel over. ``"sockets"``: memory within a process, shared
-            memory within a host, TCP between hosts; ``"grpc"``: TensorFlow's own; ``"auto"``:
+        join_timeout: the number of seconds that workers wait for each other at the start. After
+            10 s, and then every 30 s, each worker logs which workers it waits for.
+        transport: the transport of gradients. ``"sockets"``: memory within a process, shared
+            memory within a host, TCP between hosts; ``"grpc"``: TensorFlow's gRPC; ``"auto"``:
             sockets if all workers can connect, else gRPC, with a warning that says why.
-        backend: whose collectives gradients go by. ``"engine"``: tfscale's own, with all that
-            this class offers; ``"tensorflow"``: TensorFlow's, which are NCCL between GPUs and a
-            ring on CPUs, for the wires fp32, bf16 and fp16; ``"auto"``: TensorFlow's where
-            replicas are on GPUs and nothing else is asked for that they lack.
+        backend: the collectives that sum gradients. ``"engine"``: tfscale's collectives, with all
+            features of this class; ``"tensorflow"``: TensorFlow's collectives, which are NCCL
+            between GPUs and a ring on CPUs, for the wires fp32, bf16 and fp16; ``"auto"``:
+            TensorFlow's if replicas are on GPUs and you ask for no feature that they lack, else
+            tfscale's.
 
     Example:
         >>> strategy = tfscale.ScaleStrategy(wire="bf16")
         >>> with strategy.scope():
         ...     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
         ...     model.compile("adam", "mse")
-        >>> history = model.fit(x, y, batch_size=64, verbose=0)  # of the global batch
+        >>> history = model.fit(x, y, batch_size=64, verbose=0)  # batch_size is the global batch
     """
 
     def __init__(
@@ -259,7 +260,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         self, exchange: Exchange, policy: MethodPolicy, bucket_bytes: int, trials: Trials
     ) -> None:
         self.reducer = Reducer(exchange, policy, bucket_bytes, trials)
-        # The policy is of gradients; steps are divided by curvature, which must not be rounded.
+        # The policy is for gradients only: steps are divided by curvature, so it is not rounded.
         self.curvature_reducer = Reducer(
             exchange, MethodPolicy(), bucket_bytes, trials, what="curvature", suffix="/curvature"
         )
@@ -267,7 +268,10 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     def _train_in_rounds(
         self, algorithm: Algorithm, policy: MethodPolicy, bucket_bytes: int
     ) -> None:
-        """By a rule other than ``EveryStep``; gradients are then summed within groups, if any."""
+        """Set up training by a rule other than ``EveryStep``.
+
+        If there are groups, gradients are then summed within groups.
+        """
         exchange = self.reducer.exchange
         size = self._replicas_of_a_group(policy)
         if exchange.ranks <= size:
@@ -279,16 +283,16 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             everybody = (self.extended.group, self.extended.hosts)
             within = [each for each in everybody if each is not None]
             farewell.when_the_program_ends(groups.parts, within)
-            # Each group would find that another schedule is faster.
+            # Trials in each group could choose different schedules.
             no_trials = Trials(groups.exchange.schedules, enabled=False)
             self._sum_steps_by(groups.exchange, policy, bucket_bytes, no_trials)
-        no_trials = Trials(exchange.schedules, enabled=False)  # of what is sent so seldom
+        no_trials = Trials(exchange.schedules, enabled=False)  # weights are sent too rarely
         rule = rule_of_rounds(self.sync)
         of_weights = (rule.policy, bucket_bytes, no_trials, "weights", keeps_as)
         self.rounds = Rounds(self, rule, Reducer(exchange, *of_weights), groups)
 
     def _replicas_of_a_group(self, policy: MethodPolicy) -> int:
-        """How many replicas make each step together, where groups of them do; else 1."""
+        """Return how many replicas make each step together; 1 if there are no groups."""
         if not isinstance(self.sync, Hierarchical) or self.extended.number_of_replicas == 1:
             return 1
         size = size_of(self.sync, self.extended)
@@ -302,24 +306,24 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
     @property
     def reducers(self) -> list[Reducer]:
-        """What sums gradients, and what optimizers measure besides; and what computes the means at
-        the end of a round, if there are rounds.
+        """Reducers of gradients and of measured curvature, and the reducer that computes the means
+        at the end of a round, if there are rounds.
         """
         of_steps = [self.reducer, self.curvature_reducer]
         return of_steps if self.rounds is None else [*of_steps, self.rounds.reducer]
 
     @property
     def cluster_resolver(self) -> Any:
-        """Who the workers are."""
+        """Cluster resolver, which lists the workers."""
         return self.extended.cluster_resolver
 
     @property
     def num_replicas_in_sync(self) -> Any:
-        """The number of replicas; in a step, dividing by it gives the replica's share."""
+        """Number of replicas; in a step, division by it multiplies by the replica's share."""
         return super().num_replicas_in_sync if current.count is None else current.count
 
     def scope(self) -> Any:
-        """A context: models, optimizers and variables made in it belong to this strategy."""
+        """Return a context; models, optimizers and variables made in it belong to this strategy."""
         origin.refuse_other_scope(self)
         building.prepare_to_build(self)
         beginning = fit.begins()
@@ -354,12 +358,13 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             return super().run(steps.step_of_replica(self, step, fn), args, kwargs, options)
 
     def part_of_mean(self, compute: Callable[[], Any]) -> Any:
-        """In a step of one of several replicas: a mean loss of its rows as its part of the batch's.
+        """Return a replica's mean loss over its rows as its part of the global batch's loss.
 
-        Losses that Keras's loss objects compute are such parts already, and stay as they are.
+        Call this in a step of one of several replicas. A loss of Keras's loss objects is such a
+        part already, and stays as it is.
 
         Args:
-            compute: gives the loss.
+            compute: a function that returns the loss.
         """
         return part_of_mean(compute)
 
@@ -372,9 +377,9 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             raise
 
     def _part_of_each(self, value: Any) -> Any:
-        """Cut a batch that nobody has distributed into a part for each local replica."""
+        """Cut a batch that is not distributed yet into a part for each local replica."""
         local = len(self.extended.worker_devices)
-        if isinstance(value, np.ndarray):  # eagerly, and by ``predict_on_batch``
+        if isinstance(value, np.ndarray):  # an eager step, or ``predict_on_batch``
             value = tf.convert_to_tensor(value)
         if local == 1 or not tf.is_tensor(value) or isinstance(value, DistributedValues):
             return value
@@ -418,7 +423,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         return distributed
 
     def explain(self) -> Explanation:
-        """How gradients are sent: buckets, wires, schedules, bytes and times.
+        """Return how gradients are sent: buckets, wires, schedules, bytes and times.
 
         The list is empty until a step has been traced.
 
@@ -448,13 +453,16 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         return f"<ScaleStrategy of {self.extended.number_of_replicas} replicas>"
 
     def born(self, optimizer: Optimizer) -> None:
-        """An optimizer has been made in this strategy's scope."""
+        """Record an optimizer that has been made in this strategy's scope."""
         self.optimizers.add(optimizer)
         building.remember(self, optimizer)
 
 
 def _say_if_no_timeline(callbacks: Sequence[Any]) -> None:
-    """The launcher could say it at the end only, perhaps after days."""
+    """Warn if a timeline is requested and no callback records it.
+
+    The launcher could only report this at the end, perhaps after days.
+    """
     if not os.environ.get(TIMELINE_VARIABLE):
         return
     from tfscale.callbacks import telemetry
@@ -467,7 +475,7 @@ def _say_if_no_timeline(callbacks: Sequence[Any]) -> None:
 
 
 def check(**given: Any) -> None:
-    """Refuse arguments of ``ScaleStrategy`` that are wrong by themselves, wherever it runs."""
+    """Raise if an argument of ``ScaleStrategy`` is wrong by itself, on any machine."""
     for name, value in given.items():
         if name in _ALWAYS or (value is not None and name in _UNLESS_NONE):
             (_ALWAYS.get(name) or _UNLESS_NONE[name])(value, name)
@@ -506,12 +514,12 @@ _UNLESS_NONE: dict[str, Callable[[Any, str], Any]] = {
 
 
 def _join(extended: Extended, settings: Mapping[str, Any]) -> None:
-    """Wait for all workers, and compare what they were started with."""
+    """Wait for all workers, and compare their settings."""
     if extended.hosts is not None:
         extended.hosts.join()
     join.same_start(extended.hosts, settings)
     if extended.group is not None:
-        extended.group.join()  # who has come together hears it when one of them fails
+        extended.group.join()  # only ranks that have joined learn of another one's failure
         if extended.hosts is not None:
             farewell.when_the_program_ends([extended.group, extended.hosts])
 
@@ -527,7 +535,7 @@ def _choices_of(schedule_file: Path) -> str:
 
 
 def _refuse_xla(strategy: Any) -> None:
-    """Called while a step for several replicas is traced."""
+    """Raise if XLA compiles a step for several replicas, while the step is traced."""
     if not is_compiled_by_xla():
         return
     raise ValueError(
@@ -538,7 +546,7 @@ def _refuse_xla(strategy: Any) -> None:
 
 
 def _as_it_is(dataset: Any) -> Any:
-    """What the only replica gets of a dataset: all of it."""
+    """Return the dataset itself: a single replica gets all of it."""
     return dataset
 
 
@@ -551,11 +559,14 @@ def _say_who_trains(extended: Any) -> None:
 
 
 def _rule(sync: Rule | Hierarchical | None, **of_gradients: Any) -> Rule | Hierarchical:
-    """The rule, if it can be followed here.
+    """Return the rule by which replicas agree.
 
     Args:
-        sync: as the user says it.
+        sync: the user's argument ``sync``.
         of_gradients: arguments that say how the gradients of a step are sent.
+
+    Raises:
+        ValueError: the rule does not work with Keras 2, or with an argument for gradients.
     """
     if sync is None or isinstance(sync, EveryStep):
         return EveryStep()

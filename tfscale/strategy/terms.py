@@ -1,4 +1,4 @@
-r"""What a loss is the sum of, and what each of its terms divides by; read from the graph.
+r"""Terms of a loss, and the kind of each term, read from the graph.
 
 The loss of a global batch is not always the mean of the replicas' losses. A loss
 :math:`\sum_i c_i t_i` has terms :math:`t_i` of several kinds, and each replica holds a part of
@@ -19,8 +19,8 @@ by rows   scaled, and then scaled back                    the replica's share of
 unseen    anything else, such as a root of a mean         as ``own_losses`` says
 ========  ==============================================  ==================================
 
-The coefficients :math:`c_i` come from TensorFlow's gradients of the loss by its terms: between a
-loss and its terms are linear operations only.
+The coefficients :math:`c_i` are TensorFlow's gradients of the loss with respect to its terms: all
+operations between a loss and its terms are linear.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ _LINEAR = frozenset((*_THROUGH, *_ADDS, *DIVIDES, *REDUCES, "Mul", "StopGradient
 
 @dataclasses.dataclass(frozen=True)
 class Term:
-    """A term of a loss.
+    """Term of a loss.
 
     Attributes:
         tensor: the term, before it is multiplied by its coefficient.
-        kind: see the module.
-        elements: of a mean, what it is of.
+        kind: kind of the term, from the table in the module's docstring.
+        elements: elements that a mean is computed of; None for other kinds.
     """
 
     tensor: tf.Tensor
@@ -76,13 +76,16 @@ def terms_of(loss: tf.Tensor) -> list[Term]:
 
 
 class _Reader:
-    """Reads a graph from a loss down to its terms; each tensor once."""
+    """Reader of a graph, from a loss down to its terms; it reads each tensor once."""
 
     def __init__(self) -> None:
         self._known: dict[Any, list[Term]] = {}
 
     def read(self, tensor: tf.Tensor) -> list[Term]:
-        """Return a tensor's terms; read first what it adds up, which may be hundreds in a row."""
+        """Return a tensor's terms.
+
+        This reads the summands first, without recursion: a chain may have hundreds of sums.
+        """
         waiting = [tensor]
         while waiting:
             below = [x for x in self._below(waiting[-1]) if x.ref() not in self._known]
@@ -110,7 +113,7 @@ class _Reader:
             return [Term(tensor, SCALED)]
         if op.type in _THROUGH or op.type in _ADDS:
             sources = [op.inputs[tensor.value_index]] if op.type == "IdentityN" else op.inputs
-            sources = [x for x in sources if x.dtype.is_floating or varies(x)]  # axes are not
+            sources = [x for x in sources if x.dtype.is_floating or varies(x)]  # without axes
             seen = all(x.dtype.is_floating for x in sources)
             return self._all(sources) if seen else [Term(tensor, UNSEEN)]
         if op.type == "StopGradient":
@@ -163,7 +166,7 @@ class _Reader:
         inner = self.read(x)
         kinds = {term.kind for term in inner} - {FIXED}
         if UNSEEN not in kinds or x.shape.rank == 0:
-            return inner  # terms are below: this only adds them up
+            return inner  # the terms are inputs, and this adds them up
         if kinds != {UNSEEN} or not reduces_the_batch(tensor):
             return [Term(tensor, UNSEEN)]
         if tensor.op.type == "Sum":
@@ -171,7 +174,10 @@ class _Reader:
         return [Term(tensor, MEAN, x)]
 
     def _times(self, factor: Any, terms: list[Term]) -> list[Term]:
-        """A sum that is divided by the constant number of this replica's rows is a mean."""
+        """Return the terms multiplied by a constant factor.
+
+        A sum that is divided by the constant number of this replica's rows becomes a mean.
+        """
         rows = share.static_rows()
         if factor is None or rows is None or factor.size != 1 or [x.kind for x in terms] != [SUM]:
             return terms
@@ -182,7 +188,10 @@ class _Reader:
 
 
 def _kind_of_factor(factor: tf.Tensor) -> str | None:
-    """Whether a factor is the replica's share, or the inverse of it, times constants."""
+    """Return SCALED for a factor that is the replica's share, and BY_ROWS for its inverse.
+
+    The factor may be multiplied by constants. Return None for other factors.
+    """
     seen = 0
     while True:
         own = share.marks_of(factor.op)

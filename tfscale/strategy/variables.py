@@ -1,9 +1,9 @@
-"""The state of layers, of which every replica holds a copy.
+"""Variables of which every replica holds a copy.
 
-Weights are the same on all replicas because their updates are. Four kinds of variables
-are not: seeds, statistics, what metrics count, and sums of gradients that wait for a step. Where
-replicas agree once in many steps, weights, statistics and what optimizers keep are each replica's
-own in between: ``LocalWeight``.
+Weights are the same on all replicas because their updates are the same. Four kinds of variables
+differ: seeds, statistics, counts of metrics, and accumulated gradients. If replicas agree only once
+in many steps, each replica also has its own weights, statistics and values of optimizers in
+between: ``LocalWeight``.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from tfscale.exchange.state import COMMON, PART, ROUNDING_SEED, SHARD
 from tfscale.strategy import origin
 from tfscale.strategy.current import current
 
-_VALUE = "VARIABLE_VALUE"  # as TensorFlow's checkpoints call it
+_VALUE = "VARIABLE_VALUE"  # name of a value in TensorFlow's checkpoints
 
-# Far apart in the first word of a generator's state, so that no two replicas
-# ever draw the same numbers.
+# Difference between the seeds of two replicas, in the first word of a generator's state: so large
+# that no two replicas ever draw the same numbers.
 _FOLD = 0x9E3779B1
 
 
 class _Readable:
-    """What Python and numpy ask of a variable: of a learning rate, or of what a metric returns."""
+    """Conversions of a variable to a number or an array, for learning rates and metrics."""
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.numpy(), dtype)  # type: ignore[attr-defined]
@@ -57,14 +57,15 @@ class _Readable:
 
 
 class Weight(_Readable, MirroredVariable):
-    """A variable whose updates are the same on all replicas once gradients are.
+    """Variable whose updates are the same on all replicas if gradients are the same.
 
-    What a replica assigns by itself, and has made of its samples, is averaged as statistics are.
+    A value that a replica assigns by itself, computed from its samples, is averaged as statistics
+    are.
     """
 
     @property
     def handle(self) -> Any:
-        """Of this replica's copy; a tape asks for it when it computes a gradient."""
+        """Handle of this replica's copy; a tape reads it when it computes a gradient."""
         try:
             return super().handle
         except ValueError as error:
@@ -81,12 +82,15 @@ class Weight(_Readable, MirroredVariable):
         return super()._update_replica(update_fn, value, **kwargs)
 
     def _differs(self, value: Any) -> bool:
-        """Whether replicas that assign such a value may come to differ, and must not."""
+        """Return whether an assignment of ``value`` may make replicas differ that must agree."""
         return self.aggregation == tf.VariableAggregation.NONE and _made_by_one_replica(value)
 
 
 def _made_by_one_replica(value: Any) -> bool:
-    """Whether its samples or its random numbers are in it; eagerly nobody can tell."""
+    """Return whether a value depends on one replica's samples or random numbers.
+
+    Eager values have no graph that shows this, so the answer is True.
+    """
     if tf.executing_eagerly():
         return True
     batch = current.batch_ops
@@ -97,17 +101,20 @@ def _made_by_one_replica(value: Any) -> bool:
 
 
 class Statistic(Weight):
-    """Float state that a step derives from its data: averaged over replicas.
+    """Float variable that a step computes from its data, and that is averaged over replicas.
 
-    Batch normalization's moving mean is an example, where it is not synchronized. To get another
-    rule, give the variable an ``aggregation`` of its own.
+    An example is the moving mean of batch normalization that is not synchronized. To get another
+    rule, give the variable an ``aggregation``.
     """
 
     def _differs(self, value: Any) -> bool:
         return not self._is_agreed(value)
 
     def _is_agreed(self, value: Any) -> bool:
-        """Whether all it is made of is its own value and what is the same on all replicas."""
+        """Return whether a value depends only on the variable's own value and on agreed tensors.
+
+        Agreed tensors are the same on all replicas.
+        """
         if not current.agreed or not isinstance(value, tf.Tensor):
             return False
         own = value.graph.capture(self._get_on_device_or_primary().handle)
@@ -115,28 +122,28 @@ class Statistic(Weight):
 
 
 class SampleState(Weight):
-    """Of a recurrent layer: it belongs to samples, and each replica has its own."""
+    """State of a recurrent layer, which belongs to samples: each replica has its own state."""
 
     def _differs(self, value: Any) -> bool:
         return False
 
 
 class Tally(_Readable, SyncOnReadVariable):
-    """A metric's state: each replica counts by itself, and one without rows counts nothing."""
+    """State of a metric: each replica counts by itself, and one without rows counts nothing."""
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        """Keras calls it; a replica without rows keeps its value."""
+        """Assign a value; a replica without rows keeps its value. Keras calls this."""
         if current.rows is not None:
             now = own_copy(self).read_value()
             value = tf.where(current.rows.absent, now, tf.convert_to_tensor(value, self.dtype))
         return super().assign(value, *args, **kwargs)
 
     def assign_add(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        """Keras calls it; a replica without rows adds nothing."""
+        """Add a value; a replica without rows adds nothing. Keras calls this."""
         return super().assign_add(self._counted(value), *args, **kwargs)
 
     def assign_sub(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        """Keras calls it; a replica without rows subtracts nothing."""
+        """Subtract a value; a replica without rows subtracts nothing. Keras calls this."""
         return super().assign_sub(self._counted(value), *args, **kwargs)
 
     def _counted(self, value: Any) -> Any:
@@ -145,7 +152,11 @@ class Tally(_Readable, SyncOnReadVariable):
 
 
 class _Saved(SaveableObject):
-    """Saves what a variable reads as from outside, and restores by assigning that."""
+    """Saveable object of a variable, for checkpoints.
+
+    It saves the value that the variable reads as outside of replicas, and restores each replica's
+    copy from the saved value.
+    """
 
     def __init__(self, variable: DistributedVariable, name: str) -> None:
         self._variable = variable
@@ -170,7 +181,10 @@ class _Saved(SaveableObject):
 
 
 class _Private(Weight):
-    """Differs between replicas: ``of_replica`` computes a replica's value from the saved one."""
+    """Variable that differs between replicas.
+
+    ``of_replica`` computes a replica's value from the saved value.
+    """
 
     def _differs(self, value: Any) -> bool:
         return False
@@ -179,7 +193,7 @@ class _Private(Weight):
         raise NotImplementedError
 
     def restored(self) -> None:
-        """Called when all replicas have got a value of a checkpoint."""
+        """Update dependent state after a checkpoint has given all replicas a value."""
 
     def _update_cross_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
         if not isinstance(value, DistributedValues) or isinstance(value, DistributedVariable):
@@ -192,10 +206,13 @@ class _Private(Weight):
 
 
 class _OfKeras(_Private):
-    """One that a variable of Keras holds."""
+    """Variable that differs between replicas and that a Keras variable wraps."""
 
     def _serialize_to_tensors(self) -> dict[str, Any]:
-        """Called by Keras for ``tf.train.Checkpoint``, which else saves the first replica's."""
+        """Return the value to save in a ``tf.train.Checkpoint``.
+
+        Keras calls this; its own method would save the value of the first replica.
+        """
         return {_VALUE: self._get_cross_replica()}
 
     def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> Any:
@@ -204,10 +221,10 @@ class _OfKeras(_Private):
 
 
 class LocalWeight(_OfKeras):
-    """Each replica's own between the agreements of a rule: see course.py.
+    """Weight that differs between replicas while they train in rounds: see course.py.
 
-    Outside of replicas it reads as the mean over them, or as what the rule keeps for it. What is
-    assigned there, or restored, all replicas get.
+    Outside of replicas, it reads as the mean over replicas, or as the value that the rule keeps for
+    it. An assigned or restored value goes to all replicas.
     """
 
     def _differs(self, value: Any) -> bool:
@@ -238,16 +255,16 @@ class LocalWeight(_OfKeras):
 
 
 class LocalStatistic(LocalWeight):
-    """The same, of a statistic."""
+    """Statistic that differs between replicas while they train in rounds."""
 
     def _differs(self, value: Any) -> bool:
         return True
 
 
 class Seed(_Private):
-    """A random generator's state, another on each replica.
+    """State of a random generator, which differs between replicas.
 
-    Outside of replicas, and in checkpoints, it is what one device would have.
+    Outside of replicas, and in checkpoints, it has the value that one device would have.
     """
 
     def _fold(self, local_id: int) -> tf.Tensor:
@@ -255,7 +272,7 @@ class Seed(_Private):
         return tf.cast(tf.constant([replica * _FOLD % (1 << 32), 0], tf.int64), self.dtype)
 
     def of_replica(self, local_id: int, whole: tf.Tensor) -> tf.Tensor:
-        """The seed of one replica of this process, made of that which all share."""
+        """Return the seed of one replica of this process, from the common seed."""
         return whole + self._fold(local_id)
 
     def _get_cross_replica(self) -> tf.Tensor:
@@ -263,10 +280,10 @@ class Seed(_Private):
 
 
 class Accumulator(_OfKeras):
-    """Gradients that wait for the end of a window: a part of their sum on each replica."""
+    """Accumulated gradients: each replica holds a part of their sum until the window ends."""
 
     def of_replica(self, local_id: int, whole: tf.Tensor) -> tf.Tensor:
-        """One replica's part of the sum of all."""
+        """Return one replica's part of the sum over all replicas."""
         return whole / self.distribute_strategy.extended.number_of_replicas
 
     def _get_cross_replica(self) -> tf.Tensor:
@@ -275,14 +292,14 @@ class Accumulator(_OfKeras):
 
 
 class Part(_Private):
-    """Each replica's part of a sum, such as a residual; outside of replicas, one reads all."""
+    """Part of a sum on each replica, such as a residual; from outside, it reads as all parts."""
 
     def of_replica(self, local_id: int, whole: tf.Tensor) -> tf.Tensor:
-        """One replica's row; an equal part of the sum if there were other replicas before."""
+        """Return one replica's row; an equal part of the sum if the number of replicas changed."""
         extended = self.distribute_strategy.extended
         if whole.shape[0] == extended.number_of_replicas:
             return whole[extended.first_rank + local_id]
-        return tf.reduce_sum(whole, 0) / extended.number_of_replicas  # nothing is lost
+        return tf.reduce_sum(whole, 0) / extended.number_of_replicas  # keeps the sum
 
     def _get_cross_replica(self) -> tf.Tensor:
         rows = PerReplica(tuple(v.read_value()[tf.newaxis] for v in self.values))
@@ -290,12 +307,12 @@ class Part(_Private):
 
 
 class Shard(_Private):
-    """Each replica's shard of a tensor; outside of replicas, one reads and assigns all of it.
+    """Shard of a tensor on each replica; from outside, it reads and assigns the whole tensor.
 
     Attributes:
-        whole_shape: the tensor's.
-        weight: that is equal to it while all replicas have the same, so that a worker may read it
-            alone, as weights then; None if there is none.
+        whole_shape: shape of the whole tensor.
+        weight: weight that is equal to the whole tensor while replicas have the same weights, so
+            that a worker can read the tensor without the other workers; None if there is none.
     """
 
     whole_shape: tuple[int, ...]
@@ -315,7 +332,7 @@ class Shard(_Private):
 
 
 def kind_of(keywords: dict[str, Any]) -> type[Weight]:
-    """Which of these a new variable is, by the arguments that it is made with."""
+    """Return the class of a new variable, by the arguments that it is made with."""
     name = _name_of(keywords)
     aggregation = keywords.get("aggregation") or tf.VariableAggregation.NONE
     if aggregation != tf.VariableAggregation.NONE:
@@ -328,9 +345,9 @@ def kind_of(keywords: dict[str, Any]) -> type[Weight]:
 
 
 def _in_rounds(kind: type[Weight], keywords: dict[str, Any]) -> type[Weight]:
-    """Return the kind of a variable that replicas update while they make steps alone.
+    """Return the class of a variable that replicas update while they make steps alone.
 
-    A variable that asks for means gets them at the ends of rounds, as statistics do.
+    A variable whose aggregation is the mean is averaged at the ends of rounds, as statistics are.
     """
     aggregation = keywords.get("aggregation")
     if aggregation == tf.VariableAggregation.SUM:
@@ -367,11 +384,11 @@ _BY_NAME: dict[str, type[Weight]] = {
 
 
 def made(create: Callable[[], Any], keywords: dict[str, Any], rounds: Any) -> Any:
-    """Make a replicated variable of the class that its use asks for.
+    """Make a replicated variable of the class that fits its use.
 
     Args:
-        create: makes the variable by TensorFlow's means.
-        keywords: arguments that it is made with.
+        create: function that makes the variable with TensorFlow.
+        keywords: arguments that the variable is made with.
         rounds: rounds of the strategy; None if replicas make all steps together.
     """
 
@@ -394,7 +411,7 @@ def made(create: Callable[[], Any], keywords: dict[str, Any], rounds: Any) -> An
     if isinstance(variable, Seed):
         with tf.init_scope():
             for i, component in enumerate(variable.values):
-                if not component.is_initialized():  # of a SavedModel, whose seeds come later
+                if not component.is_initialized():  # a SavedModel sets seeds later
                     continue
                 component.assign(variable.of_replica(i, component.read_value()))
     return variable
