@@ -9,10 +9,6 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-# Packages whose docstrings nobody has rewritten yet. The list only shrinks: a package without
-# findings must leave it.
-NOT_YET: tuple[str, ...] = ()
-
 # First words of docstrings that need their neighbours to be understood. The list grows.
 FRAGMENT = re.compile(
     r"(?i)(of|by|on|in|at|as|to|from|for|with|within|without|until|while|if|because|beside|besides"
@@ -37,7 +33,6 @@ DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 class Finding(NamedTuple):
     """A docstring that breaks a rule."""
 
-    package: str
     place: str
     words: str
     rule: str
@@ -62,36 +57,19 @@ def broken_rules(node):
             yield offset, line.strip(), NOUN_RULE
 
 
-def findings_in(text, package="", place="text"):
+def findings_in(text, place="text"):
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, (ast.Module, ast.ClassDef, *DEFINITIONS)) and ast.get_docstring(node):
             begin = node.body[0].lineno
             for offset, words, rule in broken_rules(node):
-                yield Finding(package, f"{place}:{begin + offset}", words, rule)
+                yield Finding(f"{place}:{begin + offset}", words, rule)
 
 
-@pytest.fixture(scope="module")
-def findings():
-    found = []
-    for file in sorted((ROOT / "tfscale").rglob("*.py")):
-        place = file.relative_to(ROOT)
-        package = place.parts[1] if len(place.parts) > 2 else ""
-        found += findings_in(file.read_text(), package, place)
-    return found
-
-
-def test_docstrings_are_plain_sentences(findings):
-    found = [str(each) for each in findings if each.package not in NOT_YET]
+def test_docstrings_are_plain_sentences():
+    files = sorted((ROOT / "tfscale").rglob("*.py"))
+    each = (findings_in(file.read_text(), file.relative_to(ROOT)) for file in files)
+    found = [str(finding) for of_file in each for finding in of_file]
     assert not found, "\n".join(["docstrings that break docs/contributing.md's rules:", *found])
-
-
-@pytest.mark.parametrize("package", NOT_YET)
-def test_a_package_without_fragments_leaves_the_list(package, findings):
-    """The list of packages that nobody has rewritten must shrink to nothing."""
-    left = sum(each.package == package for each in findings)
-    assert left, (
-        f"tfscale/{package} has no fragments: take {package!r} out of NOT_YET in {__file__}"
-    )
 
 
 def of_function(words):

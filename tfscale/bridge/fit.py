@@ -9,6 +9,7 @@ import dataclasses
 import itertools
 import math
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -192,18 +193,36 @@ def _callback_list() -> Any:
     return None
 
 
-def is_running_with(callback: Any) -> bool:
-    """Whether any thread is in a ``fit`` with a callback: Keras does not say when one has raised.
+class RunningFit:
+    """A ``fit`` in progress, of which another thread may ask whether it has ended.
 
-    A function that returns meanwhile hides its callers: look again before you believe a no.
+    Keras does not say when a ``fit`` has raised. To read the variables of a call that another
+    thread makes can end the process; so a look only compares which calls there are, by their
+    numbers. A number may be given again once its call has been freed, and with it the list of
+    callbacks.
     """
-    for calls in threads():
-        for frame in calls:
-            if frame.f_code.co_name == "fit":
-                listed = getattr(frame.f_locals.get("callbacks"), "callbacks", ())
-                if any(one is callback for one in listed):
-                    return True
-    return False
+
+    def __init__(self, frame: Any, callbacks: Any) -> None:
+        self._number, self._callbacks = id(frame), weakref.ref(callbacks)
+
+    def goes_on(self) -> bool:
+        """Whether it has not ended yet.
+
+        A function that returns during a look hides its callers: look again before you believe a no.
+        """
+        if self._callbacks() is None:
+            return False
+        return any(id(frame) == self._number for calls in threads() for frame in calls)
+
+
+def running_with(callback: Any) -> RunningFit | None:
+    """Return the ``fit`` of this thread that has a callback; None if none has."""
+    for frame in frames(sys._getframe(1)):
+        if frame.f_code.co_name == "fit":
+            listed = frame.f_locals.get("callbacks")
+            if any(one is callback for one in getattr(listed, "callbacks", ())):
+                return RunningFit(frame, listed)
+    return None
 
 
 def element_spec(iterator: Any) -> Any:

@@ -33,7 +33,7 @@ class Sigterm:
     def __init__(self, callback: Any) -> None:
         self._callback = callback
         # A loop of the user may go on after an error, so it counts as running.
-        self._in_fit = fit.is_running_with(callback)
+        self._fit = fit.running_with(callback)
         self.told = False
         _process.add(self)
 
@@ -62,7 +62,7 @@ class Sigterm:
         Looks several times: a function that returns during a look hides its callers.
         """
         for _ in range(_TIMES):
-            if not self._in_fit or fit.is_running_with(self._callback):
+            if self._fit is None or self._fit.goes_on():
                 return False
             time.sleep(_BETWEEN)
         return True
