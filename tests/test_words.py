@@ -101,7 +101,7 @@ def test_the_lint_finds_fragments(text, rule):
 
 def test_a_finding_says_where_it_is():
     text = of_function("Draw.\n\n    Args:\n        seed: of the vectors.\n    ")
-    (found,) = findings_in(text, "sync", "tfscale/sync/rule.py")
+    (found,) = findings_in(text, "tfscale/sync/rule.py")
     assert str(found).startswith("tfscale/sync/rule.py:5: 'seed: of the vectors.' describes")
 
 
