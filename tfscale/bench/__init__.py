@@ -16,7 +16,7 @@ ALL_REDUCE = "allreduce"
 BENCHES = {
     ALL_REDUCE: "all-reduces between processes, also those of other libraries",
     "devices": "all-reduces between logical devices of one process",
-    "fit": "training with this strategy, with TensorFlow's, and without a strategy",
+    "fit": "training with this strategy, with stock strategies, and with none",
     "adaptive": "a method chosen live, and fixed methods, while links change",
     "memory": "the memory of training steps, with and without Recompute",
     "telemetry": "steps of fit, with and without telemetry",
