@@ -59,23 +59,17 @@ def keep_tensors() -> bool:
     if not _has_own_pool() and not started.has_devices():
         for name, value in {POOL: "true", _LARGEST_POOL: str(_NO_LIMIT)}.items():
             os.environ.setdefault(name, value)
-        _in_time.append(os.environ[POOL].lower() in ("true", "1"))
-    return keeps_tensors()
-
-
-def keeps_tensors() -> bool:
-    """Return whether TensorFlow takes the tensors of CPUs from a pool."""
-    return _has_own_pool() or any(_in_time)
+    return _has_own_pool() or _pool_is_on()
 
 
 def words() -> str:
     """Return a sentence that says whether TensorFlow keeps the memory of tensors, and why."""
     if _has_own_pool():
         return "TensorFlow keeps the memory of tensors, in oneDNN's pool"
-    if any(_in_time):
+    if _pool_is_on():
         return f"TensorFlow keeps the memory of tensors, since tfscale has set {POOL}=true"
-    if _in_time:
-        why, now = f"{POOL}={os.environ.get(POOL)} says so", f"unset {POOL}"
+    if POOL in os.environ:
+        why, now = f"{POOL}={os.environ[POOL]} says so", f"unset {POOL}"
     else:
         why = f"it was started {started.words()} before tfscale could turn its pool on"
         now = f"make the strategy first, or set {POOL}=true before the program starts"
@@ -89,6 +83,10 @@ def _has_own_pool() -> bool:
     from tfscale.bridge.tensorflow import uses_onednn  # loads TensorFlow
 
     return platform.machine() == "x86_64" and uses_onednn()
+
+
+def _pool_is_on() -> bool:
+    return os.environ.get(POOL, "").lower() in ("true", "1")
 
 
 def huge_pages() -> str:
@@ -114,9 +112,6 @@ def keep_freed_memory() -> bool:
         return False
     mallopt = ctypes.CDLL(None).mallopt
     return all(mallopt(parameter, value) for parameter, value in _SETTINGS.items())
-
-
-_in_time: list[bool] = []  # whether the pool was on, each time that TensorFlow had no devices yet
 
 
 def _tuned_by_user() -> bool:
