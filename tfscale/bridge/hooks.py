@@ -183,8 +183,8 @@ class _Layer:
 class _Chain:
     """One attribute of one owner, and the hooks on it, from the first to the last.
 
-    The attribute itself refers to its chain, or whoever can take a value off: so a chain ends with
-    its owner, and keeps no owner alive.
+    The function that stands in refers to its chain, and so does the ``Worn`` that can take a value
+    off. Nothing else does: a chain ends with its owner, and keeps no owner alive.
     """
 
     def __init__(self, owner: Any, name: str) -> None:
@@ -313,8 +313,8 @@ def _put(hook: Hook, owner: Any, stand_in: _Function | _Value, weakly: bool) -> 
 def _forget_dead(owner: int, name: str) -> None:
     """Put the original back after the end of an object that hooks live with.
 
-    Python may call this anywhere, also while its thread changes hooks: whoever does that leaves out
-    the dead ones, and those that are left are not called.
+    Python may call this anywhere, also while its thread changes hooks. Then this does nothing: each
+    change leaves out dead hooks, and a chain does not call the dead hooks that remain.
     """
     if not _changing.acquire(blocking=False):
         return

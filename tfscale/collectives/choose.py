@@ -55,7 +55,8 @@ class Chooser:
         ranks: how many ranks take part.
 
     Attributes:
-        lossless: the chooser for lossless bytes, if their wire is another one and both are known.
+        lossless: the chooser for lossless bytes; None if this chooser is for them, or if the links
+            were not measured on both wires.
 
     Example:
         >>> chooser = Chooser(Link(alpha=1e-3, beta=1e-9), gamma=1e-10, ranks=6)

@@ -140,7 +140,8 @@ class ExchangeState(tf.Module, Saveable):
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> Any:
         """Return the objects to save; TensorFlow calls this method.
 
-        A SavedModel gets none of them: whoever loads a SavedModel does not continue its training.
+        A SavedModel gets none of them: a program that loads a SavedModel does not continue its
+        training.
         """
         return {} if save_type == "savedmodel" else super()._trackable_children(save_type, **kwargs)
 

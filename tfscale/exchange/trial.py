@@ -3,7 +3,8 @@
 If the predicted times of two schedules are close, a bucket uses both in turn during the
 first steps. The graph itself counts and times the turns. After the last turn the ranks
 exchange their times, so that all ranks make the same choice. As long as steps succeed, all
-ranks are in the same turn, whoever calls the steps, and no Python needs to run between steps.
+ranks are in the same turn: ``fit`` and custom loops can call the steps, and no Python needs to
+run between steps.
 """
 
 from __future__ import annotations
