@@ -108,14 +108,13 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
     Tensor* output;
     // Peers of a mixture read the input while the output is written.
     const bool may_share = !sharded() && goal_ != Goal::kMixture && summed_as_ == type_;
+    int forwarded = -1;
     if (index == 0 && may_share) {
-      int forwarded;
       TF_RETURN_IF_ERROR(ctx->forward_input_or_allocate_output({1}, 0, shape, &output, &forwarded));
-      if (forwarded < 0) Fresh(ctx, *output);
     } else {
       TF_RETURN_IF_ERROR(ctx->allocate_output(index, shape, &output));
-      Fresh(ctx, *output);
     }
+    if (forwarded < 0) Fresh(ctx, *output);
     *result = *output;
     return absl::OkStatus();
   }
@@ -124,6 +123,13 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
   static void Fresh(OpKernelContext* ctx, const Tensor& tensor) {
     const bool of_cpu = ctx->device()->attributes().device_type() == tensorflow::DEVICE_CPU;
     if (of_cpu) AskForHugePages(Bytes(tensor), tensor.TotalBytes());
+  }
+
+  static absl::Status NewTemporary(OpKernelContext* ctx, DataType type, const TensorShape& shape,
+                                   Tensor* tensor) {
+    TF_RETURN_IF_ERROR(ctx->allocate_temp(type, shape, tensor, OnHost()));
+    Fresh(ctx, *tensor);
+    return absl::OkStatus();
   }
 
   absl::Status ReadProgram(OpKernelConstruction* ctx) {
@@ -221,8 +227,7 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
     const bool other_type = summed_as_ != type_;
     if (other_type || scatter) {
       const TensorShape& longer = scatter ? job->x.shape() : job->y.shape();
-      TF_RETURN_IF_ERROR(ctx->allocate_temp(summed_as_, longer, &job->scratch, OnHost()));
-      Fresh(ctx, job->scratch);
+      TF_RETURN_IF_ERROR(NewTemporary(ctx, summed_as_, longer, &job->scratch));
       job->to = Bytes(job->scratch);
     }
     const bool gather = goal_ == Goal::kAllGather;
@@ -439,9 +444,7 @@ class BeginOp : public CollectiveOp {
 
   absl::Status NewResult(OpKernelContext* ctx, int, const TensorShape& shape,
                          Tensor* result) const override {
-    TF_RETURN_IF_ERROR(ctx->allocate_temp(type_, shape, result, OnHost()));
-    Fresh(ctx, *result);
-    return absl::OkStatus();
+    return NewTemporary(ctx, type_, shape, result);
   }
 
   // Neither the op nor its kernel need to live until the exchange ends, nor does the step.

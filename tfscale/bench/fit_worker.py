@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import socket
 import sys
 import time
@@ -21,7 +20,7 @@ import tensorflow as tf
 
 from tfscale.bench import machine, methods
 from tfscale.bench.fit_contestants import FitContestant
-from tfscale.bench.measure import page_faults
+from tfscale.bench.measure import highest_memory, page_faults
 from tfscale.exchange.state import ExchangeState
 from tfscale.exchange.trial import TURNS
 from tfscale.strategy import ScaleStrategy, auto_strategy
@@ -324,8 +323,7 @@ def _answer(training: Fit, order: dict[str, int]) -> Any:
         last, first = training.behind[-1], training.behind[-1 - order["behind"]]
         return [now - then for now, then in zip(last, first, strict=True)]
     if "memory" in order:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return [training.faults, 1.024e-3 * peak]  # Linux counts in KiB
+        return [training.faults, highest_memory() / 1e6]
     faults, steps = page_faults(), UNTIMED + order["steps"]
     ends = training.steps(steps)
     training.faults = (page_faults() - faults) / steps

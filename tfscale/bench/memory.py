@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfscale.bench import machine
 from tfscale.bench.command import list_of, make_console, one_of, progress, whole_number
+from tfscale.bench.measure import highest_memory
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -365,7 +366,7 @@ def make_meter(keras: Any, tf: Any) -> Any:
                 self.settled = _settle()
                 tf.config.experimental.reset_memory_stats("CPU:0")
                 self.held = in_use()["current"]
-            self.resident = _highest() - self.settled
+            self.resident = highest_memory() - self.settled
             self.allocated = in_use()["peak"] - self.held
 
     return Meter()
@@ -376,11 +377,4 @@ def _settle() -> int:
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
-    return _highest()
-
-
-def _highest() -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM"):
-            return int(line.split()[1]) * 1024
-    raise OSError("/proc/self/status has no VmHWM: this benchmark needs Linux")
+    return highest_memory()

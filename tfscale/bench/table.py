@@ -123,7 +123,7 @@ def _sent(contestant: Contestant, size: int, processes: int) -> int | None:
 
 def compare_with_tf(records: Sequence[AllReduceResult]) -> None:
     """Set ``times_tf`` of each record whose size was also measured with stock TensorFlow."""
-    stock = {(r.numbers, r.processes): r.median_ms for r in records if r.algorithm == "tf"}
+    stock = _medians(records, "tf")
     for record in records:
         median = stock.get((record.numbers, record.processes))
         record.times_tf = None if median is None else median / record.median_ms
@@ -131,10 +131,15 @@ def compare_with_tf(records: Sequence[AllReduceResult]) -> None:
 
 def compare_with_nothing(records: Sequence[AllReduceResult]) -> None:
     """Fill ``over_nothing_ms`` wherever a function that exchanges nothing was measured too."""
-    floors = {(r.numbers, r.processes): r.median_ms for r in records if r.algorithm == "nothing"}
+    floors = _medians(records, "nothing")
     for record in records:
         floor = floors.get((record.numbers, record.processes))
         record.over_nothing_ms = None if floor is None else record.median_ms - floor
+
+
+def _medians(records: Sequence[AllReduceResult], algorithm: str) -> dict[tuple[int, int], float]:
+    """Return one contestant's medians, by size and number of processes."""
+    return {(r.numbers, r.processes): r.median_ms for r in records if r.algorithm == algorithm}
 
 
 def pays_for_pages(record: AllReduceResult) -> bool:

@@ -158,11 +158,6 @@ class Extended(ExtendedOfWorkers):
         """Whether this process's replicas are on GPUs."""
         return bool(self._local_device_type == "GPU")
 
-    @property
-    def trains_on_cpus(self) -> bool:
-        """Whether this process's replicas are CPUs."""
-        return bool(self._local_device_type == "CPU")
-
     def _initialize_local_devices(self, cluster_resolver: Any, worker_device: str) -> Any:
         kind, names = local_devices(self._wanted, worker_device)
         return tuple(f"{worker_device}/{name}" for name in names), kind

@@ -432,7 +432,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         """
         exchange = self.extended.exchange
         every = [row for reducer in self.reducers for row in rows(reducer)]
-        told = {"memory": memory.words()} if self.extended.trains_on_cpus else {}
+        told = {} if self.extended.on_gpus else {"memory": memory.words()}
         if self.rounds is not None:
             told |= {"rounds": self.rounds.words(), "title": self.rounds.title}
             every += self.rounds.sent_by_rules()
