@@ -9,30 +9,24 @@ import pytest
 ROOT = Path(__file__).parent.parent
 # Lowest first: who stands on a floor may use those below it, and nobody beside it.
 FLOORS = (
-    ("files", "handlers", "names", "messages", "sealed", "text", "version"),
-    ("arguments",),
-    ("figures", "records", "sizes", "wires"),
-    ("bridge", "collectives", "launch"),
-    ("ops",),
-    ("tensorflow_needed",),
-    ("compression", "curvature"),
-    ("exchange", "optimizers", "schedules", "sync"),
-    ("adversarial", "recompute"),
-    ("telemetry",),
+    ("support",),
+    ("bridge", "cluster", "collectives"),
+    ("native",),
+    ("compression",),
+    ("exchange", "sync"),
+    ("analysis",),
+    ("training",),
     ("callbacks",),
     ("strategy",),
     ("tfscale",),
-    ("launcher",),
-    ("bench",),
-    ("demo", "doctor"),
-    ("cli",),
+    ("tools",),
     ("__main__",),
 )
 NATIVE_FLOORS = (("wire",), ("engine", "optimizers", "compression"), ("transport",), ("kernels",))
 
 
 def room(module):
-    """Of ``tfscale.ops.library``: ``ops``; of ``tfscale.ScaleStrategy``: ``tfscale`` itself."""
+    """Of ``tfscale.native.library``: ``ops``; of ``tfscale.ScaleStrategy``: ``tfscale`` itself."""
     first = module.split(".")[1] if "." in module else ""
     there = ROOT / "tfscale" / first
     return first if first and (there.is_dir() or there.with_suffix(".py").exists()) else "tfscale"

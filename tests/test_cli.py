@@ -3,7 +3,7 @@
 import pytest
 
 from tests.helpers import ROOT
-from tfscale import bench, cli
+from tfscale.tools import bench, cli
 
 
 def printed(capsys, *words):

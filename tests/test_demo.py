@@ -8,8 +8,8 @@ import sys
 import pytest
 from helpers import ROOT
 
-from tfscale.demo import _FOR_THE_PICTURE, _NEEDED, main
-from tfscale.demo.training import _notes
+from tfscale.tools.demo import _FOR_THE_PICTURE, _NEEDED, main
+from tfscale.tools.demo.training import _notes
 
 pytestmark = pytest.mark.timeout(960)
 

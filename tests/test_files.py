@@ -5,8 +5,8 @@ import stat
 
 import pytest
 
-from tfscale import records
-from tfscale.files import replacing
+from tfscale.support import records
+from tfscale.support.files import replacing
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o027, 0o002, 0o077])

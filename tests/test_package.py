@@ -9,11 +9,11 @@ import subprocess
 import sys
 
 import pytest
+import tfscale.ops
 
 import tfscale
-import tfscale.ops
 from tests.helpers import ROOT
-from tfscale.sizes import number_of_bytes
+from tfscale.support.sizes import number_of_bytes
 
 
 def python(code):
@@ -115,7 +115,7 @@ def test_other_words_are_refused_with_what_was_received(written):
 
 PROGRESS = """
 import logging, tfscale
-from tfscale.messages import Progress
+from tfscale.support.messages import Progress
 say = logging.getLogger("tfscale").info
 with Progress("made {} of {} things", 8, say) as progress:
     for step in range(8):

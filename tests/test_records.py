@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tfscale.collectives.choose import Chooser
-from tfscale.records import LARGEST, Record, RecordError
+from tfscale.support.records import LARGEST, Record, RecordError
 
 GOOD = '{"ranks": 2, "link": {"alpha": 1e-5, "beta": 1e-9}, "gamma": 0, "table": []}'
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from tfscale import sealed
+from tfscale.support import sealed
 
 WORDS = {"epoch": 3}
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tfscale import wires
-from tfscale.wires import FORMATS, Error
+from tfscale.collectives import wires
+from tfscale.collectives.wires import FORMATS, Error
 
 ROOT = Path(__file__).parent.parent
 FACTS = (ROOT / "custom_ops/wire/facts.h").read_text()

@@ -8,25 +8,18 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tfscale import messages
 from tfscale.bridge import started
-from tfscale.version import __version__
+from tfscale.support import messages
+from tfscale.support.aliases import Aliases
+from tfscale.support.version import __version__
 
 if TYPE_CHECKING:
-    from tfscale import (
-        adversarial,
-        callbacks,
-        collectives,
-        compression,
-        curvature,
-        ops,
-        optimizers,
-        schedules,
-        sync,
-        telemetry,
-    )
-    from tfscale.launch.cluster import is_first, rank
+    from tfscale import callbacks, collectives, compression, sync
+    from tfscale import native as ops
+    from tfscale.analysis import curvature, telemetry
+    from tfscale.cluster.this_worker import is_first, rank
     from tfscale.strategy import ScaleStrategy, auto_strategy
+    from tfscale.training import adversarial, optimizers, schedules
 
 __all__ = [
     "ScaleStrategy",
@@ -46,13 +39,25 @@ __all__ = [
     "telemetry",
 ]
 
-_HOMES = {
+# Users import these packages by short names.
+_PACKAGES = {
+    "tfscale.adversarial": "tfscale.training.adversarial",
+    "tfscale.curvature": "tfscale.analysis.curvature",
+    "tfscale.launch": "tfscale.tools.launch",
+    "tfscale.ops": "tfscale.native",
+    "tfscale.optimizers": "tfscale.training.optimizers",
+    "tfscale.recompute": "tfscale.training.recompute",
+    "tfscale.schedules": "tfscale.training.schedules",
+    "tfscale.telemetry": "tfscale.analysis.telemetry",
+}
+_OBJECTS = {
     "ScaleStrategy": "tfscale.strategy",
     "auto_strategy": "tfscale.strategy",
-    "is_first": "tfscale.launch.cluster",
-    "rank": "tfscale.launch.cluster",
+    "is_first": "tfscale.cluster.this_worker",
+    "rank": "tfscale.cluster.this_worker",
 }
 
+Aliases(_PACKAGES).install()
 messages.set_up()
 started.watch()
 
@@ -60,8 +65,8 @@ started.watch()
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _OBJECTS:
+        return getattr(importlib.import_module(_OBJECTS[name]), name)
     return importlib.import_module(f"tfscale.{name}")
 
 

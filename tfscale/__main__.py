@@ -6,6 +6,6 @@ import sys
 if not getattr(sys.flags, "safe_path", False):
     del sys.path[0]
 
-from tfscale.cli import main
+from tfscale.tools.cli import main
 
 sys.exit(main())

@@ -14,7 +14,7 @@ struct BucketId {
   std::string graph = "";  // where it was traced; empty for eager ops
   int64_t number = 0;  // which one of this label and owner in the graph, from 1; 0 for eager ops
 
-  // Its name in errors, as in tfscale/ops/bucket.py.
+  // Its name in errors, as in tfscale/native/bucket.py.
   std::string Name() const {
     std::string name = graph.empty() ? "" : graph + "/";
     if (!owner.empty()) name += owner + " ";

@@ -13,7 +13,7 @@
 
 namespace tfscale {
 
-// How messages go between ranks of one process; as WITHIN_PROCESS in tfscale/ops/transport.py.
+// How messages go between ranks of one process; as WITHIN_PROCESS in tfscale/native/transport.py.
 inline constexpr char kWithinProcess[] = "the same process";
 
 // Names one message between two ranks. A sender and a receiver meet when their

@@ -31,7 +31,7 @@ std::function<std::shared_ptr<Channel>()> ChannelsOf(tensorflow::OpKernelContext
 absl::Status ToAbsl(const Status& status);
 
 // Marks an error of which the other ranks hear without being told, or cannot be told. Python looks
-// for it (ops/library.py).
+// for it (native/library.py).
 absl::Status KnownToAll(absl::Status status);
 
 }  // namespace tfscale

@@ -1,4 +1,4 @@
-// Facts about each wire: the only table in C++. tfscale/wires.py has the table in
+// Facts about each wire: the only table in C++. tfscale/collectives/wires.py has the table in
 // Python, and tests/test_wires.py compares the two.
 #ifndef TFSCALE_WIRE_FACTS_H_
 #define TFSCALE_WIRE_FACTS_H_

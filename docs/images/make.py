@@ -8,8 +8,9 @@ import pathlib
 from matplotlib.figure import Figure
 from PIL import Image
 
-from tfscale import collectives, figures
+from tfscale import collectives
 from tfscale.collectives import ALGORITHMS, Link
+from tfscale.support import figures
 
 HERE = pathlib.Path(__file__).parent
 SMALL_BUFFER = Link(alpha=1.0, beta=0.1)  # all of it takes a tenth of an empty message

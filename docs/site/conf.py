@@ -10,7 +10,7 @@ from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.application import Sphinx
 from sphinx.writers.html5 import HTML5Translator
 
-from tfscale.version import __version__
+from tfscale.support.version import __version__
 
 project = "tfscale"
 author = "the authors of tfscale"

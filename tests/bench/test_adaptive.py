@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from tests.bench.test_link import needs_root
-from tfscale.bench import adaptive, methods
 from tfscale.compression import Adaptive, PowerSGD, Settled, Staged, TopK
+from tfscale.tools.bench import adaptive, methods
 
 
 def test_methods_as_words():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tfscale.bench import command, machine, run
-from tfscale.bench.assignment import Assignment, Contestant
-from tfscale.bench.run import Outcome, Request
+from tfscale.tools.bench import command, machine, run
+from tfscale.tools.bench.assignment import Assignment, Contestant
+from tfscale.tools.bench.run import Outcome, Request
 
 
 def request_of(*argv: str) -> Request:

@@ -10,12 +10,12 @@ from statistics import mean
 import numpy as np
 import pytest
 
-from tfscale.bench import convergence, synthetic, trainings
-from tfscale.bench.convergence import METHODS, Run
-from tfscale.bench.digits import judge
-from tfscale.bench.methods import method_of
-from tfscale.bench.trainings import spread
 from tfscale.compression import PowerSGD, Staged
+from tfscale.tools.bench import convergence, synthetic, trainings
+from tfscale.tools.bench.convergence import METHODS, Run
+from tfscale.tools.bench.digits import judge
+from tfscale.tools.bench.methods import method_of
+from tfscale.tools.bench.trainings import spread
 
 pytestmark = pytest.mark.timeout(960)
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tfscale.bench import curvature
+from tfscale.tools.bench import curvature
 
 
 def test_it_measures_sharpness_and_growth(monkeypatch, tmp_path, capsys):

@@ -4,7 +4,9 @@ from tests import warm
 
 
 def test_it_compares_strategies():
-    code = "from tfscale.bench import epochs; epochs.main(['--devices', '2', '--rounds', '1'])"
+    code = (
+        "from tfscale.tools.bench import epochs; epochs.main(['--devices', '2', '--rounds', '1'])"
+    )
     ran = warm.run(["-c", code])
     assert ran.returncode == 0, ran.stdout
     for name in ("one device", "MirroredStrategy", "ScaleStrategy"):

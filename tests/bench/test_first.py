@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from tfscale.bench import first
+from tfscale.tools.bench import first
 
 # Operations of ours for each one of MirroredStrategy's, which say on every machine alike what
 # tracing costs. Ours synchronizes batch normalization and weights losses, MirroredStrategy neither.

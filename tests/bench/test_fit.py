@@ -9,14 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from tfscale.bench import fit, fit_trace
-from tfscale.bench.fit_contestants import PARTS, FitContestant, contestants
-from tfscale.bench.fit_crew import Crew
-from tfscale.bench.fit_table import conclude, hidden_share
-from tfscale.bench.fit_trace import RankTimeline
 from tfscale.launch import WorkerFailed
-from tfscale.telemetry.timeline import Exchanged
+
+from tfscale.analysis.telemetry.timeline import Exchanged
+from tfscale.tools.bench import fit, fit_trace
+from tfscale.tools.bench.fit_contestants import PARTS, FitContestant, contestants
+from tfscale.tools.bench.fit_crew import Crew
+from tfscale.tools.bench.fit_table import conclude, hidden_share
+from tfscale.tools.bench.fit_trace import RankTimeline
 
 
 def records(part: str, *times: list[float]):

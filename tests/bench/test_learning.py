@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tfscale.bench import digits, learning, trainings
-from tfscale.bench.learning import CHOICE, FULL, RATES, Learner, Run, Setting
+from tfscale.tools.bench import digits, learning, trainings
+from tfscale.tools.bench.learning import CHOICE, FULL, RATES, Learner, Run, Setting
 
 NAMES = ("Adam", "LAMB")
 

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from tfscale.bench import command, link, sockets
+from tfscale.tools.bench import command, link, sockets
 
 can_shape = os.geteuid() == 0 and shutil.which("ip") is not None and shutil.which("tc") is not None
 needs_root = pytest.mark.skipif(
@@ -69,7 +69,7 @@ def test_the_rate_is_what_was_asked_for() -> None:
 def _transfer(network: link.Network) -> list[float]:
     addresses = [f"{host}:9000" for host in network.hosts]
     program = (
-        "import sys; from tfscale.bench import sockets;"
+        "import sys; from tfscale.tools.bench import sockets;"
         f"print(sockets.ring_rate(int(sys.argv[1]), {addresses}, 0.4, 2))"
     )
     processes = [
@@ -139,7 +139,7 @@ def _wait(condition, seconds: float = 100):
 def test_sockets_measure_a_ring_on_the_loopback() -> None:
     from concurrent.futures import ThreadPoolExecutor
 
-    from tfscale.bench.run import _addresses
+    from tfscale.tools.bench.run import _addresses
 
     addresses = _addresses(["127.0.0.1"] * 3)
     with ThreadPoolExecutor(3) as pool:

@@ -1,7 +1,7 @@
 """``tfscale bench optimizers``, on small variables."""
 
-from tfscale.bench import optimizers
-from tfscale.bench.optimizers import PARTS
+from tfscale.tools.bench import optimizers
+from tfscale.tools.bench.optimizers import PARTS
 
 
 def test_it_measures_every_part(capsys):

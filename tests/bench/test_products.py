@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfscale.bench import products
+from tfscale.tools.bench import products
 
 
 @pytest.mark.parametrize(

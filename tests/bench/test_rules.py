@@ -10,10 +10,10 @@ import sys
 import numpy as np
 import pytest
 
-from tfscale.bench import rules, trainings
-from tfscale.bench.methods import checked_rule, rounds_of
-from tfscale.bench.rules import RULES, Plan, Run, orders
-from tfscale.bench.tasks import TASKS
+from tfscale.tools.bench import rules, trainings
+from tfscale.tools.bench.methods import checked_rule, rounds_of
+from tfscale.tools.bench.rules import RULES, Plan, Run, orders
+from tfscale.tools.bench.tasks import TASKS
 
 TRUTH = np.repeat(np.arange(10), 24)
 

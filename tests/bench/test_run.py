@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tfscale.bench.run import mpirun_of
+from tfscale.tools.bench.run import mpirun_of
 
 from .test_link import needs_root
 

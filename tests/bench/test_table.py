@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from tfscale import wires
-from tfscale.bench import measure
-from tfscale.bench.assignment import Contestant
-from tfscale.bench.table import (
+from tfscale.collectives import wires
+from tfscale.tools.bench import measure
+from tfscale.tools.bench.assignment import Contestant
+from tfscale.tools.bench.table import (
     bound_seconds,
     compare_with_nothing,
     compare_with_tf,
@@ -125,7 +125,7 @@ def test_contestants_take_turns() -> None:
 
 def test_a_picture_is_drawn(tmp_path) -> None:
     pytest.importorskip("matplotlib")
-    from tfscale.bench import plot
+    from tfscale.tools.bench import plot
 
     records = [
         make_record(Contestant(name, wire), size, p, 1e9, ranks([[size * 1e-8]] * p, "a" * p))

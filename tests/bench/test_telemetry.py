@@ -2,8 +2,8 @@
 
 import tensorflow as tf
 
-from tfscale.bench import telemetry
-from tfscale.bench.telemetry import PARTS
+from tfscale.tools.bench import telemetry
+from tfscale.tools.bench.telemetry import PARTS
 
 
 def test_it_measures_every_part(capsys):

@@ -6,7 +6,7 @@ import pytest
 
 from tfscale.collectives import ALGORITHMS, Cluster, Link
 from tfscale.collectives.choose import Choice, Chooser
-from tfscale.records import RecordError
+from tfscale.support.records import RecordError
 
 LINK = Link(alpha=1e-3, beta=1e-9)
 GAMMA = 1e-10

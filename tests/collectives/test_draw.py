@@ -6,8 +6,8 @@ import builtins
 
 import pytest
 
-from tfscale import figures
 from tfscale.collectives import ALGORITHMS, Cluster, Link, hierarchical, ring
+from tfscale.support import figures
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

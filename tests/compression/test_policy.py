@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tfscale.collectives.wires import FLOATS, WIRES
 from tfscale.compression import WirePolicy
-from tfscale.wires import FLOATS, WIRES
 
 LARGE = (512, 512)
 

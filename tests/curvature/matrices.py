@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tfscale.curvature.operator import Operator
+from tfscale.analysis.curvature.operator import Operator
 
 
 class Known(Operator):

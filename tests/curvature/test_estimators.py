@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.curvature.matrices import Known, covered, spread
-from tfscale.curvature.results import student
+from tfscale.analysis.curvature.results import student
 
 MATRIX = spread()
 VALUES = np.linalg.eigvalsh(MATRIX)[::-1]

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tests.curvature import nets
 from tests.curvature.matrices import Known, covered
 from tfscale import curvature
-from tfscale.curvature.results import student
+from tfscale.analysis.curvature.results import student
 
 RUNS = 100
 ENOUGH = 90  # of 95% error bars; of numbers that are independent, one in 28 has fewer

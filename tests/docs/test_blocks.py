@@ -12,7 +12,7 @@ from helpers import ROOT
 
 from tests import warm
 from tests.docs.page import BLOCK
-from tfscale import bench, cli
+from tfscale.tools import bench, cli
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SECONDS = 500  # many times what a page takes

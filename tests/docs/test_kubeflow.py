@@ -7,8 +7,8 @@ import subprocess
 import pytest
 from helpers import ROOT
 
-from tfscale.launch.sources import found
-from tfscale.launcher.request import parse
+from tfscale.cluster.sources import found
+from tfscale.tools.launch.request import parse
 
 yaml = pytest.importorskip("yaml")
 PAGE = (ROOT / "docs" / "kubeflow.md").read_text()

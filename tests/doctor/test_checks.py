@@ -11,9 +11,9 @@ import pytest
 from helpers import ROOT
 from rich.console import Console
 
-from tfscale.doctor import all_reduce, check, library, machine, network, probe, show, versions
-from tfscale.doctor.probe import Seen
-from tfscale.ops.toolchain import TensorFlow
+from tfscale.native.toolchain import TensorFlow
+from tfscale.tools.doctor import all_reduce, check, library, machine, network, probe, show, versions
+from tfscale.tools.doctor.probe import Seen
 
 TF = TensorFlow("2.21.0", "v2.21.0", (), ())
 WELL = Seen(TF, "3.15.1", "tensorflow", "", ())
@@ -240,8 +240,8 @@ def test_a_machine_that_does_not_know_itself(monkeypatch):
 
 
 def workers(own, *addresses):
-    sources = pytest.importorskip("tfscale.launch.sources")
-    from tfscale.doctor import cluster
+    sources = pytest.importorskip("tfscale.cluster.sources")
+    from tfscale.tools.doctor import cluster
 
     listed = ", ".join(f'"{address}"' for address in addresses)
     environ = {
@@ -283,7 +283,7 @@ def test_a_host_that_does_not_answer(monkeypatch):
 
 
 def test_localhost_among_other_hosts(monkeypatch):
-    from tfscale.doctor import cluster
+    from tfscale.tools.doctor import cluster
 
     monkeypatch.setattr(cluster, "_answers", lambda name, address: None)
     found = workers(0, "localhost:1", "192.0.2.1:1")
@@ -299,14 +299,14 @@ def test_localhost_among_other_hosts(monkeypatch):
     ],
 )
 def test_the_order_of_sources(environ, said):
-    from tfscale.doctor import cluster
+    from tfscale.tools.doctor import cluster
 
     assert cluster.order(environ).found == said
 
 
 def test_a_cluster_whose_workers_learn_where_the_others_are():
-    pytest.importorskip("tfscale.launch.sources")
-    from tfscale.doctor import cluster
+    pytest.importorskip("tfscale.cluster.sources")
+    from tfscale.tools.doctor import cluster
 
     environ = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     source, found = cluster.find(environ)
@@ -359,7 +359,9 @@ def launcher(tmp_path, monkeypatch):
 def test_between_hosts(launcher):
     words = launcher(f"echo hello; echo 'DOCTOR {FOUND}'")
     found = all_reduce.between("a:1,b:1", "ssh", 60)
-    expected = "-m tfscale launch --no-prefix --hosts a:1,b:1 --ssh ssh -m tfscale.doctor.worker\n"
+    expected = (
+        "-m tfscale launch --no-prefix --hosts a:1,b:1 --ssh ssh -m tfscale.tools.doctor.worker\n"
+    )
     assert words.read_text() == expected
     told = all_reduce.check(found)
     assert told.state == "ok"

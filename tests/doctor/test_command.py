@@ -8,7 +8,7 @@ import sys
 import pytest
 from helpers import ROOT
 
-pytest.importorskip("tfscale.launch.sources")  # with which the command looks for a cluster
+pytest.importorskip("tfscale.cluster.sources")  # with which the command looks for a cluster
 
 SECONDS = 300
 COMMAND = [sys.executable, "-m", "tfscale", "doctor"]
@@ -127,7 +127,7 @@ def test_nothing_to_build_with_and_a_broken_cluster(tmp_path):
 
 PROGRAM = """
 import json, os, signal, sys, time
-if sys.orig_argv[1:] == ["-m", "tfscale.doctor.worker"]:
+if sys.orig_argv[1:] == ["-m", "tfscale.tools.doctor.worker"]:
     if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 1:
         print("a library is missing", flush=True)
         {fate}
@@ -162,7 +162,7 @@ def test_a_worker_that_dies_in_the_all_reduce(fate):
 
 def test_a_worker_that_hangs_in_the_all_reduce(fate):
     fate("time.sleep(1000)")
-    from tfscale.doctor import all_reduce
+    from tfscale.tools.doctor import all_reduce
 
     with pytest.raises(all_reduce.Failed, match="worker . of 2 still runs after 2 s"):
         all_reduce.on_this_host(2)
@@ -237,5 +237,7 @@ def test_words_that_make_no_sense(words):
 
 
 def test_it_loads_no_tensorflow_itself():
-    program = "import sys, tfscale.doctor; assert not {'tensorflow', 'keras'} & set(sys.modules)"
+    program = (
+        "import sys, tfscale.tools.doctor; assert not {'tensorflow', 'keras'} & set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=SECONDS)

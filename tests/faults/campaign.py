@@ -34,11 +34,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
+from tfscale.launch import LocalWorkers
 
 from tests import warm
 from tfscale.collectives import ALGORITHMS
-from tfscale.launch import LocalWorkers
-from tfscale.wires import WIRES
+from tfscale.collectives.wires import WIRES
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = Path(__file__).parent / "workers" / "training.py"
@@ -276,7 +276,7 @@ def _names(fault: Fault, message: str) -> bool:
 
 
 def _was_ended_by_its_watch(fault: Fault, output: str) -> bool:
-    """While TensorFlow's servers start no Python code runs: see tfscale/launch/watch.py."""
+    """While TensorFlow's servers start no Python code runs: see tfscale/cluster/watch.py."""
     return fault.moment == "join" and bool(
         re.search(rf"\(worker {fault.victim} at .*This process ends now \(join_timeout\)", output)
     )

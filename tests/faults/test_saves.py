@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tfscale.ops.toolchain import find_compiler
+from tfscale.native.toolchain import find_compiler
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

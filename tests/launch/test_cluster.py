@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import warm
+from tfscale.launch import cluster
 
 from tests.launch.processes import PATIENCE, ROOT, free_ports, squatter
 from tests.launch.test_sources import srun, tf_config, torchrun
-from tfscale.bench.run import MPI, mpirun_of
-from tfscale.launch import cluster
+from tfscale.tools.bench.run import MPI, mpirun_of
 
 FIT = str(Path(__file__).parent / "workers" / "fit.py")
 OF_LAUNCHERS = ("TF_", "TFSCALE_LAUNCH", "SLURM_", "OMPI_", "PMI", "RANK", "WORLD_", "MASTER_")

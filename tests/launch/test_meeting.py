@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch.processes import PATIENCE, free_ports, processes, squatter
-from tfscale.launch.addresses import split
+from tfscale.cluster.addresses import split
 
 WORKER = str(Path(__file__).parent / "workers" / "meet.py")
 

@@ -9,11 +9,11 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tfscale.launch import slurm
 
 from tests.launch.processes import PATIENCE, ROOT
-from tfscale.launch import slurm
-from tfscale.launch.ancestors import ancestor
-from tfscale.launch.sources import ORDER, all_found, found
+from tfscale.cluster.ancestors import ancestor
+from tfscale.cluster.sources import ORDER, all_found, found
 
 TASKS = {"worker": [f"h{i}:2222" for i in range(4)]}
 
@@ -382,7 +382,7 @@ def test_the_nearest_ancestor_of_a_name(tmp_path):
     copy = shutil.copy("/bin/bash", tmp_path / "hydra_pmi_proxy")
     program = tmp_path / "program.py"
     program.write_text(
-        "from tfscale.launch.ancestors import ancestor; print(ancestor('hydra_pmi_proxy'))"
+        "from tfscale.cluster.ancestors import ancestor; print(ancestor('hydra_pmi_proxy'))"
     )
     done = subprocess.run(
         [copy, "-c", f"echo $$; sh -c '{sys.executable} {program}; true'; true"],

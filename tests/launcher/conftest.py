@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from tfscale.bench.link import LinkError, Network, check
+from tfscale.tools.bench.link import LinkError, Network, check
 
 PORT = 2222
 

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from tfscale.launcher.output import Screen
+from tfscale.tools.launch.output import Screen
 
 
 class Terminal:

@@ -7,10 +7,10 @@ import pytest
 
 from tests.launch.test_sources import srun
 from tests.launcher.launching import PROGRAMS
-from tfscale.launcher import hosts as named
-from tfscale.launcher.command import described, of_repetition
-from tfscale.launcher.hosts import Host, places
-from tfscale.launcher.request import parse
+from tfscale.tools.launch import hosts as named
+from tfscale.tools.launch.command import described, of_repetition
+from tfscale.tools.launch.hosts import Host, places
+from tfscale.tools.launch.request import parse
 
 
 @pytest.fixture(autouse=True)

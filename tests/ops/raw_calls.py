@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from helpers import group
-
 from tfscale.ops import library
-from tfscale.ops.optimizers import lamb_numbers, lars_numbers
+
+from tfscale.native.optimizers import lamb_numbers, lars_numbers
 
 PAIR = 2
 PROGRAMS = {  # of the first of two ranks: kind, peer, first chunk, end

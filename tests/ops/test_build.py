@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from tfscale import cli
 from tfscale.ops import build, shipped, toolchain, trust
-from tfscale.ops.toolchain import BuildError, TensorFlow
+
+from tfscale.native.toolchain import BuildError, TensorFlow
+from tfscale.tools import cli
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -26,7 +26,7 @@ PROGRAM_OF_A_PROCESS = """
 import sys
 from pathlib import Path
 from tfscale.ops import build
-from tfscale.ops.toolchain import TensorFlow
+from tfscale.native.toolchain import TensorFlow
 tf = TensorFlow("9.9.0", "v9.9.0-0-gabc", ("-D_GLIBCXX_USE_CXX11_ABI=1",), ())
 print(build.find_or_build(tf=tf, root=Path(sys.argv[1]), cache=Path(sys.argv[2])))
 """
@@ -717,8 +717,8 @@ def test_command_build_into_a_folder_that_cannot_be(small_world, capsys):
 
 def test_help_does_not_import_tensorflow():
     program = (
-        "import sys, tfscale.cli\n"
-        "try: tfscale.cli.main(['--help'])\n"
+        "import sys, tfscale.tools.cli\n"
+        "try: tfscale.tools.cli.main(['--help'])\n"
         "except SystemExit: pass\n"
         "assert not {'tensorflow', 'keras', 'numpy'} & set(sys.modules)"
     )

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import tensorflow as tf
 
-from tfscale.ops.devices import share_of, take_share
+from tfscale.native.devices import share_of, take_share
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from helpers import mirrored
 
-from tfscale.ops.optimizers import DTYPES, lamb, lamb_numbers, lars, lars_numbers
+from tfscale.native.optimizers import DTYPES, lamb, lamb_numbers, lars, lars_numbers
 
 SIZES = [0, 1, 7, 1000, 1_000_003]
 HALF_STEP = {tf.float32: 0.0, tf.bfloat16: 2.0**-8, tf.float16: 2.0**-11}
@@ -296,7 +296,7 @@ def test_not_finite_gradients_stay_in_their_place():
 PROGRAM_WITH_THREADS = """
 import hashlib, sys
 import numpy as np, tensorflow as tf
-from tfscale.ops.optimizers import lamb, lamb_numbers, lars, lars_numbers
+from tfscale.native.optimizers import lamb, lamb_numbers, lars, lars_numbers
 tf.config.threading.set_intra_op_parallelism_threads(int(sys.argv[1]))
 rng = np.random.default_rng(0)
 size = 1_000_003

@@ -2,10 +2,10 @@
 
 import pytest
 import tensorflow as tf
+from tfscale.ops import Group, all_reduce, transport
 
 from tfscale import ScaleStrategy
-from tfscale.ops import Group, all_reduce, transport
-from tfscale.ops.transport import attributes
+from tfscale.native.transport import attributes
 
 
 def test_by_default_nothing_is_asked_of_the_network():

@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 from tests.optimizers.common import SHAPES, assert_close, gradients, variables
-from tfscale.curvature.probes import signs
-from tfscale.optimizers.adahessian import AdaHessian
+from tfscale.analysis.curvature.probes import signs
+from tfscale.training.optimizers.adahessian import AdaHessian
 
 # -------------------------------------------------------------------- closed forms
 

@@ -9,8 +9,8 @@ import tensorflow as tf
 from keras import layers
 
 from tests.optimizers.common import flat, hessian
-from tfscale.curvature.probes import signs
-from tfscale.optimizers.adahessian import AdaHessian
+from tfscale.analysis.curvature.probes import signs
+from tfscale.training.optimizers.adahessian import AdaHessian
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ from helpers import mirrored
 from keras import layers
 
 from tfscale import ScaleStrategy
-from tfscale.optimizers.adahessian import AdaHessian
+from tfscale.training.optimizers.adahessian import AdaHessian
 
 pytestmark = pytest.mark.slow
 

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
+from tfscale.optimizers import BIAS_AND_NORM, LAMB, LARS
 
 from tests.optimizers.common import at
-from tfscale.optimizers import BIAS_AND_NORM, LAMB, LARS
-from tfscale.optimizers.base import ADAPTATION, DECAY
-from tfscale.optimizers.paths import found
+from tfscale.training.optimizers.base import ADAPTATION, DECAY
+from tfscale.training.optimizers.paths import found
 
 LAYERS = {
     "Dense": lambda: layers.Dense(3),

@@ -6,12 +6,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tfscale.ops import library
+from tfscale.optimizers import LAMB, LARS, fused
 
 from tests.optimizers.common import assert_close, gradients, train, variables
 from tfscale.bridge import runtime
-from tfscale.ops import library
-from tfscale.ops.toolchain import BuildError
-from tfscale.optimizers import LAMB, LARS, fused
+from tfscale.native.toolchain import BuildError
 
 RULES = {
     "lamb": lambda **how: LAMB(0.01, weight_decay=0.1, **how),

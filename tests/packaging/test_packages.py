@@ -48,7 +48,7 @@ def test_a_build_leaves_nothing_beside_what_it_made(packages, copy_of_checkout):
 
 def test_the_source_package_carries_the_sources(source):
     assert native_files() <= source
-    assert {"LICENSE", "README.md", "setup.cfg", "tfscale/ops/build.py"} <= source
+    assert {"LICENSE", "README.md", "setup.cfg", "tfscale/native/build.py"} <= source
 
 
 def test_every_python_package_is_listed_in_setup_cfg(wheel):

@@ -13,7 +13,7 @@ from keras import layers
 
 from tests.gallery.parts import BATCH, ROWS, classes, fit, fit_and_judge, images, random
 from tests.pains.complaint import Complaint
-from tfscale.bench.measure import meet
+from tfscale.tools.bench.measure import meet
 
 SIDE, KINDS = 8, 3
 

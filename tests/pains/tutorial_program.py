@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from tfscale.bench.measure import meet
+from tfscale.tools.bench.measure import meet
 
 ROWS, CLASSES, STEPS = 512, 10, 6
 PER_WORKER = 16

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.recompute import budgets
-from tfscale.bench.memory import Asked, main, measure
+from tfscale.tools.bench.memory import Asked, main, measure
 
 pytestmark = [
     pytest.mark.slow,

@@ -15,8 +15,8 @@ from tensorflow.python.ops.handle_data_util import get_resource_handle_data
 
 from tests.recompute.models import data, residual
 from tfscale.callbacks import Recompute
-from tfscale.recompute.batch import batch_of_fit
-from tfscale.recompute.gate import behind, use
+from tfscale.training.recompute.batch import batch_of_fit
+from tfscale.training.recompute.gate import behind, use
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from tfscale.recompute.solve import Chain, solve
+from tfscale.training.recompute.solve import Chain, solve
 
 
 def random_chain(count, seed):

@@ -6,11 +6,18 @@ import re
 
 import pytest
 
-from tfscale.recompute.early import with_early_products
-from tfscale.recompute.late import positions
-from tfscale.recompute.plan import BudgetError, Plan, plan_budget, plan_layers, plan_sqrt, show
-from tfscale.recompute.simulate import memory
-from tfscale.recompute.traced_step import Again, Op, Tensor, TracedStep, Unit
+from tfscale.training.recompute.early import with_early_products
+from tfscale.training.recompute.late import positions
+from tfscale.training.recompute.plan import (
+    BudgetError,
+    Plan,
+    plan_budget,
+    plan_layers,
+    plan_sqrt,
+    show,
+)
+from tfscale.training.recompute.simulate import memory
+from tfscale.training.recompute.traced_step import Again, Op, Tensor, TracedStep, Unit
 
 SIZE = 1_000_000
 

@@ -5,7 +5,8 @@ import builtins
 import numpy as np
 import pytest
 
-from tfscale import figures, schedules
+from tfscale import schedules
+from tfscale.support import figures
 
 
 def test_the_line_is_the_schedule(tmp_path):

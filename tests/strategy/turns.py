@@ -17,7 +17,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tfscale.bench.measure import leave
+from tfscale.tools.bench.measure import leave
 
 WORKERS, DEVICES = (int(number) for number in os.environ["LAYOUT"].split("x"))
 ME = json.loads(os.environ["TF_CONFIG"]).get("task", {"index": 0})["index"]

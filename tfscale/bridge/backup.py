@@ -17,7 +17,7 @@ import h5py
 import keras
 import tensorflow as tf
 
-from tfscale import sealed
+from tfscale.support import sealed
 
 _log = logging.getLogger("tfscale")
 

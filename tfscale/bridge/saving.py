@@ -14,7 +14,7 @@ from typing import Any
 
 from tfscale.bridge.hooks import SAVE_HDF5, SAVE_MODEL, SAVE_WEIGHTS
 from tfscale.bridge.installed import KERAS_2
-from tfscale.files import replacing
+from tfscale.support.files import replacing
 
 if not KERAS_2:
     from keras.src.legacy.saving import legacy_h5_format

@@ -1,6 +1,8 @@
 """Callbacks for Keras's ``fit``."""
 
-from tfscale import tensorflow_needed as _  # noqa: F401
+from tfscale.native import tensorflow_needed as _  # noqa: F401
+
+# isort: split
 from tfscale.callbacks.adversarial import Adversarial
 from tfscale.callbacks.batch_growth import BatchGrowth
 from tfscale.callbacks.curvature import Curvature

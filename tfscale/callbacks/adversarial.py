@@ -9,14 +9,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import arguments
-from tfscale.adversarial import PGD, losses
-from tfscale.adversarial.attacks import checked_attack
-from tfscale.adversarial.inputs import checked_names
-from tfscale.adversarial.step import AdversarialStep
 from tfscale.bridge.installed import refuse_keras_2
 from tfscale.callbacks import progress
 from tfscale.callbacks.one_fit import OneFit
+from tfscale.support import arguments
+from tfscale.training.adversarial import PGD, losses
+from tfscale.training.adversarial.attacks import checked_attack
+from tfscale.training.adversarial.inputs import checked_names
+from tfscale.training.adversarial.step import AdversarialStep
 
 Amount = float | Callable[[int], float]
 

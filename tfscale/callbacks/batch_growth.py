@@ -11,8 +11,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfscale import arguments
 from tfscale.callbacks import progress
+from tfscale.support import arguments
 
 if TYPE_CHECKING:
     from tfscale.callbacks.curvature_growth import CurvatureGrowth

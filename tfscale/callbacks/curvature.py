@@ -11,13 +11,14 @@ from typing import Any
 
 import keras
 
-from tfscale import arguments, curvature
+from tfscale.analysis import curvature
+from tfscale.analysis.curvature.of_model import refuse_other_strategies
+from tfscale.analysis.curvature.samples import checked_samples
+from tfscale.analysis.curvature.variables import checked_variables
+from tfscale.analysis.telemetry.sinks import JsonLines, TensorBoard
 from tfscale.bridge.installed import refuse_keras_2
 from tfscale.callbacks import progress
-from tfscale.curvature.of_model import refuse_other_strategies
-from tfscale.curvature.samples import checked_samples
-from tfscale.curvature.variables import checked_variables
-from tfscale.telemetry.sinks import JsonLines, TensorBoard
+from tfscale.support import arguments
 
 EPOCH = "epoch"
 VERSION = 1  # version of the JSON lines

@@ -11,14 +11,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import arguments, curvature, records
+from tfscale.analysis import curvature
+from tfscale.analysis.curvature.of_model import refuse_other_strategies
 from tfscale.bridge import fit
 from tfscale.bridge.installed import KERAS_2
 from tfscale.bridge.objects import innermost
 from tfscale.callbacks import progress
 from tfscale.callbacks.batch_growth import BatchGrowth
 from tfscale.callbacks.warmup import Warmup
-from tfscale.curvature.of_model import refuse_other_strategies
+from tfscale.support import arguments, records
 
 KIND = "growth by curvature"
 

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfscale.bridge.objects import momentums_of
-from tfscale.optimizers import LARS
+from tfscale.training.optimizers import LARS
 
 
 def buffers_with_rate(optimizer: Any) -> list[Any]:

@@ -8,10 +8,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import arguments
 from tfscale.bridge.backup import WholeBackup
 from tfscale.bridge.installed import KERAS_2
 from tfscale.callbacks.sigterm import Sigterm
+from tfscale.support import arguments
 
 _log = logging.getLogger("tfscale")
 

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfscale.bridge.objects import given_rate, innermost
-from tfscale.schedules.schedule import EPOCHS, STEPS
+from tfscale.training.schedules.schedule import EPOCHS, STEPS
 
 
 def window(optimizer: Any) -> int:

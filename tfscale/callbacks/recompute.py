@@ -9,13 +9,14 @@ from typing import Any
 
 import keras
 
-from tfscale import arguments
 from tfscale.bridge.grappler import sums_in_order
 from tfscale.bridge.installed import refuse_keras_2
 from tfscale.bridge.objects import innermost
 from tfscale.callbacks.one_fit import OneFit
-from tfscale.optimizers import AdaHessian
-from tfscale.recompute import (
+from tfscale.support import arguments
+from tfscale.support.sizes import number_of_bytes
+from tfscale.training.optimizers import AdaHessian
+from tfscale.training.recompute import (
     Plan,
     plan_budget,
     plan_fraction,
@@ -24,10 +25,9 @@ from tfscale.recompute import (
     recomputing,
     trace,
 )
-from tfscale.recompute.batch import batch_of_fit
-from tfscale.recompute.plan import Tell, checked_fraction, checked_layers
-from tfscale.recompute.traced_step import TracedStep
-from tfscale.sizes import number_of_bytes
+from tfscale.training.recompute.batch import batch_of_fit
+from tfscale.training.recompute.plan import Tell, checked_fraction, checked_layers
+from tfscale.training.recompute.traced_step import TracedStep
 
 SECONDS_BETWEEN_LINES = 2  # seconds between two messages of a search
 

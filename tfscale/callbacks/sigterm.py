@@ -10,9 +10,9 @@ import threading
 import time
 from typing import Any
 
-from tfscale import handlers
 from tfscale.bridge import fit
-from tfscale.ops import library
+from tfscale.native import library
+from tfscale.support import handlers
 
 _TIMES, _BETWEEN = 5, 0.1  # seconds
 _EACH = 1.0  # seconds after a signal, to check whether ``fit`` has raised instead of reacting

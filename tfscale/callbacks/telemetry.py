@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from tfscale import arguments
+from tfscale.analysis.telemetry import report
+from tfscale.analysis.telemetry.engine_log import EngineLog, engine_log_of
+from tfscale.analysis.telemetry.errors import Distortion, Samples
+from tfscale.analysis.telemetry.fit import Batches, Size, batches_of_fit
+from tfscale.analysis.telemetry.sinks import JsonLines, TensorBoard
+from tfscale.analysis.telemetry.steps import EFFICIENCIES, Lap, Mean, split
+from tfscale.analysis.telemetry.timeline import Recording
 from tfscale.bridge.fit import forget_train_function
 from tfscale.bridge.output import keep_out_of_bar
 from tfscale.callbacks import progress
 from tfscale.exchange.explain import Row
-from tfscale.names import TIMELINE_VARIABLE
-from tfscale.ops.bucket import BucketId
-from tfscale.telemetry import report
-from tfscale.telemetry.engine_log import EngineLog, engine_log_of
-from tfscale.telemetry.errors import Distortion, Samples
-from tfscale.telemetry.fit import Batches, Size, batches_of_fit
-from tfscale.telemetry.sinks import JsonLines, TensorBoard
-from tfscale.telemetry.steps import EFFICIENCIES, Lap, Mean, split
-from tfscale.telemetry.timeline import Recording
+from tfscale.native.bucket import BucketId
+from tfscale.support import arguments
+from tfscale.support.names import TIMELINE_VARIABLE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

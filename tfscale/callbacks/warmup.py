@@ -7,10 +7,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import arguments, schedules
 from tfscale.bridge.objects import innermost
 from tfscale.callbacks import momentum, progress
-from tfscale.schedules.schedule import EPOCHS, STEPS
+from tfscale.support import arguments
+from tfscale.training import schedules
+from tfscale.training.schedules.schedule import EPOCHS, STEPS
 
 LOGGED = "learning_rate"
 

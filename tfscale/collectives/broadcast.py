@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fractions import Fraction
 
-from tfscale import arguments
 from tfscale.collectives.cost import Cost, Link, flat
 from tfscale.collectives.schedule import Move, Schedule, checked_ranks, finalise, keep, send
 from tfscale.collectives.tree import Node, depth, descend, node_at
+from tfscale.support import arguments
 
 
 def broadcast(ranks: int, root: int = 0) -> Schedule:

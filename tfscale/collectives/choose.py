@@ -12,13 +12,13 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-from tfscale import records
 from tfscale.collectives.cost import Cluster, Link, Machine
 from tfscale.collectives.hierarchical import hierarchical
 from tfscale.collectives.proof import trusted
 from tfscale.collectives.registry import ALGORITHMS, resolve
 from tfscale.collectives.schedule import Schedule
-from tfscale.records import Record
+from tfscale.support import records
+from tfscale.support.records import Record
 
 COST_MODEL = "cost model"
 MEASURED = "measured"

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
-from tfscale import arguments
+from tfscale.support import arguments
 
 
 @dataclasses.dataclass(frozen=True)

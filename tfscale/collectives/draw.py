@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tfscale import figures
 from tfscale.collectives.cost import Link, Machine
 from tfscale.collectives.schedule import Schedule
 from tfscale.collectives.simulate import Message, Simulation, simulate
+from tfscale.support import figures
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 
-from tfscale import arguments
 from tfscale.collectives.cost import Cost, Link, fan_in, flat
 from tfscale.collectives.proof import trusted
 from tfscale.collectives.schedule import (
@@ -30,6 +29,7 @@ from tfscale.collectives.schedule import (
     finalise,
     send,
 )
+from tfscale.support import arguments
 
 Pairs = Sequence[tuple[int, int]]  # each sender with its receiver
 Topology = Callable[[int], Sequence[Pairs]]

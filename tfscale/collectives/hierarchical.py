@@ -8,10 +8,10 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 
-from tfscale import arguments
 from tfscale.collectives.cost import Cluster, Cost, Link, Machine, checked_sizes, fan_in
 from tfscale.collectives.ring import ring
 from tfscale.collectives.schedule import MOST_RANKS, Move, Schedule, add, keep, send
+from tfscale.support import arguments
 
 
 def hierarchical(groups: int | Sequence[int], outer: Callable[[int], Schedule] = ring) -> Schedule:

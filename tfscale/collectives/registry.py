@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from tfscale import arguments
 from tfscale.collectives.central import central
 from tfscale.collectives.direct import direct
 from tfscale.collectives.halving import halving
@@ -15,6 +14,7 @@ from tfscale.collectives.proof import proven, trusted
 from tfscale.collectives.ring import ring
 from tfscale.collectives.schedule import Schedule, checked_ranks
 from tfscale.collectives.tree import tree
+from tfscale.support import arguments
 
 ALGORITHMS: dict[str, Callable[[int], Schedule]] = {
     "ring": ring,

@@ -33,7 +33,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
-from tfscale import arguments
+from tfscale.support import arguments
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

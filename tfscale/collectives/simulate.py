@@ -7,11 +7,11 @@ import gc
 import heapq
 from typing import NamedTuple
 
-from tfscale import arguments
 from tfscale.collectives.cost import Cluster, Link, Machine, checked_machine
 from tfscale.collectives.flow import flow
 from tfscale.collectives.schedule import Kind, Move, Schedule, ScheduleError, checked_schedule
 from tfscale.collectives.verify import Key, is_symmetric, message_key
+from tfscale.support import arguments
 
 _MOST_PARTS = 1_000_000  # each part takes memory
 

@@ -7,7 +7,9 @@
   ``adaptive.py``: ``Adaptive``.
 """
 
-from tfscale import tensorflow_needed as _  # noqa: F401
+from tfscale.native import tensorflow_needed as _  # noqa: F401
+
+# isort: split
 from tfscale.compression.adaptive import Adaptive
 from tfscale.compression.gradient import Gradient
 from tfscale.compression.low_rank import PowerSGD

@@ -22,13 +22,13 @@ from collections.abc import Mapping
 import numpy as np
 import tensorflow as tf
 
-from tfscale import arguments
+from tfscale.collectives.wires import LOSSLESS, WIRES
 from tfscale.compression.gradient import Gradient
 from tfscale.compression.low_rank import PowerSGD
 from tfscale.compression.method import RESIDUAL, Kept, Load, Method, Wire
 from tfscale.compression.sparse import TopK
 from tfscale.compression.switching import Switching, method_of, methods_of
-from tfscale.wires import LOSSLESS, WIRES
+from tfscale.support import arguments
 
 KNOWN = "adaptive"  # the name of the state that holds what is known: see Known
 

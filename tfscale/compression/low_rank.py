@@ -22,11 +22,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from tfscale import arguments
+from tfscale.collectives.wires import FORMATS, LOSSLESS, checked
 from tfscale.compression.gradient import Gradient
 from tfscale.compression.method import RESIDUAL, Kept, Load, Method, Wire, joined, separated
-from tfscale.ops import compression as ops
-from tfscale.wires import FORMATS, LOSSLESS, checked
+from tfscale.native import compression as ops
+from tfscale.support import arguments
 
 _FACTOR = "factor"
 

@@ -14,9 +14,10 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from tfscale import arguments, wires
+from tfscale.collectives import wires
+from tfscale.collectives.wires import FORMATS, LOSSLESS
 from tfscale.compression.gradient import Gradient
-from tfscale.wires import FORMATS, LOSSLESS
+from tfscale.support import arguments
 
 RESIDUAL = "residual"  # the name of the state that was not sent yet
 

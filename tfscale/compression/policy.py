@@ -8,10 +8,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from tfscale import arguments, wires
+from tfscale.collectives import wires
 from tfscale.compression.adaptive import Adaptive
 from tfscale.compression.gradient import Gradient
 from tfscale.compression.method import Method, Wire, checked_method
+from tfscale.support import arguments
 
 # Few numbers with much influence. The last word of a path identifies them. The shape alone does
 # not: an attention's bias and a layer norm's gamma may have two dimensions.

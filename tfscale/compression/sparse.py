@@ -22,12 +22,12 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from tfscale import arguments
+from tfscale.collectives.wires import FORMATS, LOSSLESS, checked, nbytes
 from tfscale.compression.gradient import Gradient
 from tfscale.compression.method import RESIDUAL, Kept, Load, Method, Wire, joined, separated
 from tfscale.compression.staged import Staged
-from tfscale.ops import compression as ops
-from tfscale.wires import FORMATS, LOSSLESS, checked, nbytes
+from tfscale.native import compression as ops
+from tfscale.support import arguments
 
 _VELOCITY = "velocity"
 _BYTES_OF_A_PLACE = 4

@@ -21,11 +21,11 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from tfscale import arguments
+from tfscale.collectives.wires import LOSSLESS
 from tfscale.compression.gradient import Gradient
 from tfscale.compression.method import Kept, Load, Method
 from tfscale.compression.switching import Switching, method_of, methods_of, switched
-from tfscale.wires import LOSSLESS
+from tfscale.support import arguments
 
 _SETTLING = "settling"  # steps, mean of squares, mean at the last check, whether settled
 _STEPS, _MEAN, _BEFORE, _SETTLED = range(4)

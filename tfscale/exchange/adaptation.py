@@ -18,15 +18,15 @@ import tensorflow as tf
 
 from tfscale.collectives.cost import Cost
 from tfscale.collectives.registry import resolve
+from tfscale.collectives.wires import BLOCK
 from tfscale.compression.adaptive import KNOWN, MOST, WIDTH, Adaptive
 from tfscale.compression.method import RESIDUAL, Load
 from tfscale.compression.switching import switched
 from tfscale.exchange import deciding
 from tfscale.exchange.deciding import LAP, PROBES, Decider, Seen, Step
 from tfscale.exchange.trial import Cell
-from tfscale.ops import Communicator, all_gather, all_reduce
-from tfscale.ops.group import host_of
-from tfscale.wires import BLOCK
+from tfscale.native import Communicator, all_gather, all_reduce
+from tfscale.native.group import host_of
 
 _IN_USE = -1  # an entry of the plan that stands for the method in use
 _OF_STEP, _OF_BUCKET = 3, 5  # numbers for a step and for each bucket, in a row: see _step_of

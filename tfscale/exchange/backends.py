@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from tfscale.collectives.wires import LOSSLESS
 from tfscale.compression.method import Wire
 from tfscale.compression.policy import MethodPolicy
 from tfscale.compression.switching import Switching
 from tfscale.exchange.tensorflow_exchange import NAME, WIRES
-from tfscale.wires import LOSSLESS
 
 AUTO, ENGINE, TENSORFLOW = "auto", "engine", NAME
 BACKENDS = (AUTO, ENGINE, TENSORFLOW)

@@ -10,10 +10,10 @@ from tfscale.collectives import Cluster, Schedule
 from tfscale.collectives.choose import Choice, Chooser
 from tfscale.collectives.cost import slowest
 from tfscale.collectives.registry import resolve
+from tfscale.collectives.wires import LOSSLESS
 from tfscale.compression.method import Price
 from tfscale.exchange.link import cached
-from tfscale.ops import Group
-from tfscale.wires import LOSSLESS
+from tfscale.native import Group
 
 AUTO = "auto"
 

@@ -10,12 +10,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale import wires
 from tfscale.bridge.tensorflow import Mirrored, eager_mode, regroup, replica_id
-from tfscale.collectives import Schedule
+from tfscale.collectives import Schedule, wires
 from tfscale.compression.method import joined, separated
 from tfscale.exchange.collective_schedules import CollectiveSchedules
-from tfscale.ops import (
+from tfscale.native import (
     Communicator,
     Group,
     all_gather,
@@ -24,10 +23,10 @@ from tfscale.ops import (
     mix,
     reduce_scatter,
 )
-from tfscale.ops.bucket import Name, bucket_id
-from tfscale.ops.collective import DTYPES
-from tfscale.ops.library import known_to_all
-from tfscale.ops.transport import WITHIN_PROCESS
+from tfscale.native.bucket import Name, bucket_id
+from tfscale.native.collective import DTYPES
+from tfscale.native.library import known_to_all
+from tfscale.native.transport import WITHIN_PROCESS
 
 # The ops take few types. Tensors of other types are cast to these types before they are sent.
 _CARRIERS = {

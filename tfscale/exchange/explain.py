@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from tfscale.collectives import Schedule
 from tfscale.collectives.choose import Chooser
+from tfscale.collectives.wires import LOSSLESS, nbytes
 from tfscale.compression.gradient import Gradient
 from tfscale.compression.method import RESIDUAL, Method, Wire
 from tfscale.exchange.buckets import Bucket
 from tfscale.exchange.collective_schedules import price
 from tfscale.exchange.exchange import Exchange
 from tfscale.exchange.reducer import Collective, Packing, Reducer, dense_bucket, sparse_bucket
-from tfscale.ops.bucket import BucketId
-from tfscale.text import WIDTH, entries
-from tfscale.wires import LOSSLESS, nbytes
+from tfscale.native.bucket import BucketId
+from tfscale.support.text import WIDTH, entries
 
 if TYPE_CHECKING:
-    from tfscale.ops.log import Total
+    from tfscale.native.log import Total
 
 
 @dataclasses.dataclass(frozen=True)

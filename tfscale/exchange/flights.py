@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfscale.bridge.protocols import Optimizer, Variable
+from tfscale.collectives.wires import FORMATS
 from tfscale.compression.method import RESIDUAL, Wire, joined, separated
 from tfscale.exchange.buckets import Bucket, pack
 from tfscale.exchange.exchange import wire_bytes
@@ -22,8 +23,7 @@ from tfscale.exchange.reducer import (
     place_of,
 )
 from tfscale.exchange.state import ExchangeState
-from tfscale.ops import Flight
-from tfscale.wires import FORMATS
+from tfscale.native import Flight
 
 
 class Flights:

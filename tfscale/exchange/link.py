@@ -22,14 +22,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfscale import collectives, records, wires
-from tfscale.collectives import Cluster, Link
+from tfscale import collectives
+from tfscale.collectives import Cluster, Link, wires
 from tfscale.collectives.choose import machine_fields, read_machine
 from tfscale.collectives.cost import Cost, Machine
-from tfscale.files import make_private_folder
-from tfscale.ops import Communicator, Group, all_gather, all_reduce, broadcast, trust
-from tfscale.ops.build import cache_folder
-from tfscale.version import __version__
+from tfscale.native import Communicator, Group, all_gather, all_reduce, broadcast, trust
+from tfscale.native.build import cache_folder
+from tfscale.support import records
+from tfscale.support.files import make_private_folder
+from tfscale.support.version import __version__
 
 _COUNTS = (1_000, 100_000, 1_000_000)  # float32 numbers in a collective
 _IN_A_ROW = 2  # collectives in one call, so that the call itself counts less

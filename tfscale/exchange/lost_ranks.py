@@ -15,8 +15,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfscale.bridge.runtime import context
-from tfscale.ops import Communicator
-from tfscale.ops.library import told_by_others
+from tfscale.native import Communicator
+from tfscale.native.library import told_by_others
 
 _EVERY = 0.2  # seconds between two checks
 _APART = 3.0  # seconds that may pass between the regular exits of two ranks

@@ -17,6 +17,7 @@ import tensorflow as tf
 from tfscale.bridge.objects import index_in, innermost, path_of
 from tfscale.bridge.protocols import Optimizer, Variable
 from tfscale.collectives import Schedule
+from tfscale.collectives.wires import FORMATS, LOSSLESS
 from tfscale.compression.adaptive import Adaptive
 from tfscale.compression.gradient import Gradient
 from tfscale.compression.method import RESIDUAL, Kept, Method, Price, Wire, joined
@@ -30,10 +31,9 @@ from tfscale.exchange.deciding import Change
 from tfscale.exchange.exchange import Exchange, wire_bytes, with_unique_rows
 from tfscale.exchange.state import ExchangeState
 from tfscale.exchange.trial import Cell, Trial, Trials
-from tfscale.ops import Communicator
-from tfscale.ops.bucket import BucketId
-from tfscale.ops.group import host_of
-from tfscale.wires import FORMATS, LOSSLESS
+from tfscale.native import Communicator
+from tfscale.native.bucket import BucketId
+from tfscale.native.group import host_of
 
 _IDLE = (
     "The rule %r matches no trainable variable, and does nothing. It is a regular "

@@ -11,15 +11,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale import wires
 from tfscale.bridge.calls import is_in_a_loop_of_a_replica
-from tfscale.collectives import Schedule
+from tfscale.collectives import Schedule, wires
 from tfscale.collectives.choose import Choice
 from tfscale.exchange.collective_schedules import Fixed
 from tfscale.exchange.exchange import Exchange, failure
 from tfscale.exchange.lost_ranks import LostRanks, end_collectives
-from tfscale.ops import Communicator, Group, all_reduce
-from tfscale.ops.bucket import Name, bucket_id
+from tfscale.native import Communicator, Group, all_reduce
+from tfscale.native.bucket import Name, bucket_id
 
 # Types in which numbers are sent; "fp32" sends numbers in their own type.
 WIRES = {wires.LOSSLESS: None, "bf16": tf.bfloat16, "fp16": tf.float16}

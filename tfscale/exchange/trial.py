@@ -18,8 +18,8 @@ import tensorflow as tf
 
 from tfscale.collectives import Schedule
 from tfscale.collectives.choose import COST_MODEL, MEASURED, Choice, Chooser
-from tfscale.ops import Communicator, all_gather
-from tfscale.ops.group import host_of
+from tfscale.native import Communicator, all_gather
+from tfscale.native.group import host_of
 
 if TYPE_CHECKING:
     from tfscale.exchange.collective_schedules import CollectiveSchedules

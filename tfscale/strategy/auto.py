@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale.ops.group import DEFAULT_JOIN_TIMEOUT, resolver_of, tasks_of
+from tfscale.native.group import DEFAULT_JOIN_TIMEOUT, resolver_of, tasks_of
 from tfscale.strategy.extended import local_devices
 from tfscale.strategy.strategy import ScaleStrategy, check
 

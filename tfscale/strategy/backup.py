@@ -19,7 +19,7 @@ import tensorflow as tf
 from tfscale.bridge.backup import Backup, WholeBackup
 from tfscale.bridge.callbacks import become
 from tfscale.bridge.quiet import QUIET
-from tfscale.ops import Group, broadcast
+from tfscale.native import Group, broadcast
 from tfscale.strategy.extended import Extended
 
 _PIECE = 64 << 20  # bytes per message

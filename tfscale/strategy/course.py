@@ -18,12 +18,13 @@ import tensorflow as tf
 from tfscale.bridge.objects import counter_of, innermost, native, optimizers_of, trained_by
 from tfscale.bridge.tensorflow import own_copy, replica_id
 from tfscale.collectives import Schedule
+from tfscale.collectives.wires import LOSSLESS
 from tfscale.compression.method import Kept
 from tfscale.exchange.flights import Flights
 from tfscale.exchange.reducer import describe, place_of
 from tfscale.exchange.state import ExchangeState
 from tfscale.exchange.trial import Cell
-from tfscale.ops.group import host_of
+from tfscale.native.group import host_of
 from tfscale.strategy.current import current
 from tfscale.strategy.outside import Outside
 from tfscale.strategy.remaining import Remaining
@@ -38,7 +39,6 @@ from tfscale.strategy.replica_round import (
     when,
 )
 from tfscale.strategy.variables import LocalWeight
-from tfscale.wires import LOSSLESS
 
 if TYPE_CHECKING:
     from tfscale.strategy.rounds import Rounds

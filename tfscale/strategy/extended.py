@@ -16,7 +16,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale import arguments
 from tfscale.bridge.calls import caller, goes_back
 from tfscale.bridge.feed import Batches, BatchesOfReplicas, untuned
 from tfscale.bridge.fit import compiling, joins_predictions
@@ -36,15 +35,16 @@ from tfscale.bridge.tensorflow import (
 from tfscale.exchange.collective_schedules import CollectiveSchedules
 from tfscale.exchange.exchange import Exchange
 from tfscale.exchange.state import BEGINS_ALIKE
-from tfscale.ops import Group
-from tfscale.ops.group import has_started, host_of, resolver_of, starting
-from tfscale.ops.memory import keep_memory
-from tfscale.ops.transport import checked
+from tfscale.native import Group
+from tfscale.native.group import has_started, host_of, resolver_of, starting
+from tfscale.native.memory import keep_memory
+from tfscale.native.transport import checked
 from tfscale.strategy import signals
 from tfscale.strategy.building import take_over
 from tfscale.strategy.current import current
 from tfscale.strategy.own_losses import summed_backwards
 from tfscale.strategy.variables import made
+from tfscale.support import arguments
 
 
 class _EngineOps(CollectiveAllReduce):

@@ -28,8 +28,8 @@ import tensorflow as tf
 
 from tfscale.bridge.frames import first_frame
 from tfscale.exchange.lost_ranks import cause_of
-from tfscale.ops import Group
-from tfscale.ops.library import known_to_all
+from tfscale.native import Group
+from tfscale.native.library import known_to_all
 
 LINGER = 3.0  # most seconds to wait until all workers have received the message of a failure
 # Most seconds to wait after the end of a program: over gRPC, idle workers do not receive messages.

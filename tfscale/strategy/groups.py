@@ -6,15 +6,15 @@ import dataclasses
 import itertools
 from typing import TYPE_CHECKING
 
+from tfscale.cluster import addresses
 from tfscale.collectives import Schedule
 from tfscale.compression.adaptive import Adaptive
 from tfscale.compression.method import Wire
 from tfscale.compression.policy import MethodPolicy
 from tfscale.exchange.collective_schedules import Algorithm, CollectiveSchedules, of_groups
 from tfscale.exchange.exchange import Exchange
-from tfscale.launch import addresses
-from tfscale.ops import Group
-from tfscale.ops.group import tasks_of
+from tfscale.native import Group
+from tfscale.native.group import tasks_of
 from tfscale.sync import Hierarchical
 from tfscale.sync.rule import Rule
 

@@ -20,8 +20,8 @@ import tensorflow as tf
 from tfscale.bridge.objects import holds_layers, layers_of
 from tfscale.bridge.protocols import Layer
 from tfscale.exchange.reducer import describe
-from tfscale.ops import Group, all_gather
-from tfscale.version import __version__
+from tfscale.native import Group, all_gather
+from tfscale.support.version import __version__
 
 _BYTES = 4096  # bytes of a description: equal for all, so that all workers can exchange them
 _SHOWN = 60  # most characters of a value that are shown

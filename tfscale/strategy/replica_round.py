@@ -13,15 +13,15 @@ import tensorflow as tf
 from tfscale.bridge.objects import counter_of
 from tfscale.bridge.tensorflow import own_copy
 from tfscale.collectives import Schedule, is_doubly_stochastic
+from tfscale.collectives.wires import LOSSLESS
 from tfscale.exchange import shards
 from tfscale.exchange.reducer import place_of
 from tfscale.exchange.trial import Cell
-from tfscale.ops.bucket import BucketId
-from tfscale.ops.group import host_of
+from tfscale.native.bucket import BucketId
+from tfscale.native.group import host_of
 from tfscale.strategy.current import during
 from tfscale.sync.hierarchical import MIXES_REPLICAS
 from tfscale.sync.rule import Rule
-from tfscale.wires import LOSSLESS
 
 if TYPE_CHECKING:
     from tfscale.strategy.course import Course

@@ -18,9 +18,9 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from tfscale import handlers
 from tfscale.bridge.runtime import context
 from tfscale.strategy import farewell
+from tfscale.support import handlers
 
 _WHO_GOT_SIGTERM = "TF_DEFAULT_PREEMPTION_NOTICE_KEY"
 # Number of polls, and seconds between two of them: TensorFlow polls once a second.

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfscale import arguments, records
 from tfscale.bridge import fit, installed, output, saving
 from tfscale.bridge.callbacks import before_callbacks_get_their_model
 from tfscale.bridge.installed import KERAS_2, refuse_tf_keras
@@ -27,8 +26,10 @@ from tfscale.bridge.tensorflow import (
     PerReplica,
     autograph_artifact,
 )
+from tfscale.cluster.sources import ALL_BARS
 from tfscale.collectives.choose import Chooser
 from tfscale.collectives.registry import checked_algorithm
+from tfscale.collectives.wires import LOSSLESS
 from tfscale.compression.method import Method
 from tfscale.compression.policy import MethodPolicy, WirePolicy
 from tfscale.exchange import backends
@@ -39,17 +40,14 @@ from tfscale.exchange.explain import Explanation, rows
 from tfscale.exchange.reducer import Reducer
 from tfscale.exchange.tensorflow_exchange import TensorFlowExchange
 from tfscale.exchange.trial import Trials
-from tfscale.launch.local import ALL_BARS
-from tfscale.names import TIMELINE_VARIABLE
-from tfscale.ops import memory
-from tfscale.ops.group import (
+from tfscale.native import memory
+from tfscale.native.group import (
     DEFAULT_JOIN_TIMEOUT,
     DEFAULT_SLOW_AFTER,
     checked_patience,
     checked_resolver,
 )
-from tfscale.ops.transport import checked as checked_transport
-from tfscale.sizes import number_of_bytes
+from tfscale.native.transport import checked as checked_transport
 from tfscale.strategy import (
     applying,
     backup,
@@ -66,9 +64,11 @@ from tfscale.strategy.extended import Extended
 from tfscale.strategy.groups import Groups, refuse_methods, refuse_schedule, size_of
 from tfscale.strategy.own_losses import CHOICES, part_of_mean
 from tfscale.strategy.rounds import Rounds
+from tfscale.support import arguments, records
+from tfscale.support.names import TIMELINE_VARIABLE
+from tfscale.support.sizes import number_of_bytes
 from tfscale.sync import EveryStep, Hierarchical, Rule
 from tfscale.sync.hierarchical import rule_of_rounds
-from tfscale.wires import LOSSLESS
 
 DEADLINE = 120.0
 

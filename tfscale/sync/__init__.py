@@ -1,6 +1,6 @@
 """Sync rules: replicas agree after every step, or after many steps."""
 
-from tfscale import tensorflow_needed as _  # noqa: F401
+from tfscale.native import tensorflow_needed as _  # noqa: F401
 from tfscale.sync.diloco import DiLoCo
 from tfscale.sync.elastic import ElasticAveraging
 from tfscale.sync.every_step import EveryStep

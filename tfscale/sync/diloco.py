@@ -9,13 +9,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import arguments
+from tfscale.collectives.wires import LOSSLESS
 from tfscale.compression.method import Method, Wire
 from tfscale.compression.policy import MethodPolicy, WirePolicy
+from tfscale.support import arguments
 from tfscale.sync.fragments import dealt
 from tfscale.sync.period import Period, checked_count, checked_period
 from tfscale.sync.rule import Round, Rule
-from tfscale.wires import LOSSLESS
 
 OUTER = "outer"
 

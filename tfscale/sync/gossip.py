@@ -6,13 +6,13 @@ import dataclasses
 import functools
 from typing import Any
 
-from tfscale import arguments
 from tfscale.collectives import Schedule, is_doubly_stochastic
 from tfscale.collectives import mixtures as mixtures_of
 from tfscale.collectives.gossip import Topology, checked_topology
+from tfscale.collectives.wires import LOSSLESS, checked
+from tfscale.support import arguments
 from tfscale.sync.period import Period, checked_period
 from tfscale.sync.rule import Round, Rule
-from tfscale.wires import LOSSLESS, checked
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from tfscale import arguments
+from tfscale.support import arguments
 from tfscale.sync.diloco import DiLoCo
 from tfscale.sync.every_step import EveryStep
 from tfscale.sync.gossip import Gossip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from tfscale import arguments
+from tfscale.support import arguments
 from tfscale.sync.period import Period, checked_count, checked_period
 from tfscale.sync.rule import Round, Rule
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from tfscale import arguments
+from tfscale.support import arguments
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from tfscale.collectives import Schedule
+from tfscale.collectives.wires import LOSSLESS
 from tfscale.compression.policy import MethodPolicy, WirePolicy
 from tfscale.sync.period import Period, table_of
-from tfscale.wires import LOSSLESS
 
 
 class Round(Protocol):

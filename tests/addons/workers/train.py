@@ -4,7 +4,7 @@ import json
 import os
 
 from tests.addons.models import scale, train
-from tfscale.bench.measure import leave
+from tfscale.tools.bench.measure import leave
 
 weights, _ = train("tfa lamb", scale(1))
 print("WEIGHTS", *[repr(float(x)) for w in weights for x in w.ravel()], flush=True)

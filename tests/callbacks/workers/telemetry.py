@@ -12,8 +12,8 @@ from pathlib import Path
 
 import tfscale
 from tests.callbacks.telemetries import compiled, fit
-from tfscale.bench.measure import leave
 from tfscale.callbacks import Telemetry, telemetry
+from tfscale.tools.bench.measure import leave
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])

@@ -10,9 +10,9 @@ import threading
 import time
 
 import tensorflow as tf
-
-from tfscale.bench.measure import leave, meet
 from tfscale.ops import Group, all_reduce
+
+from tfscale.tools.bench.measure import leave, meet
 
 came_back = threading.Event()
 rank, victim = int(os.environ["RANK"]), int(os.environ["VICTIM"])

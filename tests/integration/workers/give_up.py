@@ -9,9 +9,9 @@ import time
 
 import tensorflow as tf
 from helpers import PATIENCE
-
-from tfscale.bench.measure import leave, meet
 from tfscale.ops import Group, all_reduce
+
+from tfscale.tools.bench.measure import leave, meet
 
 meeting = os.environ["MEETING"]
 rank, victim = int(os.environ["RANK"]), int(os.environ["VICTIM"])

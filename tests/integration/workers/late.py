@@ -8,9 +8,9 @@ import time
 
 import tensorflow as tf
 from helpers import PATIENCE
-
-from tfscale.bench.measure import leave
 from tfscale.ops import Group, all_reduce
+
+from tfscale.tools.bench.measure import leave
 
 rank, victim = int(os.environ["RANK"]), int(os.environ["VICTIM"])
 

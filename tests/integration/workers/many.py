@@ -10,9 +10,9 @@ import time
 import numpy as np
 import tensorflow as tf
 from helpers import PATIENCE
-
-from tfscale.bench.measure import leave
 from tfscale.ops import Group, all_reduce
+
+from tfscale.tools.bench.measure import leave
 
 rank, count = int(os.environ["RANK"]), int(os.environ["COUNT"])
 CALLS, AT_ONCE = int(os.environ["CALLS"]), 5

@@ -4,9 +4,9 @@ import os
 
 import tensorflow as tf
 from helpers import PATIENCE
-
-from tfscale.bench.measure import leave
 from tfscale.ops import Group, all_reduce
+
+from tfscale.tools.bench.measure import leave
 
 rank, count = int(os.environ["RANK"]), int(os.environ["COUNT"])
 transports = os.environ["TRANSPORTS"].split(",")  # by rank

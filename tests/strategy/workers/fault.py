@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfscale
-from tfscale.bench.measure import leave
+from tfscale.tools.bench.measure import leave
 
 ME = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 WAY, VICTIM = os.environ["WAY"], int(os.environ["VICTIM"])

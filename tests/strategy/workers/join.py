@@ -13,8 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 import tfscale
-from tfscale.bench.measure import leave
 from tfscale.strategy import join
+from tfscale.tools.bench.measure import leave
 
 ME = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 (CPU,) = tf.config.list_physical_devices("CPU")

@@ -20,9 +20,9 @@ import numpy as np
 import tensorflow as tf
 
 import tfscale
-from tfscale import sealed
-from tfscale.bench.measure import leave, meet
-from tfscale.bench.methods import method_of
+from tfscale.support import sealed
+from tfscale.tools.bench.measure import leave, meet
+from tfscale.tools.bench.methods import method_of
 
 ME = json.loads(os.environ["TF_CONFIG"]).get("task", {"index": 0})["index"]
 KILL, PREEMPT = int(os.environ.get("KILL", -1)), int(os.environ.get("PREEMPT", -1))

@@ -1,0 +1,70 @@
+"""Selection of the variables that a matrix is over, and their places in a vector."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfscale.bridge.objects import path_of
+from tfscale.support import arguments
+
+
+def chosen(model: Any, rules: str | Iterable[Any] | None, who: str) -> list[Any]:
+    """Return the trainable variables of a model that match any of the rules, in the model's order.
+
+    Args:
+        model: a built model.
+        rules: regular expressions, searched in paths, or variables; None for all.
+        who: name of the caller, for messages.
+    """
+    every = list(model.trainable_variables)
+    if rules is None:
+        found = every
+    else:
+        listed = [rules] if isinstance(rules, str) else checked_variables(rules) or ()
+        patterns = [
+            arguments.pattern(rule, "variables") for rule in listed if isinstance(rule, str)
+        ]
+        given = {id(rule) for rule in listed if not isinstance(rule, str)}
+        found = [
+            v
+            for v in every
+            if id(v) in given or any(pattern.search(path_of(v)) for pattern in patterns)
+        ]
+    if not found:
+        paths = ", ".join(path_of(v) for v in every[:5])
+        raise ValueError(
+            f"{who}: variables={rules!r} matches no trainable variable of {model.name!r}; "
+            f"their paths are {paths or 'none'}{', ...' if len(every) > 5 else ''}"
+        )
+    return found
+
+
+def checked_variables(variables: str | Iterable[Any] | None) -> tuple[Any, ...] | None:
+    """Return the user's choice of variables as a tuple; None stands for all."""
+    expected = "a list of regular expressions, searched in variables' paths, or of variables"
+    given = (variables,) if isinstance(variables, str) else variables
+    return arguments.optional(arguments.items, given, "variables", expected, _checked_rule)
+
+
+def _checked_rule(value: Any, name: str) -> Any:
+    if isinstance(value, str):
+        arguments.pattern(value, name)
+    elif not hasattr(value, "assign"):
+        raise arguments.wrong(value, name, "a regular expression or a variable")
+    return value
+
+
+def places(variables: Sequence[Any]) -> dict[str, slice]:
+    """Return each variable's place in a vector, by its path; repeated paths get a number."""
+    ends = itertools.accumulate((int(np.prod(v.shape)) for v in variables), initial=0)
+    found: dict[str, slice] = {}
+    for v, (begin, end) in zip(variables, itertools.pairwise(ends), strict=True):
+        path, count = path_of(v), 2
+        while path in found:
+            path, count = f"{path_of(v)} ({count})", count + 1
+        found[path] = slice(begin, end)
+    return found

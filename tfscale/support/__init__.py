@@ -1,0 +1,1 @@
+"""Files, records, arguments, text and sizes, for all other rooms."""

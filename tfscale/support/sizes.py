@@ -1,0 +1,37 @@
+"""Parsing of numbers of bytes."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from tfscale.support import arguments
+
+_POWERS: dict[str, int] = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+_WORDS = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*(?:([KMGT])(I?))?(?:B|bytes)?\s*", re.IGNORECASE)
+
+
+def number_of_bytes(value: float | str, name: str) -> int:
+    """Return the bytes of ``25_000_000``, ``"25MB"`` (1 MB is 1000 KB) or ``"25MiB"`` (1024 KiB).
+
+    Args:
+        value: the user's value.
+        name: name of the argument, for the error.
+    """
+    size = _size(value)
+    if not 1 <= size <= arguments.LARGEST:
+        expected = "a number of bytes, 1 or more, such as 25_000_000, '25MB' or '24MiB'"
+        raise arguments.wrong(value, name, expected)
+    return int(size)
+
+
+def _size(value: Any) -> float:
+    """Return a size, or 0 if the value is not a size."""
+    if arguments.is_number(value):
+        return value  # type: ignore[no-any-return]
+    words = _WORDS.fullmatch(value) if isinstance(value, str) else None
+    if words is None:
+        return 0
+    number, letter, binary = words.groups("")
+    unit = 1024.0 if binary else 1000.0
+    return float(number) * unit ** _POWERS[letter.upper()]

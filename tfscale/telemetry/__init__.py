@@ -1,5 +1,0 @@
-"""Measurement of a training's time and bytes: see ``tfscale.callbacks.Telemetry``."""
-
-from tfscale.telemetry.timeline import merge
-
-__all__ = ["merge"]

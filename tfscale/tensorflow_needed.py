@@ -1,8 +1,0 @@
-"""Import of TensorFlow, with advice if it is missing."""
-
-try:
-    import tensorflow  # noqa: F401
-except ImportError as error:
-    from tfscale.ops.toolchain import no_tensorflow
-
-    raise ImportError(no_tensorflow(error)) from error

@@ -1,0 +1,1 @@
+"""How a model is trained: optimizers, their rate schedules, recomputation, attacks."""

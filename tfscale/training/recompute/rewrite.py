@@ -1,0 +1,211 @@
+"""Rewriting of a traced training step, which then computes segments again.
+
+The backward pass already exists: its operations take tensors of the forward pass. The rewriting
+copies the operations of a segment, and the backward pass takes the copies' results. So it uses the
+same operations with the same inputs: random numbers come from the seeds that the forward pass has
+drawn, and operations that change a variable are never copied. The originals' results are freed as
+soon as the forward pass has used them.
+
+Then TensorFlow optimizes the graph: it fuses operations and reorders sums and products, which
+changes the rounding. This module makes sure that TensorFlow treats originals, copies and backward
+pass as it would treat the original graph. Originals and copies have one user if the original had
+one before, and several if it had several. Shapes that were known to be equal still are. Terms sort
+by name as before. This module puts no operation between others that might be fused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfscale.bridge.graphs import COLOCATED, replace_input
+from tfscale.training.recompute.gate import behind, make_gate, use
+from tfscale.training.recompute.late import positions
+from tfscale.training.recompute.traced_step import SHAPES, Again, TracedStep
+
+# The input of an operation that is the shape of its result.
+_SHAPE_INPUT = {"Reshape": 1, "BroadcastTo": 1, "Fill": 0, "Conv2DBackpropInput": 0}
+
+
+def rewrite(
+    graph: tf.Graph, operations: Sequence[tf.Operation], step: TracedStep, again: Sequence[Again]
+) -> None:
+    """Rewrite the graph of a step.
+
+    Args:
+        graph: the graph of one step, whose gradients have just been made.
+        operations: the graph's operations.
+        step: the step, as ``read`` returns it.
+        again: the operations that each segment computes again.
+    """
+    latest_first = sorted(again, key=lambda one: one.before)
+    done = positions(step)
+    for one in latest_first:
+        gate = make_gate(graph, operations, step, done, one.before)
+        _Copies(graph, operations, step, one, gate).make()
+    with graph.as_default(), tf.control_dependencies(None), tf.name_scope(""):
+        for number in sorted({t for one in again for t in one.tensors}):
+            _use_if_left_with_one_user(operations, step, number)
+
+
+def _users(step: TracedStep, one: Again) -> list[int]:
+    """Return the operations of the backward pass that use recomputed tensors of a segment."""
+    later = (index for tensor in one.tensors for index in step.consumers[tensor])
+    return sorted({index for index in later if index >= step.end})
+
+
+class _Copies:
+    def __init__(
+        self,
+        graph: tf.Graph,
+        operations: Sequence[tf.Operation],
+        step: TracedStep,
+        again: Again,
+        gate: tf.Operation,
+    ) -> None:
+        self._graph = graph
+        self._operations = operations
+        self._step = step
+        self._again = again
+        self._gate = gate
+        self._copied = frozenset(again.ops)
+        self._copies: dict[int, Any] = {}  # tensors, by number
+        self._late: dict[int, Any] = {}  # tensors from outside, delayed by the gate
+        # copies for users that must not be merged with other copies
+        self._apart: dict[int, Any] = {}
+
+    def make(self) -> None:
+        with self._graph.as_default(), tf.control_dependencies(None), tf.name_scope(""):
+            for index in self._again.ops:
+                self._copy(index)
+            self._use_like_originals()
+            for index in _users(self._step, self._again):
+                self._redirect(index)
+
+    def _copy(self, index: int) -> None:
+        original = self._operations[index]
+        inputs = [
+            self._copies[number] if number in self._copies else self._wait(number, tensor)
+            for number, tensor in zip(self._step.ops[index].inputs, original.inputs, strict=True)
+        ]
+        self._keep_shape(original, inputs)
+        made = _another(original, inputs)
+        for number, mine, its in zip(
+            self._step.ops[index].outputs, made.outputs, original.outputs, strict=True
+        ):
+            mine.set_shape(its.shape)
+            if number in self._again.tensors:
+                self._copies[number] = mine
+
+    def _keep_shape(self, original: tf.Operation, inputs: list[Any]) -> None:
+        """Give a copy the original's shape, instead of another unknown shape."""
+        position = _SHAPE_INPUT.get(original.type)
+        result = original.outputs[0]
+        if position is not None and not result.shape.is_fully_defined():
+            with tf.device(original.device or None):
+                inputs[position] = tf.shape(result, inputs[position].dtype, _name(original))
+
+    def _wait(self, number: int, tensor: Any) -> Any:
+        """Delay a tensor by the gate, unless it may be a constant, a shape or an axis.
+
+        TensorFlow reasons about these, and would see less through the gate.
+        """
+        small = tensor.shape.rank is not None and tensor.shape.rank < 2
+        if tensor.dtype == tf.resource or number in self._step.constant:
+            return tensor
+        if small and tensor.dtype in (tf.int32, tf.int64):
+            return tensor
+        if number not in self._late:
+            with tf.control_dependencies([self._gate]):
+                self._late[number] = behind(tensor)
+        return self._late[number]
+
+    def _use_like_originals(self) -> None:
+        """Give copies with one user a second user, if the originals have several."""
+        shapes: list[int] = []
+        for number, copy in self._copies.items():
+            users = self._step.consumers[number]
+            mine = [index for index in users if index >= self._step.end or index in self._copied]
+            if len(mine) == 1 < len(users):
+                use(copy)
+            elif len(mine) == 1 and not copy.shape.is_fully_defined():
+                shapes += self._step.shapes[number]
+        self._take_shapes(list(dict.fromkeys(shapes)))
+
+    def _take_shapes(self, shapes: list[int]) -> None:
+        """Take shapes of copies, where shapes of originals are taken.
+
+        Many shapes only say over which axes a gradient is summed. TensorFlow removes these when it
+        knows the axes, but first counts them as users.
+        """
+        taken: dict[int, Any] = {}
+        summed: set[int] = set()
+        for index in shapes:
+            made = _another(self._operations[index], self._with_copies(index, self._copies))
+            for number, shape in zip(self._step.ops[index].outputs, made.outputs, strict=True):
+                taken[number] = shape
+                users = self._step.consumers[number]
+                axes = [i for i in users if self._step.ops[i].kind == "BroadcastGradientArgs"]
+                summed.update(axes)
+                if users and not axes:
+                    use(shape)
+        for index in sorted(summed):
+            made = _another(self._operations[index], self._with_copies(index, taken))
+            for axes_of_one in made.outputs:
+                use(axes_of_one)
+
+    def _with_copies(self, index: int, copies: dict[int, Any]) -> list[Any]:
+        numbers, tensors = self._step.ops[index].inputs, self._operations[index].inputs
+        return [copies.get(number, its) for number, its in zip(numbers, tensors, strict=True)]
+
+    def _redirect(self, index: int) -> None:
+        operation = self._operations[index]
+        if operation.type in SHAPES:
+            return
+        for position, number in enumerate(self._step.ops[index].inputs):
+            if number in self._copies:
+                replace_input(operation, position, self._given(number, operation))
+
+    def _given(self, number: int, user: tf.Operation) -> Any:
+        """Return the tensor that an operation of the backward pass takes.
+
+        Some gradients compute a part of the forward pass themselves, with control inputs that keep
+        TensorFlow from merging the two. A copy has such control inputs, too. An additional
+        operation behind the copy keeps TensorFlow from merging it with the gradient's computation.
+        """
+        if not user.control_inputs:
+            return self._copies[number]
+        if number not in self._apart:
+            self._apart[number] = behind(self._copies[number])
+        return self._apart[number]
+
+
+def _use_if_left_with_one_user(
+    operations: Sequence[tf.Operation], step: TracedStep, number: int
+) -> None:
+    """Give a second user to a tensor that had several users and now has one."""
+    users = step.consumers[number]
+    left = [index for index in users if index < step.end]
+    if len(left) == 1 < len(users):
+        producer = step.producer[number]
+        use(operations[producer].outputs[step.ops[producer].outputs.index(number)])
+
+
+def _another(original: tf.Operation, inputs: Sequence[Any]) -> tf.Operation:
+    """Return a copy of an operation with other inputs."""
+    attributes = {k: value for k, value in original.node_def.attr.items() if k != COLOCATED}
+    with tf.device(original.device or None):
+        return original.graph.create_op(
+            original.type,
+            inputs,
+            [tensor.dtype for tensor in original.outputs],
+            name=_name(original),
+            attrs=attributes,
+        )
+
+
+def _name(original: tf.Operation) -> str:
+    """Return a name that sorts like the original's: TensorFlow orders terms of sums by name."""
+    return f"{original.name}/again"

@@ -1,0 +1,163 @@
+"""Simulation of a step's memory at each moment, with and without recomputation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tfscale.training.recompute.traced_step import SHAPES, Again, Op, TracedStep
+
+# These operations may write their result into the memory of an input that nothing else needs.
+IN_PLACE = frozenset(
+    {
+        "Abs",
+        "Add",
+        "AddN",
+        "AddV2",
+        "BiasAdd",
+        "Cast",
+        "Div",
+        "DivNoNan",
+        "Elu",
+        "EluGrad",
+        "Erf",
+        "Exp",
+        "FusedBatchNormV3",
+        "LeakyRelu",
+        "LeakyReluGrad",
+        "Log",
+        "LogSoftmax",
+        "Maximum",
+        "Minimum",
+        "Mul",
+        "MulNoNan",
+        "Neg",
+        "Pow",
+        "RealDiv",
+        "Reciprocal",
+        "Relu",
+        "Relu6",
+        "Relu6Grad",
+        "ReluGrad",
+        "Rsqrt",
+        "RsqrtGrad",
+        "Selu",
+        "SeluGrad",
+        "Sigmoid",
+        "SigmoidGrad",
+        "Softmax",
+        "Softplus",
+        "SoftplusGrad",
+        "Sqrt",
+        "SqrtGrad",
+        "Square",
+        "SquaredDifference",
+        "Sub",
+        "Tanh",
+        "TanhGrad",
+        "Xdivy",
+        "Xlogy",
+    }
+)
+
+Home = tuple[int, int]  # a tensor, and the segment that computed it again or -1
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A running operation, and its segment if it runs again."""
+
+    op: int
+    segment: int = -1
+
+
+def moments_of(step: TracedStep, again: Sequence[Again]) -> Iterator[Moment]:
+    """Yield all operations in order; a segment runs again just before its first use."""
+    first = {one.before: number for number, one in enumerate(again)}
+    for index in range(len(step.ops)):
+        if index in first:
+            yield from (Moment(op, first[index]) for op in again[first[index]].ops)
+        yield Moment(index)
+
+
+def memory(step: TracedStep, again: Sequence[Again] = (), pile_up: bool = False) -> list[int]:
+    """Return the bytes in use while each operation runs, plus a large result of another operation.
+
+    TensorFlow runs operations at the same time if neither waits for the other.
+
+    Args:
+        step: the step.
+        again: the operations that its segments compute again.
+        pile_up: whether all gradients stay until the last one exists, and one moment longer, in
+            which they exist twice, since replicas exchange (or clip, or scale) them.
+    """
+    return _Memory(step, again, pile_up).run()
+
+
+class _Memory:
+    def __init__(self, step: TracedStep, again: Sequence[Again], pile_up: bool) -> None:
+        self._step = step
+        self._again = again
+        self._moments = list(moments_of(step, again))
+        self._owner = {t: n for n, one in enumerate(again) for t in one.tensors}
+        self._pile_up = pile_up
+        self._last_use = self._find_last_uses()
+        self._size: dict[Home, int] = {}
+
+    def run(self) -> list[int]:
+        result, live = [], 0
+        ends: list[list[Home]] = [[] for _ in self._moments]
+        for home, last in self._last_use.items():
+            ends[last].append(home)
+        for now, moment in enumerate(self._moments):
+            live += self._allocate(now, moment, self._step.ops[moment.op])
+            result.append(live + self._step.largest)
+            live -= sum(self._size.pop(home, 0) for home in ends[now])
+        if self._pile_up:
+            result.append(2 * sum(self._step.tensors[home].size for home in self._gradients()))
+        return result
+
+    def _allocate(self, now: int, moment: Moment, op: Op) -> int:
+        """Allocate the outputs; return the number of additional bytes."""
+        new = 0
+        for tensor in op.outputs:
+            known = self._step.tensors[tensor]
+            if known.home != tensor or not known.size:
+                continue
+            if op.kind not in IN_PLACE or not self._takes_over(now, moment, op, known.size):
+                new += known.size
+            self._size[tensor, moment.segment] = known.size
+        return new
+
+    def _takes_over(self, now: int, moment: Moment, op: Op, size: int) -> bool:
+        for tensor in op.inputs:
+            home = self._home(moment, tensor)
+            if self._last_use[home] == now and self._size.get(home) == size:
+                del self._size[home]
+                return True
+        return False
+
+    def _home(self, moment: Moment, tensor: int) -> Home:
+        """Return the home of the tensor that an operation takes."""
+        owner = self._owner.get(tensor, -1)
+        behind = moment.segment < 0 and moment.op >= self._step.end
+        if not (behind or moment.segment == owner):
+            owner = -1
+        root = self._step.tensors[tensor].home
+        return root, owner if root in self._owner else -1
+
+    def _find_last_uses(self) -> dict[Home, int]:
+        result: dict[Home, int] = {}
+        for now, moment in enumerate(self._moments):
+            op = self._step.ops[moment.op]
+            result.update(
+                {(t, moment.segment): now for t in op.outputs if self._step.tensors[t].home == t}
+            )
+            if op.kind not in SHAPES:
+                result.update({self._home(moment, tensor): now for tensor in op.inputs})
+        if self._pile_up:
+            result.update({(home, -1): len(self._moments) - 1 for home in self._gradients()})
+        return result
+
+    def _gradients(self) -> set[int]:
+        return {self._step.tensors[tensor].home for tensor in self._step.gradients}
