@@ -65,6 +65,14 @@ def given(tmp_path_factory):
     }
 
 
+def _room(found):
+    """Return the short name of the package that an object is in."""
+    for short, home in tfscale._PACKAGES.items():
+        if found.__module__.startswith(f"{home}."):
+            return short.split(".")[1]
+    return found.__module__.split(".")[1]
+
+
 def _constructors():
     for room in ROOMS:
         module = importlib.import_module(room)
@@ -72,10 +80,10 @@ def _constructors():
             found = getattr(module, name)
             if not (inspect.isclass(found) or inspect.isfunction(found)):
                 continue
-            yield f"{found.__module__.split('.')[1]}.{name}", found
+            yield f"{_room(found)}.{name}", found
             for other, value in vars(found).items() if inspect.isclass(found) else ():
                 if isinstance(value, classmethod) and other[0] != "_" and other != "from_config":
-                    yield f"{found.__module__.split('.')[1]}.{name}.{other}", getattr(found, other)
+                    yield f"{_room(found)}.{name}.{other}", getattr(found, other)
 
 
 CONSTRUCTORS = dict(_constructors())
@@ -89,7 +97,7 @@ RECORDS = {
     "protocols": ("compression.Load", "sync.Round"),
     "errors": (
         "callbacks.Preempted", "collectives.ScheduleError", "curvature.NotFiniteError",
-        "launch.JoinError", "launch.WorkerFailed", "recompute.BudgetError",
+        "cluster.JoinError", "launch.WorkerFailed", "recompute.BudgetError",
     ),
     "classes to derive from, without arguments": (
         "compression.Method", "compression.Switching", "sync.EveryStep", "sync.Rule",
@@ -169,8 +177,8 @@ RIGHT = {
     "curvature.Fisher": {"model": None, **OF_MODEL},
     "curvature.GaussNewton": {"model": None, **OF_MODEL},
     "curvature.Hessian": {"model": None, **OF_MODEL},
-    "launch.is_first": {},
-    "launch.rank": {},
+    "cluster.is_first": {},
+    "cluster.rank": {},
     "launch.LocalWorkers": {"command": ["true"], "count": 1},
     "ops.Flight": {"communicator": None},
     "ops.Group": {"devices": None, "peers": ["me"], "local_ranks": [0]},

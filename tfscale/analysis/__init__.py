@@ -1,1 +1,1 @@
-"""What a training or a model is like: its curvature, and telemetry of its steps."""
+"""Measurements of a model's curvature, and of the time and the bytes of a training."""

@@ -1,4 +1,4 @@
-"""How a worker finds the others: the launcher's variables, addresses, and the meeting of all."""
+"""Search of a worker for the others: launchers' variables, addresses, and their meeting."""
 
 from tfscale.cluster.meeting import JoinError
 

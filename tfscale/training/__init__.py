@@ -1,1 +1,1 @@
-"""How a model is trained: optimizers, their rate schedules, recomputation, attacks."""
+"""Parts of a training: optimizers, their rate schedules, recomputation, attacks on samples."""
