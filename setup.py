@@ -35,7 +35,7 @@ class BuildWithLibraries(build_py):
 def add(library, package):
     """Copy a library to its place in the package, if it was built from these very sources."""
     sys.path.insert(0, str(HERE))
-    from tfscale.ops import build, shipped, toolchain, trust
+    from tfscale.native import build, shipped, toolchain, trust
 
     # What builds a wheel changes folders before it comes here.
     if not (library.is_absolute() and library.is_file()):

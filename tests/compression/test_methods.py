@@ -28,7 +28,7 @@ from tfscale.compression import (
 )
 from tfscale.exchange.collective_schedules import Fixed, price
 from tfscale.exchange.reducer import Travel
-from tfscale.ops import compression as ops
+from tfscale.native import compression as ops
 
 SHAPES = [(12, 20), (3, 3, 4, 10), (7, 5)]
 CLOSE = 1e-6

@@ -11,7 +11,7 @@ from keras import layers
 
 from tests.curvature import nets
 from tfscale import curvature
-from tfscale.curvature import progress
+from tfscale.analysis.curvature import progress
 
 
 def made(build):

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import warm
-from tfscale.launch import cluster
 
 from tests.launch.processes import PATIENCE, ROOT, free_ports, squatter
 from tests.launch.test_sources import srun, tf_config, torchrun
+from tfscale.cluster import this_worker
 from tfscale.tools.bench.run import MPI, mpirun_of
 
 FIT = str(Path(__file__).parent / "workers" / "fit.py")
@@ -137,16 +137,16 @@ def test_a_tf_config_that_was_exported_once_is_refused():
 def test_it_is_done_once(monkeypatch):
     monkeypatch.setattr(cluster, "_made", {})
     environ = step(1)
-    source = cluster.configure(environ)
+    source = this_worker.configure(environ)
     config = json.loads(environ["TF_CONFIG"])
     assert config["task"] == {"type": "worker", "index": 1}
     assert config["cluster"]["worker"] == source.addresses
     before = dict(environ)
-    assert cluster.configure(environ) is source and environ == before
+    assert this_worker.configure(environ) is source and environ == before
 
 
 def test_without_a_launcher_nothing_is_set(monkeypatch):
     monkeypatch.setattr(cluster, "_made", {})
     for environ in ({}, tf_config(), step(0, 1), {**step(0), "TFSCALE_LAUNCH": "1"}):
         before = dict(environ)
-        assert cluster.configure(environ) is None and environ == before
+        assert this_worker.configure(environ) is None and environ == before

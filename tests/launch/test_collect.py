@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch.processes import PATIENCE, free_ports, processes, squatter
-from tfscale.launch import collect
+from tfscale.cluster import collect
 
 WORKER = str(Path(__file__).parent / "workers" / "collect.py")
 SAID_BY_OTHERS = (b"", b"\0\0\x12\4\0\0\0\0\0\0\3\x7f\xff\xff\xff\n", b"[]\n", b"x" * (5 << 20))

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tfscale.launch import config
+from tfscale.cluster import config
 
 TWO = {"worker": ["a:1", "b:2"]}
 

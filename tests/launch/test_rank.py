@@ -8,7 +8,6 @@ import pytest
 import tfscale
 from tests.launch.processes import ROOT
 from tests.launch.test_sources import MASTER, mpich, open_mpi, srun, tf_config, torchrun
-from tfscale.launch import cluster
 
 CHIEF = {"chief": ["h0:1"], "worker": ["h1:1", "h2:1"]}
 LAUNCHERS = {
@@ -41,7 +40,6 @@ def test_contradictions_are_refused(monkeypatch):
 
 def test_a_resolver_of_the_program_counts(monkeypatch):
     import tensorflow as tf
-
     from tfscale.ops.group import resolver_of
 
     monkeypatch.setattr(cluster, "_rank_of_resolver", None)

@@ -9,9 +9,9 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tfscale.launch import slurm
 
 from tests.launch.processes import PATIENCE, ROOT
+from tfscale.cluster import slurm
 from tfscale.cluster.ancestors import ancestor
 from tfscale.cluster.sources import ORDER, all_found, found
 

@@ -13,9 +13,10 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
+from tfscale.ops import Group, all_gather, all_reduce, mix, reduce_scatter
 
 from tests.ops import raw_calls
-from tfscale.ops import Group, all_gather, all_reduce, library, mix, reduce_scatter
+from tfscale.native import library
 
 HUGE, FAR = 2**40, 2**62
 SIZES = (0, 1, 2, 3, HUGE, FAR)

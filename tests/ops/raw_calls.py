@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from helpers import group
-from tfscale.ops import library
 
+from tfscale.native import library
 from tfscale.native.optimizers import lamb_numbers, lars_numbers
 
 PAIR = 2

@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tfscale.ops import build, shipped, toolchain, trust
 
+from tfscale.native import build, shipped, toolchain, trust
 from tfscale.native.toolchain import BuildError, TensorFlow
 from tfscale.tools import cli
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import group
+from tfscale.ops import all_reduce
 
 from tests.ops.raw_calls import (
     OPS,
@@ -18,7 +19,7 @@ from tests.ops.raw_calls import (
     run_in_session,
     variable,
 )
-from tfscale.ops import all_reduce, library
+from tfscale.native import library
 
 HUGE = 2**40
 

@@ -2,9 +2,10 @@
 
 import pytest
 import tensorflow as tf
-from tfscale.ops import Group, all_reduce, transport
+from tfscale.ops import Group, all_reduce
 
 from tfscale import ScaleStrategy
+from tfscale.native import transport
 from tfscale.native.transport import attributes
 
 

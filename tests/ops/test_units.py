@@ -5,7 +5,7 @@ import re
 import pytest
 
 from tests.helpers import ROOT
-from tfscale.ops import toolchain, units
+from tfscale.native import toolchain, units
 
 TREE = {
     "wire/sizes.h": "",

@@ -6,12 +6,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tfscale.ops import library
-from tfscale.optimizers import LAMB, LARS, fused
+from tfscale.optimizers import LAMB, LARS
 
 from tests.optimizers.common import assert_close, gradients, train, variables
 from tfscale.bridge import runtime
+from tfscale.native import library
 from tfscale.native.toolchain import BuildError
+from tfscale.training.optimizers import fused
 
 RULES = {
     "lamb": lambda **how: LAMB(0.01, weight_decay=0.1, **how),

@@ -69,7 +69,7 @@ def test_importing_tfscale_imports_none_of_what_takes_long(stranger):
 
 def test_its_sources_are_those_of_the_checkout(stranger):
     """So what the checkout has built, and is tested with, is what the wheel loads."""
-    from tfscale.ops import build
+    from tfscale.native import build
 
     found = stranger.run(
         "python", "-c", "from tfscale.ops import build; print(build.find_or_build())"

@@ -10,7 +10,7 @@ import pytest
 from tests.packaging.conftest import build_packages
 from tests.packaging.test_stranger import PROGRAM
 from tfscale import __version__
-from tfscale.ops import build, toolchain
+from tfscale.native import build, toolchain
 
 pytestmark = pytest.mark.timeout(1800)
 

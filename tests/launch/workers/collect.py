@@ -6,7 +6,7 @@ Prints FOUND with the list, REFUSED with what was wrong, and what it was told me
 import json
 import sys
 
-from tfscale.launch import collect, meeting
+from tfscale.cluster import collect, meeting
 
 meeting.FIRST_WORD, meeting.EACH = 0.5, 0.5
 collect._NEWS = 0.1

@@ -7,7 +7,7 @@ import json
 import sys
 import time
 
-from tfscale.launch import meeting
+from tfscale.cluster import meeting
 
 addresses, me, timeout = json.loads(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 meeting.FIRST_WORD, meeting.EACH = 0.5, 0.5
