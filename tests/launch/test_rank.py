@@ -27,13 +27,13 @@ LAUNCHERS = {
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_worker_knows_its_number(launcher, monkeypatch):
     variables, expected = LAUNCHERS[launcher]
-    monkeypatch.setattr(cluster.os, "environ", variables)
+    monkeypatch.setattr(this_worker.os, "environ", variables)
     assert tfscale.rank() == expected
     assert tfscale.is_first() == (expected == 0)
 
 
 def test_contradictions_are_refused(monkeypatch):
-    monkeypatch.setattr(cluster.os, "environ", srun(3, node=1, local=1) | tf_config(2))
+    monkeypatch.setattr(this_worker.os, "environ", srun(3, node=1, local=1) | tf_config(2))
     with pytest.raises(ValueError, match="TF_CONFIG and Slurm contradict each other"):
         tfscale.rank()
 
@@ -42,7 +42,7 @@ def test_a_resolver_of_the_program_counts(monkeypatch):
     import tensorflow as tf
     from tfscale.ops.group import resolver_of
 
-    monkeypatch.setattr(cluster, "_rank_of_resolver", None)
+    monkeypatch.setattr(this_worker, "_rank_of_resolver", None)
     workers = tf.train.ClusterSpec({"worker": ["localhost:1", "localhost:2"]})
     simple = tf.distribute.cluster_resolver.SimpleClusterResolver
     resolver_of(simple(workers, task_type="worker", task_id=1))
