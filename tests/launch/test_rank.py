@@ -40,7 +40,8 @@ def test_contradictions_are_refused(monkeypatch):
 
 def test_a_resolver_of_the_program_counts(monkeypatch):
     import tensorflow as tf
-    from tfscale.ops.group import resolver_of
+
+    from tfscale.native.group import resolver_of
 
     monkeypatch.setattr(this_worker, "_rank_of_resolver", None)
     workers = tf.train.ClusterSpec({"worker": ["localhost:1", "localhost:2"]})
