@@ -8,6 +8,7 @@ import pytest
 import tfscale
 from tests.launch.processes import ROOT
 from tests.launch.test_sources import MASTER, mpich, open_mpi, srun, tf_config, torchrun
+from tfscale.cluster import this_worker
 
 CHIEF = {"chief": ["h0:1"], "worker": ["h1:1", "h2:1"]}
 LAUNCHERS = {
