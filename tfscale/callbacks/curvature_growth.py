@@ -17,7 +17,7 @@ from tfscale.bridge import fit
 from tfscale.bridge.installed import KERAS_2
 from tfscale.bridge.objects import innermost
 from tfscale.callbacks import progress
-from tfscale.callbacks.batch_growth import BatchGrowth
+from tfscale.callbacks.growing_batches import GrowingBatches
 from tfscale.callbacks.warmup import Warmup
 from tfscale.support import arguments, records
 
@@ -54,7 +54,7 @@ class Measure:
         return cls(**counts, **numbers)  # type: ignore[arg-type]
 
 
-class CurvatureGrowth(BatchGrowth):
+class CurvatureGrowth(GrowingBatches):
     """The callback that ``BatchGrowth.by_curvature`` makes and documents."""
 
     def __init__(

@@ -28,18 +28,10 @@ from tfscale.collectives.gossip import (
 from tfscale.collectives.halves import all_gather, reduce_scatter
 from tfscale.collectives.halving import halving
 from tfscale.collectives.hierarchical import hierarchical
+from tfscale.collectives.moves import Kind, Move, ScheduleError, add, finalise, keep, send
 from tfscale.collectives.registry import ALGORITHMS, resolve
 from tfscale.collectives.ring import ring
-from tfscale.collectives.schedule import (
-    Kind,
-    Move,
-    Schedule,
-    ScheduleError,
-    add,
-    finalise,
-    keep,
-    send,
-)
+from tfscale.collectives.schedule import Schedule
 from tfscale.collectives.simulate import Simulation, simulate
 from tfscale.collectives.tree import tree
 from tfscale.collectives.verify import Count

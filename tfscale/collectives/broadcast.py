@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from tfscale.collectives.cost import Cost, Link, flat
-from tfscale.collectives.schedule import Move, Schedule, checked_ranks, finalise, keep, send
+from tfscale.collectives.moves import Move, finalise, keep, send
+from tfscale.collectives.programs import checked_ranks
+from tfscale.collectives.schedule import Schedule
 from tfscale.collectives.tree import Node, depth, descend, node_at
 from tfscale.support import arguments
 

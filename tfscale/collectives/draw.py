@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tfscale.collectives.cost import Link, Machine
-from tfscale.collectives.schedule import Schedule
+from tfscale.collectives.programs import Programs
 from tfscale.collectives.simulate import Message, Simulation, simulate
 from tfscale.support import figures
 
@@ -19,7 +19,7 @@ _INK = "#30343b"
 _FAINT = "#d9dce1"
 
 
-def draw(schedule: Schedule, machine: Machine | None = None, nbytes: float = 1.0) -> Figure:
+def draw(schedule: Programs, machine: Machine | None = None, nbytes: float = 1.0) -> Figure:
     """Plot a simulation: time to the right, one line per rank.
 
     A bar on a rank's line is a message that leaves, striped in the colours of its chunks: pale for
@@ -134,7 +134,7 @@ def _add_legend(figure: Any, colour: Callable[[int], Any]) -> None:
     )
 
 
-def _caption(schedule: Schedule, seen: Simulation, nbytes: float) -> str:
+def _caption(schedule: Programs, seen: Simulation, nbytes: float) -> str:
     sent = max(seen.sent) / nbytes
     chunks = "1 chunk" if schedule.chunks == 1 else f"{schedule.chunks} chunks"
     rounds = "" if schedule.cost is None else f"{schedule.cost.rounds} rounds; "

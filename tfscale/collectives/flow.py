@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from tfscale.collectives.schedule import Goal, Kind, Program, Schedule, ScheduleError
+from tfscale.collectives.moves import Goal, Kind, Program, ScheduleError
+from tfscale.collectives.programs import Programs
 
 State = Literal["open", "given", "mixed", "final"]  # state of a chunk at a rank
 
@@ -51,7 +52,7 @@ class Flow(NamedTuple):
     waits: list[int]  # number of earlier moves that it waits for, without its message
 
 
-def flow(schedule: Schedule, rank: int) -> Flow:
+def flow(schedule: Programs, rank: int) -> Flow:
     """Analyse one rank's program; raise ``ScheduleError`` if it contradicts itself."""
     moves = schedule.program(rank)
     rules = [
@@ -91,7 +92,7 @@ def flow(schedule: Schedule, rank: int) -> Flow:
     return Flow(moves, final, successors, waits)
 
 
-def _out_of_bounds(schedule: Schedule, rank: int, index: int) -> str:
+def _out_of_bounds(schedule: Programs, rank: int, index: int) -> str:
     move = schedule.program(rank)[index]
     where = f"rank {rank}, move {index} ({move}): "
     if not 0 <= move.first < move.last <= schedule.chunks:
@@ -103,7 +104,7 @@ def _out_of_bounds(schedule: Schedule, rank: int, index: int) -> str:
 
 
 def _refusal(
-    schedule: Schedule, rank: int, index: int, cuts: list[int], states: list[State]
+    schedule: Programs, rank: int, index: int, cuts: list[int], states: list[State]
 ) -> str:
     """Explain why a move is wrong, and what was expected."""
     move = schedule.program(rank)[index]
@@ -122,7 +123,7 @@ def _refusal(
     return f"{where}expected chunk {move.first} to be {expected}, but it is '{_MEANING[states[0]]}'"
 
 
-def _check_end(schedule: Schedule, rank: int, cuts: list[int], states: list[State]) -> None:
+def _check_end(schedule: Programs, rank: int, cuts: list[int], states: list[State]) -> None:
     for chunk, state in zip(cuts, states):
         if state in ("open", "mixed"):
             raise ScheduleError(

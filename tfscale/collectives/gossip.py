@@ -17,18 +17,10 @@ from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 
 from tfscale.collectives.cost import Cost, Link, fan_in, flat
+from tfscale.collectives.moves import Kind, Move, ScheduleError, add, finalise, send
+from tfscale.collectives.programs import checked_ranks
 from tfscale.collectives.proof import trusted
-from tfscale.collectives.schedule import (
-    Kind,
-    Move,
-    Schedule,
-    ScheduleError,
-    add,
-    checked_ranks,
-    checked_schedule,
-    finalise,
-    send,
-)
+from tfscale.collectives.schedule import Schedule, checked_schedule
 from tfscale.support import arguments
 
 Pairs = Sequence[tuple[int, int]]  # each sender with its receiver

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Iterator
 
 from tfscale.collectives.cost import Cost, Machine
-from tfscale.collectives.schedule import Goal, Kind, Move, Schedule, checked_schedule
+from tfscale.collectives.moves import Goal, Kind, Move
+from tfscale.collectives.schedule import Schedule, checked_schedule
 
 
 def reduce_scatter(schedule: Schedule) -> Schedule:

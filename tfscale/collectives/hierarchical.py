@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 
 from tfscale.collectives.cost import Cluster, Cost, Link, Machine, checked_sizes, fan_in
+from tfscale.collectives.moves import Move, add, keep, send
+from tfscale.collectives.programs import MOST_RANKS
 from tfscale.collectives.ring import ring
-from tfscale.collectives.schedule import MOST_RANKS, Move, Schedule, add, keep, send
+from tfscale.collectives.schedule import Schedule
 from tfscale.support import arguments
 
 

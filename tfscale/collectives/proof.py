@@ -8,7 +8,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from tfscale.collectives.schedule import Program, Schedule, ScheduleError
+from tfscale.collectives.moves import Program, ScheduleError
+from tfscale.collectives.schedule import Schedule
 
 # The limit for making the schedule and all ranks' programs. Those of 256 ranks take a second; an
 # endless loop takes forever.

@@ -10,9 +10,10 @@ from tfscale.collectives.central import central
 from tfscale.collectives.direct import direct
 from tfscale.collectives.halving import halving
 from tfscale.collectives.hierarchical import hierarchical
+from tfscale.collectives.programs import checked_ranks
 from tfscale.collectives.proof import proven, trusted
 from tfscale.collectives.ring import ring
-from tfscale.collectives.schedule import Schedule, checked_ranks
+from tfscale.collectives.schedule import Schedule
 from tfscale.collectives.tree import tree
 from tfscale.support import arguments
 

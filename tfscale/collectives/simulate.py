@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from tfscale.collectives.cost import Cluster, Link, Machine, checked_machine
 from tfscale.collectives.flow import flow
-from tfscale.collectives.schedule import Kind, Move, Schedule, ScheduleError, checked_schedule
+from tfscale.collectives.moves import Kind, Move, ScheduleError
+from tfscale.collectives.programs import A_SCHEDULE, Programs
 from tfscale.collectives.verify import Key, is_symmetric, message_key
 from tfscale.support import arguments
 
@@ -59,7 +60,7 @@ class Simulation:
 
 
 def simulate(
-    schedule: Schedule,
+    schedule: Programs,
     nbytes: float,
     machine: Machine,
     *,
@@ -88,7 +89,7 @@ def simulate(
     arguments.real(gamma, "gamma", 0, what="a number of seconds per byte")
     parts = arguments.whole(parts, "parts", 1, _MOST_PARTS, what="a number of parts")
     messages = arguments.flag(messages, "messages")
-    checked_schedule(schedule)
+    arguments.instance(schedule, "schedule", Programs, A_SCHEDULE)
     period = _period(schedule, machine) if not messages else schedule.ranks
     collecting = gc.isenabled()
     gc.disable()  # millions of small objects and no cycles: the collector takes a third of the time
@@ -99,7 +100,7 @@ def simulate(
             gc.enable()
 
 
-def _period(schedule: Schedule, machine: Machine) -> int:
+def _period(schedule: Programs, machine: Machine) -> int:
     """Return the number of ranks that stand for all, if schedule and machine are symmetric."""
     if not schedule.symmetric and not is_symmetric(schedule):
         return schedule.ranks
@@ -125,7 +126,7 @@ class _Run:
 
     def __init__(
         self,
-        schedule: Schedule,
+        schedule: Programs,
         nbytes: float,
         machine: Machine,
         gamma: float,

@@ -7,7 +7,9 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from tfscale.collectives.cost import Cost, Link, flat
-from tfscale.collectives.schedule import Move, Schedule, add, checked_ranks, finalise, keep, send
+from tfscale.collectives.moves import Move, add, finalise, keep, send
+from tfscale.collectives.programs import checked_ranks
+from tfscale.collectives.schedule import Schedule
 
 
 def tree(ranks: int) -> Schedule:

@@ -20,7 +20,8 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from tfscale.collectives.flow import Flow, flow
-from tfscale.collectives.schedule import Kind, Move, Schedule, ScheduleError
+from tfscale.collectives.moves import Kind, Move, ScheduleError
+from tfscale.collectives.programs import Programs
 
 Key = tuple[int, int, bool, int, int]  # sender, receiver, final, first, last
 Place = tuple[int, int]  # rank, index of the move
@@ -43,7 +44,7 @@ class Count:
     messages: int
 
 
-def verify(schedule: Schedule) -> Count:
+def verify(schedule: Programs) -> Count:
     """Prove a schedule right; see ``Schedule.verify``."""
     flows = [flow(schedule, rank) for rank in range(schedule.ranks)]
     if schedule.symmetric:
@@ -108,7 +109,7 @@ def _match(flows: list[Flow]) -> dict[Place, Place]:
     return {place: receives[key] for key, place in sends.items()}
 
 
-def _run(schedule: Schedule, flows: list[Flow], receiver_of: dict[Place, Place]) -> int:
+def _run(schedule: Programs, flows: list[Flow], receiver_of: dict[Place, Place]) -> int:
     """Run each move once its inputs are complete; return the number of rounds."""
     everyone = (1 << schedule.ranks) - 1  # a set of ranks is a number with these bits
     sums = [[1 << rank] * schedule.chunks for rank in range(schedule.ranks)]
@@ -172,7 +173,7 @@ def _waits_for_own(one: Flow, waits: list[int], index: int) -> bool:
     return any(index in one.successors[earlier] and waits[earlier] > 0 for earlier in range(index))
 
 
-def _check_whole(schedule: Schedule) -> None:
+def _check_whole(schedule: Programs) -> None:
     if schedule.chunks != 1:
         raise ScheduleError(
             "mixture: expected one chunk, so that each rank gives all of its receivers the same "
@@ -180,7 +181,7 @@ def _check_whole(schedule: Schedule) -> None:
         )
 
 
-def _check_owners(schedule: Schedule, flows: list[Flow]) -> None:
+def _check_owners(schedule: Programs, flows: list[Flow]) -> None:
     owners: dict[int, Place] = {}
     for place, move, _ in _places(flows):
         if move.kind is Kind.FINALISE:
@@ -226,7 +227,7 @@ def _check_disjoint(place: Place, move: Move, chunk: int, twice: int) -> None:
         )
 
 
-def _check_symmetry(schedule: Schedule, flows: list[Flow]) -> None:
+def _check_symmetry(schedule: Programs, flows: list[Flow]) -> None:
     if schedule.chunks % schedule.ranks:
         raise ScheduleError(
             "a symmetric schedule has as many chunks for each rank, "
@@ -241,7 +242,7 @@ def _check_symmetry(schedule: Schedule, flows: list[Flow]) -> None:
             )
 
 
-def is_symmetric(schedule: Schedule) -> bool:
+def is_symmetric(schedule: Programs) -> bool:
     """Return whether every rank's program is rank 0's, turned by its number, declared or not."""
     if schedule.chunks % schedule.ranks:
         return False
@@ -252,19 +253,19 @@ def is_symmetric(schedule: Schedule) -> bool:
     )
 
 
-def turn(schedule: Schedule, move: Move, by: int) -> Move:
+def turn(schedule: Programs, move: Move, by: int) -> Move:
     """Return the move of rank r+by in a symmetric schedule in which rank r makes ``move``."""
     peer = move.peer if move.kind is Kind.FINALISE else (move.peer + by) % schedule.ranks
     first = (move.first + by * (schedule.chunks // schedule.ranks)) % schedule.chunks
     return Move(move.kind, peer, first, first + move.last - move.first)
 
 
-def _busiest(schedule: Schedule, flows: list[Flow], kinds: set[Kind]) -> Fraction:
+def _busiest(schedule: Programs, flows: list[Flow], kinds: set[Kind]) -> Fraction:
     chunks = (sum(s.last - s.first for s in one.moves if s.kind in kinds) for one in flows)
     return Fraction(max(chunks), schedule.chunks)
 
 
-def _check_cost(schedule: Schedule, count: Count) -> None:
+def _check_cost(schedule: Programs, count: Count) -> None:
     stated = schedule.cost
     if stated is None:
         return

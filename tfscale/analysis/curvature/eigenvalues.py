@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tfscale.analysis.curvature.lanczos import Basis
+from tfscale.analysis.curvature.matrix import SymmetricMatrix
 from tfscale.analysis.curvature.results import Eigenvalues
 from tfscale.support import arguments
-
-if TYPE_CHECKING:
-    from tfscale.analysis.curvature.operator import Operator
 
 _NOT_CONVERGED = (
     "eigenvalues of %s did not converge in %d products: the residual of %.6g is %.2g; expected "
@@ -21,7 +18,7 @@ _NOT_CONVERGED = (
 
 
 def lanczos(
-    operator: Operator,
+    operator: SymmetricMatrix,
     top: int = 1,
     bottom: int = 0,
     *,
@@ -90,7 +87,7 @@ def _kept(count: int, top: int, bottom: int) -> list[int]:
 
 
 def block_power(
-    operator: Operator,
+    operator: SymmetricMatrix,
     top: int = 1,
     bottom: int = 0,
     *,
@@ -133,7 +130,7 @@ def block_power(
 
 
 def _power(
-    operator: Operator, sign: int, count: int, tolerance: float, limit: int, seed: int
+    operator: SymmetricMatrix, sign: int, count: int, tolerance: float, limit: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, int, float]:
     """Return eigenvalues at one end, vectors, residuals, the number of products and the bound."""
     width = min(count + 2, operator.size)
@@ -157,7 +154,7 @@ def _power(
         block = images + shift * block
 
 
-def _wanted(operator: Operator, top: int, bottom: int) -> int:
+def _wanted(operator: SymmetricMatrix, top: int, bottom: int) -> int:
     top, bottom = arguments.whole(top, "top", 0), arguments.whole(bottom, "bottom", 0)
     if not 1 <= top + bottom <= operator.size:
         raise ValueError(

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-if TYPE_CHECKING:
-    from tfscale.analysis.curvature.operator import Operator
+from tfscale.analysis.curvature.matrix import SymmetricMatrix
 
 _COLUMNS = 1 << 16  # columns of the basis that are in float64 at a time
 _NOTHING = 1e-6  # share of the matrix's size that float32 rounding leaves
@@ -26,7 +23,7 @@ class Basis:
         rest: length of the candidate before it was normalized; 0 if there is no candidate.
     """
 
-    def __init__(self, operator: Operator, width: int, start: np.ndarray, seed: int) -> None:
+    def __init__(self, operator: SymmetricMatrix, width: int, start: np.ndarray, seed: int) -> None:
         self._operator = operator
         self._random = np.random.default_rng([seed, 1])
         self.vectors = np.zeros((width + 1, operator.size), operator.dtype)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from tfscale.analysis.curvature.matrix import SymmetricMatrix
 from tfscale.analysis.curvature.results import Diagonal, Estimate, Trace
 from tfscale.support import arguments
-
-if TYPE_CHECKING:
-    from tfscale.analysis.curvature.operator import Operator
 
 AT_ONCE = 4  # vectors that share the loss and the gradient; more save little, and take memory
 FEWEST = 8  # samples that are drawn before their spread decides when to stop
@@ -24,14 +22,14 @@ def checked_samples(samples: int) -> int:
     return arguments.whole(samples, "samples", 1, what="a number of random vectors")
 
 
-def random_signs(operator: Operator, seed: int, sample: int) -> np.ndarray:
+def random_signs(operator: SymmetricMatrix, seed: int, sample: int) -> np.ndarray:
     """Return a vector of random signs: the same on all workers."""
     bits = np.random.default_rng([seed, sample]).integers(0, 2, operator.size, np.int8)
     return (2 * bits - 1).astype(operator.dtype)
 
 
 def hutchinson(
-    operator: Operator, samples: int = 64, *, accuracy: float | None = None, seed: int = 0
+    operator: SymmetricMatrix, samples: int = 64, *, accuracy: float | None = None, seed: int = 0
 ) -> Trace:
     r"""Estimate the trace, as the mean of :math:`z^T H z` over vectors z of random signs.
 
@@ -64,7 +62,7 @@ def hutchinson(
     return Trace(Estimate.of(np.sum(terms, 1)), layers, len(terms))
 
 
-def hutch_plus_plus(operator: Operator, samples: int = 64, *, seed: int = 0) -> Trace:
+def hutch_plus_plus(operator: SymmetricMatrix, samples: int = 64, *, seed: int = 0) -> Trace:
     r"""Estimate the trace by Hutch++: exact for the large eigenvalues, sampled for the rest.
 
     A third of the products makes an orthonormal basis Q of the range of H, a third gives
@@ -97,7 +95,7 @@ def hutch_plus_plus(operator: Operator, samples: int = 64, *, seed: int = 0) -> 
     return Trace(Estimate(exact + found.value, found.error, found.samples), {}, 3 * third)
 
 
-def diagonal(operator: Operator, samples: int = 64, *, seed: int = 0) -> Diagonal:
+def diagonal(operator: SymmetricMatrix, samples: int = 64, *, seed: int = 0) -> Diagonal:
     r"""Estimate the diagonal, as the mean of :math:`z \odot (H z)` over vectors z of random signs.
 
     The variance of one sample of number i is :math:`\sum_{j \ne i} H_{ij}^2`.
@@ -121,7 +119,7 @@ def diagonal(operator: Operator, samples: int = 64, *, seed: int = 0) -> Diagona
     return Diagonal(means, count, mean, errors)
 
 
-def frobenius(operator: Operator, samples: int = 64, *, seed: int = 0) -> Estimate:
+def frobenius(operator: SymmetricMatrix, samples: int = 64, *, seed: int = 0) -> Estimate:
     r"""Estimate the Frobenius norm, the root of the mean of :math:`\|H z\|^2`.
 
     Args:
@@ -136,7 +134,11 @@ def frobenius(operator: Operator, samples: int = 64, *, seed: int = 0) -> Estima
 
 
 def _samples(
-    operator: Operator, what: str, samples: int, seed: int, done: Callable[[], bool] = lambda: False
+    operator: SymmetricMatrix,
+    what: str,
+    samples: int,
+    seed: int,
+    done: Callable[[], bool] = lambda: False,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield random signs and their products, until there are enough."""
     samples = checked_samples(samples)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tfscale.analysis.curvature.lanczos import Basis
+from tfscale.analysis.curvature.matrix import SymmetricMatrix
 from tfscale.analysis.curvature.results import Estimate, Result
 from tfscale.analysis.curvature.samples import random_signs
 from tfscale.support import figures
-
-if TYPE_CHECKING:
-    from tfscale.analysis.curvature.operator import Operator
 
 _POINTS = 512  # points of a plot
 _ROUNDING = 1e-6  # share of the matrix's size that float32 rounding leaves
@@ -146,7 +144,9 @@ def _normal(x: np.ndarray, width: float) -> np.ndarray:
     return found
 
 
-def density(operator: Operator, probes: int = 8, steps: int = 80, *, seed: int = 0) -> Density:
+def density(
+    operator: SymmetricMatrix, probes: int = 8, steps: int = 80, *, seed: int = 0
+) -> Density:
     r"""Estimate the density of eigenvalues by stochastic Lanczos quadrature.
 
     For a function f and a vector z of random signs, :math:`E[z^T f(H) z] / n` is the mean of f over

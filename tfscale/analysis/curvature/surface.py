@@ -5,15 +5,43 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import numpy as np
 
-from tfscale.analysis.curvature.results import Result
+from tfscale.analysis.curvature.results import Eigenvalues, Result
 from tfscale.support import figures
 
-if TYPE_CHECKING:
-    from tfscale.analysis.curvature.of_model import OfModel
+
+class Surroundings(Protocol):
+    """A model's loss as a function of its variables, and the matrix that curves it."""
+
+    variables: list[Any]
+    size: int
+
+    @property
+    def loss(self) -> float:
+        """The loss at the variables."""
+
+    @property
+    def gradient(self) -> np.ndarray:
+        """The gradient at the variables."""
+
+    def loss_at(self, moved: np.ndarray) -> float:
+        """Return the loss at the variables plus a vector."""
+
+    def gradient_at(self, moved: np.ndarray) -> np.ndarray:
+        """Return the gradient at the variables plus a vector."""
+
+    def flat(self, values: Sequence[Any]) -> np.ndarray:
+        """Return arrays as one vector."""
+
+    def eigenvalues(self, top: int = 1, **options: Any) -> Eigenvalues:
+        """Return the largest eigenvalues of the matrix, with their vectors."""
+
+    def telling(self, what: str, steps: int, of: str) -> AbstractContextManager[None]:
+        """Show the progress while the block runs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +72,11 @@ class Sharpness(Result):
 
 
 def sharpness(
-    operator: OfModel, rho: float = 0.05, epsilon: float = 1e-3, steps: int = 10, **options: Any
+    operator: Surroundings,
+    rho: float = 0.05,
+    epsilon: float = 1e-3,
+    steps: int = 10,
+    **options: Any,
 ) -> Sharpness:
     r"""Measure how sharp the loss is around the variables.
 
@@ -119,7 +151,7 @@ class Landscape(Result):
 
 
 def landscape(
-    operator: OfModel,
+    operator: Surroundings,
     along: int | Sequence[Any] = 1,
     *,
     radius: float = 1.0,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfscale.analysis.telemetry.timeline import (
@@ -15,23 +15,31 @@ from tfscale.analysis.telemetry.timeline import (
     exposed_seconds,
     step_of,
 )
+from tfscale.native import Communicator
 from tfscale.support import figures
 from tfscale.tools.bench.plot import FAINT, INK
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from tfscale.tools.bench.fit_worker import Fit
 
 __all__ = ["RankTimeline", "busy", "chrome", "draw", "exposed_seconds", "take", "taken"]
 
 
-def take(training: Fit, untimed: int, steps: int) -> dict[str, Any]:
-    """Train for some steps in a worker and return their trace."""
-    communicator = training.strategy.reducer.exchange.communicators[0]
+def take(
+    communicator: Communicator, train: Callable[[int], Sequence[float]], untimed: int, steps: int
+) -> dict[str, Any]:
+    """Train for some steps in a worker and return their trace.
+
+    Args:
+        communicator: communicator of the worker's first replica.
+        train: makes a number of steps, and returns the time at which each one ended.
+        untimed: number of steps to make first, which the trace leaves out.
+        steps: number of steps in the trace.
+    """
     profile = Profile()
     profile.start()
-    ends = training.steps(untimed + steps)[untimed - 1 :]
+    ends = train(untimed + steps)[untimed - 1 :]
     compute = profile.stop()
     shift = time.time() - time.perf_counter()
     ends = [end + shift for end in ends]

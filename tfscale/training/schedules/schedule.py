@@ -5,13 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfscale.support import arguments
+from tfscale.training.schedules.plot import draw
 from tfscale.training.schedules.scaling import RULES, checked_batch
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+_POINTS = 2001  # points of a plot
 
 STEPS, EPOCHS = UNITS = ("steps", "epochs")
 
@@ -130,10 +134,17 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
         Args:
             until: end of the plot, in the schedule's unit; by default a time that suits its curve.
         """
-        from tfscale.training.schedules.plot import draw
-
         arguments.optional(arguments.real, until, "until", above=0)
-        return draw(self, until)
+        times = np.linspace(0.0, self.horizon if until is None else until, _POINTS)
+        batch = "" if self.base_batch is None else f" for a batch of {self.base_batch}"
+        return draw(
+            times,
+            self.at_time(times).numpy(),
+            title=type(self).__name__,
+            warmup=self.warmup,
+            unit=self.unit,
+            what=f"learning rate{batch}",
+        )
 
     def get_config(self) -> dict[str, Any]:
         """Return all arguments, in types that JSON knows."""
