@@ -24,8 +24,8 @@ from tfscale.compression.method import RESIDUAL, Load
 from tfscale.compression.switching import switched
 from tfscale.exchange import deciding
 from tfscale.exchange.deciding import LAP, PROBES, Decider, Seen, Step
-from tfscale.exchange.trial import Cell
 from tfscale.native import Communicator, all_gather, all_reduce
+from tfscale.native.cell import Cell
 from tfscale.native.group import host_of
 
 _IN_USE = -1  # an entry of the plan that stands for the method in use

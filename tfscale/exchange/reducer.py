@@ -30,9 +30,10 @@ from tfscale.exchange.collective_schedules import price
 from tfscale.exchange.deciding import Change
 from tfscale.exchange.exchange import Exchange, wire_bytes, with_unique_rows
 from tfscale.exchange.state import ExchangeState
-from tfscale.exchange.trial import Cell, Trial, Trials
+from tfscale.exchange.trial import Trial, Trials
 from tfscale.native import Communicator
 from tfscale.native.bucket import BucketId
+from tfscale.native.cell import Cell
 from tfscale.native.group import host_of
 
 _IDLE = (

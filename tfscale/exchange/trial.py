@@ -9,7 +9,6 @@ run between steps.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ import tensorflow as tf
 from tfscale.collectives import Schedule
 from tfscale.collectives.choose import COST_MODEL, MEASURED, Choice, Chooser
 from tfscale.native import Communicator, all_gather
+from tfscale.native.cell import Cell
 from tfscale.native.group import host_of
 
 if TYPE_CHECKING:
@@ -31,8 +31,6 @@ NEAR = 2.0  # predictions that differ by a larger factor need no trial
 # A choice costs a bucket about a tenth of a millisecond of processor time in every step, even
 # after the trial. A bucket with a shorter predicted time than this has too little to gain.
 WORTH_SECONDS = 2e-3
-
-_numbers = itertools.count()
 
 
 class Trials:
@@ -218,35 +216,3 @@ def _decided(choice: Choice, winner: int, medians: Any) -> Choice:
     name, other = names[winner], names[1 - winner]
     assert name is not None
     return Choice(name, float(medians[winner]), other, float(medians[1 - winner]), MEASURED)
-
-
-class Cell:
-    """A tensor that a graph may change, unknown to strategies and checkpoints.
-
-    A strategy would mirror and synchronise a ``tf.Variable`` that is made under its scope.
-    """
-
-    def __init__(self, dtype: tf.DType) -> None:
-        self._dtype = dtype
-        self._handle = tf.raw_ops.VarHandleOp(
-            dtype=dtype, shape=None, shared_name=f"tfscale_cell_{next(_numbers)}"
-        )
-
-    def read(self) -> tf.Tensor:
-        """Return the value as a tensor."""
-        return tf.raw_ops.ReadVariableOp(resource=self._handle, dtype=self._dtype)
-
-    def numpy(self) -> Any:
-        """Return the current value, even while a function is traced."""
-        with tf.init_scope():
-            return self.read().numpy()
-
-    def assign(self, value: Any) -> None:
-        """Set the value."""
-        value = tf.convert_to_tensor(value, self._dtype)
-        tf.raw_ops.AssignVariableOp(resource=self._handle, value=value)
-
-    def clear(self) -> None:
-        """Free the memory: the cell holds no numbers until a new value is assigned."""
-        with tf.device(self._handle.device):
-            self.assign(tf.zeros([0], self._dtype))

@@ -23,7 +23,7 @@ from tfscale.compression.method import Kept
 from tfscale.exchange.flights import Flights
 from tfscale.exchange.reducer import describe, place_of
 from tfscale.exchange.state import ExchangeState
-from tfscale.exchange.trial import Cell
+from tfscale.native.cell import Cell
 from tfscale.native.group import host_of
 from tfscale.strategy.current import current
 from tfscale.strategy.outside import Outside

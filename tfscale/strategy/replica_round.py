@@ -16,8 +16,8 @@ from tfscale.collectives import Schedule, is_doubly_stochastic
 from tfscale.collectives.wires import LOSSLESS
 from tfscale.exchange import shards
 from tfscale.exchange.reducer import place_of
-from tfscale.exchange.trial import Cell
 from tfscale.native.bucket import BucketId
+from tfscale.native.cell import Cell
 from tfscale.native.group import host_of
 from tfscale.strategy.current import during
 from tfscale.sync.hierarchical import MIXES_REPLICAS
