@@ -131,7 +131,7 @@ def test_a_wire_that_does_not_pay_is_said(gamma, pays):
     strategy = on(2, "auto", "int8")
     chooser = Chooser(Link(0.0, 1e-9), gamma, 2)
     chooser.lossless = Chooser(Link(0.0, 1e-9), 0.0, 2)
-    strategy.reducer.exchange.schedules = chooser
+    strategy.reducer.team.schedules = chooser
     trained(strategy)
     explained = strategy.explain()
     (row,) = [row for row in explained if row.wire == "int8"]

@@ -14,8 +14,8 @@ from tfscale.compression.gradient import Gradient
 from tfscale.compression.method import RESIDUAL, Method, Wire
 from tfscale.exchange.buckets import Bucket
 from tfscale.exchange.collective_schedules import price
-from tfscale.exchange.exchange import Exchange
 from tfscale.exchange.reducer import Collective, Packing, Reducer, dense_bucket, sparse_bucket
+from tfscale.exchange.team import Team
 from tfscale.native.bucket import BucketId
 from tfscale.support.text import WIDTH, entries
 
@@ -86,7 +86,7 @@ class Row:
 def rows(reducer: Reducer) -> list[Row]:
     """Return all buckets of all traced optimizers, in the order in which they are sent."""
     reducer.trials.tell_chooser()
-    communicators = reducer.exchange.communicators
+    communicators = reducer.team.communicators
     totals = communicators[0].totals() if communicators else {}
     return list(_rows(reducer, totals))
 
@@ -101,7 +101,7 @@ def _rows(reducer: Reducer, totals: dict[BucketId, Total]) -> Iterator[Row]:
             size = sum(one.bytes for one in collectives)
             lossless = sum(gradient.bytes for gradient in members)
             choices = [
-                reducer.exchange.schedules.choose(one.reduced)
+                reducer.team.schedules.choose(one.reduced)
                 for one in sorted(collectives, key=lambda one: -(one.reduced or 0))
                 if one.reduced is not None
             ]
@@ -146,7 +146,7 @@ def _rows(reducer: Reducer, totals: dict[BucketId, Total]) -> Iterator[Row]:
 
 
 def row_of_mixtures(
-    exchange: Exchange,
+    team: Team,
     bucket: BucketId,
     weights: Sequence[Gradient],
     rounds: Sequence[Schedule],
@@ -155,7 +155,7 @@ def row_of_mixtures(
     """Return the row for mixtures of these weights, which take turns, compared with a sum."""
     lossless, elements = (sum(one.bytes for one in weights), sum(one.elements for one in weights))
     size = lossless if wire == LOSSLESS else nbytes(wire, elements)
-    schedules = exchange.schedules
+    schedules = team.schedules
     choice = schedules.choose(size)
     cost, summing = rounds[0].cost, schedules.schedule(choice.algorithm).cost
     why, seconds = "", 0.0
@@ -167,24 +167,24 @@ def row_of_mixtures(
             why += f" in {_ms(choice.seconds)} ms by the model"
     more = f" and {len(rounds) - 1} more in turn" if len(rounds) > 1 else ""
     by = {"algorithm": f"{rounds[0].name}{more}", "why": why, "predicted": seconds}
-    return _row_of_weights(exchange, bucket, weights, wire, size, lossless=lossless, **by)
+    return _row_of_weights(team, bucket, weights, wire, size, lossless=lossless, **by)
 
 
-def row_of_shards(exchange: Exchange, bucket: BucketId, weights: Sequence[Gradient]) -> Row:
+def row_of_shards(team: Team, bucket: BucketId, weights: Sequence[Gradient]) -> Row:
     """Return the row for an all-gather of shards, or for a reduce-scatter of their sum."""
     size = nbytes(LOSSLESS, sum(one.elements for one in weights))
-    cost = price(exchange.schedules, exchange.ranks, [], [size // exchange.ranks])
+    cost = price(team.schedules, team.size, [], [size // team.size])
     by = {
         "algorithm": "ring",
         "why": "shards of all replicas",
         "predicted": cost.amount if cost.unit == "seconds" else 0.0,
     }
     half = size // 2  # an all-reduce of this size sends as many bytes
-    return _row_of_weights(exchange, bucket, weights, LOSSLESS, half, lossless=half, **by)
+    return _row_of_weights(team, bucket, weights, LOSSLESS, half, lossless=half, **by)
 
 
 def _row_of_weights(
-    exchange: Exchange,
+    team: Team,
     bucket: BucketId,
     weights: Sequence[Gradient],
     wire: str,
@@ -202,7 +202,7 @@ def _row_of_weights(
         method=str(Wire(wire, False)),
         collectives=(bucket,),
         **by,
-        **_measured(exchange.communicators[0].totals(), [Collective(bucket, size)]),
+        **_measured(team.communicators[0].totals(), [Collective(bucket, size)]),
     )
 
 
@@ -216,7 +216,7 @@ def _switching(packing: Packing, bucket: Bucket, method: Method) -> str:
 
 
 def _gain(reducer: Reducer, method: Method, size: int, lossless: int) -> float:
-    chooser = reducer.exchange.schedules
+    chooser = reducer.team.schedules
     if not isinstance(chooser, Chooser) or chooser.lossless is None:
         return 0.0
     if not isinstance(method, Wire) or method != reducer.policy.method:  # only that was measured

@@ -13,7 +13,6 @@ from tfscale.bridge.protocols import Optimizer, Variable
 from tfscale.collectives.wires import FORMATS
 from tfscale.compression.method import RESIDUAL, Wire, joined, separated
 from tfscale.exchange.buckets import Bucket, pack
-from tfscale.exchange.exchange import wire_bytes
 from tfscale.exchange.reducer import (
     Collective,
     Packing,
@@ -23,6 +22,7 @@ from tfscale.exchange.reducer import (
     place_of,
 )
 from tfscale.exchange.state import ExchangeState
+from tfscale.exchange.team import wire_bytes
 from tfscale.native import Flight
 
 
@@ -36,7 +36,7 @@ class Flights:
 
     def __init__(self, reducer: Reducer, label: str) -> None:
         self._reducer, self._label = reducer, label
-        self._exchange = reducer.exchange
+        self._team = reducer.team
         self._flights: dict[tuple[int, str], Flight] = {}
         self._known: set[str] = set()
 
@@ -71,7 +71,7 @@ class Flights:
                 lost = self._lost(replica, bucket, method, variables, optimizer, state)
                 random = FORMATS[method.name].rounds_at_random(with_residual=bool(lost))
                 size = wire_bytes(method.name, tf.float32, flat.shape.num_elements())
-                schedules = self._exchange.schedules
+                schedules = self._team.schedules
                 name = dense_bucket(label, bucket)
                 self._flight(replica, bucket).begin(
                     flat,
@@ -79,11 +79,11 @@ class Flights:
                     wire=method.name,
                     residual=joined([one.read_value() for one in lost]) if lost else None,
                     seed=state.next_seed(replica) if random else 0,
-                    name=self._exchange.communicators[replica].new_bucket(name),
+                    name=self._team.communicators[replica].new_bucket(name),
                 )
             return []
 
-        self._exchange.together(begun, list(values))
+        self._team.together(begun, list(values))
 
     def take(
         self, what: str, variables: Sequence[Variable], optimizer: Optimizer, state: ExchangeState
@@ -112,7 +112,7 @@ class Flights:
             waited, took = tf.unstack(tf.reduce_max(times, 0))
             return [*sums, waited, took]
 
-        *sums, waited, took = self._exchange.together(taken, [])
+        *sums, waited, took = self._team.together(taken, [])
         return sums, waited, took
 
     def _buckets(self, what: str, variables: Sequence[Variable]) -> Iterator[tuple[Bucket, Wire]]:
@@ -160,7 +160,7 @@ class Flights:
     def _flight(self, replica: int, bucket: Bucket) -> Flight:
         key = (replica, bucket.name)
         if key not in self._flights:
-            self._flights[key] = Flight(self._exchange.communicators[replica])
+            self._flights[key] = Flight(self._team.communicators[replica])
         return self._flights[key]
 
     def _lost(

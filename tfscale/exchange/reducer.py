@@ -23,13 +23,13 @@ from tfscale.compression.gradient import Gradient
 from tfscale.compression.method import RESIDUAL, Kept, Method, Price, Wire, joined
 from tfscale.compression.policy import MethodPolicy
 from tfscale.compression.switching import SHARED, Switching, of_variant
-from tfscale.exchange import lookups
+from tfscale.exchange import lookups, rows
 from tfscale.exchange.adaptation import Adaptation, AdaptedStep, as_before
 from tfscale.exchange.buckets import Bucket, pack
 from tfscale.exchange.collective_schedules import price
 from tfscale.exchange.deciding import Change
-from tfscale.exchange.exchange import Exchange, wire_bytes, with_unique_rows
 from tfscale.exchange.state import ExchangeState
+from tfscale.exchange.team import Team, wire_bytes
 from tfscale.exchange.trial import Trial, Trials
 from tfscale.native import Communicator
 from tfscale.native.bucket import BucketId
@@ -56,7 +56,7 @@ class Reducer:
     """Object that sums gradients over all replicas.
 
     Args:
-        exchange: collectives of the replicas.
+        team: team of the replicas.
         policy: the policy that says which method sums which gradient.
         bucket_bytes: largest number of bytes of gradients that share a collective.
         trials: trials that compare, on live steps, schedules whose predicted times are close.
@@ -69,7 +69,7 @@ class Reducer:
 
     def __init__(
         self,
-        exchange: Exchange,
+        team: Team,
         policy: MethodPolicy,
         bucket_bytes: int,
         trials: Trials,
@@ -77,7 +77,7 @@ class Reducer:
         keeps_as: str = "",
         suffix: str = "",
     ) -> None:
-        self.exchange = exchange
+        self.team = team
         self.policy = policy
         self.trials = trials
         # By optimizer, in the order in which the optimizers were traced.
@@ -181,7 +181,7 @@ class Reducer:
             return found
 
         tensors = [gradients[i] for i in given]
-        sums = self.exchange.together(exchanged, tensors if skip is None else [*tensors, skip])
+        sums = self.team.together(exchanged, tensors if skip is None else [*tensors, skip])
         reduced = list(gradients)
         for i, total in zip(given, sums, strict=True):
             reduced[i] = total
@@ -204,19 +204,19 @@ class Reducer:
         described = tuple(load.gradients[i] for i in dense)
         buckets = self._pack(described) if dense else ()
         sparse = [i for i in range(len(tensors)) if i not in dense]
-        rows = tuple(load.gradients[i] for i in sparse)
+        of_rows = tuple(load.gradients[i] for i in sparse)
         # All graphs of an optimizer share its notes and adaptations.
         before = self.packings[load.optimizer]
         packing = Packing(
             load.label,
             buckets,
             described,
-            rows,
+            of_rows,
             notes=before.notes,
             adaptations=before.adaptations,
         )
         self.packings[load.optimizer] = packing
-        communicator = self.exchange.communicators[replica]
+        communicator = self.team.communicators[replica]
         with (
             self.trials.of_step(communicator) as trial,
             _adapted_step(replica, communicator, packing) as adapted,
@@ -246,17 +246,19 @@ class Reducer:
         residual, place = self.keeps_as + RESIDUAL, load.places[position]
         lost = load.state.kept(residual, place, replica) if feedback else None
         together = lookups.are_of_all_samples(slices.indices)
-        add = self.exchange.sum_rows if together else self.exchange.sum_slices
+        add = rows.sum_equal_rows if together else rows.sum_rows
         times = load.scale if feedback else None
         slices = _times(slices, times, -1)
-        total = add(replica, slices, sparse_bucket(load.label, gradient), wire, seed, lost)
+        total = add(
+            self.team, replica, slices, sparse_bucket(load.label, gradient), wire, seed, lost
+        )
         if lookups.are_unique(slices.indices):
-            total = with_unique_rows(total)
+            total = rows.with_unique_rows(total)
         return _times(total, times, 1)
 
     def of_rows(self, gradient: Gradient) -> tuple[str, bool]:
         """Return the wire for the rows of a sparse gradient, and whether it has feedback."""
-        if not self.exchange.sends_rows_on_wires:
+        if not self.team.sends_rows_on_wires:
             return LOSSLESS, False
         method = self.policy.method_of(gradient)
         wire = method.rows_wire
@@ -363,8 +365,8 @@ class Travel:
         members: list[int],
     ) -> None:
         self.described = [load.gradients[i] for i in members]
-        self.replicas = reducer.exchange.ranks
-        communicator = reducer.exchange.communicators[replica]
+        self.replicas = reducer.team.size
+        communicator = reducer.team.communicators[replica]
         self.rank, self.on_cpu = communicator.rank, ":CPU:" in communicator.device.upper()
         self.collectives: list[Collective] = []
         self._given = [_of_known_shape(tensors[i], load.gradients[i].shape) for i in members]
@@ -470,7 +472,7 @@ class Travel:
 
     def price(self, reduced: Sequence[int] = (), gathered: Sequence[int] = ()) -> Price:
         """See ``Load``."""
-        return price(self._reducer.exchange.schedules, self.replicas, reduced, gathered)
+        return price(self._reducer.team.schedules, self.replicas, reduced, gathered)
 
     def say(self, reason: str) -> None:
         """See ``Load``."""
@@ -485,11 +487,11 @@ class Travel:
         name, seed = self._new(what, size, size), self._seed_of(wire, residual is not None)
 
         def by(schedule: Schedule) -> Any:
-            exchange = self._reducer.exchange
-            return exchange.sum(self._replica, x, name, wire, residual, seed, schedule)
+            team = self._reducer.team
+            return team.sum(self._replica, x, name, wire, residual, seed, schedule)
 
         if tf.compat.v1.get_default_graph() is not self._graph:  # in a branch or a loop
-            schedules = self._reducer.exchange.schedules
+            schedules = self._reducer.team.schedules
             return by(schedules.schedule(schedules.choose(size).algorithm))
         return self._trial.run(by, [x] if residual is None else [x, residual], size)
 
@@ -497,14 +499,14 @@ class Travel:
         """See ``Load``."""
         whole = self.replicas * wire_bytes(wire, x.dtype, x.shape.num_elements())
         name, seed = self._new(what, whole // 2), self._seed_of(wire, self._remembers)
-        exchange = self._reducer.exchange
-        return exchange.gathered(self._replica, x, name, wire, seed, self._remembers)
+        team = self._reducer.team
+        return team.gather(self._replica, x, name, wire, seed, self._remembers)
 
     def reduce_scatter(self, x: tf.Tensor, wire: str = LOSSLESS, what: str = "") -> tf.Tensor:
         """See ``Load``."""
         whole = wire_bytes(wire, x.dtype, x.shape.num_elements())
         name, seed = self._new(what, whole // 2), self._seed_of(wire, False)
-        return self._reducer.exchange.scattered(self._replica, x, name, wire, seed)
+        return self._reducer.team.scatter(self._replica, x, name, wire, seed)
 
     def seed(self) -> tf.Tensor:
         """See ``Load``."""

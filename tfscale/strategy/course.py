@@ -70,7 +70,7 @@ class Course:
         self.rule = rounds.rule
         self.optimizer = optimizer_of(model)
         self.agreeing = rounds.agreeing
-        self.group = None if rounds.groups is None else rounds.groups.exchange
+        self.group = None if rounds.groups is None else rounds.groups.team
         self.places: dict[int, int | None] = {}
         self.reducer = rounds.reducer
         self._strategy = rounds.strategy
@@ -157,7 +157,7 @@ class Course:
 
     def _has_mates_elsewhere(self) -> bool:
         """Return whether replicas make steps together with replicas of other workers."""
-        return self.group is not None and len(self.group.communicators) < self.group.ranks
+        return self.group is not None and len(self.group.communicators) < self.group.size
 
     def spare_row(self, place: int, like: tf.Tensor) -> Cell:
         """Return the cell in which a replica keeps a row for batches in which it holds no rows.

@@ -28,7 +28,7 @@ __all__ = ["RankTimeline", "busy", "chrome", "draw", "exposed_seconds", "take", 
 
 def take(training: Fit, untimed: int, steps: int) -> dict[str, Any]:
     """Train for some steps in a worker and return their trace."""
-    communicator = training.strategy.reducer.exchange.communicators[0]
+    communicator = training.strategy.reducer.team.communicators[0]
     profile = Profile()
     profile.start()
     ends = training.steps(untimed + steps)[untimed - 1 :]
