@@ -14,7 +14,8 @@ from tfscale.compression.gradient import Gradient
 from tfscale.compression.method import RESIDUAL, Method, Wire
 from tfscale.exchange.buckets import Bucket
 from tfscale.exchange.collective_schedules import price
-from tfscale.exchange.reducer import Collective, Packing, Reducer, dense_bucket, sparse_bucket
+from tfscale.exchange.packing import Collective, Packing
+from tfscale.exchange.reducer import Reducer
 from tfscale.exchange.team import Team
 from tfscale.native.bucket import BucketId
 from tfscale.support.text import WIDTH, entries
@@ -94,55 +95,41 @@ def rows(reducer: Reducer) -> list[Row]:
 def _rows(reducer: Reducer, totals: dict[BucketId, Total]) -> Iterator[Row]:
     for packing in list(reducer.packings.values()):
         for bucket in packing.buckets:
-            members = [packing.gradients[i] for i in bucket.members]
-            method, way = packing.variant(bucket)
-            every = packing.collectives.get(bucket, [])
-            collectives = [one for one in every if one.variant == way]
-            size = sum(one.bytes for one in collectives)
-            lossless = sum(gradient.bytes for gradient in members)
-            choices = [
-                reducer.team.schedules.choose(one.reduced)
-                for one in sorted(collectives, key=lambda one: -(one.reduced or 0))
-                if one.reduced is not None
-            ]
-            why = choices[0].why if choices else "rows of all replicas joined"
-            reason = packing.reasons.get((bucket, way))
-            yield Row(
-                bucket=dense_bucket(packing.label, bucket),
-                variables=tuple(gradient.path + reducer.suffix for gradient in members),
-                elements=sum(gradient.elements for gradient in members),
-                wire=method.wires[0],
-                feedback=any(RESIDUAL in method.state(gradient) for gradient in members),
-                bytes=size,
-                lossless=lossless,
-                algorithm=choices[0].algorithm if choices else "ring",
-                why=f"{why}; {reason}" if reason else why,
-                predicted=sum(choice.seconds for choice in choices),
-                gain=_gain(reducer, bucket.method, size, lossless),
-                method=str(method),
-                switching=_switching(packing, bucket, method),
-                collectives=tuple(one.bucket for one in collectives),
-                **_measured(totals, collectives),
-            )
-        for gradient in packing.sparse:
-            sent = sparse_bucket(packing.label, gradient)
-            wire, feedback = reducer.of_rows(gradient)
-            yield Row(
-                bucket=sent,
-                variables=(gradient.path,),
-                elements=0,
-                wire=wire,
-                feedback=feedback,
-                bytes=0,
-                lossless=0,
-                algorithm="rows",
-                why="rows of a table",
-                predicted=0.0,
-                gain=0.0,
-                method=str(Wire(wire, feedback)),
-                collectives=(sent,),
-                **_measured(totals, [Collective(sent, 0)]),
-            )
+            yield _row(reducer, packing, bucket, totals)
+
+
+def _row(reducer: Reducer, packing: Packing, bucket: Bucket, totals: dict[BucketId, Total]) -> Row:
+    members = [packing.gradients[i] for i in bucket.members]
+    method, way = packing.variant(bucket)
+    every = packing.collectives.get(bucket, [])
+    collectives = [one for one in every if one.variant == way]
+    size = sum(one.bytes for one in collectives)
+    lossless = 0 if bucket.rows else sum(gradient.bytes for gradient in members)
+    choices = [
+        reducer.team.schedules.choose(one.reduced)
+        for one in sorted(collectives, key=lambda one: -(one.reduced or 0))
+        if one.reduced is not None
+    ]
+    joined = ("rows", "rows of a table") if bucket.rows else ("ring", "rows of all replicas joined")
+    algorithm, why = (choices[0].algorithm, choices[0].why) if choices else joined
+    reason = packing.reasons.get((bucket, way))
+    return Row(
+        bucket=packing.name(bucket),
+        variables=tuple(gradient.path + reducer.suffix for gradient in members),
+        elements=0 if bucket.rows else sum(gradient.elements for gradient in members),
+        wire=method.wires[0],
+        feedback=any(RESIDUAL in method.state(gradient) for gradient in members),
+        bytes=size,
+        lossless=lossless,
+        algorithm=algorithm,
+        why=f"{why}; {reason}" if reason else why,
+        predicted=sum(choice.seconds for choice in choices),
+        gain=0.0 if bucket.rows else _gain(reducer, bucket.method, size, lossless),
+        method=str(method),
+        switching=_switching(packing, bucket, method),
+        collectives=tuple(one.bucket for one in collectives),
+        **_measured(totals, collectives),
+    )
 
 
 def row_of_mixtures(
@@ -209,7 +196,7 @@ def _row_of_weights(
 def _switching(packing: Packing, bucket: Bucket, method: Method) -> str:
     if method is bucket.method:
         return ""
-    name = str(dense_bucket(packing.label, bucket))
+    name = str(packing.name(bucket))
     made = [change for change in packing.changes if change.bucket == name]
     said = [f"{made[-1].after} from step {made[-1].step} on, as {made[-1].why}"] if made else []
     return ": ".join([str(bucket.method), *said])

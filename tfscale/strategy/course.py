@@ -20,8 +20,8 @@ from tfscale.bridge.tensorflow import own_copy, replica_id
 from tfscale.collectives import Schedule
 from tfscale.collectives.wires import LOSSLESS
 from tfscale.compression.method import Kept
-from tfscale.exchange.flights import Flights
-from tfscale.exchange.reducer import describe, place_of
+from tfscale.exchange.background import BackgroundSums
+from tfscale.exchange.packing import describe, place_of
 from tfscale.exchange.state import ExchangeState
 from tfscale.native.cell import Cell
 from tfscale.native.group import host_of
@@ -86,7 +86,7 @@ class Course:
         self._table = rounds.rule.table()
         with self._on_host():
             self.remaining = Remaining()
-        self.flights = Flights(rounds.reducer, self.label)
+        self.flights = BackgroundSums(rounds.reducer, self.label)
         self.outside = Outside(self)
 
     def _refusal(self) -> str:

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfscale.bridge.tensorflow import PerReplica, read_from_outside
 from tfscale.exchange.explain import Row, row_of_mixtures, row_of_shards, rows
-from tfscale.exchange.reducer import describe
+from tfscale.exchange.packing import describe
 from tfscale.native.bucket import BucketId
 from tfscale.strategy.replica_round import MIXED, POSITION, ROUNDS, SHARDS, SUM_INTO
 from tfscale.strategy.variables import LocalWeight

@@ -15,7 +15,7 @@ from tfscale.bridge.tensorflow import own_copy
 from tfscale.collectives import Schedule, is_doubly_stochastic
 from tfscale.collectives.wires import LOSSLESS
 from tfscale.exchange import shards
-from tfscale.exchange.reducer import place_of
+from tfscale.exchange.packing import place_of
 from tfscale.native.bucket import BucketId
 from tfscale.native.cell import Cell
 from tfscale.native.group import host_of

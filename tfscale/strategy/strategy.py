@@ -29,9 +29,8 @@ from tfscale.bridge.tensorflow import (
 from tfscale.cluster.sources import ALL_BARS
 from tfscale.collectives.choose import Chooser
 from tfscale.collectives.registry import checked_algorithm
-from tfscale.collectives.wires import LOSSLESS
 from tfscale.compression.method import Method
-from tfscale.compression.policy import MethodPolicy, WirePolicy
+from tfscale.compression.policy import MethodPolicy, WirePolicy, policy_of
 from tfscale.exchange import backends
 from tfscale.exchange.collective_schedules import Algorithm, of_hosts, of_replicas
 from tfscale.exchange.collective_schedules import bucket_bytes as suitable_bytes
@@ -170,15 +169,15 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     ) -> None:
         installed.check()
         check(
-            algorithm=algorithm, wire=wire, cluster_resolver=cluster_resolver, sync=sync,
-            method=method, error_feedback=error_feedback, bucket_bytes=bucket_bytes,
+            algorithm=algorithm, cluster_resolver=cluster_resolver, sync=sync,
+            error_feedback=error_feedback, bucket_bytes=bucket_bytes,
             own_losses=own_losses, batch_norm=batch_norm, schedule_file=schedule_file,
             deadline=deadline, slow_after=slow_after, join_timeout=join_timeout,
             transport=transport, backend=backend,
         )  # fmt: skip
+        policy = policy_of(wire, method, error_feedback)
         self.sync = _rule(sync, wire=wire, method=method, error_feedback=error_feedback)
         in_rounds = not isinstance(self.sync, EveryStep)
-        policy = _policy(wire, method, error_feedback)
         backend = backends.checked(
             backend,
             policy,
@@ -212,7 +211,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             {
                 "list of devices": [name.rsplit("device:", 1)[-1] for name in extended.devices],
                 "algorithm": algorithm,
-                "wire": repr(WirePolicy.of(wire or LOSSLESS)) if method is None else None,
+                "wire": repr(policy) if method is None else None,
                 "method": method and repr(policy),
                 "error_feedback": error_feedback,
                 "bucket_bytes": bucket_bytes,
@@ -502,10 +501,8 @@ _ALWAYS: dict[str, Callable[[Any, str], Any]] = {
     "backend": lambda value, name: arguments.choice(value, name, backends.BACKENDS),
 }
 _UNLESS_NONE: dict[str, Callable[[Any, str], Any]] = {
-    "wire": lambda value, _: WirePolicy.of(value),
     "cluster_resolver": checked_resolver,
     "sync": _checked_rule,
-    "method": lambda value, _: MethodPolicy.of(value),
     "error_feedback": arguments.flag,
     "bucket_bytes": number_of_bytes,
     "schedule_file": arguments.path,
@@ -585,19 +582,6 @@ def _rule(sync: Rule | Hierarchical | None, **of_gradients: Any) -> Rule | Hiera
             'sync=tfscale.sync.DiLoCo(every=100, wire="int8")'
         )
     return sync
-
-
-def _policy(wire: Any, method: Any, error_feedback: bool | None) -> MethodPolicy:
-    if method is None:
-        return WirePolicy.of(LOSSLESS if wire is None else wire).methods(error_feedback)
-    for name, other in {"wire": wire, "error_feedback": error_feedback}.items():
-        if other is not None:
-            raise ValueError(
-                f"method={method!r} says how gradients become sums, and {name}={other!r} says so, "
-                'too. Leave one of them out: method={"head": "bf16", "*": Wire("int8", '
-                "feedback=True)} says all that wire and error_feedback can"
-            )
-    return MethodPolicy.of(method)
 
 
 def _rank(value: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tfscale.exchange.deciding import Change
+from tfscale.compression.deciding import Change
 from tfscale.exchange.explain import Row, rows
 from tfscale.exchange.reducer import Reducer
 from tfscale.native import Communicator
