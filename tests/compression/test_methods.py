@@ -7,7 +7,6 @@ import re
 import numpy as np
 import pytest
 import tensorflow as tf
-from tfscale.ops import compression as ops
 
 from tests.compression.methods import Trial, assert_conserved, gradients
 from tests.covering import grid, singles
