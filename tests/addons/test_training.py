@@ -12,7 +12,7 @@ import tfscale
 from tests.addons.models import OPTIMIZERS, furthest, scale, train
 from tests.covering import grid, singles
 from tfscale.compression import Adaptive, PowerSGD, Staged, TopK
-from tfscale.exchange import deciding
+from tfscale.compression import deciding
 from tfscale.launch import LocalWorkers
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -156,7 +156,7 @@ def test_batches_that_grow(tmp_path):
 
 
 def counted_by_engine(strategy, that):
-    communicators = strategy.reducer.exchange.communicators
+    communicators = strategy.reducer.team.communicators
     totals = [total for each in communicators for total in each.totals().items()]
     return sum(total.sent for bucket, total in totals if that(bucket))
 
@@ -276,7 +276,7 @@ def test_what_was_read_is_not_read_again(int8, monkeypatch):
         return log(communicator, last)
 
     monkeypatch.setattr(Communicator, "log", noted)
-    communicators = int8.reducer.exchange.communicators
+    communicators = int8.reducer.team.communicators
 
     def calls():
         return sum(total.calls for each in communicators for total in each.totals().values())
@@ -382,7 +382,7 @@ def test_choices_and_switches(tmp_path):
     file = tmp_path / "links.json"
     Chooser(Link(1e-6, 1e-9), 1e-10, 2).dump(file)
     strategy = on_two("int8", "auto", schedule_file=file)
-    chooser = strategy.reducer.exchange.schedules
+    chooser = strategy.reducer.team.schedules
 
     class Decide(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):

@@ -6,10 +6,10 @@ import re
 import keras
 import numpy as np
 import pytest
+from tests.exchange.test_state import assert_same_sum, residuals
 
 from tests.compression.methods import Trial, gradients, of_two_processes
 from tests.compression.test_staged import Half, fitted, scaled, sgd
-from tests.exchange.test_state import assert_same_sum, residuals
 from tests.strategy.features import bits
 from tfscale import ScaleStrategy
 from tfscale.compression import (
@@ -21,8 +21,9 @@ from tfscale.compression import (
     Staged,
     TopK,
     Wire,
+    adaptation,
+    deciding,
 )
-from tfscale.exchange import adaptation, deciding
 
 SHAPES = [(12, 20), (7, 5)]
 AMONG = ("int4", PowerSGD(2, saves=0), TopK(0.1), RandomK(0.2), Half())
@@ -65,7 +66,7 @@ def eager_to_change(monkeypatch):
 def deciders(strategy):
     """Of all replicas of this process."""
     (packing,) = strategy.reducer.packings.values()
-    return [each.decider for each in packing.adaptations.values()]
+    return [each.decider for each in packing.shared.values()]
 
 
 def test_nothing_is_lost_when_methods_change(monkeypatch):
@@ -173,7 +174,7 @@ def test_eager_steps_go_on_with_what_is_in_use(monkeypatch, tmp_path):
     eager, losses = fitted(method, sgd, epochs=1, weights=file, eager=True)
     strategy = eager.distribute_strategy
     assert strategy.explain()[-1].method == "TopK(0.1) + feedback"
-    assert next(iter(strategy.reducer.packings.values())).adaptations == {}
+    assert next(iter(strategy.reducer.packings.values())).shared == {}
     assert np.isfinite(losses).all()
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
+from tfscale.optimizers import AdaHessian
 
 from tests.strategy.models import BATCH
 from tfscale import ScaleStrategy, sync
@@ -15,7 +16,6 @@ from tfscale.collectives import Link
 from tfscale.collectives.choose import COST_MODEL, Chooser
 from tfscale.exchange.explain import Explanation, Row
 from tfscale.exchange.state import ATTRIBUTE
-from tfscale.optimizers import AdaHessian
 
 WORDS, WIDTH, STEPS = 40, 64, 3
 
@@ -131,7 +131,7 @@ def test_a_wire_that_does_not_pay_is_said(gamma, pays):
     strategy = on(2, "auto", "int8")
     chooser = Chooser(Link(0.0, 1e-9), gamma, 2)
     chooser.lossless = Chooser(Link(0.0, 1e-9), 0.0, 2)
-    strategy.reducer.exchange.schedules = chooser
+    strategy.reducer.team.schedules = chooser
     trained(strategy)
     explained = strategy.explain()
     (row,) = [row for row in explained if row.wire == "int8"]

@@ -4,7 +4,8 @@
 - ``method.py``: the base class of methods, and the first method: ``Wire``.
 - ``low_rank.py``: ``PowerSGD``; ``sparse.py``: ``TopK`` and ``RandomK``.
 - ``switching.py``: methods that are made of others; ``staged.py``: ``Staged`` and ``Settled``;
-  ``adaptive.py``: ``Adaptive``.
+  ``adaptive.py``: ``Adaptive``, for which ``deciding.py`` decides and ``adaptation.py`` runs the
+  decisions.
 """
 
 from tfscale.native import tensorflow_needed as _  # noqa: F401

@@ -9,7 +9,7 @@ the share that arrives later. Error feedback does not shrink this error, but mak
 rest arrives: while all steps stay below :math:`\epsilon`, the residual stays below :math:`2
 \epsilon / (1 - \epsilon^2)` times a gradient. So a bound on the error bounds the residual.
 
-``tfscale/exchange/deciding.py`` decides, and ``adaptation.py`` there runs the decisions.
+``deciding.py`` decides, and ``adaptation.py`` runs the decisions.
 
 Reference: Karimireddy et al.: Error feedback fixes SignSGD (ICML 2019), arXiv 1901.09847.
 """
@@ -23,16 +23,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfscale.collectives.wires import LOSSLESS, WIRES
+from tfscale.compression.adaptation import KNOWN, MOST, WIDTH, Adaptation, in_use
 from tfscale.compression.gradient import Gradient
 from tfscale.compression.low_rank import PowerSGD
 from tfscale.compression.method import RESIDUAL, Kept, Load, Method, Wire
 from tfscale.compression.sparse import TopK
-from tfscale.compression.switching import Switching, method_of, methods_of
+from tfscale.compression.switching import Switching, method_of, methods_of, switched
 from tfscale.support import arguments
-
-KNOWN = "adaptive"  # the name of the state that holds what is known: see Known
-
-MOST = 8  # largest number of candidates: all of them are in the graph of each bucket
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,8 +93,14 @@ class Adaptive(Switching):
         return {**super().state(gradient), KNOWN: Kept((WIDTH,), common=True, start=_unmeasured)}
 
     def sums(self, load: Load) -> list[tf.Tensor]:
-        """Sum by the method that is chosen on live steps."""
-        return load.adapted(self)
+        """Sum by the method that is chosen on live steps.
+
+        Eager steps measure nothing: replicas take turns there, and Python takes most of the time.
+        """
+        if tf.executing_eagerly():
+            return switched(load, in_use(load, self), self)
+        adaptation: Adaptation = load.shared(Adaptation)
+        return adaptation.sums(load, self, self.bound)
 
     def __str__(self) -> str:
         return f"adaptive, with an error of at most {self.bound:g}"
@@ -110,10 +113,6 @@ def _with_feedback(given: Method | str, name: str) -> Method:
 
 
 _LARGE = Gradient("kernel", (1 << 12, 1 << 12), "float32")
-
-# The state holds the number of the method in use, then each method's compute seconds, then its
-# error.
-WIDTH = 1 + 2 * (MOST + 1)
 
 
 def _unmeasured(shape: tuple[int, ...]) -> np.ndarray:

@@ -17,6 +17,8 @@ import tensorflow as tf
 from tfscale.collectives import wires
 from tfscale.collectives.wires import FORMATS, LOSSLESS
 from tfscale.compression.gradient import Gradient
+from tfscale.native import Communicator
+from tfscale.native.bucket import BucketId
 from tfscale.support import arguments
 
 RESIDUAL = "residual"  # the name of the state that was not sent yet
@@ -77,6 +79,12 @@ class Load(Protocol):
         replicas: number of replicas.
         rank: rank of this replica.
         on_cpu: whether this replica computes on a CPU.
+        device: name of this replica's device.
+        communicator: communicator of this replica, for the ops of ``tfscale.ops``.
+        method: method that sums the bucket, or its variant.
+        name: name of the bucket in the engine and its log.
+        collectives: descriptions of the collectives that the method has asked for so far.
+        changes: list to which one replica adds the changes of methods, for ``explain()``.
     """
 
     gradients: list[tf.Tensor]
@@ -84,6 +92,12 @@ class Load(Protocol):
     replicas: int
     rank: int
     on_cpu: bool
+    device: str
+    communicator: Communicator
+    method: Method
+    name: BucketId
+    collectives: list[Any]
+    changes: list[Any]
 
     @property
     def step(self) -> tf.Tensor:
@@ -130,6 +144,9 @@ class Load(Protocol):
         The share is ``[r n / P, (r + 1) n / P)`` of n rows, which must be a multiple of P.
         """
 
+    def draw_for_all_variants(self) -> None:
+        """Draw one seed now, from which ``seed`` makes all others; for methods made of others."""
+
     def seed(self) -> tf.Tensor:
         """Return an int64, new at each call and in each step, equal on all replicas.
 
@@ -142,8 +159,16 @@ class Load(Protocol):
     def note(self, number: tf.Tensor) -> None:
         """Record the number of the method that sums the bucket in this step, for ``explain()``."""
 
-    def adapted(self, method: Any) -> list[tf.Tensor]:
-        """Sum by the variant that is chosen on live steps: see ``Adaptive``."""
+    def shared(self, make: Callable[[Any, tuple[str, ...]], Any]) -> Any:
+        """Return an object that all buckets of this class of methods share, in all steps.
+
+        Args:
+            make: makes the object of this replica in the first step, from this load and the names
+                of the buckets, in the order of their sums.
+        """
+
+    def at_end(self, body: Callable[[], None]) -> None:
+        """Call ``body`` after the last bucket of this step."""
 
 
 class Method:
@@ -176,6 +201,10 @@ class Method:
     def state(self, gradient: Gradient) -> Mapping[str, Kept]:
         """Return the state for a gradient, by names that are valid for variables in Python."""
         return {}
+
+    def keeps_losses(self, gradient: Gradient) -> bool:
+        """Return whether the residual of a gradient holds all that is not sent."""
+        return self.lossless or RESIDUAL in self.state(gradient)
 
     def sums(self, load: Load) -> list[tf.Tensor]:
         """Return the sums over all replicas, with the same bits on each; called during tracing."""

@@ -35,20 +35,51 @@ _WARMS_FROM = 0.25  # share of the numbers, as in the paper
 _MOST_STAGES = 100  # largest nesting of methods
 
 
-def _check(method: TopK | RandomK) -> None:
-    what = "the part of a gradient's numbers that is sent"
-    arguments.real(method.fraction, "fraction", above=0, most=1, what=what, example="0.01")
-    arguments.flag(method.feedback, "feedback")
-    checked(method.wire)
-
-
 def _count(fraction: float, gradient: Gradient) -> int:
     """Return the number of a gradient's elements that are sent: at least one."""
     return min(gradient.elements, max(1, math.ceil(fraction * gradient.elements)))
 
 
 @dataclasses.dataclass(frozen=True)
-class TopK(Method):
+class _Sparse(Method):
+    """A method that sends some numbers of each gradient; see its subclasses for the arguments."""
+
+    fraction: float
+    feedback: bool = True
+    wire: str = LOSSLESS
+
+    def __post_init__(self) -> None:
+        what = "the part of a gradient's numbers that is sent"
+        arguments.real(self.fraction, "fraction", above=0, most=1, what=what, example="0.01")
+        arguments.flag(self.feedback, "feedback")
+        checked(self.wire)
+
+    @property
+    def others(self) -> tuple[Method, ...]:  # type: ignore[override]
+        """The fp32 wire, for gradients without numbers."""
+        return (Wire(),)
+
+    @property
+    def wires(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The wire of the numbers."""
+        return (self.wire,)
+
+    def suited(self, gradient: Gradient) -> Method:
+        """Return this method, or a wire for a gradient without numbers."""
+        return self if gradient.elements else self.others[0]
+
+    def state(self, gradient: Gradient) -> Mapping[str, Kept]:
+        """Return the residual."""
+        return {RESIDUAL: Kept(gradient.shape)} if self.feedback else {}
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__}({self.fraction:g})" + (
+            " + feedback" if self.feedback else ""
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class TopK(_Sparse):
     """A method that sends the largest numbers of each gradient, with their indices.
 
     Each replica sends exactly k numbers of each variable; among equal numbers, the first ones.
@@ -70,12 +101,10 @@ class TopK(Method):
     """
 
     fraction: float = 0.01
-    feedback: bool = True
-    wire: str = LOSSLESS
     momentum: float = 0.0
 
     def __post_init__(self) -> None:
-        _check(self)
+        super().__post_init__()
         arguments.real(self.momentum, "momentum", 0, below=1)
         if self.momentum and not self.feedback:
             raise ValueError(
@@ -117,27 +146,13 @@ class TopK(Method):
         return method
 
     @property
-    def others(self) -> tuple[Method, ...]:  # type: ignore[override]
-        """The fp32 wire, for gradients without numbers."""
-        return (Wire(),)
-
-    @property
-    def wires(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The wire of the numbers."""
-        return (self.wire,)
-
-    @property
     def random(self) -> bool:  # type: ignore[override]
         """Whether the wire rounds at random."""
         return FORMATS[self.wire].rounds_at_random(with_residual=self.feedback)
 
-    def suited(self, gradient: Gradient) -> Method:
-        """Return this method, or a wire for a gradient without numbers."""
-        return self if gradient.elements else self.others[0]
-
     def state(self, gradient: Gradient) -> Mapping[str, Kept]:
         """Return the residual and the velocity."""
-        kept = {RESIDUAL: Kept(gradient.shape)} if self.feedback else {}
+        kept = super().state(gradient)
         return {**kept, _VELOCITY: Kept(gradient.shape)} if self.momentum else kept
 
     def sums(self, load: Load) -> list[tf.Tensor]:
@@ -214,9 +229,6 @@ class TopK(Method):
         ]
         before = load.kept(_VELOCITY)
         load.keep(_VELOCITY, [tf.where(finite, new, old) for new, old in zip(stopped, before)])
-
-    def __str__(self) -> str:
-        return f"TopK({self.fraction:g})" + (" + feedback" if self.feedback else "")
 
 
 class _Plain:
@@ -303,7 +315,7 @@ def _with(x: tf.Tensor, places: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomK(Method):
+class RandomK(_Sparse):
     """A method that sends random numbers of each gradient, the same ones on all replicas.
 
     A common seed draws new indices in each step, so no index is sent, and an ordinary all-reduce by
@@ -320,30 +332,7 @@ class RandomK(Method):
     """
 
     fraction: float = 0.1
-    feedback: bool = True
-    wire: str = LOSSLESS
     random = True
-
-    def __post_init__(self) -> None:
-        _check(self)
-
-    @property
-    def others(self) -> tuple[Method, ...]:  # type: ignore[override]
-        """The fp32 wire, for gradients without numbers."""
-        return (Wire(),)
-
-    @property
-    def wires(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The wire of the numbers."""
-        return (self.wire,)
-
-    def suited(self, gradient: Gradient) -> Method:
-        """Return this method, or a wire for a gradient without numbers."""
-        return self if gradient.elements else self.others[0]
-
-    def state(self, gradient: Gradient) -> Mapping[str, Kept]:
-        """Return the residual."""
-        return {RESIDUAL: Kept(gradient.shape)} if self.feedback else {}
 
     def sums(self, load: Load) -> list[tf.Tensor]:
         """Sum random numbers: see the module."""
@@ -371,6 +360,3 @@ class RandomK(Method):
             draws = tf.random.stateless_uniform([gradient.elements], seed)
             found.append(ops.largest(draws, _count(self.fraction, gradient))[0])
         return found
-
-    def __str__(self) -> str:
-        return f"RandomK({self.fraction:g})" + (" + feedback" if self.feedback else "")

@@ -59,6 +59,10 @@ class Switching(Method):
             kept[_OWED] = Kept((), common=True)
         return kept
 
+    def keeps_losses(self, gradient: Gradient) -> bool:
+        """Return whether all variants keep what they do not send."""
+        return all(each.keeps_losses(gradient) for each in self.variants)
+
 
 def of_variant(name: str, number: int) -> str:
     """Return the name under which a variant's state is kept."""
@@ -74,6 +78,10 @@ def switched(
 ) -> list[tf.Tensor]:
     """Sum by the variant of this number, which must be equal on all replicas."""
     load.note(index)
+    if method.random:
+        # If a variant drew its own seeds, each bucket would wait for the buckets before it that may
+        # draw seeds.
+        load.draw_for_all_variants()
 
     def by(number: int) -> list[tf.Tensor]:
         variant = method.variants[number]

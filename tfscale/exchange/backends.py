@@ -9,7 +9,7 @@ from tfscale.collectives.wires import LOSSLESS
 from tfscale.compression.method import Wire
 from tfscale.compression.policy import MethodPolicy
 from tfscale.compression.switching import Switching
-from tfscale.exchange.tensorflow_exchange import NAME, WIRES
+from tfscale.exchange.tensorflow_team import NAME, WIRES
 
 AUTO, ENGINE, TENSORFLOW = "auto", "engine", NAME
 BACKENDS = (AUTO, ENGINE, TENSORFLOW)

@@ -27,6 +27,7 @@ class Bucket:
     dtype: str
     # Positions in the list of gradients, in the order of the bucket.
     members: tuple[int, ...]
+    rows: bool = False  # whether the bucket is one sparse gradient, which is sent as rows
 
 
 def pack(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from tfscale.collectives import Cluster, Schedule
 from tfscale.collectives.choose import Choice, Chooser
@@ -23,16 +22,6 @@ _LATENCY = 0.2  # share of a bucket's time that may be latency
 Algorithm = str | Schedule | Callable[[int], Schedule]
 
 
-class CollectiveSchedules(Protocol):
-    """Common interface of ``Fixed`` and ``Chooser``."""
-
-    def choose(self, wire_bytes: int) -> Choice:
-        """Return the choice for this number of bytes, which names a schedule."""
-
-    def schedule(self, algorithm: str) -> Schedule:
-        """Return the schedule with this name."""
-
-
 class Fixed:
     """One schedule for all sizes."""
 
@@ -46,6 +35,9 @@ class Fixed:
     def schedule(self, algorithm: str) -> Schedule:
         """Return the only schedule, whatever the name."""
         return self._schedule
+
+
+CollectiveSchedules = Fixed | Chooser
 
 
 def of_replicas(

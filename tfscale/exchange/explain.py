@@ -14,8 +14,9 @@ from tfscale.compression.gradient import Gradient
 from tfscale.compression.method import RESIDUAL, Method, Wire
 from tfscale.exchange.buckets import Bucket
 from tfscale.exchange.collective_schedules import price
-from tfscale.exchange.exchange import Exchange
-from tfscale.exchange.reducer import Collective, Packing, Reducer, dense_bucket, sparse_bucket
+from tfscale.exchange.packing import Collective, Packing
+from tfscale.exchange.reducer import Reducer
+from tfscale.exchange.team import Team
 from tfscale.native.bucket import BucketId
 from tfscale.support.text import WIDTH, entries
 
@@ -86,7 +87,7 @@ class Row:
 def rows(reducer: Reducer) -> list[Row]:
     """Return all buckets of all traced optimizers, in the order in which they are sent."""
     reducer.trials.tell_chooser()
-    communicators = reducer.exchange.communicators
+    communicators = reducer.team.communicators
     totals = communicators[0].totals() if communicators else {}
     return list(_rows(reducer, totals))
 
@@ -94,59 +95,45 @@ def rows(reducer: Reducer) -> list[Row]:
 def _rows(reducer: Reducer, totals: dict[BucketId, Total]) -> Iterator[Row]:
     for packing in list(reducer.packings.values()):
         for bucket in packing.buckets:
-            members = [packing.gradients[i] for i in bucket.members]
-            method, way = packing.variant(bucket)
-            every = packing.collectives.get(bucket, [])
-            collectives = [one for one in every if one.variant == way]
-            size = sum(one.bytes for one in collectives)
-            lossless = sum(gradient.bytes for gradient in members)
-            choices = [
-                reducer.exchange.schedules.choose(one.reduced)
-                for one in sorted(collectives, key=lambda one: -(one.reduced or 0))
-                if one.reduced is not None
-            ]
-            why = choices[0].why if choices else "rows of all replicas joined"
-            reason = packing.reasons.get((bucket, way))
-            yield Row(
-                bucket=dense_bucket(packing.label, bucket),
-                variables=tuple(gradient.path + reducer.suffix for gradient in members),
-                elements=sum(gradient.elements for gradient in members),
-                wire=method.wires[0],
-                feedback=any(RESIDUAL in method.state(gradient) for gradient in members),
-                bytes=size,
-                lossless=lossless,
-                algorithm=choices[0].algorithm if choices else "ring",
-                why=f"{why}; {reason}" if reason else why,
-                predicted=sum(choice.seconds for choice in choices),
-                gain=_gain(reducer, bucket.method, size, lossless),
-                method=str(method),
-                switching=_switching(packing, bucket, method),
-                collectives=tuple(one.bucket for one in collectives),
-                **_measured(totals, collectives),
-            )
-        for gradient in packing.sparse:
-            sent = sparse_bucket(packing.label, gradient)
-            wire, feedback = reducer.of_rows(gradient)
-            yield Row(
-                bucket=sent,
-                variables=(gradient.path,),
-                elements=0,
-                wire=wire,
-                feedback=feedback,
-                bytes=0,
-                lossless=0,
-                algorithm="rows",
-                why="rows of a table",
-                predicted=0.0,
-                gain=0.0,
-                method=str(Wire(wire, feedback)),
-                collectives=(sent,),
-                **_measured(totals, [Collective(sent, 0)]),
-            )
+            yield _row(reducer, packing, bucket, totals)
+
+
+def _row(reducer: Reducer, packing: Packing, bucket: Bucket, totals: dict[BucketId, Total]) -> Row:
+    members = [packing.gradients[i] for i in bucket.members]
+    method, way = packing.variant(bucket)
+    every = packing.collectives.get(bucket, [])
+    collectives = [one for one in every if one.variant == way]
+    size = sum(one.bytes for one in collectives)
+    lossless = 0 if bucket.rows else sum(gradient.bytes for gradient in members)
+    choices = [
+        reducer.team.schedules.choose(one.reduced)
+        for one in sorted(collectives, key=lambda one: -(one.reduced or 0))
+        if one.reduced is not None
+    ]
+    joined = ("rows", "rows of a table") if bucket.rows else ("ring", "rows of all replicas joined")
+    algorithm, why = (choices[0].algorithm, choices[0].why) if choices else joined
+    reason = packing.reasons.get((bucket, way))
+    return Row(
+        bucket=packing.name(bucket),
+        variables=tuple(gradient.path + reducer.suffix for gradient in members),
+        elements=0 if bucket.rows else sum(gradient.elements for gradient in members),
+        wire=method.wires[0],
+        feedback=any(RESIDUAL in method.state(gradient) for gradient in members),
+        bytes=size,
+        lossless=lossless,
+        algorithm=algorithm,
+        why=f"{why}; {reason}" if reason else why,
+        predicted=sum(choice.seconds for choice in choices),
+        gain=0.0 if bucket.rows else _gain(reducer, bucket.method, size, lossless),
+        method=str(method),
+        switching=_switching(packing, bucket, method),
+        collectives=tuple(one.bucket for one in collectives),
+        **_measured(totals, collectives),
+    )
 
 
 def row_of_mixtures(
-    exchange: Exchange,
+    team: Team,
     bucket: BucketId,
     weights: Sequence[Gradient],
     rounds: Sequence[Schedule],
@@ -155,7 +142,7 @@ def row_of_mixtures(
     """Return the row for mixtures of these weights, which take turns, compared with a sum."""
     lossless, elements = (sum(one.bytes for one in weights), sum(one.elements for one in weights))
     size = lossless if wire == LOSSLESS else nbytes(wire, elements)
-    schedules = exchange.schedules
+    schedules = team.schedules
     choice = schedules.choose(size)
     cost, summing = rounds[0].cost, schedules.schedule(choice.algorithm).cost
     why, seconds = "", 0.0
@@ -167,24 +154,24 @@ def row_of_mixtures(
             why += f" in {_ms(choice.seconds)} ms by the model"
     more = f" and {len(rounds) - 1} more in turn" if len(rounds) > 1 else ""
     by = {"algorithm": f"{rounds[0].name}{more}", "why": why, "predicted": seconds}
-    return _row_of_weights(exchange, bucket, weights, wire, size, lossless=lossless, **by)
+    return _row_of_weights(team, bucket, weights, wire, size, lossless=lossless, **by)
 
 
-def row_of_shards(exchange: Exchange, bucket: BucketId, weights: Sequence[Gradient]) -> Row:
+def row_of_shards(team: Team, bucket: BucketId, weights: Sequence[Gradient]) -> Row:
     """Return the row for an all-gather of shards, or for a reduce-scatter of their sum."""
     size = nbytes(LOSSLESS, sum(one.elements for one in weights))
-    cost = price(exchange.schedules, exchange.ranks, [], [size // exchange.ranks])
+    cost = price(team.schedules, team.size, [], [size // team.size])
     by = {
         "algorithm": "ring",
         "why": "shards of all replicas",
         "predicted": cost.amount if cost.unit == "seconds" else 0.0,
     }
     half = size // 2  # an all-reduce of this size sends as many bytes
-    return _row_of_weights(exchange, bucket, weights, LOSSLESS, half, lossless=half, **by)
+    return _row_of_weights(team, bucket, weights, LOSSLESS, half, lossless=half, **by)
 
 
 def _row_of_weights(
-    exchange: Exchange,
+    team: Team,
     bucket: BucketId,
     weights: Sequence[Gradient],
     wire: str,
@@ -202,21 +189,21 @@ def _row_of_weights(
         method=str(Wire(wire, False)),
         collectives=(bucket,),
         **by,
-        **_measured(exchange.communicators[0].totals(), [Collective(bucket, size)]),
+        **_measured(team.communicators[0].totals(), [Collective(bucket, size)]),
     )
 
 
 def _switching(packing: Packing, bucket: Bucket, method: Method) -> str:
     if method is bucket.method:
         return ""
-    name = str(dense_bucket(packing.label, bucket))
+    name = str(packing.name(bucket))
     made = [change for change in packing.changes if change.bucket == name]
     said = [f"{made[-1].after} from step {made[-1].step} on, as {made[-1].why}"] if made else []
     return ": ".join([str(bucket.method), *said])
 
 
 def _gain(reducer: Reducer, method: Method, size: int, lossless: int) -> float:
-    chooser = reducer.exchange.schedules
+    chooser = reducer.team.schedules
     if not isinstance(chooser, Chooser) or chooser.lossless is None:
         return 0.0
     if not isinstance(method, Wire) or method != reducer.policy.method:  # only that was measured

@@ -9,20 +9,18 @@ run between steps.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
 from tfscale.collectives import Schedule
 from tfscale.collectives.choose import COST_MODEL, MEASURED, Choice, Chooser
+from tfscale.exchange.collective_schedules import CollectiveSchedules
 from tfscale.native import Communicator, all_gather
+from tfscale.native.cell import Cell
 from tfscale.native.group import host_of
-
-if TYPE_CHECKING:
-    from tfscale.exchange.collective_schedules import CollectiveSchedules
 
 WARM_UP = 6  # turns that do not count
 TURNS = WARM_UP + 20  # pick, runner-up, pick, ...
@@ -31,8 +29,6 @@ NEAR = 2.0  # predictions that differ by a larger factor need no trial
 # A choice costs a bucket about a tenth of a millisecond of processor time in every step, even
 # after the trial. A bucket with a shorter predicted time than this has too little to gain.
 WORTH_SECONDS = 2e-3
-
-_numbers = itertools.count()
 
 
 class Trials:
@@ -95,6 +91,10 @@ class Trial:
         self._open: list[tuple[int, Choice]] = []  # the buckets on trial
         self._seconds: list[tf.Tensor] = []  # seconds that each of these buckets took
 
+    def compares(self, wire_bytes: int) -> bool:
+        """Return whether all-reduces of this size use two schedules in turn."""
+        return self._under_way is not None and _is_open(self._schedules.choose(wire_bytes))
+
     def run(self, reduce: Callable[[Schedule], Any], inputs: Any, wire_bytes: int) -> Any:
         """Return the result of ``reduce`` with the chosen schedule.
 
@@ -106,7 +106,7 @@ class Trial:
             wire_bytes: size of the bucket on its wire.
         """
         choice = self._schedules.choose(wire_bytes)
-        if self._under_way is None or not _is_open(choice):
+        if not self.compares(wire_bytes):
             return reduce(self._schedules.schedule(choice.algorithm))
         if not self._open:
             self._make_cells()
@@ -218,35 +218,3 @@ def _decided(choice: Choice, winner: int, medians: Any) -> Choice:
     name, other = names[winner], names[1 - winner]
     assert name is not None
     return Choice(name, float(medians[winner]), other, float(medians[1 - winner]), MEASURED)
-
-
-class Cell:
-    """A tensor that a graph may change, unknown to strategies and checkpoints.
-
-    A strategy would mirror and synchronise a ``tf.Variable`` that is made under its scope.
-    """
-
-    def __init__(self, dtype: tf.DType) -> None:
-        self._dtype = dtype
-        self._handle = tf.raw_ops.VarHandleOp(
-            dtype=dtype, shape=None, shared_name=f"tfscale_cell_{next(_numbers)}"
-        )
-
-    def read(self) -> tf.Tensor:
-        """Return the value as a tensor."""
-        return tf.raw_ops.ReadVariableOp(resource=self._handle, dtype=self._dtype)
-
-    def numpy(self) -> Any:
-        """Return the current value, even while a function is traced."""
-        with tf.init_scope():
-            return self.read().numpy()
-
-    def assign(self, value: Any) -> None:
-        """Set the value."""
-        value = tf.convert_to_tensor(value, self._dtype)
-        tf.raw_ops.AssignVariableOp(resource=self._handle, value=value)
-
-    def clear(self) -> None:
-        """Free the memory: the cell holds no numbers until a new value is assigned."""
-        with tf.device(self._handle.device):
-            self.assign(tf.zeros([0], self._dtype))

@@ -23,7 +23,8 @@ from tfscale.bridge.objects import (
 )
 from tfscale.bridge.optimizers import scale_of
 from tfscale.bridge.protocols import Optimizer, Variable
-from tfscale.exchange.reducer import Reducer, place_of
+from tfscale.exchange.packing import place_of
+from tfscale.exchange.reducer import Reducer
 from tfscale.exchange.state import ExchangeState
 from tfscale.strategy import origin, own_losses
 from tfscale.strategy.current import current, during, on_a_replica

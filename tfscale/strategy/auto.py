@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfscale.compression.policy import policy_of
 from tfscale.native.group import DEFAULT_JOIN_TIMEOUT, resolver_of, tasks_of
 from tfscale.strategy.extended import local_devices
 from tfscale.strategy.strategy import ScaleStrategy, check
@@ -31,6 +32,7 @@ def auto_strategy(**arguments: Any) -> tf.distribute.Strategy:
     """
     inspect.signature(ScaleStrategy).bind(**arguments)  # the error names an unknown argument
     check(**arguments)
+    policy_of(*(arguments.get(name) for name in ("wire", "method", "error_feedback")))
     if _has_tpu():
         return _said("TPUStrategy", "this machine has a TPU", _tpu_strategy(), arguments)
     wanted = arguments.get("devices")

@@ -20,10 +20,10 @@ from tfscale.bridge.tensorflow import own_copy, replica_id
 from tfscale.collectives import Schedule
 from tfscale.collectives.wires import LOSSLESS
 from tfscale.compression.method import Kept
-from tfscale.exchange.flights import Flights
-from tfscale.exchange.reducer import describe, place_of
+from tfscale.exchange.background import BackgroundSums
+from tfscale.exchange.packing import describe, place_of
 from tfscale.exchange.state import ExchangeState
-from tfscale.exchange.trial import Cell
+from tfscale.native.cell import Cell
 from tfscale.native.group import host_of
 from tfscale.strategy.current import current
 from tfscale.strategy.outside import Outside
@@ -70,7 +70,7 @@ class Course:
         self.rule = rounds.rule
         self.optimizer = optimizer_of(model)
         self.agreeing = rounds.agreeing
-        self.group = None if rounds.groups is None else rounds.groups.exchange
+        self.group = None if rounds.groups is None else rounds.groups.team
         self.places: dict[int, int | None] = {}
         self.reducer = rounds.reducer
         self._strategy = rounds.strategy
@@ -86,7 +86,7 @@ class Course:
         self._table = rounds.rule.table()
         with self._on_host():
             self.remaining = Remaining()
-        self.flights = Flights(rounds.reducer, self.label)
+        self.flights = BackgroundSums(rounds.reducer, self.label)
         self.outside = Outside(self)
 
     def _refusal(self) -> str:
@@ -157,7 +157,7 @@ class Course:
 
     def _has_mates_elsewhere(self) -> bool:
         """Return whether replicas make steps together with replicas of other workers."""
-        return self.group is not None and len(self.group.communicators) < self.group.ranks
+        return self.group is not None and len(self.group.communicators) < self.group.size
 
     def spare_row(self, place: int, like: tf.Tensor) -> Cell:
         """Return the cell in which a replica keeps a row for batches in which it holds no rows.

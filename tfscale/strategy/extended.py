@@ -33,8 +33,9 @@ from tfscale.bridge.tensorflow import (
     regroup,
 )
 from tfscale.exchange.collective_schedules import CollectiveSchedules
-from tfscale.exchange.exchange import Exchange
+from tfscale.exchange.rows import sum_all
 from tfscale.exchange.state import BEGINS_ALIKE
+from tfscale.exchange.team import Team
 from tfscale.native import Group
 from tfscale.native.group import has_started, host_of, resolver_of, starting
 from tfscale.native.memory import keep_memory
@@ -50,14 +51,14 @@ from tfscale.support import arguments
 class _EngineOps(CollectiveAllReduce):
     """TensorFlow's reductions outside of replicas, with the engine's collectives."""
 
-    def __init__(self, devices: Sequence[str], exchange: Exchange) -> None:
-        super().__init__(devices, exchange.ranks, _options())
-        self._exchange = exchange
+    def __init__(self, devices: Sequence[str], team: Team) -> None:
+        super().__init__(devices, team.size, _options())
+        self._team = team
 
     def _all_reduce(self, reduce_op: Any, value: Any, replica_id: int, options: Any) -> Any:
-        sums = self._exchange.sum_all(replica_id, tf.nest.flatten(value), "reduce")
+        sums = sum_all(self._team, replica_id, tf.nest.flatten(value), "reduce")
         if reduce_op == tf.distribute.ReduceOp.MEAN:
-            sums = [_divided(x, self._exchange.ranks) for x in sums]
+            sums = [_divided(x, self._team.size) for x in sums]
         return tf.nest.pack_sequence_as(value, sums)
 
     def _all_reduce_per_replica_values(self, reduce_op: Any, values: Any, options: Any) -> Any:
@@ -67,16 +68,14 @@ class _EngineOps(CollectiveAllReduce):
             )
 
         mark_as_unsaveable()
-        each = self._exchange.on_each(one)
+        each = self._team.on_each(one)
         return [regroup(parts, wrap_class=Mirrored) for parts in zip(*each, strict=True)]
 
     def _batch_all_gather(self, per_replica_values: Any, axis: int, options: Any) -> Any:
         def one(replica: int) -> Any:
-            return [
-                self._exchange.rows(replica, v.values[replica], axis) for v in per_replica_values
-            ]
+            return [self._team.concat(replica, v.values[replica], axis) for v in per_replica_values]
 
-        each = self._exchange.on_each(one)
+        each = self._team.on_each(one)
         return [regroup(parts, wrap_class=Mirrored) for parts in zip(*each, strict=True)]
 
 
@@ -102,7 +101,7 @@ class Extended(ExtendedOfWorkers):
     """Implementation of a ``ScaleStrategy``: datasets, variables, replicas and reductions.
 
     Attributes:
-        exchange: collectives of all replicas.
+        team: team of all replicas.
         first_rank: rank of this process's first replica.
     """
 
@@ -136,12 +135,12 @@ class Extended(ExtendedOfWorkers):
         self.group = self._make_group(self._devices)
         self.first_rank = self._id_in_cluster * len(self._devices)
 
-    def connect(self, exchange: Exchange, hosts: CollectiveSchedules) -> None:
-        """Make replicas reduce by this exchange, and hosts by these schedules, from now on."""
-        self.exchange = exchange
-        self.host_exchange = Exchange(self.hosts, hosts)
-        self._cross_device_ops = _EngineOps(self._devices, self.exchange)
-        self._host_cross_device_ops = _EngineOps([host_of(self._devices[0])], self.host_exchange)
+    def connect(self, team: Team, hosts: CollectiveSchedules) -> None:
+        """Make replicas reduce by this team, and hosts by these schedules, from now on."""
+        self.team = team
+        self.host_team = Team(self.hosts, hosts)
+        self._cross_device_ops = _EngineOps(self._devices, self.team)
+        self._host_cross_device_ops = _EngineOps([host_of(self._devices[0])], self.host_team)
 
     def _make_group(self, devices: Sequence[str]) -> Group | None:
         if self._num_workers * len(devices) == 1:
@@ -216,14 +215,14 @@ class Extended(ExtendedOfWorkers):
         return tf.nest.pack_sequence_as(value, chosen)
 
     def _reduced(self, reduce_op: Any, value: Any, backwards: bool) -> Any:
-        exchange = current.group if current.alone is True else self.exchange
+        team = current.group if current.alone is True else self.team
 
         def sums(tensors: list[Any]) -> list[Any]:
-            return exchange.together(
-                lambda replica, own: exchange.sum_all(replica, own, "reduce"), tensors
+            return team.together(
+                lambda replica, own: sum_all(team, replica, own, "reduce"), tensors
             )
 
-        flat, holders = tf.nest.flatten(value), exchange.ranks
+        flat, holders = tf.nest.flatten(value), team.size
         if current.rows is not None:
             holders = current.rows.holders
             flat = summed_backwards(sums, flat) if backwards else sums(_counted(flat))
@@ -244,7 +243,7 @@ class Extended(ExtendedOfWorkers):
         if isinstance(value, DistributedValues) or len(self.worker_devices) > 1:
             return super()._gather_to_implementation(value, destinations, axis, options)
         # TensorFlow refuses this value of one local replica: while traced it is on no device.
-        return self.exchange.rows(0, tf.convert_to_tensor(value), axis)
+        return self.team.concat(0, tf.convert_to_tensor(value), axis)
 
     def _in_multi_worker_mode(self) -> bool:
         """Return whether Keras must join what workers predict; not if ``run`` has joined it."""
@@ -282,7 +281,7 @@ class Extended(ExtendedOfWorkers):
             with tf.device(device):
                 value = tf.convert_to_tensor(value, dtype=keywords.get("dtype"))
                 name = f"the initial value of {keywords.get('name') or 'a variable'}"
-                return self.host_exchange.from_first(0, value, name)
+                return self.host_team.broadcast(0, value, name)
 
         return initial_value
 

@@ -12,7 +12,7 @@ from tfscale.compression.adaptive import Adaptive
 from tfscale.compression.method import Wire
 from tfscale.compression.policy import MethodPolicy
 from tfscale.exchange.collective_schedules import Algorithm, CollectiveSchedules, of_groups
-from tfscale.exchange.exchange import Exchange
+from tfscale.exchange.team import Team
 from tfscale.native import Group
 from tfscale.native.group import tasks_of
 from tfscale.sync import Hierarchical
@@ -29,12 +29,12 @@ class Groups:
     Args:
         size: number of replicas of each group.
         parts: groups that have replicas of this process.
-        exchange: collectives of each replica of this process with its own group.
+        team: each replica of this process, with its own group.
     """
 
     size: int
     parts: list[Group]
-    exchange: Exchange
+    team: Team
 
     @classmethod
     def of(
@@ -54,9 +54,9 @@ class Groups:
         parts = [extended.group.part(range(start, start + size)) for start in starts]
         for part in parts:
             part.join()  # only ranks that have joined learn of another one's failure
-        exchange = Exchange(parts[0], of_groups(algorithm, schedules, size, devices))
-        exchange.communicators = [one for part in parts for one in part.communicators]
-        return cls(size, parts, exchange)
+        team = Team(parts[0], of_groups(algorithm, schedules, size, devices))
+        team.communicators = [one for part in parts for one in part.communicators]
+        return cls(size, parts, team)
 
 
 def size_of(rule: Hierarchical, extended: Extended) -> int:

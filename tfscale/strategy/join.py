@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tfscale.bridge.objects import holds_layers, layers_of
 from tfscale.bridge.protocols import Layer
-from tfscale.exchange.reducer import describe
+from tfscale.exchange.packing import describe
 from tfscale.native import Group, all_gather
 from tfscale.support.version import __version__
 

@@ -11,11 +11,11 @@ import tensorflow as tf
 
 from tfscale.bridge.hooks import ALL_GATHER
 from tfscale.bridge.tensorflow import replica_id
-from tfscale.exchange.exchange import Exchange
+from tfscale.exchange.team import Team
 from tfscale.strategy.current import current
 
 
-def gathering(everybody: Exchange) -> AbstractContextManager[None]:
+def gathering(everybody: Team) -> AbstractContextManager[None]:
     """Make ``all_gather`` gather, within this context, from the replicas that share the step.
 
     TensorFlow's method gathers from all replicas, in a thread without the state of the step.
@@ -28,7 +28,7 @@ def gathering(everybody: Exchange) -> AbstractContextManager[None]:
 
 
 def _all_gather(
-    everybody: Exchange,
+    everybody: Team,
     gather: Callable[..., Any],
     context: Any,
     value: Any,
@@ -39,33 +39,33 @@ def _all_gather(
         return gather(context, value, axis, options)
     if current.alone is True and current.group is None:
         return value
-    exchange = current.group if current.alone is True else everybody
-    return _Mates(exchange, context, axis).all_gather(value, axis)
+    team = current.group if current.alone is True else everybody
+    return _Mates(team, context, axis).all_gather(value, axis)
 
 
 class _Mates:
     """Stand-in for a replica's context, for TensorFlow's ``all_gather`` and for its gradient."""
 
-    def __init__(self, exchange: Exchange, context: Any, axis: int) -> None:
-        rank = exchange.communicators[replica_id(context)].rank
+    def __init__(self, team: Team, context: Any, axis: int) -> None:
+        rank = team.communicators[replica_id(context)].rank
         self.all_reduce = context.all_reduce
         # In a step that a replica makes alone, its number is 0.
         first = tf.where(current.alone, 0, rank)
         self.replica_id_in_sync_group = rank if current.alone is True else first
-        self._exchange, self._context, self._axis = exchange, context, axis
+        self._team, self._context, self._axis = team, context, axis
 
     def merge_call(self, _: Any, args: Any) -> Any:
         """Return the values of all replicas that share the step, joined along the axis."""
-        exchange, axis, own = self._exchange, self._axis, list(args)
+        team, axis, own = self._team, self._axis, list(args)
 
         def joined() -> list[Any]:
-            return exchange.together(
-                lambda replica, given: [exchange.rows(replica, x, axis) for x in given], own
+            return team.together(
+                lambda replica, given: [team.concat(replica, x, axis) for x in given], own
             )
 
         return joined() if current.alone is True else tf.cond(current.alone, lambda: own, joined)
 
     def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
         """Gather along ``axis`` by TensorFlow's method."""
-        mates = _Mates(self._exchange, self._context, axis)
+        mates = _Mates(self._team, self._context, axis)
         return type(self._context).all_gather(mates, value, axis, options)

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfscale.bridge.tensorflow import PerReplica, read_from_outside
 from tfscale.exchange.explain import Row, row_of_mixtures, row_of_shards, rows
-from tfscale.exchange.reducer import describe
+from tfscale.exchange.packing import describe
 from tfscale.native.bucket import BucketId
 from tfscale.strategy.replica_round import MIXED, POSITION, ROUNDS, SHARDS, SUM_INTO
 from tfscale.strategy.variables import LocalWeight
@@ -104,12 +104,12 @@ class Outside:
         course = self._course
         if not self.has_begun:
             return []
-        exchange, weights = course.reducer.exchange, [describe(v) for v in course.trained]
+        team, weights = course.reducer.team, [describe(v) for v in course.trained]
         if course.mixtures:
             bucket = BucketId(MIXED, course.label)
-            return [row_of_mixtures(exchange, bucket, weights, course.mixtures, course.mixed_on)]
+            return [row_of_mixtures(team, bucket, weights, course.mixtures, course.mixed_on)]
         return [
-            row_of_shards(exchange, BucketId(name.format(kept), course.label), weights)
+            row_of_shards(team, BucketId(name.format(kept), course.label), weights)
             for kept in course.rule.in_shards
             for name in (SHARDS, SUM_INTO)
         ]

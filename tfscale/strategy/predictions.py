@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tfscale.exchange.exchange import Exchange
+from tfscale.exchange.team import Team
 
 if TYPE_CHECKING:
     from tfscale.strategy.strategy import ScaleStrategy
@@ -36,8 +36,8 @@ def joined(strategy: ScaleStrategy, outputs: Any) -> Any:
     def whole(output: Any) -> Any:
         parts = strategy.experimental_local_results(output)
         if workers > 1:
-            exchange = strategy.extended.host_exchange
-            parts = [part for own in parts for part in _of_all_workers(exchange, own)]
+            team = strategy.extended.host_team
+            parts = [part for own in parts for part in _of_all_workers(team, own)]
         return _concatenated(parts)
 
     return tf.nest.map_structure(whole, outputs)
@@ -49,11 +49,11 @@ def _concatenated(parts: Sequence[Any]) -> Any:
     return tf.concat(list(parts), 0)
 
 
-def _of_all_workers(exchange: Exchange, value: Any) -> list[Any]:
+def _of_all_workers(team: Team, value: Any) -> list[Any]:
     """Gather ``value`` from all workers, which may have different numbers of rows."""
-    every = functools.partial(_of_all_workers, exchange)
+    every = functools.partial(_of_all_workers, team)
     if isinstance(value, tf.SparseTensor):
-        sizes = tf.unstack(exchange.gathered(0, value.dense_shape[tf.newaxis], _NAME))
+        sizes = tf.unstack(team.gather(0, value.dense_shape[tf.newaxis], _NAME))
         parts = zip(every(value.indices), every(value.values), sizes, strict=True)
         return [tf.SparseTensor(*part) for part in parts]
     if isinstance(value, tf.RaggedTensor):
@@ -68,8 +68,8 @@ def _of_all_workers(exchange: Exchange, value: Any) -> list[Any]:
     if value.dtype.is_complex:
         halves = zip(every(tf.math.real(value)), every(tf.math.imag(value)), strict=True)
         return [tf.complex(*part) for part in halves]
-    counts = exchange.gathered(0, tf.shape(value)[:1], _NAME)
-    found: list[Any] = tf.split(exchange.rows(0, value, 0, _NAME), counts, num=exchange.ranks)
+    counts = team.gather(0, tf.shape(value)[:1], _NAME)
+    found: list[Any] = tf.split(team.concat(0, value, 0, _NAME), counts, num=team.size)
     return found
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from tfscale.exchange.trial import Cell
+from tfscale.native.cell import Cell
 
 
 class Remaining:

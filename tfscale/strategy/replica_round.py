@@ -15,9 +15,9 @@ from tfscale.bridge.tensorflow import own_copy
 from tfscale.collectives import Schedule, is_doubly_stochastic
 from tfscale.collectives.wires import LOSSLESS
 from tfscale.exchange import shards
-from tfscale.exchange.reducer import place_of
-from tfscale.exchange.trial import Cell
+from tfscale.exchange.packing import place_of
 from tfscale.native.bucket import BucketId
+from tfscale.native.cell import Cell
 from tfscale.native.group import host_of
 from tfscale.strategy.current import during
 from tfscale.sync.hierarchical import MIXES_REPLICAS
@@ -107,7 +107,7 @@ class ReplicaRound:
         self.trained = course.trained
         self._course = course
         self._reducer = course.reducer
-        self._exchange = self._reducer.exchange
+        self._team = self._reducer.team
         self.replicas = course.agreeing
         self.position = course.state.kept(*POSITION, replica)
         self.rounds = course.state.kept(*ROUNDS, replica)
@@ -158,7 +158,7 @@ class ReplicaRound:
         self.marks.waited.assign(self.marks.waited.read() + waited)
         self.marks.took.assign(self.marks.took.read() + took)
         means = [
-            tf.cast(total, value.dtype) / tf.cast(self._exchange.ranks, value.dtype)
+            tf.cast(total, value.dtype) / tf.cast(self._team.size, value.dtype)
             for total, value in zip(sums, values, strict=True)
         ]
         self._note_drift(values, means)
@@ -181,7 +181,7 @@ class ReplicaRound:
 
     def keep(self, name: str, values: Sequence[tf.Tensor]) -> None:
         if name in self._course.rule.in_shards:
-            ranks, rank = self._exchange.ranks, self._exchange.communicators[self.replica].rank
+            ranks, rank = self._team.size, self._team.communicators[self.replica].rank
             values = [shards.split(value, ranks)[rank] for value in values]
         for variable, value in zip(self._kept(name), values, strict=True):
             variable.assign(tf.cast(value, variable.dtype))
@@ -194,7 +194,7 @@ class ReplicaRound:
             )
         own = self._kept(name)
         total = self._summed_shards([tf.cast(value, tf.float32) for value in values], name)
-        members = self._exchange.ranks // self.replicas  # replicas of a group add equal values
+        members = self._team.size // self.replicas  # replicas of a group add equal values
         for variable, shard in zip(own, total, strict=True):
             variable.assign_add(shard / members)
 
@@ -207,9 +207,9 @@ class ReplicaRound:
     def _summed_shards(self, values: Sequence[tf.Tensor], what: str) -> list[tf.Tensor]:
         """Sum values over all replicas, and return this replica's shards of the sums."""
         name = BucketId(SUM_INTO.format(what), self._course.label)
-        rows = [shards.split(value, self._exchange.ranks) for value in values]
-        (own,) = self._exchange.together(
-            lambda replica, x: [self._exchange.scattered(replica, x[0], name)],
+        rows = [shards.split(value, self._team.size) for value in values]
+        (own,) = self._team.together(
+            lambda replica, x: [self._team.scatter(replica, x[0], name)],
             [tf.concat(rows, 1)],
         )
         return list(tf.split(own[0], [row.shape[1] for row in rows]))
@@ -224,7 +224,7 @@ class ReplicaRound:
         sums = self._reducer.reduce(
             list(values), self.trained, course.optimizer, course.state, label=course.label
         )
-        means = [total / tf.cast(self._exchange.ranks, total.dtype) for total in sums]
+        means = [total / tf.cast(self._team.size, total.dtype) for total in sums]
         self._note_drift(values, means)
         return means
 
@@ -247,10 +247,10 @@ class ReplicaRound:
         return mixed
 
     def _mixed(self, values: list[tf.Tensor], mixture: Schedule, wire: str) -> list[tf.Tensor]:
-        exchange, seed = self._exchange, self.rounds.read_value()
+        team, seed = self._team, self.rounds.read_value()
         name = BucketId(MIXED, self._course.label)
-        return exchange.together(
-            lambda replica, own: exchange.mixed(replica, own, mixture, name, wire, seed), values
+        return team.together(
+            lambda replica, own: team.mix(replica, own, mixture, name, wire, seed), values
         )
 
     def _note_drift(self, values: Sequence[tf.Tensor], means: Sequence[tf.Tensor]) -> None:
@@ -271,16 +271,16 @@ class ReplicaRound:
         if not own:
             return []
         name = BucketId(what, self._course.label)
-        sums = self._exchange.together(
-            lambda replica, tensors: self._exchange.sum_all(replica, tensors, name), own
+        sums = self._team.together(
+            lambda replica, tensors: self._team.sum_all(replica, tensors, name), own
         )
-        return [total / tf.cast(self._exchange.ranks, total.dtype) for total in sums]
+        return [total / tf.cast(self._team.size, total.dtype) for total in sums]
 
     def gathered(self, row: tf.Tensor, what: str) -> tf.Tensor:
         """Gather the rows of all replicas."""
         name = BucketId(what, self._course.label)
-        (every,) = self._exchange.together(
-            lambda replica, own: [self._exchange.gathered(replica, own[0], name)], [row]
+        (every,) = self._team.together(
+            lambda replica, own: [self._team.gather(replica, own[0], name)], [row]
         )
         return every
 

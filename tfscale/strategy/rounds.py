@@ -48,7 +48,7 @@ class Rounds:
         self.rule = rule
         self.reducer = reducer
         self.groups = groups
-        self.agreeing = reducer.exchange.ranks // (1 if groups is None else groups.size)
+        self.agreeing = reducer.team.size // (1 if groups is None else groups.size)
         self.makes_outer = False
         rule.check(self.agreeing)
         if unknown := [name for name in rule.in_shards if name not in rule.keeps]:

@@ -16,8 +16,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfscale.bridge.tensorflow import sum_without_gradient
-from tfscale.exchange.exchange import can_exchange
-from tfscale.exchange.trial import Cell
+from tfscale.exchange.team import can_exchange
+from tfscale.native.cell import Cell
 
 _SMALL = 4096  # elements
 

@@ -125,7 +125,7 @@ def _in_a_round(course: Course, step: Callable[..., Any]) -> Callable[..., Any]:
     def made(data: Any) -> Any:
         with _only_with(data):
             alone = course.before_step()
-        everybody = course.reducer.exchange
+        everybody = course.reducer.team
         with during(alone=alone, group=course.group), mates.gathering(everybody):
             return step(data)
 

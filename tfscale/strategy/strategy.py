@@ -29,16 +29,15 @@ from tfscale.bridge.tensorflow import (
 from tfscale.cluster.sources import ALL_BARS
 from tfscale.collectives.choose import Chooser
 from tfscale.collectives.registry import checked_algorithm
-from tfscale.collectives.wires import LOSSLESS
 from tfscale.compression.method import Method
-from tfscale.compression.policy import MethodPolicy, WirePolicy
+from tfscale.compression.policy import MethodPolicy, WirePolicy, policy_of
 from tfscale.exchange import backends
 from tfscale.exchange.collective_schedules import Algorithm, of_hosts, of_replicas
 from tfscale.exchange.collective_schedules import bucket_bytes as suitable_bytes
-from tfscale.exchange.exchange import Exchange
 from tfscale.exchange.explain import Explanation, rows
 from tfscale.exchange.reducer import Reducer
-from tfscale.exchange.tensorflow_exchange import TensorFlowExchange
+from tfscale.exchange.team import Team
+from tfscale.exchange.tensorflow_team import TensorFlowTeam
 from tfscale.exchange.trial import Trials
 from tfscale.native import memory
 from tfscale.native.group import (
@@ -170,15 +169,15 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     ) -> None:
         installed.check()
         check(
-            algorithm=algorithm, wire=wire, cluster_resolver=cluster_resolver, sync=sync,
-            method=method, error_feedback=error_feedback, bucket_bytes=bucket_bytes,
+            algorithm=algorithm, cluster_resolver=cluster_resolver, sync=sync,
+            error_feedback=error_feedback, bucket_bytes=bucket_bytes,
             own_losses=own_losses, batch_norm=batch_norm, schedule_file=schedule_file,
             deadline=deadline, slow_after=slow_after, join_timeout=join_timeout,
             transport=transport, backend=backend,
         )  # fmt: skip
+        policy = policy_of(wire, method, error_feedback)
         self.sync = _rule(sync, wire=wire, method=method, error_feedback=error_feedback)
         in_rounds = not isinstance(self.sync, EveryStep)
-        policy = _policy(wire, method, error_feedback)
         backend = backends.checked(
             backend,
             policy,
@@ -212,7 +211,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             {
                 "list of devices": [name.rsplit("device:", 1)[-1] for name in extended.devices],
                 "algorithm": algorithm,
-                "wire": repr(WirePolicy.of(wire or LOSSLESS)) if method is None else None,
+                "wire": repr(policy) if method is None else None,
                 "method": method and repr(policy),
                 "error_feedback": error_feedback,
                 "bucket_bytes": bucket_bytes,
@@ -224,18 +223,18 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             },
         )
         if backend == backends.TENSORFLOW:
-            exchange: Exchange = TensorFlowExchange(extended.group)
+            team: Team = TensorFlowTeam(extended.group)
         else:
             refuse_schedule(self.sync, algorithm, extended)
             schedules = of_replicas(
                 algorithm, extended.group, policy.method.wires[0], schedule_file
             )
-            exchange = Exchange(extended.group, schedules)
-        self._connect(exchange)
+            team = Team(extended.group, schedules)
+        self._connect(team)
         if bucket_bytes is None:
-            bucket_bytes = suitable_bytes(exchange.schedules, exchange.ranks)
-        trials = Trials(exchange.schedules, enabled=isinstance(exchange.schedules, Chooser))
-        self._sum_steps_by(exchange, policy, bucket_bytes, trials)
+            bucket_bytes = suitable_bytes(team.schedules, team.size)
+        trials = Trials(team.schedules, enabled=isinstance(team.schedules, Chooser))
+        self._sum_steps_by(team, policy, bucket_bytes, trials)
         if in_rounds:
             self._train_in_rounds(algorithm, policy, bucket_bytes)
 
@@ -243,9 +242,9 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         if self.extended.number_of_replicas == 1:
             logging.getLogger("tfscale").warning(_NOTHING_TRAVELS, asked)
 
-    def _connect(self, exchange: Exchange) -> None:
+    def _connect(self, team: Team) -> None:
         extended = self.extended
-        extended.connect(exchange, of_hosts(exchange.schedules, extended.hosts))
+        extended.connect(team, of_hosts(team.schedules, extended.hosts))
         before_callbacks_get_their_model(backup.arrange, self)
         output.ignore_warning_about_shuffle()
         if extended.worker > 0 and not os.environ.get(ALL_BARS):
@@ -253,16 +252,16 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         if extended.number_of_workers > 1:
             saving.write_whole_files(self)
             logging.getLogger("tfscale").info(
-                "gradients go from this worker's first replica to the others: %s", exchange.ways()
+                "gradients go from this worker's first replica to the others: %s", team.ways()
             )
 
     def _sum_steps_by(
-        self, exchange: Exchange, policy: MethodPolicy, bucket_bytes: int, trials: Trials
+        self, team: Team, policy: MethodPolicy, bucket_bytes: int, trials: Trials
     ) -> None:
-        self.reducer = Reducer(exchange, policy, bucket_bytes, trials)
+        self.reducer = Reducer(team, policy, bucket_bytes, trials)
         # The policy is for gradients only: steps are divided by curvature, so it is not rounded.
         self.curvature_reducer = Reducer(
-            exchange, MethodPolicy(), bucket_bytes, trials, what="curvature", suffix="/curvature"
+            team, MethodPolicy(), bucket_bytes, trials, what="curvature", suffix="/curvature"
         )
 
     def _train_in_rounds(
@@ -272,24 +271,24 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
         If there are groups, gradients are then summed within groups.
         """
-        exchange = self.reducer.exchange
+        team = self.reducer.team
         size = self._replicas_of_a_group(policy)
-        if exchange.ranks <= size:
+        if team.size <= size:
             return
         groups, keeps_as = None, ""
         if size > 1:
-            groups = Groups.of(self.extended, size, algorithm, exchange.schedules)
+            groups = Groups.of(self.extended, size, algorithm, team.schedules)
             keeps_as = "outer_"
             everybody = (self.extended.group, self.extended.hosts)
             within = [each for each in everybody if each is not None]
             farewell.when_the_program_ends(groups.parts, within)
             # Trials in each group could choose different schedules.
-            no_trials = Trials(groups.exchange.schedules, enabled=False)
-            self._sum_steps_by(groups.exchange, policy, bucket_bytes, no_trials)
-        no_trials = Trials(exchange.schedules, enabled=False)  # weights are sent too rarely
+            no_trials = Trials(groups.team.schedules, enabled=False)
+            self._sum_steps_by(groups.team, policy, bucket_bytes, no_trials)
+        no_trials = Trials(team.schedules, enabled=False)  # weights are sent too rarely
         rule = rule_of_rounds(self.sync)
         of_weights = (rule.policy, bucket_bytes, no_trials, "weights", keeps_as)
-        self.rounds = Rounds(self, rule, Reducer(exchange, *of_weights), groups)
+        self.rounds = Rounds(self, rule, Reducer(team, *of_weights), groups)
 
     def _replicas_of_a_group(self, policy: MethodPolicy) -> int:
         """Return how many replicas make each step together; 1 if there are no groups."""
@@ -430,17 +429,17 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         Returns:
             A list of rows; ``print`` and notebooks show it as a table.
         """
-        exchange = self.extended.exchange
+        team = self.extended.team
         every = [row for reducer in self.reducers for row in rows(reducer)]
         told = {} if self.extended.on_gpus else {"memory": memory.words()}
         if self.rounds is not None:
             told |= {"rounds": self.rounds.words(), "title": self.rounds.title}
             every += self.rounds.sent_by_rules()
-        return Explanation(every, exchange.ranks, exchange.ways(), **told)
+        return Explanation(every, team.size, team.ways(), **told)
 
     def dump(self, path: str | Path) -> None:
         """Write what ``"auto"`` measured and chose; edit it and pass it as ``schedule_file``."""
-        schedules = self.extended.exchange.schedules
+        schedules = self.extended.team.schedules
         if not isinstance(schedules, Chooser):
             raise ValueError(
                 "there is nothing to write: you named a schedule, or there is one replica. "
@@ -502,10 +501,8 @@ _ALWAYS: dict[str, Callable[[Any, str], Any]] = {
     "backend": lambda value, name: arguments.choice(value, name, backends.BACKENDS),
 }
 _UNLESS_NONE: dict[str, Callable[[Any, str], Any]] = {
-    "wire": lambda value, _: WirePolicy.of(value),
     "cluster_resolver": checked_resolver,
     "sync": _checked_rule,
-    "method": lambda value, _: MethodPolicy.of(value),
     "error_feedback": arguments.flag,
     "bucket_bytes": number_of_bytes,
     "schedule_file": arguments.path,
@@ -585,19 +582,6 @@ def _rule(sync: Rule | Hierarchical | None, **of_gradients: Any) -> Rule | Hiera
             'sync=tfscale.sync.DiLoCo(every=100, wire="int8")'
         )
     return sync
-
-
-def _policy(wire: Any, method: Any, error_feedback: bool | None) -> MethodPolicy:
-    if method is None:
-        return WirePolicy.of(LOSSLESS if wire is None else wire).methods(error_feedback)
-    for name, other in {"wire": wire, "error_feedback": error_feedback}.items():
-        if other is not None:
-            raise ValueError(
-                f"method={method!r} says how gradients become sums, and {name}={other!r} says so, "
-                'too. Leave one of them out: method={"head": "bf16", "*": Wire("int8", '
-                "feedback=True)} says all that wire and error_feedback can"
-            )
-    return MethodPolicy.of(method)
 
 
 def _rank(value: Any) -> Any:

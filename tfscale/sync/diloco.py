@@ -158,7 +158,7 @@ class DiLoCo(Rule):
         if self.method is not None:
             return MethodPolicy.of(self.method)
         feedback = True if self.error_feedback is None else self.error_feedback
-        return WirePolicy.of(LOSSLESS if self.wire is None else self.wire).methods(feedback)
+        return WirePolicy.of(LOSSLESS if self.wire is None else self.wire).with_feedback(feedback)
 
     @property
     def policy(self) -> MethodPolicy:

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfscale.collectives import Schedule
 from tfscale.collectives.wires import LOSSLESS
-from tfscale.compression.policy import MethodPolicy, WirePolicy
+from tfscale.compression.policy import MethodPolicy
 from tfscale.sync.period import Period, table_of
 
 
@@ -144,7 +144,7 @@ class Rule:
     @property
     def policy(self) -> MethodPolicy:
         """Methods with which ``Round.mean`` computes means."""
-        return WirePolicy(LOSSLESS).methods()
+        return MethodPolicy()
 
     def __repr__(self) -> str:
         """Return the class's name, ``every``, and the other settings.

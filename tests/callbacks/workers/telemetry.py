@@ -25,7 +25,7 @@ if __name__ == "__main__":
     fit(model, [told], epochs=2)
     sent = sum(
         total.sent
-        for bucket, total in strategy.reducer.exchange.communicators[0].totals().items()
+        for bucket, total in strategy.reducer.team.communicators[0].totals().items()
         if bucket.graph
     )
     print("\nSENT", sent, flush=True)

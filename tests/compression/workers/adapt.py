@@ -10,8 +10,7 @@ import keras
 import numpy as np
 
 from tfscale import ScaleStrategy
-from tfscale.compression import Adaptive, PowerSGD, TopK
-from tfscale.exchange import deciding
+from tfscale.compression import Adaptive, PowerSGD, TopK, deciding
 
 # A decider that tries much and takes all that it tries: toys teach nothing about time.
 deciding.Decider.price = lambda self, bucket, method: -float(method + self._looks % 3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tfscale.exchange.deciding import Change
+from tfscale.compression.deciding import Change
 from tfscale.exchange.explain import Row, rows
 from tfscale.exchange.reducer import Reducer
 from tfscale.native import Communicator
@@ -23,10 +23,10 @@ class EngineLog:
 
     def __init__(self, reducers: Sequence[Reducer]) -> None:
         self._reducers = reducers
-        exchanges = list({id(each.exchange): each.exchange for each in reducers}.values())
-        self._exchange = max(exchanges, key=lambda each: each.ranks)
-        self.communicators: list[Communicator] = self._exchange.communicators
-        self._each = list(zip(*(each.communicators for each in exchanges), strict=True))
+        teams = list({id(each.team): each.team for each in reducers}.values())
+        self._team = max(teams, key=lambda each: each.size)
+        self.communicators: list[Communicator] = self._team.communicators
+        self._each = list(zip(*(each.communicators for each in teams), strict=True))
         self._calls = {one: _calls(one) for every in self._each for one in every}
         self.rows: list[Row] = []  # as of the last call of changes()
         self._saved: dict[BucketId, float] = {}
@@ -40,7 +40,7 @@ class EngineLog:
     @property
     def is_measured(self) -> bool:
         """Whether gradients go through the engine, which logs times and bytes."""
-        return self._exchange.is_measured
+        return self._team.is_measured
 
     @property
     def is_lossy(self) -> bool:
@@ -49,7 +49,7 @@ class EngineLog:
 
     def ways(self) -> list[str]:
         """Describe how gradients go from each rank of this process to the others."""
-        return [self._exchange.ways(place) for place in range(len(self.communicators))]
+        return [self._team.ways(place) for place in range(len(self.communicators))]
 
     @property
     def processes(self) -> int:
@@ -116,6 +116,6 @@ def _calls(communicator: Communicator) -> int:
 def engine_log_of(strategy: Any) -> EngineLog | None:
     """Return the log of a strategy's engine; None if tfscale exchanges nothing."""
     reducer = getattr(strategy, "reducer", None)
-    if not isinstance(reducer, Reducer) or reducer.exchange.ranks == 1:
+    if not isinstance(reducer, Reducer) or reducer.team.size == 1:
         return None
     return EngineLog(getattr(strategy, "reducers", [reducer]))

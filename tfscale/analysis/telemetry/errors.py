@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from tfscale.collectives.wires import BLOCK, FORMATS
 from tfscale.compression.method import Method, Wire
-from tfscale.exchange.trial import Cell
 from tfscale.native.bucket import BucketId
+from tfscale.native.cell import Cell
 from tfscale.native.group import host_of
 
 _BLOCKS = 64  # blocks of a sample

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tfscale.support import arguments, records
 
 if TYPE_CHECKING:
-    from tfscale.exchange.deciding import Change
+    from tfscale.compression.deciding import Change
     from tfscale.native.log import Execution
 
 Span = tuple[str, float, float]  # name, start, end

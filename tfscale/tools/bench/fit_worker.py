@@ -316,7 +316,7 @@ def _answer(training: Fit, order: dict[str, int]) -> Any:
     if "trace" in order:
         from tfscale.tools.bench import fit_trace
 
-        communicator = training.strategy.reducer.exchange.communicators[0]
+        communicator = training.strategy.reducer.team.communicators[0]
         return fit_trace.take(communicator, training.steps, UNTIMED, order["trace"])
     if "sent" in order:
         return training.sent[-1] - training.sent[-1 - order["sent"]]

@@ -258,7 +258,7 @@ class Learner:
 
     def _sent(self) -> int:
         """Return the bytes that the first replica has sent, also within its group if it has one."""
-        every = {reducer.exchange.communicators[0] for reducer in self._strategy.reducers}
+        every = {reducer.team.communicators[0] for reducer in self._strategy.reducers}
         every.add(self._strategy.extended.group.communicators[0])
         return sum(total.sent for own in every for total in own.totals().values())
 

@@ -60,8 +60,8 @@ def measured(group: Group) -> dict[str, Any]:
     """Measure the links, and return them with the choices of ``auto``; equal on all workers."""
     from tfscale.collectives import Link, wires
     from tfscale.collectives.choose import Chooser
-    from tfscale.exchange.exchange import Exchange
     from tfscale.exchange.link import measure
+    from tfscale.exchange.team import Team
 
     link = measure(group)
     assert isinstance(link.machine, Link)  # each worker has one device
@@ -69,7 +69,7 @@ def measured(group: Group) -> dict[str, Any]:
     choices = [(size, chooser.choose(wires.nbytes(wires.LOSSLESS, size))) for size in SIZES]
     return {
         "workers": group.ranks,
-        "ways": Exchange(group, chooser).ways(),
+        "ways": Team(group, chooser).ways(),
         "why_not_sockets": group.communicators[0].why_not_sockets(),
         "latency_seconds": link.machine.alpha,
         # If beta is 0, the clock could not measure the time of sending.

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import PATIENCE, group
-
-from tfscale.exchange.collective_schedules import Fixed
-from tfscale.exchange.exchange import JOIN_ALWAYS, JOIN_UP_TO, Exchange, joined, separated
-from tfscale.exchange.tensorflow_exchange import TensorFlowExchange
 from tfscale.ops import Group
+
+from tfscale.compression.method import joined, separated
+from tfscale.exchange.collective_schedules import Fixed
+from tfscale.exchange.rows import JOIN_ALWAYS, JOIN_UP_TO, sum_all, sum_rows
+from tfscale.exchange.team import Team
+from tfscale.exchange.tensorflow_team import TensorFlowTeam
 
 RANKS = 3
 HEIGHT = 12  # rows of the sparse tensors
@@ -19,17 +21,17 @@ pytestmark = pytest.mark.parametrize("how", ["graph", "eager"])
 
 
 @pytest.fixture(scope="module", params=["engine", "tensorflow"])
-def exchange(request):
+def team(request):
     if request.param == "tensorflow":
-        return TensorFlowExchange(group(RANKS))
-    return Exchange(group(RANKS), Fixed("ring", RANKS))
+        return TensorFlowTeam(group(RANKS))
+    return Team(group(RANKS), Fixed("ring", RANKS))
 
 
-def on_each(exchange, how, body):
+def on_each(team, how, body):
     """What ``body`` returns on each replica, as numpy arrays."""
 
     def run():
-        return exchange.on_each(body)
+        return team.on_each(body)
 
     results = (tf.function(run) if how == "graph" else run)()
     return tf.nest.map_structure(lambda x: x.numpy(), results)
@@ -39,7 +41,7 @@ FLOATS = (tf.float32, tf.float64, tf.float16, tf.bfloat16)
 INTEGERS = (tf.int8, tf.uint8, tf.int16, tf.uint16, tf.int32, tf.uint32, tf.int64, tf.uint64)
 
 
-def test_tensors_of_all_types_are_summed_in_their_own(exchange, how):
+def test_tensors_of_all_types_are_summed_in_their_own(team, how):
     """As exact as the type: in float32, 2**31 and 2**53 + 1 would lose their last digits."""
     large = {tf.uint32: 2**31 + 1, tf.int64: 2**53 + 1, tf.float64: 1 + 2**-50}
     dtypes = (*FLOATS, *INTEGERS)
@@ -47,9 +49,9 @@ def test_tensors_of_all_types_are_summed_in_their_own(exchange, how):
     def body(replica):
         small = [tf.constant([[1, 2], [3, replica]], dtype) for dtype in dtypes]
         single = [tf.constant(number if replica == 0 else 0, t) for t, number in large.items()]
-        return exchange.sum_all(replica, [*small, *single], "mixed")
+        return sum_all(team, replica, [*small, *single], "mixed")
 
-    for sums in on_each(exchange, how, body):
+    for sums in on_each(team, how, body):
         for dtype, found in zip(dtypes, sums):
             assert found.dtype == dtype
             np.testing.assert_array_equal(found.astype(np.float64), [[3, 6], [9, 3]])
@@ -57,38 +59,38 @@ def test_tensors_of_all_types_are_summed_in_their_own(exchange, how):
             assert found == np.array(number, dtype.as_numpy_dtype)
 
 
-def test_the_sum_of_bools_says_whether_any_is_true(exchange, how):
+def test_the_sum_of_bools_says_whether_any_is_true(team, how):
     def body(replica):
-        return exchange.sum_all(replica, [tf.constant([False, True, replica == 1])], "bools")
+        return sum_all(team, replica, [tf.constant([False, True, replica == 1])], "bools")
 
-    for (found,) in on_each(exchange, how, body):
+    for (found,) in on_each(team, how, body):
         assert found.dtype == bool
         np.testing.assert_array_equal(found, [False, True, True])
 
 
-def test_what_is_no_number_is_refused(exchange, how):
+def test_what_is_no_number_is_refused(team, how):
     with pytest.raises(TypeError, match="replicas can exchange only numbers, not string"):
-        on_each(exchange, how, lambda replica: exchange.sum_all(replica, [tf.constant("a")], "x"))
+        on_each(team, how, lambda replica: sum_all(team, replica, [tf.constant("a")], "x"))
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
 @pytest.mark.parametrize("lengths", [(2, 0, 3), (1, 1, 1)])
-def test_rows_are_joined_along_any_axis(exchange, how, axis, lengths):
+def test_rows_are_joined_along_any_axis(team, how, axis, lengths):
     shapes = [[n if i == axis else 2 + i for i in range(3)] for n in lengths]
     parts = [np.random.default_rng(r).integers(0, 99, shape) for r, shape in enumerate(shapes)]
 
     def body(replica):
-        return exchange.rows(replica, tf.constant(parts[replica]), axis)
+        return team.concat(replica, tf.constant(parts[replica]), axis)
 
-    for found in on_each(exchange, how, body):
+    for found in on_each(team, how, body):
         np.testing.assert_array_equal(found, np.concatenate(parts, axis))
 
 
-def test_rows_of_other_types_are_joined(exchange, how):
+def test_rows_of_other_types_are_joined(team, how):
     def body(replica):
-        return exchange.rows(replica, tf.fill([replica], replica == 1), 0)
+        return team.concat(replica, tf.fill([replica], replica == 1), 0)
 
-    for found in on_each(exchange, how, body):
+    for found in on_each(team, how, body):
         assert found.dtype == bool
         np.testing.assert_array_equal(found, [True, False, False])
 
@@ -120,61 +122,61 @@ NARROW = 2  # numbers of a row
         ((JOIN_ALWAYS // 4 // NARROW // RANKS + 1, 0, 0), NARROW, False),
     ],
 )
-def test_sparse_sums_equal_dense_ones(exchange, how, rows, width, joins, dtype):
+def test_sparse_sums_equal_dense_ones(team, how, rows, width, joins, dtype):
     each = [slices(n, replica, dtype, width) for replica, n in enumerate(rows)]
 
     def body(replica):
-        total = exchange.sum_slices(replica, each[replica], "sparse")
+        total = sum_rows(team, replica, each[replica], "sparse")
         return tf.convert_to_tensor(total), total.indices
 
     dense = sum(tf.convert_to_tensor(one).numpy() for one in each)
-    for found, indices in on_each(exchange, how, body):
+    for found, indices in on_each(team, how, body):
         np.testing.assert_array_equal(found, dense)
         assert indices.dtype == dtype
         assert len(indices) == (sum(rows) if joins else HEIGHT)
 
 
-def test_dense_and_sparse_go_together(exchange, how):
+def test_dense_and_sparse_go_together(team, how):
     def body(replica):
         mixed = [tf.constant([1.0]), slices(2, replica, np.int32), tf.constant(2, tf.int32)]
-        one, sparse, two = exchange.sum_all(replica, mixed, "both")
+        one, sparse, two = sum_all(team, replica, mixed, "both")
         return one, tf.convert_to_tensor(sparse), two
 
     dense = sum(tf.convert_to_tensor(slices(2, r, np.int32)).numpy() for r in range(RANKS))
-    for one, sparse, two in on_each(exchange, how, body):
+    for one, sparse, two in on_each(team, how, body):
         assert (one, two) == (RANKS, 2 * RANKS)
         np.testing.assert_array_equal(sparse, dense)
 
 
-def test_sparse_without_a_height_is_refused(exchange, how):
+def test_sparse_without_a_height_is_refused(team, how):
     homeless = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]))
     with pytest.raises(ValueError, match="without a dense shape"):
-        on_each(exchange, how, lambda replica: exchange.sum_slices(replica, homeless, "x"))
+        on_each(team, how, lambda replica: sum_rows(team, replica, homeless, "x"))
 
 
-def test_all_get_what_the_first_has(exchange, how):
+def test_all_get_what_the_first_has(team, how):
     def body(replica):
-        return exchange.from_first(replica, tf.constant([replica == 0, False]), "first")
+        return team.broadcast(replica, tf.constant([replica == 0, False]), "first")
 
-    for found in on_each(exchange, how, body):
+    for found in on_each(team, how, body):
         np.testing.assert_array_equal(found, [True, False])
 
 
 def test_a_single_replica_keeps_what_it_has(how):
-    alone = Exchange(None, Fixed("ring", 1))
+    alone = Team(None, Fixed("ring", 1))
     sparse = slices(2, 0, np.int32)
 
     def body(replica):
         x = tf.constant([1.0, 2.0])
-        (total,) = alone.sum_all(replica, [x], "x")
-        assert alone.sum_slices(replica, sparse, "x") is sparse
-        return total, alone.rows(replica, x, 0), alone.from_first(replica, x, "x")
+        (total,) = sum_all(alone, replica, [x], "x")
+        assert sum_rows(alone, replica, sparse, "x") is sparse
+        return total, alone.concat(replica, x, 0), alone.broadcast(replica, x, "x")
 
     for found in on_each(alone, how, body)[0]:
         np.testing.assert_array_equal(found, [1, 2])
 
 
-def test_joined_and_separated_undo_each_other(exchange, how):
+def test_joined_and_separated_undo_each_other(team, how):
     tensors = [tf.constant([[1.0, 2.0]]), tf.constant(3.0), tf.zeros([0, 2]), tf.constant([4.0])]
     assert joined(tensors).shape == [4]
     for found, tensor in zip(separated(joined(tensors), tensors), tensors):
@@ -187,7 +189,7 @@ def test_the_cause_of_what_failed_on_one_replica_is_raised(how, late):
     if how == "graph":
         pytest.skip("a graph runs on all replicas or on none")
     own = Group.local([f"CPU:{i}" for i in range(RANKS)], deadline=PATIENCE)
-    exchange = Exchange(own, Fixed("ring", RANKS))
+    team = Team(own, Fixed("ring", RANKS))
     seen = []
 
     def body(replica):
@@ -195,16 +197,16 @@ def test_the_cause_of_what_failed_on_one_replica_is_raised(how, late):
             raise LookupError("of my own")
         time.sleep(late)
         try:
-            return exchange.sum_all(replica, [tf.ones([2])], "never")
+            return sum_all(team, replica, [tf.ones([2])], "never")
         except tf.errors.OpError as error:
             seen.append(error)
             raise
 
     with pytest.raises(LookupError, match="of my own"):
-        on_each(exchange, how, body)
+        on_each(team, how, body)
     assert len(seen) == RANKS - 1
     for error in seen:  # and no deadline has passed
         assert isinstance(error, tf.errors.CancelledError)
         assert "LookupError: of my own" in error.message
-    sums = on_each(exchange, how, lambda replica: exchange.sum_all(replica, [tf.ones([2])], "ok"))
+    sums = on_each(team, how, lambda replica: sum_all(team, replica, [tf.ones([2])], "ok"))
     np.testing.assert_array_equal(sums, np.full([RANKS, 1, 2], RANKS))

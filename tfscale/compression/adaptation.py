@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -19,14 +18,21 @@ import tensorflow as tf
 from tfscale.collectives.cost import Cost
 from tfscale.collectives.registry import resolve
 from tfscale.collectives.wires import BLOCK
-from tfscale.compression.adaptive import KNOWN, MOST, WIDTH, Adaptive
+from tfscale.compression import deciding
+from tfscale.compression.deciding import LAP, PROBES, Decider, Seen, Step
 from tfscale.compression.method import RESIDUAL, Load
-from tfscale.compression.switching import switched
-from tfscale.exchange import deciding
-from tfscale.exchange.deciding import LAP, PROBES, Decider, Seen, Step
-from tfscale.exchange.trial import Cell
-from tfscale.native import Communicator, all_gather, all_reduce
+from tfscale.compression.switching import Switching, switched
+from tfscale.native import all_gather, all_reduce
+from tfscale.native.cell import Cell
 from tfscale.native.group import host_of
+
+KNOWN = "adaptive"  # the name of the state that holds what is known of a bucket
+
+MOST = 8  # largest number of candidates: all of them are in the graph of each bucket
+
+# The state holds the number of the method in use, then each method's compute seconds, then its
+# error.
+WIDTH = 1 + 2 * (MOST + 1)
 
 _IN_USE = -1  # an entry of the plan that stands for the method in use
 _OF_STEP, _OF_BUCKET = 3, 5  # numbers for a step and for each bucket, in a row: see _step_of
@@ -35,18 +41,26 @@ _BLOCKS = 64  # number of blocks that are sampled from each of these gradients
 
 
 class Adaptation:
-    """State of one rank's buckets of one optimizer whose method is ``Adaptive``.
+    """State of one replica's buckets of one optimizer whose method is ``Adaptive``.
 
     Args:
-        communicator: communicator of the rank.
-        buckets: number of these buckets.
+        load: first of these buckets.
+        buckets: names of these buckets, in the order of their sums.
     """
 
-    def __init__(self, communicator: Communicator, buckets: int) -> None:
-        self._communicator, self._buckets = communicator, buckets
-        self._cost: Cost = _cost_of(communicator.ranks)
+    def __init__(self, load: Load, buckets: Sequence[str]) -> None:
+        self._communicator, self._names, self._buckets = load.communicator, buckets, len(buckets)
+        self._changes = load.changes
+        self._cost: Cost = _cost_of(load.replicas)
         self.decider: Decider | None = None
-        with tf.init_scope(), tf.device(host_of(communicator.device)):
+        # Of the step that is traced: its turn, the methods that the lap prescribes, and for each
+        # bucket its load, its description and what is seen of it.
+        self._now: Any = None
+        self._wanted: Any = None
+        self._loads: list[Load] = []
+        self._described: list[deciding.Bucket] = []
+        self._seen: list[tf.Tensor] = []
+        with tf.init_scope(), tf.device(host_of(load.device)):
             self._turn = Cell(tf.int32)
             self._steps = Cell(tf.int32)  # number of steps in the lap
             self._looks = Cell(tf.bool)
@@ -56,28 +70,59 @@ class Adaptation:
             self._turn.assign(0)
             self._steps.assign(deciding.FIRST)
             self._looks.assign(True)
-            self._plan.assign(tf.fill([LAP, buckets], _IN_USE))
+            self._plan.assign(tf.fill([LAP, self._buckets], _IN_USE))
             self._last.assign(0.0)
-            self._rows.assign(tf.zeros([LAP, _OF_STEP + _OF_BUCKET * buckets], tf.float64))
+            self._rows.assign(tf.zeros([LAP, _OF_STEP + _OF_BUCKET * self._buckets], tf.float64))
 
-    def of_step(self) -> AdaptedStep:
-        """Return a context in which one step is traced."""
-        return AdaptedStep(self)
+    def sums(self, load: Load, method: Switching, bound: float) -> list[tf.Tensor]:
+        """Return the sums of the next bucket, by the method that the lap prescribes.
 
-    def begin(self, described: Sequence[deciding.Bucket]) -> None:
-        """Make the decider, once a traced step has described the buckets."""
+        Args:
+            load: the bucket.
+            method: method of the bucket, whose variants are the candidates.
+            bound: largest relative error.
+        """
+        if load.name.label == self._names[0]:
+            self._begin_step(load)
+        place = len(self._loads)
+        self._loads.append(load)
+        index = tf.where(self._wanted[place] == _IN_USE, in_use(load, method), self._wanted[place])
+        clock = functools.partial(_clock, load.device)
+        *sums, seen = switched(load, index, method, functools.partial(_watched, clock))
+        number = tf.cast(index, tf.float64)
+        self._seen.append(tf.concat([seen[:2], number[tf.newaxis], seen[2:]], 0))
+        self._described.append(_described(load, method, bound))
+        return sums
+
+    def _begin_step(self, load: Load) -> None:
+        self._loads, self._described, self._seen = [], [], []
+        with tf.device(host_of(load.device)):
+            self._now = self._turn.read()
+            self._wanted = self._plan.read()[self._now]
+        load.at_end(self._end_step)
+
+    def _end_step(self) -> None:
+        now, loads, seen = self._now, self._loads, self._seen
         if self.decider is None:
-            self.decider = Decider(described, self._cost)
+            self.decider = Decider(self._described, self._cost)
+        self._now = self._wanted = None  # they would keep the graph alive
+        self._loads, self._described, self._seen = [], [], []
+        known = tf.stack([load.kept(KNOWN)[0] for load in loads])
+        with tf.device(host_of(loads[0].device)):
+            # This condition is always true. Its branch is a function of its own, whose clocks do
+            # not wait for others: TensorFlow runs all clocks of one function one after the other,
+            # on all devices.
+            new = tf.cond(
+                now >= 0,
+                lambda: self._advance(now, seen, known, loads[0].step),
+                lambda: known,
+            )
+            changed = tf.reduce_any(tf.not_equal(new, known) & ~tf.math.is_nan(new))
+            tf.cond(changed, lambda: _keep(loads, new), lambda: tf.constant(0))
 
     # ------------------------------------------------------------- in the graph
 
-    def now(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return the turn, and the methods that the lap prescribes for this turn."""
-        with tf.device(host_of(self._communicator.device)):
-            turn = self._turn.read()
-            return turn, self._plan.read()[turn]
-
-    def advance(
+    def _advance(
         self, turn: tf.Tensor, seen: list[tf.Tensor], known: tf.Tensor, step: tf.Tensor
     ) -> Any:
         """Record a step after its last bucket, and return what is known then.
@@ -138,10 +183,12 @@ class Adaptation:
 
     def _decide(self, every: Any, known: Any, step: Any) -> tuple[Any, ...]:
         decider = self.decider
-        assert decider is not None  # ``begin`` made it when the step was traced
+        assert decider is not None  # ``_end_step`` made it when the step was traced
         _recall(decider, known)
         ranks = [[_step_of(row) for row in rank] for rank in every]
+        before = len(decider.changes)
         lap = decider.decide(ranks, [int(n) for n in known[:, 0]], int(step))
+        self._changes += decider.changes[before:]
         plan = np.full([LAP, self._buckets], _IN_USE, np.int32)
         for turn, methods in enumerate(lap.methods):
             if methods is not None:
@@ -150,72 +197,20 @@ class Adaptation:
         return plan, np.int32(len(lap.methods)), looks, _to_keep(decider)
 
 
-class AdaptedStep:
-    """Context of one traced step: see ``Adaptation.of_step``."""
-
-    def __init__(self, adaptation: Adaptation) -> None:
-        self._adaptation = adaptation
-        self._loads: list[Any] = []
-        self._seen: list[tf.Tensor] = []
-
-    def __enter__(self) -> AdaptedStep:
-        self._turn, self._wanted = self._adaptation.now()
-        return self
-
-    def sums(self, load: Any, method: Adaptive) -> list[tf.Tensor]:
-        """Return the sums of the next bucket."""
-        place = len(self._loads)
-        self._loads.append(load)
-        wanted = self._wanted[place]
-        index = tf.where(wanted == _IN_USE, _in_use(load, method), wanted)
-        clock = functools.partial(_clock, load.device)
-        *sums, seen = switched(load, index, method, functools.partial(_watched, clock))
-        number = tf.cast(index, tf.float64)
-        self._seen.append(tf.concat([seen[:2], number[tf.newaxis], seen[2:]], 0))
-        return sums
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is not None:
-            return
-        self._adaptation.begin([_described(load) for load in self._loads])
-        known = tf.stack([load.kept(KNOWN)[0] for load in self._loads])
-        with tf.device(host_of(self._loads[0].device)):
-            # This condition is always true. Its branch is a function of its own, whose clocks do
-            # not wait for others: TensorFlow runs all clocks of one function one after the other,
-            # on all devices.
-            new = tf.cond(
-                self._turn >= 0,
-                lambda: self._adaptation.advance(
-                    self._turn, self._seen, known, self._loads[0].step
-                ),
-                lambda: known,
-            )
-            changed = tf.reduce_any(tf.not_equal(new, known) & ~tf.math.is_nan(new))
-            tf.cond(changed, lambda: self._keep(new), lambda: tf.constant(0))
-
-    def _keep(self, known: tf.Tensor) -> tf.Tensor:
-        for load, one in zip(self._loads, tf.unstack(known)):
-            load.keep(KNOWN, [one] * len(load.described))
-        return tf.constant(0)
-
-
-def as_before(load: Load, method: Adaptive) -> list[tf.Tensor]:
-    """Return the sums by the method in use, and measure nothing."""
-    return switched(load, _in_use(load, method), method)
-
-
-def _in_use(load: Load, method: Adaptive) -> tf.Tensor:
+def in_use(load: Load, method: Switching) -> tf.Tensor:
+    """Return the number of the method in use."""
     number = tf.cast(load.kept(KNOWN)[0][0], tf.int32)
     return tf.clip_by_value(number, 0, len(method.variants) - 1)
 
 
+def _keep(loads: Sequence[Load], known: tf.Tensor) -> tf.Tensor:
+    for load, one in zip(loads, tf.unstack(known)):
+        load.keep(KNOWN, [one] * len(load.described))
+    return tf.constant(0)
+
+
 def _watched(
-    clock: Callable[[Any], tf.Tensor], load: Any, run: Callable[[], list[tf.Tensor]]
+    clock: Callable[[Any], tf.Tensor], load: Load, run: Callable[[], list[tf.Tensor]]
 ) -> list[tf.Tensor]:
     """Return the sums, and last a tensor of four numbers.
 
@@ -225,7 +220,7 @@ def _watched(
     start = clock(load.gradients)
     sampled = sorted(range(len(load.described)), key=lambda i: -load.described[i].elements)
     sampled = sampled[:_SAMPLED]
-    feedback = any(RESIDUAL in load.of.state(each) for each in load.described)
+    feedback = any(RESIDUAL in load.method.state(each) for each in load.described)
     squares = tf.zeros([2], tf.float64)
     given = load.gradients
     before = []
@@ -266,8 +261,7 @@ def _cost_of(ranks: int) -> Cost:
     return cost
 
 
-def _described(load: Any) -> deciding.Bucket:
-    method = load.of
+def _described(load: Load, method: Switching, bound: float) -> deciding.Bucket:
     return deciding.Bucket(
         name=str(load.name),
         elements=sum(each.elements for each in load.described),
@@ -276,7 +270,7 @@ def _described(load: Any) -> deciding.Bucket:
             tuple(one.bytes for one in load.collectives if one.variant == (number,))
             for number in range(len(method.variants))
         ),
-        bound=method.bound,
+        bound=bound,
     )
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from tfscale.collectives.cost import Link
 from tfscale.collectives.registry import resolve
-from tfscale.exchange import deciding
-from tfscale.exchange.deciding import Bucket, Decider, Seen, Step
+from tfscale.compression import deciding
+from tfscale.compression.deciding import Bucket, Decider, Seen, Step
 
 NUMBERS = 25_000_000
 METHODS = ("fp32", "bf16", "int8", "low rank")

@@ -1,4 +1,4 @@
-"""Exchange by TensorFlow's own collectives: TensorFlow's ring on CPUs, NCCL on GPUs."""
+"""A team that runs TensorFlow's own collectives: TensorFlow's ring on CPUs, NCCL on GPUs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tfscale.bridge.calls import is_in_a_loop_of_a_replica
 from tfscale.collectives import Schedule, wires
 from tfscale.collectives.choose import Choice
 from tfscale.exchange.collective_schedules import Fixed
-from tfscale.exchange.exchange import Exchange, failure
 from tfscale.exchange.lost_ranks import LostRanks, end_collectives
+from tfscale.exchange.team import Team, failure
 from tfscale.native import Communicator, Group, all_reduce
 from tfscale.native.bucket import Name, bucket_id
 
@@ -32,8 +32,8 @@ _SOON = 1.0  # seconds to wait for other replicas that fail for the same reason
 _KEY_BITS, _CLASS_BITS = 30, 8
 
 
-class TensorFlowExchange(Exchange):
-    """Exchange by TensorFlow's collectives; the engine does all that is not a collective.
+class TensorFlowTeam(Team):
+    """A team that runs TensorFlow's collectives; the engine does all that is not a collective.
 
     Args:
         group: group of the replicas; None if there is only one replica.
@@ -50,7 +50,7 @@ class TensorFlowExchange(Exchange):
         self._orders = [_order(communicator) for communicator in self.communicators]
         self._buckets: dict[tuple[int, int], str] = {}
         self._places = self._places_of_ranks(group) if group else []
-        if group and len(self.communicators) < self.ranks:
+        if group and len(self.communicators) < self.size:
             LostRanks(self.communicators).start()
 
     def sum(
@@ -65,7 +65,7 @@ class TensorFlowExchange(Exchange):
     ) -> Any:
         """Return the sum of ``x`` over all ranks."""
         assert residual is None and wire in WIRES, "backends.py refuses these"
-        if self.ranks == 1:
+        if self.size == 1:
             return x
         if self._is_in_a_loop():
             return super().sum(replica, x, name, wire, schedule=self._engines)
@@ -99,7 +99,7 @@ class TensorFlowExchange(Exchange):
         name = bucket._replace(label=f"{bucket.label}: largest")
         largest = self._reduce(replica, tf.maximum(largest, 0.0), name, "Max")
         exponent = tf.bitwise.right_shift(tf.bitcast(largest, tf.int32), 23) - 127
-        power = 15 - (exponent + 1) - math.ceil(math.log2(self.ranks))
+        power = 15 - (exponent + 1) - math.ceil(math.log2(self.size))
         power = tf.where(exponent == 128, 0, tf.clip_by_value(power, -126, 126))  # 128: infinite
         return tf.bitcast(tf.bitwise.left_shift(power + 127, 23), tf.float32)
 
@@ -119,7 +119,7 @@ class TensorFlowExchange(Exchange):
             end_collectives(tf.errors.CANCELLED, failure(error))
         super()._give_up(communicator, error, running)
 
-    def gathered(
+    def gather(
         self,
         replica: int,
         x: tf.Tensor,
@@ -131,7 +131,7 @@ class TensorFlowExchange(Exchange):
         """Return the rows of all ranks, each of which must give equally many rows."""
         assert wire == wires.LOSSLESS, "backends.py refuses others"
         if self._is_in_a_loop():
-            return super().gathered(replica, x, name)
+            return super().gather(replica, x, name)
 
         @tf.custom_gradient
         def gathered(x: tf.Tensor) -> Any:
@@ -145,16 +145,16 @@ class TensorFlowExchange(Exchange):
 
         return gathered(x)
 
-    def scattered(
+    def scatter(
         self, replica: int, x: tf.Tensor, name: Name, wire: str = wires.LOSSLESS, seed: Any = 0
     ) -> tf.Tensor:
         """Return this rank's share of the rows of the sum."""
-        if x.shape[0] is None or x.shape[0] % self.ranks:
+        if x.shape[0] is None or x.shape[0] % self.size:
             raise ValueError(
-                f"reduce_scatter shares {x.shape[0]} rows out over {self.ranks} replicas: give a "
+                f"reduce_scatter shares {x.shape[0]} rows out over {self.size} replicas: give a "
                 "tensor whose number of rows is known and a multiple of theirs"
             )
-        share = x.shape[0] // self.ranks
+        share = x.shape[0] // self.size
         rank = self.communicators[replica].rank
         return self.sum(replica, x, name, wire)[rank * share : (rank + 1) * share]
 
@@ -176,7 +176,7 @@ class TensorFlowExchange(Exchange):
 
         TensorFlow sorts devices by their names: the tenth worker comes before the second.
         """
-        self._places = list(range(self.ranks))
+        self._places = list(range(self.size))
         numbers = group.function(
             lambda c: self._gather(
                 c.rank - group.communicators[0].rank, tf.constant([c.rank]), "ranks"
@@ -194,8 +194,8 @@ class TensorFlowExchange(Exchange):
                 input=vector,
                 **self._common(replica, f"gather {x.dtype.name}", name, size, size_class),
             )
-        parts = tf.gather(tf.reshape(every, [self.ranks, -1]), self._places)[:, :size]
-        shape = tf.concat([[self.ranks * tf.shape(x)[0]], tf.shape(x)[1:]], 0)
+        parts = tf.gather(tf.reshape(every, [self.size, -1]), self._places)[:, :size]
+        shape = tf.concat([[self.size * tf.shape(x)[0]], tf.shape(x)[1:]], 0)
         return tf.cast(tf.reshape(parts, shape), dtype)
 
     @contextlib.contextmanager
@@ -221,7 +221,7 @@ class TensorFlowExchange(Exchange):
         communicator = self.communicators[replica]
         bucket = f"{what} {communicator.new_bucket(name)}"
         return {
-            "group_size": self.ranks,
+            "group_size": self.size,
             "group_key": communicator.group_key,
             "instance_key": self._fixed_key(f"{bucket} of {size}")
             if size_class is None
@@ -243,7 +243,7 @@ class TensorFlowExchange(Exchange):
 
     def ways(self, replica: int = 0) -> str:
         """Return how gradients are sent, in words; an empty text if there is one rank."""
-        return f"by {self.schedules.choose(0).algorithm}" if self.ranks > 1 else ""
+        return f"by {self.schedules.choose(0).algorithm}" if self.size > 1 else ""
 
     def _number(self, bucket: str, bits: int) -> int:
         """Return a bucket's number, equal on all ranks.

@@ -1,0 +1,141 @@
+"""Sums of sparse tensors: of rows of a table, such as the gradient of an embedding.
+
+To join rows, a rank receives the rows of all ranks, P times as many as its own; a dense sum sends
+twice the dense tensor. A single device would have the joined rows, and some optimizers treat two
+rows differently from their sum. So rows are joined even if that costs somewhat more, and whenever
+they are few bytes.
+
+A residual of the table's shape holds, for each row, the errors of earlier steps. They are added to
+the rows that are sent, and the new errors of these rows replace them. Rows that occur twice are
+added up first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfscale.collectives.wires import LOSSLESS
+from tfscale.exchange.team import Team
+from tfscale.native.bucket import Name
+
+# Joined rows may have at most this many times the bytes of a dense sum.
+JOIN_UP_TO = 4
+
+# Up to this many bytes, rows are always joined: they cost little more than any message does.
+JOIN_ALWAYS = 1 << 18
+
+
+def sum_all(team: Team, replica: int, values: Sequence[Any], name: Name) -> list[Any]:
+    """Return the sums of tensors and ``IndexedSlices``, in the precision of their types."""
+    dense = [x for x in values if not isinstance(x, tf.IndexedSlices)]
+    totals = iter(team.sum_all(replica, dense, name))
+    return [
+        sum_rows(team, replica, x, name) if isinstance(x, tf.IndexedSlices) else next(totals)
+        for x in values
+    ]
+
+
+def sum_rows(
+    team: Team,
+    replica: int,
+    slices: tf.IndexedSlices,
+    name: Name,
+    wire: str = LOSSLESS,
+    seed: Any = 0,
+    lost: tf.Variable | None = None,
+) -> tf.IndexedSlices:
+    """Return the sum of rows: joined rows, or a dense sum if joining costs far more.
+
+    Args:
+        team: team of the replicas.
+        replica: index of the replica in this process.
+        slices: rows of a table.
+        name: name of the bucket.
+        wire: the format in which rows are sent.
+        seed: seed for wires that round at random.
+        lost: residual of the table; None if later steps do not send what is lost.
+    """
+    if team.size == 1:
+        return slices
+    dtype = slices.dtype
+    if lost is not None:
+        slices = with_unique_rows(slices)
+    counts = team.count_rows(replica, slices.indices, name)
+    if slices.dense_shape is None:
+        raise ValueError("a sparse gradient without a dense shape cannot be reduced")
+    height = tf.cast(slices.dense_shape[0], tf.int64)
+
+    def join() -> tuple[tf.Tensor, tf.Tensor]:
+        indices = team.join(replica, slices.indices, counts, name)
+        if lost is None:
+            return team.join(replica, slices.values, counts, name, wire=wire, seed=seed), indices
+        owed = slices.values + tf.gather(lost, slices.indices)
+        values = team.join(replica, owed, counts, name, wire=wire, seed=seed, feedback=True)
+        rank = team.rank(replica)
+        first = tf.reduce_sum(counts[:rank])
+        sent = values[first : first + counts[rank]]
+        _remember(lost, slices.indices, owed - sent, values)
+        return values, indices
+
+    def dense() -> tuple[tf.Tensor, tf.Tensor]:
+        table = tf.convert_to_tensor(slices)
+        every = tf.cast(tf.range(height), slices.indices.dtype)
+        if lost is None:
+            return team.sum(replica, table, name, wire, seed=seed), every
+        total, rest = team.sum(replica, table, name, wire, lost.read_value(), seed)
+        lost.assign(rest)
+        return total, every
+
+    joined_rows = team.size * tf.cast(tf.reduce_max(counts), tf.int64)
+    values, indices = tf.cond(joined_rows <= _most_joined(slices, height), join, dense)
+    return tf.IndexedSlices(tf.cast(values, dtype), indices, slices.dense_shape)
+
+
+def sum_equal_rows(
+    team: Team,
+    replica: int,
+    slices: tf.IndexedSlices,
+    name: Name,
+    wire: str = LOSSLESS,
+    seed: Any = 0,
+    lost: tf.Variable | None = None,
+) -> tf.IndexedSlices:
+    """Return the sum of rows that are the same rows on all replicas: see lookups.py."""
+    if lost is None or team.size == 1:
+        total = team.sum(replica, slices.values, name, wire, seed=seed)
+        return tf.IndexedSlices(total, slices.indices, slices.dense_shape)
+    dtype = slices.dtype
+    slices = with_unique_rows(slices)
+    owed = tf.gather(lost, slices.indices)
+    total, rest = team.sum(replica, slices.values, name, wire, owed, seed)
+    _remember(lost, slices.indices, rest, total)
+    return tf.IndexedSlices(tf.cast(total, dtype), slices.indices, slices.dense_shape)
+
+
+def with_unique_rows(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Return unique rows in float32 or wider: rows that occur several times are added up."""
+    indices, places = tf.unique(slices.indices)
+    values = slices.values
+    values = tf.cast(values, tf.float32) if values.dtype.size < 4 else values
+    values = tf.math.unsorted_segment_sum(values, places, tf.size(indices))
+    return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+
+def _most_joined(slices: tf.IndexedSlices, height: tf.Tensor) -> tf.Tensor:
+    """Return the largest number of rows to join, for a table of this height."""
+    width = slices.values.shape[1:].num_elements()
+    always = JOIN_ALWAYS // (width * slices.dtype.size) if width else 0
+    return tf.maximum(JOIN_UP_TO * 2 * height, always)
+
+
+def _remember(table: tf.Variable, rows: tf.Tensor, lost: tf.Tensor, sums: tf.Tensor) -> None:
+    """Store in the table what the rows have lost, unless a sum is not finite.
+
+    In that case the table stays as it was, because the step may be undone.
+    """
+    finite = tf.reduce_all(tf.math.is_finite(sums))
+    lost = tf.where(finite, lost, tf.gather(table, rows))
+    table.scatter_update(tf.IndexedSlices(lost, rows))
