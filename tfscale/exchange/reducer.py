@@ -29,7 +29,7 @@ from tfscale.exchange.buckets import Bucket, pack
 from tfscale.exchange.collective_schedules import price
 from tfscale.exchange.deciding import Change
 from tfscale.exchange.exchange import Exchange, wire_bytes, with_unique_rows
-from tfscale.exchange.state import ExchangeState
+from tfscale.exchange.state import COMMON, ON_EACH, ROUNDING_SEED, ExchangeState, Slot
 from tfscale.exchange.trial import Cell, Trial, Trials
 from tfscale.native import Communicator
 from tfscale.native.bucket import BucketId
@@ -120,7 +120,7 @@ class Reducer:
             gradients: current gradients of the variables.
             rows_too: whether sparse gradients will be sent as rows.
         """
-        wanted: dict[tuple[str, str], Kept] = {}
+        slots: list[Slot] = []
         random = False
         for variable, value in zip(variables, gradients, strict=True):
             if value is None:
@@ -133,10 +133,11 @@ class Reducer:
                 wire, feedback = self.of_rows(gradient)
                 random |= FORMATS[wire].rounds_at_random(with_residual=feedback)
                 kept = {RESIDUAL: kept[RESIDUAL]} if feedback else {}
-            wanted |= {(self.keeps_as + name, place): each for name, each in kept.items()}
-        if not state.has(wanted, random):
+            slots += [_slot(self.keeps_as + name, place, each) for name, each in kept.items()]
+        slots += [ROUNDING_SEED] if random else []
+        if not state.has(slots):
             context = tf.distribute.get_replica_context()
-            context.merge_call(lambda strategy: state.prepare(wanted, random))
+            context.merge_call(lambda strategy: state.prepare(slots))
 
     def reduce(
         self,
@@ -558,6 +559,11 @@ def _times(slices: tf.IndexedSlices, scale: Any, power: int) -> tf.IndexedSlices
     scale = tf.cast(scale, slices.dtype)
     values = slices.values * scale if power > 0 else slices.values / scale
     return tf.IndexedSlices(values, slices.indices, slices.dense_shape)
+
+
+def _slot(name: str, place: str, kept: Kept) -> Slot:
+    """Return the slot of what a method keeps for the variable at this place."""
+    return Slot(name, place, kept.shape, COMMON if kept.common else ON_EACH, start=kept.start)
 
 
 def _checked(kept: Mapping[str, Kept], method: Method) -> Mapping[str, Kept]:
