@@ -1,12 +1,11 @@
 """Slots: number arrays that outlive a step, such as residuals, in one registry for each optimizer.
 
-The registry belongs to its optimizer: it is saved wherever the optimizer is saved (in
-``tf.train.Checkpoint``, in ``.keras`` and ``.weights.h5`` files, by ``BackupAndRestore``), and is
-freed with the optimizer. A SavedModel gets no slots: a program that loads it does not continue the
-training. If there are no slots, files hold no more than without a strategy.
+The registry is saved wherever its optimizer is saved (in ``tf.train.Checkpoint``, in ``.keras`` and
+``.weights.h5`` files, by ``BackupAndRestore``), and is freed with it. A SavedModel gets no slots: a
+program that loads it does not continue the training. Without slots, files hold nothing of tfscale.
 
-All workers save together, and each worker's file is the same. Where a slot lives decides what a
-file holds of it, and what another number of replicas makes of that:
+All workers save together, and their files are equal. Where a slot lives decides what a file holds
+of it, and what another number of replicas makes of that:
 
 - ``ON_EACH`` replica, an array of its own, which is a part of a sum. The file holds all arrays as
   rows. Another number of replicas shares the sum of the rows out anew, in equal parts.
@@ -42,7 +41,6 @@ ON_EACH, COMMON, IN_SHARDS, WITH_OWNER = "on each replica", "common", "in shards
 
 ATTRIBUTE = "_tfscale_memory"  # the registry's name in its optimizer, in checkpoints and in files
 _INDEX = "slots"  # the entry of a file that describes the other entries, in JSON
-
 _LAYER_SEEDS = "layer_seed"
 
 _OTHERS = (
@@ -153,8 +151,6 @@ class ExchangeState(tf.Module, Saveable):
             setattr(optimizer, ATTRIBUTE, state)
         return state
 
-    # -- declaring and making
-
     def declare(self, slots: Iterable[Slot]) -> None:
         """Say how slots are to be made, if ``prepare`` or a file asks for them."""
         self._own.declared |= {slot.key: slot for slot in slots}
@@ -168,9 +164,9 @@ class ExchangeState(tf.Module, Saveable):
         with tf.init_scope(), self._strategy.scope():
             for slot in sorted(slots, key=lambda slot: slot.key):
                 old = self._own.declared.get(slot.key, slot)
-                if not self._is_made(slot) or (old.shape, old.lives) != (slot.shape, slot.lives):
-                    self._hold(slot, self._made(slot))
-                self.declare([slot])
+                is_same = (old.shape, old.lives) == (slot.shape, slot.lives)
+                made = self.whole(*slot.key) if is_same and self._is_made(slot) else None
+                self._hold(slot, self._made(slot) if made is None else made)
 
     def adopt(self, name: str, variables: Sequence[Any], begins: bool) -> None:
         """Save variables that their owner has made, as slots of one name.
@@ -185,7 +181,6 @@ class ExchangeState(tf.Module, Saveable):
             start = _as_now(variable) if begins else None
             shape, dtype = tuple(variable.shape), variable.dtype.name
             slot = Slot(name, str(place), shape, WITH_OWNER, dtype, start)
-            self.declare([slot])
             self._hold(slot, variable)
             if slot.key in self._own.waiting:
                 variable.assign(self._own.waiting.pop(slot.key).array)
@@ -200,8 +195,9 @@ class ExchangeState(tf.Module, Saveable):
         return slot.owner in self._variables.get(slot.name, ())
 
     def _hold(self, slot: Slot, variable: Any) -> None:
+        self._own.declared[slot.key] = slot
         if slot.name not in self._variables:
-            self._variables[slot.name] = {}
+            self._variables[slot.name] = {}  # TensorFlow tracks it only if it is assigned
         self._variables[slot.name][slot.owner] = variable
 
     def _made(self, slot: Slot) -> Any:
@@ -214,8 +210,6 @@ class ExchangeState(tf.Module, Saveable):
             variable = tf.Variable(first, trainable=False, name=slot.name)
         variable.slot = slot
         return variable
-
-    # -- using
 
     def named(self, name: str) -> Mapping[str, Any]:
         """Return the variables of all slots of this name, by owner."""
@@ -233,8 +227,6 @@ class ExchangeState(tf.Module, Saveable):
         """Return a seed that is new for each bucket and step, and equal on all replicas."""
         seed = self.kept(*ROUNDING_SEED.key, replica)
         return seed.assign_add(1, read_value=True).read_value()
-
-    # -- saving
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> Any:
         """Return the objects to save; TensorFlow calls this method."""

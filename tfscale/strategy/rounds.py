@@ -19,14 +19,14 @@ from tfscale.exchange.state import COMMON, IN_SHARDS, ExchangeState, Slot, creat
 from tfscale.strategy.course import Course, optimizer_of
 from tfscale.strategy.current import on_a_replica
 from tfscale.strategy.groups import Groups
-from tfscale.strategy.variables import LocalWeight
+from tfscale.strategy.variables import LocalWeight, Observer, Weight
 from tfscale.sync.rule import Rule
 
 if TYPE_CHECKING:
     from tfscale.strategy.strategy import ScaleStrategy
 
 
-class Rounds:
+class Rounds(Observer):
     """Rounds of all models of a strategy.
 
     Args:
@@ -239,19 +239,19 @@ class Rounds:
             if other is not model:
                 course.before_evaluation()
 
-    def as_seen(self, variable: LocalWeight) -> Any:
+    def as_seen(self, variable: Weight) -> Any:
         """Return what a variable reads as outside of replicas; None if all have the same value."""
         values = (course.outside.value(variable) for course in self._of_variable(variable))
         return next((value for value in values if value is not None), None)
 
-    def is_apart(self, variable: LocalWeight) -> bool:
+    def is_apart(self, variable: Weight) -> bool:
         """Return whether replicas may have different values of a variable."""
         return any(course.outside.is_apart() for course in self._of_variable(variable))
 
-    def assigned(self, variable: LocalWeight) -> None:
+    def assigned(self, variable: Weight) -> None:
         """Update the rounds of a variable that has been assigned outside of replicas."""
         for course in self._of_variable(variable):
             course.outside.assigned(variable)
 
-    def _of_variable(self, variable: LocalWeight) -> list[Course]:
+    def _of_variable(self, variable: Weight) -> list[Course]:
         return [course for course in self._courses.values() if id(variable) in course.places]

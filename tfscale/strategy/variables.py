@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -49,17 +49,22 @@ _SUMMED = (
 )
 
 
-class Rounds(Protocol):
-    """What a weight asks and tells those who know whether replicas have different values of it."""
+class Observer:
+    """Object that knows whether replicas have different values of a weight, and is told of changes.
 
-    def as_seen(self, variable: LocalWeight) -> Any:
-        """Return what the weight reads as outside of replicas; None if all values are equal."""
+    This one knows of no differences.
+    """
 
-    def is_apart(self, variable: LocalWeight) -> bool:
-        """Return whether replicas may have different values."""
+    def as_seen(self, variable: Weight) -> Any:
+        """Return what a weight reads as outside of replicas; None if all have the same value."""
+        return None
 
-    def assigned(self, variable: LocalWeight) -> None:
-        """Note that all replicas have got a value from outside."""
+    def is_apart(self, variable: Weight) -> bool:
+        """Return whether replicas may have different values of a weight."""
+        return False
+
+    def assigned(self, variable: Weight) -> None:
+        """Note that a weight has been assigned outside of replicas."""
 
 
 class _Readable:
@@ -246,10 +251,10 @@ class LocalWeight(_OfKeras):
     it. An assigned or restored value goes to all replicas.
 
     Attributes:
-        rounds: whom the weight asks and tells; given to it when it is made.
+        observer: whoever knows what the weight reads as; the weight gets it when it is made.
     """
 
-    rounds: Rounds
+    observer = Observer()
 
     def _differs(self, value: Any) -> bool:
         return Weight._differs(self, value)
@@ -258,7 +263,7 @@ class LocalWeight(_OfKeras):
         return whole
 
     def _get_cross_replica(self) -> tf.Tensor:
-        seen = self.rounds.as_seen(self)
+        seen = self.observer.as_seen(self)
         return super()._get_cross_replica() if seen is None else seen
 
     def _update_cross_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
@@ -267,7 +272,7 @@ class LocalWeight(_OfKeras):
         return done
 
     def restored(self) -> None:
-        self.rounds.assigned(self)
+        self.observer.assigned(self)
 
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
         if current.alone is False or current.reduced or current.rows is None:
@@ -347,7 +352,7 @@ class Shard(_Private):
 
     def _get_cross_replica(self) -> tf.Tensor:
         weight = self.slot.equals
-        if weight is not None and not weight.rounds.is_apart(weight):
+        if weight is not None and not weight.observer.is_apart(weight):
             return tf.cast(weight.values[0].read_value(), self.dtype)
         rows = PerReplica(tuple(v.read_value()[tf.newaxis] for v in self.values))
         return shards.join(self.distribute_strategy.gather(rows, axis=0), self.slot.shape)
@@ -389,7 +394,7 @@ def kind_of(keywords: Mapping[str, Any], dtype: tf.DType, in_rounds: bool) -> ty
     return Weight if trained else Statistic
 
 
-def made(create: Callable[[], Any], keywords: Mapping[str, Any], rounds: Rounds | None) -> Any:
+def made(create: Callable[[], Any], keywords: Mapping[str, Any], rounds: Observer | None) -> Any:
     """Make a replicated variable of the class that fits its use.
 
     Args:
@@ -411,7 +416,7 @@ def made(create: Callable[[], Any], keywords: Mapping[str, Any], rounds: Rounds 
     with variables_of(choose):
         variable = create()
     if rounds is not None and isinstance(variable, LocalWeight):
-        variable.rounds = rounds
+        variable.observer = rounds
     if isinstance(variable, Seed):
         with tf.init_scope():
             for i, component in enumerate(variable.values):
