@@ -268,8 +268,12 @@ def saved_of_memory(model, path):
         ("int4", {"error_feedback": False}, []),
         ("int8", {"error_feedback": True}, ["residual 0", "residual 2"]),
         ("ternary", {}, ["residual 0", "residual 2"]),
-        ({"(first|second)/kernel$": "ternary"}, {"error_feedback": False}, ["rounding_seed 0"]),
-        (None, {"method": {"first": RandomK(0.5, False)}}, ["rounding_seed 0"]),
+        (
+            {"(first|second)/kernel$": "ternary"},
+            {"error_feedback": False},
+            ["rounding_seed optimizer"],
+        ),
+        (None, {"method": {"first": RandomK(0.5, False)}}, ["rounding_seed optimizer"]),
         (
             None,
             {"method": METHODS},
@@ -278,7 +282,7 @@ def saved_of_memory(model, path):
                 "residual 0",
                 "residual 2",
                 "residual 4",
-                "rounding_seed 0",
+                "rounding_seed optimizer",
                 "velocity 2",
             ],
         ),
@@ -288,7 +292,7 @@ def test_only_what_a_method_needs_is_saved(tmp_path, wire, arguments, expected):
     model = build(on(2, wire, **arguments))
     train(model)
     found = saved_of_memory(model, tmp_path / "saved.weights.h5")
-    assert found == sorted(["layer_seed 0", *expected])
+    assert found == sorted(["0 layer seed", *expected])
 
 
 def stored(model):
@@ -303,11 +307,10 @@ def test_files_from_before_the_index_are_read(other, saved):
     store = stored(other)
     old = {}
     for slot in json.loads(bytes(store.pop("slots"))):
-        name, lives = slot["name"], slot["lives"]
-        of_two_words = name in ("layer_seed", "rounding_seed")
-        kind = "common " if lives == "common" and not of_two_words else ""
-        kind += name.replace("_", " ") if of_two_words else name
-        old[f"{kind} {slot['owner']}"] = store[slot["entry"]]
+        name, owner = slot["name"], slot["owner"]
+        key = f"{'common ' * (slot['lives'] == 'common')}{name} {owner}"
+        of_others = {"layer seed": f"layer seed {name}", "optimizer": "rounding seed 0"}
+        old[of_others.get(owner, key)] = store[slot["entry"]]
     assert {"residual 0", "layer seed 0"} <= old.keys()
     train(other)
     other.load_weights(saved.weights_file)

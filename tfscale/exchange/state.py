@@ -41,7 +41,7 @@ ON_EACH, COMMON, IN_SHARDS, WITH_OWNER = "on each replica", "common", "in shards
 
 ATTRIBUTE = "_tfscale_memory"  # the registry's name in its optimizer, in checkpoints and in files
 _INDEX = "slots"  # the entry of a file that describes the other entries, in JSON
-_LAYER_SEEDS = "layer_seed"
+_LAYER_SEEDS = "layer seed"
 
 _OTHERS = (
     "What was kept of %s has another shape than this method keeps, and begins anew: the file comes "
@@ -55,9 +55,9 @@ class Slot:
 
     Args:
         name: what the array is: "residual".
-        owner: whose the array is: the index of a variable in its optimizer, or the name of a part
-            of tfscale. A variable's name would not do: if a model is built twice in one process,
-            its variables have other names the second time.
+        owner: whose the array is: a variable's index in its optimizer, or words for another owner.
+            A variable's name would not do: if a model is built twice in one process, its variables
+            have other names the second time.
         shape: shape of one replica's array; of the whole array if it is in shards.
         lives: where: see the module.
         dtype: name of the type.
@@ -82,7 +82,7 @@ class Slot:
         return self.name, self.owner
 
 
-ROUNDING_SEED = Slot("rounding_seed", "0", dtype="int64")
+ROUNDING_SEED = Slot("rounding_seed", "optimizer", dtype="int64")
 
 _creating: contextvars.ContextVar[str | None] = contextvars.ContextVar("creating", default=None)
 
@@ -138,7 +138,7 @@ class ExchangeState(tf.Module, Saveable):
         self._strategy = strategy
         self.observer: Callable[[], None] = lambda: None
         self.lacked: frozenset[str] = frozenset()
-        self._variables: dict[str, dict[str, Any]] = {}  # by name and owner; TensorFlow saves them
+        self._variables: dict[str, dict[str, Any]] = {}  # by owner and name; TensorFlow saves them
         # TensorFlow takes a dict for variables to save; a namespace hides these two.
         self._own = types.SimpleNamespace(declared={}, waiting={})
 
@@ -168,11 +168,11 @@ class ExchangeState(tf.Module, Saveable):
                 made = self.whole(*slot.key) if is_same and self._is_made(slot) else None
                 self._hold(slot, self._made(slot) if made is None else made)
 
-    def adopt(self, name: str, variables: Sequence[Any], begins: bool) -> None:
-        """Save variables that their owner has made, as slots of one name.
+    def adopt(self, owner: str, variables: Sequence[Any], begins: bool) -> None:
+        """Save variables that their owner has made, as slots that are named by their numbers.
 
         Args:
-            name: name of the slots.
+            owner: words for the owner.
             variables: TensorFlow's variables.
             begins: whether the variables get the values that they have now, when a file is loaded
                 that does not hold them; otherwise they stay as they are.
@@ -180,10 +180,11 @@ class ExchangeState(tf.Module, Saveable):
         for place, variable in enumerate(variables):
             start = _as_now(variable) if begins else None
             shape, dtype = tuple(variable.shape), variable.dtype.name
-            slot = Slot(name, str(place), shape, WITH_OWNER, dtype, start)
+            slot = Slot(str(place), owner, shape, WITH_OWNER, dtype, start)
             self._hold(slot, variable)
-            if slot.key in self._own.waiting:
-                variable.assign(self._own.waiting.pop(slot.key).array)
+            waiting = self._own.waiting.pop(slot.key, None)
+            if waiting and waiting.fits(slot):
+                variable.assign(waiting.array)
 
     def watch(self, model: Model) -> None:
         """Save the seeds of this model's layers, too."""
@@ -192,13 +193,13 @@ class ExchangeState(tf.Module, Saveable):
         self._own.waiting = {}
 
     def _is_made(self, slot: Slot) -> bool:
-        return slot.owner in self._variables.get(slot.name, ())
+        return slot.name in self._variables.get(slot.owner, ())
 
     def _hold(self, slot: Slot, variable: Any) -> None:
         self._own.declared[slot.key] = slot
-        if slot.name not in self._variables:
-            self._variables[slot.name] = {}  # TensorFlow tracks it only if it is assigned
-        self._variables[slot.name][slot.owner] = variable
+        if slot.owner not in self._variables:
+            self._variables[slot.owner] = {}  # TensorFlow tracks what is assigned here
+        self._variables[slot.owner][slot.name] = variable
 
     def _made(self, slot: Slot) -> Any:
         shape, start = slot.shape, slot.start or np.zeros
@@ -213,11 +214,11 @@ class ExchangeState(tf.Module, Saveable):
 
     def named(self, name: str) -> Mapping[str, Any]:
         """Return the variables of all slots of this name, by owner."""
-        return dict(self._variables.get(name, {}))
+        return {owner: own[name] for owner, own in self._variables.items() if name in own}
 
     def whole(self, name: str, owner: str) -> Any:
         """Return the variable of a slot, with the values of all replicas."""
-        return self._variables[name][owner]
+        return self._variables[owner][name]
 
     def kept(self, name: str, owner: str, replica: int) -> tf.Variable:
         """Return one replica's variable of a slot."""
@@ -311,12 +312,15 @@ def _read(store: Any) -> dict[tuple[str, str], _Entry]:
 
 def _old_index(keys: Iterable[str]) -> list[dict[str, str]]:
     """Return the index of a file from before files had one; its keys told what the entries are."""
-    two_words = {"layer seed": WITH_OWNER, "outer optimizer": WITH_OWNER, "rounding seed": COMMON}
     index = []
     for key in keys:
         kind, owner = key.rsplit(" ", 1)
-        is_common = kind.startswith("common ")
-        lives = two_words.get(kind, COMMON if is_common else ON_EACH)
-        name = kind.removeprefix("common ").replace(" ", "_")
+        name, lives = kind, ON_EACH
+        if kind in ("layer seed", "outer optimizer"):
+            name, owner, lives = owner, kind, WITH_OWNER
+        elif kind == "rounding seed":
+            (name, owner), lives = ROUNDING_SEED.key, COMMON
+        elif kind.startswith("common "):
+            name, lives = kind.removeprefix("common "), COMMON
         index.append({"entry": key, "name": name, "owner": owner, "lives": lives})
     return index

@@ -154,7 +154,7 @@ class Rounds(Observer):
         state.declare(self.slots(optimizer))
         if self.rule.has_outer and optimizer not in self._outer:
             outer = self._outer[optimizer] = self._made_outer(optimizer)
-            state.adopt("outer_optimizer", [native(v) for v in outer.variables], begins=True)
+            state.adopt("outer optimizer", [native(v) for v in outer.variables], begins=True)
 
     def slots(self, optimizer: Any) -> list[Slot]:
         """Return the slots of what the rule keeps for each weight of an optimizer.
