@@ -112,14 +112,15 @@ class _Entry(NamedTuple):
     lives: str
     array: Any
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the slot: without the rows of replicas."""
-        return tuple(self.array.shape)[self.lives == ON_EACH :]
+    def slot(self, key: tuple[str, str]) -> Slot:
+        """Return the slot as the file describes it."""
+        shape = tuple(self.array.shape)[self.lives == ON_EACH :]  # without the rows of replicas
+        return Slot(*key, shape, self.lives, self.array.dtype.name)
 
     def fits(self, slot: Slot) -> bool:
         """Return whether a slot can get the array."""
-        return self.shape == slot.shape and (self.lives == ON_EACH) == (slot.lives == ON_EACH)
+        rows = (self.lives == ON_EACH) == (slot.lives == ON_EACH)
+        return rows and self.slot(slot.key).shape == slot.shape
 
 
 class ExchangeState(tf.Module, Saveable):
@@ -163,10 +164,9 @@ class ExchangeState(tf.Module, Saveable):
         """Make the slots that are missing, or had another shape; outside of replicas."""
         with tf.init_scope(), self._strategy.scope():
             for slot in sorted(slots, key=lambda slot: slot.key):
-                old = self._own.declared.get(slot.key, slot)
-                is_same = (old.shape, old.lives) == (slot.shape, slot.lives)
-                made = self.whole(*slot.key) if is_same and self._is_made(slot) else None
-                self._hold(slot, self._made(slot) if made is None else made)
+                if not self._is_made(slot):
+                    self._hold(slot, self._made(slot))
+                self.declare([slot])
 
     def adopt(self, owner: str, variables: Sequence[Any], begins: bool) -> None:
         """Save variables that their owner has made, as slots that are named by their numbers.
@@ -193,10 +193,13 @@ class ExchangeState(tf.Module, Saveable):
         self._own.waiting = {}
 
     def _is_made(self, slot: Slot) -> bool:
-        return slot.name in self._variables.get(slot.owner, ())
+        """Return whether there is a variable for a slot of this shape that lives there."""
+        old = self._own.declared.get(slot.key, slot)
+        is_same = (old.shape, old.lives) == (slot.shape, slot.lives)
+        return is_same and slot.name in self._variables.get(slot.owner, ())
 
     def _hold(self, slot: Slot, variable: Any) -> None:
-        self._own.declared[slot.key] = slot
+        self.declare([slot])
         if slot.owner not in self._variables:
             self._variables[slot.owner] = {}  # TensorFlow tracks what is assigned here
         self._variables[slot.owner][slot.name] = variable
@@ -265,7 +268,7 @@ class ExchangeState(tf.Module, Saveable):
         entries = _read(store)
         declared = self._own.declared
         self.prepare(
-            declared.get(key, Slot(*key, entry.shape, entry.lives, entry.array.dtype.name))
+            declared.get(key, entry.slot(key))
             for key, entry in entries.items()
             if entry.lives != WITH_OWNER
         )
