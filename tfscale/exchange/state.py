@@ -54,12 +54,12 @@ class Slot:
     """A number array that outlives a step.
 
     Args:
-        name: what the array is: "residual".
-        owner: whose the array is: a variable's index in its optimizer, or words for another owner.
+        name: name of the array, such as "residual".
+        owner: index of the array's variable in its optimizer, or words for another owner.
             A variable's name would not do: if a model is built twice in one process, its variables
             have other names the second time.
         shape: shape of one replica's array; of the whole array if it is in shards.
-        lives: where: see the module.
+        lives: place of the array, one of the four in the module.
         dtype: name of the type.
         start: makes the array with which the slot begins, equal on all replicas, from the shape;
             None if the slot keeps its values when a file is loaded that does not hold the slot.
@@ -78,7 +78,7 @@ class Slot:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What identifies the slot in its registry."""
+        """Name and owner, which identify the slot in its registry."""
         return self.name, self.owner
 
 
@@ -107,7 +107,7 @@ def created_now() -> str | None:
 
 
 class _Entry(NamedTuple):
-    """What a file holds of a slot: an array, and where the slot lived."""
+    """Entry of a file: the array of a slot, and where the slot lived."""
 
     lives: str
     array: Any
