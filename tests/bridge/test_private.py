@@ -27,7 +27,7 @@ from tfscale.bridge.objects import innermost
 from tfscale.exchange.state import ATTRIBUTE
 from tfscale.strategy.extended import Extended, _EngineOps
 from tfscale.strategy.share import Share
-from tfscale.strategy.variables import LAYER_SEED, LocalWeight, Tally, Weight
+from tfscale.strategy.variables import LAYER_SEED, LocalWeight, Statistic, Tally, Weight
 from tfscale.sync import DiLoCo
 
 DEVICES = ["CPU:0", "CPU:1"]
@@ -194,7 +194,7 @@ def test_an_outer_optimizer_has_ordinary_variables():
         variable = keras.Variable([1.0], name="w")
         optimizer.build([variable])
     assert type(variable.value) is LocalWeight
-    outer = getattr(optimizer, ATTRIBUTE).outer
+    outer = rounds.rounds.outer_of(optimizer)
     floats = [v.value for v in outer.variables if v.value.dtype.is_floating]
     assert floats and {type(v) for v in floats} == {Weight}
 
@@ -400,6 +400,20 @@ def test_a_loss_scale_optimizer_holds_the_one_that_accumulates():
     outer = keras.optimizers.LossScaleOptimizer(inner)
     assert innermost(outer) is inner
     assert innermost(inner) is inner
+
+
+NAMES = ("tfscale_part", "tfscale_common", "tfscale_shard", "tfscale_rounding_seed", LAYER_SEED)
+
+
+@pytest.mark.parametrize("name", [*NAMES, "residual"])
+def test_names_make_no_slots(strategy, name):
+    """A user's variable is an ordinary one, whatever its name."""
+    with strategy.scope():
+        variable = keras.Variable([1.0, 2.0], name=name)
+        statistic = tf.Variable(1.0, trainable=False, name=name)
+    assert (type(variable.value), type(statistic)) == (Weight, Statistic)
+    variable.assign([3.0, 4.0])
+    assert [v.numpy().tolist() for v in variable.value.values] == [[3.0, 4.0]] * 2
 
 
 def test_seeds_have_the_name_that_tells_them():

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import mirrored
+from tfscale.ops import Communicator
 
 from tests.callbacks.telemetries import BATCH, STEPS, WIDTH, added, compiled, fit, lines, numbers
 from tests.compression.test_adaptive import eager_to_change
@@ -24,7 +25,6 @@ from tfscale.collectives.choose import Choice, Chooser
 from tfscale.compression import Adaptive
 from tfscale.exchange.explain import rows
 from tfscale.exchange.state import ExchangeState
-from tfscale.ops import Communicator
 
 KERNELS = 2 * WIDTH * WIDTH  # numbers on the lossy wire
 
@@ -322,7 +322,7 @@ def test_the_error_with_feedback_is_the_residuals(tmp_path):
     with tf.GradientTape() as tape, tf.device("CPU:0"):
         loss = tf.reduce_sum((model(x) - y) ** 2) / BATCH
     gradient = tf.linalg.global_norm(tape.gradient(loss, kernels))
-    residuals = ExchangeState.of(model.optimizer, strategy)._residuals.values()
+    residuals = ExchangeState.of(model.optimizer, strategy).named("residual").values()
     lost = tf.linalg.global_norm([each.values[0] for each in residuals])
     last = lines(tmp_path / "run.jsonl", "error")[-1]
     assert (last["wire"], last["measured"]) == ("sign", True)

@@ -9,10 +9,10 @@ from pathlib import Path
 import keras
 import numpy as np
 import tensorflow as tf
+from tfscale.launch import LocalWorkers
 
 from tfscale import ScaleStrategy
 from tfscale.exchange.state import ExchangeState
-from tfscale.launch import LocalWorkers
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -83,7 +83,7 @@ class Trial:
 
     def kept(self, name):
         """By variable: for each replica, or common."""
-        return [v.numpy() for _, v in sorted(self.state._of(name).items())]
+        return [v.numpy() for _, v in sorted(self.state.named(name).items())]
 
 
 def gradients(shapes, replicas=2, seed=0):

@@ -241,7 +241,7 @@ def test_rows_that_do_not_take_their_wire_are_told_once(caplog):
 
 def test_what_rows_lose_is_kept_where_they_have_feedback():
     model = trained(on(2, wire={"embeddings": "int4", "second/kernel": "int8"}))
-    (kept,) = getattr(model.optimizer, ATTRIBUTE)._kinds()["residual"].values()
+    (kept,) = getattr(model.optimizer, ATTRIBUTE).named("residual").values()
     assert kept.shape[-2:] == [WORDS, 4]
     assert np.abs(kept.numpy()).max() > 0
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+
 import h5py
 import keras
 import numpy as np
@@ -11,7 +14,7 @@ from keras import layers
 
 from tests.strategy.features import StopBefore, bits
 from tfscale import ScaleStrategy
-from tfscale.compression import PowerSGD, RandomK, TopK
+from tfscale.compression import Kept, Method, PowerSGD, RandomK, TopK
 
 FEATURES, BATCH = 16, 8
 # By their places; biases are small.
@@ -64,7 +67,7 @@ def train(model, epochs=1, batch_size=BATCH, **settings):
 
 def residuals(model):
     """By place: one row for each replica."""
-    kept = model.optimizer._tfscale_memory._kinds()["residual"]
+    kept = model.optimizer._tfscale_memory.named("residual")
     return {place: variable.numpy() for place, variable in kept.items()}
 
 
@@ -207,10 +210,10 @@ def test_another_number_of_replicas_shares_it_out(kind, other, saved, tmp_path):
 def test_another_batch_size_traces_anew_and_keeps_it(two, other, saved):
     """Seven rows are another graph."""
     other.load_weights(saved.weights_file)
-    kept = other.optimizer._tfscale_memory._residuals["0"]
+    kept = other.optimizer._tfscale_memory.whole("residual", "0")
     train(other, batch_size=7)
     train(other)
-    assert other.optimizer._tfscale_memory._residuals["0"] is kept
+    assert other.optimizer._tfscale_memory.whole("residual", "0") is kept
     assert np.abs(kept.numpy() - saved.residuals["0"]).max() > 0
 
 
@@ -237,13 +240,13 @@ def test_another_rank_begins_anew(saved, kind, caplog):
         train(model)
         model.save_weights(saved.weights_file.with_name("other.weights.h5"))
         model.load_weights(saved.weights_file.with_name("other.weights.h5"))
-    assert "'common factor 0' has another shape" in caplog.text
+    assert "'factor 0' has another shape" in caplog.text
 
 
 def test_without_it_the_training_is_another(other, saved):
     """A residual is a part of the next gradient; the seeds are still restored."""
     other.load_weights(saved.weights_file)
-    for variable in other.optimizer._tfscale_memory._residuals.values():
+    for variable in other.optimizer._tfscale_memory.named("residual").values():
         variable.assign(tf.zeros_like(variable.numpy()))
     train(other)
     assert bits(other) != saved.bits_later
@@ -253,7 +256,9 @@ def saved_of_memory(model, path):
     model.save_weights(path)
     with h5py.File(path) as file:
         group = file["optimizer"].get("_tfscale_memory/vars", {})
-        return sorted(group)
+        index = json.loads(bytes(group["slots"][()]))
+        assert group.keys() == {"slots", *(slot["entry"] for slot in index)}
+        return sorted(f"{slot['name']} {slot['owner']}" for slot in index)
 
 
 @pytest.mark.parametrize(
@@ -263,17 +268,21 @@ def saved_of_memory(model, path):
         ("int4", {"error_feedback": False}, []),
         ("int8", {"error_feedback": True}, ["residual 0", "residual 2"]),
         ("ternary", {}, ["residual 0", "residual 2"]),
-        ({"(first|second)/kernel$": "ternary"}, {"error_feedback": False}, ["rounding seed 0"]),
-        (None, {"method": {"first": RandomK(0.5, False)}}, ["rounding seed 0"]),
+        (
+            {"(first|second)/kernel$": "ternary"},
+            {"error_feedback": False},
+            ["rounding_seed optimizer"],
+        ),
+        (None, {"method": {"first": RandomK(0.5, False)}}, ["rounding_seed optimizer"]),
         (
             None,
             {"method": METHODS},
             [
-                "common factor 0",
+                "factor 0",
                 "residual 0",
                 "residual 2",
                 "residual 4",
-                "rounding seed 0",
+                "rounding_seed optimizer",
                 "velocity 2",
             ],
         ),
@@ -283,4 +292,61 @@ def test_only_what_a_method_needs_is_saved(tmp_path, wire, arguments, expected):
     model = build(on(2, wire, **arguments))
     train(model)
     found = saved_of_memory(model, tmp_path / "saved.weights.h5")
-    assert found == sorted(["layer seed 0", *expected])
+    assert found == sorted(["0 layer seed", *expected])
+
+
+def stored(model):
+    store = {}
+    model.optimizer._tfscale_memory.save_own_variables(store)
+    return store
+
+
+def test_files_from_before_the_index_are_read(other, saved):
+    """Their keys said what the entries are."""
+    other.load_weights(saved.weights_file)
+    store = stored(other)
+    old = {}
+    for slot in json.loads(bytes(store.pop("slots"))):
+        name, owner = slot["name"], slot["owner"]
+        key = f"{'common ' * (slot['lives'] == 'common')}{name} {owner}"
+        of_others = {"layer seed": f"layer seed {name}", "optimizer": "rounding seed 0"}
+        old[of_others.get(owner, key)] = store[slot["entry"]]
+    assert {"residual 0", "layer seed 0"} <= old.keys()
+    train(other)
+    other.load_weights(saved.weights_file)
+    state = other.optimizer._tfscale_memory
+    state.load_own_variables({})
+    assert not any(np.any(rows) for rows in residuals(other).values())
+    state.load_own_variables(old)
+    assert_goes_on(other, saved)
+
+
+@dataclasses.dataclass(frozen=True)
+class KeepsCommon(Method):
+    """A user's method, whose state has a name that says where other state lives."""
+
+    def state(self, gradient):
+        return {"common": Kept(gradient.shape), "shared": Kept((), common=True)}
+
+    def sums(self, load):
+        load.keep("common", [load.rank + rest + 1 for rest in load.kept("common")])
+        load.keep("shared", [rest + 1 for rest in load.kept("shared")])
+        return [load.all_reduce(g, what=str(i)) for i, g in enumerate(load.gradients)]
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_state_may_have_any_name(tmp_path, trained):
+    """A file gives state named "common" back to each replica."""
+    model, file = build(on(2, None, method=KeepsCommon())), tmp_path / "saved.weights.h5"
+    train(model)
+    kept = model.optimizer._tfscale_memory.whole("common", "0").numpy()
+    assert [np.unique(rows).tolist() for rows in kept] == [[3], [6]]  # after three steps
+    model.save_weights(file)
+    again = build(on(2, None, method=KeepsCommon()), seed=2)
+    if trained:
+        train(again, 2)
+    again.load_weights(file)
+    train(again)
+    state = again.optimizer._tfscale_memory
+    np.testing.assert_array_equal(state.whole("common", "0").numpy(), 2 * kept)
+    assert float(state.whole("shared", "0").numpy()) == 6

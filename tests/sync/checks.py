@@ -632,7 +632,7 @@ def stream_on_a_wire(make, folder):
     model = regression(strategy)
     fit(model, 2)
     agree(model)
-    residuals = model.optimizer._tfscale_memory._of(strategy.rounds.reducer.keeps_as + RESIDUAL)
+    residuals = model.optimizer._tfscale_memory.named(strategy.rounds.reducer.keeps_as + RESIDUAL)
     assert [place for place, lost in residuals.items() if np.any(lost.numpy())] == ["0"]
     exact = streaming(strategy, Stream([[0], [1]], 2, 0.5), 3)[1].run(2)
     # Six sums, each of which an outer step and its momentum make at most 7 times as large, of
@@ -921,7 +921,7 @@ def centre_in_shards(make, folder):
     fit(model, callbacks=[traffic])
     ranks = replicas(strategy)
     held = [-(-w.size // ranks) for w in model.get_weights()]
-    shards = model.optimizer._tfscale_memory._kept_centre
+    shards = model.optimizer._tfscale_memory.named("centre")
     assert [v.shape[0] for one in shards.values() for v in one.values[:1]] == held
     sent = 2 * (ranks - 1) * sum(held) * 4
     several = strategy.extended._num_workers > 1  # whose numbers of batches are compared

@@ -100,8 +100,8 @@ class Adds(sync.Rule):
 def test_a_rule_adds_to_what_is_in_shards():
     model = regression(make(3, Adds(("ways",))))
     fit(model)  # three rounds of three replicas, whose ways from the mean sum to 0
-    for kept in model.optimizer._tfscale_memory._kept_ways.values():
-        np.testing.assert_allclose(kept.numpy(), np.full(kept.whole_shape, 9.0), atol=1e-5)
+    for kept in model.optimizer._tfscale_memory.named("ways").values():
+        np.testing.assert_allclose(kept.numpy(), np.full(kept.slot.shape, 9.0), atol=1e-5)
     with pytest.raises(ValueError, match="adds to 'ways', which is not in shards"):
         fit(regression(make(3, Adds(()))))
 

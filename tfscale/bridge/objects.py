@@ -40,8 +40,12 @@ else:
     Saveable = keras_saveable.KerasSaveable  # type: ignore[misc]
     OPTIMIZERS = (keras.optimizers.Optimizer,)
 
-# The end of the path of a variable that holds the state of a layer's random numbers.
+# The ends of the names of three kinds of variables that Keras makes for itself: the state of a
+# layer's random numbers, the state of a recurrent layer, and an optimizer's accumulated gradients.
+# Keras makes them as users make theirs, by ``keras.Variable``; only their names tell them apart.
 LAYER_SEED = "seed_generator_state"
+RNN_STATE = "rnn_state"
+ACCUMULATOR = "gradient_accumulator"
 
 
 def copy_of(tensor: Any) -> Any:
@@ -55,6 +59,22 @@ def copy_of(tensor: Any) -> Any:
 def path_of(variable: Variable) -> str:
     """Return the path of a Keras variable, or the name of another one; patterns match it."""
     return str(getattr(variable, "path", None) or variable.name.split(":")[0])
+
+
+def kind_of_keras(name: str, dtype: tf.DType, trainable: bool) -> str | None:
+    """Return which of these kinds a new variable is; None if it is a user's, or a weight.
+
+    Args:
+        name: name of the variable.
+        dtype: its type, which keeps a user's variable of such a name from being taken for Keras's.
+        trainable: whether it is made as trainable.
+    """
+    last = name.rsplit("/", 1)[-1]
+    if trainable:
+        return None
+    if last in (LAYER_SEED, RNN_STATE):
+        return last if dtype.is_integer == (last == LAYER_SEED) else None
+    return ACCUMULATOR if ACCUMULATOR in last and dtype.is_floating else None
 
 
 def is_variable(value: Any) -> bool:

@@ -20,7 +20,7 @@ from tfscale.compression.policy import MethodPolicy
 from tfscale.exchange.bucket_sum import BucketSum, Summands, Watch
 from tfscale.exchange.buckets import Bucket, pack
 from tfscale.exchange.packing import Packing, describe, place_of
-from tfscale.exchange.state import ExchangeState
+from tfscale.exchange.state import COMMON, ON_EACH, ROUNDING_SEED, ExchangeState, Slot
 from tfscale.exchange.team import Team
 from tfscale.exchange.trial import Trials
 from tfscale.native.bucket import BucketId
@@ -108,7 +108,7 @@ class Reducer:
             gradients: current gradients of the variables.
             rows_too: whether sparse gradients will be sent as rows.
         """
-        wanted: dict[tuple[str, str], Kept] = {}
+        slots: list[Slot] = []
         random = False
         for variable, value in zip(variables, gradients, strict=True):
             if value is None:
@@ -118,10 +118,11 @@ class Reducer:
             method = (self.method_of_rows if as_rows else self.policy.method_of)(gradient)
             random |= method.random
             kept = _checked(method.state(gradient), method)
-            wanted |= {(self.keeps_as + name, place): each for name, each in kept.items()}
-        if not state.has(wanted, random):
+            slots += [_slot(self.keeps_as + name, place, each) for name, each in kept.items()]
+        slots += [ROUNDING_SEED] if random else []
+        if not state.has(slots):
             context = tf.distribute.get_replica_context()
-            context.merge_call(lambda strategy: state.prepare(wanted, random))
+            context.merge_call(lambda strategy: state.prepare(slots))
 
     def method_of_rows(self, gradient: Gradient) -> Wire:
         """Return the wire for the rows of a sparse gradient."""
@@ -233,6 +234,11 @@ class Reducer:
             if wire.name == LOSSLESS and not method.lossless:
                 self._tell(_SPARSE, gradient.path, str(method))
             yield Bucket(f"gradient of {gradient.path}", wire, gradient.dtype, (i,), rows=True)
+
+
+def _slot(name: str, place: str, kept: Kept) -> Slot:
+    """Return the slot of what a method keeps for the variable at this place."""
+    return Slot(name, place, kept.shape, COMMON if kept.common else ON_EACH, start=kept.start)
 
 
 def _checked(kept: Mapping[str, Kept], method: Method) -> Mapping[str, Kept]:

@@ -1,245 +1,329 @@
-"""State that methods keep from step to step, such as residuals; it is saved with the optimizer.
+"""Slots: number arrays that outlive a step, such as residuals, in one registry for each optimizer.
 
-A residual is what rounding on a wire has lost and later steps will send. The residual belongs to
-the optimizer, and is saved wherever the optimizer is saved: in ``tf.train.Checkpoint``, in
-``.keras`` and ``.weights.h5`` files, by ``BackupAndRestore``. If no method keeps any state, files
-hold no more than without a strategy.
+The registry is saved wherever its optimizer is saved (in ``tf.train.Checkpoint``, in ``.keras`` and
+``.weights.h5`` files, by ``BackupAndRestore``), and is freed with it. A SavedModel gets no slots: a
+program that loads it does not continue the training. Without slots, files hold nothing of tfscale.
+
+All workers save together, and their files are equal. Where a slot lives decides what a file holds
+of it, and what another number of replicas makes of that:
+
+- ``ON_EACH`` replica, an array of its own, which is a part of a sum. The file holds all arrays as
+  rows. Another number of replicas shares the sum of the rows out anew, in equal parts.
+- ``COMMON``: equal arrays. The file holds one, and all replicas read it.
+- ``IN_SHARDS``: one array, of which each replica holds a part. The file holds the whole array, and
+  any number of replicas splits it anew. A program may move a slot between here and ``COMMON``.
+- ``WITH_OWNER``: a variable that its owner makes and holds, such as the seed of a layer. The file
+  holds what the variable reads as outside of replicas.
 """
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+import dataclasses
+import json
 import logging
 import types
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from tfscale.bridge.objects import LAYER_SEED, Saveable
 from tfscale.bridge.protocols import Model, Optimizer
-from tfscale.compression.method import RESIDUAL, Kept
+from tfscale.bridge.tensorflow import first_copy
 from tfscale.exchange import shards
 
 _log = logging.getLogger("tfscale")
 
-# Names by which a strategy recognizes its variables.
-PART = "tfscale_part"  # a part of a sum, different on each replica
-COMMON = "tfscale_common"  # a value that is equal on all replicas
-SHARD = "tfscale_shard"  # a shard of a common value: each replica holds a part
-ROUNDING_SEED = "tfscale_rounding_seed"
+ON_EACH, COMMON, IN_SHARDS, WITH_OWNER = "on each replica", "common", "in shards", "with its owner"
 
-# These variables begin with the same value on every worker. Some are made while the first step is
-# traced; if replicas make that step without communication, the first worker cannot send its value.
-BEGINS_ALIKE = (PART, COMMON, SHARD, ROUNDING_SEED)
+ATTRIBUTE = "_tfscale_memory"  # the registry's name in its optimizer, in checkpoints and in files
+_INDEX = "slots"  # the entry of a file that describes the other entries, in JSON
+_LAYER_SEEDS = "layer seed"
 
-ATTRIBUTE = "_tfscale_memory"  # its name in checkpoints and files
+_OTHERS = (
+    "What was kept of %s has another shape than this method keeps, and begins anew: the file comes "
+    "from another method, or from one with other arguments."
+)
 
-_OUTER = "outer optimizer"
 
-# This is not a dict, because TensorFlow takes a dict for variables to save.
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """A number array that outlives a step.
+
+    Args:
+        name: name of the array, such as "residual".
+        owner: index of the array's variable in its optimizer, or words for another owner.
+            A variable's name would not do: if a model is built twice in one process, its variables
+            have other names the second time.
+        shape: shape of one replica's array; of the whole array if it is in shards.
+        lives: place of the array, one of the four in the module.
+        dtype: name of the type.
+        start: makes the array with which the slot begins, equal on all replicas, from the shape;
+            None if the slot keeps its values when a file is loaded that does not hold the slot.
+            Shards are made as zeros.
+        equals: weight that has the same values while all replicas agree, so that a worker can read
+            the slot without the other workers; None if there is none.
+    """
+
+    name: str
+    owner: str
+    shape: tuple[int, ...] = ()
+    lives: str = COMMON
+    dtype: str = "float32"
+    start: Callable[[tuple[int, ...]], Any] | None = np.zeros
+    equals: Any = dataclasses.field(default=None, compare=False)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Name and owner, which identify the slot in its registry."""
+        return self.name, self.owner
+
+
+ROUNDING_SEED = Slot("rounding_seed", "optimizer", dtype="int64")
+
+_creating: contextvars.ContextVar[str | None] = contextvars.ContextVar("creating", default=None)
+
+
+@contextlib.contextmanager
+def creating(lives: str) -> Iterator[None]:
+    """Make all variables in this block slots that live there; see ``created_now``."""
+    token = _creating.set(lives)
+    try:
+        yield
+    finally:
+        _creating.reset(token)
+
+
+def created_now() -> str | None:
+    """Return where the variable lives that is made now; None if no slot is made.
+
+    A slot begins with the same values on every worker. Some slots are made while the first step is
+    traced; if replicas make that step without communication, the first worker cannot send values.
+    """
+    return _creating.get()
+
+
+class _Entry(NamedTuple):
+    """Entry of a file: the array of a slot, and where the slot lived."""
+
+    lives: str
+    array: Any
+
+    def slot(self, key: tuple[str, str]) -> Slot:
+        """Return the slot as the file describes it."""
+        shape = tuple(self.array.shape)[self.lives == ON_EACH :]  # without the rows of replicas
+        return Slot(*key, shape, self.lives, self.array.dtype.name)
+
+    def fits(self, slot: Slot) -> bool:
+        """Return whether a slot can get the array."""
+        rows = (self.lives == ON_EACH) == (slot.lives == ON_EACH)
+        return rows and self.slot(slot.key).shape == slot.shape
 
 
 class ExchangeState(tf.Module, Saveable):
-    """State of the methods, the seed that they share, and the seeds of the model's layers.
+    """The slots of one optimizer: those of its methods and rules, and the seeds of its model.
 
-    Keras itself saves no seeds. Without these seeds, an interrupted training would go on with other
-    dropout masks than an uninterrupted training.
+    Keras itself saves no seeds. Without the seeds of layers, an interrupted training would go on
+    with other dropout masks than an uninterrupted training.
 
-    The place in the optimizer identifies a variable. The name would not: if a model is built twice
-    in one process, its variables have other names the second time.
+    Attributes:
+        observer: function that is called after a file was loaded.
+        lacked: names of slots that the last loaded file did not hold; they have begun anew.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         super().__init__(name="memory")
         self._strategy = strategy
-        self._layer_seeds: dict[str, Any] = {}
-        self._rounding_seed: Any = None
-        self._early_seeds: Mapping[str, Any] = _NOTHING
-        self.outer: Any = None  # an optimizer whose variables are saved as well
-        self.make_outer: Callable[[], Any] = lambda: None  # makes a fresh outer optimizer
-        self.in_shards: tuple[str, ...] = ()  # names of common state that is held in shards
-        # By name and place: the weight that equals the state while all replicas agree.
-        self.weight_of: Callable[[str, str], Any] = lambda name, place: None
-        self.anew: frozenset[str] = frozenset()  # names that the last loaded file lacked
-        self.after_loading: Callable[[], None] = lambda: None  # called after a file is loaded
-        # By name and place, in a namespace: TensorFlow would take a dict for variables to save.
-        self._own = types.SimpleNamespace(described={})
+        self.observer: Callable[[], None] = lambda: None
+        self.lacked: frozenset[str] = frozenset()
+        self._variables: dict[str, dict[str, Any]] = {}  # by owner and name; TensorFlow saves them
+        # TensorFlow takes a dict for variables to save; a namespace hides these two.
+        self._own = types.SimpleNamespace(declared={}, waiting={})
 
     @classmethod
     def of(cls, optimizer: Optimizer, strategy: tf.distribute.Strategy) -> ExchangeState:
-        """Return the state of an optimizer, after making it if there is none."""
+        """Return the registry of an optimizer, after making it if there is none."""
         state = getattr(optimizer, ATTRIBUTE, None)
         if state is None:
             state = cls(strategy)
             setattr(optimizer, ATTRIBUTE, state)
         return state
 
+    def declare(self, slots: Iterable[Slot]) -> None:
+        """Say how slots are to be made, if ``prepare`` or a file asks for them."""
+        self._own.declared |= {slot.key: slot for slot in slots}
+
+    def has(self, slots: Iterable[Slot]) -> bool:
+        """Return whether ``prepare`` has nothing to do."""
+        return all(self._is_made(s) and self._own.declared[s.key] == s for s in slots)
+
+    def prepare(self, slots: Iterable[Slot]) -> None:
+        """Make the slots that are missing, or had another shape; outside of replicas."""
+        with tf.init_scope(), self._strategy.scope():
+            for slot in sorted(slots, key=lambda slot: slot.key):
+                if not self._is_made(slot):
+                    self._hold(slot, self._made(slot))
+                self.declare([slot])
+
+    def adopt(self, owner: str, variables: Sequence[Any], begins: bool) -> None:
+        """Save variables that their owner has made, as slots that are named by their numbers.
+
+        Args:
+            owner: words for the owner.
+            variables: TensorFlow's variables.
+            begins: whether the variables get the values that they have now, when a file is loaded
+                that does not hold them; otherwise they stay as they are.
+        """
+        for place, variable in enumerate(variables):
+            start = _as_now(variable) if begins else None
+            shape, dtype = tuple(variable.shape), variable.dtype.name
+            slot = Slot(str(place), owner, shape, WITH_OWNER, dtype, start)
+            self._hold(slot, variable)
+            waiting = self._own.waiting.pop(slot.key, None)
+            if waiting and waiting.fits(slot):
+                variable.assign(waiting.array)
+
     def watch(self, model: Model) -> None:
         """Save the seeds of this model's layers, too."""
         seeds = [v.value for v in model.variables if v.path.endswith(LAYER_SEED)]
-        for place, seed in enumerate(seeds):
-            self._layer_seeds[str(place)] = seed
-            if str(place) in self._early_seeds:
-                seed.assign(self._early_seeds[str(place)])
-        self._early_seeds = _NOTHING
+        self.adopt(_LAYER_SEEDS, seeds, begins=False)
+        self._own.waiting = {}
 
-    def has(self, wanted: Mapping[tuple[str, str], Kept], rounding: bool) -> bool:
-        """Return whether ``prepare`` has nothing to do."""
-        rounds = self._rounding_seed is not None or not rounding
-        return rounds and all(self._own.described.get(key) == wanted[key] for key in wanted)
+    def _is_made(self, slot: Slot) -> bool:
+        """Return whether there is a variable for a slot of this shape that lives there."""
+        old = self._own.declared.get(slot.key, slot)
+        is_same = (old.shape, old.lives) == (slot.shape, slot.lives)
+        return is_same and slot.name in self._variables.get(slot.owner, ())
 
-    def prepare(self, wanted: Mapping[tuple[str, str], Kept], rounding: bool) -> None:
-        """Make the missing variables, before the first step and outside of replicas.
+    def _hold(self, slot: Slot, variable: Any) -> None:
+        self.declare([slot])
+        if slot.owner not in self._variables:
+            self._variables[slot.owner] = {}  # TensorFlow tracks what is assigned here
+        self._variables[slot.owner][slot.name] = variable
 
-        Args:
-            wanted: descriptions of the state, by its name and the variable's place.
-            rounding: whether a method draws seeds.
-        """
-        with tf.init_scope(), self._strategy.scope():
-            if rounding and self._rounding_seed is None:
-                self._rounding_seed = tf.Variable(
-                    0, dtype=tf.int64, trainable=False, name=ROUNDING_SEED
-                )
-            for (name, place), kept in sorted(wanted.items(), key=lambda item: item[0]):
-                old = self._own.described.get((name, place))
-                if old is None or (old.shape, old.common) != (kept.shape, kept.common):
-                    self._of(name)[place] = self._made(name, place, kept)
-                self._own.described[name, place] = kept
+    def _made(self, slot: Slot) -> Any:
+        shape, start = slot.shape, slot.start or np.zeros
+        if slot.lives == IN_SHARDS:
+            shape = (shards.size(shape, self._strategy.extended.number_of_replicas),)
+            start = np.zeros
+        first = tf.cast(start(shape), slot.dtype)
+        with creating(slot.lives):
+            variable = tf.Variable(first, trainable=False, name=slot.name)
+        variable.slot = slot
+        return variable
 
-    def _made(self, name: str, place: str, kept: Kept) -> Any:
-        if name not in self.in_shards:
-            start = tf.constant(kept.start(kept.shape), tf.float32)
-            return tf.Variable(start, trainable=False, name=COMMON if kept.common else PART)
-        each = shards.size(kept.shape, self._strategy.extended.number_of_replicas)
-        shard = tf.Variable(tf.zeros([each]), trainable=False, name=SHARD)
-        shard.whole_shape, shard.weight = kept.shape, self.weight_of(name, place)
-        return shard
+    def named(self, name: str) -> Mapping[str, Any]:
+        """Return the variables of all slots of this name, by owner."""
+        return {owner: own[name] for owner, own in self._variables.items() if name in own}
 
-    def _of(self, name: str) -> dict[str, Any]:
-        """Return the variables of this name by place, in an attribute that TensorFlow saves."""
-        attribute = "_residuals" if name == RESIDUAL else f"_kept_{name}"
-        if not hasattr(self, attribute):
-            setattr(self, attribute, {})
-        return getattr(self, attribute)  # type: ignore[no-any-return]
+    def whole(self, name: str, owner: str) -> Any:
+        """Return the variable of a slot, with the values of all replicas."""
+        return self._variables[owner][name]
 
-    def kept(self, name: str, place: str, replica: int) -> tf.Variable:
-        """Return one replica's state of this name for a variable."""
-        return self.whole(name, place).values[replica]
-
-    def whole(self, name: str, place: str) -> Any:
-        """Return the state of this name for a variable, with the values of all replicas."""
-        return self._of(name)[place]
+    def kept(self, name: str, owner: str, replica: int) -> tf.Variable:
+        """Return one replica's variable of a slot."""
+        return self.whole(name, owner).values[replica]
 
     def next_seed(self, replica: int) -> tf.Tensor:
         """Return a seed that is new for each bucket and step, and equal on all replicas."""
-        return self._rounding_seed.values[replica].assign_add(1, read_value=True).read_value()
+        seed = self.kept(*ROUNDING_SEED.key, replica)
+        return seed.assign_add(1, read_value=True).read_value()
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> Any:
-        """Return the objects to save; TensorFlow calls this method.
-
-        A SavedModel gets none of them: a program that loads a SavedModel does not continue its
-        training.
-        """
+        """Return the objects to save; TensorFlow calls this method."""
         return {} if save_type == "savedmodel" else super()._trackable_children(save_type, **kwargs)
 
     def _obj_type(self) -> str:
         return "Loss"  # Keras takes this for an object with state and without children
 
     def save_own_variables(self, store: Any) -> None:
-        """Save the state in a store; Keras calls this method."""
-        for kind, variables in self._kinds().items():
-            for place, variable in sorted(variables.items()):
-                store[f"{kind} {place}"] = variable.numpy()
-        for place, seed in self._early_seeds.items():
-            store[f"layer seed {place}"] = seed
+        """Save the slots in a store; Keras calls this method."""
+        index: list[dict[str, str]] = []
+        for (name, owner), entry in self._entries():
+            number = str(len(index))
+            store[number] = entry.array
+            index.append({"entry": number, "name": name, "owner": owner, "lives": entry.lives})
+        if index:
+            store[_INDEX] = np.frombuffer(json.dumps(index).encode(), np.uint8)
+
+    def _entries(self) -> Iterator[tuple[tuple[str, str], _Entry]]:
+        for slot in self._all_made():
+            yield slot.key, _Entry(slot.lives, self.whole(*slot.key).numpy())
+        yield from self._own.waiting.items()
+
+    def _all_made(self) -> list[Slot]:
+        every = sorted(self._own.declared.values(), key=lambda slot: slot.key)
+        return [slot for slot in every if self._is_made(slot)]
 
     def load_own_variables(self, store: Any) -> None:
-        """Load the state from a store; Keras calls this method.
+        """Load the slots from a store; Keras calls this method.
 
-        State that the store does not hold begins anew.
+        A slot that nobody has declared is made as the file describes it. Slots that the file does
+        not hold, or holds in another shape, begin anew: a method with other arguments has saved
+        them, and variables cannot change their shapes, because steps may be traced already.
         """
-        saved = {key: store[key][()] for key in list(store.keys())}
-        saved = self._of_these_shapes(saved)
-        self.prepare(_described(saved), rounding=bool(_of("rounding seed", saved)))
-        for kind, variables in self._kinds().items():
-            for place, variable in variables.items():
-                if f"{kind} {place}" in saved:
-                    variable.assign(saved[f"{kind} {place}"])
-        if self.outer is not None and not _of(_OUTER, saved) and self.outer.iterations.numpy():
-            self._begin_outer_anew()
-        anew = set()
-        for (name, place), kept in self._own.described.items():
-            if not saved.keys() & {f"{name} {place}", f"common {name} {place}"}:
-                self._begin_anew(name, place, kept)
-                anew.add(name)
-        if self._rounding_seed is not None and not _of("rounding seed", saved):
-            self._rounding_seed.assign(0)
-        # Nobody watches a model while it is loaded: keep its seeds for ``watch``.
-        if not self._layer_seeds:
-            self._early_seeds = MappingProxyType(_of("layer seed", saved))
-        self.anew = frozenset(anew)
-        self.after_loading()
-
-    def _of_these_shapes(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """Return the saved state without entries of other shapes than this method's state.
-
-        A method with other arguments has saved them. The variables cannot change their shapes,
-        because steps may be traced already.
-        """
-        described = self._own.described
-        others = [
-            f"{'common ' * kept.common}{name} {place}"
-            for (name, place), kept in _described(saved).items()
-            if (name, place) in described and described[name, place].shape != kept.shape
-        ]
-        if others:
-            _log.warning(
-                "What was kept of %s has another shape than this method keeps, and begins anew: "
-                "the file comes from another method, or from one with other arguments.",
-                ", ".join(map(repr, others)),
-            )
-        return {key: value for key, value in saved.items() if key not in others}
-
-    def _begin_anew(self, name: str, place: str, kept: Kept) -> None:
-        start = kept.start(kept.shape)
-        rows = (self._strategy.extended.number_of_replicas, *kept.shape)
-        self._of(name)[place].assign(start if kept.common else np.broadcast_to(start, rows))
-
-    def _begin_outer_anew(self) -> None:
-        fresh = self.make_outer()
-        for variable, value in zip(self.outer.variables, fresh.variables, strict=True):
-            variable.assign(value.numpy())
-
-    def _kinds(self) -> dict[str, dict[str, Any]]:
-        rounding = {} if self._rounding_seed is None else {"0": self._rounding_seed}
-        kinds: dict[str, dict[str, Any]] = {
-            "layer seed": dict(self._layer_seeds),
-            "rounding seed": rounding,
+        entries = _read(store)
+        declared = self._own.declared
+        self.prepare(
+            declared.get(key, entry.slot(key))
+            for key, entry in entries.items()
+            if entry.lives != WITH_OWNER
+        )
+        self._own.waiting = {
+            key: _Entry(entry.lives, entry.array[()])
+            for key, entry in entries.items()
+            if key not in declared
         }
-        if self.outer is not None:
-            kinds[_OUTER] = {str(i): v for i, v in enumerate(self.outer.variables)}
-        for (name, place), kept in self._own.described.items():
-            kind = f"common {name}" if kept.common else name
-            kinds.setdefault(kind, {})[place] = self._of(name)[place]
-        return kinds
+        lacked, others = set(), []
+        for slot in self._all_made():
+            entry = entries.get(slot.key)
+            if entry and entry.fits(slot):
+                self.whole(*slot.key).assign(entry.array[()])
+                continue
+            self._begin_anew(slot)
+            lacked.add(slot.name)
+            others += [" ".join(slot.key)] if entry else []
+        if others:
+            _log.warning(_OTHERS, ", ".join(map(repr, others)))
+        self.lacked = frozenset(lacked)
+        self.observer()
+
+    def _begin_anew(self, slot: Slot) -> None:
+        if slot.start is None:
+            return
+        first = tf.cast(slot.start(slot.shape), slot.dtype)
+        if slot.lives == ON_EACH:
+            first = tf.stack([first] * self._strategy.extended.number_of_replicas)
+        self.whole(*slot.key).assign(first)
 
 
-def _described(saved: Mapping[str, Any]) -> dict[tuple[str, str], Kept]:
-    """Return descriptions of the state in a file; the file does not hold how the state began."""
-    found = {}
-    for key, value in saved.items():
-        if not key.startswith(("layer seed ", "rounding seed ", f"{_OUTER} ")):
-            common = key.startswith("common ")
-            name, _, place = key.removeprefix("common ").partition(" ")
-            found[name, place] = Kept(tuple(value.shape[0 if common else 1 :]), common)
-    return found
+def _as_now(variable: Any) -> Callable[[tuple[int, ...]], Any]:
+    """Return a function that makes the present value of a variable again."""
+    now = first_copy(variable).numpy()
+    return (lambda shape: now) if now.any() else np.zeros
 
 
-def _of(kind: str, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the saved values of one kind, by place."""
-    return {
-        key.removeprefix(f"{kind} "): value for key, value in saved.items() if key.startswith(kind)
-    }
+def _read(store: Any) -> dict[tuple[str, str], _Entry]:
+    """Return what a file holds, by name and owner."""
+    keys = list(store.keys())
+    index = json.loads(bytes(store[_INDEX][()])) if _INDEX in keys else _old_index(keys)
+    return {(s["name"], s["owner"]): _Entry(s["lives"], store[s["entry"]]) for s in index}
+
+
+def _old_index(keys: Iterable[str]) -> list[dict[str, str]]:
+    """Return the index of a file from before files had one; its keys told what the entries are."""
+    index = []
+    for key in keys:
+        kind, owner = key.rsplit(" ", 1)
+        name, lives = kind, ON_EACH
+        if kind in ("layer seed", "outer optimizer"):
+            name, owner, lives = owner, kind, WITH_OWNER
+        elif kind == "rounding seed":
+            (name, owner), lives = ROUNDING_SEED.key, COMMON
+        elif kind.startswith("common "):
+            name, lives = kind.removeprefix("common "), COMMON
+        index.append({"entry": key, "name": name, "owner": owner, "lives": lives})
+    return index

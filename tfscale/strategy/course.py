@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -19,10 +19,9 @@ from tfscale.bridge.objects import counter_of, innermost, native, optimizers_of,
 from tfscale.bridge.tensorflow import own_copy, replica_id
 from tfscale.collectives import Schedule
 from tfscale.collectives.wires import LOSSLESS
-from tfscale.compression.method import Kept
 from tfscale.exchange.background import BackgroundSums
-from tfscale.exchange.packing import describe, place_of
-from tfscale.exchange.state import ExchangeState
+from tfscale.exchange.packing import place_of
+from tfscale.exchange.state import ExchangeState, Slot
 from tfscale.native.cell import Cell
 from tfscale.native.group import host_of
 from tfscale.strategy.current import current
@@ -43,7 +42,7 @@ from tfscale.strategy.variables import LocalWeight
 if TYPE_CHECKING:
     from tfscale.strategy.rounds import Rounds
 
-_COUNT = Kept((), common=True)
+_COUNTS = [Slot(*which) for which in (POSITION, ROUNDS, STEPS)]
 
 
 class Course:
@@ -74,6 +73,7 @@ class Course:
         self.places: dict[int, int | None] = {}
         self.reducer = rounds.reducer
         self._strategy = rounds.strategy
+        self._rounds = rounds
         self.name = model.name
         self._model = weakref.ref(model)
         self.marks: dict[int, Marks] = {}
@@ -248,28 +248,24 @@ class Course:
         self.of_optimizer = _local(self.optimizer.variables)
         self.places |= {id(v): None for v in self.of_optimizer}
         self.places |= {id(v): place for place, v in enumerate(self.variables)}
-        wanted = {POSITION: _COUNT, ROUNDS: _COUNT, STEPS: _COUNT}
-        for v in self.trained:
-            kept = Kept(describe(v).shape, common=True)
-            wanted |= {(name, place_of(self.optimizer, v)): kept for name in self.rule.keeps}
-        self.state.after_loading = self._loaded
+        wanted = [*_COUNTS, *self._rounds.slots(self.optimizer)]
+        self.state.observer = self._loaded
         begins = not self.marks and self._lacks_what_is_kept()
-        if begins or not self.state.has(wanted, False):
+        if begins or not self.state.has(wanted):
             context = tf.distribute.get_replica_context()
             context.merge_call(lambda strategy: self._make(wanted))
         elif not self.marks:
             self._goes_on = self._is_from_file()
         self.reducer.prepare(self.state, self.optimizer, self.trained, self.weights)
 
-    def _make(self, wanted: Mapping[tuple[str, str], Kept]) -> None:
+    def _make(self, wanted: Sequence[Slot]) -> None:
         """Make the kept variables that do not exist yet.
 
         If only the counts exist, they come from a file with rounds of another rule: a round begins.
         """
-        counts = {key: kept for key, kept in wanted.items() if key in (POSITION, ROUNDS, STEPS)}
-        from_file = self.state.has(counts, False)
-        self.state.prepare(wanted, False)
-        self.state.anew = frozenset()
+        from_file = self.state.has(_COUNTS)
+        self.state.prepare(wanted)
+        self.state.lacked = frozenset()
         if from_file:
             with tf.init_scope(), self._strategy.scope():
                 self._begin_round()
@@ -284,7 +280,7 @@ class Course:
 
     def _lacks_what_is_kept(self) -> bool:
         """Return whether the file that was read lacks values that the rule keeps."""
-        return bool(self.state.anew & set(self.rule.keeps))
+        return bool(self.state.lacked & set(self.rule.keeps))
 
     def _begin_round(self) -> None:
         self.state.whole(*POSITION).assign(0)
@@ -294,7 +290,7 @@ class Course:
     def _loaded(self) -> None:
         """Reset the flags after a file has been read: all replicas then have the same values."""
         begins = self._lacks_what_is_kept()
-        self.state.anew = frozenset()
+        self.state.lacked = frozenset()
         if begins:
             self._begin_round()
         for marks in self.marks.values():
@@ -304,7 +300,7 @@ class Course:
 
     def has_counts(self) -> bool:
         """Return whether steps and rounds are counted already."""
-        return self.state.has({POSITION: _COUNT, ROUNDS: _COUNT}, False)
+        return self.state.has(_COUNTS)
 
     def close(self) -> None:
         """End the current round, and make all replicas identical."""
@@ -362,6 +358,11 @@ class Course:
     def _on_host(self) -> Iterator[None]:
         with tf.init_scope(), tf.device(host_of(self._strategy.extended.devices[0])):
             yield
+
+    @property
+    def outer(self) -> Any:
+        """The rule's own optimizer."""
+        return self._rounds.outer_of(self.optimizer)
 
     @property
     def label(self) -> str:

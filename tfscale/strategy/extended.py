@@ -34,7 +34,7 @@ from tfscale.bridge.tensorflow import (
 )
 from tfscale.exchange.collective_schedules import CollectiveSchedules
 from tfscale.exchange.rows import sum_all
-from tfscale.exchange.state import BEGINS_ALIKE
+from tfscale.exchange.state import created_now
 from tfscale.exchange.team import Team
 from tfscale.native import Group
 from tfscale.native.group import has_started, host_of, resolver_of, starting
@@ -267,7 +267,7 @@ class Extended(ExtendedOfWorkers):
         self, replica_id: int, device: str | None, primary_var: Any, **keywords: Any
     ) -> Any:
         in_rounds = self._container_strategy().rounds is not None
-        alike = in_rounds and keywords.get("name") in BEGINS_ALIKE
+        alike = in_rounds and created_now() is not None
         if replica_id > 0 or self._num_workers == 1 or alike:
             # TensorFlow's method for several workers would broadcast by its own collectives.
             return super(CollectiveAllReduceExtended, self)._get_variable_creator_initial_value(

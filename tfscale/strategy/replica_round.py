@@ -285,7 +285,7 @@ class ReplicaRound:
         return every
 
     def outer_step(self, gradients: Sequence[tf.Tensor], counts: bool = True) -> None:
-        outer = self._course.state.outer
+        outer = self._course.outer
         counter = own_copy(counter_of(outer))
         outer.apply(list(gradients), self.trained)
         if not counts:

@@ -14,19 +14,19 @@ import tensorflow as tf
 from tfscale.bridge.hooks import END_OF_FIT, OPTIMIZER_BUILD
 from tfscale.bridge.objects import native, trained_by
 from tfscale.exchange.explain import Row
-from tfscale.exchange.reducer import Reducer
-from tfscale.exchange.state import ExchangeState
+from tfscale.exchange.reducer import Reducer, describe, place_of
+from tfscale.exchange.state import COMMON, IN_SHARDS, ExchangeState, Slot, creating
 from tfscale.strategy.course import Course, optimizer_of
 from tfscale.strategy.current import on_a_replica
 from tfscale.strategy.groups import Groups
-from tfscale.strategy.variables import LocalWeight
+from tfscale.strategy.variables import LocalWeight, Observer, Weight
 from tfscale.sync.rule import Rule
 
 if TYPE_CHECKING:
     from tfscale.strategy.strategy import ScaleStrategy
 
 
-class Rounds:
+class Rounds(Observer):
     """Rounds of all models of a strategy.
 
     Args:
@@ -38,7 +38,6 @@ class Rounds:
 
     Attributes:
         agreeing: number of replicas, or of groups, that agree at the end of a round.
-        makes_outer: whether a rule's outer optimizer is being made.
     """
 
     def __init__(
@@ -49,7 +48,6 @@ class Rounds:
         self.reducer = reducer
         self.groups = groups
         self.agreeing = reducer.team.size // (1 if groups is None else groups.size)
-        self.makes_outer = False
         rule.check(self.agreeing)
         if unknown := [name for name in rule.in_shards if name not in rule.keeps]:
             raise ValueError(
@@ -57,6 +55,7 @@ class Rounds:
                 f"it in keeps, too, which is {rule.keeps!r}"
             )
         self._courses: weakref.WeakKeyDictionary[Any, Course] = weakref.WeakKeyDictionary()
+        self._outer: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
     def of(self, model: Any) -> Course:
         """Return the ``Course`` of a model; the first call makes it."""
@@ -152,33 +151,37 @@ class Rounds:
 
         The rule says which values are kept in shards, and whether there is an outer optimizer.
         """
-        state.in_shards = self.rule.in_shards
-        state.weight_of = functools.partial(self._weight_of, optimizer)
-        if not self.rule.has_outer or state.outer is not None:
-            return
-        state.make_outer = functools.partial(self._made_outer, optimizer)
-        state.outer = state.make_outer()
+        state.declare(self.slots(optimizer))
+        if self.rule.has_outer and optimizer not in self._outer:
+            outer = self._outer[optimizer] = self._made_outer(optimizer)
+            state.adopt("outer optimizer", [native(v) for v in outer.variables], begins=True)
 
-    def _weight_of(self, optimizer: Any, name: str, place: str) -> Any:
-        """Return the weight that reads as the kept value ``name``; None if there is no such weight.
+    def slots(self, optimizer: Any) -> list[Slot]:
+        """Return the slots of what the rule keeps for each weight of an optimizer.
 
-        Once replicas agree, the weight is equal to the kept value.
+        Once replicas agree, a weight is equal to the kept value that it reads as meanwhile.
         """
-        if name != self.rule.reads_as or self.rule.agrees:
-            return None
-        return native(trained_by(optimizer)[int(place)])
+        slots = []
+        for name in self.rule.keeps:
+            lives = IN_SHARDS if name in self.rule.in_shards else COMMON
+            equals = name == self.rule.reads_as and not self.rule.agrees
+            for v in trained_by(optimizer):
+                weight = native(v) if equals and isinstance(native(v), LocalWeight) else None
+                place, shape = place_of(optimizer, v), describe(v).shape
+                slots.append(Slot(name, place, shape, lives, equals=weight))
+        return slots
+
+    def outer_of(self, optimizer: Any) -> Any:
+        """Return the outer optimizer beside an optimizer of a model."""
+        return self._outer[optimizer]
 
     def _made_outer(self, optimizer: Any) -> Any:
         scope = contextlib.nullcontext() if on_a_replica() else self.strategy.scope()
-        with tf.init_scope(), scope:
-            self.makes_outer = True  # all replicas update its variables equally
-            try:
-                outer = self.rule.make_outer()
-                self.strategy.optimizers.discard(outer)
-                OPTIMIZER_BUILD.off(outer)
-                outer.build(trained_by(optimizer))
-            finally:
-                self.makes_outer = False
+        with tf.init_scope(), scope, creating(COMMON):  # all replicas update it equally
+            outer = self.rule.make_outer()
+            self.strategy.optimizers.discard(outer)
+            OPTIMIZER_BUILD.off(outer)
+            outer.build(trained_by(optimizer))
         return outer
 
     def sent_by_rules(self) -> list[Row]:
@@ -236,19 +239,19 @@ class Rounds:
             if other is not model:
                 course.before_evaluation()
 
-    def as_seen(self, variable: LocalWeight) -> Any:
+    def as_seen(self, variable: Weight) -> Any:
         """Return what a variable reads as outside of replicas; None if all have the same value."""
         values = (course.outside.value(variable) for course in self._of_variable(variable))
         return next((value for value in values if value is not None), None)
 
-    def is_apart(self, variable: LocalWeight) -> bool:
+    def is_apart(self, variable: Weight) -> bool:
         """Return whether replicas may have different values of a variable."""
         return any(course.outside.is_apart() for course in self._of_variable(variable))
 
-    def assigned(self, variable: LocalWeight) -> None:
+    def assigned(self, variable: Weight) -> None:
         """Update the rounds of a variable that has been assigned outside of replicas."""
         for course in self._of_variable(variable):
             course.outside.assigned(variable)
 
-    def _of_variable(self, variable: LocalWeight) -> list[Course]:
+    def _of_variable(self, variable: Weight) -> list[Course]:
         return [course for course in self._courses.values() if id(variable) in course.places]

@@ -9,13 +9,13 @@ between: ``LocalWeight``.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfscale.bridge.objects import LAYER_SEED
+from tfscale.bridge.objects import ACCUMULATOR, LAYER_SEED, RNN_STATE, kind_of_keras
 from tfscale.bridge.tensorflow import (
     DistributedValues,
     DistributedVariable,
@@ -32,7 +32,7 @@ from tfscale.bridge.tensorflow import (
     variables_of,
 )
 from tfscale.exchange import dataflow, shards
-from tfscale.exchange.state import COMMON, PART, ROUNDING_SEED, SHARD
+from tfscale.exchange.state import COMMON, IN_SHARDS, ON_EACH, Slot, created_now
 from tfscale.strategy import origin
 from tfscale.strategy.current import current
 
@@ -41,6 +41,30 @@ _VALUE = "VARIABLE_VALUE"  # name of a value in TensorFlow's checkpoints
 # Difference between the seeds of two replicas, in the first word of a generator's state: so large
 # that no two replicas ever draw the same numbers.
 _FOLD = 0x9E3779B1
+
+_SUMMED = (
+    "the variable {!r} is to be summed over replicas whenever one assigns it "
+    '(aggregation="sum"), and in rounds replicas train alone. Leave aggregation out, which gives '
+    "means at the ends of rounds; or use sync=tfscale.sync.EveryStep()"
+)
+
+
+class Observer:
+    """Object that knows whether replicas have different values of a weight, and is told of changes.
+
+    This one knows of no differences.
+    """
+
+    def as_seen(self, variable: Weight) -> Any:
+        """Return what a weight reads as outside of replicas; None if all have the same value."""
+        return None
+
+    def is_apart(self, variable: Weight) -> bool:
+        """Return whether replicas may have different values of a weight."""
+        return False
+
+    def assigned(self, variable: Weight) -> None:
+        """Note that a weight has been assigned outside of replicas."""
 
 
 class _Readable:
@@ -225,7 +249,12 @@ class LocalWeight(_OfKeras):
 
     Outside of replicas, it reads as the mean over replicas, or as the value that the rule keeps for
     it. An assigned or restored value goes to all replicas.
+
+    Attributes:
+        observer: whoever knows what the weight reads as; the weight gets it when it is made.
     """
+
+    observer = Observer()
 
     def _differs(self, value: Any) -> bool:
         return Weight._differs(self, value)
@@ -234,7 +263,7 @@ class LocalWeight(_OfKeras):
         return whole
 
     def _get_cross_replica(self) -> tf.Tensor:
-        seen = self.distribute_strategy.rounds.as_seen(self)
+        seen = self.observer.as_seen(self)
         return super()._get_cross_replica() if seen is None else seen
 
     def _update_cross_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
@@ -243,7 +272,7 @@ class LocalWeight(_OfKeras):
         return done
 
     def restored(self) -> None:
-        self.distribute_strategy.rounds.assigned(self)
+        self.observer.assigned(self)
 
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
         if current.alone is False or current.reduced or current.rows is None:
@@ -310,13 +339,11 @@ class Shard(_Private):
     """Shard of a tensor on each replica; from outside, it reads and assigns the whole tensor.
 
     Attributes:
-        whole_shape: shape of the whole tensor.
-        weight: weight that is equal to the whole tensor while replicas have the same weights, so
-            that a worker can read the tensor without the other workers; None if there is none.
+        slot: the slot, which tells the shape of the whole tensor, and perhaps a weight that the
+            tensor equals.
     """
 
-    whole_shape: tuple[int, ...]
-    weight: Any
+    slot: Slot
 
     def of_replica(self, local_id: int, whole: tf.Tensor) -> tf.Tensor:
         extended = self.distribute_strategy.extended
@@ -324,66 +351,50 @@ class Shard(_Private):
         return every[extended.first_rank + local_id]
 
     def _get_cross_replica(self) -> tf.Tensor:
-        strategy = self.distribute_strategy
-        if self.weight is not None and not strategy.rounds.is_apart(self.weight):
-            return tf.cast(self.weight.values[0].read_value(), self.dtype)
+        weight = self.slot.equals
+        if weight is not None and not weight.observer.is_apart(weight):
+            return tf.cast(weight.values[0].read_value(), self.dtype)
         rows = PerReplica(tuple(v.read_value()[tf.newaxis] for v in self.values))
-        return shards.join(strategy.gather(rows, axis=0), self.whole_shape)
+        return shards.join(self.distribute_strategy.gather(rows, axis=0), self.slot.shape)
 
 
-def kind_of(keywords: dict[str, Any]) -> type[Weight]:
-    """Return the class of a new variable, by the arguments that it is made with."""
-    name = _name_of(keywords)
-    aggregation = keywords.get("aggregation") or tf.VariableAggregation.NONE
-    if aggregation != tf.VariableAggregation.NONE:
-        return Weight
-    if name in _BY_NAME:
-        return _BY_NAME[name]
-    if "gradient_accumulator" in name:
-        return Accumulator
-    return Statistic if keywords.get("trainable") is False else Weight
+# Classes of variables that tfscale makes as slots, by where the slot lives.
+_OF_SLOTS: dict[str, type[Weight]] = {ON_EACH: Part, COMMON: Weight, IN_SHARDS: Shard}
 
-
-def _in_rounds(kind: type[Weight], keywords: dict[str, Any]) -> type[Weight]:
-    """Return the class of a variable that replicas update while they make steps alone.
-
-    A variable whose aggregation is the mean is averaged at the ends of rounds, as statistics are.
-    """
-    aggregation = keywords.get("aggregation")
-    if aggregation == tf.VariableAggregation.SUM:
-        raise ValueError(
-            f"the variable {_name_of(keywords)!r} is to be summed over replicas whenever one "
-            'assigns it (aggregation="sum"), and in rounds replicas train alone. Leave '
-            "aggregation out, which gives means at the ends of rounds; or use "
-            "sync=tfscale.sync.EveryStep()"
-        )
-    if aggregation == tf.VariableAggregation.MEAN:
-        return LocalStatistic if keywords.get("trainable") is False else LocalWeight
-    if kind is Statistic:
-        return LocalStatistic
-    return LocalWeight if kind is Weight and not _is_common(keywords) else kind
-
-
-def _is_common(keywords: dict[str, Any]) -> bool:
-    aggregation = keywords.get("aggregation") or tf.VariableAggregation.NONE
-    return aggregation != tf.VariableAggregation.NONE or _name_of(keywords) in _BY_NAME
-
-
-def _name_of(keywords: dict[str, Any]) -> str:
-    return (keywords.get("name") or "").split("/")[-1].split(":")[0]
-
-
-_BY_NAME: dict[str, type[Weight]] = {
+_OF_KERAS: dict[str | None, type[Weight]] = {
     LAYER_SEED: Seed,
-    "rnn_state": SampleState,
-    PART: Part,
-    COMMON: Weight,
-    SHARD: Shard,
-    ROUNDING_SEED: Weight,
+    RNN_STATE: SampleState,
+    ACCUMULATOR: Accumulator,
 }
 
 
-def made(create: Callable[[], Any], keywords: dict[str, Any], rounds: Any) -> Any:
+def kind_of(keywords: Mapping[str, Any], dtype: tf.DType, in_rounds: bool) -> type[Weight]:
+    """Return the class of a new variable.
+
+    Args:
+        keywords: arguments that the variable is made with.
+        dtype: type of the variable.
+        in_rounds: whether replicas train alone between the ends of rounds.
+    """
+    if (lives := created_now()) is not None:
+        return _OF_SLOTS[lives]
+    name, trained = keywords.get("name") or "", keywords.get("trainable") is not False
+    aggregation = keywords.get("aggregation") or tf.VariableAggregation.NONE
+    alone = in_rounds and dtype.is_floating
+    if aggregation == tf.VariableAggregation.NONE:
+        of_keras = kind_of_keras(name, dtype, trained)
+        if of_keras is not None:
+            return _OF_KERAS[of_keras]
+    elif alone and aggregation == tf.VariableAggregation.SUM:
+        raise ValueError(_SUMMED.format(name))
+    elif not alone or aggregation != tf.VariableAggregation.MEAN:
+        return Weight
+    if alone:
+        return LocalWeight if trained else LocalStatistic
+    return Weight if trained else Statistic
+
+
+def made(create: Callable[[], Any], keywords: Mapping[str, Any], rounds: Observer | None) -> Any:
     """Make a replicated variable of the class that fits its use.
 
     Args:
@@ -397,21 +408,18 @@ def made(create: Callable[[], Any], keywords: dict[str, Any], rounds: Any) -> An
             return Tally, aggregation
         if kind is not MirroredVariable:
             return kind, aggregation
-        ours = kind_of(keywords)
-        if rounds is not None and dtype.is_floating:
-            ours = _in_rounds(ours, keywords)
-            if aggregation == tf.VariableAggregation.MEAN:
-                aggregation = tf.VariableAggregation.NONE
-            if rounds.makes_outer and issubclass(ours, LocalWeight):
-                ours = Weight
+        ours = kind_of(keywords, dtype, rounds is not None)
+        if issubclass(ours, LocalWeight):  # the ends of rounds average it
+            aggregation = tf.VariableAggregation.NONE
         return ours, aggregation
 
     with variables_of(choose):
         variable = create()
+    if rounds is not None and isinstance(variable, LocalWeight):
+        variable.observer = rounds
     if isinstance(variable, Seed):
         with tf.init_scope():
             for i, component in enumerate(variable.values):
-                if not component.is_initialized():  # a SavedModel sets seeds later
-                    continue
-                component.assign(variable.of_replica(i, component.read_value()))
+                if component.is_initialized():  # a SavedModel sets seeds later
+                    component.assign(variable.of_replica(i, component.read_value()))
     return variable
