@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 import numpy as np
-from tfscale.ops import WIRES
 
 from tfscale.collectives import ALGORITHMS
 from tfscale.collectives.wires import FORMATS
+from tfscale.ops import WIRES
 
 LOSSY = tuple(wire for wire in WIRES if not FORMATS[wire].lossless)
 

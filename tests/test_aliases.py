@@ -19,7 +19,6 @@ def test_both_names_give_one_module(short, home):
 
 def test_modules_in_a_package_are_loaded_once():
     from tfscale.optimizers.lamb import LAMB
-
     from tfscale.training.optimizers import lamb
 
     assert lamb.LAMB is LAMB is tfscale.optimizers.LAMB

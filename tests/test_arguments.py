@@ -15,10 +15,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tfscale.recompute import plan_sqrt
 
 import tfscale
 from tfscale import collectives, ops, recompute
+from tfscale.recompute import plan_sqrt
 from tfscale.support import arguments
 
 ROOMS = (

@@ -9,9 +9,9 @@ import subprocess
 import sys
 
 import pytest
-import tfscale.ops
 
 import tfscale
+import tfscale.ops
 from tests.helpers import ROOT
 from tfscale.support.sizes import number_of_bytes
 

@@ -10,12 +10,12 @@ import pytest
 import tensorflow as tf
 import tensorflow_addons as tfa
 from keras import layers
-from tfscale.optimizers import AdaHessian
 
 from tests.addons.models import furthest, scale
 from tests.optimizers.common import SHAPES, assert_close, flat, gradients, hessian
 from tests.optimizers.test_adahessian import ARGUMENTS, CASES, Reference
 from tfscale.analysis.curvature.probes import signs
+from tfscale.optimizers import AdaHessian
 
 LossScaleOptimizer = keras.mixed_precision.LossScaleOptimizer
 ROWS, BATCH = 64, 16

@@ -11,8 +11,7 @@ import tensorflow as tf
 import tfscale
 from tests.addons.models import OPTIMIZERS, furthest, scale, train
 from tests.covering import grid, singles
-from tfscale.compression import Adaptive, PowerSGD, Staged, TopK
-from tfscale.compression import deciding
+from tfscale.compression import Adaptive, PowerSGD, Staged, TopK, deciding
 from tfscale.launch import LocalWorkers
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -6,11 +6,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tfscale.adversarial import FGSM, PGD, examples
-from tfscale.adversarial import examples as examples_function
 
 import tfscale
 from tests.adversarial.models import dense, fit, moved_by_hand, numbers, state
+from tfscale.adversarial import FGSM, PGD, examples
+from tfscale.adversarial import examples as examples_function
 from tfscale.training.adversarial import attacks, draws
 
 

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tfscale.launch import WorkerFailed
 
 from tfscale.analysis.telemetry.timeline import Exchanged
+from tfscale.launch import WorkerFailed
 from tfscale.tools.bench import fit, fit_trace
 from tfscale.tools.bench.fit_contestants import PARTS, FitContestant, contestants
 from tfscale.tools.bench.fit_crew import Crew

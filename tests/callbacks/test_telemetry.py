@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import mirrored
-from tfscale.ops import Communicator
 
 from tests.callbacks.telemetries import BATCH, STEPS, WIDTH, added, compiled, fit, lines, numbers
 from tests.compression.test_adaptive import eager_to_change
@@ -25,6 +24,7 @@ from tfscale.collectives.choose import Choice, Chooser
 from tfscale.compression import Adaptive
 from tfscale.exchange.explain import rows
 from tfscale.exchange.state import ExchangeState
+from tfscale.ops import Communicator
 
 KERNELS = 2 * WIDTH * WIDTH  # numbers on the lossy wire
 

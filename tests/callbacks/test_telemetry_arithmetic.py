@@ -1,9 +1,9 @@
 """What follows from the log: times that do not depend on the machine."""
 
 import pytest
-from tfscale.ops import BucketId, Execution
 
 from tfscale.analysis.telemetry.steps import Lap, Mean, split
+from tfscale.ops import BucketId, Execution
 
 
 def saved(bucket):

@@ -9,10 +9,10 @@ from pathlib import Path
 import keras
 import numpy as np
 import tensorflow as tf
-from tfscale.launch import LocalWorkers
 
 from tfscale import ScaleStrategy
 from tfscale.exchange.state import ExchangeState
+from tfscale.launch import LocalWorkers
 
 ROOT = Path(__file__).resolve().parents[2]
 

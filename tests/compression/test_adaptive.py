@@ -6,10 +6,10 @@ import re
 import keras
 import numpy as np
 import pytest
-from tests.exchange.test_state import assert_same_sum, residuals
 
 from tests.compression.methods import Trial, gradients, of_two_processes
 from tests.compression.test_staged import Half, fitted, scaled, sgd
+from tests.exchange.test_state import assert_same_sum, residuals
 from tests.strategy.features import bits
 from tfscale import ScaleStrategy
 from tfscale.compression import (

@@ -7,9 +7,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tests.exchange.test_state import assert_same_sum, residuals
 
 from tests.compression.methods import Trial, gradients
+from tests.exchange.test_state import assert_same_sum, residuals
 from tests.strategy.features import bits
 from tfscale import ScaleStrategy
 from tfscale.compression import (

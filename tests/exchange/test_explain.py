@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
-from tfscale.optimizers import AdaHessian
 
 from tests.strategy.models import BATCH
 from tfscale import ScaleStrategy, sync
@@ -16,6 +15,7 @@ from tfscale.collectives import Link
 from tfscale.collectives.choose import COST_MODEL, Chooser
 from tfscale.exchange.explain import Explanation, Row
 from tfscale.exchange.state import ATTRIBUTE
+from tfscale.optimizers import AdaHessian
 
 WORDS, WIDTH, STEPS = 40, 64, 3
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import group
-from tfscale.ops import Group
 
 from tests import warm
 from tfscale.collectives import Cluster, Link
 from tfscale.exchange import link
 from tfscale.native import build, library
+from tfscale.ops import Group
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = Path(__file__).parent / "workers" / "link.py"

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import PATIENCE, group
-from tfscale.ops import Group
 
 from tfscale.compression.method import joined, separated
 from tfscale.exchange.collective_schedules import Fixed
 from tfscale.exchange.rows import JOIN_ALWAYS, JOIN_UP_TO, sum_all, sum_rows
 from tfscale.exchange.team import Team
 from tfscale.exchange.tensorflow_team import TensorFlowTeam
+from tfscale.ops import Group
 
 RANKS = 3
 HEIGHT = 12  # rows of the sparse tensors

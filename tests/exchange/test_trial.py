@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import group, integers, slowly
-from tfscale.ops import all_reduce
 
 from tfscale.collectives import Link
 from tfscale.collectives.choose import Chooser
 from tfscale.exchange import trial
 from tfscale.exchange.trial import TURNS, Trials
+from tfscale.ops import all_reduce
 
 RANKS = 4
 SIZE = 4000  # bytes

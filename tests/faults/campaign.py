@@ -34,11 +34,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
-from tfscale.launch import LocalWorkers
 
 from tests import warm
 from tfscale.collectives import ALGORITHMS
 from tfscale.collectives.wires import WIRES
+from tfscale.launch import LocalWorkers
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = Path(__file__).parent / "workers" / "training.py"

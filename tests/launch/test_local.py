@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+
 from tfscale.launch import LocalWorkers, WorkerFailed
 
 PATIENCE = 100  # seconds, longer than anything here takes

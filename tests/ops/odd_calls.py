@@ -13,10 +13,10 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
-from tfscale.ops import Group, all_gather, all_reduce, mix, reduce_scatter
 
 from tests.ops import raw_calls
 from tfscale.native import library
+from tfscale.ops import Group, all_gather, all_reduce, mix, reduce_scatter
 
 HUGE, FAR = 2**40, 2**62
 SIZES = (0, 1, 2, 3, HUGE, FAR)

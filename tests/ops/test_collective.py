@@ -14,9 +14,9 @@ from helpers import (
     normal,
     run,
 )
-from tfscale.ops import DTYPES, Group, all_gather, all_reduce, broadcast, mix, reduce_scatter
 
 from tfscale.collectives import matrix, mixture, mixtures, ring, wires
+from tfscale.ops import DTYPES, Group, all_gather, all_reduce, broadcast, mix, reduce_scatter
 
 SHARDED = [(algorithm, p) for p in (1, 2, 3, 4, 5, 8) for algorithm in halving_by_reduce_scatter(p)]
 ROWS = (0, 1, 7, 600)

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import PATIENCE, assert_disagreement, group, integers, slowly
-from tfscale.ops import Group, all_gather, all_reduce, broadcast, reduce_scatter
 
 from tfscale.collectives import ring
 from tfscale.native import library
 from tfscale.native.library import known_to_all
+from tfscale.ops import Group, all_gather, all_reduce, broadcast, reduce_scatter
 
 
 def assert_goes_on(group):

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import group
-from tfscale.ops import all_reduce
 
 from tests.ops.raw_calls import (
     OPS,
@@ -20,6 +19,7 @@ from tests.ops.raw_calls import (
     variable,
 )
 from tfscale.native import library
+from tfscale.ops import all_reduce
 
 HUGE = 2**40
 

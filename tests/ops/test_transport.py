@@ -2,11 +2,11 @@
 
 import pytest
 import tensorflow as tf
-from tfscale.ops import Group, all_reduce
 
 from tfscale import ScaleStrategy
 from tfscale.native import transport
 from tfscale.native.transport import attributes
+from tfscale.ops import Group, all_reduce
 
 
 def test_by_default_nothing_is_asked_of_the_network():

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
-from tfscale.optimizers import BIAS_AND_NORM, LAMB, LARS
 
 from tests.optimizers.common import at
+from tfscale.optimizers import BIAS_AND_NORM, LAMB, LARS
 from tfscale.training.optimizers.base import ADAPTATION, DECAY
 from tfscale.training.optimizers.paths import found
 

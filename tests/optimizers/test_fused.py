@@ -6,12 +6,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tfscale.optimizers import LAMB, LARS
 
 from tests.optimizers.common import assert_close, gradients, train, variables
 from tfscale.bridge import runtime
 from tfscale.native import library
 from tfscale.native.toolchain import BuildError
+from tfscale.optimizers import LAMB, LARS
 from tfscale.training.optimizers import fused
 
 RULES = {

@@ -15,10 +15,10 @@ from pathlib import Path
 import keras
 import numpy as np
 import tensorflow as tf
-from tfscale.recompute import BudgetError
 
 from tfscale.bridge.feed import untuned
 from tfscale.callbacks import Recompute
+from tfscale.recompute import BudgetError
 from tfscale.tools.bench.memory import COUNTED, make_meter
 
 BETWEEN = (0, 0.15, 0.3, 0.5, 0.7, 0.85, 1)  # of the smallest budget and a plain step

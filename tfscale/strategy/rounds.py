@@ -14,7 +14,8 @@ import tensorflow as tf
 from tfscale.bridge.hooks import END_OF_FIT, OPTIMIZER_BUILD
 from tfscale.bridge.objects import native, trained_by
 from tfscale.exchange.explain import Row
-from tfscale.exchange.reducer import Reducer, describe, place_of
+from tfscale.exchange.packing import describe, place_of
+from tfscale.exchange.reducer import Reducer
 from tfscale.exchange.state import COMMON, IN_SHARDS, ExchangeState, Slot, creating
 from tfscale.strategy.course import Course, optimizer_of
 from tfscale.strategy.current import on_a_replica

@@ -14,10 +14,9 @@ tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * DEVICES
 )
 
-from tfscale.ops import Group  # noqa: E402
-
 from tfscale.collectives import Link  # noqa: E402
 from tfscale.exchange.link import cached  # noqa: E402
+from tfscale.ops import Group  # noqa: E402
 from tfscale.tools.bench.measure import leave  # noqa: E402
 
 group = Group.cluster(deadline=120)

@@ -21,8 +21,8 @@ from helpers import (  # noqa: E402
     integers,
     normal,
 )
-from tfscale.ops import Group, all_gather, all_reduce, broadcast, reduce_scatter  # noqa: E402
 
+from tfscale.ops import Group, all_gather, all_reduce, broadcast, reduce_scatter  # noqa: E402
 from tfscale.tools.bench.measure import leave  # noqa: E402
 
 group = Group.cluster(deadline=PATIENCE)

@@ -10,8 +10,8 @@ import threading
 import time
 
 import tensorflow as tf
-from tfscale.ops import Group, all_reduce
 
+from tfscale.ops import Group, all_reduce
 from tfscale.tools.bench.measure import leave, meet
 
 came_back = threading.Event()

@@ -9,8 +9,8 @@ import time
 
 import tensorflow as tf
 from helpers import PATIENCE
-from tfscale.ops import Group, all_reduce
 
+from tfscale.ops import Group, all_reduce
 from tfscale.tools.bench.measure import leave, meet
 
 meeting = os.environ["MEETING"]

@@ -8,8 +8,8 @@ import time
 
 import tensorflow as tf
 from helpers import PATIENCE
-from tfscale.ops import Group, all_reduce
 
+from tfscale.ops import Group, all_reduce
 from tfscale.tools.bench.measure import leave
 
 rank, victim = int(os.environ["RANK"]), int(os.environ["VICTIM"])

@@ -10,8 +10,8 @@ import time
 import numpy as np
 import tensorflow as tf
 from helpers import PATIENCE
-from tfscale.ops import Group, all_reduce
 
+from tfscale.ops import Group, all_reduce
 from tfscale.tools.bench.measure import leave
 
 rank, count = int(os.environ["RANK"]), int(os.environ["COUNT"])

@@ -4,8 +4,8 @@ import os
 
 import tensorflow as tf
 from helpers import PATIENCE
-from tfscale.ops import Group, all_reduce
 
+from tfscale.ops import Group, all_reduce
 from tfscale.tools.bench.measure import leave
 
 rank, count = int(os.environ["RANK"]), int(os.environ["COUNT"])
