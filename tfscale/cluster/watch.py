@@ -29,7 +29,7 @@ def watched(workers: Sequence[Worker], me: int, seconds: float) -> Iterator[None
     """Log now and then that this worker waits, and end its process after this number of seconds."""
     folder = str(Path(__file__).parents[2])
     path = os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])])
-    program = f"from tfscale.launch import watch; watch.watch({os.getpid()})"
+    program = f"from tfscale.cluster import watch; watch.watch({os.getpid()})"
     told = [workers, me, seconds, meeting.FIRST_WORD, meeting.EACH]
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # continue without the second process if it cannot start
