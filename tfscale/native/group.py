@@ -17,9 +17,8 @@ import tensorflow as tf
 from tfscale.bridge import started
 from tfscale.bridge.runtime import context, coordination_leader
 from tfscale.cluster import addresses, config, this_worker
-from tfscale.cluster.greeting import Worker
-from tfscale.cluster.meeting import JoinError, meet, narrated, unreachable
-from tfscale.cluster.watch import watched
+from tfscale.cluster.meeting import JoinError, Worker, meet
+from tfscale.cluster.watch import describe_reachability, log_waiting, watched
 from tfscale.native import library
 from tfscale.native import log as _log
 from tfscale.native import transport as _transport
@@ -377,7 +376,7 @@ class Group:
                     library.load().tfscale_join(communicator.handle)
 
         who = self.peers[self.communicators[0].rank]
-        with tf.init_scope(), narrated(f"{who} waits until all {self.ranks} ranks have joined"):
+        with tf.init_scope(), log_waiting(f"{who} waits until all {self.ranks} ranks have joined"):
             try:
                 join.get_concrete_function()()  # a plain call makes TensorFlow warn of retracing
             except tf.errors.DeadlineExceededError as error:
@@ -549,7 +548,7 @@ def starting(resolver: Any, deadline: float, join_timeout: float) -> Iterator[No
     except tf.errors.OpError as error:
         raise JoinError(
             f"{workers[me]} has met all other workers, but then TensorFlow's servers could not "
-            f"connect: {error.message} ({unreachable(workers)})."
+            f"connect: {error.message} ({describe_reachability(workers)})."
         ) from error
 
 
