@@ -530,12 +530,15 @@ def starting(resolver: Any, deadline: float, join_timeout: float) -> Iterator[No
         yield
         return
     if started.has_devices():
-        raise RuntimeError(_TOO_LATE.format(by=started.words()))
+        raise RuntimeError(_TOO_LATE.format(by=started.describe_start()))
     tasks, own = tasks_of(resolver), _task(resolver)
     workers = [Worker(_name(task), host) for task, host in tasks]
     if own not in dict(tasks):
         known = ", ".join(map(str, workers))
-        raise ValueError(f"this worker is {_name(own)}, but the workers are {known}")
+        raise ValueError(
+            f"this worker is {_name(own)}, but the workers are {known}. Give it the index of "
+            "one of them in TF_CONFIG or in its cluster resolver."
+        )
     me = [task for task, _ in tasks].index(own)
     ends = time.monotonic() + join_timeout
     share_port = os.environ.get("TF_GRPC_REUSE_PORT", "").lower() in ("1", "true")

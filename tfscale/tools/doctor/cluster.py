@@ -25,7 +25,7 @@ def find(environ: Mapping[str, str]) -> tuple[Source | None, Check]:
     from tfscale.cluster import sources
 
     try:
-        source = sources.found(environ)
+        source = sources.find_source(environ)
     except ValueError as error:
         return None, problem("cluster", str(error), "Correct it, or unset it to train alone.")
     if source is None:
