@@ -105,10 +105,12 @@ def _start_thread() -> None:
 
 def _forget() -> None:
     """Remove the handlers in a forked process: it is not a worker, and must send no messages."""
+    global _pipe
     if _pipe is None:
         return
     signal.set_wakeup_fd(-1)
     _pipe.close()
+    _pipe = None  # processes that this one forks must not close the numbers again
     for number, own in ((signal.SIGTERM, _wait_for_the_end), (signal.SIGINT, _raise_interrupt)):
         if signal.getsignal(number) is own:
             default = signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler
