@@ -7,7 +7,7 @@ import subprocess
 import pytest
 from helpers import ROOT
 
-from tfscale.cluster.sources import found
+from tfscale.cluster.sources import find_source
 from tfscale.tools.launch.request import parse
 
 yaml = pytest.importorskip("yaml")
@@ -26,7 +26,7 @@ def test_the_workers_of_a_tfjob_find_each_other():
     hosts = [f"{name}-worker-{index}.ns.svc:2222" for index in range(replicas["replicas"])]
     task = {"type": "worker", "index": 2}
     config = {"cluster": {"worker": hosts}, "task": task, "environment": "cloud"}
-    source = found({"TF_CONFIG": json.dumps(config)})
+    source = find_source({"TF_CONFIG": json.dumps(config)})
     assert (source.index, source.addresses) == (2, hosts)
 
 

@@ -135,7 +135,7 @@ def test_a_tf_config_that_was_exported_once_is_refused():
 
 
 def test_it_is_done_once(monkeypatch):
-    monkeypatch.setattr(this_worker, "_made", {})
+    monkeypatch.setattr(this_worker, "_sources_by_config", {})
     environ = step(1)
     source = this_worker.configure(environ)
     config = json.loads(environ["TF_CONFIG"])
@@ -146,7 +146,7 @@ def test_it_is_done_once(monkeypatch):
 
 
 def test_without_a_launcher_nothing_is_set(monkeypatch):
-    monkeypatch.setattr(this_worker, "_made", {})
+    monkeypatch.setattr(this_worker, "_sources_by_config", {})
     for environ in ({}, tf_config(), step(0, 1), {**step(0), "TFSCALE_LAUNCH": "1"}):
         before = dict(environ)
         assert this_worker.configure(environ) is None and environ == before

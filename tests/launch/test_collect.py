@@ -6,6 +6,7 @@ import re
 import signal
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -222,16 +223,6 @@ def test_interrupted_it_ends_at_once(begin, port, index):
     assert "KeyboardInterrupt" in waiting.end()
 
 
-class Writer:
-    """Where a connection begins and ends, as worker 0 sees it."""
-
-    def __init__(self, here, there):
-        self._ends = {"sockname": (here, 29400), "peername": (there, 50000)}
-
-    def get_extra_info(self, which):
-        return self._ends[which]
-
-
 @pytest.mark.parametrize(
     ("connections", "addresses"),
     [
@@ -245,9 +236,10 @@ class Writer:
     ],
 )
 def test_each_is_told_the_address_at_which_others_reach_it(connections, addresses):
-    me = collect._Hello("worker", 0, 2, (9000,), "p")
-    host = collect._Host(("h", 29400), me, "job", None)
-    for index, ends in enumerate(connections):
-        hello = collect._Hello("worker", index, 2, (9000 + index,), "p")
-        host._links[index].append(collect._Link(hello, Writer(*ends)))
-    assert host._addresses() == [[address] for address in addresses]
+    arrivals = [
+        collect._Arrival(
+            SimpleNamespace(own_host=own, other_host=other), "p", index, (9000 + index,)
+        )
+        for index, (own, other) in enumerate(connections)
+    ]
+    assert collect.addresses_of(arrivals) == [[address] for address in addresses]

@@ -58,7 +58,7 @@ def test_one_that_never_comes_is_named_on_all(begin, free):
     for output in [one.end() for one in [begin(addresses, i, 2) for i in range(3)]]:
         (error,) = re.findall("^REFUSED (.*)$", output, re.MULTILINE)
         assert f"has waited 2 s for worker 3 at {addresses[3]} (nothing listens there). " in error
-        assert "Check that it was started" in error
+        assert "Check that each of them was started" in error
         assert "(join_timeout=2)" in error
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.launch.processes import PATIENCE, ROOT
 from tfscale.cluster import slurm
 from tfscale.cluster.ancestors import ancestor
-from tfscale.cluster.sources import ORDER, all_found, found
+from tfscale.cluster.sources import ORDER, find_source, find_sources
 
 TASKS = {"worker": [f"h{i}:2222" for i in range(4)]}
 
@@ -66,7 +66,7 @@ def without(variables, name):
 
 def told(environ):
     with pytest.raises(ValueError) as refusal:
-        found(environ)
+        find_source(environ)
     return str(refusal.value)
 
 
@@ -78,11 +78,11 @@ def place(source):
 
 
 def test_nothing_says_nothing():
-    assert found({}) is None and all_found({}) == []
+    assert find_source({}) is None and find_sources({}) == []
 
 
 def test_tf_config():
-    source = found(tf_config(2))
+    source = find_source(tf_config(2))
     assert place(source) == ("TF_CONFIG", 2, 4, 0, 1)
     assert source.addresses == TASKS["worker"]
 
@@ -92,62 +92,62 @@ def test_tf_config():
 )
 def test_the_chief_is_the_first_worker(kind, index, place):
     cluster = {"worker": ["b:1", "c:1"], "chief": ["a:1"], "ps": ["d:1"]}
-    source = found(tf_config(index, cluster, kind))
+    source = find_source(tf_config(index, cluster, kind))
     assert (source.index, source.count, source.addresses) == (place, 3, ["a:1", "b:1", "c:1"])
 
 
 def test_workers_that_tf_config_counts_itself():
-    source = found(tf_config(5, {"worker": {"10": "c:1", "5": "b:1"}}))
+    source = find_source(tf_config(5, {"worker": {"10": "c:1", "5": "b:1"}}))
     assert (source.index, source.count, source.addresses) == (0, 2, ["b:1", "c:1"])
 
 
 def test_an_evaluator_does_not_train():
-    assert found({**srun(), **tf_config(0, TASKS, "evaluator")}) is None
+    assert find_source({**srun(), **tf_config(0, TASKS, "evaluator")}) is None
 
 
 @pytest.mark.parametrize("text", ["{}", '{"task": {"type": "worker", "index": 0}}'])
 def test_a_tf_config_without_a_cluster_says_nothing(text):
-    assert found({"TF_CONFIG": text}) is None
-    assert found({"TF_CONFIG": text, **srun()}).name == "Slurm"
+    assert find_source({"TF_CONFIG": text}) is None
+    assert find_source({"TF_CONFIG": text, **srun()}).name == "Slurm"
 
 
 def test_torchrun():
-    source = found(torchrun(3))
+    source = find_source(torchrun(3))
     assert place(source) == ("torchrun", 3, 4, 1, 2)
     assert (source.addresses, source.master) == (None, ("h0", 29500))
-    after_a_failure = found(torchrun(2, TORCHELASTIC_RESTART_COUNT="1"))
+    after_a_failure = find_source(torchrun(2, TORCHELASTIC_RESTART_COUNT="1"))
     assert source.identity == after_a_failure.identity
-    assert source.identity != found(torchrun(3, TORCHELASTIC_RUN_ID="r8")).identity
+    assert source.identity != find_source(torchrun(3, TORCHELASTIC_RUN_ID="r8")).identity
 
 
 def test_torchruns_variables_set_by_another_have_one_process_on_each_host():
     rest = without(without(torchrun(3, **STALE), "LOCAL_RANK"), "LOCAL_WORLD_SIZE")
-    assert place(found(rest)) == ("torchrun", 3, 4, 0, 1)
+    assert place(find_source(rest)) == ("torchrun", 3, 4, 0, 1)
 
 
 @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "MASTER_ADDR"])
 def test_some_of_torchruns_variables_are_of_others(name):
-    assert found(without(torchrun(), name)) is None
+    assert find_source(without(torchrun(), name)) is None
 
 
 def test_open_mpi_on_one_host():
-    source = found(open_mpi(3))
+    source = find_source(open_mpi(3))
     assert place(source) == ("Open MPI", 3, 4, 3, 4)
     host, port = source.master
     assert host == "127.0.0.1" and 12000 <= port < 32000
-    assert found(open_mpi(0)).master == source.master
-    other = found(open_mpi(PMIX_NAMESPACE="prterun-h0-78@1"))
+    assert find_source(open_mpi(0)).master == source.master
+    other = find_source(open_mpi(PMIX_NAMESPACE="prterun-h0-78@1"))
     assert other.master != source.master and other.identity != source.identity
 
 
 def test_open_mpi_4_names_its_job_otherwise():
     job = {"PMIX_NAMESPACE": "", "OMPI_MCA_ess_base_jobid": "77"}
-    assert found(open_mpi(**job)).identity == "Open MPI 77"
+    assert find_source(open_mpi(**job)).identity == "Open MPI 77"
 
 
 @pytest.mark.parametrize("launched", [open_mpi, mpich])
 def test_mpi_on_several_hosts_needs_a_master(launched):
-    source = found(launched(3, on_host=2, **MASTER))
+    source = find_source(launched(3, on_host=2, **MASTER))
     assert place(source)[1:] == (3, 4, 1, 2) and source.master == ("h0", 29400)
     message = told(launched(3, on_host=2))
     assert "as worker 3 of 4, but does not say where the others are" in message
@@ -159,9 +159,9 @@ def test_mpich_on_one_host_needs_one_where_no_parent_names_the_job():
 
 
 def test_slurm():
-    sources = [found(srun(i, node=i // 2, local=i % 2)) for i in range(4)]
+    sources = [find_source(srun(i, node=i // 2, local=i % 2)) for i in range(4)]
     assert [place(source) for source in sources] == [("Slurm", i, 4, i % 2, 2) for i in range(4)]
-    ports = slurm.own_port(100, 0, 0), slurm.own_port(100, 0, 1)
+    ports = slurm.unreserved_port(100, 0, 0), slurm.unreserved_port(100, 0, 1)
     assert 12000 <= ports[0] < ports[1] < 32768
     for source in sources:
         assert source.addresses == [f"n{host}:{port}" for host in (1, 2) for port in ports]
@@ -169,12 +169,12 @@ def test_slurm():
 
 def test_slurm_cyclic():
     variables = srun(1, node=1, local=0, SLURM_DISTRIBUTION="cyclic:block,Pack")
-    hosts = [address.split(":")[0] for address in found(variables).addresses]
+    hosts = [address.split(":")[0] for address in find_source(variables).addresses]
     assert hosts == ["n1", "n2", "n1", "n2"]
 
 
 def test_slurm_reserves_ports():
-    source = found(srun(SLURM_STEP_RESV_PORTS="12000-12001,12010"))
+    source = find_source(srun(SLURM_STEP_RESV_PORTS="12000-12001,12010"))
     assert source.addresses == ["n1:12000", "n1:12001", "n2:12000", "n2:12001"]
 
 
@@ -183,7 +183,10 @@ def test_slurm_reserves_ports():
             {"SLURM_TRES_PER_TASK": "cpu=4,gres/gpu=1"}]
 )  # fmt: skip
 def test_slurm_may_give_each_task_its_own_gpus(own):
-    assert found(srun(SLURM_GPU_BIND="none")).shares_gpus and not found(srun(**own)).shares_gpus
+    assert (
+        find_source(srun(SLURM_GPU_BIND="none")).shares_gpus
+        and not find_source(srun(**own)).shares_gpus
+    )
 
 
 @pytest.mark.parametrize(
@@ -194,8 +197,8 @@ def test_slurm_may_give_each_task_its_own_gpus(own):
     ],
 )  # fmt: skip
 def test_one_process_trains_alone(alone):
-    assert found(alone) is None
-    assert found({**alone, **tf_config()}).name == "TF_CONFIG"
+    assert find_source(alone) is None
+    assert find_source({**alone, **tf_config()}).name == "TF_CONFIG"
 
 
 # ---------------------------------------------------------------------- several
@@ -203,23 +206,25 @@ def test_one_process_trains_alone(alone):
 
 def test_the_order_is_that_of_precedence():
     everything = {**tf_config(), **torchrun(), **open_mpi(), **mpich(), **srun()}
-    assert tuple(source.name for source in all_found(everything)) == ORDER
-    assert found(everything).name == "TF_CONFIG"
+    assert tuple(source.name for source in find_sources(everything)) == ORDER
+    assert find_source(everything).name == "TF_CONFIG"
 
 
 @pytest.mark.parametrize("inner", [torchrun(5, 8), open_mpi(5, 8, 8), mpich(5, 8, 4, **MASTER)])
 def test_a_launcher_within_slurms_step_counts(inner):
-    assert found({**srun(), **inner}).count == 8
-    assert found({**srun(), **inner, **tf_config(5, {"worker": [f"h:{i}" for i in range(1, 9)]})})
+    assert find_source({**srun(), **inner}).count == 8
+    assert find_source(
+        {**srun(), **inner, **tf_config(5, {"worker": [f"h:{i}" for i in range(1, 9)]})}
+    )
 
 
 def test_one_process_of_a_launcher_within_a_step_trains_alone():
-    assert found({**srun(), **open_mpi(0, 1, 1)}) is None
+    assert find_source({**srun(), **open_mpi(0, 1, 1)}) is None
 
 
 def test_srun_sets_pmis_variables_too():
     pmi = {"PMI_RANK": "1", "PMI_SIZE": "4"}
-    assert found({**srun(), **pmi}).name == "Slurm"
+    assert find_source({**srun(), **pmi}).name == "Slurm"
 
 
 @pytest.mark.parametrize(
@@ -228,7 +233,7 @@ def test_srun_sets_pmis_variables_too():
 def test_an_old_tf_config_is_a_contradiction(other):
     message = told({**other, **tf_config()})
     assert "TF_CONFIG says that this is worker 1 of 4: TF_CONFIG={" in message
-    (source,) = all_found(other)
+    (source,) = find_sources(other)
     assert f"{source.name} says that this is worker {source.index} of {source.count}: " in message
     for name, value in source.evidence.items():
         assert f"{name}={value}" in message
@@ -243,14 +248,14 @@ def test_old_variables_of_torchrun_are_a_contradiction(under):
 
 
 def test_what_agrees_is_no_contradiction():
-    assert found({**torchrun(1, **STALE), **srun()}).name == "torchrun"
-    assert found({**tf_config(), **srun()}).name == "TF_CONFIG"
+    assert find_source({**torchrun(1, **STALE), **srun()}).name == "torchrun"
+    assert find_source({**tf_config(), **srun()}).name == "TF_CONFIG"
 
 
 def test_our_own_launcher_alone_counts():
     mine = {"TFSCALE_LAUNCH": "1"}
-    assert found({**tf_config(), **srun(0, local=0), **mine}).name == "TF_CONFIG"
-    assert found({**srun(), **mine}) is None
+    assert find_source({**tf_config(), **srun(0, local=0), **mine}).name == "TF_CONFIG"
+    assert find_source({**srun(), **mine}) is None
 
 
 # ---------------------------------------------------------------------- what is broken
@@ -402,6 +407,6 @@ def test_kubernetes_workers_as_the_page_makes_them():
         env={"JOB_COMPLETION_INDEX": "2", "WORKERS": "4", "PATH": "/usr/bin:/bin"},
         capture_output=True, text=True, timeout=PATIENCE,
     )  # fmt: skip
-    source = found({"TF_CONFIG": done.stdout})
+    source = find_source({"TF_CONFIG": done.stdout})
     assert (source.index, source.count) == (2, 4), done.stderr
     assert source.addresses == [f"train-{i}.train:2222" for i in range(4)]

@@ -115,8 +115,8 @@ def begins() -> tuple[keras.Model, list[Any], dict[str, Any]] | None:
     near = list(itertools.islice(frames(sys._getframe(1)), 4))
     for builds, fit in itertools.pairwise(near):
         if (builds.f_code.co_name, fit.f_code.co_name) == (BUILDS_FROM_SHAPES, "fit"):
-            told = fit.f_locals
-            return told["self"], _listed(told["callbacks"]), _length(told)
+            given = fit.f_locals
+            return given["self"], _listed(given["callbacks"]), _length(given)
     return None
 
 
@@ -163,16 +163,12 @@ def compiling() -> keras.Model | None:
 
 def iterator() -> Any:
     """Return the reader of the data of the ``fit`` that called, at whatever depth, or None."""
-    for frame in frames(sys._getframe(1)):
-        found = frame.f_locals.get("epoch_iterator")
-        if isinstance(found, EpochIterator):
-            return found
-    return None
+    return _variables_of_fit().get("epoch_iterator")
 
 
 def callbacks_of_fit() -> list[Any]:
     """Return the callbacks of the ``fit`` that called, at whatever depth; none if none runs."""
-    return _listed(_callback_list())
+    return _listed(_variables_of_fit().get("callbacks"))
 
 
 def read_anew(steps: int) -> None:
@@ -180,17 +176,18 @@ def read_anew(steps: int) -> None:
 
     Called by a callback at the beginning of an epoch.
     """
-    epochs, told = iterator(), _callback_list()
+    variables = _variables_of_fit()
+    epochs, callbacks = variables["epoch_iterator"], variables["callbacks"]
     epochs.steps_per_epoch = steps
     epochs._current_iterator = None
-    told.set_params({**told.params, "steps": steps})
+    callbacks.set_params({**callbacks.params, "steps": steps})
 
 
-def _callback_list() -> Any:
+def _variables_of_fit() -> Mapping[str, Any]:
     for frame in frames(sys._getframe(1)):
         if isinstance(frame.f_locals.get("epoch_iterator"), EpochIterator):
-            return frame.f_locals.get("callbacks")
-    return None
+            return frame.f_locals
+    return {}
 
 
 class RunningFit:

@@ -53,20 +53,20 @@ class Hook:
         self, owner: Any, replacement: Callable[..., Any], in_thread: bool = False
     ) -> Iterator[None]:
         """Replace a function while the block runs; see ``put``."""
-        worn = self.put(owner, replacement, in_thread=in_thread)
+        placed = self.put(owner, replacement, in_thread=in_thread)
         try:
             yield
         finally:
-            worn.off()
+            placed.off()
 
     @contextlib.contextmanager
     def showing(self, owner: Any, value: Any) -> Iterator[None]:
         """Replace an attribute that is no function by a value while the block runs."""
-        worn = _put(self, owner, _Value(value), weakly=False)
+        placed = _put(self, owner, _Value(value), weakly=False)
         try:
             yield
         finally:
-            worn.off()
+            placed.off()
 
     def put(
         self,
@@ -76,7 +76,7 @@ class Hook:
         in_thread: bool = False,
         while_lives: Any = None,
         weakly: bool = False,
-    ) -> Worn:
+    ) -> ActiveHook:
         """Replace a function: ``replacement(original, ...)`` is called in place of it.
 
         For an object and for a class, ``replacement(original, thing, ...)`` gets the object, and
@@ -95,10 +95,10 @@ class Hook:
         """
         thread = threading.get_ident() if in_thread else None
         alive = None if while_lives is None else weakref.ref(while_lives)
-        worn = _put(self, owner, _Function(replacement, thread, alive), weakly)
+        placed = _put(self, owner, _Function(replacement, thread, alive), weakly)
         if while_lives is not None:
             weakref.finalize(while_lives, _forget_dead, id(owner), self.name).atexit = False
-        return worn
+        return placed
 
     def off(self, owner: Any) -> None:
         """Take this hook off an owner, if it is on."""
@@ -119,7 +119,7 @@ class Hook:
         ]
 
 
-class Worn:
+class ActiveHook:
     """A hook on one owner."""
 
     def __init__(self, chain: _Chain, layer: _Layer) -> None:
@@ -183,8 +183,8 @@ class _Layer:
 class _Chain:
     """One attribute of one owner, and the hooks on it, from the first to the last.
 
-    The function that stands in refers to its chain, and so does the ``Worn`` that can take a value
-    off. Nothing else does: a chain ends with its owner, and keeps no owner alive.
+    The function that stands in refers to its chain, and so does the ``ActiveHook`` that can take a
+    value off. Nothing else does: a chain ends with its owner, and keeps no owner alive.
     """
 
     def __init__(self, owner: Any, name: str) -> None:
@@ -300,14 +300,14 @@ def _has_attributes_of_its_own(owner: Any) -> bool:
     return not isinstance(owner, (type, types.ModuleType))
 
 
-def _put(hook: Hook, owner: Any, stand_in: _Function | _Value, weakly: bool) -> Worn:
+def _put(hook: Hook, owner: Any, stand_in: _Function | _Value, weakly: bool) -> ActiveHook:
     key, layer = (id(owner), hook.name), _Layer(hook, stand_in)
     with _changing:
         chain = _chains.get(key)
         if chain is None or not chain.layers or not chain.is_shown():
             chain = _chains[key] = _Chain(owner, hook.name)
         chain.add(layer, weakly)
-        return Worn(chain, layer)
+        return ActiveHook(chain, layer)
 
 
 def _forget_dead(owner: int, name: str) -> None:

@@ -55,6 +55,6 @@ def _package_of(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", "")).split(".")[0]
 
 
-def words() -> str:
+def describe_start() -> str:
     """Return what has started TensorFlow, as the end of a sentence about it."""
     return "by a dataset, a tensor or a model" if _line is None else f"by {_line}"

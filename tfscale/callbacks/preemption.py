@@ -82,14 +82,14 @@ class Preemption(WholeBackup):
         """Save and end, if it is time to check and a worker got the signal."""
         super().on_train_batch_end(batch, logs)
         self._steps += 1
-        if self._steps % self._check_every == 0 and self._anybody_told():
+        if self._steps % self._check_every == 0 and self._some_worker_got_it():
             self._save_model()
             self._leave()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Save and end after validation, if a worker got the signal."""
         super().on_epoch_end(epoch, logs)
-        if self._anybody_told():
+        if self._some_worker_got_it():
             if self.save_freq != "epoch":
                 self._save_model()
             self._leave()
@@ -97,7 +97,7 @@ class Preemption(WholeBackup):
     def on_train_end(self, logs: Any = None) -> None:
         """Restore the former handler of SIGTERM; save and end if a worker got the signal."""
         self._sigterm.stop()
-        if self._anybody_told():
+        if self._some_worker_got_it():
             self._current_epoch = self.params["epochs"]  # an early end of training is its end
             self._save_model()
             self._leave()
@@ -109,7 +109,7 @@ class Preemption(WholeBackup):
         self._wait_for_the_save()
         _log.info(
             "%s got SIGTERM: saved at step %d, exiting with %s",
-            "this worker" if self._sigterm.told else "another worker",
+            "this worker" if self._sigterm.got_it else "another worker",
             self._steps_so_far(),
             self._exit_code,
         )
@@ -120,16 +120,16 @@ class Preemption(WholeBackup):
 
         Many launchers end all processes as soon as one ends with another code than 0.
         """
-        self._on_any_worker(False)
+        self._on_some_worker(False)
 
     def _steps_so_far(self) -> int:
         optimizer = getattr(self.model, "optimizer", None)
         return self._steps if optimizer is None else int(optimizer.iterations.numpy())
 
-    def _anybody_told(self) -> bool:
-        return self._on_any_worker(self._sigterm.heard)
+    def _some_worker_got_it(self) -> bool:
+        return self._on_some_worker(self._sigterm.heard)
 
-    def _on_any_worker(self, holds: bool) -> bool:
+    def _on_some_worker(self, holds: bool) -> bool:
         strategy = self.model.distribute_strategy
         if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
             return holds

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
 import signal
 import threading
 import time
@@ -12,10 +10,10 @@ from typing import Any
 
 from tfscale.bridge import fit
 from tfscale.native import library
-from tfscale.support import handlers
+from tfscale.support import signals
 
 _TIMES, _BETWEEN = 5, 0.1  # seconds
-_EACH = 1.0  # seconds after a signal, to check whether ``fit`` has raised instead of reacting
+_BETWEEN_CHECKS = 1.0  # seconds, after a signal: has ``fit`` raised instead of reacting?
 
 
 class Sigterm:
@@ -34,14 +32,14 @@ class Sigterm:
         self._callback = callback
         # A loop of the user may go on after an error, so it counts as running.
         self._fit = fit.running_with(callback)
-        self.told = False
+        self.got_it = False
         _process.add(self)
 
     @property
     def heard(self) -> bool:
         """Whether the signal has come."""
         _process.read()
-        return self.told
+        return self.got_it
 
     def stop(self) -> None:
         """Leave the signal to its former handler; ``heard`` keeps its value.
@@ -49,7 +47,7 @@ class Sigterm:
         A signal that has come until now counts as handled.
         """
         _process.remove(self)
-        if self.told:
+        if self.got_it:
             _process.unheeded = False
 
     def replaces(self, other: Sigterm) -> bool:
@@ -80,7 +78,7 @@ class _Process:
         self._lock = threading.RLock()
         self._trainings: list[Sigterm] = []
         self.unheeded = False  # whether a signal has come that no training has handled yet
-        self._pipe: tuple[int, int] | None = None  # exists from the first training on
+        self._pipe: signals.Pipe | None = None  # exists from the first training on
         self._handles = False  # whether a Python handler is installed
         self._former: Any = signal.SIG_DFL
         self._action: Any = None  # C's former handler, while this handles the signal
@@ -89,10 +87,8 @@ class _Process:
         self._remove_ended()
         with self._lock:
             if self._pipe is None:
-                self._pipe = os.pipe()
-                for end in self._pipe:
-                    os.set_blocking(end, False)  # when it is full, it has been heard
-                threading.Thread(target=self._watch, name="tfscale-sigterm", daemon=True).start()
+                self._pipe = signals.Pipe()
+                self._pipe.start(self._watch, "tfscale-sigterm")
             self._replace(training)
             self._take()
 
@@ -101,7 +97,7 @@ class _Process:
         self.read()
         for other in [one for one in self._trainings if training.replaces(one)]:
             self._trainings.remove(other)
-            training.told = other.told and self.unheeded
+            training.got_it = other.got_it and self.unheeded
         self._trainings.append(training)
 
     def remove(self, training: Sigterm) -> bool:
@@ -116,19 +112,18 @@ class _Process:
             return True
 
     def read(self) -> None:
-        with self._lock, contextlib.suppress(BlockingIOError):
-            if self._pipe and os.read(self._pipe[0], 1 << 16):
+        with self._lock:
+            if self._pipe and self._pipe.read():
                 self.unheeded = True
                 for training in self._trainings:
-                    training.told = True
+                    training.got_it = True
 
     def forget(self) -> None:
         """Drop all trainings in a forked process, since they belong to its parent."""
         if self._pipe:
             self._give_back()
             self._trainings.clear()
-            for end in self._pipe:
-                os.close(end)
+            self._pipe.close()
 
     def _take(self) -> None:
         assert self._pipe
@@ -136,19 +131,19 @@ class _Process:
             return
         if threading.current_thread() is not threading.main_thread():
             if self._action is None:
-                writer = library.signal_writer(self._pipe[1])
-                self._action = handlers.current(signal.SIGTERM)
-                handlers.install(signal.SIGTERM, writer)
+                writer = library.signal_writer(self._pipe.writer)
+                self._action = signals.current(signal.SIGTERM)
+                signals.install(signal.SIGTERM, writer)
             return
         if self._action is None:
-            self._action = handlers.current(signal.SIGTERM)
+            self._action = signals.current(signal.SIGTERM)
         former = signal.signal(signal.SIGTERM, self._hear)
         if former != self._hear:
             self._former = former
         self._handles = True
 
     def _give_back(self) -> None:
-        """Restore the former handlers.
+        """Restore the former signals.
 
         Threads other than the main one restore the C handler only, and ``_hear`` does the rest.
         """
@@ -157,14 +152,13 @@ class _Process:
         if self._handles and is_main and not replaced:
             signal.signal(signal.SIGTERM, self._former)
         if self._action is not None and not replaced:
-            handlers.restore(signal.SIGTERM, self._action)
+            signals.restore(signal.SIGTERM, self._action)
         self._handles, self._action = False, None
 
     def _hear(self, number: int, frame: Any) -> None:
         """Note the signal. Takes no lock, since it may interrupt the thread that holds it."""
         if self._trainings and self._pipe:
-            with contextlib.suppress(BlockingIOError):
-                os.write(self._pipe[1], b"!")
+            self._pipe.write(number)
         else:
             signal.signal(signal.SIGTERM, self._former)
             os.kill(os.getpid(), signal.SIGTERM)
@@ -172,8 +166,8 @@ class _Process:
     def _watch(self) -> None:
         assert self._pipe
         while True:
-            told = any(training.told for training in self._trainings)
-            select.select([self._pipe[0]], [], [], _EACH if told else None)
+            some_got_it = any(training.got_it for training in self._trainings)
+            self._pipe.wait(_BETWEEN_CHECKS if some_got_it else None)
             self.read()
             self._remove_ended()
 
@@ -194,4 +188,4 @@ def _in_child() -> None:
 
 
 _process = _Process()
-handlers.forget_in_child(_in_child)
+signals.forget_in_child(_in_child)

@@ -1,5 +1,5 @@
 """Search of a worker for the others: launchers' variables, addresses, and their meeting."""
 
-from tfscale.cluster.meeting import JoinError
+from tfscale.cluster.gathering import JoinError
 
 __all__ = ["JoinError"]

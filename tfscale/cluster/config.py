@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from tfscale.cluster.addresses import is_address
+
 _SHOWN = 500  # largest number of shown characters of a TF_CONFIG
 _LIKE = (
     '{"cluster": {"worker": ["host-a:2222", "host-b:2222"]}, '
@@ -51,18 +53,12 @@ def _problem_of_cluster(cluster: Any) -> str:
         if not isinstance(addresses, (list, dict)):
             return f"has a cluster whose {job!r} is not a list of addresses"
         for address in listed:
-            if not isinstance(address, str) or not is_address(address):
+            if not is_address(address):
                 return f"has the address {address!r}, which is not 'host:port'"
             if address in seen:
                 return f"has the address {address!r} twice: each worker needs one of its own"
             seen.add(address)
     return ""
-
-
-def is_address(text: str) -> bool:
-    """Return whether a text is ``host:port``."""
-    host, colon, port = text.rpartition(":")
-    return bool(host and colon) and port.isdecimal() and 0 < int(port) < 65536
 
 
 def _problem_of_task(task: Any, cluster: dict[str, Any]) -> str:

@@ -12,36 +12,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import secrets
-import socket
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from tfscale.cluster import addresses, greeting
-from tfscale.cluster.greeting import Hello, NoWorker, Worker
-from tfscale.cluster.threads import outcome_of
+from tfscale.cluster import addresses, connections
+from tfscale.cluster.connections import Connection, Message, NoWorker, printable
+from tfscale.cluster.gathering import Arrival, Gathering, JoinError, list_names, this_process
+from tfscale.cluster.threads import run_in_thread
+
+__all__ = ["JoinError", "Worker", "meet"]
 
 _log = logging.getLogger("tfscale")
 
-FIRST_WORD, EACH = 10.0, 30.0  # seconds after which a waiting worker logs, and logs again
-_CONNECT = 5.0  # seconds
-_ANSWER = 5.0
 _PAUSES = (0.2, 5.0)  # seconds between two calls: the first, and the longest
-_GRACE = 1.0  # seconds in which a restarted worker may take its own place
-_LAST_WORDS = 1.0
-_NAMED = 8  # largest number of workers in a message
-
-_CHECK = (
-    "Check that it was started and still runs, that its TF_CONFIG has the same list of workers and "
-    "its own index, and that its address can be reached from here: host name, port, firewall"
-)
+_TO_TELL = 1.0  # seconds to tell workers that have not been met of a failure
 
 
-class JoinError(RuntimeError):
-    """Raised if workers have not all met; the message says who is missing, or what is wrong."""
+class Worker(NamedTuple):
+    """A worker: its name and address, equal for all workers."""
+
+    name: str
+    address: str
+
+    def __str__(self) -> str:
+        return f"{self.name} at {self.address}"
 
 
 def meet(
@@ -61,46 +57,36 @@ def meet(
         share_port: whether a socket that does not listen may hold this worker's port.
         say: called now and then with a line about missing workers.
     """
-    meeting = _Meeting(workers, me, timeout, share_port, say)
-    outcome_of(meeting.run(), "tfscale-meeting")
+    own = Hello(me, this_process(), secrets.token_hex(8), list(workers))
+    run_in_thread(_Meeting(own, timeout, share_port, say).run(), "tfscale-meeting")
 
 
-@contextlib.contextmanager
-def narrated(story: str, say: Callable[[str], None] = _log.warning) -> Iterator[None]:
-    """Log now and then what the code in this context is waiting for."""
-    over = threading.Event()
+class Hello(NamedTuple):
+    """The message in which a process introduces itself."""
 
-    def tell() -> None:
-        seconds = FIRST_WORD
-        while not over.wait(FIRST_WORD if seconds == FIRST_WORD else EACH):
-            say(f"{story}; {seconds:.0f} s by now")
-            seconds += EACH
-
-    threading.Thread(target=tell, name="tfscale-narrator", daemon=True).start()
-    try:
-        yield
-    finally:
-        over.set()
+    place: int  # index in the list of workers
+    process: str  # for people to read
+    start: str  # random, different for each process
+    workers: list[Worker]
 
 
-def unreachable(workers: Sequence[Worker]) -> str:
-    """Describe which workers cannot be reached, and why."""
-    troubles = []
-    for worker in workers:
-        try:
-            socket.create_connection(addresses.split(worker.address), timeout=1.0).close()
-        except OSError as error:
-            troubles.append(f"{worker}: {addresses.words(error)}")
-    return "; ".join(troubles) or "all of their ports answer"
+def _read_hello(greeting: Message) -> Hello:
+    connections.check_version(greeting)
+    place, process, start, listed = connections.fields(
+        greeting, place=int, process=str, start=str, workers=list
+    )
+    if not 0 <= place < len(listed):
+        raise NoWorker
+    for one in listed:
+        if not isinstance(one, list) or [type(x) for x in one] != [str, str]:
+            raise NoWorker
+    workers = [Worker(printable(name), printable(address)) for name, address in listed]
+    return Hello(place, printable(process), start, workers)
 
 
 @dataclass(eq=False)
-class _Link:
-    """A connection to a process that has introduced itself."""
-
-    hello: Hello
+class _Arrival(Arrival):
     called: bool  # whether this worker called that process, or that process called this worker
-    writer: asyncio.StreamWriter
 
 
 @dataclass
@@ -108,150 +94,104 @@ class _Peer:
     """The state of one of the workers."""
 
     worker: Worker
-    links: list[_Link] = field(default_factory=list)
+    arrivals: list[_Arrival] = field(default_factory=list)
     trouble: str = "not called yet"  # or the reason why a call failed
     ready: bool = False
     news: asyncio.Event = field(default_factory=asyncio.Event)  # set when it may answer
 
-    def linked(self, called: bool) -> bool:
-        return any(link.called == called for link in self.links)
+    def is_linked(self, called: bool) -> bool:
+        return any(arrival.called == called for arrival in self.arrivals)
 
     @property
     def met(self) -> bool:
-        return self.linked(True) and self.linked(False)
+        return self.is_linked(True) and self.is_linked(False)
 
     def state(self) -> str:
         if self.met:
             return f"{self.worker} (is there, and waits for others)"
-        if self.linked(True):
+        if self.is_linked(True):
             return f"{self.worker} (it answers, but has not connected to this worker)"
-        if self.linked(False):
+        if self.is_linked(False):
             return f"{self.worker} (it has connected, but cannot be reached: {self.trouble})"
         return f"{self.worker} ({self.trouble})"
 
 
-class _Meeting:
+class _Meeting(Gathering[None]):
+    advice = (
+        "Check that each of them was started and still runs, that its TF_CONFIG has the same list "
+        "of workers and its own index, and that its address can be reached from here: host name, "
+        "port, firewall"
+    )
+    start_once = "Start each worker once, each with its own index in TF_CONFIG."
+
     def __init__(
-        self,
-        workers: Sequence[Worker],
-        me: int,
-        timeout: float,
-        share_port: bool,
-        say: Callable[[str], None],
+        self, own: Hello, timeout: float, share_port: bool, say: Callable[[str], None]
     ) -> None:
-        self._hello = Hello(
-            me,
-            f"process {os.getpid()} on {socket.gethostname()}",
-            secrets.token_hex(8),
-            list(workers),
-        )
-        self._introduction = {"tfscale": greeting.PROTOCOL, **self._hello._asdict()}
-        self._me = me
-        self._timeout = timeout
+        super().__init__(timeout, say)
+        self._hello = own
+        self._introduction = {"tfscale": connections.PROTOCOL, **own._asdict()}
         self._share_port = share_port
-        self._say = say
         self._own_trouble = ""
+        self._is_ready = False
+        self._peers = [_Peer(worker) for worker in own.workers]
+        self._me = self._peers[own.place]
+        self._others = [peer for peer in self._peers if peer is not self._me]
 
-    async def run(self) -> None:
-        self._everyone = [_Peer(worker) for worker in self._hello.workers]
-        self._others = [p for i, p in enumerate(self._everyone) if i != self._me]
-        self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._server: asyncio.AbstractServer | None = None
-        tasks = [asyncio.create_task(one) for one in (self._listen(), self._tell())]
-        tasks += [asyncio.create_task(self._call(peer)) for peer in self._others]
-        self._look()
-        try:
-            await self._end
-        except JoinError as error:
-            await self._give_up({"gave up": str(error)})
-            raise
-        finally:
-            for task in tasks:
-                task.cancel()
-            await self._close()
+    def _activities(self) -> list[Coroutine[Any, Any, None]]:
+        return [self._listen(), *(self._call(peer) for peer in self._others)]
 
-    async def _close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        writers = [link.writer for peer in self._everyone for link in peer.links]
-        for writer in writers:
-            writer.close()
-        if writers:
-            await asyncio.wait(
-                [asyncio.create_task(addresses.closed(writer)) for writer in writers],
-                timeout=_LAST_WORDS,
-            )
+    def _name(self) -> str:
+        trouble = f" [{self._own_trouble}; {self._me.trouble}]" if self._own_trouble else ""
+        return f"{self._me.worker}{trouble}"
 
-    # -- who is there
+    def _missing(self) -> str:
+        missing = [peer for peer in self._others if not peer.met]
+        missing = missing or [peer for peer in self._others if not peer.ready]
+        return list_names([peer.state() for peer in missing]) or "its own port"
 
-    def _look(self) -> None:
+    def _check_presence(self) -> None:
         """Check whether all are there, after a change."""
-        if self._end.done():
-            return
         if self._server is not None and all(peer.met for peer in self._others):
-            self._ready()
-        if self._is_ready and all(peer.ready for peer in self._others):
-            self._end.set_result(None)
-
-    _is_ready = False
-
-    def _ready(self) -> None:
-        if not self._is_ready:
+            if not self._is_ready:
+                self._send_to_all({"ready": True})
             self._is_ready = True
-            self._to_all({"ready": True})
+        if self._is_ready and all(peer.ready for peer in self._others):
+            self._succeed(None)
 
-    def _to_all(self, message: dict[str, Any]) -> None:
-        for peer in self._everyone:
-            for link in peer.links:
-                greeting.write(link.writer, message)
-
-    async def _give_up(self, message: dict[str, Any]) -> None:
+    async def _give_up(self, message: Message) -> None:
         """Send an error to all; call workers that this one has not met: they would wait for it."""
-        self._to_all(message)
-        unmet = [self._call_to_tell(peer, message) for peer in self._others if not peer.links]
+        self._send_to_all(message)
+
+        async def tell(connection: Connection) -> None:
+            connection.send(self._introduction)
+            connection.send(message)
+            while await connection.receive():  # a connection that is closed unread may lose it
+                pass
+
+        unmet = [peer.worker.address for peer in self._others if not peer.arrivals]
+        calls = [connections.call(*addresses.split(address), tell) for address in unmet]
         with contextlib.suppress(asyncio.TimeoutError):
-            await addresses.within(_LAST_WORDS, asyncio.gather(*unmet))
-
-    async def _call_to_tell(self, peer: _Peer, message: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError, NoWorker):
-            host, port = addresses.split(peer.worker.address)
-            reader, writer = await asyncio.open_connection(host, port, limit=greeting.LONGEST)
-            try:
-                greeting.write(writer, self._introduction)
-                greeting.write(writer, message)
-                # a connection that is closed unread may lose the message
-                while await greeting.line(reader):
-                    pass
-            finally:
-                writer.close()
-
-    def _fail(self, message: str) -> None:
-        if not self._end.done():
-            self._end.set_exception(JoinError(message))
+            await connections.within(_TO_TELL, asyncio.gather(*calls))
 
     # -- connections
 
     async def _listen(self) -> None:
-        own = self._everyone[self._me]
-        host, port = addresses.split(own.worker.address)
+        host, port = addresses.split(self._me.worker.address)
         while self._server is None:
             try:
-                if self._share_port:
-                    await addresses.refuse_listener(host, port)
-                self._server = await addresses.listen(self._called, host, port, self._share_port)
+                self._server = await connections.listen(
+                    self._converse, host, port, share_port=self._share_port
+                )
             except OSError as error:
-                self._own_trouble = f"its port cannot be opened: {addresses.words(error)}"
-                await self._call_once(own)
+                problem = addresses.describe_error(error)
+                self._own_trouble = f"its port cannot be opened: {problem}"
+                await self._call_once(self._me)
                 await asyncio.sleep(_PAUSES[0])
         self._own_trouble = ""
-        self._look()
-        if addresses.is_number(host) and addresses.listens_everywhere(self._server):
+        self._check_presence()
+        if addresses.is_ip_address(host) and connections.listens_everywhere(self._server):
             self._own_trouble = f"{host} is not an address of this machine"
-        await self._call(own)  # another program may be there
-
-    async def _called(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(NoWorker, OSError, asyncio.TimeoutError):
-            await self._converse(reader, writer, None)
+        await self._call(self._me)  # another program may be there
 
     async def _call(self, peer: _Peer) -> None:
         """Call a worker again and again, also if the connection ends."""
@@ -260,83 +200,52 @@ class _Meeting:
             peer.news.clear()
             await self._call_once(peer)
             with contextlib.suppress(asyncio.TimeoutError):
-                await addresses.within(pause, peer.news.wait())
+                await connections.within(pause, peer.news.wait())
             pause = min(2 * pause, longest)
 
     async def _call_once(self, peer: _Peer) -> None:
-        writer = None
-        try:
-            host, port = addresses.split(peer.worker.address)
-            opening = asyncio.open_connection(host, port, limit=greeting.LONGEST)
-            reader, writer = await addresses.within(_CONNECT, opening)
-            await self._converse(reader, writer, peer)
-            peer.trouble = "it was there, but has ended or was cut off"
-        except asyncio.TimeoutError:
-            peer.trouble = (
-                f"no answer within {_CONNECT:.0f} s"
-                if writer is None
-                else "it accepts connections, but sends nothing"
-            )
-        except NoWorker as problem:
-            peer.trouble = str(problem)
-        except OSError as error:
-            peer.trouble = addresses.words(error)
-        finally:
-            if writer is not None:
-                writer.close()
+        host, port = addresses.split(peer.worker.address)
+        peer.trouble = await connections.call(host, port, lambda one: self._converse(one, peer))
 
-    async def _converse(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, whom: _Peer | None
-    ) -> None:
+    async def _converse(self, connection: Connection, called: _Peer | None = None) -> None:
         """Talk on a connection until it ends.
 
-        ``whom`` is the worker that this one has called; None if this worker was called.
+        ``called`` is the worker that this one has called; None if this worker was called.
         """
-        greeting.write(writer, self._introduction)
-        hello = greeting.read_hello(await addresses.within(_ANSWER, greeting.line(reader)))
+        connection.send(self._introduction)
+        hello = _read_hello(await connection.receive_greeting(connections.ANSWER))
         if hello.start == self._hello.start:  # the address leads back to this process, as it should
             self._own_trouble = ""
             return
-        problem = self._problem(hello, whom)
+        problem = self._problem(hello, called)
         if problem:
-            greeting.write(writer, {"gave up": problem})
+            connection.send({"gave up": problem})
             return self._fail(problem)
-        peer = self._everyone[hello.place]
-        link = _Link(hello, whom is not None, writer)
-        peer.links.append(link)
-        peer.news.set()
-        if self._is_ready:
-            greeting.write(writer, {"ready": True})
-        asyncio.get_running_loop().call_later(_GRACE, self._refuse_duplicates, peer)
-        try:
-            self._look()
-            while data := await greeting.line(reader):
-                self._heed(peer, data)
-        finally:
-            if not self._end.done():
-                peer.links.remove(link)
-
-    def _heed(self, peer: _Peer, data: bytes) -> None:
-        message = greeting.parsed(data)
-        if message.get("ready") is True:
-            peer.ready = True
-            self._look()
-        elif isinstance(message.get("gave up"), str):
-            self._fail(f"{peer.worker} has given up: {greeting.printable(message['gave up'])}")
+        peer = self._peers[hello.place]
+        arrival = _Arrival(connection, hello.process, hello.start, called is not None)
+        with self._present(peer.arrivals, arrival, str(peer.worker)):
+            peer.news.set()
+            if self._is_ready:
+                connection.send({"ready": True})
+            self._check_presence()
+            while message := await connection.receive():
+                self._fail_if_other_has(message, str(peer.worker))
+                peer.ready |= message.get("ready") is True
+                self._check_presence()
 
     # -- what is wrong
 
-    def _problem(self, hello: Hello, whom: _Peer | None) -> str:
+    def _problem(self, hello: Hello, called: _Peer | None) -> str:
         """Return why the process on this connection is not the expected worker; empty if it is."""
         if hello.workers != self._hello.workers:
             return self._other_list(hello)
-        if hello.place == self._me:
-            return self._duplicate_error(self._hello, hello)
-        its = self._everyone[hello.place]
-        if whom is None or whom is its:
+        peer = self._peers[hello.place]
+        if peer is self._me:
+            return self._duplicates(str(peer.worker), self._hello.process, hello.process)
+        if called is None or called is peer:
             return ""
         return (
-            f"at the address of {whom.worker} runs {its.worker.name} ({hello.process}). "
+            f"at the address of {called.worker} runs {peer.worker.name} ({hello.process}). "
             "Give each worker the index of its own address in TF_CONFIG."
         )
 
@@ -349,45 +258,6 @@ class _Meeting:
             what = f"it has {theirs[at]}, where this one has {own[at]}"
         return (
             f"{theirs[hello.place]} ({hello.process}) has another list of workers than "
-            f"{own[self._me]} ({self._hello.process}): {what}. "
+            f"{self._me.worker} ({self._hello.process}): {what}. "
             "Give all workers the same cluster in TF_CONFIG, in the same order."
-        )
-
-    def _duplicate_error(self, one: Hello, other: Hello) -> str:
-        return (
-            f"two processes were started as {self._everyone[one.place].worker}: "
-            f"{one.process}, and {other.process}. "
-            "Start each worker once, each with its own index in TF_CONFIG."
-        )
-
-    def _refuse_duplicates(self, peer: _Peer) -> None:
-        found = {link.hello.start: link.hello for link in peer.links}
-        if len(found) > 1 and not self._end.done():
-            one, other, *_ = found.values()
-            self._fail(self._duplicate_error(one, other))
-
-    # -- what is told
-
-    async def _tell(self) -> None:
-        """Log now and then which workers are missing, and fail with that at the end."""
-        began = asyncio.get_running_loop().time()
-        at = FIRST_WORD
-        while at < self._timeout:
-            await asyncio.sleep(began + at - asyncio.get_running_loop().time())
-            self._say(self._story(at))
-            at += EACH
-        await asyncio.sleep(began + self._timeout - asyncio.get_running_loop().time())
-        self._fail(f"{self._story(self._timeout)}. {_CHECK} (join_timeout={self._timeout:g}).")
-
-    def _story(self, seconds: float) -> str:
-        missing = [peer for peer in self._others if not peer.met]
-        missing = missing or [peer for peer in self._others if not peer.ready]
-        named = [peer.state() for peer in missing[:_NAMED]]
-        if len(missing) > _NAMED:
-            named.append(f"{len(missing) - _NAMED} more")
-        own = self._everyone[self._me]
-        trouble = f" [{self._own_trouble}; {own.trouble}]" if self._own_trouble else ""
-        return (
-            f"{own.worker}{trouble} has waited {seconds:.0f} s for "
-            f"{', '.join(named) or 'its own port'}"
         )

@@ -53,7 +53,7 @@ def ports(text: str) -> list[int]:
     return [int(port) for port in _numbers(text)]
 
 
-def own_port(job: int, step: int, local_index: int) -> int:
+def unreserved_port(job: int, step: int, local_index: int) -> int:
     """Return a port without reservations: concurrent steps on one host seldom share one."""
     return FIRST_PORT + (_JOB_STRIDE * job + _STEP_STRIDE * step) % PORTS + local_index
 

@@ -1,6 +1,6 @@
 """Environment variables of launchers: this worker's index, and the number of workers.
 
-Nothing here opens a file or a connection. ``found`` decides which source counts, and refuses
+Nothing here opens a file or a connection. ``find_source`` decides which source counts, and refuses
 sources that contradict each other: a worker that believes the wrong one trains something else.
 """
 
@@ -50,7 +50,7 @@ class Source:
     shares_gpus: bool = True  # whether workers of one host see the same GPUs
 
 
-def found(environ: Mapping[str, str]) -> Source | None:
+def find_source(environ: Mapping[str, str]) -> Source | None:
     """Return the source that counts; None if this process is alone, or not a worker.
 
     Raises ``ValueError`` if two sources contradict each other, or a variable is broken or missing.
@@ -73,7 +73,7 @@ def found(environ: Mapping[str, str]) -> Source | None:
     return first
 
 
-def all_found(environ: Mapping[str, str]) -> list[Source]:
+def find_sources(environ: Mapping[str, str]) -> list[Source]:
     """Return all sources, in the order of precedence."""
     return [source for name in ORDER if (source := _READERS[name](environ))]
 
@@ -145,11 +145,11 @@ def _cluster(environ: Mapping[str, str]) -> dict[str, Any] | None:
 
 def _tf_config(environ: Mapping[str, str]) -> Source | None:
     """Read ``TF_CONFIG``: the chief is the first worker; tasks of other kinds do not train."""
-    whole = _cluster(environ)
-    if whole is None or whole["task"]["type"] not in ("chief", "worker"):
+    tf_config = _cluster(environ)
+    if tf_config is None or tf_config["task"]["type"] not in ("chief", "worker"):
         return None
-    jobs = {job: _listed(whole["cluster"].get(job, [])) for job in ("chief", "worker")}
-    own = whole["task"]["type"], int(whole["task"]["index"])
+    jobs = {job: _listed(tf_config["cluster"].get(job, [])) for job in ("chief", "worker")}
+    own = tf_config["task"]["type"], int(tf_config["task"]["index"])
     tasks = [(job, index) for job, listed in jobs.items() for index in listed]
     addresses = [address for listed in jobs.values() for address in listed.values()]
     evidence = {"TF_CONFIG": environ["TF_CONFIG"]}
@@ -291,13 +291,13 @@ def _places(variables: _Variables, tasks: list[int]) -> list[tuple[int, int]]:
 
 
 def _check_place(variables: _Variables, place: tuple[int, int]) -> None:
-    told = variables.number("SLURM_NODEID"), variables.number("SLURM_LOCALID")
-    if place != told:
+    reported = variables.number("SLURM_NODEID"), variables.number("SLURM_LOCALID")
+    if place != reported:
         raise ValueError(
             "by Slurm's lists this is process {1} of host {0}, but SLURM_NODEID and SLURM_LOCALID "
             "say process {3} of host {2} (counted from 0): {4}. Its tasks are distributed in a way "
             "that is not known here: use srun --distribution=block, or set TF_CONFIG.".format(
-                *place, *told, _shown(variables.read)
+                *place, *reported, _shown(variables.read)
             )
         )
 
@@ -305,7 +305,7 @@ def _check_place(variables: _Variables, place: tuple[int, int]) -> None:
 def _ports(variables: _Variables, most: int, job: int, step: int) -> list[int]:
     """Return a port for each worker of a host, equal on all hosts."""
     if not variables.text("SLURM_STEP_RESV_PORTS"):
-        return [slurm.own_port(job, step, local) for local in range(most)]
+        return [slurm.unreserved_port(job, step, local) for local in range(most)]
     ports = variables.parsed("SLURM_STEP_RESV_PORTS", slurm.ports)
     if len(ports) < most:
         raise ValueError(

@@ -9,13 +9,13 @@ import socket
 from collections.abc import MutableMapping
 
 from tfscale.cluster.collect import collect
-from tfscale.cluster.sources import TF_CONFIG, Source, found
+from tfscale.cluster.sources import TF_CONFIG, Source, find_source
 
 _log = logging.getLogger("tfscale")
 
 _rank_of_resolver: int | None = None  # from a cluster resolver that the program has made
-_made: dict[str, Source] = {}  # by the TF_CONFIG that this process has set
-_held: list[socket.socket] = []  # open as long as the process lives
+_sources_by_config: dict[str, Source] = {}  # by the TF_CONFIG that this process has set
+_held_ports: list[socket.socket] = []  # open as long as the process lives
 
 
 def configure(
@@ -35,19 +35,19 @@ def configure(
     """
     if environ.get("TF_CONFIG") == "":
         del environ["TF_CONFIG"]  # TensorFlow treats an empty one as broken JSON
-    made = _made.get(environ.get("TF_CONFIG", ""))
+    made = _sources_by_config.get(environ.get("TF_CONFIG", ""))
     if made is not None:
         return made
-    source = found(environ)
+    source = find_source(environ)
     if source is None or source.name == TF_CONFIG:
         return None
     addresses = source.addresses
     if addresses is None:
-        addresses = _collected(source, timeout)
+        addresses = _collect_addresses(source, timeout)
         environ["TF_GRPC_REUSE_PORT"] = "1"  # TensorFlow's server shares the port with its holder
     task = {"type": "worker", "index": source.index}
     environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": task})
-    _made[environ["TF_CONFIG"]] = source
+    _sources_by_config[environ["TF_CONFIG"]] = source
     _log.info(
         "cluster of %d workers found in the variables of %s; this is worker %d at %s",
         source.count, source.name, source.index, addresses[source.index],
@@ -73,7 +73,7 @@ def rank() -> int:
     """
     if _rank_of_resolver is not None:
         return _rank_of_resolver
-    source = found(os.environ)
+    source = find_source(os.environ)
     return 0 if source is None else source.index
 
 
@@ -96,10 +96,10 @@ def note_rank(index: int) -> None:
     _rank_of_resolver = index
 
 
-def _collected(source: Source, timeout: float) -> list[str]:
+def _collect_addresses(source: Source, timeout: float) -> list[str]:
     assert source.master is not None
     held = _free_port()
-    _held.append(held)
+    _held_ports.append(held)
     port = held.getsockname()[1]
     job = source.master, source.index, source.count, [port], source.identity, timeout
     return [address for (address,) in collect(*job)]

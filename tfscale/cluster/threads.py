@@ -13,7 +13,7 @@ _T = TypeVar("_T")
 _LONGEST_END = 5.0  # seconds that a cancelled coroutine gets to end
 
 
-def outcome_of(doing: Coroutine[Any, Any, _T], name: str) -> _T:
+def run_in_thread(doing: Coroutine[Any, Any, _T], name: str) -> _T:
     """Run a coroutine in its own thread, and return its outcome.
 
     A notebook's thread already has an event loop, and must be free to receive Ctrl-C, which cancels

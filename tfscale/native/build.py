@@ -234,7 +234,7 @@ def _locked(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
         open(folder / "lock", "w", opener=private_opener) as file,
     ):
         deadline = time.monotonic() + _WAIT_SECONDS
-        told = False
+        has_waited = False
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -246,9 +246,9 @@ def _locked(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
                     f"the file system of {folder} cannot lock files: {error}\n"
                     "Set TFSCALE_CACHE to a folder on a local disk."
                 ) from error
-            if not told:
+            if not has_waited:
                 say("another process is building the native library; waiting for it")
-                told = True
+                has_waited = True
             if time.monotonic() > deadline:
                 raise BuildError(
                     f"waited {_WAIT_SECONDS} s for another process that builds in {folder}.\n"

@@ -38,7 +38,7 @@ def take_share(source: Source) -> None:
         raise RuntimeError(
             f"{source.local_count} workers share this host and its {len(visible)} GPUs. This "
             f"worker needs {', '.join(gpu.name for gpu in own)}, but TensorFlow was started "
-            f"before, {started.words()}. Make the strategy before any tensor, or set "
+            f"before, {started.describe_start()}. Make the strategy before any tensor, or set "
             "CUDA_VISIBLE_DEVICES for each worker."
         ) from error
 
@@ -63,6 +63,6 @@ def split_cpu(environ: Mapping[str, str] = os.environ) -> None:
     except RuntimeError as error:
         raise RuntimeError(
             f"this worker needs {wanted} logical CPUs ({LOGICAL_CPUS}), but TensorFlow "
-            f"was started before, {started.words()}. Make the strategy before any tensor, or leave "
-            "out --devices-per-worker."
+            f"was started before, {started.describe_start()}. Make the strategy before any "
+            "tensor, or leave out --devices-per-worker."
         ) from error

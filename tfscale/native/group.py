@@ -17,9 +17,8 @@ import tensorflow as tf
 from tfscale.bridge import started
 from tfscale.bridge.runtime import context, coordination_leader
 from tfscale.cluster import addresses, config, this_worker
-from tfscale.cluster.greeting import Worker
-from tfscale.cluster.meeting import JoinError, meet, narrated, unreachable
-from tfscale.cluster.watch import watched
+from tfscale.cluster.meeting import JoinError, Worker, meet
+from tfscale.cluster.watch import describe_reachability, log_waiting, watched
 from tfscale.native import library
 from tfscale.native import log as _log
 from tfscale.native import transport as _transport
@@ -377,7 +376,7 @@ class Group:
                     library.load().tfscale_join(communicator.handle)
 
         who = self.peers[self.communicators[0].rank]
-        with tf.init_scope(), narrated(f"{who} waits until all {self.ranks} ranks have joined"):
+        with tf.init_scope(), log_waiting(f"{who} waits until all {self.ranks} ranks have joined"):
             try:
                 join.get_concrete_function()()  # a plain call makes TensorFlow warn of retracing
             except tf.errors.DeadlineExceededError as error:
@@ -531,12 +530,15 @@ def starting(resolver: Any, deadline: float, join_timeout: float) -> Iterator[No
         yield
         return
     if started.has_devices():
-        raise RuntimeError(_TOO_LATE.format(by=started.words()))
+        raise RuntimeError(_TOO_LATE.format(by=started.describe_start()))
     tasks, own = tasks_of(resolver), _task(resolver)
     workers = [Worker(_name(task), host) for task, host in tasks]
     if own not in dict(tasks):
         known = ", ".join(map(str, workers))
-        raise ValueError(f"this worker is {_name(own)}, but the workers are {known}")
+        raise ValueError(
+            f"this worker is {_name(own)}, but the workers are {known}. Give it the index of "
+            "one of them in TF_CONFIG or in its cluster resolver."
+        )
     me = [task for task, _ in tasks].index(own)
     ends = time.monotonic() + join_timeout
     share_port = os.environ.get("TF_GRPC_REUSE_PORT", "").lower() in ("1", "true")
@@ -549,7 +551,7 @@ def starting(resolver: Any, deadline: float, join_timeout: float) -> Iterator[No
     except tf.errors.OpError as error:
         raise JoinError(
             f"{workers[me]} has met all other workers, but then TensorFlow's servers could not "
-            f"connect: {error.message} ({unreachable(workers)})."
+            f"connect: {error.message} ({describe_reachability(workers)})."
         ) from error
 
 

@@ -71,7 +71,7 @@ def words() -> str:
     if POOL in os.environ:
         why, now = f"{POOL}={os.environ[POOL]} says so", f"unset {POOL}"
     else:
-        why = f"it was started {started.words()} before tfscale could turn its pool on"
+        why = f"it was started {started.describe_start()} before tfscale could turn its pool on"
         now = f"make the strategy first, or set {POOL}=true before the program starts"
     return (
         f"TensorFlow takes fresh memory for each large tensor, which costs page faults: {why}. To "

@@ -31,11 +31,6 @@ _ACCESS_LIST = "system.posix_acl_access"
 # -------------------------------------------------------------------------- folders
 
 
-def doubt(path: Path) -> str:
-    """Return why somebody else may have written a folder or a file; empty if nobody can have."""
-    return _doubt(path.lstat(), path)
-
-
 def doubt_of_folders(folder: Path) -> str:
     """Return why somebody else can exchange files in a folder; empty if nobody can.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import inspect
 import os
 import signal
@@ -20,7 +21,7 @@ import tensorflow as tf
 
 from tfscale.bridge.runtime import context
 from tfscale.strategy import farewell
-from tfscale.support import handlers
+from tfscale.support import signals as system
 
 _WHO_GOT_SIGTERM = "TF_DEFAULT_PREEMPTION_NOTICE_KEY"
 # Number of polls, and seconds between two of them: TensorFlow polls once a second.
@@ -29,7 +30,7 @@ _TO_RAISE = 1.0  # seconds for the main thread to raise KeyboardInterrupt by its
 _TO_END = 5.0  # seconds for the process to end, after the other workers have got the message
 
 _interrupt_raised, _too_late = threading.Event(), threading.Event()
-_pipe: tuple[int, int] | None = None
+_pipe: system.Pipe | None = None
 
 
 def listen(task: str) -> None:
@@ -83,7 +84,7 @@ def _key_value() -> Any:
 
 def _listen() -> None:
     if threading.current_thread() is not threading.main_thread():
-        handlers.install(signal.SIGTERM, signal.SIG_DFL)  # other threads cannot set Python handlers
+        system.install(signal.SIGTERM, signal.SIG_DFL)  # other threads cannot set Python handlers
         return
     own = signal.getsignal(signal.SIGTERM)
     signal.signal(signal.SIGTERM, _wait_for_the_end if own == signal.SIG_DFL else own)
@@ -96,43 +97,48 @@ def _start_thread() -> None:
     global _pipe
     if _pipe is not None:
         return
-    _pipe = os.pipe()
-    for end in _pipe:
-        os.set_blocking(end, end == _pipe[0])
-    before = signal.set_wakeup_fd(_pipe[1], warn_on_full_buffer=False)
-    threading.Thread(
-        target=_hear, args=(_pipe[0], before), name="tfscale-signals", daemon=True
-    ).start()
-    handlers.forget_in_child(_forget)
+    _pipe = system.Pipe()
+    before = signal.set_wakeup_fd(_pipe.writer, warn_on_full_buffer=False)
+    _pipe.start(functools.partial(_hear, _pipe, before), "tfscale-signals")
+    system.forget_in_child(_forget)
 
 
 def _forget() -> None:
     """Remove the handlers in a forked process: it is not a worker, and must send no messages."""
+    global _pipe
     if _pipe is None:
         return
     signal.set_wakeup_fd(-1)
+    _pipe.close()
+    _pipe = None  # processes that this one forks must not close the numbers again
     for number, own in ((signal.SIGTERM, _wait_for_the_end), (signal.SIGINT, _raise_interrupt)):
         if signal.getsignal(number) is own:
             default = signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler
             signal.signal(number, default)
 
 
-def _hear(pipe: int, others: int) -> None:
-    while number := os.read(pipe, 1):
-        if others != -1:  # the program's earlier wakeup descriptor
-            with contextlib.suppress(OSError):
-                os.write(others, number)
-        if number[0] == signal.SIGTERM and signal.getsignal(signal.SIGTERM) is _wait_for_the_end:
-            farewell.say("it got SIGTERM")
-            _die_of(signal.SIGTERM)
-        if number[0] == signal.SIGINT and signal.getsignal(signal.SIGINT) is _raise_interrupt:
-            _interrupt()
+def _hear(pipe: system.Pipe, before: int) -> None:
+    while True:
+        pipe.wait()
+        for number in pipe.read():
+            if before != -1:  # the program's earlier wakeup descriptor
+                with contextlib.suppress(OSError):
+                    os.write(before, bytes([number]))
+            _react(number)
+
+
+def _react(number: int) -> None:
+    if number == signal.SIGTERM and signal.getsignal(number) is _wait_for_the_end:
+        farewell.say("it got SIGTERM")
+        _die_of(signal.SIGTERM)
+    if number == signal.SIGINT and signal.getsignal(number) is _raise_interrupt:
+        _interrupt()
 
 
 def _interrupt() -> None:
     """End the process if the main thread does not raise KeyboardInterrupt in time.
 
-    The main thread may be waiting for other workers, or for data, and then runs no handlers.
+    The main thread may be waiting for other workers, or for data, and then runs no support.
     """
     if not _interrupt_raised.wait(_TO_RAISE):
         _too_late.set()
@@ -158,7 +164,7 @@ def _die_of(number: signal.Signals) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
-    handlers.install(number, signal.SIG_DFL)  # works in any thread
+    system.install(number, signal.SIG_DFL)  # works in any thread
     os.kill(os.getpid(), number)
     time.sleep(_TO_END)  # the signal ends the process meanwhile
     os._exit(128 + number)

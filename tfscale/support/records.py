@@ -32,7 +32,7 @@ class Record:
     @classmethod
     def read(cls, path: Path, content: bytes | None = None) -> Record:
         """Parse a file, or the content of an open file; raises ``OSError`` or ``RecordError``."""
-        text = read_text(path) if content is None else decoded(path, content)
+        text = read_text(path) if content is None else decode_text(path, content)
         try:
             return cls(json.loads(text), path)
         except json.JSONDecodeError as error:
@@ -116,10 +116,10 @@ def read_text(path: Path) -> str:
         raise RecordError(
             f"{path}: expected a text of at most {LARGEST:,} bytes, got {status.st_size:,}"
         )
-    return decoded(path, path.read_bytes())
+    return decode_text(path, path.read_bytes())
 
 
-def decoded(path: Path, content: bytes) -> str:
+def decode_text(path: Path, content: bytes) -> str:
     """Return the content of a file in UTF-8 as text; raises ``RecordError``."""
     try:
         text = content.decode("utf-8-sig")

@@ -7,11 +7,11 @@ import json
 import sys
 import time
 
-from tfscale.cluster import meeting
+from tfscale.cluster import connections, gathering, meeting
 
 addresses, me, timeout = json.loads(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-meeting.FIRST_WORD, meeting.EACH = 0.5, 0.5
-meeting._CONNECT = meeting._ANSWER = 0.7
+gathering.FIRST_LOG, gathering.BETWEEN_LOGS = 0.5, 0.5
+connections.CONNECT = connections.ANSWER = 0.7
 workers = [meeting.Worker(f"worker {i}", address) for i, address in enumerate(addresses)]
 print("BEGINS", flush=True)
 began = time.monotonic()

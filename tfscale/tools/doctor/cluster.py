@@ -25,7 +25,7 @@ def find(environ: Mapping[str, str]) -> tuple[Source | None, Check]:
     from tfscale.cluster import sources
 
     try:
-        source = sources.found(environ)
+        source = sources.find_source(environ)
     except ValueError as error:
         return None, problem("cluster", str(error), "Correct it, or unset it to train alone.")
     if source is None:
@@ -105,7 +105,7 @@ def _is_unreachable_loopback(places: list[str], address: str, own: bool) -> bool
     A worker's own name may resolve to the loopback, as on Debian; other hosts resolve it otherwise.
     """
     host = addresses.split(address)[0]
-    if not transport.is_loopback(host) or (own and not addresses.is_number(host)):
+    if not transport.is_loopback(host) or (own and not addresses.is_ip_address(host)):
         return False
     return any(network.is_far(addresses.split(each)[0]) for each in places)
 
@@ -119,7 +119,7 @@ def _answers(name: str, address: str) -> Check | None:
     except TimeoutError:
         found = f"{address}: no answer in {_SECONDS:.0f} s"
     except OSError as error:
-        found = f"{address}: {addresses.words(error)}"
+        found = f"{address}: {addresses.describe_error(error)}"
     else:
         return None  # the worker waits already
     return problem(

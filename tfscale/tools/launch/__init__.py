@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tfscale.cluster.meeting import JoinError
+from tfscale.cluster import JoinError
 from tfscale.tools.launch.local import LocalWorkers, WorkerFailed
 
 __all__ = ["JoinError", "LocalWorkers", "WorkerFailed"]

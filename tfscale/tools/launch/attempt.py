@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tfscale.cluster.addresses import joined
+from tfscale.cluster import addresses
 from tfscale.cluster.sources import ALL_BARS
 from tfscale.tools.launch import processes
 from tfscale.tools.launch.hosts import Host, Place, places
@@ -224,7 +224,7 @@ class Attempt:
         found = []
         for one in self._supervisors:
             host = _address(one, self._supervisors)
-            found += [joined(host, port) for port in one.greeting["ports"]]
+            found += [addresses.join(host, port) for port in one.greeting["ports"]]
         return found, 0
 
     # -- watching

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tfscale.cluster import JoinError
-from tfscale.cluster.sources import TF_CONFIG, all_found
+from tfscale.cluster.sources import TF_CONFIG, find_sources
 from tfscale.tools.launch import machine
 from tfscale.tools.launch.attempt import Attempt, Ended, HostsLost, Outcome
 from tfscale.tools.launch.hosts import Host, places
@@ -57,7 +57,7 @@ def of_repetition(request: Request, environ: Mapping[str, str]) -> str:
     if request.nodes:
         return ""
     try:
-        outer = next((each for each in all_found(environ) if each.name != TF_CONFIG), None)
+        outer = next((each for each in find_sources(environ) if each.name != TF_CONFIG), None)
     except ValueError:
         return ""  # variables that nothing reads here may be broken
     if outer is None or outer.index != 0:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tfscale.cluster.collect import collected
+from tfscale.cluster.collect import collect_addresses
 from tfscale.tools.launch import hosts as named
 from tfscale.tools.launch import machine
 from tfscale.tools.launch.hosts import Host
@@ -59,7 +59,7 @@ class Nodes:
     async def meet(self, ports: Sequence[int], say: Callable[[str], None]) -> list[list[str]]:
         """Return the addresses of all nodes' workers; raise ``JoinError`` if some do not come."""
         job = self.master, self.rank, self.count, ports, "tfscale launch"
-        return await collected(*job, _PATIENCE, who="node", say=say)
+        return await collect_addresses(*job, _PATIENCE, who="node", say=say)
 
 
 @dataclass(frozen=True)
