@@ -29,7 +29,7 @@ train = functools.partial(take, "exact.py")
 DELICATE = ("global_clipnorm", "embedding", "batch_norm", "last_batch_of_1", "float16_overflow")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def trained(request):
     return trained_once(request, "exact.py", BY_NAME, LAYOUTS)
 
