@@ -126,7 +126,9 @@ def test_a_loop_is_computed_again():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize(
+    "policy", ["mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.full)]
+)
 def test_mixed_precision(policy):
     keras.config.set_dtype_policy(policy)
     try:
@@ -146,7 +148,10 @@ SETTINGS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.full] if n in ("sgd", "lamb") else []) for n in SETTINGS],
+)
 def test_ways_to_train(name):
     assert_same_training(models.residual, **SETTINGS[name])
 

@@ -242,11 +242,11 @@ def predict_keeps_the_order(strategy, folder):
 
 def metrics_of_all_kinds(strategy, folder):
     """Metrics that were made before the scope, and are given to ``compile`` in it."""
-    _measures_the_same(strategy, "metrics", made_in_scope=False)
+    _measures_the_same(strategy, "weighted_metrics", made_in_scope=False)
 
 
-def weighted_metrics_of_all_kinds(strategy, folder):
-    _measures_the_same(strategy, "weighted_metrics", made_in_scope=True)
+def metrics_of_the_scope(strategy, folder):
+    _measures_the_same(strategy, "metrics", made_in_scope=True)
 
 
 def _measures_the_same(strategy, how, made_in_scope):
@@ -388,7 +388,7 @@ CHECKS = {
         tensorboard,
         tensorboard_in_rounds,
         metrics_of_all_kinds,
-        weighted_metrics_of_all_kinds,
+        metrics_of_the_scope,
         predict_keeps_the_order,
         predict_joins_tensors_of_each_kind,
         own_loop,
