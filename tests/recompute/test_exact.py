@@ -95,6 +95,7 @@ ALONE = (
     *("seeded dropout", "noise", "alpha dropout", "spatial dropout", "layer norm"),
     *("rms, unit norm", "group norm", "activations", "convolutions", "pooling", "up and down"),
     *("transposed", "gru", "time distributed", "causal attention"),
+    *("spectral norm", "einsum", "residual", "residual convolutions"),
 )
 
 
