@@ -18,7 +18,7 @@ def trained(request):
 
 
 def pairs():
-    """All programs in all layouts; ``make test`` trains quick ones, in one layout each by turns."""
+    """Yield all programs in all layouts; ``make test`` trains quick ones, by turns in a layout."""
     turns = dict(zip(QUICK, itertools.cycle(QUICK_LAYOUTS)))
     for layout in LAYOUTS:
         for name in PROGRAMS:
