@@ -352,19 +352,19 @@ def put_aside(model):
     return sum(cell.numpy().size for one in marks for cell in one.aside)
 
 
-def assigned_in_the_middle(make, folder):
+ASSIGNED = {
+    "": (sync.DiLoCo(100), sync.Gossip(2, there_and_back)),
+    " by other rules": (sync.LocalSGD(100), sync.ElasticAveraging(100, 0.2)),
+}
+
+
+def assigned_in_the_middle(rules, make, folder):
     """Weights that a callback sets while an evaluation's are shown are those that train on."""
 
     def look(model):
         model.evaluate(*simulation.problem(), verbose=0)
         model.set_weights([w * 0 + 1 for w in model.get_weights()])
 
-    rules = (
-        sync.LocalSGD(100),
-        sync.DiLoCo(100),
-        sync.ElasticAveraging(100, 0.2),
-        sync.Gossip(2, there_and_back),
-    )
     for rule in rules:
         model = regression(make(rule), lambda: keras.optimizers.SGD(0.0))
         fit(model, callbacks=[Middle(look, 3)])
@@ -703,13 +703,12 @@ def assigned_what_is_not_trained(make, folder):
     same(model, [*training.mean(), 0.5])
 
 
-def interrupted_in_flight(make, folder):
+MOMENTS = {"": 5, " at the end of a round": 8}
+
+
+def interrupted_in_flight(moment, make, folder):
     """In the same model the way comes in later; a file is as it was before the way was sent."""
-    for moment in (5, 8):  # in the middle of a round, and at the end of one
-        _interrupted(make, folder / f"{moment}.weights.h5", moment)
-
-
-def _interrupted(make, file, moment):
+    file = folder / "own.weights.h5"
     strategy = make(STREAM)
     model = regression(strategy)
     saves = Middle(lambda model: model.save_weights(file), moment)
@@ -1016,27 +1015,29 @@ def loaded_from_a_training_without_rounds(make, folder):
     same(trained(before=1), trained(before=0).get_weights())
 
 
-def loaded_after_an_interruption(make, folder):
+INTERRUPTED = {"": sync.ElasticAveraging(4, 0.2), " by DiLoCo": sync.DiLoCo(4)}
+
+
+def loaded_after_an_interruption(rule, make, folder):
     """Read in the middle of a round, a file does in the same model what it does in a new one."""
     plain, own = folder / "plain.weights.h5", folder / "own.weights.h5"
     source = regression(make(sync.EveryStep()))
     fit(source)
     source.save_weights(plain)
-    for rule in (sync.DiLoCo(4), sync.ElasticAveraging(4, 0.2)):
-        model = regression(make(rule))
-        saves = Middle(lambda model: model.save_weights(own), 4)
-        with pytest.raises(InterruptedError):
-            fit(model, callbacks=[saves, Stop(6)])
-        for file in (own, plain):
-            fresh = regression(make(rule))
-            with fresh.distribute_strategy.scope():  # else Keras loads only the weights
-                fresh.optimizer.build(fresh.trainable_variables)
-            for one in (model, fresh):
-                one.load_weights(file)
-            for one in (model, fresh):
-                with pytest.raises(InterruptedError):
-                    fit(one, callbacks=[Stop(6)])
-            same(model, fresh.get_weights(), err_msg=f"{rule}, {file.name}")
+    model = regression(make(rule))
+    saves = Middle(lambda model: model.save_weights(own), 4)
+    with pytest.raises(InterruptedError):
+        fit(model, callbacks=[saves, Stop(6)])
+    for file in (own, plain):
+        fresh = regression(make(rule))
+        with fresh.distribute_strategy.scope():  # else Keras loads only the weights
+            fresh.optimizer.build(fresh.trainable_variables)
+        for one in (model, fresh):
+            one.load_weights(file)
+        for one in (model, fresh):
+            with pytest.raises(InterruptedError):
+                fit(one, callbacks=[Stop(6)])
+        same(model, fresh.get_weights(), err_msg=f"{rule}, {file.name}")
 
 
 def compiled_after_an_interruption(make, folder):
@@ -1133,6 +1134,9 @@ SOME = (
     each(silence, SILENT)
     | each(outside_of_replicas, OUTSIDE)
     | each(gossip_of_strangers, GOSSIP_OF_STRANGERS)
+    | each(assigned_in_the_middle, ASSIGNED)
+    | each(loaded_after_an_interruption, INTERRUPTED)
+    | each(interrupted_in_flight, MOMENTS)
 )
 CHECKS = (
     NUMBERS
@@ -1142,7 +1146,6 @@ CHECKS = (
         for check in (
             post_local,
             one_step_rounds,
-            assigned_in_the_middle,
             never_compiled,
             aggregated,
             programs,
@@ -1153,7 +1156,6 @@ CHECKS = (
             assigned_in_flight,
             assigned_at_the_end,
             assigned_what_is_not_trained,
-            interrupted_in_flight,
             last_batch_of_one_row,
             a_replica_that_never_had_a_row,
             a_weight_without_a_gradient,
@@ -1172,7 +1174,6 @@ CHECKS = (
             saved_by_one_worker,
             gossip_taken_up_again,
             loaded_from_a_training_without_rounds,
-            loaded_after_an_interruption,
             compiled_after_an_interruption,
             callbacks,
         )

@@ -363,15 +363,15 @@ def between_groups(check):
 
 
 STREAMS = {
-    check.__name__: between_groups(check)
-    for check in (
-        checks.stream_of_programs,
-        checks.stream_on_a_wire,
-        checks.assigned_in_flight,
-        checks.interrupted_in_flight,
+    name: between_groups(checks.CHECKS[name])
+    for name in (
+        "stream_of_programs",
+        "stream_on_a_wire",
+        "assigned_in_flight",
+        "interrupted_in_flight",
+        "interrupted_in_flight at the end of a round",
     )
 }
-
 
 CHECKS = (
     NUMBERS

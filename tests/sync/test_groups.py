@@ -7,7 +7,7 @@ import pytest
 
 from tests.strategy.groups import SECONDS
 from tests.sync.checks import fit, regression, sample
-from tests.sync.groups import CHECKS
+from tests.sync.groups import CHECKS, STREAMS
 from tfscale import ScaleStrategy, compression, sync
 from tfscale.collectives import ring
 
@@ -23,7 +23,7 @@ def make(sync, replicas=4, **settings):
 
 
 # Only in full runs.
-SELDOM = {"fragments", "stream_of_programs", "interrupted_in_flight"}
+SELDOM = {"fragments", *STREAMS}  # by two devices, `make test` does what streams do
 SELDOM |= {
     "as_one_larger_replica with three rows",
     "as_one_larger_replica accumulating with one row",

@@ -17,7 +17,7 @@ WORKER = Path(__file__).parent / "workers" / "check.py"
 
 # What `make test` does in several processes; it does the others on several devices, and leaves
 # some of them to `make test-all`.
-PROCESSES = {"diloco", "silence", "workers_with_other_numbers_of_batches", "taken_up_again"}
+PROCESSES = {"diloco", "silence", "workers_with_other_numbers_of_batches"}
 PROCESSES |= {"stream", "stream_of_workers_with_other_numbers_of_batches"}
 PROCESSES |= {"read_by_a_callback", "gossip_by_an_own_graph", "saved_by_one_worker"}
 SELDOM = {"local_sgd", "growing", "diloco_with_another_outer", "one_step_rounds"}
@@ -28,6 +28,8 @@ SELDOM |= {
     "outside_of_replicas by other rules",
     "gossip_of_strangers in each step",
 }
+SELDOM |= {"assigned_in_the_middle by other rules", "loaded_after_an_interruption by DiLoCo"}
+SELDOM |= {"interrupted_in_flight at the end of a round"}
 SELDOM |= {"programs", "mixed_precision", "optimizers", "other_types"}
 
 
