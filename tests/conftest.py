@@ -29,6 +29,11 @@ def pytest_addoption(parser):
         metavar="N",
         help="of the cases of each test, run one in N (at least one), drawn by their names",
     )
+    parser.addoption(
+        "--all-of",
+        metavar="FOLDER",
+        help="run all cases of the tests in this folder, whatever --one-in says",
+    )
 
 
 @pytest.hookimpl(trylast=True)  # of those that marks have left
@@ -36,10 +41,12 @@ def pytest_collection_modifyitems(config, items):
     one_in = config.getoption("--one-in")
     if not one_in:
         return
-    cases = collections.defaultdict(list)
+    whole, cases, taken = config.getoption("--all-of"), collections.defaultdict(list), set()
     for item in items:
-        cases[item.nodeid.partition("[")[0]].append(item)
-    taken = set()
+        if whole and item.nodeid.startswith(f"{whole}/"):
+            taken.add(item)
+        else:
+            cases[item.nodeid.partition("[")[0]].append(item)
     for test, its in cases.items():
         taken.update(random.Random(test).sample(its, -(-len(its) // one_in)))
     config.hook.pytest_deselected(items=[item for item in items if item not in taken])

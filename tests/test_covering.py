@@ -1,7 +1,12 @@
 """Samples of grids leave out combinations, and no pair of values."""
 
 import itertools
+from types import SimpleNamespace
+from typing import NamedTuple
 
+import pytest
+
+from tests import conftest
 from tests.covering import cover, grid, pairs, singles
 
 AXES = [("ring", "tree", "direct"), (1, 2, 3, 4), ("fp32", "int8"), (0, 1, 255)]
@@ -39,3 +44,26 @@ def test_what_is_left_out_is_marked():
     kept = [row.values for row in rows if not row.marks]
     assert kept == cover(PRODUCT, pairs)
     assert {each.name for row in rows for each in row.marks} == {"full"}
+
+
+class Item(NamedTuple):
+    nodeid: str
+
+
+CASES = [f"tests/{folder}/test_it.py::test[{i}]" for folder in ("ops", "addons") for i in range(16)]
+
+
+@pytest.mark.parametrize(
+    ("one_in", "whole", "left"),
+    [(None, None, (16, 16)), (8, None, (2, 2)), (8, "tests/addons", (2, 16)), (99, None, (1, 1))],
+)
+def test_some_cases_of_each_test_are_drawn(one_in, whole, left):
+    deselected, items = [], [Item(name) for name in CASES]
+    options = {"--one-in": one_in, "--all-of": whole}
+    hook = SimpleNamespace(pytest_deselected=lambda items: deselected.extend(items))
+    conftest.pytest_collection_modifyitems(SimpleNamespace(getoption=options.get, hook=hook), items)
+    assert len(items) + len(deselected) == len(CASES)
+    assert (
+        tuple(sum(f"/{folder}/" in one.nodeid for one in items) for folder in ("ops", "addons"))
+        == left
+    )

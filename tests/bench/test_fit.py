@@ -111,7 +111,7 @@ def test_a_worker_that_fails_shows_its_last_words(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "part, ways",
     [
-        ("one", ["none", "scale", "auto"]),
+        pytest.param("one", ["none", "scale", "auto"], marks=pytest.mark.full),
         ("devices", ["mirrored", "scale"] * 2),
         ("workers", ["stock", "scale", "tensorflow"]),
         ("overlap", ["apart", "scale", "sums"]),

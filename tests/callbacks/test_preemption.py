@@ -340,7 +340,7 @@ else:
 """
 
 
-@pytest.mark.parametrize("where", ["main", "thread"])
+@pytest.mark.parametrize("where", ["main", pytest.param("thread", marks=pytest.mark.full)])
 def test_processes_that_load_data_end_and_are_not_the_training(where):
     """Keras ends them by SIGTERM after each epoch."""
     words = [sys.executable, "-c", DATA_FROM_PROCESSES, where]

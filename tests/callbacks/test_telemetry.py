@@ -26,6 +26,7 @@ from tfscale.exchange.explain import rows
 from tfscale.exchange.state import ExchangeState
 from tfscale.ops import Communicator
 
+FULL = pytest.mark.full
 KERNELS = 2 * WIDTH * WIDTH  # numbers on the lossy wire
 
 
@@ -161,7 +162,7 @@ def counted_by_engine(strategy, that):
     return sum(total.sent for bucket, total in totals if that(bucket))
 
 
-@pytest.mark.parametrize("wire", ["fp32", "int8", "sign"])
+@pytest.mark.parametrize("wire", ["int8", *(pytest.param(w, marks=FULL) for w in ("fp32", "sign"))])
 def test_bytes_are_what_the_engine_counted_and_the_schedule_says(tmp_path, wire):
     strategy = on_two(wire)
     trained(strategy, Telemetry(tmp_path / "run.jsonl"), epochs=2)
@@ -329,7 +330,13 @@ def test_the_error_with_feedback_is_the_residuals(tmp_path):
     assert last["error"] == pytest.approx(float(lost / gradient), rel=1e-4)
 
 
-@pytest.mark.parametrize("wire, least, most", [("bf16", 2**-8, 2**-8), ("int8", 1 / 254, 0.06)])
+@pytest.mark.parametrize(
+    "wire, least, most",
+    [
+        pytest.param("bf16", 2**-8, 2**-8, marks=FULL),
+        ("int8", 1 / 254, 0.06),
+    ],
+)
 def test_the_error_without_feedback_is_its_bound(tmp_path, wire, least, most):
     telemetry = Telemetry(tmp_path / "run.jsonl")
     trained(on_two(wire), telemetry)
@@ -362,7 +369,7 @@ def test_otherwise_a_step_is_the_same_graph(wire, errors):
     assert model.train_function is traced
 
 
-@pytest.mark.parametrize("wire", ["int8", "sign"])
+@pytest.mark.parametrize("wire", ["int8", pytest.param("sign", marks=FULL)])
 def test_weights_are_the_same_with_and_without(wire):
     strategy = on_two(wire)
     weights = []

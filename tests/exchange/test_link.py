@@ -183,7 +183,7 @@ def of_worker(output):
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.full), 2])
 def test_two_processes_measure_the_same_bits_and_agree_on_the_cache(tmp_path, devices):
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = {

@@ -5,7 +5,7 @@ import pytest
 from tests.recompute.applications import BIASES, IN_ORDER, NETS, compare, in_a_process
 
 
-@pytest.mark.parametrize("net", ["VGG16", "MobileNetV3Small"])
+@pytest.mark.parametrize("net", ["VGG16", pytest.param("MobileNetV3Small", marks=pytest.mark.full)])
 def test_same_bits(net):
     assert [different for _, _, different in compare(net, None, ("sqrt",)).values()] == [[]]
 

@@ -95,6 +95,7 @@ ALONE = (
     *("seeded dropout", "noise", "alpha dropout", "spatial dropout", "layer norm"),
     *("rms, unit norm", "group norm", "activations", "convolutions", "pooling", "up and down"),
     *("transposed", "gru", "time distributed", "causal attention"),
+    *("spectral norm", "einsum", "residual", "residual convolutions"),
 )
 
 
@@ -126,7 +127,9 @@ def test_a_loop_is_computed_again():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize(
+    "policy", ["mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.full)]
+)
 def test_mixed_precision(policy):
     keras.config.set_dtype_policy(policy)
     try:
@@ -146,7 +149,10 @@ SETTINGS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.full] if n in ("sgd", "lamb") else []) for n in SETTINGS],
+)
 def test_ways_to_train(name):
     assert_same_training(models.residual, **SETTINGS[name])
 

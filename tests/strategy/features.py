@@ -241,14 +241,20 @@ def predict_keeps_the_order(strategy, folder):
 
 
 def metrics_of_all_kinds(strategy, folder):
-    """Also those that were made before the scope, and are given to ``compile`` in it."""
-    alone = tf.distribute.get_strategy()
-    for how, made_in_scope in (("metrics", False), ("weighted_metrics", True)):
-        expected = all_metrics.seen(alone, how, made_in_scope)
-        found = all_metrics.seen(strategy, how, made_in_scope)
-        assert found.keys() == expected.keys()
-        for name, value in expected.items():
-            np.testing.assert_allclose(found[name], value, 1e-5, 1e-6, err_msg=f"{how}: {name}")
+    """Metrics that were made before the scope, and are given to ``compile`` in it."""
+    _measures_the_same(strategy, "weighted_metrics", made_in_scope=False)
+
+
+def metrics_of_the_scope(strategy, folder):
+    _measures_the_same(strategy, "metrics", made_in_scope=True)
+
+
+def _measures_the_same(strategy, how, made_in_scope):
+    expected = all_metrics.seen(tf.distribute.get_strategy(), how, made_in_scope)
+    found = all_metrics.seen(strategy, how, made_in_scope)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, 1e-5, 1e-6, err_msg=name)
 
 
 class AllKinds(keras.Model):
@@ -382,6 +388,7 @@ CHECKS = {
         tensorboard,
         tensorboard_in_rounds,
         metrics_of_all_kinds,
+        metrics_of_the_scope,
         predict_keeps_the_order,
         predict_joins_tensors_of_each_kind,
         own_loop,

@@ -52,8 +52,15 @@ def finish(group, seconds):
 
 
 def chosen(request, cases, layouts):
-    """Those of the cases that selected tests of these layouts are about."""
-    tests = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
+    """Return the cases that selected tests of these layouts ask the requested fixture for.
+
+    A fixture of a module has the tests of that module only: other modules may use the same names of
+    cases, and would have them trained once more.
+    """
+    items = [item for item in request.session.items if hasattr(item, "callspec")]
+    if request.scope == "module":
+        items = [item for item in items if item.path == request.path]
+    tests = [item.callspec.params for item in items if request.fixturename in item.fixturenames]
     wanted = {test.get("case") for test in tests if test.get("layout") in layouts}
     return [case for case in cases if case in wanted]
 

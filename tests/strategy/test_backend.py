@@ -1,9 +1,6 @@
 """backend="tensorflow": TensorFlow's own collectives train as one device does, too."""
 
 import functools
-import os
-import subprocess
-import sys
 
 import keras
 import numpy as np
@@ -14,6 +11,7 @@ from helpers import PATIENCE
 from keras import layers
 
 import tfscale
+from tests import warm
 from tests.covering import params
 from tests.strategy.cases import BY_NAME, LAYOUTS, rows
 from tests.strategy.compare import check
@@ -29,7 +27,7 @@ train = functools.partial(take, "exact.py")
 DELICATE = ("global_clipnorm", "embedding", "batch_norm", "last_batch_of_1", "float16_overflow")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def trained(request):
     return trained_once(request, "exact.py", BY_NAME, LAYOUTS)
 
@@ -230,20 +228,13 @@ try:
 except TypeError as error:
     print(error)
 """
-    done = finished(program, TF_CONFIG="{}")
-    assert "replicas can exchange only numbers, not string" in done.stdout, done.stderr
+    assert "replicas can exchange only numbers, not string" in finished(program)
 
 
-def finished(program, **environment):
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", **environment},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr
-    return done
+def finished(program):
+    done = warm.run(["-c", program], environment={"TF_CONFIG": "{}"}, seconds=200)
+    assert done.returncode == 0, done.stdout
+    return done.stdout
 
 
 def test_one_replica_watches_nobody_and_says_nothing_at_its_end():
@@ -252,7 +243,7 @@ import tfscale, threading
 tfscale.ScaleStrategy(devices=["CPU:0"], backend="tensorflow")
 assert not any(thread.name.startswith("tfscale") for thread in threading.enumerate())
 """
-    assert "Traceback" not in finished(program, TF_CONFIG="{}").stderr
+    assert "Traceback" not in finished(program)
 
 
 def test_collectives_leave_no_threads():

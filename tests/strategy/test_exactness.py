@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * SECONDS + 60)]
 train = functools.partial(take, "exact.py")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def trained(request):
     return trained_once(request, "exact.py", BY_NAME, LAYOUTS)
 

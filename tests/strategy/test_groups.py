@@ -1,8 +1,10 @@
-"""How groups of workers are judged: a failure that others have caused is told, not hidden."""
+"""Which cases a group of workers takes, and how it is judged: what others have caused is told."""
+
+from types import SimpleNamespace
 
 import pytest
 
-from tests.strategy.groups import judge
+from tests.strategy.groups import chosen, judge
 
 
 def check(number):
@@ -21,3 +23,33 @@ def test_what_passes_in_fresh_processes_alone_is_told():
 def test_what_fails_in_fresh_processes_fails():
     with pytest.raises(AssertionError, match="3 is not 1"):
         judge(check, 2, lambda: 3)
+
+
+def item(path, fixture, **params):
+    return SimpleNamespace(
+        path=path, fixturenames=[fixture], callspec=SimpleNamespace(params=params)
+    )
+
+
+ITEMS = [
+    item("one.py", "trained", layout="1x2", case="adam"),
+    item("one.py", "trained", layout="2x1", case="sgd"),
+    item("one.py", "passes", layout="1x2", case="lamb"),
+    item("two.py", "trained", layout="1x2", case="sgd"),
+    SimpleNamespace(path="one.py"),
+]
+
+
+@pytest.mark.parametrize(
+    ("scope", "path", "cases"),
+    [
+        ("module", "one.py", ["adam"]),
+        ("module", "two.py", ["sgd"]),
+        ("session", None, ["sgd", "adam"]),
+    ],
+)
+def test_a_group_takes_what_tests_of_its_module_ask_for(scope, path, cases):
+    request = SimpleNamespace(
+        session=SimpleNamespace(items=ITEMS), scope=scope, path=path, fixturename="trained"
+    )
+    assert chosen(request, ["lamb", "sgd", "adam"], ["1x2"]) == cases

@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 from keras import layers, ops
 
+from tests.covering import grid, singles
 from tests.strategy.strangers import (
     BATCH,
     GLOBAL,
@@ -48,6 +49,12 @@ def check(build, x=X, y=Y, optimizer=None, tolerance=1e-6, **strategy):
     return check_twins(compiled, functools.partial(fit, x=x, y=y), tolerance, **strategy)
 
 
+def some(names, like_another):
+    """Return all names; those that are like another one are for full runs."""
+    marks = {name: [pytest.mark.full] if name in like_another else [] for name in names}
+    return [pytest.param(name, marks=mark) for name, mark in marks.items()]
+
+
 # -------------------------------------------------- loss objects, wherever they are
 
 
@@ -70,7 +77,7 @@ REACHED = {
 }
 
 
-@pytest.mark.parametrize("reached", REACHED)
+@pytest.mark.parametrize("reached", some(REACHED, {"in a dict", "in a list", "in another object"}))
 def test_a_masked_loss_object_is_exact_wherever_it_is(reached, caplog):
     check(lambda: Tagger(REACHED[reached]), SEQUENCES, LABELS)
     assert "own_losses" not in caplog.text
@@ -150,6 +157,10 @@ def finite(loss):
     return tf.where(tf.math.is_finite(loss), loss, 0.0)
 
 
+def hundreds(squares):
+    return sum(tf.reduce_sum(squares) * (1e-5 + i * 1e-8) for i in range(300))
+
+
 TERMS = {
     "a loss object in a function": lambda model, y, p: in_a_function(y, p),
     "a loss object in a function, and a mean": lambda model, y, p: (
@@ -169,9 +180,7 @@ TERMS = {
     "a Dice loss": dice,
     "a masked mean of each column": masked_columns,
     "a number without a gradient": stopped,
-    "hundreds in a row": lambda model, y, p: sum(
-        tf.reduce_sum(tf.square(y - p)) * (1e-5 + i * 1e-8) for i in range(300)
-    ),
+    "hundreds in a row": lambda model, y, p: hundreds(tf.square(y - p)),
     "a mean by a mean and a little": lambda model, y, p: (
         tf.reduce_mean(tf.abs(p) * kept(y)) / (tf.reduce_mean(kept(y)) + 1e-3)
     ),
@@ -230,9 +239,13 @@ TERMS = {
     ),
 }
 BY_REPLICA = {"some rows": "each replica leaves its own first rows out"}
+LIKE_ANOTHER = {
+    *("a loss object in a function", "a mean of Keras's ops", "a penalty alone with a mean"),
+    *("a mean by a mean", "only a masked mean", "only a sum", "divided by rows"),
+}
 
 
-@pytest.mark.parametrize("term", sorted(TERMS.keys() - BY_REPLICA.keys()))
+@pytest.mark.parametrize("term", some(sorted(TERMS.keys() - BY_REPLICA.keys()), LIKE_ANOTHER))
 def test_each_term_goes_by_what_it_divides_by(term, caplog):
     check(lambda: Tagger(TERMS[term], 1))
     assert "own_losses" not in caplog.text
@@ -327,9 +340,11 @@ class Decorated(Tagger):
         return Tagger.train_step(self, data)
 
 
-@pytest.mark.parametrize("kind", [Function, Decorated])
-@pytest.mark.parametrize(
-    "term", ["a mean beside a loss object", "only a masked mean", "only a sum", "divided by rows"]
+@grid(
+    "kind, term",
+    [Function, Decorated],
+    ["a mean beside a loss object", "only a masked mean", "only a sum", "divided by rows"],
+    aspects=singles,
 )
 def test_steps_in_functions(kind, term):
     check(lambda: kind(TERMS[term], 1))
@@ -401,7 +416,7 @@ def test_what_a_layer_adds(added):
     check_twins(build, fit)
 
 
-@pytest.mark.parametrize("by_name", [False, True])
+@pytest.mark.parametrize("by_name", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_distillation(by_name):
     check_twins(functools.partial(distiller, by_name), functools.partial(fit, y=LABELS[:, :1] % 4))
 
@@ -602,8 +617,7 @@ def test_static_rows_and_an_unknown_width():
     assert found["loss"] == pytest.approx(np.square(errors).mean(), rel=1e-6)
 
 
-@pytest.mark.parametrize("optimizer", ["SGD", "Adam", "Adagrad"])
-@pytest.mark.parametrize("lookup", [False, True])
+@grid("optimizer, lookup", ["SGD", "Adam", "Adagrad"], [False, True], aspects=singles)
 def test_sparse_inputs(optimizer, lookup):
     def train(model):
         return model.fit(sparse_rows(), epochs=2, verbose=0).history

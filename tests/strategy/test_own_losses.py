@@ -116,7 +116,7 @@ def warnings(caplog):
         *((compute, None) for compute in (mean, total, vector, over_the_global_batch)),
     ],
 )
-@pytest.mark.parametrize("batch_norm", [False, True])
+@pytest.mark.parametrize("batch_norm", [pytest.param(False, marks=pytest.mark.full), True])
 def test_what_is_said_of_a_loss_makes_it_equal(compute, said, batch_norm, warnings):
     check_twins(maker(compute, batch_norm=batch_norm), trained, own_losses=said)
     assert warnings() == []

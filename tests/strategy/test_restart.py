@@ -41,7 +41,7 @@ def ends(output):
     return {int(epoch): digest for epoch, digest in found}
 
 
-@pytest.mark.parametrize("rule", ["every step", "rounds"])
+@pytest.mark.parametrize("rule", [pytest.param("every step", marks=pytest.mark.full), "rounds"])
 def test_a_job_goes_on_from_its_backup_with_any_number_of_workers(run, tmp_path, rule):
     """All workers are given the same folder, and Keras's own callback. Where replicas agree once in
     three steps, four are done at the end of an epoch: what is saved is the mean.

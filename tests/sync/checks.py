@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 
@@ -249,14 +250,14 @@ def with_much_to_say(strategy, **how):
     return model
 
 
-def silence(make, folder):
+SILENT = {
+    "": (sync.DiLoCo(4, wire="int8"), sync.Gossip(4, "ring")),
+    " of means": (sync.LocalSGD(4), sync.ElasticAveraging(4, 0.2)),
+}
+
+
+def silence(rules, make, folder):
     """Between the ends of rounds nothing is sent, whatever layers, losses and metrics do."""
-    rules = (
-        sync.LocalSGD(4),
-        sync.DiLoCo(4, wire="int8"),
-        sync.ElasticAveraging(4, 0.2),
-        sync.Gossip(4, "ring"),
-    )
     for rule in rules:
         model, traffic = with_much_to_say(make(rule)), Traffic()
         weights = np.ones(72, "float32")
@@ -289,7 +290,19 @@ class Middle(keras.callbacks.Callback):
             self.seen = self._look(self.model)
 
 
-def outside_of_replicas(make, folder):
+OUTSIDE = {
+    "": {
+        sync.ElasticAveraging(4, 0.2): None,
+        sync.Gossip(4): lambda p: simulation.mix(powers_of_two(p)),
+    },
+    " by other rules": {
+        sync.LocalSGD(4): lambda p: simulation.take_mean,
+        sync.Gossip(4, there_and_back): lambda p: simulation.mix(there_and_back(p)),
+    },
+}
+
+
+def outside_of_replicas(rules, make, folder):
     """In the middle of a round one reads, evaluates and predicts with the mean or the centre."""
     x, y = simulation.problem()
 
@@ -302,13 +315,8 @@ def outside_of_replicas(make, folder):
         return before, found, loss, guess, shown
 
     p = replicas(make(sync.LocalSGD(4)))
-    steps = {
-        sync.LocalSGD(4): simulation.take_mean,
-        sync.ElasticAveraging(4, 0.2): None,
-        sync.Gossip(4): simulation.mix(powers_of_two(p)),
-        sync.Gossip(4, there_and_back): simulation.mix(there_and_back(p)),
-    }
-    for rule, end in steps.items():
+    for rule, make_end in rules.items():
+        end = make_end and make_end(p)
         strategy = make(rule)
         model = regression(strategy)
         middle = Middle(look, 6)
@@ -344,19 +352,19 @@ def put_aside(model):
     return sum(cell.numpy().size for one in marks for cell in one.aside)
 
 
-def assigned_in_the_middle(make, folder):
+ASSIGNED = {
+    "": (sync.DiLoCo(100), sync.Gossip(2, there_and_back)),
+    " by other rules": (sync.LocalSGD(100), sync.ElasticAveraging(100, 0.2)),
+}
+
+
+def assigned_in_the_middle(rules, make, folder):
     """Weights that a callback sets while an evaluation's are shown are those that train on."""
 
     def look(model):
         model.evaluate(*simulation.problem(), verbose=0)
         model.set_weights([w * 0 + 1 for w in model.get_weights()])
 
-    rules = (
-        sync.LocalSGD(100),
-        sync.DiLoCo(100),
-        sync.ElasticAveraging(100, 0.2),
-        sync.Gossip(2, there_and_back),
-    )
     for rule in rules:
         model = regression(make(rule), lambda: keras.optimizers.SGD(0.0))
         fit(model, callbacks=[Middle(look, 3)])
@@ -695,13 +703,12 @@ def assigned_what_is_not_trained(make, folder):
     same(model, [*training.mean(), 0.5])
 
 
-def interrupted_in_flight(make, folder):
+MOMENTS = {"": 5, " at the end of a round": 8}
+
+
+def interrupted_in_flight(moment, make, folder):
     """In the same model the way comes in later; a file is as it was before the way was sent."""
-    for moment in (5, 8):  # in the middle of a round, and at the end of one
-        _interrupted(make, folder / f"{moment}.weights.h5", moment)
-
-
-def _interrupted(make, file, moment):
+    file = folder / "own.weights.h5"
     strategy = make(STREAM)
     model = regression(strategy)
     saves = Middle(lambda model: model.save_weights(file), moment)
@@ -967,13 +974,18 @@ def gossip_taken_up_again(make, folder):
     same(model, training.mean(), atol=3e-6)
 
 
-def gossip_of_strangers(make, folder):
-    """Batch normalization, a last batch of one row, validation, eagerly, and a second fit."""
-    for rule, how, fitted in (
-        (sync.Gossip(), {}, {"validation_split": 0.2}),
+GOSSIP_OF_STRANGERS = {
+    "": (
         (sync.Gossip(3, "random", seed=2), {"run_eagerly": True}, {}),
         (sync.Gossip(3, there_and_back), {"steps_per_execution": 2}, {"validation_split": 0.2}),
-    ):
+    ),
+    " in each step": ((sync.Gossip(), {}, {"validation_split": 0.2}),),
+}
+
+
+def gossip_of_strangers(cases, make, folder):
+    """Batch normalization, a last batch of one row, validation, eagerly, and a second fit."""
+    for rule, how, fitted in cases:
         model = with_much_to_say(strategy := make(rule), **how)
         losses = fit(model, 2, samples=65, **fitted).history["loss"]
         assert np.isfinite(losses).all(), (rule, losses)
@@ -1003,27 +1015,29 @@ def loaded_from_a_training_without_rounds(make, folder):
     same(trained(before=1), trained(before=0).get_weights())
 
 
-def loaded_after_an_interruption(make, folder):
+INTERRUPTED = {"": sync.ElasticAveraging(4, 0.2), " by DiLoCo": sync.DiLoCo(4)}
+
+
+def loaded_after_an_interruption(rule, make, folder):
     """Read in the middle of a round, a file does in the same model what it does in a new one."""
     plain, own = folder / "plain.weights.h5", folder / "own.weights.h5"
     source = regression(make(sync.EveryStep()))
     fit(source)
     source.save_weights(plain)
-    for rule in (sync.DiLoCo(4), sync.ElasticAveraging(4, 0.2)):
-        model = regression(make(rule))
-        saves = Middle(lambda model: model.save_weights(own), 4)
-        with pytest.raises(InterruptedError):
-            fit(model, callbacks=[saves, Stop(6)])
-        for file in (own, plain):
-            fresh = regression(make(rule))
-            with fresh.distribute_strategy.scope():  # else Keras loads only the weights
-                fresh.optimizer.build(fresh.trainable_variables)
-            for one in (model, fresh):
-                one.load_weights(file)
-            for one in (model, fresh):
-                with pytest.raises(InterruptedError):
-                    fit(one, callbacks=[Stop(6)])
-            same(model, fresh.get_weights(), err_msg=f"{rule}, {file.name}")
+    model = regression(make(rule))
+    saves = Middle(lambda model: model.save_weights(own), 4)
+    with pytest.raises(InterruptedError):
+        fit(model, callbacks=[saves, Stop(6)])
+    for file in (own, plain):
+        fresh = regression(make(rule))
+        with fresh.distribute_strategy.scope():  # else Keras loads only the weights
+            fresh.optimizer.build(fresh.trainable_variables)
+        for one in (model, fresh):
+            one.load_weights(file)
+        for one in (model, fresh):
+            with pytest.raises(InterruptedError):
+                fit(one, callbacks=[Stop(6)])
+        same(model, fresh.get_weights(), err_msg=f"{rule}, {file.name}")
 
 
 def compiled_after_an_interruption(make, folder):
@@ -1111,46 +1125,57 @@ def a_weight_without_a_gradient(make, folder):
     agree(model)
 
 
-CHECKS = NUMBERS | {
-    check.__name__: check
-    for check in (
-        post_local,
-        one_step_rounds,
-        silence,
-        outside_of_replicas,
-        assigned_in_the_middle,
-        never_compiled,
-        aggregated,
-        programs,
-        stream_of_programs,
-        stream_of_workers_with_other_numbers_of_batches,
-        stream_on_a_wire,
-        stream_is_explained,
-        assigned_in_flight,
-        assigned_at_the_end,
-        assigned_what_is_not_trained,
-        interrupted_in_flight,
-        last_batch_of_one_row,
-        a_replica_that_never_had_a_row,
-        a_weight_without_a_gradient,
-        images_of_any_size,
-        workers_with_other_numbers_of_batches,
-        read_by_a_callback,
-        other_types,
-        mixed_precision,
-        optimizers,
-        refused,
-        taken_up_again,
-        centre_taken_up_again,
-        centre_in_shards,
-        assigned_after_loading,
-        read_as_a_saved_model,
-        saved_by_one_worker,
-        gossip_taken_up_again,
-        gossip_of_strangers,
-        loaded_from_a_training_without_rounds,
-        loaded_after_an_interruption,
-        compiled_after_an_interruption,
-        callbacks,
-    )
-}
+def each(check, cases):
+    """Return the check of each case, under its own name and the case's."""
+    return {check.__name__ + name: functools.partial(check, case) for name, case in cases.items()}
+
+
+SOME = (
+    each(silence, SILENT)
+    | each(outside_of_replicas, OUTSIDE)
+    | each(gossip_of_strangers, GOSSIP_OF_STRANGERS)
+    | each(assigned_in_the_middle, ASSIGNED)
+    | each(loaded_after_an_interruption, INTERRUPTED)
+    | each(interrupted_in_flight, MOMENTS)
+)
+CHECKS = (
+    NUMBERS
+    | SOME
+    | {
+        check.__name__: check
+        for check in (
+            post_local,
+            one_step_rounds,
+            never_compiled,
+            aggregated,
+            programs,
+            stream_of_programs,
+            stream_of_workers_with_other_numbers_of_batches,
+            stream_on_a_wire,
+            stream_is_explained,
+            assigned_in_flight,
+            assigned_at_the_end,
+            assigned_what_is_not_trained,
+            last_batch_of_one_row,
+            a_replica_that_never_had_a_row,
+            a_weight_without_a_gradient,
+            images_of_any_size,
+            workers_with_other_numbers_of_batches,
+            read_by_a_callback,
+            other_types,
+            mixed_precision,
+            optimizers,
+            refused,
+            taken_up_again,
+            centre_taken_up_again,
+            centre_in_shards,
+            assigned_after_loading,
+            read_as_a_saved_model,
+            saved_by_one_worker,
+            gossip_taken_up_again,
+            loaded_from_a_training_without_rounds,
+            compiled_after_an_interruption,
+            callbacks,
+        )
+    }
+)

@@ -20,6 +20,7 @@ from tests.sync.checks import (
     Stop,
     Traffic,
     agree,
+    each,
     fit,
     fit_masked_words,
     of_steps,
@@ -101,32 +102,39 @@ def rows_of_groups(samples, workers):
     return np.concatenate(parts)
 
 
-def as_one_larger_replica(make, folder):
-    """With batch normalization, Adam and a validation in the middle; last batches of three rows
-    and of one, which leave a group with fewer rows, and with none.
-    """
+LARGER = {  # optimizer, and rows: a last batch of three or of one leaves a group fewer, or none
+    " with one row": (lambda: keras.optimizers.Adam(0.01, global_clipnorm=1.0), 65),
+    " accumulating with three rows": (
+        lambda: keras.optimizers.SGD(0.05, gradient_accumulation_steps=2),
+        67,
+    ),
+    " with three rows": (lambda: keras.optimizers.Adam(0.01, global_clipnorm=1.0), 67),
+    " accumulating with one row": (
+        lambda: keras.optimizers.SGD(0.05, gradient_accumulation_steps=2),
+        65,
+    ),
+}
+
+
+def as_one_larger_replica(case, make, folder):
+    """Groups train as replicas of their size: batch normalization, and a validation between."""
+    optimizer, samples = case
     held = simulation.problem(seed=5)
-    optimizers = {
-        "Adam": lambda: keras.optimizers.Adam(0.01, global_clipnorm=1.0),
-        "accumulating": lambda: keras.optimizers.SGD(0.05, gradient_accumulation_steps=2),
-    }
-    for name, optimizer in optimizers.items():
-        for samples in (67, 65):
-            trained = []
-            for rule, devices in ((grouped(outer=sync.LocalSGD(4)), 4), (sync.LocalSGD(4), 2)):
-                strategy = make(rule, replicas=devices)
-                model, (x, y) = normalized(strategy, optimizer), simulation.problem(samples)
-                if devices == GROUPS:
-                    order = rows_of_groups(samples, strategy.extended._num_workers)
-                    x, y = x[order], y[order]
-                how = {"shuffle": False, "verbose": 0, "validation_data": held}
-                history = model.fit(x, y, batch_size=BATCH, epochs=2, **how).history
-                trained.append((model.get_weights(), history))
-            (found, histories), (expected, others) = trained
-            for a, b in zip(found, expected, strict=True):
-                np.testing.assert_allclose(a, b, rtol=0, atol=1e-5, err_msg=f"{name}, {samples}")
-            for key, values in histories.items():
-                np.testing.assert_allclose(values, others[key], rtol=1e-4, err_msg=key)
+    trained = []
+    for rule, devices in ((grouped(outer=sync.LocalSGD(4)), 4), (sync.LocalSGD(4), 2)):
+        strategy = make(rule, replicas=devices)
+        model, (x, y) = normalized(strategy, optimizer), simulation.problem(samples)
+        if devices == GROUPS:
+            order = rows_of_groups(samples, strategy.extended._num_workers)
+            x, y = x[order], y[order]
+        how = {"shuffle": False, "verbose": 0, "validation_data": held}
+        history = model.fit(x, y, batch_size=BATCH, epochs=2, **how).history
+        trained.append((model.get_weights(), history))
+    (found, histories), (expected, others) = trained
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
+    for key, values in histories.items():
+        np.testing.assert_allclose(values, others[key], rtol=1e-4, err_msg=key)
 
 
 def same_bits_within_a_group(make, folder):
@@ -193,14 +201,20 @@ def _calls(groups):
     return sum(total.calls for one in every for total in one.totals().values())
 
 
-def silence(make, folder):
-    """Between the ends of rounds nothing is sent between groups, and much within them."""
-    for rule in (sync.LocalSGD(4), sync.DiLoCo(4, wire="int8"), sync.ElasticAveraging(4, 0.2)):
-        strategy = make(grouped(outer=rule))
-        model, heard = with_much_to_say(strategy), Heard()
-        fit(model, 2, callbacks=[heard], sample_weight=np.ones(72, "float32"))
-        for step, (between, within) in enumerate(heard.steps, 1):
-            assert within > 0 and (between > 0) == (step % 4 == 0), (rule, step, between, within)
+SILENT = {
+    " on a wire": sync.DiLoCo(4, wire="int8"),
+    " of local SGD": sync.LocalSGD(4),
+    " of a centre": sync.ElasticAveraging(4, 0.2),
+}
+
+
+def silence(rule, make, folder):
+    """Between the ends of rounds groups send nothing to each other, and much within them."""
+    strategy = make(grouped(outer=rule))
+    model, heard = with_much_to_say(strategy), Heard()
+    fit(model, 2, callbacks=[heard], sample_weight=np.ones(72, "float32"))
+    for step, (between, within) in enumerate(heard.steps, 1):
+        assert within > 0 and (between > 0) == (step % 4 == 0), (rule, step, between, within)
     assert "groups" in str(strategy.explain())
 
 
@@ -253,39 +267,41 @@ def gathered_by_a_layer(make, folder):
     same(trained[0], trained[1].get_weights())
 
 
-def sent_otherwise(make, folder):
+SENT = {
+    " behind steps": {},
+    " by int4": {"wire": "int4"},
+    " by bf16": {"wire": {"head": "bf16"}},
+    " by PowerSGD": {"method": compression.PowerSGD(2)},
+    " by TopK": {"method": compression.TopK(0.5)},
+}
+
+
+def sent_otherwise(how, make, folder):
     """The strategy's wire or method is that within groups, and the rule's that between them; what
     the two have not sent yet are two things.
     """
-    cases = [
-        {},
-        {"wire": "int4"},
-        {"wire": {"head": "bf16"}},
-        {"method": compression.PowerSGD(2)},
-        {"method": compression.TopK(0.5)},
-    ]
-    for how in cases:
-        behind = {} if how else {"fragments": 2, "delay": 1}
-        outer = sync.DiLoCo(4, outer=lambda: keras.optimizers.SGD(1.0), wire="int8", **behind)
-        model = regression(make(grouped(outer=outer), **how))
-        losses = fit(model, 3).history["loss"]
-        assert losses[-1] < losses[0], (how, losses)
-        agree(model)
+    behind = {} if how else {"fragments": 2, "delay": 1}
+    outer = sync.DiLoCo(4, outer=lambda: keras.optimizers.SGD(1.0), wire="int8", **behind)
+    model = regression(make(grouped(outer=outer), **how))
+    losses = fit(model, 3).history["loss"]
+    assert losses[-1] < losses[0], (how, losses)
+    agree(model)
 
 
-def programs(make, folder):
+PROGRAMS = {
+    " of several steps": ({"steps_per_execution": 2}, {}),
+    " eager": ({"run_eagerly": True, "metrics": ["mae"]}, {"samples": 82, "validation_split": 0.2}),
+}
+
+
+def programs(how, make, folder):
     """What strangers do: all replicas end with the same weights."""
-    how = {
-        "eager": ({"run_eagerly": True}, {"samples": 65}),
-        "several steps": ({"steps_per_execution": 2}, {}),
-        "validation": ({"metrics": ["mae"]}, {"validation_split": 0.2}),
-    }
-    for name, (compiled, fitted) in how.items():
-        model = regression(make(grouped(outer=sync.DiLoCo(3))), "adam", **compiled)
-        history = fit(model, 2, **fitted).history
-        assert np.isfinite(history["loss"]).all(), name
-        fit(model, 1, **fitted)
-        agree(model)
+    compiled, fitted = how
+    model = regression(make(grouped(outer=sync.DiLoCo(3))), "adam", **compiled)
+    history = fit(model, 2, **fitted).history
+    assert np.isfinite(history["loss"]).all()
+    fit(model, 1, **fitted)
+    agree(model)
 
 
 def taken_up_again(make, folder):
@@ -347,30 +363,31 @@ def between_groups(check):
 
 
 STREAMS = {
-    check.__name__: between_groups(check)
-    for check in (
-        checks.stream_of_programs,
-        checks.stream_on_a_wire,
-        checks.assigned_in_flight,
-        checks.interrupted_in_flight,
+    name: between_groups(checks.CHECKS[name])
+    for name in (
+        "stream_of_programs",
+        "stream_on_a_wire",
+        "assigned_in_flight",
+        "interrupted_in_flight",
+        "interrupted_in_flight at the end of a round",
     )
 }
 
 CHECKS = (
     NUMBERS
     | STREAMS
+    | each(as_one_larger_replica, LARGER)
+    | each(silence, SILENT)
+    | each(sent_otherwise, SENT)
+    | each(programs, PROGRAMS)
     | {
         check.__name__: check
         for check in (
-            as_one_larger_replica,
             curvature_of_a_group,
             same_bits_within_a_group,
             one_group_or_one_replica,
-            silence,
             gathered_by_a_layer,
             gathered_in_a_synchronous_start,
-            sent_otherwise,
-            programs,
             taken_up_again,
             a_replica_that_never_had_a_row,
         )
