@@ -81,7 +81,7 @@ def test_samples_of_weight_0_stay(trained):
 
 
 def test_half_precision_moves_as_single_does():
-    """Without scaling of the loss most gradients would round to 0."""
+    """Scale the loss: without scaling most gradients would round to 0."""
     x, y = numbers()
     single = dense()
     keras.config.set_dtype_policy("mixed_float16")

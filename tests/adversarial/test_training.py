@@ -222,7 +222,7 @@ class OwnStep(keras.Model):
 
 
 class OwnLoss(OwnStep):
-    """It computes its loss without Keras, which a strategy must weight."""
+    """Model that computes its loss without Keras; a strategy must weight that loss."""
 
     def train_step(self, data):
         x, y = data

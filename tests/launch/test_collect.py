@@ -223,7 +223,7 @@ def test_interrupted_it_ends_at_once(begin, port, index):
 
 
 class Writer:
-    """Where a connection begins and ends, as worker 0 sees it."""
+    """Stand-in for a connection's writer: both of its ends, as worker 0 sees them."""
 
     def __init__(self, here, there):
         self._ends = {"sockname": (here, 29400), "peername": (there, 50000)}

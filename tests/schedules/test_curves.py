@@ -1,4 +1,4 @@
-"""What schedules say, alone and as what Keras and TensorFlow make of them."""
+"""Values of schedules, alone and as Keras and TensorFlow use them."""
 
 import keras
 import numpy as np

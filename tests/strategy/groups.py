@@ -44,7 +44,7 @@ def start(script, layout, **environment):
 
 
 def finish(group, seconds):
-    """What the workers printed, whether they ended well or not, and what was wrong if not."""
+    """Return the output of the workers, whether they ended well, and what was wrong if not."""
     try:
         return group.wait(seconds), ""
     except WorkerFailed as failed:
@@ -52,7 +52,7 @@ def finish(group, seconds):
 
 
 def chosen(request, cases, layouts):
-    """Those of the cases that selected tests of these layouts are about."""
+    """Return the cases that the selected tests of these layouts are about."""
     tests = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
     wanted = {test.get("case") for test in tests if test.get("layout") in layouts}
     return [case for case in cases if case in wanted]

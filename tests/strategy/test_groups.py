@@ -1,4 +1,4 @@
-"""How groups of workers are judged: a failure that others have caused is told, not hidden."""
+"""Judgement of groups of workers: a failure that others have caused is reported, not hidden."""
 
 import pytest
 

@@ -102,8 +102,8 @@ def rows_of_groups(samples, workers):
 
 
 def as_one_larger_replica(make, folder):
-    """With batch normalization, Adam and a validation in the middle; last batches of three rows
-    and of one, which leave a group with fewer rows, and with none.
+    """Train with batch normalization, Adam and a validation in the middle; last batches of three
+    rows and of one leave a group with fewer rows, and with none.
     """
     held = simulation.problem(seed=5)
     optimizers = {
@@ -130,7 +130,7 @@ def as_one_larger_replica(make, folder):
 
 
 def same_bits_within_a_group(make, folder):
-    """In the middle of a round, of weights and statistics; and groups differ."""
+    """Weights and statistics agree within a group in the middle of a round; groups differ."""
     strategy = make(grouped(outer=sync.LocalSGD(100)))
     model, look = normalized(strategy, lambda: keras.optimizers.Adam(0.01)), Middle(bits, 6)
     fit(model, callbacks=[look])
@@ -158,7 +158,7 @@ def curvature_of_a_group(make, folder):
 
 
 def bits(model):
-    """Of the weights and statistics of each replica of this process."""
+    """Return the bits of the weights and statistics of each replica of this process."""
     every = [v.value for v in model.variables if "float" in v.dtype]
     replicas = range(len(every[0].values))
     return [b"".join(v.values[r].numpy().tobytes() for v in every) for r in replicas]
@@ -180,7 +180,7 @@ def one_group_or_one_replica(make, folder):
 
 
 class Heard(EachStep):
-    """How many collectives ran in each step over all replicas, and within groups."""
+    """Callback that counts the collectives of each step, over all replicas and within groups."""
 
     def _now(self):
         strategy = self.model.distribute_strategy
@@ -237,7 +237,7 @@ def gathered_in_a_synchronous_start(make, folder):
 
 
 def gathered_by_a_layer(make, folder):
-    """From the group, and nothing from a replica that is alone; gradients go back as far."""
+    """A layer gathers from its group, and from nobody if it is alone; gradients go back as far."""
     x, y = simulation.problem()
     trained = []
     for rule, devices in ((grouped(outer=sync.LocalSGD(4)), 4), (sync.LocalSGD(4), 2)):
@@ -274,7 +274,7 @@ def sent_otherwise(make, folder):
 
 
 def programs(make, folder):
-    """What strangers do: all replicas end with the same weights."""
+    """Train programs of users: all replicas end with the same weights."""
     how = {
         "eager": ({"run_eagerly": True}, {"samples": 65}),
         "several steps": ({"steps_per_execution": 2}, {}),
@@ -338,7 +338,7 @@ def interrupted_training(workers, devices):
 
 
 def between_groups(check):
-    """What replicas do by a rule, groups do."""
+    """Return a check in which groups follow a rule as replicas do."""
 
     def checked(make, folder):
         check(lambda rule: make(grouped(outer=rule)), folder)
