@@ -165,7 +165,7 @@ def fit_two(model, *callbacks):
 def test_integers_are_refused_by_name():
     with pytest.raises(ValueError, match=r"the input 'word' is int32.*inputs=\[...\] names"):
         fit_two(two_inputs(), Adversarial(FGSM(0.1)))
-    with pytest.raises(ValueError, match="names 'words', and the model is given 'numbers', 'word'"):
+    with pytest.raises(ValueError, match="names 'words', but the model receives 'numbers', 'word'"):
         fit_two(two_inputs(), Adversarial(FGSM(0.1), inputs=["words"]))
 
 

@@ -409,5 +409,5 @@ def test_data_that_change_are_refused():
 
     noise = tf.data.Dataset.from_generator(rows, output_types=(tf.float32, tf.float32),
                                            output_shapes=([10, 4], [10, 3]))  # fmt: skip
-    with pytest.raises(ValueError, match="not the same in each pass"):
+    with pytest.raises(ValueError, match="differ from pass to pass"):
         curvature.Hessian(model, noise) @ np.ones(15)
