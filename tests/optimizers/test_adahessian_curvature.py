@@ -276,7 +276,7 @@ def apply_made_elsewhere(in_graph):
 
 
 def test_gradients_of_another_function_are_refused():
-    with pytest.raises(ValueError, match="cannot see how that of kernel was computed"):
+    with pytest.raises(ValueError, match="cannot see how the gradient of kernel was computed"):
         apply_made_elsewhere(in_graph=True)
 
 

@@ -83,7 +83,7 @@ def _check(name: str, x: Any, found: list[str]) -> None:
 def _others(found: list[str]) -> str:
     if len(found) == 1:
         return "It is the only input"
-    return f"Name the inputs to move by inputs=[...], some of {_listed(found)}"
+    return f"inputs=[...] chooses the inputs to move, of {_listed(found)}"
 
 
 def _listed(names: list[str]) -> str:
