@@ -114,7 +114,7 @@ class Telemetry(keras.callbacks.Callback):
         if first >= end:
             raise arguments.wrong(profile, "profile", expected)
         if not callable(batch):
-            what = "a number of samples, or a function from a step to one"
+            what = "a number of samples or a function from a step to a number"
             arguments.optional(arguments.whole, batch, "batch", 1, what=what)
         what = "a number of samples per second"
         arguments.optional(arguments.real, baseline, "baseline", above=0, what=what)
