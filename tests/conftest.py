@@ -1,4 +1,4 @@
-"""What holds for all tests: the same examples each time, and TensorFlow with several devices."""
+"""Settings of all tests: the same examples each time, and TensorFlow with several devices."""
 
 import collections
 import os

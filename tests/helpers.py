@@ -1,4 +1,4 @@
-"""What the tests of the ops share, in one process and in many."""
+"""Helpers of the tests of ops, in one process and in many."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def numpy(structure):
 
 
 def run(body, *values, ranks=None, times=1):
-    """What ``body`` returns on each rank, as numpy arrays; one value per rank of each argument."""
+    """Return ``body`` of each rank as numpy arrays; each argument has one value per rank."""
     function = group(ranks or len(values[0])).function(body)
     for _ in range(times):
         results = function(*values)
@@ -59,7 +59,7 @@ def run(body, *values, ranks=None, times=1):
 
 
 def slowly(x, seconds: float = 0.4):
-    """The same numbers, later."""
+    """Return the numbers after a delay."""
     import tensorflow as tf
 
     def wait(x):

@@ -1,4 +1,4 @@
-"""What the library says to arguments that are wrong, for each argument that it has.
+"""Errors for wrong arguments, for each argument that the library has.
 
 Constructors and functions are found by the ``__all__`` of each public module, so that a new one
 cannot be forgotten: ``test_all_that_is_public_is_here`` fails until it stands in a table below.
@@ -218,7 +218,7 @@ RIGHT = {
 
 
 def _table(text):
-    """For each constructor and each of its arguments a set of labels of WRONG."""
+    """Return a set of labels of WRONG for each constructor and each of its arguments."""
     lines = re.sub(r"\n    ", " ", text).strip().splitlines()
     named = (line.split(": ") for line in lines)
     return {
@@ -340,9 +340,7 @@ def _arguments(name):
 
 
 def _accepted(name, argument, default):
-    """Which wrong values are none here: None where it is the default, True of a flag, and those
-    that the table has.
-    """
+    """Return the wrong values that are right here: a default None, True of a flag, the table's."""
     by_default = set()
     if default is None and argument not in EITHER_OR.get(name, ()):
         by_default = {"None"}
@@ -361,14 +359,14 @@ def _call(name, argument, value, right):
 
 
 def _shown(value):
-    """How an error may show a value: all of it, or the part of it that is wrong."""
+    """Return how an error may show a value: all of it, or the part of it that is wrong."""
     parts = list(value) if isinstance(value, (list, np.ndarray)) else []
     parts += [*value, *value.values()] if isinstance(value, dict) else []
     return {arguments.shown(each) for each in (value, *parts)}
 
 
 def _verdict(name, argument, value, right):
-    """What is wrong with what a constructor says of a value; None if it accepts it."""
+    """Return what is wrong with a constructor's error for a value; None if it accepts the value."""
     try:
         _call(name, argument, value, right)
     except (ValueError, TypeError) as error:

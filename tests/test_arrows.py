@@ -1,4 +1,4 @@
-"""Which folder uses which: arrows point down only."""
+"""Arrows between folders point down only."""
 
 import ast
 import re
@@ -26,7 +26,7 @@ NATIVE_FLOORS = (("wire",), ("engine", "optimizers", "compression"), ("transport
 
 
 def room(module):
-    """Of ``tfscale.native.library``: ``ops``; of ``tfscale.ScaleStrategy``: ``tfscale`` itself."""
+    """Return ``native`` for ``tfscale.native.library``; for ``tfscale.rank`` return ``tfscale``."""
     first = module.split(".")[1] if "." in module else ""
     there = ROOT / "tfscale" / first
     return first if first and (there.is_dir() or there.with_suffix(".py").exists()) else "tfscale"

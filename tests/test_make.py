@@ -1,4 +1,4 @@
-"""What ``make`` leaves alone."""
+"""Files that ``make`` leaves alone."""
 
 import os
 import subprocess

@@ -44,7 +44,7 @@ def test_what_dir_lists_is_there():
     ],
 )
 def test_without_tensorflow_it_says_what_to_install(use):
-    """As ``tfscale doctor`` does."""
+    """Import without TensorFlow, as ``tfscale doctor`` does."""
     ran = python(f"import sys; sys.modules['tensorflow'] = None\nimport tfscale\n{use}")
     words = ran.stderr.splitlines()
     (first,) = [n for n, line in enumerate(words) if line.startswith("ImportError: ")]
@@ -127,7 +127,7 @@ say("ready")
 
 
 def on_terminal(code):
-    """What a program writes to stderr if that is a terminal."""
+    """Return the output of a program on stderr if that is a terminal."""
     ours, theirs = pty.openpty()
     with subprocess.Popen([sys.executable, "-c", code], stderr=theirs, cwd=ROOT) as process:
         os.close(theirs)

@@ -60,7 +60,7 @@ print(json.dumps([os.getpid(), hash("a"), random.random(), numpy.random.random()
 
 
 def test_workers_differ_in_all_that_processes_differ_in():
-    """In their orders of sets, too: a parent of one order, and one of another."""
+    """Workers differ in the order of their sets, too: each parent has an order of its own."""
     with warm.Workers(["-c", TELL], 2) as workers:
         found = [json.loads(output.splitlines()[-1]) for output in workers.wait(PATIENCE)]
     for one, other in zip(*found, strict=True):

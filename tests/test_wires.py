@@ -1,4 +1,4 @@
-"""What is known of the wires is the same in Python, in C++ and in the documents."""
+"""Facts about wires are the same in Python, in C++ and in the documents."""
 
 import math
 import re

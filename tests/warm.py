@@ -63,7 +63,7 @@ class Parent:
         self._process.wait(60)  # so that its processor time counts as ours
 
     def ask(self, request: Mapping[str, Any], files: Sequence[int] = ()) -> Any:
-        """What it answers; files go along with the request."""
+        """Return the answer to a request; files go along with the request."""
         socket.send_fds(self._socket, [json.dumps(request).encode()], files)
         answer = self._socket.recv(LONGEST)
         assert answer, "the parent of warm processes has ended"
@@ -107,7 +107,7 @@ class Process:
         return self.returncode
 
     def wait(self, timeout: float) -> int:
-        """The same, waited for."""
+        """Wait for the end, and return the exit code."""
         end = time.monotonic() + timeout
         while (code := self.poll()) is None:
             if time.monotonic() > end:

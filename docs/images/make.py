@@ -1,10 +1,11 @@
-"""Draw the pictures of the documents about schedules: ``python docs/images/make.py``."""
+"""Draw the pictures of docs/, but for the demo's: ``python docs/images/make.py``."""
 
 from __future__ import annotations
 
 import io
 import pathlib
 
+import house
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -19,7 +20,7 @@ RANKS = 48
 
 
 def of_the_document() -> collectives.Schedule:
-    """The schedule that the first code of docs/custom-schedules.md makes."""
+    """Return the schedule that the first code of docs/custom-schedules.md makes."""
     text = (HERE.parent / "custom-schedules.md").read_text()
     namespace: dict[str, collectives.Schedule] = {}
     exec(text.split("```python")[1].split("```")[0], namespace)
@@ -27,7 +28,7 @@ def of_the_document() -> collectives.Schedule:
 
 
 def on_small_buffers() -> tuple[Figure, Figure]:
-    """A ring and a tree on one scale of time."""
+    """Draw a ring and a tree on one scale of time."""
     both = [make(12).draw(SMALL_BUFFER) for make in (collectives.ring, collectives.tree)]
     end = max(figure.axes[0].get_xlim()[1] for figure in both)
     for figure in both:
@@ -39,7 +40,7 @@ def on_small_buffers() -> tuple[Figure, Figure]:
 
 
 def crossover() -> Figure:
-    """Which algorithm takes how long, by the size of the buffer."""
+    """Draw how long each algorithm takes, by the size of the buffer."""
     figure = figures.figure(8.0, 4.0)
     axes = figure.add_subplot()
     sizes = [10 ** (exponent / 4) for exponent in range(8, 34)]
@@ -58,7 +59,7 @@ def crossover() -> Figure:
 
 
 def pictures() -> dict[str, Figure]:
-    """All pictures, by the names of their files."""
+    """Draw all pictures, by the names of their files."""
     small_ring, small_tree = on_small_buffers()
     schedules = {
         "ring": collectives.ring(4),
@@ -71,7 +72,14 @@ def pictures() -> dict[str, Figure]:
         "pairs": of_the_document(),
     }
     drawn = {name: schedule.draw() for name, schedule in schedules.items()}
-    return {**drawn, "small-ring": small_ring, "small-tree": small_tree, "crossover": crossover()}
+    return {
+        **drawn,
+        "small-ring": small_ring,
+        "small-tree": small_tree,
+        "crossover": crossover(),
+        "rooms": house.draw_rooms(),
+        "gradient": house.draw_gradient(),
+    }
 
 
 def save(figure: Figure, path: pathlib.Path) -> None:

@@ -1,4 +1,4 @@
-"""How Sphinx makes a site of docs/: ``make docs``."""
+"""Configuration of Sphinx, which makes a site of docs/: ``make docs``."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ LISTED = re.compile(r"^- \[([^\]]+)\]\(([\w/.-]+)\.(?:md|rst)\)", re.MULTILINE)
 
 
 def list_contents(app: Sphinx, page: str, source: list[str]) -> None:
-    """Makes the site's contents from two pages, which list all others under headings."""
+    """Make the site's contents from two pages, which list all others under headings."""
     if page not in ("index", "benchmarks"):
         return
     for section in source[0].split("\n## ")[1:]:
@@ -53,7 +53,7 @@ def list_contents(app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def unlink_folders(app: Sphinx, page: str, source: list[str]) -> None:
-    """Shows folders of the repository by name alone: the site has copies of files only."""
+    """Show folders of the repository by name alone: the site has copies of files only."""
 
     def linked(link: re.Match[str]) -> str:
         return link[1] if (Path(app.srcdir, page).parent / link[2]).is_dir() else link[0]
@@ -64,26 +64,26 @@ def unlink_folders(app: Sphinx, page: str, source: list[str]) -> None:
 def skip_foreign(
     app: Sphinx, what: str, name: str, found: object, skip: bool, options: object
 ) -> bool | None:
-    """Leaves out what others have written: functions that are defaults, fields of named tuples."""
+    """Leave out functions of others that are defaults, and fields of named tuples."""
     ours = (getattr(found, "__module__", None) or "tfscale").startswith("tfscale")
     generated = (getattr(found, "__doc__", None) or "").startswith("Alias for field number")
     return True if generated or not ours else None
 
 
 def formula(html: HTML5Translator, node: nodes.math) -> None:
-    """Writes a formula within a line as MathML."""
+    """Write a formula within a line as MathML."""
     html.body.append(tex2mathml(node.astext()))
     raise nodes.SkipNode
 
 
 def formula_block(html: HTML5Translator, node: nodes.math_block) -> None:
-    """Writes a formula that stands by itself as MathML."""
+    """Write a formula that stands by itself as MathML."""
     html.body.append(f'<div class="formula">{tex2mathml(node.astext(), as_block=True)}</div>')
     raise nodes.SkipNode
 
 
 def setup(app: Sphinx) -> None:
-    """Is called by Sphinx."""
+    """Connect this file to Sphinx."""
     app.connect("source-read", list_contents)
     app.connect("source-read", unlink_folders)
     app.connect("autodoc-skip-member", skip_foreign)

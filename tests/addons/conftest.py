@@ -1,4 +1,4 @@
-"""These need Keras 2 and tensorflow-addons, which has no later Keras: make test-addons."""
+"""Tests of Keras 2 and tensorflow-addons, which has no release for later ones: make test-addons."""
 
 import importlib.util
 

@@ -1,4 +1,4 @@
-"""What is trained: parts of tensorflow-addons in a Keras 2 model."""
+"""Models of Keras 2 that train with parts of tensorflow-addons."""
 
 import contextlib
 

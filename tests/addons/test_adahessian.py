@@ -88,7 +88,7 @@ class Problem:
         return hessian(gradient, model.trainable_variables)
 
     def expected(self, samples=1):
-        """At step 0, with the seed 5."""
+        """Return the curvature that the reference draws at step 0 with the seed 5."""
         zs = [
             flat(signs(v.shape, "float32", (5, i, one), 0) for i, v in enumerate(self.variables))
             for one in range(samples)
@@ -160,7 +160,7 @@ def variables():
 
 @pytest.mark.parametrize("case", CASES)
 def test_200_steps_are_those_of_the_reference(case):
-    """With a schedule, and decay for two of the four variables."""
+    """Compare with a schedule, and with decay for two of the four variables."""
     mine, theirs = CASES[case]
     grads = gradients(200)
     curvature = [[tf.abs(d) + 0.1 for d in ds] for ds in gradients(200, seed=2)]

@@ -38,7 +38,7 @@ def steps(optimizer, count=100):
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_lamb_is_that_of_tensorflow_addons(decay, fused):
-    """Its two lists are one if only the first is given: both are given here."""
+    """Give LAMB both of its lists: if only the first is given, it serves as the second, too."""
     lists = {"exclude_from_weight_decay": ["bias", "gamma"]}
     ours = LAMB(0.01, weight_decay=decay, exclude_from_adaptation=["bias"], fused=fused, **lists)
     found = steps(ours)
@@ -50,7 +50,7 @@ def test_lamb_is_that_of_tensorflow_addons(decay, fused):
 
 @pytest.mark.parametrize("optimizer", OURS)
 def test_two_replicas_are_one_device(optimizer):
-    """But for rounding, of which one device that adds in another order gives the size."""
+    """Allow for rounding as large as that of one device that adds in another order."""
     weights, _ = train(optimizer)
     found, _ = train(optimizer, scale(2))
     other_order, _ = train(optimizer, backwards=True)

@@ -81,7 +81,7 @@ def test_samples_of_weight_0_stay(trained):
 
 
 def test_half_precision_moves_as_single_does():
-    """Without scaling of the loss most gradients would round to 0."""
+    """Scale the loss: without scaling most gradients would round to 0."""
     x, y = numbers()
     single = dense()
     keras.config.set_dtype_policy("mixed_float16")
@@ -116,7 +116,7 @@ def test_draws_look_random_and_differ_from_step_to_step():
         (lambda: FGSM(float("nan")), "got nan"),
         (lambda: PGD(0.1, steps=0), "steps is a whole number, 1 or more; got 0"),
         (lambda: PGD(0.1, step_size=-1), "step_size is a number.* more than 0; got -1"),
-        (lambda: FGSM(0.1, low=1, high=0), "low is below high"),
+        (lambda: FGSM(0.1, low=1, high=0), "low must be below high"),
     ],
 )
 def test_wrong_arguments_are_refused(make, message):

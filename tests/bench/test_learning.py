@@ -1,4 +1,4 @@
-"""How optimizers learn: the full table is in docs/benchmarks/optimizers.md."""
+"""Learning with each optimizer; the full table is in docs/benchmarks/optimizers.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How models learn where replicas agree once in many steps."""
+"""Learning with rules by which replicas agree once in many steps."""
 
 from __future__ import annotations
 

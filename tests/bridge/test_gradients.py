@@ -1,4 +1,4 @@
-"""What TensorFlow keeps of a training that is over."""
+"""Memory that TensorFlow keeps after a training."""
 
 import collections
 import gc
@@ -70,7 +70,7 @@ def test_nothing_of_keras_stays_replaced(how):
 
 @tf.custom_gradient
 def cube(x):
-    """Its first derivative is three times too large, to be told from TensorFlow's own."""
+    """Cube with a first derivative three times too large, to tell it from TensorFlow's own."""
     return x**3, lambda g: 9 * g * x**2
 
 

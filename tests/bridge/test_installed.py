@@ -36,7 +36,7 @@ def test_a_name_that_is_gone_is_said(monkeypatch, owner, name):
 
 def test_a_variable_of_fit_that_is_gone_is_said(monkeypatch):
     def fit(self, x=None, callbacks=None, epochs=1):
-        """As another Keras may write it."""
+        """Stand in for the ``fit`` of another Keras."""
 
     monkeypatch.setattr(keras.Model, "fit", fit)
     with pytest.raises(ImportError, match="no variable 'epoch_iterator' in Model.fit.*pip install"):
@@ -45,7 +45,7 @@ def test_a_variable_of_fit_that_is_gone_is_said(monkeypatch):
 
 def test_an_attribute_that_compile_no_longer_sets_is_said(monkeypatch):
     def compile(self, optimizer="rmsprop", loss=None):
-        """As another Keras may write it."""
+        """Stand in for the ``compile`` of another Keras."""
         self._losses_of_compile = loss
 
     for one in keras.Model.__mro__:
@@ -56,7 +56,10 @@ def test_an_attribute_that_compile_no_longer_sets_is_said(monkeypatch):
 
 
 def test_a_step_of_tf_keras_is_refused():
-    """It is ``tf.keras`` where TF_USE_LEGACY_KERAS is set. ``make test-ray`` tries a real one."""
+    """Keras is ``tf.keras`` where TF_USE_LEGACY_KERAS is set.
+
+    ``make test-ray`` tries a real one.
+    """
 
     def run_step():
         raise AssertionError("it ran")

@@ -326,7 +326,7 @@ def test_xla_is_recognised_while_it_traces():
 
 
 def test_dividing_by_a_share_asks_for_a_tensor_called_y():
-    """So a share tells divisors from factors; see also test_share.py."""
+    """A share tells divisors from factors by this name; see also test_share.py."""
     asked = []
 
     class Asked(Share):
@@ -483,7 +483,7 @@ def test_layers_are_found_through_all_levels():
 
 
 def test_batch_normalization_synchronizes_by_an_attribute(strategy):
-    """It reads ``synchronized`` in each call, and reduces in its replica's context."""
+    """Keras reads ``synchronized`` in each call, and reduces in its replica's context."""
     with strategy.scope():
         layer = keras.layers.BatchNormalization(center=False, scale=False, epsilon=1e-9)
         layer.build([None, 1])
@@ -501,7 +501,7 @@ def test_batch_normalization_synchronizes_by_an_attribute(strategy):
 
 
 def test_keras_averages_a_first_batch_for_its_shapes(model, monkeypatch):
-    """In ``_maybe_symbolic_build``, where the batches of replicas may differ in size."""
+    """Keras does so in ``_maybe_symbolic_build``, where replicas' batches may differ in size."""
     callers = []
 
     def noted():
@@ -516,7 +516,7 @@ def test_keras_averages_a_first_batch_for_its_shapes(model, monkeypatch):
 
 
 def test_a_fit_begins_once_however_often_it_validates(model, monkeypatch):
-    """It builds its model once; ``evaluate`` does so for itself."""
+    """``fit`` builds its model once, and ``evaluate`` builds it for itself."""
     begun, ours = [], fit.begins
 
     def noted():
@@ -593,7 +593,7 @@ def test_what_is_saveable_has_a_type_and_hooks():
 
 
 def test_keras_asks_for_the_family_of_the_strategy(strategy):
-    """It reduces logs and joins predictions for this class alone."""
+    """Keras reduces logs and joins predictions for this class alone."""
     from keras.src.backend.tensorflow import trainer
 
     assert isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)

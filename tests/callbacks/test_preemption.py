@@ -80,7 +80,7 @@ def uninterrupted(tmp_path_factory):
 
 @pytest.fixture
 def spared():
-    """What SIGTERM does outside of ``fit``."""
+    """List the SIGTERMs that arrive outside of ``fit``."""
     heard = []
     before = signal.signal(signal.SIGTERM, lambda *_: heard.append(True))
     yield heard
@@ -88,7 +88,7 @@ def spared():
 
 
 def in_a_thread(body):
-    """What it returned."""
+    """Run a function in a thread, and return its result."""
     returned = []
     thread = threading.Thread(target=lambda: returned.append(body()))
     thread.start()
@@ -132,7 +132,7 @@ def test_a_thread_that_is_not_the_main_one(tmp_path, uninterrupted, spared):
 
 
 def test_a_signal_after_the_last_step_is_not_lost(tmp_path, uninterrupted, spared):
-    """It comes at the end of the last epoch, after the callback has looked."""
+    """Send the signal at the end of the last epoch, after the callback has looked."""
 
     class Late(Signal):
         def on_epoch_end(self, epoch, logs=None):
@@ -270,7 +270,7 @@ def test_a_training_after_one_that_raised_gives_the_signal_back(tmp_path, spared
 
 
 def failed_before(folder):
-    """With the same callback, as when one interrupts a notebook's cell and runs it again."""
+    """Train again with the callback of a fit that failed, as a notebook's cell does."""
     preemption = Preemption(str(folder), check_every=1)
     with pytest.raises(KeyError):
         train(None, folder, Fails(told=False), preemption=preemption)
@@ -305,7 +305,7 @@ def handler_of_c():
 
 
 def test_a_handler_that_python_does_not_know_is_there_again_after_fit(tmp_path, spared):
-    """As TensorFlow's, in a program with several workers."""
+    """TensorFlow installs such a handler in a program with several workers."""
     ctypes.CDLL(None).signal(signal.SIGTERM, 1)  # to ignore it
     before = handler_of_c()
     train(None, tmp_path)
@@ -355,7 +355,7 @@ def test_an_interval_is_a_number_of_steps():
 
 @pytest.mark.parametrize("told", [False, True])
 def test_after_a_fit_that_raised_the_signal_is_for_whoever_took_it_before(tmp_path, spared, told):
-    """It comes after the error, or was not heeded before."""
+    """The signal comes after the error, or nobody handled it before."""
     with pytest.raises(KeyError):
         train(None, tmp_path, Fails(told))
     if not told:

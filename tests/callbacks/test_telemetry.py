@@ -1,4 +1,4 @@
-"""What telemetry tells of trainings on one device, and on two replicas of one process."""
+"""Telemetry of trainings on one device, and on two replicas of one process."""
 
 from __future__ import annotations
 
@@ -415,7 +415,7 @@ def test_choices_and_switches(tmp_path):
 
 
 def test_methods_that_are_chosen_live(tmp_path, monkeypatch):
-    """Also where two models with optimizers of one name are trained by one strategy."""
+    """Train two models whose optimizers have one name by one strategy, too."""
     strategy = ScaleStrategy("ring", devices=["CPU:0", "CPU:1"], method=Adaptive(1.0, ("int8",)))
     models, made = [], 0  # what is known of an optimizer goes with it
     with eager_to_change(monkeypatch):
@@ -448,7 +448,7 @@ def check_marks(timeline, changes):
 
 
 def test_the_bar_has_two_more_numbers_and_history_has_all(int8, capsys):
-    """With ``Warmup``, which adds the learning rate."""
+    """Train with ``Warmup``, which adds the learning rate."""
     warmup = Warmup(steps=3)
     history = trained(int8, Telemetry(), warmup, verbose=1, epochs=2).history.history
     lines = re.split(r"[\r\n]", capsys.readouterr().out)

@@ -1,4 +1,4 @@
-"""What follows from the log: times that do not depend on the machine."""
+"""Times that follow from the log alone, and so do not depend on the machine."""
 
 import pytest
 

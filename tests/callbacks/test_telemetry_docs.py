@@ -1,4 +1,4 @@
-"""What docs/telemetry.md and the docstrings show is what happens."""
+"""Examples of docs/telemetry.md and of docstrings print what they show."""
 
 import dataclasses
 

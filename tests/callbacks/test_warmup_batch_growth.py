@@ -26,7 +26,7 @@ def grow(model, growth, *callbacks, epochs=EPOCHS, **how):
 
 
 def by_hand(model, steps, first=0):
-    """What the rule says, without the callback: each size begins with the first row."""
+    """Train as the rule says, without the callback: each size begins with the first row."""
     x, y = numbers(ROWS // 8)
     begin, size = 0, None
     for step in range(steps):

@@ -110,7 +110,7 @@ def test_an_optimizer_that_nobody_knows_is_refused():
     class Mine(keras.optimizers.SGD):
         pass
 
-    with pytest.raises(ValueError, match="not known whether Mine has the learning rate"):
+    with pytest.raises(ValueError, match="momentum of Mine contains the learning rate"):
         fit(compiled(Mine(0.4)), [Warmup(STEEP, momentum_correction=True)])
 
 

@@ -54,7 +54,7 @@ class Seen(keras.callbacks.Callback):
 
 
 def rates(schedule, steps):
-    """What a schedule says for each of some steps."""
+    """Return the rate that a schedule gives for each of some steps."""
     return {step: float(schedule(step)) for step in steps}
 
 

@@ -41,7 +41,7 @@ def run(path: Path, folder: Path, python: Path | None = None) -> Any:
     """The notebook with its outputs; an error in a cell is raised.
 
     Args:
-        path: of the notebook.
+        path: path of the notebook.
         folder: where it runs.
         python: the interpreter of its kernel; this one by default.
     """
@@ -53,9 +53,7 @@ def run(path: Path, folder: Path, python: Path | None = None) -> Any:
 
 
 def complaints(notebook: Any) -> Iterator[str]:
-    """What readers would take for a warning: all on stderr that is not a message of tfscale's, and
-    its warnings.
-    """
+    """Return warnings, and lines on stderr that are not tfscale's messages."""
     for cell in code_cells(notebook):
         for output in cell.outputs:
             for line in output.get("text", "").splitlines():

@@ -36,7 +36,7 @@ def test_git_holds_no_outputs(path):
 
 @each
 def test_all_begin_with_the_same_cell(path):
-    """It finds out where it is; who edits it does so in all notebooks."""
+    """The cell finds out where it runs; whoever edits it must edit all notebooks."""
     first, *_ = code_cells(read(path))
     assert first.source == code_cells(read(NOTEBOOKS[0]))[0].source
     assert first.source.count("REPOSITORY = ") == 1

@@ -1,4 +1,4 @@
-"""What the tests of schedules share."""
+"""Helpers of the tests of schedules."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ POWERS_OF_TWO = (1, 2, 4, 8, 16, 32)
 
 
 def calls(act: Callable[[], object]) -> int:
-    """How many functions ``act`` calls: work, measured alike on every machine."""
+    """Count the functions that ``act`` calls: work, measured alike on every machine."""
     count = 0
 
     def note(frame: object, event: str, argument: object) -> None:

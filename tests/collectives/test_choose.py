@@ -1,4 +1,4 @@
-"""Which schedule ``auto`` takes, and files that say otherwise."""
+"""Schedules that ``auto`` takes, and files that name others."""
 
 import json
 
@@ -45,7 +45,7 @@ class TestModel:
         )
 
     def test_of_equals_the_first(self):
-        """Without gamma, ring and direct differ in the last digit, now this way, now that."""
+        """Ring and direct differ only in the last digit without gamma, in either direction."""
         found = {Chooser(Link(0.0, 1e-9), 0.0, 6).choose(n).algorithm for n in range(1, 5000, 7)}
         assert found == {"ring"}
 

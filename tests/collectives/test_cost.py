@@ -70,7 +70,7 @@ def test_halving_else_is_an_estimate(ranks: int, gamma) -> None:
 @pytest.mark.parametrize("gamma", GAMMAS)
 @pytest.mark.parametrize("ranks", [*range(1, 34), 64, 100, 511, 1000])
 def test_tree_is_exact_but_for_one_message(ranks: int, gamma) -> None:
-    """At one rank a message of one tree may have to wait for one of the other."""
+    """A message of one tree may have to wait at one rank for a message of the other tree."""
     simulated, stated = simulated_and_stated(tree(ranks), gamma=gamma)
     assert stated <= simulated <= stated + LINK.seconds(NBYTES / 2)
 
@@ -172,7 +172,7 @@ def test_recorded_messages_are_all_there(schedule: Schedule) -> None:
 
 
 def test_parts_are_a_pipeline() -> None:
-    """In one go a tree pays for its depth; in many parts it tends to two buffers."""
+    """A tree in one part pays for its depth; in many parts it tends to two buffers."""
     link = Link(0.0, 1.0)
     times = [simulate(tree(32), 1.0, link, parts=parts).seconds for parts in (1, 4, 16, 64)]
     assert times == sorted(times, reverse=True)

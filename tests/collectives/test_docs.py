@@ -1,4 +1,4 @@
-"""What the documents show is what happens."""
+"""Examples of the documents print what they show."""
 
 from __future__ import annotations
 

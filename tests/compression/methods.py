@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def of_two_processes(worker, **environment):
-    """What each of two processes prints of its training; they must have trained alike.
+    """Return what each of two processes prints of its training; both must have trained alike.
 
     Args:
         worker: the name of their program, in workers/.
@@ -41,7 +41,7 @@ class Trial:
 
     Args:
         method: for all of them.
-        shapes: of the variables.
+        shapes: shapes of the variables.
         replicas: how many.
     """
 
@@ -62,7 +62,7 @@ class Trial:
         self.state = ExchangeState.of(self.optimizer, self.strategy)
 
     def sums(self, gradients):
-        """Of one step. ``gradients[variable][replica]``; what every replica gets, all of them."""
+        """Return all replicas' equal sums of one step, of ``gradients[variable][replica]``."""
         found = self._step([tf.stack(each) for each in gradients])
         every = [self.strategy.experimental_local_results(each) for each in found]
         for of_replicas in every:
@@ -82,7 +82,7 @@ class Trial:
         return self.strategy.run(part)
 
     def kept(self, name):
-        """By variable: for each replica, or common."""
+        """Return a state by variable: one value for each replica, or a common one."""
         return [v.numpy() for _, v in sorted(self.state.named(name).items())]
 
 

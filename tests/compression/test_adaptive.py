@@ -64,13 +64,13 @@ def eager_to_change(monkeypatch):
 
 
 def deciders(strategy):
-    """Of all replicas of this process."""
+    """Return the deciders of all replicas of this process."""
     (packing,) = strategy.reducer.packings.values()
     return [each.decider for each in packing.shared.values()]
 
 
 def test_nothing_is_lost_when_methods_change(monkeypatch):
-    """From each method to each other, also to exact sums, and with a step that is not finite."""
+    """Change from each method to each other, also to exact sums; one step is not finite."""
     order = [0, 1, 2, 3, 4, 5, 0, 3, 1, 0, 5, 4, 2, 0]
     with scripted(monkeypatch, order):
         trial, balance = Trial(Adaptive(1.0, AMONG), SHAPES), [0.0, 0.0]
@@ -166,7 +166,7 @@ def test_a_training_that_is_restored_goes_on_with_what_was_in_use(number, monkey
 
 @pytest.mark.full
 def test_eager_steps_go_on_with_what_is_in_use(monkeypatch, tmp_path):
-    """And measure nothing."""
+    """Eager steps keep the method in use, and measure nothing."""
     method, file = Adaptive(1.0, ("int8", TopK(0.1))), tmp_path / "half.weights.h5"
     with scripted(monkeypatch, [2]):
         half, _ = fitted(method, sgd, epochs=1)

@@ -1,4 +1,4 @@
-"""Which method is chosen, in trainings whose times are made up."""
+"""Choice of a method, in trainings with invented times."""
 
 import dataclasses
 import random
@@ -46,7 +46,7 @@ class Training:
         return seconds * self.random.uniform(1 - self.noise, 1 + self.noise)
 
     def train(self, seconds):
-        """Until so many more have gone by."""
+        """Train for more seconds of the invented clock, and return the method in use."""
         end = self.clock + seconds
         while self.clock < end:
             lap = self.lap or self.decider.lap
@@ -70,7 +70,7 @@ class Training:
 
 
 def test_it_follows_the_links():
-    """And says why, and from which step on."""
+    """The decider also says why, and from which step on."""
     training = Training()
     assert training.train(100) == "low rank"
     training.link = SLOW
@@ -146,7 +146,7 @@ def test_many_buckets_change_together():
 
 
 def test_ranks_decide_alike():
-    """The same measurements give the same laps and the same changes, bit for bit."""
+    """Equal measurements give equal laps and equal changes, bit for bit."""
     first, second = Training(noise=0.4), Training(noise=0.4)
     for training in (first, second):
         training.train(60)

@@ -115,7 +115,7 @@ def test_top_k(fraction, momentum, replicas):
 
 
 def test_top_k_joins_or_sums_whole_tensors_by_price():
-    """Of 4 replicas with 2048 numbers: joined, a replica sends 24 bytes for each it chooses."""
+    """Each of 4 replicas has 2048 numbers; joined, it sends 24 bytes for each that it chooses."""
 
     def explained(fraction):
         trial = Trial(TopK(fraction), [(32, 64)], 4)
@@ -217,7 +217,7 @@ def test_nothing_is_lost_only_late(method):
     aspects=singles,
 )
 def test_the_algorithm_does_not_matter(algorithm, method):
-    """In a step. What it rounds otherwise grows with each that follows, as in any training."""
+    """Compare one step. Differences of rounding grow with each further step, as in any training."""
     for seed in range(2):
         given = gradients(SHAPES, 4, seed)
         found = Trial(method, SHAPES, 4, algorithm).sums(given)
@@ -276,7 +276,7 @@ def test_random_k_of_few_numbers_is_right_on_average():
 
 @pytest.mark.parametrize("fraction", [0.05, 0.5])
 def test_residuals_on_ternary_do_not_grow(fraction):
-    """As they would if what is gathered were rounded at random."""
+    """Residuals would grow if the gathered numbers were rounded at random."""
     trial = Trial(TopK(fraction, wire="ternary"), [(40, 50)])
     sizes = []
     for step in range(30):
@@ -426,7 +426,7 @@ def test_by_tensorflows_collectives(method):
     ids=repr,
 )
 def test_in_cpp_it_is_the_same_as_by_tensorflows_operations(method, monkeypatch):
-    """Which replicas on GPUs use."""
+    """Replicas on GPUs use TensorFlow's operations."""
     fused = Trial(method, SHAPES)
     given = [gradients(SHAPES, seed=seed) for seed in range(3)]
     found = [fused.sums(each) for each in given]

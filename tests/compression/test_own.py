@@ -27,7 +27,7 @@ def test_it_takes_thirty_lines(atomo):
 
 
 def test_sums_are_right_on_average(atomo):
-    """Of low rank, and the same on all replicas, as Trial checks."""
+    """Sums have a low rank, and are the same on all replicas, as Trial checks."""
     shape, steps = (12, 10), 400
     trial = Trial(atomo(2), [shape])
     (given,) = gradients([shape])

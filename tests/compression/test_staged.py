@@ -74,7 +74,7 @@ class Training(Trial):
     ids=repr,
 )
 def test_nothing_is_lost_between_stages(method):
-    """In each step, not at the end alone."""
+    """Check each step, not the end alone."""
     trial, balance = Training(method, SHAPES, 3), [0.0, 0.0]
     methods = set()
     for step in range(6):
@@ -98,7 +98,7 @@ def test_a_stage_is_as_its_method_alone():
 
 
 def test_a_warm_up_sends_ever_less_and_loses_nothing():
-    """Of 400 numbers each replica sends 100, then 20, and then 4."""
+    """Each replica sends 100 of 400 numbers, then 20, and then 4."""
     trial = Training(TopK(0.01).warmed_up(over=4, stages=2), [(20, 20)])
     balance, sent = 0.0, []
     for step in range(6):
@@ -118,7 +118,7 @@ def test_a_warm_up_that_cannot_be_is_refused(fraction, over, stages):
 
 
 def test_full_precision_after_compression_has_nothing_left_to_pay():
-    """And the debt is paid once: what comes then is the sum of the gradients, bit for bit."""
+    """The residual is paid once: all later results are the sums of the gradients, bit for bit."""
     trial = Training(Staged("sign", "fp32", when=2), [(12, 20)])
     for step in range(3):
         trial.sums(gradients([(12, 20)], seed=step))

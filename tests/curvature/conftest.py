@@ -1,4 +1,4 @@
-"""What tests of matrices of models have in common."""
+"""Fixtures of the tests of models' matrices."""
 
 import keras
 import pytest

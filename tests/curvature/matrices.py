@@ -29,6 +29,6 @@ def spread(size=60, seed=0):
 
 
 def covered(estimates, truth, rounding=1e-12):
-    """How many of some estimates have a number within their 95% error bars."""
+    """Count the estimates whose true number is within their 95% error bars."""
     bars = (each.interval(0.95) for each in estimates)
     return sum(low - rounding <= truth <= high + rounding for low, high in bars)

@@ -24,7 +24,7 @@ def weighted():
 
 
 def small():
-    """Of 139 numbers."""
+    """Build a net of 139 numbers."""
     hidden = [layers.Dense(8, "tanh"), layers.Dense(8, "tanh")]
     model = keras.Sequential([layers.Input([4]), *hidden, layers.Dense(3)])
     model.compile(loss=cross_entropy())

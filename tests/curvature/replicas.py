@@ -1,4 +1,4 @@
-"""What operators say of small nets, as numbers that are compared between devices and workers."""
+"""Results of operators on small nets, as numbers to compare between devices and workers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CASES = {
 
 
 def measured(strategy, cases):
-    """By case: the loss, and products of the Hessian, and of some others."""
+    """Return by case the loss, products of the Hessian, and products of some other matrices."""
     found = {}
     for name in cases:
         build, batch, training = CASES[name]
@@ -48,7 +48,7 @@ def _single(x):
 
 
 def told(strategy, cases):
-    """The same as a line."""
+    """Return the measured numbers as a line of text."""
     return json.dumps(
         {name: [float(n) for n in each] for name, each in measured(strategy, cases).items()}
     )

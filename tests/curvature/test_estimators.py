@@ -91,7 +91,7 @@ def test_the_density_has_the_moments_of_the_spectrum():
 @pytest.mark.full
 @pytest.mark.parametrize("method", ["hutchinson", "hutch++"])
 def test_traces_are_within_their_error_bars(method):
-    """At least 90 of 100: with 95%, fewer are found in one of 28 cases."""
+    """Ask for 90 of 100: with 95%, fewer are found in one of 28 cases."""
     found = [Known(MATRIX).trace(30, method=method, seed=seed).total for seed in range(100)]
     assert covered(found, MATRIX.trace()) >= 90
 
@@ -113,7 +113,7 @@ def test_densities_are_within_their_error_bars():
 
 
 def test_shares_around_eigenvalues_that_come_many_times():
-    """They are one node, on one side; few steps do not tell on which, and the error says so."""
+    """Equal eigenvalues are one node, on one side; the error includes that few steps hide which."""
     operator = Known(np.diag(np.repeat([-0.1, 0.0, 0.002, 1.0], 30)))
     few, enough = (operator.density(probes=4, steps=steps) for steps in (2, 4))
     share = few.share(above=0.001, below=0.5)

@@ -52,7 +52,7 @@ def assert_differences(operator, tolerance, step):
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_products_are_those_of_the_hessian_of_all_data(in_double, build, batch, training):
-    """Whatever the batches: the last one of 49 rows in 16s has one row."""
+    """Try several batches: of 49 rows in 16s, the last batch has one row."""
     model, data = made(build)
     h = curvature.Hessian(model, *data, batch_size=batch, training=training)
     before = [w.copy() for w in model.get_weights()]
@@ -107,7 +107,7 @@ def test_gauss_newton_and_fisher_have_closed_forms(logistic):
 
 
 def test_drawn_targets_have_the_gauss_newton_matrix_as_their_mean(logistic):
-    """Of rows that differ by nothing that matters: each draws for itself."""
+    """Rows that differ in nothing that matters still draw each for itself."""
     model, x, y, newton, _ = logistic
     rows = np.tile(x, (40, 1)) + 1e-9 * np.arange(40 * len(x))[:, None]
     f = curvature.Fisher(model, rows, np.tile(y, 40), batch_size=1000, kind="sampled")
@@ -118,7 +118,7 @@ def test_drawn_targets_have_the_gauss_newton_matrix_as_their_mean(logistic):
 
 
 def test_gauss_newton_and_hessian_are_one_for_linear_models(in_double):
-    """With a penalty on an output, and an output that is computed from another one."""
+    """The model has a penalty on an output, and an output that is computed from another one."""
     inputs = layers.Input([4])
     first = layers.Dense(3, activity_regularizer="l2", name="first")(inputs)
     second = layers.Dense(2, use_bias=False, trainable=False, name="second")(first)
@@ -409,5 +409,5 @@ def test_data_that_change_are_refused():
 
     noise = tf.data.Dataset.from_generator(rows, output_types=(tf.float32, tf.float32),
                                            output_shapes=([10, 4], [10, 3]))  # fmt: skip
-    with pytest.raises(ValueError, match="not the same in each pass"):
+    with pytest.raises(ValueError, match="differ from pass to pass"):
         curvature.Hessian(model, noise) @ np.ones(15)

@@ -74,7 +74,7 @@ def test_traces(net, method):
 
 
 def test_diagonals(net):
-    """On the average of its 139 numbers: chance alone puts some of so many below 90."""
+    """Judge the average over all 139 numbers: chance alone puts some of so many below 90."""
     found = [net.diagonal(SAMPLES, seed=seed) for seed in range(RUNS)]
     off = np.array([np.abs(each.values - np.diag(matrix())) for each in found])
     bars = student(0.95, SAMPLES - 1) * np.array([each.errors for each in found])
@@ -89,7 +89,7 @@ def test_norms(net):
 
 @pytest.mark.timeout(1800)
 def test_densities(net):
-    """So few steps do not tell the many eigenvalues near zero apart: errors have that in them."""
+    """Few steps do not tell the many eigenvalues near zero apart; the errors must include that."""
     found = [net.density(probes=4, steps=12, seed=seed) for seed in range(RUNS)]
     values = np.linalg.eigvalsh(matrix())
     for number in (-0.05, -0.001, 0.001, 0.01, 0.1):

@@ -97,7 +97,7 @@ def test_a_function_is_weighted_once_whoever_reduces_in_it(function):
 
 
 class OfANumber(keras.Model):
-    """With steps of its own, and a variable that is one number."""
+    """Model with a ``test_step`` of its own, and a variable that is one number."""
 
     def build(self, shape):
         self.scale = self.add_weight(name="scale", shape=())

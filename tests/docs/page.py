@@ -14,7 +14,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```)?", re.DOTAL
 
 
 def run(page: Path) -> str:
-    """What is wrong with the first block that prints something else; empty if none does."""
+    """Return a message about the first block that prints something else; empty if there is none."""
     text = page.read_text()
     namespace = {"__name__": "__main__"}
     for block in BLOCK.finditer(text):

@@ -1,4 +1,4 @@
-"""What README and docs show runs as it stands, and prints what they say."""
+"""Blocks of README and docs run unchanged, and print what the pages show."""
 
 import argparse
 import os
@@ -24,7 +24,7 @@ SECONDS = 500  # many times what a page takes
     "page", [p for p in PAGES if BLOCK.search(p.read_text())], ids=lambda page: page.name
 )
 def test_python_blocks_run(page, start, tmp_path):
-    """In a process of its own and an empty folder: what a block needs is on the page.
+    """Run a page in a process of its own and an empty folder: it needs nothing from elsewhere.
 
     Cold, it is an interpreter that has imported nothing, as a reader's has.
     """
@@ -51,7 +51,7 @@ def test_every_python_block_is_found():
 
 
 def blocks(text):
-    """Those that are not Python."""
+    """Return the blocks that are not Python."""
     found = re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     return [code.replace("\\\n", " ") for kind, code in found if kind not in ("python", "text")]
 

@@ -1,4 +1,4 @@
-"""What users call has a docstring, nearly all else has one, too, and their examples run."""
+"""Docstrings: whatever users call has one, nearly all other code does, and their examples run."""
 
 import ast
 import doctest
@@ -28,7 +28,7 @@ def module_of(source: Path) -> str:
 
 @pytest.fixture
 def names(tmp_path, monkeypatch):
-    """What examples use without having made it: a small compiled model, and data for it."""
+    """Return names that examples use without making them: a small compiled model, and its data."""
     monkeypatch.chdir(tmp_path)
     keras.utils.set_random_seed(1)
     hidden = [keras.layers.Dense(8, "tanh") for _ in range(8)]

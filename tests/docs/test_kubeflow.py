@@ -17,7 +17,7 @@ JOBS = {job["kind"]: job for job in map(yaml.safe_load, BLOCKS)}
 
 
 def test_the_workers_of_a_tfjob_find_each_other():
-    """By a TF_CONFIG as pkg/controller.v1/tensorflow/tensorflow.go of the operator makes it."""
+    """Use a TF_CONFIG as pkg/controller.v1/tensorflow/tensorflow.go of the operator makes it."""
     job = JOBS["TFJob"]
     ((kind, replicas),) = job["spec"]["tfReplicaSpecs"].items()
     (container,) = replicas["template"]["spec"]["containers"]

@@ -16,7 +16,7 @@ SECONDS = 500  # many times what it takes
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """As ``make docs`` makes it, where each warning is an error."""
+    """Build the site as ``make docs`` does: each warning is an error."""
     pytest.importorskip("furo", reason="the site needs the packages of the extra 'docs'")
     folder = tmp_path_factory.mktemp("site")
     options = ["-W", "--keep-going", "-q", "-c", ROOT / "docs" / "site", "-d", folder / "state"]

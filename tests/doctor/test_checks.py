@@ -198,7 +198,7 @@ def test_an_interface_is_known_by_name_and_by_address():
     ("environ", "state"), [({}, "warning"), ({"TFSCALE_TRANSPORT": "sockets"}, "problem")]
 )
 def test_an_address_of_another_machine(environ, state):
-    """Where sockets are a must, nothing else goes."""
+    """The check fails if the environment demands sockets: no other transport may replace them."""
     found = network.interface({"TFSCALE_INTERFACE": "192.0.2.111", **environ}, [], 0)
     assert found.state == state
 

@@ -208,7 +208,7 @@ config = types.SimpleNamespace(list_physical_devices=list_physical_devices)
 
 
 def test_devices_that_end_the_process(tensorflow):
-    """What was known before is told."""
+    """The command still prints what it found out before."""
     _, checks = report("--quick", **tensorflow(BREAKS_LATER))
     assert checks["TensorFlow"]["state"] == "warning"
     assert checks["TensorFlow"]["found"].startswith("2.99.0")

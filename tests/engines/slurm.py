@@ -101,7 +101,7 @@ class Slurm:
         return submitted.stdout.strip()
 
     def state(self, job: str) -> str:
-        """As Slurm calls it: PENDING, RUNNING, COMPLETED, ..."""
+        """Return a job's state in Slurm's words: PENDING, RUNNING, COMPLETED, ..."""
         shown = self.run("scontrol", "--oneliner", "show", "job", job).stdout
         return shown.partition("JobState=")[2].split()[0]
 

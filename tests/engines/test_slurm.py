@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(6 * PATIENCE)]
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory):
-    """On the machines of CI there must be one."""
+    """Start Slurm; fail on CI's machines if it is not installed."""
     absent = missing()
     if absent and not os.environ.get("CI"):
         pytest.skip(f"no {absent}: sudo apt-get install slurm-wlm munge")
@@ -76,7 +76,7 @@ def test_a_job_goes_on_after_a_warning_and_after_a_preemption(slurm, job, tmp_pa
 
 
 def epochs(slurm):
-    """Those that have ended."""
+    """Return the epochs that have ended."""
     file = slurm.folder / "EPOCHS"
     return [int(line) for line in file.read_text().split()] if file.exists() else []
 

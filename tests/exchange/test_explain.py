@@ -1,4 +1,4 @@
-"""What travels how, as the strategy tells it after a few steps."""
+"""Table of buckets and methods, as the strategy prints it after a few steps."""
 
 import json
 import logging
@@ -115,7 +115,7 @@ def test_the_table_is_for_people_who_ask_for_it(mixed, capsys):
 
 
 def test_long_names_are_not_broken():
-    """But begin a new line, at a space."""
+    """A long name begins a new line, at a space."""
     path = "/a/folder/with/a/name/so/long/that/it/alone/is/longer/than/a/line/of/eighty/characters"
     row = Row("adam gradients 0: encoder/kernel", (), 10**10, "int4", True, 5 * 10**9, 4 * 10**10,
               "hierarchical(8x8, ring)", f"pinned by {path}", 1.0, 0.0, 1, 1.0, 1.0,
@@ -127,7 +127,7 @@ def test_long_names_are_not_broken():
 
 @pytest.mark.parametrize(("gamma", "pays"), [(0.0, True), (1e-8, False)])
 def test_a_wire_that_does_not_pay_is_said(gamma, pays):
-    """Of 8 bits, against fp32 which costs nothing but its bytes."""
+    """Compare 8 bits with fp32, which costs nothing but its bytes."""
     strategy = on(2, "auto", "int8")
     chooser = Chooser(Link(0.0, 1e-9), gamma, 2)
     chooser.lossless = Chooser(Link(0.0, 1e-9), 0.0, 2)
@@ -260,8 +260,8 @@ accumulates, full = {"gradient_accumulation_steps": 2}, pytest.mark.full
     ],
 )
 def test_curvature_has_rows_of_its_own(optimizer, rule, replicas, calls):
-    """It is sent in the steps that measure it, exactly, and in groups to the group only: a ring of
-    two sends the buffer once, one of four 1.5 times.
+    """The steps that measure curvature send it, exactly, and groups send it to the group only: a
+    ring of two sends the buffer once, one of four 1.5 times.
     """
     strategy = on(replicas, wire="int8", sync=rule)
     keras.utils.set_random_seed(1)

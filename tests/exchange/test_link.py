@@ -1,4 +1,4 @@
-"""What the links do: equations, real measurements, and their cache."""
+"""Links: equations, real measurements, and their cache."""
 
 import json
 import logging
@@ -72,7 +72,7 @@ class TestEquations:
 
 
 def assert_possible(found):
-    """On a busy machine a number may well be 0: what it explains, another explains as well."""
+    """Allow zeros: on a busy machine one number may explain what another one explains as well."""
     assert all(math.isfinite(number) and number >= 0 for number in found), found
     assert any(number > 0 for number in found), found
 

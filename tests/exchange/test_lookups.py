@@ -17,7 +17,7 @@ Y = X.sum(1, keepdims=True).astype(np.float32) / WORDS
 
 
 class Places(layers.Layer):
-    """As a transformer adds them."""
+    """Layer that adds positions, as a transformer does."""
 
     def __init__(self):
         super().__init__()
@@ -28,7 +28,7 @@ class Places(layers.Layer):
 
 
 class PlacesOfEach(Places):
-    """The same, from a tensor whose length is read from the data."""
+    """Layer that adds positions, from a tensor whose length is read from the data."""
 
     def call(self, x):
         return x + self.table(ops.arange(0, ops.shape(x)[1]))

@@ -45,7 +45,7 @@ class Rows(Trial):
 
 
 def rows(seed, counts=(3, 5)):
-    """For each replica, values and their places; some come twice."""
+    """Return values and places of rows for each replica; some places come twice."""
     random = np.random.default_rng(seed)
     return [
         (
@@ -107,7 +107,7 @@ def test_what_is_not_finite_arrives_and_leaves_no_trace():
 
 @pytest.mark.parametrize("devices, accumulate", [(1, None), (2, None), (2, 2)])
 def test_a_model_with_a_table_learns(devices, accumulate):
-    """As in keras.io's text classification: words, their mean, a class."""
+    """Train a model as in keras.io's text classification: words, their mean, a class."""
     keras.utils.set_random_seed(1)
     x = np.random.default_rng(1).integers(1, 200, (256, 12))
     y = (x.mean(1) > 100).astype("float32")

@@ -1,4 +1,4 @@
-"""What low precision has lost belongs to a training: it is kept, saved, restored, shared out."""
+"""Residuals and seeds belong to a training: they are kept, saved, restored and shared out."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def train(model, epochs=1, batch_size=BATCH, **settings):
 
 
 def residuals(model):
-    """By place: one row for each replica."""
+    """Return the residuals by place: one row for each replica."""
     kept = model.optimizer._tfscale_memory.named("residual")
     return {place: variable.numpy() for place, variable in kept.items()}
 

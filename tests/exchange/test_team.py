@@ -1,4 +1,4 @@
-"""What replicas give each other, in graphs and eagerly: three logical devices of one process."""
+"""Exchanges between replicas, in graphs and eagerly: three logical devices of one process."""
 
 import time
 
@@ -28,7 +28,7 @@ def team(request):
 
 
 def on_each(team, how, body):
-    """What ``body`` returns on each replica, as numpy arrays."""
+    """Return the results of ``body`` on each replica, as numpy arrays."""
 
     def run():
         return team.on_each(body)
@@ -42,7 +42,7 @@ INTEGERS = (tf.int8, tf.uint8, tf.int16, tf.uint16, tf.int32, tf.uint32, tf.int6
 
 
 def test_tensors_of_all_types_are_summed_in_their_own(team, how):
-    """As exact as the type: in float32, 2**31 and 2**53 + 1 would lose their last digits."""
+    """Sums are as exact as the type: float32 would lose the last digits of 2**31 and 2**53 + 1."""
     large = {tf.uint32: 2**31 + 1, tf.int64: 2**53 + 1, tf.float64: 1 + 2**-50}
     dtypes = (*FLOATS, *INTEGERS)
 
@@ -96,7 +96,7 @@ def test_rows_of_other_types_are_joined(team, how):
 
 
 def slices(rows, replica, dtype, width=2):
-    """So many rows, some of them more than once."""
+    """Return this number of rows, some of them more than once."""
     rng = np.random.default_rng(replica)
     indices = rng.integers(0, HEIGHT, rows).astype(dtype)
     values = rng.integers(-9, 9, (rows, width)).astype(np.float32)
@@ -185,7 +185,7 @@ def test_joined_and_separated_undo_each_other(team, how):
 
 @pytest.mark.parametrize("late", [0, 0.5])
 def test_the_cause_of_what_failed_on_one_replica_is_raised(how, late):
-    """At once, whether the others are in an exchange by then or come to it later."""
+    """The cause comes at once, whether the others are in an exchange by then or enter it later."""
     if how == "graph":
         pytest.skip("a graph runs on all replicas or on none")
     own = Group.local([f"CPU:{i}" for i in range(RANKS)], deadline=PATIENCE)

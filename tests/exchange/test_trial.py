@@ -76,7 +76,7 @@ def test_both_take_turns_and_the_faster_stays(delayed, winner):
 
 
 def test_several_buckets_in_a_loop_within_the_graph():
-    """As with steps_per_execution: Python does not see the steps."""
+    """Run the loop as steps_per_execution does: Python does not see the steps."""
     made = chooser()
     trials = Trials(made)
     steps = 10

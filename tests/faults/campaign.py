@@ -91,7 +91,7 @@ TRANSPORTS = {
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """What happens to a training.
+    """Fault that happens to a training.
 
     Args:
         kind: SIGKILL, an exception, ``sys.exit``, SIGINT, SIGSTOP for good, SIGTERM, SIGSTOP and
@@ -101,7 +101,7 @@ class Fault:
         wire: a wire, or a method.
         sync: a rule; empty for every step.
         epoch: in which, for the moments that each epoch has.
-        step: of the epoch.
+        step: step of the epoch.
         delay: seconds from the moment on, so that it is under way.
         pause: seconds until SIGCONT.
         double: whether the backup before the last one is kept.
@@ -159,10 +159,10 @@ def draw(seed: int, number: int) -> Fault:
 
 @dataclasses.dataclass
 class Told:
-    """What a group of workers printed, and how and when each ended.
+    """Output of a group of workers, with the manner and the time of each worker's end.
 
     Args:
-        outputs: of each worker.
+        outputs: output of each worker.
         codes: exit codes, or minus the number of a signal; None of one that never ended.
         ends: when each ended, by the clock by which workers note times.
         garbage: how many strangers' connections a worker has accepted.
@@ -179,11 +179,11 @@ class Told:
         return None in self.codes
 
     def of(self, word: str, worker: int) -> list[str]:
-        """What a worker said under a word, each time."""
+        """Return all lines of a worker that begin with a word."""
         return re.findall(rf"^{word}\b ?(.*)$", self.outputs[worker], re.MULTILINE)
 
     def all_of(self, word: str) -> list[str]:
-        """What all workers said under a word."""
+        """Return all lines of all workers that begin with a word."""
         return [found for worker in range(len(self.outputs)) for found in self.of(word, worker)]
 
     def said(self) -> str:
@@ -195,7 +195,7 @@ class Told:
 
 
 def run(fault: Fault) -> tuple[str, str]:
-    """What came of a fault: the outcome, and what was said if it is a bad one."""
+    """Run a fault, and return its outcome, with a message if it is a bad one."""
     with tempfile.TemporaryDirectory() as folder:
         met = _train(fault, folder, meets=True)
         outcome, why = judge_end(fault, met)
@@ -207,7 +207,7 @@ def run(fault: Fault) -> tuple[str, str]:
 
 
 def judge_end(fault: Fault, met: Told) -> tuple[str, str]:
-    """How a training ended that met a fault."""
+    """Return the outcome of a training that met a fault."""
     if not met.of("FAULT", fault.victim):
         return "wrong", f"the fault never came\n{met.said()}"
     if met.hung:
@@ -239,7 +239,7 @@ def _judge_preemption(fault: Fault, met: Told) -> tuple[str, str]:
 
 
 def _judge_worker(fault: Fault, met: Told, worker: int) -> tuple[str, str] | None:
-    """What is wrong with the end of one worker, or None."""
+    """Return a message if a worker ended in a wrong way, else None."""
     (came,) = (float(time) for time in met.of("FAULT", fault.victim))
     if worker == fault.victim:
         code, known = VICTIMS[fault.kind], came
@@ -276,14 +276,14 @@ def _names(fault: Fault, message: str) -> bool:
 
 
 def _was_ended_by_its_watch(fault: Fault, output: str) -> bool:
-    """While TensorFlow's servers start no Python code runs: see tfscale/cluster/watch.py."""
+    """Whether the watch ended the worker; no Python code runs while TensorFlow's servers start."""
     return fault.moment == "join" and bool(
         re.search(rf"\(worker {fault.victim} at .*This process ends now \(join_timeout\)", output)
     )
 
 
 def judge_restart(fault: Fault, met: Told, again: Told) -> str:
-    """What is wrong with a training that was started again, or nothing."""
+    """Return a message if the restarted training went wrong, else an empty one."""
     ends, whole = again.all_of("END"), again.all_of("WHOLE")
     if any(code != 0 for code in again.codes) or len(whole) < len(again.outputs):
         return f"started again, it did not end well\n{again.said()}"
@@ -333,7 +333,10 @@ def _train(fault: Fault, folder: str, meets: bool) -> Told:
 def _watch(
     fault: Fault, group: LocalWorkers, stranger: _Stranger | None
 ) -> tuple[list[int | None], list[float]]:
-    """How and when each worker ended. A worker that failed is no reason to end the others."""
+    """Return how and when each worker ended.
+
+    A worker that failed is no reason to end the others.
+    """
     codes: list[int | None] = [None] * fault.workers
     ends = [0.0] * fault.workers
     end = time.monotonic() + SECONDS
@@ -398,7 +401,7 @@ class _Stranger:
                 connection.sendall(words)
 
     def _doors(self) -> Iterator[tuple[str, int]]:
-        """Where workers listen, for each other and for TensorFlow."""
+        """Return the addresses at which workers listen, for each other and for TensorFlow."""
         for process in self._group.processes:
             with contextlib.suppress(psutil.Error):
                 for one in psutil.Process(process.pid).net_connections("tcp"):

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    """What ends a process at a call."""
+    """Build a library that ends a process at a chosen call."""
     path = tmp_path_factory.mktemp("library") / "kill_at.so"
     compiler = [*find_compiler().command, "-x", "c", "-shared", "-fPIC", "-Wall", "-Werror"]
     subprocess.run([*compiler, HERE / "kill_at.c", "-ldl", "-o", path], check=True)
@@ -33,7 +33,7 @@ def library(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(library, tmp_path_factory):
-    """What trainings have told, each in a process of its own, and what they have complained of."""
+    """Yield a function that runs trainings, and returns their reports and complaints."""
     said = tmp_path_factory.mktemp("said") / "stderr"
     environment = {**os.environ, "LD_PRELOAD": str(library), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, HERE / "workers" / "saves.py"]

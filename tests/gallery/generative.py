@@ -258,7 +258,7 @@ def autoencoder():
 
 
 class Codebook(layers.Layer):
-    """What comes near to a code becomes that code, and gradients pass as if nothing had happened.
+    """Layer that replaces a vector by the nearest code, and passes gradients unchanged.
 
     Its two losses, of the codes and of what is to stay near them, are means over places.
     """

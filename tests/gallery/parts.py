@@ -1,4 +1,4 @@
-"""What programs of the gallery share: data of a few rows, and a training that reports itself."""
+"""Parts of the gallery's programs: data of a few rows, and a training that reports itself."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Program:
     why: str = ""
 
     def may(self, name: str) -> float:
-        """By how much a variable or a number may be off."""
+        """Return by how much a variable or a number may be off."""
         if not self.equal:
             return math.inf
         return 1e-2 if self.noise and re.search(self.noise, name) else 1e-6
@@ -77,7 +77,7 @@ def fit(x: Callable[[], Any], y: Callable[[], Any] | None = None, **settings: An
 
 
 def fit_and_judge(x: Callable[[], Any], y: Callable[[], Any], **settings: Any) -> Any:
-    """The same, and then evaluate and predict."""
+    """Fit, evaluate and predict."""
 
     def train(model: keras.Model) -> dict[str, Any]:
         seen = fit(x, y, validation_data=(x(), y()), **settings)(model)

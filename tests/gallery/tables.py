@@ -20,7 +20,7 @@ USERS, FILMS = 7, 9
 
 
 class Recommender(keras.Model):
-    """Who likes which film: two tables of vectors, and two of biases."""
+    """Model of who likes which film: two tables of vectors, and two of biases."""
 
     def __init__(self):
         super().__init__()

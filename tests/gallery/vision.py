@@ -134,7 +134,7 @@ def freeze_and_unfreeze(model):
 
 
 class Orthogonal(keras.regularizers.Regularizer):
-    """As PointNet wants its transforms: near to a rotation."""
+    """Regularizer that keeps PointNet's transforms near to rotations."""
 
     def __init__(self, features, strength=0.001):
         self.features, self.strength = features, strength

@@ -1,4 +1,4 @@
-"""What needs a GPU: k replicas on GPUs = one GPU. ``make test-gpu``; nothing runs where none is.
+"""Tests for GPUs: k replicas on GPUs = one GPU. ``make test-gpu``; without a GPU nothing runs.
 
 On one GPU replicas have logical devices of it: the engine, and TensorFlow's ring. With two GPUs
 each replica has its own, and TensorFlow's collectives are NCCL.
@@ -40,7 +40,7 @@ def trained(strategy, layout):
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("strategy", ["scale", "tensorflow"])
 def test_replicas_on_gpus_train_as_one(strategy, case):
-    """With two GPUs, "tensorflow" is NCCL; "scale" names the engine."""
+    """Two GPUs use NCCL as "tensorflow", and the engine as "scale"."""
     (expected,) = trained("none", "1x1")[case]
     found = trained(strategy, "1x2")[case]
     judge(

@@ -102,7 +102,7 @@ def test_all_transports_give_the_same_bits():
 
 
 def story(output):
-    """When, at what step and how a worker's loop ended."""
+    """Return when, at what step and how a worker's loop ended."""
     found = re.search(r"^ERROR (\S+) step (\d+) (\w+) (.*)$", output, re.MULTILINE)
     assert found, output[-3000:]
     when, number, kind, message = found.groups()
@@ -197,7 +197,7 @@ def test_a_step_that_fails_between_collectives_ends_on_all_and_then_life_goes_on
 
 @pytest.mark.parametrize("slow_after", [3, 0])
 def test_a_late_worker_is_named_by_those_who_wait_unless_switched_off(slow_after, tmp_path):
-    """It comes when all have said what they have to say."""
+    """The late worker comes when all others have printed their messages."""
     go = tmp_path / "go"
     late = {"VICTIM": 2, "SLOW_AFTER": slow_after, "GO": go, "TF_CPP_MIN_LOG_LEVEL": 0}
 

@@ -1,4 +1,4 @@
-"""What a strategy's user does without ``fit``: variables, values, state and metrics of replicas."""
+"""Programs of a strategy's user without ``fit``: variables, values, state and metrics."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def variables_are_assigned_from_outside(strategy):
 
 
 def variables_are_assigned_on_replicas(strategy, aggregation, graph):
-    """What all replicas put in, which is one device's: of sums a part, of means the same."""
+    """Replicas assign together what one device assigns: parts of a sum, or equal means."""
     with strategy.scope():
         variable = keras.Variable(numbers(1, FEATURES), aggregation=aggregation)
 
@@ -170,7 +170,7 @@ def values_are_reduced(strategy):
 
 
 def replicas_reduce(strategy, graph):
-    """From within, in a branch and in a loop too."""
+    """Replicas reduce in their own context, in a branch and in a loop too."""
 
     def step(rows):
         context = tf.distribute.get_replica_context()
@@ -195,7 +195,7 @@ def replicas_reduce(strategy, graph):
 
 
 def replicas_make_their_values(strategy):
-    """By their numbers, and by what a function makes for each worker."""
+    """Values are made by replica numbers, and by a function for each worker."""
     table = numbers(1, 12, FEATURES)
 
     def of_worker(context):
@@ -257,7 +257,7 @@ def loops_are_in_a_function(strategy):
 
 
 def seeds_go_on_alike(strategy, graph):
-    """From outside a generator's state is one device's; each replica draws its own numbers."""
+    """Outside of replicas the state is one device's; each replica draws numbers of its own."""
     with strategy.scope():
         generator = keras.random.SeedGenerator(42)
     seen = {"begins": generator.state.numpy()}
@@ -275,7 +275,7 @@ def seeds_go_on_alike(strategy, graph):
 
 
 def dropout_draws_on_each_replica(strategy):
-    """As many zeros as on one device, but for chance; the seed goes on by as many steps."""
+    """Count about as many zeros as on one device; the seed advances by as many steps."""
     with strategy.scope():
         model = keras.Sequential([keras.Input([1000]), layers.Dropout(0.5, seed=3)])
     (generator,) = [v for v in model.variables if v.path.endswith("seed_generator_state")]

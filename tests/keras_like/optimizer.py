@@ -32,14 +32,14 @@ def make_variables():
 
 
 def rows_of_gradients(steps=STEPS, rows=ROWS):
-    """For each variable the gradient of each row of each step; no sum of them is near zero."""
+    """Return each variable's gradient of each row of each step; no sum of them is near zero."""
     drawn = [numbers(10 + i, steps * rows, *shape) for i, shape in enumerate(SHAPES.values())]
     offsets = [numbers(20 + i, *shape) for i, shape in enumerate(SHAPES.values())]
     return [0.1 * d + np.sign(o) * (0.2 + np.abs(o)) for d, o in zip(drawn, offsets, strict=True)]
 
 
 def train(strategy, make, graph=True, gradients=rows_of_gradients, prepare=None, use=None):
-    """What an optimizer leaves after some steps, and after every other of these.
+    """Return an optimizer's state after some steps, and after every other of these.
 
     Args:
         strategy: in whose scope the optimizer is made.
@@ -172,7 +172,7 @@ def pairs_are_applied(strategy, graph):
 
 
 def rates_are_set_between_steps(strategy):
-    """By a program that looks at the steps, outside of replicas."""
+    """Set rates as a program does that looks at the steps, outside of replicas."""
     variables, optimizer, step = in_steps(strategy, EVERY["momentum"])
     seen = {}
     for number, rows in enumerate(batches(strategy, *rows_of_gradients(), size=ROWS)):
@@ -203,7 +203,7 @@ def rows_of_tables(strategy, make, graph):
 
 
 def with_an_overflow():
-    """In the last row of the third step, of which one replica alone hears."""
+    """Return gradients that overflow in the last row of the third step, on one replica alone."""
     rows = rows_of_gradients()
     rows[0][3 * ROWS - 1, 0, 0] = np.inf
     return rows
@@ -228,7 +228,7 @@ def scales_of_losses(strategy, inner, gradients, graph):
 
 
 def state_is_written_and_read(strategy):
-    """By another optimizer, which goes on."""
+    """Another optimizer reads the state, and goes on."""
 
     def restore(optimizer, variables):
         optimizer.build(variables)
@@ -252,7 +252,7 @@ def configurations_come_back(strategy):
 
 
 def public_names(strategy):
-    """Those of an optimizer that has trained are Keras's, and no others."""
+    """Return the public names of a trained optimizer: Keras's, and no others."""
     made = []
 
     def make():

@@ -1,4 +1,4 @@
-"""What a user does with Keras, once for any strategy: on replicas and on one device.
+"""Scenes of a Keras user, once for any strategy: on replicas and on one device.
 
 A scene is a function of a strategy that returns what its user sees, by name. TensorFlow's default
 strategy is one device, so the same scene is its own reference.
@@ -17,7 +17,7 @@ from tfscale.bridge.objects import native
 
 
 def played(scene, strategy):
-    """What its user sees, from a known start."""
+    """Play a scene from a known start, and return the numbers that its user sees."""
     keras.backend.clear_session()
     keras.utils.set_random_seed(1)
     return {name: np.asarray(value, np.float64) for name, value in scene(strategy).items()}
@@ -31,14 +31,14 @@ def check_same(expected, found, tolerance=1e-6):
 
 
 def scenes(*functions: Any, **named: Any) -> dict[str, Any]:
-    """By name; processes are told names with commas between them."""
+    """Return the scenes by name; processes receive names with commas between them."""
     found = {function.__name__: function for function in functions} | named
     assert not any("," in name for name in found)
     return found
 
 
 def batches(strategy, *arrays, size):
-    """Of a dataset, each shared out over the replicas."""
+    """Return the batches of a dataset, each shared out over the replicas."""
     data = tf.data.Dataset.from_tensor_slices(arrays).batch(size)
     return strategy.experimental_distribute_dataset(data)
 
@@ -49,7 +49,7 @@ def copies(strategy, variable):
 
 
 def of_all(strategy, variable):
-    """Its value, which has the same bits on all replicas of this worker."""
+    """Return a variable's value, which has the same bits on all replicas of this worker."""
     first, *others = copies(strategy, variable)
     for other in others:
         np.testing.assert_array_equal(other, first)
@@ -70,7 +70,7 @@ def rows(played, quick, by_workers=lambda name: True):
 
     Args:
         played: scenes by name.
-        quick: those that ``make test`` plays too, in one process.
+        quick: scenes that ``make test`` plays too, in one process.
         by_workers: whether two processes play a scene, too.
     """
     in_process = [("1x2", name) for name in played]

@@ -1,4 +1,4 @@
-"""What ``fit``, ``evaluate`` and ``predict`` do and tell on replicas is as on one device."""
+"""Results of ``fit``, ``evaluate`` and ``predict`` on replicas are those of one device."""
 
 import pytest
 
@@ -16,9 +16,7 @@ QUICK = (
 
 
 def by_workers(name):
-    """In two ways of four; and a worker of one device cannot tell a batch for all of them from
-    its part of one.
-    """
+    """Whether workers play it: a worker of one device cannot tell a whole batch from its part."""
     return not name.startswith("predicts on a batch") and not name.endswith(("graph 3", "eager 1"))
 
 

@@ -238,7 +238,7 @@ def reads_tensors(strategy):
 
 
 class Sum(keras.Model):
-    """Not built, and told by its data what goes in: a list, a dict or both."""
+    """Model that is built by its data: a list, a dict or both."""
 
     def __init__(self):
         super().__init__()
@@ -377,7 +377,7 @@ class OwnLoop(keras.Model):
 
 
 class OwnLoss(keras.Model):
-    """What Keras's loss is, kept by a metric, and a term of the layers' own."""
+    """Model with Keras's loss in a metric, and a loss term of the layers' own."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -442,9 +442,7 @@ class Heard(keras.callbacks.Callback):
 
 
 def callbacks_hear(strategy, way, rows):
-    """Within an epoch of batches that do not divide, replicas tell the mean of what each counted;
-    its end is exact.
-    """
+    """Replicas report the mean of their counts within an epoch; its end is exact."""
     heard = Heard()
     model = compiled(strategy, **way)
     fit(model, *data(rows), validation_data=data(16, seed=2), callbacks=[heard])

@@ -63,7 +63,7 @@ def processes():
 
 
 def free_ports(count):
-    """Of which nobody makes use, while the test lasts."""
+    """Return ports that nobody uses while the test lasts."""
     held = [socket.socket() for _ in range(count)]
     for each in held:
         each.bind(("127.0.0.1", 0))

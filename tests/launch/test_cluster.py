@@ -28,7 +28,7 @@ PLAIN = {name: value for name, value in os.environ.items() if not name.startswit
 
 
 def trained(output, processes=1):
-    """How many replicas trained, and what."""
+    """Return how many replicas trained, and their result."""
     lines = re.findall(r"^TRAINED (\d+) (.*)$", output, re.MULTILINE)
     assert len(lines) == processes, output
     (one,) = set(lines)  # all have the same bits
@@ -36,7 +36,7 @@ def trained(output, processes=1):
 
 
 def train(each, *arguments):
-    """With such variables; the outputs."""
+    """Train workers with these variables, and return their outputs."""
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(tempfile.TemporaryFile()) for _ in each]
         processes = [
@@ -59,7 +59,7 @@ def end(process):
 
 @functools.cache
 def alone():
-    """What one device trains."""
+    """Return the losses that one device trains to."""
     (output,) = train([{}])
     replicas, weights = trained(output)
     assert replicas == 1 and "cluster of" not in output
@@ -67,7 +67,7 @@ def alone():
 
 
 def step(index, count=2, **other):
-    """As srun sets them for tasks on this host."""
+    """Return the variables that srun sets for tasks on this host."""
     return {
         **srun(index, count, 0, index), "SLURM_JOB_ID": str(os.getpid()),
         "SLURM_STEP_NODELIST": "localhost", "SLURM_STEP_TASKS_PER_NODE": str(count), **other,

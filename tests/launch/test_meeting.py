@@ -154,7 +154,7 @@ def test_two_of_one_index_tell_those_whom_they_have_not_met(begin, free):
     ],
 )
 def test_an_index_that_is_not_of_its_address(begin, free, place, said):
-    """As it is where a worker of another machine was given a wrong one."""
+    """A worker of another machine that was given a wrong index looks like this."""
     addresses = free(3)
     workers = [[f"worker {i}", address] for i, address in enumerate(addresses)]
     hello = {"tfscale": 1, "place": place, "process": "process 7 on mars", "start": "ab"}

@@ -1,4 +1,4 @@
-"""Which worker this is, before a strategy is made."""
+"""Rank of this worker, before a strategy is made."""
 
 import subprocess
 import sys

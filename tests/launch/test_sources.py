@@ -1,4 +1,4 @@
-"""What launchers' variables say, what contradicts what, and what is broken."""
+"""Launchers' variables: their meaning, contradictions between them, and broken ones."""
 
 import json
 import re

@@ -83,7 +83,7 @@ def hosts(tmp_path_factory):
 
 
 def wait_for(hosts, name):
-    """Until its sshd listens."""
+    """Wait until a host's sshd listens."""
     for _ in range(100):
         words = [*hosts.prefix, *hosts.ssh.split(), name, "true"]
         if subprocess.run(words, check=False, capture_output=True).returncode == 0:

@@ -41,7 +41,7 @@ def test_workers_of_two_hosts(hosts, over):
 
 
 def test_this_host_and_another(hosts, over):
-    """This one's workers are reached where ssh came from."""
+    """Workers of this host are reached at the address from which ssh came."""
     words = ["--hosts", f"localhost,{hosts.names[1]}", "--ssh", hosts.ssh]
     status, launched = launch(*words, "says.py", "0:environment=TF_CONFIG", prefix=hosts.prefix)
     assert status == 0, launched.said

@@ -232,7 +232,7 @@ def test_logs_of_an_earlier_launch_stay(tmp_path):
 
 
 def test_output_that_nobody_reads_any_more():
-    """As with ``tfscale launch ... | head -1``."""
+    """Close the output as ``tfscale launch ... | head -1`` does."""
     script = f"{sys.executable} -m tfscale launch -n 2 says.py pid 0.5 print=more wait | head -1"
     ran = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {script}"], cwd=PROGRAMS, capture_output=True, text=True,
@@ -244,7 +244,7 @@ def test_output_that_nobody_reads_any_more():
 
 
 def test_a_reader_that_is_slow_gets_all():
-    """Also what was printed just before the end, as with a pager."""
+    """The reader gets all lines, also the last ones before the end, as with a pager."""
     script = f"{sys.executable} -m tfscale launch -n 1 says.py lines=40000 | (sleep 4; wc -l)"
     ran = subprocess.run(
         ["bash", "-c", script], cwd=PROGRAMS, capture_output=True, text=True, timeout=60,

@@ -1,4 +1,4 @@
-"""What a terminal shows: lines with their ranks, and bars that nothing tears."""
+"""Output of a terminal: lines with their ranks, and bars that nothing tears."""
 
 import io
 
@@ -101,7 +101,7 @@ def test_a_bar_stays_below_what_others_print(terminal):
 
 
 def test_lines_that_end_with_a_carriage_return(terminal):
-    """As ``print(..., end="\\r")`` makes them."""
+    """Print lines as ``print(..., end="\\r")`` does."""
     screen = Screen(2, out=terminal, err=terminal, colours=False)
     for i in range(5):
         screen.heard(0, f"step {i}\r", terminal)

@@ -1,4 +1,4 @@
-"""What users type, and what is refused with a word on what to type instead."""
+"""Command lines of users, and errors that say what to type instead."""
 
 import os
 import re

@@ -53,7 +53,7 @@ def test_fewer_workers_go_on_with_the_same_training(tmp_path):
 
 
 def test_a_timeline_that_no_callback_records(tmp_path):
-    """It is said when fit begins, and again at the end."""
+    """The warning comes when fit begins, and again at the end."""
     options = ["--timeline", tmp_path / "timeline.json"]
     status, launched = launch("-n", 1, *options, "fit.py", "epochs=1")
     assert status == 0, launched.said
@@ -110,7 +110,7 @@ def test_a_worker_that_hangs_at_the_start():
 
 
 def test_preemption_saves_and_ends_well(tmp_path):
-    """As under Slurm's --signal=TERM@60."""
+    """Send the signal that Slurm's --signal=TERM@60 sends."""
     words = ["fit.py", f"preemption={tmp_path / 'backup'}"]
     with Launched("-n", 2, *words, "epochs=1000") as launched:
         launched.until("epoch 1 ", 2)

@@ -32,7 +32,7 @@ RANKS = (*range(1, 10), 16)
 
 
 def schedules() -> "dict[str, Schedule]":
-    """What the tests run, under names that fit into those of tests."""
+    """Return the schedules to test, under names that fit into those of tests."""
     made = {f"{name}_{p}": ALGORITHMS[name](p) for name in ALGORITHMS for p in RANKS}
     made["groups_6"] = hierarchical([1, 3, 2])
     made["groups_9"] = hierarchical([2, 3, 4], tree)

@@ -80,7 +80,7 @@ def test_nothing_is_lost_over_many_steps(algorithm, ranks, wire, reduction):
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_error_feedback_keeps_a_running_mean_close(algorithm):
-    """What residuals are for: the mean of 40 outputs errs less than one output."""
+    """Residuals make the mean of 40 outputs err less than one output."""
     xs = normal(3, 500)
 
     @group(3).function
@@ -165,7 +165,7 @@ class TestTypes:
             assert y == 1 / 3
 
     def test_halves_are_summed_as_float32(self):
-        """In float16, 2048 + 1 + 1 is 2048."""
+        """Sums in float16 would give 2048 + 1 + 1 = 2048."""
         xs = [np.array([v], np.float16) for v in (2048, 1, 1)]
         for y in run(lambda c, x: all_reduce(x, c, schedule="central"), xs):
             assert y == 2050
@@ -213,7 +213,7 @@ class TestStochasticRounding:
         assert (one != other).mean() > 0.2
 
     def test_residuals_of_ternary_stay_small(self):
-        """With a residual it rounds to nearest; at random, residuals would grow without end."""
+        """Ternary rounds to nearest with a residual; at random, residuals would grow forever."""
         xs = normal(2, 1000)
 
         @group(2).function

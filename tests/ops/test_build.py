@@ -395,7 +395,7 @@ def test_a_sticky_folder_of_somebody_else_is_refused(sources, tmp_path):
 
 
 def test_a_group_of_one_user_is_nobody_else(sources, tmp_path, monkeypatch):
-    """By the umask 002 of Ubuntu and Fedora a user's own group may write all that they make."""
+    """Ubuntu and Fedora use umask 002: a user's own group may write all files of that user."""
     cache = tmp_path / "above" / "cache"
     find_or_build(sources, cache)
     cache.parent.chmod(0o775)
@@ -457,7 +457,7 @@ def open_to_all(folder):
 
 
 def test_what_is_loaded_is_what_was_checked(sources, tmp_path):
-    """Whoever exchanges the file after the check exchanges nothing."""
+    """A file that is exchanged after the check is not loaded."""
     cache = tmp_path / "cache"
     find_or_build(sources, cache)
     with build.open_library(tf=FAKE_TF, root=sources, cache=cache) as opened:
@@ -507,7 +507,7 @@ def test_a_library_built_ahead_is_refused_if_it_is_not_what_was_built(
 
 @pytest.fixture
 def wheel(sources, tmp_path, monkeypatch):
-    """What a package has that was installed from a wheel with libraries: one, for ``FAKE_TF``."""
+    """Lay out a package as a wheel with libraries does: one library, for ``FAKE_TF``."""
     package = tmp_path / "package"
     monkeypatch.setattr(shipped, "PACKAGE", package)
     library, _ = find_or_build(sources, tmp_path / "cache of the wheel's maker")
@@ -526,7 +526,7 @@ def test_the_library_of_a_wheel_needs_no_compiler_and_no_cache(
 
 
 def test_an_installer_may_have_made_links(sources, tmp_path, wheel):
-    """As ``uv pip install --link-mode symlink`` does."""
+    """Make links as ``uv pip install --link-mode symlink`` does."""
     for each in (wheel, trust.checksum_file(wheel)):
         each.symlink_to(each.rename(tmp_path / each.name))
     assert find_or_build(sources, Path("/proc/tfscale")) == (wheel, [])

@@ -355,7 +355,7 @@ def shares(schedule):
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("topology", ["ring", "exponential", "random", "star"])
 def test_a_mixture_is_the_product_with_its_matrix(topology, ranks):
-    """Of many parts, of few numbers, of none; each rank with its own result."""
+    """Mix many parts, few numbers and none; each rank has its own result."""
 
     def star(p):
         out = [(0, r) for r in range(1, p)]
@@ -391,7 +391,7 @@ def test_a_mixture_leaves_its_input_as_it_is():
 @pytest.mark.parametrize("topology", ["ring", "exponential"])
 @pytest.mark.parametrize("wire", [wire for wire in wires.FORMATS if wire != "fp32"])
 def test_a_mixture_that_is_rounded_loses_nothing(wire, topology):
-    """What rounding takes from receivers the sender keeps; ranks that agree stay as they are."""
+    """The sender keeps what rounding takes from receivers; ranks that agree stay as they are."""
     schedule = mixtures(topology, 5)[-1]
 
     def body(communicator, x):

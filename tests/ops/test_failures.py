@@ -70,7 +70,7 @@ DISAGREEMENTS = {
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("what", DISAGREEMENTS)
 def test_ranks_that_disagree_are_refused_by_name(what, ranks):
-    """At once: whoever waits for the deadline gets another error."""
+    """The error comes at once: a rank that waits for the deadline gets another error."""
     body, words = DISAGREEMENTS[what]
     body_with_list = group(ranks).function(lambda c, x: tf.nest.flatten(body(c, x)))
     with pytest.raises(tf.errors.InvalidArgumentError, match="ranks do not agree") as error:
@@ -190,7 +190,7 @@ def test_two_at_the_same_time_by_one_name():
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
 def test_another_op_that_fails_ends_the_step_and_not_the_group(failing):
-    """Also where some ranks were done already: they must not stay one generation behind."""
+    """Ranks that were done already must not stay one generation behind."""
 
     @group(3).function
     def step(communicator, x, bad):
@@ -212,7 +212,7 @@ def test_another_op_that_fails_ends_the_step_and_not_the_group(failing):
 
 
 def test_disagreement_within_a_loop():
-    """In one of many iterations, which may run at the same time."""
+    """Disagree in one of many iterations, which may run at the same time."""
 
     @group(2).function
     def step(communicator, x, odd_one):
@@ -230,7 +230,7 @@ def test_disagreement_within_a_loop():
 
 
 def test_a_schedule_of_another_name_but_the_same_steps_is_the_same():
-    """What counts is what runs."""
+    """Ranks compare the moves that run, not the name."""
     own = ring(2)
     xs = integers(2, 5)
     function = group(2).function(

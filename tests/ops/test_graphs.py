@@ -147,7 +147,7 @@ class TestControlFlow:
 
 class TestOrder:
     def test_ranks_may_issue_collectives_in_any_order(self):
-        """They meet by name; on one rank none waits for another."""
+        """Collectives meet by name; on one rank none waits for another."""
         names = [f"bucket {i}" for i in range(6)]
         xs = integers(4, 50)
 
@@ -193,7 +193,7 @@ class TestOrder:
         np.testing.assert_array_equal(total, sum(xs))
 
     def test_twice_the_same_is_two_collectives(self):
-        """On rank 0 both have equal arguments; merged into one they would leave rank 1 waiting."""
+        """Both have equal arguments on rank 0; merged into one they would leave rank 1 waiting."""
         xs = integers(2, 50)
 
         def body(communicator, x):

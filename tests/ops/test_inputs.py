@@ -67,13 +67,13 @@ def test_every_op_is_here():
 
 
 def several(name, count):
-    """What is one value for this input, count times."""
+    """Return the value of this input, repeated count times."""
     one = VALUES[name] if name in VALUES else handle()
     return tf.raw_ops.Pack(values=[one] * max(count, 1))[:count]
 
 
 def given_as(op, name, value):
-    """As the op takes it: TfscaleLargest has a list of residuals."""
+    """Return the value in the op's form: TfscaleLargest has a list of residuals."""
     return [value] if (op, name) == ("largest", "residual") else value
 
 

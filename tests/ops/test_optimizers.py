@@ -29,7 +29,7 @@ def norm(x):
 
 @dataclass
 class LambReference:
-    """In float64, from the paper."""
+    """Reference of LAMB in float64, from the paper."""
 
     learning_rate: float = 0.01
     beta_1: float = 0.9
@@ -103,7 +103,7 @@ def gradients(size, dtype=tf.float32, seed=1):
 
 
 def state(size, seed=2):
-    """Not negative, as a second moment is."""
+    """Return a state that is not negative, as a second moment is."""
     rng = np.random.default_rng(seed)
     return tf.Variable(np.abs(0.1 * rng.standard_normal(size)).astype(np.float32))
 

@@ -1,4 +1,4 @@
-"""What a group is told about its transport, and how it refuses."""
+"""Answers of a group about its transport, and its refusals."""
 
 import pytest
 import tensorflow as tf
@@ -83,7 +83,7 @@ ADDRESSES = {
     ],
 )
 def test_a_worker_listens_where_others_reach_it(monkeypatch, own, others, expected):
-    """On a machine that has 10.0.0.1 and the loopback."""
+    """Pretend to be a machine that has 10.0.0.1 and the loopback."""
 
     def address(host):
         return ADDRESSES.get(host, host)

@@ -1,4 +1,4 @@
-"""Which files the native library's build compiles together, and what it compiles again."""
+"""Files that the native library's build compiles together, and that it compiles again."""
 
 import re
 

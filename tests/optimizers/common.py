@@ -1,4 +1,4 @@
-"""What the tests of the optimizers share."""
+"""Helpers of the tests of optimizers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def variables(seed=0, dtype="float32"):
 
 
 def gradients(steps, seed=1, dtype="float32"):
-    """For each step those of all ``variables()``, of many sizes."""
+    """Return the gradients of all ``variables()`` for each step, of many sizes."""
     rng = np.random.default_rng(seed)
     return [
         [
@@ -55,7 +55,7 @@ def flat(arrays):
 
 
 def hessian(gradient, of, step=1e-5):
-    """By differences, for TensorFlow's own second derivatives may be wrong.
+    """Compute the Hessian by differences: TensorFlow's own second derivatives may be wrong.
 
     Args:
         gradient: gives the gradients by all variables, in float64.
@@ -75,14 +75,14 @@ def hessian(gradient, of, step=1e-5):
 
 
 def assert_close(found, expected, relative, what=""):
-    """Of each array: no number is off by more than a share of the largest one."""
+    """Check each array: no number is off by more than a share of the largest one."""
     for i, (mine, other) in enumerate(zip(found, expected, strict=True)):
         wrong = np.max(np.abs(mine - other)) / np.max(np.abs(other))
         assert wrong <= relative, f"{what} array {i}: off by {wrong:.2g}, {relative:.2g} may"
 
 
 def expected(rule, steps, rate_of, undecayed=(), unadapted=(), **settings):
-    """What a rule of ``reference.py`` makes of ``variables()``."""
+    """Return the variables that a rule of ``reference.py`` makes of ``variables()``."""
     decay = settings.pop("decay", 0.0)
     ended = []
     for i, (name, start) in enumerate(zip(SHAPES, variables(), strict=True)):

@@ -48,7 +48,7 @@ def logistic(dtype="float32"):
 
 
 def factors(dtype="float32"):
-    """Not convex: two thin matrices whose product is a given one of rank 2."""
+    """Make a problem that is not convex: two thin matrices with a given product of rank 2."""
     rng = np.random.default_rng(3)
     wanted = tf.constant(rng.standard_normal((6, 2)) @ rng.standard_normal((2, 5)), dtype)
     left = at("left/kernel", rng.standard_normal((6, 2)), dtype)

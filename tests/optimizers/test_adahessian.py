@@ -77,7 +77,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_200_steps_are_those_of_the_reference(case):
-    """With a schedule, and decay for two of the four variables."""
+    """Compare with a schedule, and with decay for two of the four variables."""
     mine, theirs = CASES[case]
     grads = gradients(200)
     curvature = [[tf.abs(d) + 0.1 for d in ds] for ds in gradients(200, seed=2)]
@@ -147,7 +147,7 @@ def test_signs_come_in_every_shape(shape):
 
 
 def square_of(d, averaging, name="kernel"):
-    """What v keeps of a curvature, apart from its weight."""
+    """Return the part of v that comes from a curvature, apart from its weight."""
     w = keras.Variable(np.zeros(np.shape(d), np.float32), name=name)
     optimizer = AdaHessian(averaging=averaging, beta_2=0.0)
     optimizer.build([w])

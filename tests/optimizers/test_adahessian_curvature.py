@@ -118,7 +118,7 @@ class Problem:
             return optimizer.curvature(tape.gradient(loss, self.variables), self.variables)
 
     def curvature(self, optimizer, how="graph"):
-        """At which iteration, to its D."""
+        """Return a function from an iteration to its D."""
         optimizer.build(self.variables)
 
         def measure():
@@ -171,7 +171,7 @@ def test_under_xla_too(net, each):
 
 
 def test_the_error_falls_with_the_root_of_samples():
-    """And is as large as the rows of the Hessian say."""
+    """The error is as large as the rows of the Hessian say."""
     problem, draws = Problem(dense), 100
     diagonal = np.diag(problem.hessian)
     rest = np.sqrt(np.sum((problem.hessian - np.diag(diagonal)) ** 2, axis=1))
@@ -276,7 +276,7 @@ def apply_made_elsewhere(in_graph):
 
 
 def test_gradients_of_another_function_are_refused():
-    with pytest.raises(ValueError, match="cannot see how that of kernel was computed"):
+    with pytest.raises(ValueError, match="cannot see how the gradient of kernel was computed"):
         apply_made_elsewhere(in_graph=True)
 
 

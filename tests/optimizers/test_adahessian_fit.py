@@ -170,7 +170,7 @@ WRAPS = {
 
 
 def after_steps(wrap, curvatures, **arguments):
-    """What both numbers of a variable are after steps with these D and gradients of 1."""
+    """Return both numbers of a variable after steps with these D and gradients of 1."""
     inner = AdaHessian(learning_rate=0.1, epsilon=0.5, **arguments)
     optimizer, w = WRAPS[wrap](inner), keras.Variable([1.0, 2.0], name="kernel")
     optimizer.build([w])
@@ -226,7 +226,7 @@ def test_a_scaler_that_is_not_known_is_an_error():
 
 
 def test_accumulated_batches_are_one_batch():
-    """The same signs in the whole window: equal, not only on average."""
+    """The window has the same signs: the sums are equal, not only on average."""
     together = fit(model_of(AdaHessian(update_each=2)), batch=32)
     apart = fit(model_of(AdaHessian(update_each=2, gradient_accumulation_steps=2)))
     np.testing.assert_allclose(apart, together, rtol=0, atol=2e-6)

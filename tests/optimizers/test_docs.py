@@ -1,4 +1,4 @@
-"""What docstrings and docs show is what happens, and what they name is there."""
+"""Examples of docstrings and docs print what they show, and the names in them exist."""
 
 import importlib
 import importlib.util
@@ -14,7 +14,7 @@ NAME = re.compile(r"`((?:keras|tf|tfscale|scipy|sklearn|datetime)\.[A-Za-z_0-9.]
 
 
 def is_there(name):
-    """As an attribute, or as a module that has to be imported."""
+    """Whether a name exists as an attribute, or as a module that has to be imported."""
     parts = re.sub(r"^tf\.", "tensorflow.", name).split(".")
     found = importlib.import_module(parts[0])
     for i, part in enumerate(parts[1:], 2):

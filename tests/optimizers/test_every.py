@@ -1,4 +1,4 @@
-"""What every optimizer does, as any other of Keras: one suite over the list in ``every.py``."""
+"""Behaviour that every optimizer shares with Keras's: one suite over the list in ``every.py``."""
 
 import functools
 import inspect
@@ -37,7 +37,7 @@ def entry(request):
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.__name__)
 def test_it_learns(entry, problem):
-    """Of the way to the least loss not a hundredth is left."""
+    """Less than a hundredth of the distance to the least loss remains."""
     steps, made = 300, problem()
     rate = keras.optimizers.schedules.PolynomialDecay(entry.rate, steps, 0.0)
     losses = descend(made, entry.make(learning_rate=rate), steps)
@@ -96,7 +96,7 @@ def fit(model, data=None, **how):
 
 
 def small(entry, **arguments):
-    """Its settings where results are compared."""
+    """Return a function that makes the optimizer, with settings to compare results."""
     return functools.partial(entry.make, learning_rate=entry.rate / 20, **entry.calm, **arguments)
 
 
@@ -233,7 +233,7 @@ def test_in_mixed_precision_it_learns_as_in_float32(entry, policy):
 
 
 def test_a_model_of_bfloat16_learns(entry):
-    """Not as in float32: its steps are of the size of what a weight is rounded by."""
+    """Learning differs from float32: its steps are of the size of a weight's rounding."""
     model = model_of(entry, build=functools.partial(_under, "bfloat16"))
     losses = fit(model)["loss"]
     assert "bfloat16" in {w.dtype for w in model.trainable_weights}

@@ -25,7 +25,7 @@ LAYERS = {
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_the_default_finds_all_biases_and_norms_and_nothing_else(name):
-    """In Keras these, and no others, have one dimension, but for an attention's biases."""
+    """Keras gives one dimension to these and to no others, but for an attention's biases."""
     inputs, layer = keras.Input([4, 5]), LAYERS[name]()
     layer(inputs, inputs) if name == "MultiHeadAttention" else layer(inputs)
     assert layer.trainable_weights
@@ -35,7 +35,7 @@ def test_the_default_finds_all_biases_and_norms_and_nothing_else(name):
 
 
 def moved(optimizer, names=("a/kernel", "a/bias", "b/kernel")):
-    """How far vectors of these names move in a step, as shares of the learning rate."""
+    """Return how far vectors of these names move in a step, as shares of the learning rate."""
     vectors = [at(name, np.full(4, 10.0)) for name in names]
     optimizer.apply([tf.ones(4)] * len(names), vectors)
     return [float(10 - v[0]) / 0.1 for v in vectors]

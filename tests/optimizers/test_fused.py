@@ -1,4 +1,4 @@
-"""Where the fused ops are used, and that they compute what plain TensorFlow does."""
+"""Fused ops: where they are used, and that they compute what plain TensorFlow does."""
 
 from types import SimpleNamespace
 
@@ -112,7 +112,7 @@ def test_insisting_under_xla_is_refused():
 
 @pytest.fixture
 def no_library(monkeypatch):
-    """As on a machine without a compiler; counts how often it is tried."""
+    """Pretend that the machine has no compiler, and count how often a build is tried."""
     tried = []
 
     def load():

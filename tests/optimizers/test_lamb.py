@@ -26,7 +26,7 @@ def test_the_first_step_is_the_sign_of_the_gradient_as_long_as_the_rate_says():
 
 
 def test_decay_is_inside_the_trust_ratio():
-    """Where u = sign(g) + decay w, the step still has the length of rate |w|."""
+    """The step still has the length of rate |w| where u = sign(g) + decay w."""
     u = np.array([1 + 0.5 * 3, 1 + 0.5 * 4])
     expected = np.array([3, 4]) - 0.1 * LENGTH * u / np.linalg.norm(u)
     np.testing.assert_allclose(one_step([2.0, 7.0], weight_decay=0.5), expected, rtol=1e-6)
@@ -77,7 +77,7 @@ expected = functools.partial(common.expected, reference.Lamb)
 
 @pytest.mark.parametrize("case", SETTINGS)
 def test_200_steps_are_those_of_the_reference(case):
-    """With a schedule, and with lists that differ from each other."""
+    """Compare with a schedule, and with lists that differ from each other."""
     mine, theirs = SETTINGS[case]
     steps = gradients(200)
     optimizer = LAMB(
@@ -114,7 +114,7 @@ def test_it_is_the_one_of_keras_without_decay():
 
 
 def test_it_is_not_the_one_of_keras_with_decay():
-    """There it shrinks variables before the update, by rate times decay."""
+    """Keras's LAMB shrinks variables before the update, by rate times decay."""
     steps = gradients(20)
     ours = LAMB(0.05, weight_decay=1.0, exclude_from_weight_decay=(), exclude_from_adaptation=())
     theirs = keras.optimizers.Lamb(0.05, weight_decay=1.0)

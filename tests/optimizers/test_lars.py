@@ -75,7 +75,7 @@ def test_larc_moves_nothing_faster_than_the_rate():
 
 
 def test_a_rate_of_zero_is_no_step():
-    """As in the first step of a warm-up; LARC divides by it."""
+    """A warm-up begins with such a rate; LARC divides by it."""
     for clip in (False, True):
         np.testing.assert_array_equal(after(1, rates=(0.0,), trust_clip=clip), [3, 4])
 
@@ -112,7 +112,7 @@ expected = functools.partial(common.expected, reference.Lars)
 
 @pytest.mark.parametrize("case", SETTINGS)
 def test_200_steps_are_those_of_the_reference(case):
-    """With a schedule, and with lists that differ from each other."""
+    """Compare with a schedule, and with lists that differ from each other."""
     mine, theirs = SETTINGS[case]
     steps = gradients(200)
     optimizer = LARS(

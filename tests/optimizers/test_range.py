@@ -25,7 +25,7 @@ def within_float32(*numbers):
 
 
 def assert_same_step(optimizer, make_rule, cases):
-    """Of one step that moves a variable for each case."""
+    """Compare one step that moves a variable for each case."""
     cases = [[x.astype(np.float32) for x in case] for case in cases]
     found = [keras.Variable(w, name="kernel") for w, _ in cases]
     optimizer.apply([tf.constant(g) for _, g in cases], found)
@@ -55,7 +55,7 @@ def test_lars(fused, decay):
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("decay", [0.0, 0.5])
 def test_lamb(fused, decay):
-    """Its second moment is the gradient's square, by its rule a number of float32."""
+    """The second moment is the gradient's square, by LAMB's rule a number of float32."""
     every = itertools.product(SIZES, [slope for slope in SIZES if slope < 1e19])
     cases = [
         (size * DIRECTION, slope * SLOPE)

@@ -15,7 +15,7 @@ SECONDS = 500
 
 @pytest.fixture(scope="session")
 def copy_of_checkout(tmp_path_factory):
-    """What packaging needs, apart, so that it leaves nothing in the checkout."""
+    """Copy the files that packaging needs, so that it leaves nothing in the checkout."""
     copy = tmp_path_factory.mktemp("checkout")
     for name in ("setup.cfg", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
@@ -27,7 +27,7 @@ def copy_of_checkout(tmp_path_factory):
 
 @dataclass(frozen=True)
 class Packages:
-    """What ``python -m build`` makes: a source package, and a wheel from that."""
+    """Results of ``python -m build``: a source package, and a wheel from that."""
 
     source: Path
     wheel: Path
@@ -63,7 +63,7 @@ class Environment:
         return self.folder / "venv" / "bin" / "python"
 
     def install(self, *what):
-        """By this environment's pip, into the other one."""
+        """Install by this environment's pip, into the other environment."""
         command = [sys.executable, "-m", "pip", "--python", self.python, "install", *what]
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
         assert done.returncode == 0, done.stdout + done.stderr

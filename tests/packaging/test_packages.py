@@ -1,4 +1,4 @@
-"""What the wheel and the source package hold."""
+"""Contents of the wheel and of the source package."""
 
 import tarfile
 import zipfile
@@ -40,7 +40,7 @@ def test_the_wheel_requires_no_tensorflow(wheel):
 
 
 def test_a_build_leaves_nothing_beside_what_it_made(packages, copy_of_checkout):
-    """What lies in build/ gets into the next wheel, modules that are deleted since too."""
+    """The next wheel would contain all files in build/, also modules that were deleted since."""
     left = {path.name for path in copy_of_checkout.iterdir()}
     expected = {"setup.cfg", "setup.py", "pyproject.toml", "README.md", "LICENSE"}
     assert left == {*expected, "tfscale", "custom_ops"}

@@ -1,4 +1,4 @@
-"""Who installs a package has no checkout: imports, builds and types come from the package."""
+"""Users who install a package have no checkout: imports, builds and types come from the package."""
 
 import os
 import shutil
@@ -68,7 +68,7 @@ def test_importing_tfscale_imports_none_of_what_takes_long(stranger):
 
 
 def test_its_sources_are_those_of_the_checkout(stranger):
-    """So what the checkout has built, and is tested with, is what the wheel loads."""
+    """The package finds the library that the checkout has built and tested."""
     from tfscale.native import build
 
     found = stranger.run(
@@ -92,7 +92,7 @@ def test_mypy_sees_the_types(stranger):
 @pytest.mark.full
 @pytest.mark.parametrize("package", ["wheel", "source"])
 def test_a_stranger_installs_builds_and_trains(packages, fresh, package, tmp_path):
-    """From the package index, with a TensorFlow of its own and an empty cache."""
+    """Install from the package index, with a TensorFlow of its own and an empty cache."""
     environment = fresh(package)
     environment.install(f"{getattr(packages, package)}[cpu]")
     built = {"TFSCALE_CACHE": str(tmp_path / "cache"), "TF_CPP_MIN_LOG_LEVEL": "2"}

@@ -20,7 +20,7 @@ LOADED = "\nfrom tfscale.ops import library\nprint(library._file.path)"
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    """For the TensorFlow that runs the tests, as ``tfscale build --out`` makes it."""
+    """Build the library for the TensorFlow that runs the tests, as ``tfscale build --out`` does."""
     return build.build(tmp_path_factory.mktemp("built"))
 
 

@@ -44,7 +44,7 @@ def finite(record):
 
 
 def verdict(complaint, expected, found):
-    """In a few words, what came of the program."""
+    """Return the outcome of a program in a few words."""
     for record in found:
         if "error" in record:
             refuses = complaint.refusal and complaint.refusal in record["error"]
@@ -71,7 +71,7 @@ def of_tutorial(strategy):
 
 
 def outcomes(layout):
-    """Of all complaints of a layout, under TensorFlow's strategy and ours."""
+    """Return the outcomes of all complaints of a layout, under TensorFlow's strategy and ours."""
     names = [number for number, complaint in COMPLAINTS.items() if complaint.layout == layout]
     stock, scale = (take(WORKER, strategy, layout, names) for strategy in ("stock", "scale"))
     return {name: (stock[name], scale[name]) for name in names}

@@ -1,4 +1,4 @@
-"""What a public complaint is to us: a thread's number and title, and its program in small."""
+"""Public complaints: a thread's number and title, and its program in small."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Complaint(Program):
     """A program of which somebody said in public that it does not train on several devices.
 
     Args:
-        title: of the thread, word for word.
+        title: title of the thread, word for word.
         layout: workers x devices of each: "2x1" where the thread is about several workers.
-        tolerance: by how much weights and reported numbers may differ from one device.
+        tolerance: largest difference of weights and reported numbers from those of one device.
         refusal: words of the error that ``ScaleStrategy`` raises, where it does not train this.
     """
 

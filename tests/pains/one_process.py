@@ -38,7 +38,7 @@ def adam(**settings):
 
 
 def in_half_precision(build):
-    """The same, with the global policy that such threads set."""
+    """Return a build under the global policy that such threads set."""
 
     def half():
         keras.mixed_precision.set_global_policy("mixed_float16")

@@ -78,7 +78,7 @@ def index() -> int:
 
 
 def wait_for_all(name: str) -> None:
-    """Until all workers are here: whoever reads a file waits for those who write it."""
+    """Wait until all workers are here: whoever reads a file waits for those who write it."""
     meet(os.environ["MEETING"], name, index(), int(os.environ["LAYOUT"].split("x")[0]))
 
 

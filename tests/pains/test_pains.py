@@ -1,4 +1,4 @@
-"""What people complained of in public trains under ``ScaleStrategy``, as on one device.
+"""Programs of public complaints train under ``ScaleStrategy`` as on one device.
 
 Each test is named by the number of a thread; ``Complaint.title`` quotes its title, and
 ``docs/pains.md`` lists them with what TensorFlow's own strategies do.

@@ -16,7 +16,7 @@ SECONDS = 600
 
 
 def follow(strategy: str) -> list[dict[str, Any]]:
-    """What each worker tells at the end; ``WorkerFailed`` if one does not get there."""
+    """Return the report of each worker at the end; raise ``WorkerFailed`` if a worker fails."""
     with start(PROGRAM, "2x1", STRATEGY=strategy) as group:
         outputs = group.wait(SECONDS)
     return [

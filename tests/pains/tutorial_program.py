@@ -1,4 +1,4 @@
-"""What TensorFlow's tutorial "Multi-worker training with Keras" does, step by step, in our words.
+"""Steps of TensorFlow's tutorial "Multi-worker training with Keras", in our words.
 
 https://www.tensorflow.org/tutorials/distribute/multi_worker_with_keras
 
@@ -67,7 +67,7 @@ def make_strategy():
 
 
 def own_place(path, index):
-    """Where a worker writes: all must, but only the files of worker 0 are kept."""
+    """Return where a worker writes: all must, but only the files of worker 0 are kept."""
     return path if index == 0 else path.with_name(f"worker-{index}-{path.name}")
 
 
@@ -83,7 +83,7 @@ def without_sharding(batch):
 
 
 def save_and_load(model, index, batch):
-    """As one file: written by all, loaded outside of the strategy, and trained on."""
+    """Save one file by all workers, load it outside of the strategy, and train on."""
     path = FOLDER / "model.keras"
     written = own_place(path, index)
     model.save(written)

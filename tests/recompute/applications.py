@@ -68,7 +68,7 @@ def train(net, bias, callback=None):
 
 
 def compare(net, bias, ways=WAYS):
-    """For each way to choose what is computed again: the planned share, and what is not the same.
+    """Return for each way to choose recomputed layers the planned share, and the differences.
 
     A share that can't be reached gives way to the smallest that can.
     """

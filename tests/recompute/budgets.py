@@ -90,7 +90,7 @@ NETS = {make.__name__: make for make in (mlp, convolutions, mixer, transformer, 
 
 
 def train(net, **choice):
-    """What a training took; its callback."""
+    """Return the memory that a training took, and its callback."""
     keras.utils.clear_session()
     keras.utils.set_random_seed(0)
     model, size = NETS[net]()
@@ -106,7 +106,7 @@ def train(net, **choice):
 
 
 def train_all(net):
-    """Of each budget: it, what was taken, and what was expected."""
+    """Return each budget with the memory that was taken, and that was expected."""
     try:
         train(net, budget=1)
     except BudgetError as refused:

@@ -210,7 +210,7 @@ def seeds(model):
 
 
 def assert_same_training(build, callback=None, **settings):
-    """With and without the callback: the same bits. Returns the plan."""
+    """Check that a callback leaves a training's bits the same, and return the plan."""
     callback = callback or Recompute(segments="sqrt", verbose=0)
     plain, losses = train(build, **settings)
     ours, our_losses = train(build, callback, **settings)

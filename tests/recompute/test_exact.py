@@ -1,4 +1,4 @@
-"""With recomputation a training gives the same bits, whatever the layers are."""
+"""Recomputation leaves a training the same bits, whatever the layers are."""
 
 import functools
 
@@ -166,5 +166,5 @@ def test_ways_to_train(name):
     ],
 )
 def test_batches_that_differ_in_size(kind):
-    """Their size is not known where the graph is optimized."""
+    """The optimizer of graphs does not know the size of these batches."""
     assert_same_training(KINDS[kind], batch=7)

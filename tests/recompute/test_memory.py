@@ -56,7 +56,7 @@ def test_a_model_that_does_not_fit_trains_with_recomputation():
     [("transformer", 1, 0.4), pytest.param("mlp", 2, 0.6, marks=pytest.mark.full)],
 )
 def test_a_step_takes_what_was_predicted(model, replicas, fraction):
-    """At full size: docs/benchmarks/memory.md."""
+    """The full size is in docs/benchmarks/memory.md."""
     ours = measure(Asked(model, replicas, scale=0.25, fraction=fraction))
     assert ours.allocated == pytest.approx(ours.predicted, rel=0.15)
     assert ours.allocated <= ours.budget

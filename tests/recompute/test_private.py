@@ -193,7 +193,7 @@ def test_a_layer_calls_the_call_of_the_object():
 
 
 def test_sums_keep_their_order_where_grappler_takes_memory_for_short():
-    """Without that, one term is added to another as they come: see bridge/grappler.py."""
+    """Otherwise terms are added in the order in which they arrive: see bridge/grappler.py."""
     numbers, answers = np.ones([8192, 8], np.float32), np.ones([8192, 1], np.float32)
 
     def train(*callbacks):

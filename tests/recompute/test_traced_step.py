@@ -1,4 +1,4 @@
-"""What is computed again, and how much memory that takes, on steps made by hand."""
+"""Recomputed tensors, and the memory that this takes, on steps made by hand."""
 
 import dataclasses
 import pickle

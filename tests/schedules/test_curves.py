@@ -1,4 +1,4 @@
-"""What schedules say, alone and as what Keras and TensorFlow make of them."""
+"""Values of schedules, alone and as Keras and TensorFlow use them."""
 
 import keras
 import numpy as np
@@ -127,8 +127,8 @@ def test_an_open_definition_is_no_schedule_yet(schedule, told):
             lambda: schedules.Constant(1.0, base_batch=0),
             "base_batch is a number of samples, 1 or more; got 0",
         ),
-        (lambda: schedules.Drops(1.0, at=[]), r"times that rise.*got \[\]"),
-        (lambda: schedules.Drops(1.0, at=[30, 20]), r"times that rise.*got \[30, 20\]"),
+        (lambda: schedules.Drops(1.0, at=[]), r"increasing times.*got \[\]"),
+        (lambda: schedules.Drops(1.0, at=[30, 20]), r"increasing times.*got \[30, 20\]"),
         (lambda: schedules.Drops(1.0, at=[3], warmup=5), r"none before warmup=5; got \[3\]"),
         (lambda: schedules.Cosine(1.0, end=5, warmup=6), "begin=6, warmup=6, end=5"),
         (lambda: schedules.Polynomial(1.0, end=5, begin=5), "begin=5, warmup=0, end=5"),

@@ -38,7 +38,7 @@ LAMB_BERT = [
 
 @pytest.mark.parametrize(("batch", "thousandths", "warmup"), LAMB_BERT)
 def test_lamb_on_bert(batch, thousandths, warmup):
-    """The same samples for each batch: 15625 steps of 32768. All warm up for 3125 steps."""
+    """Use equal samples for each batch: 15625 steps of 32768. All warm up for 3125 steps."""
     steps = 15625 * 32768 // batch
     recipe = schedules.Polynomial(
         0.005,
@@ -97,7 +97,7 @@ def test_lars_at_32k():
 
 
 def test_caffes_poly_policy():
-    """As in You, Gitman, Ginsburg 2017 (LARS): of power 2, from the training's beginning."""
+    """Follow You, Gitman, Ginsburg 2017 (LARS): power 2, from the training's beginning."""
     recipe = schedules.Polynomial(1.0, end=90, begin=0, power=2, warmup=5, unit="epochs")
     rate = recipe.in_steps(40)
     assert float(rate(40 * 45)) == pytest.approx(1 / 4)

@@ -38,7 +38,7 @@ OF_NUMBERS = (
 
 
 def every():
-    """By output, a metric of each class that Keras has."""
+    """Return a metric of each class that Keras has, by output."""
     found = {"yes": [], "kinds": [], "number": []}
     for name, kind in vars(metrics).items():
         if inspect.isclass(kind) and kind not in NOT_OF_TARGETS:
@@ -74,7 +74,7 @@ def data(rows):
 
 
 def seen(strategy, how, made_in_scope):
-    """What ``fit`` and ``evaluate`` report; batches of 8 leave one row for the last."""
+    """Return what ``fit`` and ``evaluate`` report; batches of 8 leave one row for the last."""
     keras.backend.clear_session()  # names are counted anew
     keras.utils.set_random_seed(1)
     measured = None if made_in_scope else every()

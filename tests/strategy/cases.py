@@ -37,7 +37,7 @@ class Case:
     layouts: tuple[str, ...] = LAYOUTS
 
     def may(self, name: str) -> float:
-        """By how much a variable or a number may be off."""
+        """Return by how much a variable or a number may be off."""
         return self.tolerance
 
 
@@ -298,7 +298,7 @@ ONCE_WRONG = [("1x1", "float16_overflow"), ("1x1", "dataset_shuffled")]
 
 
 def aspects(row):
-    """What a sample of the rows must have: each case, and each part of the table in each layout."""
+    """Return the aspects that a sample must have: each case, and each part in each layout."""
     layout, name = row
     (part,) = [i for i, part in enumerate(PARTS) if BY_NAME[name] in part]
     return [name, (part, layout), *([row] if row in ONCE_WRONG else [])]

@@ -1,4 +1,4 @@
-"""What a training on replicas left, beside what one device left."""
+"""Comparison of a training on replicas with one on one device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def spread(expected, found, relative):
 
 
 def spreads(expected, record):
-    """How far off each variable and each number is that both have."""
+    """Return the difference of each variable and each number that both have."""
     for kind in ("weights", "seen"):
         for name in sorted(expected[kind].keys() & record[kind].keys()):
             relative = kind == "seen"

@@ -162,7 +162,7 @@ class Mirrored(keras.callbacks.TensorBoard):
 
 
 def only_the_first_worker_writes(strategy, folder):
-    """Whatever Keras's callbacks write, to files and to servers."""
+    """Keras's callbacks write on the first worker only, to files and to servers."""
     pytest.importorskip("tensorboard")
     kinds, posted = keras.callbacks, []
     written_by = {
@@ -220,7 +220,7 @@ def tensorboard(strategy, folder):
 
 
 def tensorboard_in_rounds(strategy, folder):
-    """What the first worker saves differs between replicas, and all gather it."""
+    """Replicas differ, and all workers gather what the first one saves."""
     pytest.importorskip("tensorboard")
     rounds = type(strategy)("ring", sync=LocalSGD(every=3), deadline=20)
     board = keras.callbacks.TensorBoard(folder, histogram_freq=1, embeddings_freq=1)
@@ -241,7 +241,7 @@ def predict_keeps_the_order(strategy, folder):
 
 
 def metrics_of_all_kinds(strategy, folder):
-    """Metrics that were made before the scope, and are given to ``compile`` in it."""
+    """Give ``compile``, in the scope, metrics that were made before it."""
     _measures_the_same(strategy, "weighted_metrics", made_in_scope=False)
 
 
@@ -296,7 +296,7 @@ def predict_joins_tensors_of_each_kind(strategy, folder):
 
 
 def own_loop(strategy, folder):
-    """As TensorFlow's guide writes it: the sum of the replicas' losses, by the global batch."""
+    """Train as TensorFlow's guide does: sum the replicas' losses, divided by the global batch."""
 
     def train(strategy):
         model = fresh(strategy)
@@ -342,7 +342,7 @@ def gather_and_reduce(strategy, folder):
 
 
 def numbers_of_python(strategy, folder):
-    """As callbacks read a learning rate, and loops a count."""
+    """Read numbers as callbacks read a learning rate, and loops a count."""
     model = fresh(strategy)
     fit(model, epochs=1)
     assert float(model.optimizer.learning_rate) == np.float32(0.01)
@@ -350,7 +350,7 @@ def numbers_of_python(strategy, folder):
 
 
 def what_metrics_return_is_a_number(strategy, folder):
-    """Also where it is their variable, which goes on counting."""
+    """A result may be the metric's own variable, which goes on counting; it is a number, too."""
     with strategy.scope():
         model = own_metrics()
     told = fit(model, validation_data=numbers(37)).history

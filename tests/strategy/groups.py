@@ -44,7 +44,7 @@ def start(script, layout, **environment):
 
 
 def finish(group, seconds):
-    """What the workers printed, whether they ended well or not, and what was wrong if not."""
+    """Return the output of the workers, whether they ended well, and what was wrong if not."""
     try:
         return group.wait(seconds), ""
     except WorkerFailed as failed:

@@ -72,7 +72,7 @@ def row_by_row(rows=ROWS):
 
 
 def worker():
-    """How many workers there are, and which of them this is."""
+    """Return the number of workers, and the index of this one."""
     config = json.loads(os.environ.get("TF_CONFIG", "{}"))
     return (len(config["cluster"]["worker"]), config["task"]["index"]) if config else (1, 0)
 
@@ -138,7 +138,7 @@ def reader(optimizer, body, **how):
 
 
 def under(policy, build):
-    """The same, in mixed precision."""
+    """Return a build under a policy, such as mixed precision."""
 
     def build_under():
         before = keras.mixed_precision.dtype_policy()
@@ -394,7 +394,7 @@ def fit(data=numbers, **settings):
 
 
 def dataset(rows=ROWS, policy=None):
-    """From tf.data, under a policy of sharding."""
+    """Make data with tf.data, under a policy of sharding."""
     batches = row_by_row(rows).batch(BATCH)
     if policy is None:
         return batches
@@ -504,7 +504,7 @@ def fit_and_judge_a_dataset(model):
 
 
 def on_batches(model):
-    """The same batch on every worker, as one would give it to one device."""
+    """Train every worker on the same batch, as one would give it to one device."""
     taken = batches(*numbers()) * EPOCHS
     return {
         "train_on_batch": [model.train_on_batch(x, y) for x, y in taken],

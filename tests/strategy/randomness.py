@@ -95,7 +95,7 @@ def a_checkpoint_restores_the_seeds(strategy, folder):
 
 
 def a_checkpoint_of_the_seeds_restores_them(strategy, folder):
-    """With seeds named one by one, as on one device."""
+    """Name seeds one by one, as on one device."""
 
     def checkpoint(model):
         seeds = [v.value for v in model.variables if v.name == "seed_generator_state"]

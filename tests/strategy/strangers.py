@@ -27,7 +27,7 @@ HELD = {"words": GLOBAL, "list": [GLOBAL]}
 
 
 class Tagger(keras.Model):
-    """Its ``loss_of(model, y, predicted)`` is what its ``train_step`` minimizes.
+    """Model whose ``loss_of(model, y, predicted)`` is the loss that its ``train_step`` minimizes.
 
     A log named "loss" alone would be Keras's own tracker, which nobody tells of this loss.
     """

@@ -1,4 +1,4 @@
-"""Which strategy fits the machine, and what ``ScaleStrategy`` refuses."""
+"""Strategies that fit the machine, and arguments that ``ScaleStrategy`` refuses."""
 
 import json
 
@@ -46,7 +46,7 @@ class TestAuto:
 
 
 class TestWorkers:
-    """How many there are decides; here nobody starts them."""
+    """Tests in which the number of workers decides; nobody starts them."""
 
     def count(self):
         return auto._workers(tf.distribute.cluster_resolver.TFConfigClusterResolver())

@@ -171,7 +171,7 @@ def test_an_unknown_backend_is_refused():
 
 
 def each(strategy, body, *values):
-    """What ``body`` returns on each replica, in a graph; ``values`` by replica."""
+    """Return the results of ``body`` on each replica, in a graph; ``values`` are by replica."""
 
     @tf.function
     def run():
@@ -215,7 +215,7 @@ def test_sums_in_a_loop_of_each_replica_do_not_wait_forever():
 
 
 def test_the_cause_is_raised_where_an_eager_replica_fails():
-    """In a process of its own: TensorFlow's collectives have ended in it."""
+    """Run in a process of its own: TensorFlow's collectives have ended in it."""
     program = """
 import tensorflow as tf, tfscale
 (cpu,) = tf.config.list_physical_devices("CPU")
@@ -247,7 +247,7 @@ assert not any(thread.name.startswith("tfscale") for thread in threading.enumera
 
 
 def test_collectives_leave_no_threads():
-    """As they would with TensorFlow's timeout: one for each until it is over."""
+    """TensorFlow's timeout would leave a thread for each collective, until the timeout is over."""
     strategy = on()
     model = fitted(strategy, epochs=2)
     x = np.ones([96, 8], np.float32)

@@ -75,7 +75,7 @@ def uninterrupted(strategy, tmp_path_factory):
 
 
 def test_an_interrupted_training_ends_as_one_that_was_not(tmp_path):
-    """On two devices, which give back later what a wire has lost."""
+    """Train on two devices, with a wire whose residuals come later."""
     strategy = ScaleStrategy("ring", wire="ternary", devices=["CPU:0", "CPU:1"])
     whole, _, _ = train(strategy, tmp_path / "whole")
     folder = tmp_path / "backup"
@@ -112,7 +112,7 @@ def test_nothing_is_restored_from_a_folder_without_a_whole_backup(strategy, tmp_
 
 
 def test_a_backup_that_keras_wrote_is_taken_and_told_of(strategy, uninterrupted, tmp_path, caplog):
-    """Its two files say the same as ours; whether they belong together is not known."""
+    """Keras's two files say the same as ours, but may not belong together."""
     train(strategy, tmp_path, Stop(1))
     last = tmp_path / "latest.weights.h5"
     content = last.read_bytes()

@@ -1,4 +1,4 @@
-"""What docs/strategy.md says to be tested is."""
+"""Tests that docs/strategy.md names exist."""
 
 import re
 

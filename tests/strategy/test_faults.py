@@ -23,7 +23,7 @@ def begin(way, victim, workers=2, deadline=PATIENCE, **more):
 
 
 def run(way, victim, workers=2, **settings):
-    """What all have printed when the others know."""
+    """Return the output of all workers when the others know of the failure."""
     with begin(way, victim, workers, **settings) as group:
         others = [i for i in range(workers) if i != victim]
         wait_for(group, others, r"^(ERROR .*|DONE)\n")
@@ -42,7 +42,7 @@ def event(output):
 
 
 def error(output):
-    """When, of which kind, and what it says."""
+    """Return the time, the kind and the message of an error."""
     found = re.search(r"^ERROR (\S+) (\w+) (.*)$", output, re.MULTILINE)
     assert found, output[-3000:]
     return float(found[1]), found[2], found[3]
@@ -73,7 +73,7 @@ def test_survivors_name_a_worker_that_was_killed(way, victim, workers, tmp_path)
 
 
 def test_a_worker_that_was_killed_is_named_to_those_too_with_whom_it_does_not_mix():
-    """By each of the others, though a mixture concerns two: a round's end is one for all."""
+    """Each of the others names it, though a mixture concerns two: all end a round together."""
     outputs = run("kill", 2, workers=3, SYNC="Gossip(2)")
     for survivor in (0, 1):
         _, _, message = error(outputs[survivor])
@@ -81,7 +81,7 @@ def test_a_worker_that_was_killed_is_named_to_those_too_with_whom_it_does_not_mi
 
 
 def test_a_worker_that_was_killed_while_ways_travel_is_named():
-    """It dies right after it has begun to send, three steps before anybody takes."""
+    """The worker dies right after it has begun to send, three steps before anybody takes."""
     outputs = run("kill", 1, workers=3, SYNC="DiLoCo(8, fragments=2, delay=3)")
     for survivor in (0, 2):
         _, _, message = error(outputs[survivor])
@@ -101,7 +101,7 @@ def test_a_worker_that_was_killed_in_a_group_is_named_to_the_other_group():
 
 @pytest.mark.full
 def test_what_has_failed_in_a_group_is_told_to_the_other_group(tmp_path):
-    """It comes to the end of its round long after that."""
+    """The other group comes to the end of its round long after that."""
     go = tmp_path / "go"
     with begin("stop", 1, deadline=20, BUSY="2 3", GO=go, **GROUPS) as group:
         wait_for(group, [0], r"^ERROR .*\n")
@@ -142,7 +142,7 @@ def test_a_worker_that_ends_its_program_is_named_with_its_exit_code(way, how, se
 
 
 def test_a_worker_that_ends_at_once_is_named():
-    """As by ``os._exit``, without a word."""
+    """End the worker as ``os._exit`` does, without a message."""
     _, kind, message = error(run("end at once", 1)[0])
     # Where TensorFlow's own service hears of it first, it aborts what is under way.
     assert kind in ("UnavailableError", "CancelledError"), message
@@ -171,7 +171,7 @@ def test_a_worker_that_is_stopped_is_named_after_the_deadline(way):
 
 
 def test_a_worker_that_is_slow_is_named_in_a_warning_and_waited_for(tmp_path):
-    """It goes on when the other has said something; each exchange that waits says it once."""
+    """The worker goes on when the other has warned; each exchange that waits warns once."""
     go = tmp_path / "go"
     with begin("slow", 1, SLOW_AFTER=3, GO=go) as group:
         wait_for(group, [0], r"(?s)^REACHED.* has waited ")

@@ -1,4 +1,4 @@
-"""What else Keras does with a model, on two devices of one process and of two processes."""
+"""Other features of Keras with a model, on two devices of one process and of two processes."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""How replicas get their batches: in turn, from an iterator that tf.data does not tune."""
+"""Batches of replicas: they come in turn, from an iterator that tf.data does not tune."""
 
 import gc
 import typing
@@ -104,7 +104,7 @@ def test_what_autotune_would_choose_still_runs(strategy):
 
 
 def aligned(numbers):
-    """The same numbers, in memory that TensorFlow need not copy."""
+    """Return equal numbers in memory that TensorFlow need not copy."""
     raw = np.zeros(numbers.size + WIDTH, np.float32)
     start = -raw.ctypes.data % 64 // raw.itemsize
     array = raw[start : start + numbers.size].reshape(numbers.shape)
@@ -179,7 +179,7 @@ def test_what_python_gives_keeps_its_structure(strategy, nested):
 
 
 def test_a_training_leaves_no_iterator_behind(strategy):
-    """With threads of its own, it would live until Python looks for cycles, which may be late."""
+    """An iterator with threads of its own would live until Python looks for cycles."""
     with strategy.scope():
         model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
         model.compile("sgd", "mse")

@@ -1,4 +1,4 @@
-"""Which cases a group of workers takes, and how it is judged: what others have caused is told."""
+"""Choice of the cases of a group of workers, and its judgement: what others caused is reported."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""What cannot be exact is told once, with its remedy; what is exact is not."""
+"""Warnings of layers that cannot be exact come once, with a remedy; exact layers cause none."""
 
 import logging
 

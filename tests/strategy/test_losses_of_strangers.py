@@ -116,7 +116,7 @@ def mean_of_squares(model, y, p):
 
 
 def mean_of_words(y, p):
-    """As the tutorials of translation compute it."""
+    """Return the mean over words as the tutorials of translation compute it."""
     each = keras.losses.sparse_categorical_crossentropy(y, p, from_logits=True)
     mask = tf.cast(y != 0, each.dtype)
     return tf.reduce_sum(each * mask) / tf.reduce_sum(mask)
@@ -132,7 +132,7 @@ def sum_and_ratio(model, y, p):
 
 
 def dice(model, y, p):
-    """Its divisor depends on weights, too."""
+    """Return a loss whose divisor depends on weights, too."""
     mask, p = kept(y), tf.sigmoid(p)
     return 1 - (2 * tf.reduce_sum(mask * p) + 1) / (tf.reduce_sum(mask) + tf.reduce_sum(p) + 1)
 
@@ -257,7 +257,7 @@ def test_a_masked_mean_of_words(caplog):
 
 
 def in_steps(shape):
-    """How a shape says how many steps of time a batch has, or how many of all rows."""
+    """Return divisors from a shape: the steps of time of a batch, of all rows, of each row."""
     steps, all_steps = tf.cast(shape[1], tf.float32), tf.cast(shape[0] * shape[1], tf.float32)
     others = tf.cast(tf.reduce_prod(shape[1:]), tf.float32)
     return {"steps": 100 * steps, "all steps": all_steps, "of each row": 100 * others}
@@ -320,7 +320,7 @@ def test_a_tape_that_another_one_records_is_left_alone():
 
 
 class Function(Tagger):
-    """Its tape is within a function of its own."""
+    """Model whose tape is within a function of its own."""
 
     @tf.function
     def gradients(self, x, y):

@@ -1,4 +1,4 @@
-"""What was made outside of a strategy's scope is refused by name, on every path."""
+"""Refusal by name of objects that were made outside of a strategy's scope, on every path."""
 
 import keras
 import numpy as np
@@ -115,7 +115,7 @@ def test_gradients_that_no_replica_has_computed_are_refused(strategy):
 
 
 def test_variables_that_an_optimizer_was_not_built_for_are_refused(strategy):
-    """As Keras refuses them on one device."""
+    """Keras refuses them on one device, too."""
     with strategy.scope():
         model = keras.Sequential([keras.Input([3]), layers.Dense(2), layers.Dense(1, name="last")])
         model.compile(keras.optimizers.Adam(name="early"), "mse")

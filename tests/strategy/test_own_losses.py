@@ -57,7 +57,7 @@ def vector(model, y, predicted):
 
 
 def over_the_global_batch(model, y, predicted):
-    """As ``compute_average_loss`` does it; the last batch is smaller, as with TensorFlow's."""
+    """Return the loss as ``compute_average_loss`` does; the last batch is smaller, as there."""
     return tf.nn.compute_average_loss(tf.square(y - predicted)[:, 0], global_batch_size=BATCH)
 
 
@@ -74,7 +74,7 @@ def read_share(model, y, predicted):
 
 
 def mixed(model, y, predicted):
-    """As docs/strategy.md shows it: what is a mean is divided, what is a sum is not."""
+    """Return the loss of docs/strategy.md: means are divided, sums are not."""
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     error = y - predicted
     return tf.reduce_mean(tf.square(error)) / replicas + 0.01 * tf.reduce_sum(tf.abs(error))
@@ -329,7 +329,7 @@ def test_what_is_wrong_with_a_call_is_said_in_its_own_words():
 
 
 def test_one_tensor_for_all_replicas_eagerly():
-    """As ``strategy.run`` gets it from outside of all replicas."""
+    """``strategy.run`` gets such a tensor from outside of all replicas."""
     strategy = two()
     gradient = tf.constant([1.0, 2.0])
     with strategy.scope():

@@ -64,7 +64,7 @@ def test_all_that_keras_does_with_one_row_equals_one_device(program):
 
 
 def test_a_row_that_is_not_there_is_in_no_metric():
-    """Of any kind: here one that counts how often it is updated, and one that sums rows."""
+    """Try metrics of any kind: one counts how often it is updated, and one sums rows."""
 
     def build():
         model = keras.Sequential([keras.Input([3]), layers.Dense(1)])

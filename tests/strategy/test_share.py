@@ -69,7 +69,7 @@ def test_a_replica_that_holds_nothing_counts_for_nothing(total, dtype):
 
 
 def test_a_replica_that_holds_nothing_knows_the_global_batch():
-    """Its sum of no losses, divided by that, is 0."""
+    """The replica's sum of no losses, divided by the global batch, is 0."""
     assert tf.constant(0) * share(0, 12) == 12
 
 

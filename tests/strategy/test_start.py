@@ -109,7 +109,7 @@ def test_a_signal_that_tensorflow_took_while_its_servers_started_is_not_lost():
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_worker_that_waits_for_another_can_be_told_to_end(number):
-    """Its main thread hears nothing; long before the deadline."""
+    """Worker 0 waits in a collective: its main thread hears no signal, yet it ends soon."""
     with begin("", workers=3) as group:
         wait_for(group, 2, "^STEP")
         group.signal(1, signal.SIGSTOP)

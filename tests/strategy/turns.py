@@ -1,4 +1,4 @@
-"""What a worker of these tests does: it takes cases in turn, and prints a line of JSON for each.
+"""Worker of these tests: it takes cases in turn, and prints a line of JSON for each.
 
 STRATEGY is scale, tensorflow (scale on TensorFlow's collectives), stock (TensorFlow's own
 strategy) or none (one device); LAYOUT is workers x devices, of which KIND is CPU or GPU.
@@ -48,7 +48,7 @@ def make_strategy(algorithm):
 
 
 def attempt(act, strategy, name):
-    """What ``act`` returns of a case, or its error."""
+    """Return the result of ``act`` for a case, or its error."""
     keras.backend.clear_session()
     try:
         return act(strategy, name) or {}

@@ -1,4 +1,4 @@
-"""The same training on one device and on two replicas of this process, side by side."""
+"""Trainings on one device and on two replicas of this process, side by side."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def two(**arguments):
 
 
 def outcome(strategy, build, train):
-    """What a training returns, and the weights that it leaves."""
+    """Return the result of a training, and the weights that it leaves."""
     keras.utils.set_random_seed(1)
     with strategy.scope():
         model = build()

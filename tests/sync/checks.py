@@ -203,7 +203,7 @@ def one_step_rounds(make, folder):
 
 
 class EachStep(keras.callbacks.Callback):
-    """By how much the numbers that ``_now`` gives have grown in each step."""
+    """Callback that records by how much the numbers of ``_now`` have grown in each step."""
 
     def on_train_begin(self, logs=None):
         self.steps = []
@@ -216,7 +216,7 @@ class EachStep(keras.callbacks.Callback):
 
 
 def sent_by(strategy):
-    """How many collectives have run, and how many bytes they have sent."""
+    """Return how many collectives have run, and how many bytes they have sent."""
     extended = strategy.extended
     groups = [group for group in (extended.group, extended.hosts) if group is not None]
     totals = [
@@ -229,7 +229,7 @@ def sent_by(strategy):
 
 
 class Traffic(EachStep):
-    """How many collectives ran in each step, and how many bytes they sent."""
+    """Callback that counts the collectives of each step, and their bytes."""
 
     def _now(self):
         return sent_by(self.model.distribute_strategy)
@@ -303,7 +303,7 @@ OUTSIDE = {
 
 
 def outside_of_replicas(rules, make, folder):
-    """In the middle of a round one reads, evaluates and predicts with the mean or the centre."""
+    """Users read, evaluate and predict with the mean or the centre in the middle of a round."""
     x, y = simulation.problem()
 
     def look(model):
@@ -396,7 +396,7 @@ def programs_by(rule, make):
 
 
 def stream_of_programs(make, folder):
-    """The same with ways that travel behind steps, over an edge of two epochs, too."""
+    """Train programs with updates that travel behind steps, over an edge of two epochs, too."""
     programs_by(sync.DiLoCo(8, fragments=2, delay=3, wire="bf16"), make)
 
 
@@ -521,7 +521,7 @@ def optimizers(make, folder):
 
 
 def refused(make, folder):
-    """What does not work says so, and what to do."""
+    """An unsupported program raises an error that says what to do."""
     strategy = make(sync.DiLoCo(4))
     scaling = keras.optimizers.LossScaleOptimizer
     model = regression(strategy, lambda: scaling(keras.optimizers.SGD(0.1)))
@@ -614,7 +614,7 @@ class Reads(keras.callbacks.Callback):
 
 
 def read_by_a_callback(make, folder):
-    """Its data end, whatever rounds wait for."""
+    """The callback's data end, whatever rounds wait for."""
     model = regression(make(sync.LocalSGD(4)))
     x, _ = simulation.problem()
     data = tf.data.Dataset.from_tensor_slices(x[: 3 * BATCH]).batch(BATCH)
@@ -624,7 +624,7 @@ def read_by_a_callback(make, folder):
 
 
 def stream_of_workers_with_other_numbers_of_batches(make, folder):
-    """Who has no batches left sends and takes with the others, at steps of its own."""
+    """A worker without batches still sends and takes with the others, at steps of its own."""
     strategy = make(sync.DiLoCo(8, fragments=2, delay=3))
     steps = [5 + 4 * worker for worker in range(strategy.extended._num_workers)]
     model = regression(strategy)
@@ -634,7 +634,7 @@ def stream_of_workers_with_other_numbers_of_batches(make, folder):
 
 
 def stream_on_a_wire(make, folder):
-    """What rounding loses is remembered, and all replicas end with the same bits."""
+    """Residuals keep what rounding loses, and all replicas end with the same bits."""
     wire = WirePolicy("int8", small=0)
     strategy = make(sync.DiLoCo(6, fragments=2, delay=2, wire=wire))
     model = regression(strategy)
@@ -650,7 +650,7 @@ def stream_on_a_wire(make, folder):
 
 
 def streaming(strategy, stream=None, steps=4):
-    """What a rule does in numpy, of replicas or of groups."""
+    """Simulate a rule in numpy, for replicas or for groups."""
     stream, agreeing = stream or Stream([[0], [1]], 3, 0.25), strategy.rounds.agreeing
     training = stream.training(agreeing, steps, devices=replicas(strategy) // agreeing)
     return stream, on(strategy, training)
@@ -691,7 +691,7 @@ class WithShare(layers.Dense):
 
 
 def assigned_what_is_not_trained(make, folder):
-    """What travels comes in all the same."""
+    """The pending update comes in all the same."""
     strategy = make(STREAM)
     with strategy.scope():
         model = keras.Sequential([keras.Input([FEATURES]), WithShare(OUTPUTS)])
@@ -707,7 +707,7 @@ MOMENTS = {"": 5, " at the end of a round": 8}
 
 
 def interrupted_in_flight(moment, make, folder):
-    """In the same model the way comes in later; a file is as it was before the way was sent."""
+    """Files hold the state before the update was sent; in the same model it comes in later."""
     file = folder / "own.weights.h5"
     strategy = make(STREAM)
     model = regression(strategy)
@@ -737,7 +737,7 @@ def interrupted_in_flight(moment, make, folder):
 
 
 def stream_is_explained(make, folder):
-    """How much is sent, and how much of that goes by behind steps."""
+    """The table says how many bytes are sent, and how many of them travel behind steps."""
     strategy = make(STREAM)
     model = regression(strategy)
     log = folder / "telemetry.jsonl"
@@ -781,7 +781,7 @@ def taken_up_again(make, folder):
 
 
 def centre_taken_up_again(make, folder):
-    """The same, from the centre."""
+    """Take up an interrupted training from the centre."""
     rule = sync.ElasticAveraging(4, 0.2)
     _taken_up_again(
         make, folder, rule, lambda: simulation.elastic(0.2), lambda training: training.centre
@@ -844,14 +844,14 @@ def _taken_up_again(make, folder, rule, make_end, read):
 
 
 def save_all(model, folder):
-    """In each kind of file that a training goes on from."""
+    """Save the model in each kind of file that a training goes on from."""
     model.save(folder / "model.keras")
     model.save_weights(folder / "own.weights.h5")
     tf.train.Checkpoint(model=model, optimizer=model.optimizer).write(str(folder / "point"))
 
 
 def saved_by_one_worker(make, folder):
-    """When ``fit`` has returned, and when a file has been read, nothing is sent to save."""
+    """After ``fit`` has returned, and after a file has been read, saving sends nothing."""
 
     def save(model):
         before = sent_by(model.distribute_strategy)
@@ -910,7 +910,7 @@ def assigned_after_loading(make, folder):
 
 
 def read_as_a_saved_model(make, folder):
-    """Which has no use for what a rule keeps."""
+    """A saved model has no use for the state of a rule."""
     x, _ = simulation.problem()
     model = regression(make(sync.ElasticAveraging(4, 0.2)))
     fit(model)
@@ -997,7 +997,7 @@ def gossip_of_strangers(cases, make, folder):
 
 
 def loaded_from_a_training_without_rounds(make, folder):
-    """What a file does not hold begins anew: the round, and the outer optimizer."""
+    """State that a file does not hold begins anew: the round, and the outer optimizer."""
     plain, file = regression(make(sync.EveryStep())), folder / "plain.weights.h5"
     fit(plain)
     plain.save_weights(file)
@@ -1076,7 +1076,7 @@ def callbacks(make, folder):
 
 
 def fit_masked_words(strategy, rows):
-    """Whoever never has a row makes up one of zeros, which all are masked: of it comes NaN."""
+    """Train on masked words; a replica without rows makes up a masked row, which gives NaN."""
     with strategy.scope():
         model = keras.Sequential([
             keras.Input([4], dtype="int32"),
@@ -1092,7 +1092,7 @@ def fit_masked_words(strategy, rows):
 
 
 def a_replica_that_never_had_a_row(make, folder):
-    """In steps that are synchronous, and then in rounds."""
+    """Train in steps that are synchronous, and then in rounds."""
     fit_masked_words(make(sync.LocalSGD(2, start=2)), rows=1)
 
 
@@ -1111,7 +1111,7 @@ class WithAnIdleLayer(keras.Model):
 
 
 def a_weight_without_a_gradient(make, folder):
-    """In a window, whose sums are asked for without it: all others go by their own wires."""
+    """The window asks for sums without this weight; all others go by their own wires."""
     strategy = make(sync.LocalSGD(2, start=4), method=Wire("int8", feedback=True))
     with strategy.scope():
         model = WithAnIdleLayer()

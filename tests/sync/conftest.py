@@ -1,4 +1,4 @@
-"""What the tests of rules, of groups and of windows share."""
+"""Fixtures of the tests of rules, of groups and of windows."""
 
 import pytest
 

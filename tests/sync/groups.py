@@ -117,7 +117,7 @@ LARGER = {  # optimizer, and rows: a last batch of three or of one leaves a grou
 
 
 def as_one_larger_replica(case, make, folder):
-    """Groups train as replicas of their size: batch normalization, and a validation between."""
+    """Groups train as replicas of their size, with batch normalization and a validation."""
     optimizer, samples = case
     held = simulation.problem(seed=5)
     trained = []
@@ -138,7 +138,7 @@ def as_one_larger_replica(case, make, folder):
 
 
 def same_bits_within_a_group(make, folder):
-    """In the middle of a round, of weights and statistics; and groups differ."""
+    """Weights and statistics agree within a group in the middle of a round; groups differ."""
     strategy = make(grouped(outer=sync.LocalSGD(100)))
     model, look = normalized(strategy, lambda: keras.optimizers.Adam(0.01)), Middle(bits, 6)
     fit(model, callbacks=[look])
@@ -166,7 +166,7 @@ def curvature_of_a_group(make, folder):
 
 
 def bits(model):
-    """Of the weights and statistics of each replica of this process."""
+    """Return the bits of the weights and statistics of each replica of this process."""
     every = [v.value for v in model.variables if "float" in v.dtype]
     replicas = range(len(every[0].values))
     return [b"".join(v.values[r].numpy().tobytes() for v in every) for r in replicas]
@@ -188,7 +188,7 @@ def one_group_or_one_replica(make, folder):
 
 
 class Heard(EachStep):
-    """How many collectives ran in each step over all replicas, and within groups."""
+    """Callback that counts the collectives of each step, over all replicas and within groups."""
 
     def _now(self):
         strategy = self.model.distribute_strategy
@@ -251,7 +251,7 @@ def gathered_in_a_synchronous_start(make, folder):
 
 
 def gathered_by_a_layer(make, folder):
-    """From the group, and nothing from a replica that is alone; gradients go back as far."""
+    """A layer gathers from its group, and from nobody if it is alone; gradients go back as far."""
     x, y = simulation.problem()
     trained = []
     for rule, devices in ((grouped(outer=sync.LocalSGD(4)), 4), (sync.LocalSGD(4), 2)):
@@ -295,7 +295,7 @@ PROGRAMS = {
 
 
 def programs(how, make, folder):
-    """What strangers do: all replicas end with the same weights."""
+    """Replicas of strangers' programs end with the same weights."""
     compiled, fitted = how
     model = regression(make(grouped(outer=sync.DiLoCo(3))), "adam", **compiled)
     history = fit(model, 2, **fitted).history
@@ -354,7 +354,7 @@ def interrupted_training(workers, devices):
 
 
 def between_groups(check):
-    """What replicas do by a rule, groups do."""
+    """Return a check in which groups follow a rule as replicas do."""
 
     def checked(make, folder):
         check(lambda rule: make(grouped(outer=rule)), folder)

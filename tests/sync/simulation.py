@@ -23,7 +23,7 @@ def beginning(seed=4):
 
 
 def gradient(weights, x, y):
-    """Of Keras's mean squared error of ``x @ kernel + bias``."""
+    """Return the gradient of Keras's mean squared error of ``x @ kernel + bias``."""
     kernel, bias = weights
     error = 2 * (x @ kernel + bias - y) / y.size
     return [x.T @ error, error.sum(0)]
@@ -51,11 +51,11 @@ class Training:
 
     Args:
         replicas: P.
-        steps: of each round.
+        steps: steps of each round.
         end: called with this at the end of a round.
         settle: called at the end.
-        momentum: of the inner optimizers.
-        devices: of each of the P.
+        momentum: momentum of the inner optimizers.
+        devices: devices of each of the P.
 
     Attributes:
         workers: how many processes the replicas are in. A batch is cut in as many parts as there
@@ -101,7 +101,7 @@ class Training:
                 self.weights[r] = self.inner[r].apply(self.weights[r], g)
 
     def part_of(self, device, rows):
-        """Its rows of a batch; of a short one the last devices have fewer, or none."""
+        """Return a device's rows; of a short batch the last devices have fewer, or none."""
         devices = self.replicas * self.devices
         worker, place = divmod(device, devices // self.workers)
         most = math.ceil(rows / devices)

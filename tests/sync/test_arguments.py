@@ -1,4 +1,4 @@
-"""What rules and strategies refuse, and say."""
+"""Arguments that rules and strategies refuse, and their errors."""
 
 import keras
 import pytest
@@ -130,7 +130,7 @@ class Plain(sync.Rule):
 
 
 def test_a_rule_is_known_by_its_settings():
-    """Not by where it lies in memory: workers compare that."""
+    """The place in memory does not matter: workers compare settings."""
     assert sync.DiLoCo(8, wire="int8").describe() != sync.DiLoCo(8).describe()
     assert repr(sync.DiLoCo(8, wire="int8")) == "DiLoCo(every=8, wire='int8')"
     assert repr(sync.DiLoCo(8, delay=2)) == "DiLoCo(every=8, delay=2)"

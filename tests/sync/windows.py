@@ -45,7 +45,7 @@ class Accumulating(Momentum):
 
 
 def training_of(rule, strategy):
-    """What a rule does, in numpy."""
+    """Simulate a rule in numpy."""
     _, _, alone, devices = RULES.get(rule, (None, 1, 1, 1))
     training = Training(alone, of_steps(ROUND), simulation.take_mean, devices=devices)
     training.inner = [Accumulating(RATE, 0.9) for _ in range(alone)]
@@ -54,7 +54,7 @@ def training_of(rule, strategy):
 
 
 def steps(training, first, last, begins=0):
-    """From the one to the other, counted from the first; rounds begin with some step."""
+    """Make some steps, counted from the training's first; rounds begin with step ``begins``."""
     x, y = simulation.problem(SAMPLES)
     for step in range(first, last):
         rows = slice(step % STOP * BATCH, (step % STOP + 1) * BATCH)

@@ -138,4 +138,6 @@ def _always(amount: float, step: int) -> float:
 
 def _checked(name: str, value: float) -> float:
     most = 1 if name == "share" else arguments.LARGEST_REAL
-    return arguments.real(value, name, 0, most, what="a number or a function from steps to such")
+    return arguments.real(
+        value, name, 0, most, what="a number or a function from a step to a number"
+    )

@@ -220,7 +220,7 @@ class CurvatureGrowth(GrowingBatches):
             raise RuntimeError(
                 f"BatchGrowth.by_curvature has left the learning rate at {self._rate:.6g}, and now "
                 f"it is {rate:.6g}: something else sets it, too (another callback?). Leave one "
-                "out, or let the batch alone grow: raise_rate=False"
+                "out, or pass raise_rate=False, so that only the batch grows"
             )
         return rate
 

@@ -71,7 +71,7 @@ class GrowingBatches(keras.callbacks.Callback):
         Args:
             samples: one pass, not in batches. A ``shuffle`` in it shuffles each pass anew.
         """
-        expected = "a tf.data.Dataset of one pass, not in batches"
+        expected = "a finite tf.data.Dataset of single samples, not of batches"
         arguments.instance(samples, "samples", tf.data.Dataset, expected)
 
         def first_step() -> Any:

@@ -37,8 +37,8 @@ def buffers_with_rate(optimizer: Any) -> list[Any]:
     if kind.__module__.startswith(("keras.", "tfscale.")):
         return []
     raise ValueError(
-        f"momentum_correction=True: it is not known whether {kind.__name__} has the learning rate "
-        "in its momentum. tfscale knows the optimizers of Keras and its own, but not classes "
+        f"momentum_correction=True: tfscale does not know whether the momentum of {kind.__name__} "
+        "contains the learning rate. It knows Keras's optimizers and its own, but not classes "
         "derived from them. Leave momentum_correction out for such classes"
     )
 

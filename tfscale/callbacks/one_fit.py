@@ -70,8 +70,8 @@ class OneFit:
     def refuse(self, other: str) -> None:
         """Refuse another callback that changes the same step."""
         raise ValueError(
-            f"{self._owner} and {other} both change the step of {self._model.name!r} that is "
-            "traced, and neither can see what the other does to it. Leave one of them out"
+            f"{self._owner} and {other} both change the traced step of {self._model.name!r}, and "
+            "neither sees the changes of the other. Leave one of them out"
         )
 
     def end(self) -> None:

@@ -101,7 +101,7 @@ class Recompute(keras.callbacks.Callback):
     def plan(self) -> Plan:
         """The plan of what is computed again; known when training has begun."""
         if self._plan is None:
-            raise ValueError("there is no plan yet: it is made when model.fit begins")
+            raise ValueError("there is no plan yet: model.fit makes it before the first step")
         return self._plan
 
     def on_train_begin(self, logs: Any = None) -> None:

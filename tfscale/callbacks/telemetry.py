@@ -114,7 +114,7 @@ class Telemetry(keras.callbacks.Callback):
         if first >= end:
             raise arguments.wrong(profile, "profile", expected)
         if not callable(batch):
-            what = "a number of samples or a function from steps to such"
+            what = "a number of samples or a function from a step to a number"
             arguments.optional(arguments.whole, batch, "batch", 1, what=what)
         what = "a number of samples per second"
         arguments.optional(arguments.real, baseline, "baseline", above=0, what=what)
@@ -436,8 +436,8 @@ class Telemetry(keras.callbacks.Callback):
             )
         if self._batches.size is None:
             said.append(
-                "How many samples a batch has is not known: give Telemetry batch=..., the global "
-                "batch, for samples per second."
+                "The size of a batch is not known: for samples per second, pass the global batch, "
+                "Telemetry(batch=...)."
             )
         return " ".join(said)
 

@@ -1,4 +1,4 @@
-"""What PyHessian and curvlinops say of a perceptron; for an interpreter that has PyTorch.
+"""Results of PyHessian and curvlinops for a perceptron; for an interpreter that has PyTorch.
 
 ``rivals.py FILE``: an npz file with x, y, and the kernels and biases k0, b0, k1, ...
 """

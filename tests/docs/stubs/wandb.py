@@ -1,4 +1,4 @@
-"""What the cookbook uses of Weights & Biases, which is no dependency."""
+"""Stand-in for Weights & Biases, which the cookbook uses and which is no dependency."""
 
 _runs = []
 

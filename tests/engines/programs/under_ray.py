@@ -33,7 +33,7 @@ class Killed(page.Report):
 
 
 class Kept(keras.callbacks.Callback):
-    """In place of the report, where there is no Ray."""
+    """Stand-in for Ray's report, where there is no Ray."""
 
     weights = ()
 

@@ -48,7 +48,7 @@ class Watch(keras.callbacks.Callback):
 
 
 def digest(model):
-    """Of weights, optimizer and what the wire has still to give back."""
+    """Return a digest of weights, optimizer and residuals."""
     state = {str(i): v.numpy() for i, v in enumerate([*model.weights, *model.optimizer.variables])}
     model.optimizer._tfscale_memory.save_own_variables(state)
     values = [np.asarray(state[key]).tobytes() for key in sorted(state)]
@@ -76,7 +76,7 @@ def train(order):
 
 
 def in_a_fork(order):
-    """What a training in a process of its own tells, or how it ended."""
+    """Run a training in a process of its own, and return its report, or how it ended."""
     with tempfile.TemporaryFile("w+") as told:
         sys.stdout.flush()
         child = os.fork()

@@ -56,7 +56,7 @@ def happen():
 
 
 def happen_soon():
-    """While what comes next is under way; an exception comes now."""
+    """Start the fault while the next calls are under way; raise an exception now."""
     if FAULT["kind"] in ("raise", "exit"):
         happen()
     else:

@@ -13,12 +13,12 @@ from tfscale.bridge.objects import optimizers_of
 
 
 def weights_of(model):
-    """By path, and by number, for paths may be the same."""
+    """Return weights by path and by number, since paths may be equal."""
     return {f"{i} {v.path}": v for i, v in enumerate(model.weights)}
 
 
 def state_of(model):
-    """By name: the path says whether the optimizer was built within a step.
+    """Return state by name: the path says whether the optimizer was built within a step.
 
     A model that was compiled without one has an optimizer of Keras's choice, which takes no step.
     """
@@ -38,7 +38,7 @@ def numbers(seen):
 
 
 def record(strategy, case):
-    """What one case, a way to build a model and to train it, comes to."""
+    """Return the results of one case, a way to build a model and to train it."""
     keras.utils.set_random_seed(1)
     with strategy.scope():
         model = case.build()

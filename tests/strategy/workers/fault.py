@@ -30,7 +30,7 @@ STEPS_OF_A_BATCH = 2  # each of two workers takes half of it
 
 
 class Finished(Exception):
-    """Its program is done, whatever others do."""
+    """Exit of a worker whose program is done, whatever others do."""
 
 
 def event():
@@ -84,7 +84,7 @@ class Fault(keras.callbacks.Callback):
 
 
 def data():
-    """Of each worker, and without an end."""
+    """Return endless data of each worker."""
 
     def batches():
         rng = np.random.default_rng(ME)

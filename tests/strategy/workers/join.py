@@ -55,7 +55,7 @@ def train_with(
 
 
 def train_with_generator():
-    """Of which nobody knows how long it is, until it ends: it is read by ``fit`` alone."""
+    """Train on data of unknown length: ``fit`` alone reads it, until it ends."""
 
     def batches():
         for _ in range(2):

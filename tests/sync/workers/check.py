@@ -13,7 +13,7 @@ from tests.sync.checks import CHECKS
 
 
 def checking(checks, make):
-    """What makes one of these by its name."""
+    """Return a function that makes one of these checks by its name."""
 
     def check(strategy, name):
         keras.utils.set_random_seed(1)

@@ -158,7 +158,7 @@ def _wanted(operator: SymmetricMatrix, top: int, bottom: int) -> int:
     top, bottom = arguments.whole(top, "top", 0), arguments.whole(bottom, "bottom", 0)
     if not 1 <= top + bottom <= operator.size:
         raise ValueError(
-            f"top and bottom are how many of the {operator.size} eigenvalues to find, got "
-            f"top={top!r} and bottom={bottom!r}"
+            f"top and bottom are numbers of eigenvalues to find, together from 1 to "
+            f"{operator.size}; got top={top!r} and bottom={bottom!r}"
         )
     return top + bottom

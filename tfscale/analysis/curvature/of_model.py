@@ -160,8 +160,8 @@ class OfModel(Operator):
         if len(bad):
             raise NotFiniteError(
                 f"the loss of {self.model.name!r} is {losses[bad[0]]} in batch {bad[0]} (from 0) "
-                f"of {len(losses)}: {len(bad)} batches are not finite. Look for NaN in the data or "
-                "in the variables; curvature is of finite losses"
+                f"of {len(losses)}, and {len(bad)} batches are not finite. Curvature needs finite "
+                "losses: look for NaN in the data and in the variables"
             )
 
     @property
@@ -217,7 +217,7 @@ class OfModel(Operator):
         shapes = [tuple(np.shape(a)) for a in arrays]
         if shapes != [tuple(v.shape) for v in self.variables]:
             raise ValueError(
-                f"{self.name} wants an array for each of its variables, of shapes "
+                f"{self.name} takes an array for each of its variables, of the shapes "
                 f"{[tuple(v.shape) for v in self.variables]}; got {shapes}"
             )
         return np.concatenate([np.ravel(np.asarray(a)) for a in arrays])
@@ -459,14 +459,14 @@ class OfModel(Operator):
         rows = total.reshape(-1, self.size)
         bad = [path for path, part in self.parts.items() if not np.isfinite(rows[:, part]).all()]
         raise NotFiniteError(
-            f"the loss of {self.model.name!r} is finite, and its derivatives by {bad[0]} are not: "
-            "they overflow, or there is a root or a logarithm of zero"
+            f"the loss of {self.model.name!r} is finite, but its derivatives with respect to "
+            f"{bad[0]} are not. Look for an overflow, or for a root or a logarithm of zero"
         )
 
 
 _OTHER_DATA = (
-    "the data are not the same in each pass, so the matrix is undefined: %s. Give data that do not "
-    "change: no random augmentation, no sampling, and a cache in place of what reads a stream"
+    "the data differ from pass to pass, so the matrix is undefined: %s. Pass data that do not "
+    "change: no random augmentation, no sampling, and dataset.cache() if they come from a stream"
 )
 
 

@@ -164,7 +164,7 @@ def density(
     Eigenvalue Density, https://arxiv.org/abs/1901.10159.
     """
     if probes < 1 or steps < 1:
-        raise ValueError(f"probes and steps are at least 1, got {probes!r} and {steps!r}")
+        raise ValueError(f"probes and steps must be at least 1; got {probes!r} and {steps!r}")
     steps = min(steps, operator.size)
     operator.check_memory(steps + 1, "Lanczos's basis has")
     nodes, weights, residuals, products = [], [], [], 0

@@ -176,7 +176,7 @@ def landscape(
         vectors = [np.asarray(v, np.float64) / np.linalg.norm(v) for v in along]
         names = [f"direction {i + 1}" for i in range(len(vectors))]
     if len(vectors) not in (1, 2):
-        raise ValueError(f"a landscape is along one or two directions, got {len(vectors)}")
+        raise ValueError(f"a landscape needs one or two directions; got {len(vectors)}")
     distances = np.linspace(-radius, radius, points)
     with operator.telling("landscape", points ** len(vectors), "losses"):
         losses = np.array(

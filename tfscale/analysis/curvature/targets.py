@@ -19,8 +19,8 @@ _UNKNOWN = (
     'the loss {loss}. It supports cross-entropies and the mean squared error: use kind="empirical"'
 )
 _SETTING = (
-    'curvature.Fisher(kind="sampled") draws targets as a {loss} with {name}={default!r} has them, '
-    'and this one has {name}={given!r}: use kind="empirical"'
+    'curvature.Fisher(kind="sampled") cannot draw targets for a {loss} with {name}={given!r}, only '
+    'with {name}={default!r}: use kind="empirical"'
 )
 # Settings of losses whose default behaviour is supported.
 _DEFAULTS = {"label_smoothing": 0.0, "ignore_class": None, "axis": -1}

@@ -62,7 +62,7 @@ class PGD:
         for name in ("low", "high"):
             arguments.optional(arguments.real, getattr(self, name), name, what=units)
         if self.low is not None and self.high is not None and self.low >= self.high:
-            raise ValueError(f"low is below high; got low={self.low!r}, high={self.high!r}")
+            raise ValueError(f"low must be below high; got low={self.low!r}, high={self.high!r}")
 
     def perturb(
         self,

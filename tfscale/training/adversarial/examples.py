@@ -63,7 +63,8 @@ def _check_rows(given: Any, name: str, x: Any) -> None:
     counts = [np.shape(each)[:1] for each in keras.tree.flatten(arguments.data(given, name))]
     expected = np.shape(keras.tree.flatten(x)[0])[:1]
     if not expected or set(counts) != {expected}:
-        raise arguments.wrong(given, name, "an array of as many rows as x, or a structure of such")
+        what = "an array with as many rows as x, or a structure of such arrays"
+        raise arguments.wrong(given, name, what)
 
 
 def _move(model: keras.Model, attack: PGD, names: Sequence[str] | None) -> Any:

@@ -56,8 +56,8 @@ def _places(found: list[str], names: Sequence[str]) -> list[int]:
     unknown = [name for name in names if name not in found]
     if unknown:
         raise ValueError(
-            f"inputs names {unknown[0]!r}, and the model is given {_listed(found)}: keys of a "
-            "dict, places in a list such as '0', 'a/b' for b within a"
+            f"inputs names {unknown[0]!r}, but the model receives {_listed(found)}. A name is a "
+            "key of a dict, a position in a list such as '0', or 'a/b' for b within a"
         )
     return [found.index(name) for name in names]
 
@@ -83,7 +83,7 @@ def _check(name: str, x: Any, found: list[str]) -> None:
 def _others(found: list[str]) -> str:
     if len(found) == 1:
         return "It is the only input"
-    return f"inputs=[...] names those to move, of {_listed(found)}"
+    return f"inputs=[...] chooses the inputs to move, of {_listed(found)}"
 
 
 def _listed(names: list[str]) -> str:

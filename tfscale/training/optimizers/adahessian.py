@@ -493,7 +493,7 @@ class AdaHessian(Optimizer):
 
 
 _NOT_RECORDED = (
-    "AdaHessian was given gradients eagerly, and cannot see how they were computed. In a loop of "
+    "AdaHessian received eager gradients, and cannot see how they were computed. In a loop of "
     "your own, compute, differentiate and apply within `with optimizer.recording():`, or within "
     "one tf.function. model.fit does so by itself, unless the model was compiled with another "
     "optimizer before, or this one was put into a LossScaleOptimizer by hand: then call "
@@ -501,7 +501,7 @@ _NOT_RECORDED = (
 )
 
 _SUMMED = (
-    "AdaHessian was given gradients that are sums over replicas, and cannot measure its own "
+    "AdaHessian received gradients that are sums over replicas, and cannot measure its own "
     "replica's curvature. Under Keras 2 it needs tfscale.ScaleStrategy: make the optimizer, or "
     "compile the model, in its scope, and let apply_gradients sum."
 )

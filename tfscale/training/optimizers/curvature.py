@@ -24,7 +24,7 @@ _UNKNOWN = (
 )
 
 _FOREIGN = (
-    "AdaHessian differentiates gradients once more, and cannot see how that of %s was computed. In "
+    "AdaHessian needs second derivatives, and cannot see how the gradient of %s was computed. In "
     "a graph, compute gradients and call apply_gradients within the same tf.function. Eagerly, do "
     "both within `with optimizer.recording():`."
 )

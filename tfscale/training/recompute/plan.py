@@ -37,8 +37,8 @@ class BudgetError(ValueError):
 
     def __init__(self, budget: float, smallest: float, plain: float) -> None:
         super().__init__(
-            f"a step takes up to {show(plain)}, and computing layers again brings that down to "
-            f"{show(smallest)}: not to the budget of {show(budget)}. Ask for at least "
+            f"the budget of {show(budget)} is too small: a step takes up to {show(plain)}, and "
+            f"recomputation can reduce that to {show(smallest)}. Ask for at least "
             f"{show(smallest)} (fraction={_up(smallest / plain)}), or use smaller batches."
         )
         self.budget = budget

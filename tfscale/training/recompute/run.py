@@ -54,9 +54,9 @@ def trace(model: keras.Model, batch: Any) -> TracedStep:
         tf.function(one_step, autograph=False).get_concrete_function()
     if not steps:
         raise ValueError(
-            f"{type(model).__name__}.train_step gave no gradients to "
-            "self.optimizer.apply_gradients after calling the model: Recompute finds the "
-            "backward pass there"
+            f"{type(model).__name__}.train_step passed no gradients to "
+            "self.optimizer.apply_gradients after it called the model. Recompute needs that call "
+            "to find the backward pass"
         )
     return steps[0]
 

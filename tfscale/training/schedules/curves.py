@@ -73,7 +73,7 @@ class Drops(Schedule):
         self, rate: float, at: Sequence[float], factor: float = 0.1, **general: Any
     ) -> None:
         super().__init__(rate, **general)
-        expected = f"a list of times that rise, none before warmup={self.warmup}"
+        expected = f"a list of increasing times, none before warmup={self.warmup}"
         self.at: list[float] = list(arguments.items(at, "at", expected, arguments.real))
         self.factor = arguments.real(factor, "factor", above=0)
         if self.at != sorted(set(self.at)) or self.at[0] < self.warmup:
@@ -114,7 +114,7 @@ class _Decay(Schedule):
         self.final = arguments.real(final, "final", 0)
         if not (self._first < self.end and self.warmup <= self.end):
             raise ValueError(
-                "a decay ends after its begin and after the warm-up; got "
+                "a decay must end after its begin and after the warm-up; got "
                 f"begin={self._first}, warmup={self.warmup}, end={end}"
             )
 

@@ -75,14 +75,14 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
         """Return the rate of a step, or of a tensor of steps, as float32."""
         if self.base_batch is not None:
             raise ValueError(
-                f"{self!r} is for batches of {self.base_batch}, and the size of yours is not "
-                "known. Give the optimizer schedule.for_batch(batch), or give "
+                f"{self!r} is for batches of {self.base_batch}, and the size of your batches "
+                "is not known. Give the optimizer schedule.for_batch(batch), or give "
                 "tfscale.callbacks.Warmup(schedule, batch=...)"
             )
         if self.unit == EPOCHS:
             raise ValueError(
-                f"{self!r} counts epochs, and how many steps an epoch has is not known. Give the "
-                "optimizer schedule.in_steps(steps_per_epoch), or use "
+                f"{self!r} counts epochs, and the number of steps in an epoch is not known. "
+                "Give the optimizer schedule.in_steps(steps_per_epoch), or use "
                 "tfscale.callbacks.Warmup(schedule), which knows it from fit"
             )
         return tf.cast(self.at_time(step), tf.float32)
