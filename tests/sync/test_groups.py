@@ -71,7 +71,7 @@ def test_a_schedule_is_for_one_number_of_ranks_and_there_are_two():
         said = f"ring is for {ranks} ranks, and with .* a group has 2 ranks.* all 4 ranks agree"
         with pytest.raises(ValueError, match=said):
             ScaleStrategy(ring(ranks), devices=DEVICES, sync=rule)
-    assert ScaleStrategy(ring, devices=DEVICES, sync=rule).rounds.groups.exchange.ranks == 2
+    assert ScaleStrategy(ring, devices=DEVICES, sync=rule).rounds.teams.exchange.ranks == 2
 
 
 def test_one_group_has_nobody_to_agree_with(caplog):

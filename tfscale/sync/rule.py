@@ -142,6 +142,25 @@ class Rule:
     has_outer: bool = False
 
     @property
+    def round_rule(self) -> Rule:
+        """Rule that ends rounds: this rule, or the rule between the groups of ``Hierarchical``."""
+        return self
+
+    @property
+    def sums_gradients(self) -> bool:
+        """Whether some steps sum gradients over several replicas."""
+        return self.start > 0
+
+    def team_size(self, devices: int, hosts: Sequence[str]) -> int:
+        """Return how many consecutive replicas make each step together, as one larger replica.
+
+        Args:
+            devices: number of replicas of each worker.
+            hosts: name of each worker's host.
+        """
+        return 1
+
+    @property
     def policy(self) -> MethodPolicy:
         """Methods with which ``Round.mean`` computes means."""
         return WirePolicy(LOSSLESS).methods()

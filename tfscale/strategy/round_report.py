@@ -1,0 +1,82 @@
+"""What the rounds of one model have done, for ``strategy.explain`` and for telemetry."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from tfscale.exchange.explain import Row, row_of_mixtures, row_of_shards, rows
+from tfscale.exchange.reducer import describe
+from tfscale.native.bucket import BucketId
+from tfscale.strategy.model_rounds import ModelRounds
+from tfscale.strategy.round import MIXED, SHARDS, SUM_INTO
+from tfscale.strategy.round_state import POSITION, ROUNDS
+
+
+class RoundReport:
+    """Report on the rounds of one model, of which a step has been traced."""
+
+    def __init__(self, model_rounds: ModelRounds) -> None:
+        self._rounds, self._state = model_rounds, model_rounds.state
+        self._flags = model_rounds.state.flags.values()
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds that are over, without the synchronous start."""
+        counted = int(self._state.saved.whole(*ROUNDS).numpy())
+        return max(0, counted - bool(self._state.rule.start))
+
+    @property
+    def drift(self) -> float:
+        """Largest distance of weights from their mean, of this process's replicas."""
+        return max(float(flags.drift.numpy()) for flags in self._flags)
+
+    @property
+    def behind(self) -> tuple[float, float]:
+        """Seconds that this process's slowest replica waited for background exchanges, and the
+        seconds that these exchanges took.
+        """
+        return max((float(one.waited.numpy()), float(one.took.numpy())) for one in self._flags)
+
+    @property
+    def hidden(self) -> float | None:
+        """Share of the background exchanges' time during which the replica did not wait; None if
+        no exchange ran in the background.
+        """
+        waited, took = self.behind
+        return 1 - waited / took if took else None
+
+    def sent_by_rule(self) -> list[Row]:
+        """Return rows of what a rule sends at the end of a round, besides the reducer's buckets."""
+        state, everybody = self._state, self._rounds.everybody
+        weights = [describe(v) for v in state.trained]
+        if state.mixtures:
+            bucket = BucketId(MIXED, state.label)
+            return [row_of_mixtures(everybody, bucket, weights, state.mixtures, state.mixed_on)]
+        return [
+            row_of_shards(everybody, BucketId(name.format(kept), state.label), weights)
+            for kept in state.rule.in_shards
+            for name in (SHARDS, SUM_INTO)
+        ]
+
+    def words(self) -> str:
+        """Return a text on the model's rounds and the next synchronization, for people."""
+        state, whole = self._state, self._state.saved.whole
+        length = self._rounds.length_of(tf.constant(whole(*ROUNDS).numpy()))
+        left = int(length) - int(whole(*POSITION).numpy())
+        own = self.sent_by_rule() or [
+            row for row in rows(state.reducer) if row.bucket.owner == state.label
+        ]
+        words = f"{state.name!r} has ended {self.rounds} rounds, and ends the next in {left} steps"
+        if own:
+            size, seconds = sum(row.bytes for row in own), sum(row.predicted for row in own)
+            parts = state.flights.parts
+            what = "that mixes" if state.mixtures else "that sums"
+            words += f"; {what if parts < 2 else f'{parts} in turn sum'} {size:,} bytes"
+            words += f", in {1000 * seconds:.2f} ms by the model" if seconds else ""
+        if (hidden := self.hidden) is not None:
+            words += f", of whose time {100 * hidden:.0f} % went by behind steps"
+        if drift := self.drift:
+            centre = state.rule.reads_as
+            from_what = centre if centre in state.rule.in_shards else "mean"
+            words += f". At the last end weights were up to {drift:.3g} from their {from_what}"
+        return f"{words}."
