@@ -10,9 +10,10 @@ import tensorflow as tf
 from tfscale.bridge.objects import counter_of, innermost, optimizers_of
 from tfscale.bridge.tensorflow import PerReplica, own_copy, read_from_outside, replica_id
 from tfscale.exchange.trial import Cell
+from tfscale.native.group import host_of
 from tfscale.strategy.current import current, during
 from tfscale.strategy.round import ReplicaRound
-from tfscale.strategy.round_state import NOTHING_IN_FLIGHT, RoundState
+from tfscale.strategy.round_state import NOTHING_IN_FLIGHT, RoundState, make_cell
 from tfscale.strategy.variables import LocalWeight
 
 
@@ -51,11 +52,8 @@ class ModelRounds:
         self.everybody = state.reducer.exchange
         self.team = state.teams.exchange
         self._several_workers = state.strategy.extended.number_of_workers > 1
-        # Whether a replica makes its steps together with replicas of other workers.
-        self._team_is_elsewhere = (
-            self.team is not None and len(self.team.communicators) < self.team.ranks
-        )
         self._statistics: list[Any] = []
+        self._spare: dict[Any, Cell] = {}
         self._close: Any = None
 
     # -- on a replica, while a step is traced
@@ -81,7 +79,7 @@ class ModelRounds:
             statistics: variables that the step has assigned, except those of the optimizer.
         """
         self._statistics = list({id(v): v for v in [*self._statistics, *statistics]}.values())
-        here, alone = self._here(), current.alone
+        state, here, alone = self.state, self._here(), current.alone
         for flag in (here.flags.apart, here.flags.spread):
             flag.assign(True if alone is True else tf.logical_or(flag.read(), alone))
         here.steps.assign(here.optimizer_steps())
@@ -89,8 +87,8 @@ class ModelRounds:
         if self._rule.delay:
             when(position == self._rule.delay, lambda: _together(self._rule.land, here))
         over = position >= self.length_of(here.rounds.read_value())
-        if self._several_workers and not self._team_is_elsewhere:
-            over = tf.logical_or(over, self.state.has_batches.read() == 0)
+        if self._several_workers and not state.teams.spans_workers:
+            over = tf.logical_or(over, state.has_batches.read() == 0)
         when(over, lambda: self._end(here))
 
     def before_evaluation(self) -> None:
@@ -118,8 +116,19 @@ class ModelRounds:
         return found
 
     def spare_row(self, place: int, like: tf.Tensor) -> Cell:
-        """Return this replica's cell for a row: see ``RoundState.spare_row``."""
-        return self.state.spare_row(_replica(), place, like)
+        """Return the cell in which this replica keeps a row for batches in which it holds no rows.
+
+        Args:
+            place: position of the tensor among those of a batch.
+            like: tensor that gives the row's type and shape.
+        """
+        key = (_replica(), place, like.dtype, like.shape.rank)
+        if key not in self._spare:
+            with tf.init_scope():
+                row = tf.zeros([1, *(size or 1 for size in like.shape[1:])], like.dtype)
+            host = host_of(self.state.strategy.extended.devices[0])
+            self._spare[key] = make_cell(host, like.dtype, row)
+        return self._spare[key]
 
     def length_of(self, rounds: tf.Tensor) -> tf.Tensor:
         """Return how many steps the round has that comes after ``rounds`` rounds."""

@@ -11,12 +11,13 @@ import tensorflow as tf
 
 from tfscale.bridge.objects import counter_of
 from tfscale.bridge.tensorflow import own_copy
-from tfscale.collectives import Schedule, is_doubly_stochastic
+from tfscale.collectives import Schedule
 from tfscale.collectives.wires import LOSSLESS
 from tfscale.exchange import shards
 from tfscale.exchange.reducer import place_of
 from tfscale.native.bucket import BucketId
 from tfscale.strategy.round_state import COUNTERS, NOTHING_IN_FLIGHT, RoundFlags, RoundState
+from tfscale.sync.gossip import refuse_if_mean_changes
 from tfscale.sync.hierarchical import MIXES_REPLICAS
 
 # Names of exchanges in logs.
@@ -104,12 +105,7 @@ class ReplicaRound:
         state = self._state
         if state.teams.size > 1:
             raise ValueError(MIXES_REPLICAS.format(f"sync={state.rule!r}"))
-        if not all(map(is_doubly_stochastic, mixtures)):
-            raise ValueError(
-                f"sync={state.rule!r} mixes by a mixture that is not doubly stochastic, "
-                "which would change the mean of all weights. Let each replica send to as many as "
-                "send to it"
-            )
+        refuse_if_mean_changes(state.rule, mixtures)
         state.mixtures, state.mixed_on = list(mixtures), wire
         seed = self.rounds.read_value()
 

@@ -13,37 +13,22 @@ from tfscale.strategy.round_state import POSITION, ROUNDS
 
 
 class RoundReport:
-    """Report on the rounds of one model, of which a step has been traced."""
+    """Report on the rounds of one model, of which a step has been traced.
+
+    Attributes:
+        rounds: number of rounds that are over, without the synchronous start.
+        drift: largest distance of weights from their mean, of this process's replicas.
+        waited: seconds that this process's slowest replica waited for background exchanges.
+        took: seconds that these exchanges took.
+    """
 
     def __init__(self, model_rounds: ModelRounds) -> None:
         self._rounds, self._state = model_rounds, model_rounds.state
-        self._flags = model_rounds.state.flags.values()
-
-    @property
-    def rounds(self) -> int:
-        """Number of rounds that are over, without the synchronous start."""
+        flags = self._state.flags.values()
         counted = int(self._state.saved.whole(*ROUNDS).numpy())
-        return max(0, counted - bool(self._state.rule.start))
-
-    @property
-    def drift(self) -> float:
-        """Largest distance of weights from their mean, of this process's replicas."""
-        return max(float(flags.drift.numpy()) for flags in self._flags)
-
-    @property
-    def behind(self) -> tuple[float, float]:
-        """Seconds that this process's slowest replica waited for background exchanges, and the
-        seconds that these exchanges took.
-        """
-        return max((float(one.waited.numpy()), float(one.took.numpy())) for one in self._flags)
-
-    @property
-    def hidden(self) -> float | None:
-        """Share of the background exchanges' time during which the replica did not wait; None if
-        no exchange ran in the background.
-        """
-        waited, took = self.behind
-        return 1 - waited / took if took else None
+        self.rounds = max(0, counted - bool(self._state.rule.start))
+        self.drift = max(float(one.drift.numpy()) for one in flags)
+        self.waited, self.took = max((one.waited.numpy(), one.took.numpy()) for one in flags)
 
     def sent_by_rule(self) -> list[Row]:
         """Return rows of what a rule sends at the end of a round, besides the reducer's buckets."""
@@ -73,10 +58,11 @@ class RoundReport:
             what = "that mixes" if state.mixtures else "that sums"
             words += f"; {what if parts < 2 else f'{parts} in turn sum'} {size:,} bytes"
             words += f", in {1000 * seconds:.2f} ms by the model" if seconds else ""
-        if (hidden := self.hidden) is not None:
-            words += f", of whose time {100 * hidden:.0f} % went by behind steps"
-        if drift := self.drift:
+        if self.took:
+            hidden = 100 * (1 - self.waited / self.took)
+            words += f", of whose time {hidden:.0f} % went by behind steps"
+        if self.drift:
             centre = state.rule.reads_as
-            from_what = centre if centre in state.rule.in_shards else "mean"
-            words += f". At the last end weights were up to {drift:.3g} from their {from_what}"
+            whose = centre if centre in state.rule.in_shards else "mean"
+            words += f". At the last end weights were up to {self.drift:.3g} from their {whose}"
         return f"{words}."

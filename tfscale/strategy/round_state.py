@@ -24,7 +24,7 @@ from tfscale.sync.rule import Rule
 
 # Keys of the saved counters: see ``RoundState``.
 POSITION, ROUNDS, STEPS = COUNTERS = ("position", "sync"), ("rounds", "sync"), ("steps", "sync")
-_COUNT = Kept((), common=True)
+_COUNTS = dict.fromkeys(COUNTERS, Kept((), common=True))
 
 NOTHING_IN_FLIGHT = -1
 
@@ -50,14 +50,14 @@ class RoundFlags:
     """
 
     def __init__(self, copies: Sequence[tf.Variable]) -> None:
-        on_host = functools.partial(_cell, host_of(copies[0].device))
+        on_host = functools.partial(make_cell, host_of(copies[0].device))
         self.apart, self.spread, self.resumes, self.shown = (
             on_host(tf.bool, False) for _ in range(4)
         )
         self.in_flight = on_host(tf.int32, NOTHING_IN_FLIGHT)
         self.waited, self.took = (on_host(tf.float64, 0) for _ in range(2))
         self.drift = on_host(tf.float32, 0)
-        self.aside = [_cell(copy.device, copy.dtype) for copy in copies]
+        self.aside = [make_cell(copy.device, copy.dtype) for copy in copies]
 
     def agree(self) -> None:
         """Mark all replicas as identical."""
@@ -72,7 +72,8 @@ class RoundFlags:
             cell.clear()
 
 
-def _cell(device: str, dtype: tf.DType, value: Any = None) -> Cell:
+def make_cell(device: str, dtype: tf.DType, value: Any = None) -> Cell:
+    """Return a new cell on a device; without a value, nobody may read it before it is assigned."""
     with tf.init_scope(), tf.device(device):
         cell = Cell(dtype)
         if value is not None:
@@ -117,10 +118,9 @@ class RoundState:
         self.mixtures: list[Schedule] = []
         self.mixed_on = LOSSLESS
         self.flights = Flights(reducer, self.label)
-        self._host = host_of(strategy.extended.devices[0])
-        self.has_batches = _cell(self._host, tf.int64, 1)
-        self.others_have_batches = _cell(self._host, tf.bool, True)
-        self._spare: dict[Any, Cell] = {}
+        host = host_of(strategy.extended.devices[0])
+        self.has_batches = make_cell(host, tf.int64, 1)
+        self.others_have_batches = make_cell(host, tf.bool, True)
         self._resumes = False
 
     @property
@@ -142,21 +142,6 @@ class RoundState:
             self.flags[replica] = flags
         return self.flags[replica]
 
-    def spare_row(self, replica: int, place: int, like: tf.Tensor) -> Cell:
-        """Return the cell in which a replica keeps a row for batches in which it holds no rows.
-
-        Args:
-            replica: number of the replica in this process.
-            place: position of the tensor among those of a batch.
-            like: tensor that gives the row's type and shape.
-        """
-        key = (replica, place, like.dtype, like.shape.rank)
-        if key not in self._spare:
-            with tf.init_scope():
-                row = tf.zeros([1, *(size or 1 for size in like.shape[1:])], like.dtype)
-            self._spare[key] = _cell(self._host, like.dtype, row)
-        return self._spare[key]
-
     def place_of_trained(self, variable: Any) -> int | None:
         """Return a variable's index among the trained weights; None if it is not trained."""
         return next((i for i, w in enumerate(self.weights) if w is variable), None)
@@ -174,7 +159,7 @@ class RoundState:
 
     def has_counters(self) -> bool:
         """Return whether steps and rounds are counted already."""
-        return bool(self.flags) and self.saved.has(dict.fromkeys(COUNTERS, _COUNT), False)
+        return bool(self.flags) and self.saved.has(_COUNTS, False)
 
     def _prepare(self) -> None:
         """Make all variables that the rounds keep, before the first step."""
@@ -194,7 +179,7 @@ class RoundState:
         self.of_optimizer = _local(self.optimizer.variables)
         self.places |= {id(v): None for v in self.of_optimizer}
         self.places |= {id(v): place for place, v in enumerate(self.variables)}
-        wanted = dict.fromkeys(COUNTERS, _COUNT)
+        wanted = dict(_COUNTS)
         for v in self.trained:
             kept = Kept(describe(v).shape, common=True)
             wanted |= {(name, place_of(self.optimizer, v)): kept for name in self.rule.keeps}
@@ -212,7 +197,7 @@ class RoundState:
         If only the counters exist, they come from a file with rounds of another rule: a round
         begins.
         """
-        from_file = self.saved.has(dict.fromkeys(COUNTERS, _COUNT), False)
+        from_file = self.saved.has(_COUNTS, False)
         self.saved.prepare(wanted, False)
         self.saved.anew = frozenset()
         if from_file:

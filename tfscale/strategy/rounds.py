@@ -14,6 +14,7 @@ import tensorflow as tf
 from tfscale.bridge.hooks import END_OF_FIT, OPTIMIZER_BUILD
 from tfscale.bridge.objects import native, trained_by
 from tfscale.exchange.explain import Row
+from tfscale.exchange.figures import give_figures
 from tfscale.exchange.reducer import Reducer
 from tfscale.exchange.state import ExchangeState
 from tfscale.strategy.current import on_a_replica
@@ -47,6 +48,7 @@ class Rounds:
                 f"sync={rule!r} says that {unknown[0]!r} is in shards, and does not keep it: name "
                 f"it in keeps, too, which is {rule.keeps!r}"
             )
+        give_figures(strategy, self.figures)
         self._models: weakref.WeakKeyDictionary[Any, ModelRounds] = weakref.WeakKeyDictionary()
 
     def of(self, model: Any) -> ModelRounds:
@@ -204,20 +206,20 @@ class Rounds:
         exchanges' time during which replicas did not wait, if exchanges run in the background.
         """
         reports = self._reports()
+        waited, took = self.behind()
         figures = {
             "rounds": sum(report.rounds for report in reports),
             "drift": max((report.drift for report in reports), default=0.0),
         }
-        hidden = [report.hidden for report in reports if report.hidden is not None]
-        return figures | ({"hidden": min(hidden)} if hidden else {})
+        return figures | ({"hidden": 1 - waited / took} if took else {})
 
     def behind(self) -> tuple[float, float]:
         """Return how long all models waited for background exchanges, and how long these took.
 
         Both times are in seconds.
         """
-        each = [report.behind for report in self._reports()]
-        return sum(waited for waited, _ in each), sum(took for _, took in each)
+        reports = self._reports()
+        return sum(float(one.waited) for one in reports), sum(float(one.took) for one in reports)
 
     # -- weights and evaluations, between the steps of training
 

@@ -34,6 +34,11 @@ class Teams:
     parts: list[Group]
     exchange: Exchange | None
 
+    @property
+    def spans_workers(self) -> bool:
+        """Whether a team has replicas of several workers."""
+        return self.exchange is not None and len(self.exchange.communicators) < self.size
+
     @classmethod
     def of(
         cls, extended: Any, size: int, algorithm: Algorithm, schedules: CollectiveSchedules

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfscale.collectives import Schedule
 from tfscale.collectives.wires import LOSSLESS
 from tfscale.compression.policy import MethodPolicy, WirePolicy
-from tfscale.sync.period import Period, table_of
+from tfscale.sync.period import Period
 
 
 class Round(Protocol):
@@ -187,7 +187,7 @@ class Rule:
 
     def table(self) -> list[int]:
         """Return the lengths of the first rounds, in steps; later rounds have the last length."""
-        return table_of(self.every)
+        return self.every.table() if isinstance(self.every, Period) else [self.every]
 
     def make_outer(self) -> Any:
         """Return a new optimizer of Keras; the strategy calls this in its scope."""
