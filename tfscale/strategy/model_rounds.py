@@ -65,12 +65,12 @@ class ModelRounds:
         """
         if refusal := self._refusal():
             raise ValueError(f"sync={self._rule!r} {refusal}")
-        here = self._here()
-        when(here.flags.shown.read(), lambda: self._put_back(here))
-        when(here.steps.read_value() != here.optimizer_steps(), lambda: _begin_anew(here))
+        round = self._round()
+        when(round.flags.shown.read(), lambda: self._put_back(round))
+        when(round.steps.read_value() != round.optimizer_steps(), lambda: _begin_anew(round))
         if self._rule.keeps:
-            when(self._begins(here), lambda: _together(self._rule.begin, here))
-        return True if not self._rule.start else here.rounds.read_value() > 0
+            when(self._begins(round), lambda: _on_all_replicas(self._rule.begin, round))
+        return True if not self._rule.start else round.rounds.read_value() > 0
 
     def after_step(self, statistics: Sequence[Any]) -> None:
         """Count a step of training, and end the round if this step is its last one.
@@ -79,37 +79,36 @@ class ModelRounds:
             statistics: variables that the step has assigned, except those of the optimizer.
         """
         self._statistics = list({id(v): v for v in [*self._statistics, *statistics]}.values())
-        state, here, alone = self.state, self._here(), current.alone
-        for flag in (here.flags.apart, here.flags.spread):
+        state, round, alone = self.state, self._round(), current.alone
+        for flag in (round.flags.weights_differ, round.flags.optimizers_differ):
             flag.assign(True if alone is True else tf.logical_or(flag.read(), alone))
-        here.steps.assign(here.optimizer_steps())
-        position = here.position.assign_add(1, read_value=True)
+        round.steps.assign(round.optimizer_steps())
+        position = round.position.assign_add(1, read_value=True)
         if self._rule.delay:
-            when(position == self._rule.delay, lambda: _together(self._rule.land, here))
-        over = position >= self.length_of(here.rounds.read_value())
+            when(position == self._rule.delay, lambda: _on_all_replicas(self._rule.land, round))
+        over = position >= self.length_of(round.rounds.read_value())
         if self._several_workers and not state.teams.spans_workers:
             over = tf.logical_or(over, state.has_batches.read() == 0)
-        when(over, lambda: self._end(here))
+        when(over, lambda: self._end(round))
 
     def before_evaluation(self) -> None:
         """Load the weights to evaluate, before a step of an evaluation or a prediction."""
         if self.state.model.built and not self._refusal():
-            here = self._here()
-            flags = here.flags
-            shows = tf.logical_and(flags.apart.read(), tf.logical_not(flags.shown.read()))
-            when(shows, lambda: _together(self._show, here))
+            flags = (round := self._round()).flags
+            shows = tf.logical_and(flags.weights_differ.read(), tf.logical_not(flags.shown.read()))
+            when(shows, lambda: _on_all_replicas(self._show, round))
 
-    def count_batches(self, here: tf.Tensor) -> tf.Tensor:
+    def count_batches(self, replicas: tf.Tensor) -> tf.Tensor:
         """Return how many replicas get a batch in the next step, as far as this worker knows.
 
         A worker that has run out of batches takes part in the ends of rounds until all workers
         have.
 
         Args:
-            here: number of this worker's replicas that get a batch.
+            replicas: number of this worker's replicas that get a batch.
         """
-        others, left = self.state.others_have_batches, tf.reduce_sum(here)
-        found = tf.where(others.read(), tf.maximum(here, 1), here)
+        others, left = self.state.others_have_batches, tf.reduce_sum(replicas)
+        found = tf.where(others.read(), tf.maximum(replicas, 1), replicas)
         over = tf.reduce_sum(found) == 0  # the next epoch has batches again
         self.state.has_batches.assign(tf.where(over, tf.ones_like(left), left))
         others.assign(tf.logical_or(others.read(), over))
@@ -136,7 +135,7 @@ class ModelRounds:
         place = tf.minimum(tf.cast(rounds, tf.int32), len(table) - 1)
         return tf.gather(tf.constant(table, tf.float32), place)
 
-    def _here(self) -> ReplicaRound:
+    def _round(self) -> ReplicaRound:
         replica = _replica()
         return ReplicaRound(self.state, replica, self.state.of_replica(replica))
 
@@ -158,31 +157,33 @@ class ModelRounds:
 
     # -- transitions, on a replica
 
-    def _begins(self, here: ReplicaRound) -> tf.Tensor:
+    def _begins(self, round: ReplicaRound) -> tf.Tensor:
         """Return whether a round begins.
 
         With a rule that has ``reads_as``, a round also begins in the middle of a round if all
         replicas agree: a file has been read, and has given all replicas the same weights.
         """
-        first = here.position.read_value() == 0 if self._rule.reads_as is None else True
-        return tf.logical_and(first, ~here.flags.apart.read() & ~here.flags.resumes.read())
+        first = round.position.read_value() == 0 if self._rule.reads_as is None else True
+        return tf.logical_and(
+            first, ~round.flags.weights_differ.read() & ~round.flags.resumes.read()
+        )
 
-    def _end(self, here: ReplicaRound) -> None:
+    def _end(self, round: ReplicaRound) -> None:
         if self._rule.start:  # the synchronous start is not a round
-            when(here.rounds.read_value() > 0, lambda: _together(self._agree, here))
+            when(round.rounds.read_value() > 0, lambda: _on_all_replicas(self._agree, round))
         else:
-            _together(self._agree, here)
-        here.rounds.assign_add(1)
-        here.position.assign(0)
+            _on_all_replicas(self._agree, round)
+        round.rounds.assign_add(1)
+        round.position.assign(0)
 
-    def _agree(self, here: ReplicaRound) -> None:
-        self._rule.end(here)
-        here.average(self._statistics, "statistics")
+    def _agree(self, round: ReplicaRound) -> None:
+        self._rule.end(round)
+        round.average(self._statistics, "statistics")
         if self._several_workers:
-            self._exchange_counts(here)
-        here.flags.apart.assign(not self._rule.agrees)
+            self._exchange_counts(round)
+        round.flags.weights_differ.assign(not self._rule.agrees)
 
-    def _exchange_counts(self, here: ReplicaRound) -> None:
+    def _exchange_counts(self, round: ReplicaRound) -> None:
         """Exchange counts between workers.
 
         All learn whether any worker has batches left, and count as many steps as the worker that
@@ -190,47 +191,47 @@ class ModelRounds:
         """
         steps = own_copy(counter_of(self.state.optimizer))
         own = [tf.cast(x, tf.int32) for x in (self.state.has_batches.read(), steps.read_value())]
-        every = here.gathered(tf.stack(own), "counts")
+        every = round.gathered(tf.stack(own), "counts")
         steps.assign(tf.cast(tf.reduce_max(every[:, 1]), steps.dtype))
-        here.steps.assign(here.optimizer_steps())
-        if here.replica == 0:
+        round.steps.assign(round.optimizer_steps())
+        if round.replica == 0:
             self.state.others_have_batches.assign(tf.reduce_any(every[:, 0] > 0))
 
-    def _show(self, here: ReplicaRound) -> None:
+    def _show(self, round: ReplicaRound) -> None:
         state, kept = self.state, self._rule.reads_as
-        for variable, cell in zip(state.variables, here.flags.aside, strict=True):
-            cell.assign(variable.values[here.replica].read_value())
+        for variable, cell in zip(state.variables, round.flags.aside, strict=True):
+            cell.assign(variable.values[round.replica].read_value())
         means = [v for v in state.variables if kept is None or state.place_of_trained(v) is None]
-        here.average(means, "weights to evaluate")
+        round.average(means, "weights to evaluate")
         if kept is not None:
-            for variable, value in zip(state.weights, here.values_of(kept), strict=True):
+            for variable, value in zip(state.weights, round.values_of(kept), strict=True):
                 if state.places.get(id(variable)) is not None:
-                    variable.values[here.replica].assign(value)
-        here.flags.shown.assign(True)
+                    variable.values[round.replica].assign(value)
+        round.flags.shown.assign(True)
 
-    def _put_back(self, here: ReplicaRound) -> None:
-        for variable, cell in zip(self.state.variables, here.flags.aside, strict=True):
-            own = variable.values[here.replica]
+    def _put_back(self, round: ReplicaRound) -> None:
+        for variable, cell in zip(self.state.variables, round.flags.aside, strict=True):
+            own = variable.values[round.replica]
             own.assign(tf.ensure_shape(cell.read(), own.shape))
-        here.flags.shown.assign(False)
+        round.flags.shown.assign(False)
 
     def _settle(self) -> None:
-        here = self._here()
-        when(here.flags.shown.read(), lambda: self._put_back(here))
-        when(here.position.read_value() > 0, lambda: self._end(here))
-        when(here.flags.apart.read(), lambda: _together(self._rule.settle, here))
-        _together(ReplicaRound.average_optimizer, here)
-        here.flags.agree()
+        round = self._round()
+        when(round.flags.shown.read(), lambda: self._put_back(round))
+        when(round.position.read_value() > 0, lambda: self._end(round))
+        when(round.flags.weights_differ.read(), lambda: _on_all_replicas(self._rule.settle, round))
+        _on_all_replicas(ReplicaRound.average_optimizer, round)
+        round.flags.agree()
 
     # -- outside of replicas
 
     def is_apart(self) -> bool:
         """Return whether replicas have different weights."""
-        return any(bool(flags.apart.numpy()) for flags in self.state.flags.values())
+        return any(bool(flags.weights_differ.numpy()) for flags in self.state.flags.values())
 
     def close(self) -> None:
         """End the current round, and make all replicas identical."""
-        if not any(bool(flags.spread.numpy()) for flags in self.state.flags.values()):
+        if not any(bool(flags.optimizers_differ.numpy()) for flags in self.state.flags.values()):
             return
         strategy, settle = self.state.strategy, tf.autograph.experimental.do_not_convert
         if self._close is None:
@@ -249,8 +250,8 @@ class ModelRounds:
         if flags is None:
             return None
         if place is None:
-            return _mean_of(variable) if flags.spread.numpy() else None
-        if not flags.apart.numpy() or flags.shown.numpy():
+            return _mean_of(variable) if flags.optimizers_differ.numpy() else None
+        if not flags.weights_differ.numpy() or flags.shown.numpy():
             return None
         name = self._rule.reads_as
         kept = None if name is None else self.state.kept(name, variable)
@@ -269,7 +270,7 @@ class ModelRounds:
             if flags.shown.numpy():
                 flags.aside[place].assign(variable.values[replica].read_value())
         every = state.flags.values()
-        if not any(bool(flags.apart.numpy() or flags.resumes.numpy()) for flags in every):
+        if not any(bool(flags.weights_differ.numpy() or flags.resumes.numpy()) for flags in every):
             return
         if state.place_of_trained(variable) is None:
             return
@@ -290,16 +291,16 @@ def when(condition: Any, action: Callable[[], Any]) -> None:
     tf.cond(condition, acted, tf.no_op)
 
 
-def _together(action: Callable[[Any], None], here: ReplicaRound) -> None:
+def _on_all_replicas(action: Callable[[Any], None], round: ReplicaRound) -> None:
     """Run an action that all replicas make together, outside of local steps."""
     with during(reduced=True, alone=False, rows=None, statistics=None, count=None):
-        action(here)
+        action(round)
 
 
-def _begin_anew(here: ReplicaRound) -> None:
+def _begin_anew(round: ReplicaRound) -> None:
     """Make the next step the first step of a round: the optimizer has made steps without rounds."""
-    here.position.assign(0)
-    here.flags.resumes.assign(False)
+    round.position.assign(0)
+    round.flags.resumes.assign(False)
 
 
 def _replica() -> int:

@@ -111,7 +111,7 @@ class ReplicaRound:
 
         def mixed(mixture: Schedule) -> list[tf.Tensor]:
             mix = functools.partial(self._exchange.mixed, schedule=mixture, wire=wire, seed=seed)
-            return self._together(mix, values, MIXED)
+            return self._run(mix, values, MIXED)
 
         every = [functools.partial(mixed, mixture) for mixture in mixtures]
         result = list(tf.switch_case(self.number % len(mixtures), every))
@@ -138,9 +138,7 @@ class ReplicaRound:
                 "the rule's in_shards; or keep what is the same on all replicas, such as a mean"
             )
         rows = [shards.split(tf.cast(value, tf.float32), self._exchange.ranks) for value in values]
-        own = self._together_one(
-            self._exchange.scattered, tf.concat(rows, 1), SUM_INTO.format(name)
-        )
+        own = self._run_on_one(self._exchange.scattered, tf.concat(rows, 1), SUM_INTO.format(name))
         sums = tf.split(own[0], [row.shape[1] for row in rows])
         for variable, shard in zip(self._kept(name), sums, strict=True):
             variable.assign_add(
@@ -177,15 +175,15 @@ class ReplicaRound:
         own = [v.values[self.replica] for v in variables]
         if not own:
             return
-        sums = self._together(self._exchange.sum_all, [v.read_value() for v in own], what)
+        sums = self._run(self._exchange.sum_all, [v.read_value() for v in own], what)
         for variable, mean in zip(own, self._divided(sums), strict=True):
             variable.assign(mean)
 
     def gathered(self, row: tf.Tensor, what: str) -> tf.Tensor:
         """Return the rows of all replicas."""
-        return self._together_one(self._exchange.gathered, row[tf.newaxis], what)
+        return self._run_on_one(self._exchange.gathered, row[tf.newaxis], what)
 
-    def _together(
+    def _run(
         self, collective: Callable[..., Any], values: Sequence[tf.Tensor], what: str
     ) -> list[tf.Tensor]:
         """Run a collective on all replicas: ``collective(replica, values, name=...)``."""
@@ -194,9 +192,9 @@ class ReplicaRound:
             lambda replica, own: collective(replica, own, name=name), list(values)
         )
 
-    def _together_one(self, collective: Callable[..., Any], value: tf.Tensor, what: str) -> Any:
+    def _run_on_one(self, collective: Callable[..., Any], value: tf.Tensor, what: str) -> Any:
         """Run a collective of one tensor on all replicas."""
-        (result,) = self._together(
+        (result,) = self._run(
             lambda replica, own, name: [collective(replica, own[0], name)], [value], what
         )
         return result

@@ -1,4 +1,4 @@
-"""What the rounds of one model have done, for ``strategy.explain`` and for telemetry."""
+"""Report on the rounds of one model, for ``strategy.explain`` and for telemetry."""
 
 from __future__ import annotations
 

@@ -36,8 +36,8 @@ class RoundFlags:
         copies: the replica's copies of the model's variables.
 
     Attributes:
-        apart: whether replicas may have different weights.
-        spread: whether replicas' optimizers may keep different values.
+        weights_differ: whether replicas may have different weights.
+        optimizers_differ: whether replicas' optimizers may keep different values.
         resumes: whether a file has been read in the middle of a round, and the round continues
             with the values of the file although all replicas have the same weights.
         shown: whether the weights to evaluate have replaced the replica's own weights.
@@ -51,7 +51,7 @@ class RoundFlags:
 
     def __init__(self, copies: Sequence[tf.Variable]) -> None:
         on_host = functools.partial(make_cell, host_of(copies[0].device))
-        self.apart, self.spread, self.resumes, self.shown = (
+        self.weights_differ, self.optimizers_differ, self.resumes, self.shown = (
             on_host(tf.bool, False) for _ in range(4)
         )
         self.in_flight = on_host(tf.int32, NOTHING_IN_FLIGHT)
@@ -61,7 +61,7 @@ class RoundFlags:
 
     def agree(self) -> None:
         """Mark all replicas as identical."""
-        for flag in (self.apart, self.spread, self.resumes):
+        for flag in (self.weights_differ, self.optimizers_differ, self.resumes):
             flag.assign(False)
         self.in_flight.assign(NOTHING_IN_FLIGHT)
 
