@@ -746,6 +746,8 @@ def stream_is_explained(make, folder):
         steps = [line for line in told if line["kind"] == "step"]
         assert sum(line["sent"] for line in steps) > 0
         assert not any(line["exposed"] for line in steps), steps
+        epochs = [line for line in told if line["kind"] == "epoch"]
+        assert epochs and all(line["rounds"] > 0 and line["drift"] > 0 for line in epochs), epochs
 
 
 # ---- files

@@ -74,6 +74,28 @@ def test_a_schedule_is_for_one_number_of_ranks_and_there_are_two():
     assert ScaleStrategy(ring, devices=DEVICES, sync=rule).rounds.teams.exchange.ranks == 2
 
 
+@pytest.mark.parametrize(
+    "rule, devices, hosts, size",
+    [
+        (sync.EveryStep(), 2, "ab", 4),
+        (sync.LocalSGD(8), 2, "ab", 1),
+        (sync.Hierarchical(), 2, "ab", 2),
+        (sync.Hierarchical(), 1, "aabb", 2),
+        (sync.Hierarchical(), 1, "a", 1),
+        (sync.Hierarchical(group=4), 2, "abcd", 4),
+    ],
+)
+def test_a_rule_says_how_many_replicas_make_each_step_together(rule, devices, hosts, size):
+    assert isinstance(rule, sync.Rule)
+    assert rule.team_size(devices, list(hosts)) == size
+
+
+@pytest.mark.parametrize("hosts, said", [("aab", "2 on a, 1 on b"), ("abab", "1 on a, 1 on b")])
+def test_hosts_that_make_no_groups_are_named(hosts, said):
+    with pytest.raises(ValueError, match=said):
+        sync.Hierarchical().team_size(1, list(hosts))
+
+
 def test_one_group_has_nobody_to_agree_with(caplog):
     strategy = make(sync.Hierarchical())
     assert "all 4 replicas are of one group" in caplog.text
