@@ -348,8 +348,8 @@ def outside_of_replicas(rules, make, folder):
 
 def put_aside(model):
     """Return how many numbers of this process's replicas an evaluation has put aside."""
-    marks = model.distribute_strategy.rounds.of(model).marks.values()
-    return sum(cell.numpy().size for one in marks for cell in one.aside)
+    flags = model.distribute_strategy.rounds.of(model).state.flags.values()
+    return sum(cell.numpy().size for one in flags for cell in one.aside)
 
 
 ASSIGNED = {
@@ -651,7 +651,7 @@ def stream_on_a_wire(make, folder):
 
 def streaming(strategy, stream=None, steps=4):
     """Simulate a rule in numpy, for replicas or for groups."""
-    stream, agreeing = stream or Stream([[0], [1]], 3, 0.25), strategy.rounds.agreeing
+    stream, agreeing = stream or Stream([[0], [1]], 3, 0.25), strategy.rounds.teams.number
     training = stream.training(agreeing, steps, devices=replicas(strategy) // agreeing)
     return stream, on(strategy, training)
 
@@ -743,7 +743,7 @@ def stream_is_explained(make, folder):
     log = folder / "telemetry.jsonl"
     fit(model, callbacks=[Telemetry(log)])
     said = str(strategy.explain())
-    assert "ways of fragment 1 0: head/bias" in said, said
+    assert "changes of fragment 1 0: head/bias" in said, said
     said = " ".join(said.split())
     assert "2 in turn sum 84 bytes" in said and "% went by behind steps" in said, said
     figures = strategy.rounds.figures()
@@ -753,6 +753,8 @@ def stream_is_explained(make, folder):
         steps = [line for line in told if line["kind"] == "step"]
         assert sum(line["sent"] for line in steps) > 0
         assert not any(line["exposed"] for line in steps), steps
+        epochs = [line for line in told if line["kind"] == "epoch"]
+        assert epochs and all(line["rounds"] > 0 and line["drift"] > 0 for line in epochs), epochs
 
 
 # ---- files

@@ -193,7 +193,7 @@ class Heard(EachStep):
     def _now(self):
         strategy = self.model.distribute_strategy
         everywhere = [g for g in (strategy.extended.group, strategy.extended.hosts) if g]
-        return [_calls(everywhere), _calls(strategy.rounds.groups.parts)]
+        return [_calls(everywhere), _calls(strategy.rounds.teams.parts)]
 
 
 def _calls(groups):

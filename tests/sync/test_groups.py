@@ -78,7 +78,29 @@ def test_a_schedule_is_for_one_number_of_ranks_and_there_are_two():
         said = f"ring is for {ranks} ranks, and with .* a group has 2 ranks.* all 4 ranks agree"
         with pytest.raises(ValueError, match=said):
             ScaleStrategy(ring(ranks), devices=DEVICES, sync=rule)
-    assert ScaleStrategy(ring, devices=DEVICES, sync=rule).rounds.groups.team.size == 2
+    assert ScaleStrategy(ring, devices=DEVICES, sync=rule).rounds.teams.team.size == 2
+
+
+@pytest.mark.parametrize(
+    "rule, devices, hosts, size",
+    [
+        (sync.EveryStep(), 2, "ab", 4),
+        (sync.LocalSGD(8), 2, "ab", 1),
+        (sync.Hierarchical(), 2, "ab", 2),
+        (sync.Hierarchical(), 1, "aabb", 2),
+        (sync.Hierarchical(), 1, "a", 1),
+        (sync.Hierarchical(group=4), 2, "abcd", 4),
+    ],
+)
+def test_a_rule_says_how_many_replicas_make_each_step_together(rule, devices, hosts, size):
+    assert isinstance(rule, sync.Rule)
+    assert rule.team_size(devices, list(hosts)) == size
+
+
+@pytest.mark.parametrize("hosts, said", [("aab", "2 on a, 1 on b"), ("abab", "1 on a, 1 on b")])
+def test_hosts_that_make_no_groups_are_named(hosts, said):
+    with pytest.raises(ValueError, match=said):
+        sync.Hierarchical().team_size(1, list(hosts))
 
 
 def test_one_group_has_nobody_to_agree_with(caplog):

@@ -22,6 +22,7 @@ from tfscale.bridge.fit import forget_train_function
 from tfscale.bridge.output import keep_out_of_bar
 from tfscale.callbacks import progress
 from tfscale.exchange.explain import Row
+from tfscale.exchange.figures import figures_of
 from tfscale.native.bucket import BucketId
 from tfscale.support import arguments
 from tfscale.support.names import TIMELINE_VARIABLE
@@ -219,14 +220,10 @@ class Telemetry(keras.callbacks.Callback):
         self._close(now)
         self._read()
         numbers = self._numbers(self._epoch_whole, self._epoch_usual)
-        self._write("epoch", epoch=epoch, step=self._step, **numbers, **self._round_figures())
+        figures = figures_of(self.model.distribute_strategy)
+        self._write("epoch", epoch=epoch, step=self._step, **numbers, **figures)
         if self._progress and logs is not None:
             logs.update(_without_step_ms(numbers))
-
-    def _round_figures(self) -> dict[str, float]:
-        """Return the figures of rounds, if replicas synchronize only in rounds."""
-        rounds = getattr(self.model.distribute_strategy, "rounds", None)
-        return {} if rounds is None else rounds.figures()
 
     def on_train_end(self, logs: Any = None) -> None:
         """Write the totals, and close the files."""

@@ -162,7 +162,7 @@ def _with_gradients(grads: list[Any], variables: list[Variable]) -> list[Variabl
 def _agreeing(strategy: ScaleStrategy) -> Any:
     """Return how many replicas, or groups, apply gradients of their own in this step."""
     assert strategy.rounds is not None
-    agreeing = tf.constant(strategy.rounds.agreeing, tf.float32)
+    agreeing = tf.constant(strategy.rounds.teams.number, tf.float32)
     return agreeing if current.alone is True else tf.where(current.alone, agreeing, 1.0)
 
 

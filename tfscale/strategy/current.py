@@ -39,9 +39,9 @@ class _Current(threading.local):
     # In a step whose logs the user makes: the results of metrics, by their ids.
     results: dict[int, Any] | None = None
     # Whether each replica makes this step alone, so that nothing is summed over replicas: True,
-    # False, or a boolean tensor. See course.py.
+    # False, or a boolean tensor. See model_rounds.py.
     alone: Any = False
-    # The exchange of the group whose replicas make such a step together: see groups.py.
+    # The exchange of the group whose replicas make such a step together: see teams.py.
     group: Any = None
     # Whether gradients have been reduced. All later values are the same on all replicas: nothing
     # is reduced again, and each replica assigns its own copy of a variable.

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -14,17 +14,16 @@ import tensorflow as tf
 from tfscale.bridge.hooks import END_OF_FIT, OPTIMIZER_BUILD
 from tfscale.bridge.objects import native, trained_by
 from tfscale.exchange.explain import Row
-from tfscale.exchange.packing import describe, place_of
+from tfscale.exchange.figures import give_figures
 from tfscale.exchange.reducer import Reducer
-from tfscale.exchange.state import COMMON, IN_SHARDS, ExchangeState, Slot, creating
-from tfscale.strategy.course import Course, optimizer_of
+from tfscale.exchange.state import COMMON, ExchangeState, creating
 from tfscale.strategy.current import on_a_replica
-from tfscale.strategy.groups import Groups
-from tfscale.strategy.variables import LocalWeight, Observer, Weight
+from tfscale.strategy.model_rounds import ModelRounds
+from tfscale.strategy.round_report import RoundReport
+from tfscale.strategy.round_state import RoundState, optimizer_of, slots_of
+from tfscale.strategy.teams import Teams
+from tfscale.strategy.variables import Observer, Weight
 from tfscale.sync.rule import Rule
-
-if TYPE_CHECKING:
-    from tfscale.strategy.strategy import ScaleStrategy
 
 
 class Rounds(Observer):
@@ -32,44 +31,38 @@ class Rounds(Observer):
 
     Args:
         strategy: strategy whose replicas train in rounds.
-        rule: rule that says when replicas agree, and on what.
+        rule: rule that says when teams agree, and on what.
         reducer: reducer that computes means by the rule's policy.
-        groups: groups of replicas that make their steps together; None if each replica makes its
-            own steps.
-
-    Attributes:
-        agreeing: number of replicas, or of groups, that agree at the end of a round.
+        teams: teams of replicas, each of which makes its steps together.
     """
 
-    def __init__(
-        self, strategy: ScaleStrategy, rule: Rule, reducer: Reducer, groups: Groups | None
-    ) -> None:
-        self.strategy = strategy
-        self.rule = rule
-        self.reducer = reducer
-        self.groups = groups
-        self.agreeing = reducer.team.size // (1 if groups is None else groups.size)
-        rule.check(self.agreeing)
+    def __init__(self, strategy: Any, rule: Rule, reducer: Reducer, teams: Teams) -> None:
+        self.strategy, self.rule, self.reducer, self.teams = strategy, rule, reducer, teams
+        rule.check(teams.number)
         if unknown := [name for name in rule.in_shards if name not in rule.keeps]:
             raise ValueError(
                 f"sync={rule!r} says that {unknown[0]!r} is in shards, and does not keep it: name "
                 f"it in keeps, too, which is {rule.keeps!r}"
             )
-        self._courses: weakref.WeakKeyDictionary[Any, Course] = weakref.WeakKeyDictionary()
+        give_figures(strategy, self.figures)
+        self._models: weakref.WeakKeyDictionary[Any, ModelRounds] = weakref.WeakKeyDictionary()
         self._outer: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
-    def of(self, model: Any) -> Course:
-        """Return the ``Course`` of a model; the first call makes it."""
-        course = self._courses.get(model)
-        if course is None or course.optimizer is not optimizer_of(model):
-            if course is not None and course.outside.is_apart():
+    def of(self, model: Any) -> ModelRounds:
+        """Return the rounds of a model; the first call makes them."""
+        found = self._models.get(model)
+        if found is None or found.state.optimizer is not optimizer_of(model):
+            if found is not None and found.is_apart():
                 raise RuntimeError(
                     f"the model {model.name!r} has been compiled anew in the middle of a round, "
                     "while its replicas have different weights. Call fit, which ends that round "
                     "first; or compile the model after a fit, when its replicas agree"
                 )
-            course = self._courses[model] = Course(self, model)
-        return course
+            state = RoundState(
+                self.strategy, self.rule, self.reducer, self.teams, model, self._outer
+            )
+            found = self._models[model] = ModelRounds(state)
+        return found
 
     def begins(self, model: Any, callbacks: Sequence[Any], length: Mapping[str, Any]) -> None:
         """Prepare for a ``fit`` that begins, outside of replicas.
@@ -86,12 +79,12 @@ class Rounds(Observer):
         for callback in callbacks:
             self._refuse(callback)
         optimizer = optimizer_of(model)
-        course = self._courses.get(model)
-        if course is not None and course.optimizer is not optimizer:
+        found = self._models.get(model)
+        if found is not None and found.state.optimizer is not optimizer:
             # A fit was interrupted, so its hook is still there; then the model was compiled anew.
-            END_OF_FIT.off(course.optimizer)
-            course.close()
-            model.test_function = model.predict_function = None  # they use the old course
+            END_OF_FIT.off(found.state.optimizer)
+            found.close()
+            model.test_function = model.predict_function = None  # they use the old rounds
         if optimizer is not None:
             END_OF_FIT.off(optimizer)  # an interrupted fit may have left its hook
             END_OF_FIT.put(optimizer, functools.partial(self._end_of_fit, model))
@@ -115,7 +108,7 @@ class Rounds(Observer):
         several = self.strategy.extended.number_of_workers > 1
         if not several or length["number of steps in an epoch"] is not None:
             return
-        if self.groups and self.groups.size > len(self.strategy.extended.worker_devices):
+        if self.teams.size > len(self.strategy.extended.worker_devices):
             raise ValueError(
                 f"sync={self.rule!r} has groups of several workers, which must have as many "
                 "batches, and how many these data give is not known. Give fit steps_per_epoch"
@@ -142,9 +135,8 @@ class Rounds(Observer):
         This replaces the method that Keras calls once at the end of ``fit``.
         """
         END_OF_FIT.off(optimizer)
-        course = self._courses.get(model)
-        if course is not None:
-            course.close()
+        if model in self._models:
+            self._models[model].close()
         finalize(optimizer, variables)
 
     def built(self, optimizer: Any, state: ExchangeState) -> None:
@@ -152,29 +144,10 @@ class Rounds(Observer):
 
         The rule says which values are kept in shards, and whether there is an outer optimizer.
         """
-        state.declare(self.slots(optimizer))
+        state.declare(slots_of(self.rule, optimizer))
         if self.rule.has_outer and optimizer not in self._outer:
             outer = self._outer[optimizer] = self._made_outer(optimizer)
             state.adopt("outer optimizer", [native(v) for v in outer.variables], begins=True)
-
-    def slots(self, optimizer: Any) -> list[Slot]:
-        """Return the slots of what the rule keeps for each weight of an optimizer.
-
-        Once replicas agree, a weight is equal to the kept value that it reads as meanwhile.
-        """
-        slots = []
-        for name in self.rule.keeps:
-            lives = IN_SHARDS if name in self.rule.in_shards else COMMON
-            equals = name == self.rule.reads_as and not self.rule.agrees
-            for v in trained_by(optimizer):
-                weight = native(v) if equals and isinstance(native(v), LocalWeight) else None
-                place, shape = place_of(optimizer, v), describe(v).shape
-                slots.append(Slot(name, place, shape, lives, equals=weight))
-        return slots
-
-    def outer_of(self, optimizer: Any) -> Any:
-        """Return the outer optimizer beside an optimizer of a model."""
-        return self._outer[optimizer]
 
     def _made_outer(self, optimizer: Any) -> Any:
         scope = contextlib.nullcontext() if on_a_replica() else self.strategy.scope()
@@ -185,24 +158,29 @@ class Rounds(Observer):
             outer.build(trained_by(optimizer))
         return outer
 
+    # -- for ``explain`` and telemetry
+
+    def _reports(self) -> list[RoundReport]:
+        return [RoundReport(one) for one in self._models.values() if one.state.has_counters()]
+
     def sent_by_rules(self) -> list[Row]:
         """Return rows of what rules send at the ends of rounds, besides the reducer's buckets."""
-        return [row for course in self._courses.values() for row in course.outside.sent_by_rule()]
+        return [row for report in self._reports() for row in report.sent_by_rule()]
 
     @property
     def title(self) -> str:
         """Title of the explanation, for people."""
-        if self.groups is None:
+        if self.teams.size == 1:
             return "What is sent at the end of a round, and before the first one"
         return (
-            f"What is sent within groups of {self.groups.size} replicas in each step, and between "
+            f"What is sent within groups of {self.teams.size} replicas in each step, and between "
             "them at the end of a round"
         )
 
     def words(self) -> str:
         """Return a text, for people, on the next agreements, their costs and the last drift."""
-        found = [words for course in self._courses.values() if (words := course.outside.words())]
-        return " ".join([f"Replicas agree by {self.rule!r}.", *found])
+        every = [report.words() for report in self._reports()]
+        return " ".join([f"Replicas agree by {self.rule!r}.", *every])
 
     def figures(self) -> dict[str, float]:
         """Return figures of all rounds, by name.
@@ -211,48 +189,48 @@ class Rounds(Observer):
         weights from their mean at the end of the last round. ``hidden`` is the share of the
         exchanges' time during which replicas did not wait, if exchanges run in the background.
         """
-        begun = [c.outside for c in self._courses.values() if c.outside.has_begun]
+        reports = self._reports()
+        waited, took = self.behind()
         figures = {
-            "rounds": sum(seen.ended()[1] for seen in begun),
-            "drift": max((seen.drift() for seen in begun), default=0.0),
+            "rounds": sum(report.rounds for report in reports),
+            "drift": max((report.drift for report in reports), default=0.0),
         }
-        hidden = [share for seen in begun if (share := seen.hidden()) is not None]
-        return figures | ({"hidden": min(hidden)} if hidden else {})
+        return figures | ({"hidden": 1 - waited / took} if took else {})
 
     def behind(self) -> tuple[float, float]:
         """Return how long all models waited for background exchanges, and how long these took.
 
         Both times are in seconds.
         """
-        each = [c.outside.behind() for c in self._courses.values() if c.outside.has_begun]
-        return sum(waited for waited, _ in each), sum(took for _, took in each)
+        reports = self._reports()
+        return sum(float(one.waited) for one in reports), sum(float(one.took) for one in reports)
+
+    # -- weights and evaluations, between the steps of training
 
     def before_evaluation(self, model: Any) -> None:
         """Load the weights to evaluate, on a replica.
 
         The model may be a part of another model that trains in rounds.
         """
-        course = self._courses.get(model)
-        if course is None or not course.outside.is_apart():
-            course = self.of(model)
-        course.before_evaluation()
-        for other, course in list(self._courses.items()):
-            if other is not model:
-                course.before_evaluation()
+        found = self._models.get(model)
+        if found is None or not found.is_apart():
+            found = self.of(model)
+        for one in [found, *(one for one in list(self._models.values()) if one is not found)]:
+            one.before_evaluation()
 
     def as_seen(self, variable: Weight) -> Any:
         """Return what a variable reads as outside of replicas; None if all have the same value."""
-        values = (course.outside.value(variable) for course in self._of_variable(variable))
+        values = (one.value_of(variable) for one in self._with(variable))
         return next((value for value in values if value is not None), None)
 
     def is_apart(self, variable: Weight) -> bool:
         """Return whether replicas may have different values of a variable."""
-        return any(course.outside.is_apart() for course in self._of_variable(variable))
+        return any(one.is_apart() for one in self._with(variable))
 
     def assigned(self, variable: Weight) -> None:
         """Update the rounds of a variable that has been assigned outside of replicas."""
-        for course in self._of_variable(variable):
-            course.outside.assigned(variable)
+        for one in self._with(variable):
+            one.assigned(variable)
 
-    def _of_variable(self, variable: Weight) -> list[Course]:
-        return [course for course in self._courses.values() if id(variable) in course.places]
+    def _with(self, variable: Weight) -> list[ModelRounds]:
+        return [one for one in self._models.values() if id(variable) in one.state.places]

@@ -34,7 +34,7 @@ from tfscale.strategy.rows import is_batch, shared_out
 from tfscale.strategy.share import Share
 
 if TYPE_CHECKING:
-    from tfscale.strategy.course import Course
+    from tfscale.strategy.model_rounds import ModelRounds
     from tfscale.strategy.strategy import ScaleStrategy
 
 
@@ -61,8 +61,8 @@ def step_of_replica(strategy: ScaleStrategy, step: ModelStep, fn: Callable[..., 
     """Return a model's step that knows its replica's share of the global batch."""
     replicas, model, own = strategy.extended.number_of_replicas, step.model, step.is_own
     rounds = strategy.rounds if step.changes_weights else None
-    course = None if rounds is None else rounds.of(model)
-    spare = None if course is None else course.spare_row
+    own_rounds = None if rounds is None else rounds.of(model)
+    spare = None if own_rounds is None else own_rounds.spare_row
 
     @tf.autograph.experimental.do_not_convert
     def part(data: Any) -> Any:
@@ -86,12 +86,14 @@ def step_of_replica(strategy: ScaleStrategy, step: ModelStep, fn: Callable[..., 
             if step.makes_logs:
                 result = own_losses.logged(*keras_losses.with_results_of_all(result))
             result = tf.nest.map_structure(_read, result)
-        if course is not None:
+        if own_rounds is not None:
             with _only_with(data):
-                course.after_step(changed)
+                own_rounds.after_step(changed)
         return result
 
-    return _evaluating(strategy, model, part) if course is None else _in_a_round(course, part)
+    if own_rounds is None:
+        return _evaluating(strategy, model, part)
+    return _in_a_round(own_rounds, part)
 
 
 def _operations(data: Any) -> dict[tf.Operation, int]:
@@ -118,15 +120,14 @@ def _targets_of(own: bool) -> contextlib.AbstractContextManager[None]:
     return targets_changed(own_losses.target_of_gradients) if own else contextlib.nullcontext()
 
 
-def _in_a_round(course: Course, step: Callable[..., Any]) -> Callable[..., Any]:
+def _in_a_round(rounds: ModelRounds, step: Callable[..., Any]) -> Callable[..., Any]:
     """Return a step of training that replicas may make alone."""
 
     @tf.autograph.experimental.do_not_convert
     def made(data: Any) -> Any:
         with _only_with(data):
-            alone = course.before_step()
-        everybody = course.reducer.team
-        with during(alone=alone, group=course.group), mates.gathering(everybody):
+            alone = rounds.before_step()
+        with during(alone=alone, group=rounds.team), mates.gathering(rounds.everybody):
             return step(data)
 
     return made  # type: ignore[no-any-return]

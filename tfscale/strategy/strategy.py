@@ -60,14 +60,13 @@ from tfscale.strategy import (
 )
 from tfscale.strategy.current import current
 from tfscale.strategy.extended import Extended
-from tfscale.strategy.groups import Groups, refuse_methods, refuse_schedule, size_of
 from tfscale.strategy.own_losses import CHOICES, part_of_mean
 from tfscale.strategy.rounds import Rounds
+from tfscale.strategy.teams import Teams, size_of_teams
 from tfscale.support import arguments, records
 from tfscale.support.names import TIMELINE_VARIABLE
 from tfscale.support.sizes import number_of_bytes
-from tfscale.sync import EveryStep, Hierarchical, Rule
-from tfscale.sync.hierarchical import rule_of_rounds
+from tfscale.sync import EveryStep, Rule
 
 DEADLINE = 120.0
 
@@ -154,7 +153,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         devices: Sequence[str] | None = None,
         cluster_resolver: Any = None,
         *,
-        sync: Rule | Hierarchical | None = None,
+        sync: Rule | None = None,
         method: Method | Mapping[str, Method | str] | MethodPolicy | None = None,
         error_feedback: bool | None = None,
         bucket_bytes: int | str | None = None,
@@ -222,10 +221,10 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 "schedule_file": schedule_file and _choices_of(Path(schedule_file)),
             },
         )
+        size = size_of_teams(self.sync, extended, algorithm, policy)
         if backend == backends.TENSORFLOW:
             team: Team = TensorFlowTeam(extended.group)
         else:
-            refuse_schedule(self.sync, algorithm, extended)
             schedules = of_replicas(
                 algorithm, extended.group, policy.method.wires[0], schedule_file
             )
@@ -236,7 +235,10 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         trials = Trials(team.schedules, enabled=isinstance(team.schedules, Chooser))
         self._sum_steps_by(team, policy, bucket_bytes, trials)
         if in_rounds:
-            self._train_in_rounds(algorithm, policy, bucket_bytes)
+            self._say_if_without_effect(size, policy)
+        if size < extended.number_of_replicas:
+            teams = Teams.of(extended, size, algorithm, team.schedules)
+            self._train_in_rounds(teams, team, policy, bucket_bytes)
 
     def _say_if_nothing_travels(self, asked: str) -> None:
         if self.extended.number_of_replicas == 1:
@@ -265,43 +267,31 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         )
 
     def _train_in_rounds(
-        self, algorithm: Algorithm, policy: MethodPolicy, bucket_bytes: int
+        self, teams: Teams, team: Team, policy: MethodPolicy, bucket_bytes: int
     ) -> None:
-        """Set up training by a rule other than ``EveryStep``.
+        """Set up training by a rule with rounds.
 
-        If there are groups, gradients are then summed within groups.
+        If several replicas make steps together, gradients are then summed within such teams.
         """
-        team = self.reducer.team
-        size = self._replicas_of_a_group(policy)
-        if team.size <= size:
-            return
-        groups, keeps_as = None, ""
-        if size > 1:
-            groups = Groups.of(self.extended, size, algorithm, team.schedules)
-            keeps_as = "outer_"
+        if teams.team is not None:
             everybody = (self.extended.group, self.extended.hosts)
             within = [each for each in everybody if each is not None]
-            farewell.when_the_program_ends(groups.parts, within)
-            # Trials in each group could choose different schedules.
-            no_trials = Trials(groups.team.schedules, enabled=False)
-            self._sum_steps_by(groups.team, policy, bucket_bytes, no_trials)
+            farewell.when_the_program_ends(teams.parts, within)
+            # Trials in each team could choose different schedules.
+            no_trials = Trials(teams.team.schedules, enabled=False)
+            self._sum_steps_by(teams.team, policy, bucket_bytes, no_trials)
         no_trials = Trials(team.schedules, enabled=False)  # weights are sent too rarely
-        rule = rule_of_rounds(self.sync)
+        rule, keeps_as = self.sync.round_rule, "" if teams.team is None else "outer_"
         of_weights = (rule.policy, bucket_bytes, no_trials, "weights", keeps_as)
-        self.rounds = Rounds(self, rule, Reducer(team, *of_weights), groups)
+        self.rounds = Rounds(self, rule, Reducer(team, *of_weights), teams)
 
-    def _replicas_of_a_group(self, policy: MethodPolicy) -> int:
-        """Return how many replicas make each step together; 1 if there are no groups."""
-        if not isinstance(self.sync, Hierarchical) or self.extended.number_of_replicas == 1:
-            return 1
-        size = size_of(self.sync, self.extended)
-        if 1 < size < self.extended.number_of_replicas:
-            refuse_methods(self.sync, policy)
-        if size == self.extended.number_of_replicas > 1:
+    def _say_if_without_effect(self, size: int, policy: MethodPolicy) -> None:
+        """Warn if all replicas make each step together, or if no step sums gradients."""
+        replicas = self.extended.number_of_replicas
+        if size == replicas > 1:
             logging.getLogger("tfscale").warning(_ONE_GROUP, self.sync, size)
-        if size == 1 and policy != MethodPolicy():
+        if 1 == size < replicas and policy != MethodPolicy() and not self.sync.start:
             logging.getLogger("tfscale").warning(_GROUPS_OF_ONE, policy, self.sync)
-        return size
 
     @property
     def reducers(self) -> list[Reducer]:
@@ -401,7 +391,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             value = tf.constant(value)
         if self.rounds is not None and fit.trains():
             if fit.counts_batches():
-                return self.rounds.of(fit.fitted()).remaining.counted(value)
+                return self.rounds.of(fit.fitted()).count_batches(value)
             if fit.reduces_logs():
                 return tf.reduce_mean(tf.stack(self.experimental_local_results(value)), 0)
         if axis is not None and _rank(value) == 0:
@@ -482,8 +472,6 @@ def check(**given: Any) -> None:
 
 def _checked_rule(sync: Any, name: str) -> Any:
     expected = "a rule of tfscale.sync, such as tfscale.sync.DiLoCo(every=100), or None"
-    if isinstance(sync, Hierarchical):
-        return sync
     return arguments.instance(sync, name, Rule, expected)
 
 
@@ -555,7 +543,7 @@ def _say_who_trains(extended: Any) -> None:
     logging.getLogger("tfscale").info("ScaleStrategy: %d %s, on %s", replicas, word, where)
 
 
-def _rule(sync: Rule | Hierarchical | None, **of_gradients: Any) -> Rule | Hierarchical:
+def _rule(sync: Rule | None, **of_gradients: Any) -> Rule:
     """Return the rule by which replicas agree.
 
     Args:
@@ -573,8 +561,7 @@ def _rule(sync: Rule | Hierarchical | None, **of_gradients: Any) -> Rule | Hiera
             "after every step"
         )
     given = {name: value for name, value in of_gradients.items() if value is not None}
-    sums = isinstance(sync, Hierarchical) or sync.start
-    if given and not sums:
+    if given and not sync.sums_gradients:
         said = " and ".join(f"{name}={value!r}" for name, value in given.items())
         raise ValueError(
             f"{said} says how gradients are sent, and with sync={sync!r} none are: replicas send "

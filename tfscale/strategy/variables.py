@@ -245,7 +245,7 @@ class _OfKeras(_Private):
 
 
 class LocalWeight(_OfKeras):
-    """Weight that differs between replicas while they train in rounds: see course.py.
+    """Weight that differs between replicas while they train in rounds: see model_rounds.py.
 
     Outside of replicas, it reads as the mean over replicas, or as the value that the rule keeps for
     it. An assigned or restored value goes to all replicas.

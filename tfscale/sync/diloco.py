@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -13,7 +14,6 @@ from tfscale.collectives.wires import LOSSLESS
 from tfscale.compression.method import Method, Wire
 from tfscale.compression.policy import MethodPolicy, WirePolicy
 from tfscale.support import arguments
-from tfscale.sync.fragments import dealt
 from tfscale.sync.period import Period, checked_count, checked_period
 from tfscale.sync.rule import Round, Rule
 
@@ -90,7 +90,6 @@ class DiLoCo(Rule):
                 f"method={self.method!r} says how differences are sent, and wire={self.wire!r} or "
                 f"error_feedback={self.error_feedback!r} says so, too. Leave one of them out"
             )
-        object.__setattr__(self, "_policy", self._chosen())  # raises if a setting is wrong
         self._check_stream()
         object.__setattr__(self, "agrees", not self.streams)
 
@@ -118,6 +117,7 @@ class DiLoCo(Rule):
             arguments.real(self.blend, "blend", 0, below=1, what=_BLEND)
             if not self.delay:
                 raise arguments.wrong(self.blend, "blend", f"{_BLEND}, with a delay", "Set delay")
+        # ``policy`` raises if a setting is wrong.
         others = [method for method in self.policy.methods if not isinstance(method, Wire)]
         if self.streams and others:
             raise ValueError(
@@ -148,22 +148,18 @@ class DiLoCo(Rule):
         """Return all settings, and those of the outer optimizer."""
         outer = self.make_outer()
         settings = {key: value for key, value in outer.get_config().items() if key != "name"}
-        words = f"every={self.every!r}, {type(outer).__name__} {settings}, {self.policy!r}"
-        return f"{words}, {self._stream_words()}" if self.streams else words
+        return (
+            f"every={self.every!r}, {type(outer).__name__} {settings}, {self.policy!r}, "
+            f"fragments={self.fragments}, delay={self.delay}, blend={self.blend}"
+        )
 
-    def _stream_words(self) -> str:
-        return f"fragments={self.fragments}, delay={self.delay}, blend={self.blend}"
-
-    def _chosen(self) -> MethodPolicy:
+    @functools.cached_property
+    def policy(self) -> MethodPolicy:
+        """Methods that send weight changes."""
         if self.method is not None:
             return MethodPolicy.of(self.method)
         feedback = True if self.error_feedback is None else self.error_feedback
         return WirePolicy.of(LOSSLESS if self.wire is None else self.wire).with_feedback(feedback)
-
-    @property
-    def policy(self) -> MethodPolicy:
-        """Methods that send weight changes."""
-        return self._policy  # type: ignore[attr-defined, no-any-return]
 
     def begin(self, round: Round) -> None:
         """Keep the outer weights."""
@@ -171,81 +167,73 @@ class DiLoCo(Rule):
 
     def end(self, round: Round) -> None:
         """Step with the outer optimizer from the round's start, or send a fragment's changes."""
-        if self.streams:
-            self._send_next(round)
-        else:
-            self._step(round)
-
-    def _step(self, round: Round) -> None:
-        began = round.kept(OUTER)
-        ways = [start - w.read_value() for start, w in zip(began, round.weights, strict=True)]
-        means = round.mean(ways)
-        for weight, start in zip(round.weights, began, strict=True):
-            weight.assign(start)
-        round.outer_step(means)
-
-    # -- fragments and delay
-
-    def _send_next(self, round: Round) -> None:
+        if not self.streams:
+            _outer_step(round, round.mean(_changes(round)))
+            return
         # A worker without batches ends rounds before ``delay`` steps: finish its exchange now.
         self.land(round)
-        one_of(round.number % self.fragments, [_sends(part) for part in self._parts(round)])
+        _run_one(round.number % self.fragments, self._sends(round))
         if not self.delay:
             self.land(round)
 
     def land(self, round: Round) -> None:
         """Make a step of the outer optimizer by the sent weight changes, and blend the weights."""
         share = 0.0 if not self.delay else 0.5 if self.blend is None else self.blend
-        self._land(round, share)
-
-    def _land(self, round: Round, share: float) -> None:
-        landings = [self._lands(number, part, share) for number, part in self._numbered(round)]
-        one_of(round.in_flight + 1, [tf.no_op, *landings])
+        _run_one(round.in_flight + 1, [tf.no_op, *self._takes(round, share)])
 
     def settle(self, round: Round) -> None:
         """Finish the rounds of all fragments except the one that has just been received."""
         if not self.streams:
             return
-        came = round.in_flight if self.delay else (round.number - 1) % self.fragments
-        self._land(round, share=0.0)
-        for number, part in self._numbered(round):
-            one_of(tf.cast(came == number, tf.int32), [_sends(part), tf.no_op])
-        for number, part in self._numbered(round):
-            lands = self._lands(number, part, share=0.0)
-            one_of(tf.cast(came == number, tf.int32), [lands, tf.no_op])
-
-    def _numbered(self, round: Round) -> list[tuple[int, Round]]:
-        sizes = [weight.shape.num_elements() * weight.dtype.size for weight in round.weights]
-        every = enumerate(dealt(sizes, self.fragments))
-        return [(number, round.part(number, places)) for number, places in every]
+        received = round.in_flight if self.delay else (round.number - 1) % self.fragments
+        takes = self._takes(round, share=0.0)
+        _run_one(round.in_flight + 1, [tf.no_op, *takes])
+        for number, action in (*enumerate(self._sends(round)), *enumerate(takes)):
+            _run_one(tf.cast(received == number, tf.int32), [action, tf.no_op])
 
     def _parts(self, round: Round) -> list[Round]:
-        return [part for _, part in self._numbered(round)]
+        sizes = [weight.shape.num_elements() * weight.dtype.size for weight in round.weights]
+        parts = enumerate(fragments_of(sizes, self.fragments))
+        return [round.part(number, places) for number, places in parts]
 
-    def _lands(self, number: int, part: Round, share: float) -> Callable[[], Any]:
-        def landed() -> None:
+    def _sends(self, round: Round) -> list[Callable[[], None]]:
+        """Return actions that send the weight changes of each fragment."""
+
+        def send(part: Round) -> None:
+            part.send(_changes(part))
+
+        return [functools.partial(send, part) for part in self._parts(round)]
+
+    def _takes(self, round: Round, share: float) -> list[Callable[[], None]]:
+        """Return actions that take the changes of each fragment, and a share of own weights."""
+
+        def take(part: Round, last: bool) -> None:
             own = [weight.read_value() for weight in part.weights]
-            began = part.kept(OUTER)
-            means = part.take([start - w for start, w in zip(began, own, strict=True)])
-            for weight, start in zip(part.weights, began, strict=True):
-                weight.assign(start)
-            part.outer_step(means, counts=number == self.fragments - 1)
-            outer = [weight.read_value() for weight in part.weights]
-            part.keep(OUTER, outer)
-            for weight, mine, common in zip(part.weights, own, outer, strict=True):
-                weight.assign(share * mine + (1 - share) * common if share else common)
+            _outer_step(part, part.take(_changes(part)), counts=last)
+            self.begin(part)
+            for weight, value in zip(part.weights, own, strict=True):
+                if share:
+                    weight.assign(share * value + (1 - share) * weight.read_value())
 
-        return landed
+        parts = self._parts(round)
+        return [functools.partial(take, part, part is parts[-1]) for part in parts]
 
 
-def _sends(part: Round) -> Callable[[], Any]:
-    def sent() -> None:
-        part.send([w0 - w.read_value() for w0, w in zip(part.kept(OUTER), part.weights)])
+def _changes(round: Round) -> list[tf.Tensor]:
+    return [
+        start - weight.read_value()
+        for start, weight in zip(round.kept(OUTER), round.weights, strict=True)
+    ]
 
-    return sent
+
+def _outer_step(round: Round, means: list[tf.Tensor], counts: bool = True) -> None:
+    """Make a step of the outer optimizer from the outer weights."""
+    for weight, start in zip(round.weights, round.kept(OUTER), strict=True):
+        weight.assign(start)
+    round.outer_step(means, counts)
 
 
-def one_of(number: tf.Tensor, actions: list[Callable[[], Any]]) -> None:
+def _run_one(number: tf.Tensor, actions: list[Callable[[], Any]]) -> None:
     """Run only the action with this index."""
 
     def acted(action: Callable[[], Any]) -> Callable[[], tf.Tensor]:
@@ -256,6 +244,32 @@ def one_of(number: tf.Tensor, actions: list[Callable[[], Any]]) -> None:
         return act
 
     tf.switch_case(number, [acted(action) for action in actions])
+
+
+def fragments_of(sizes: Sequence[int], fragments: int) -> list[list[int]]:
+    """Return the indices of the weights in each fragment.
+
+    The largest weight comes first. Each weight goes to the fragment that has the fewest bytes so
+    far. So layers of the same size go to the fragments in turn, which the paper calls strided.
+
+    Args:
+        sizes: size of each weight, in bytes.
+        fragments: number of fragments.
+
+    Example:
+        >>> fragments_of([4, 4, 4, 4, 1], fragments=2)
+        [[0, 2, 4], [1, 3]]
+    """
+    if fragments > len(sizes):
+        raise ValueError(
+            f"fragments={fragments}, but the model has {len(sizes)} weights, of which each is in "
+            f"one fragment. Take {len(sizes)} or fewer"
+        )
+    parts: list[list[int]] = [[] for _ in range(fragments)]
+    for place in sorted(range(len(sizes)), key=lambda place: -sizes[place]):
+        # Empty weights count, too, so that they spread out.
+        min(parts, key=lambda part: (sum(sizes[i] for i in part), len(part))).append(place)
+    return [sorted(part) for part in parts]
 
 
 def _is_optimizer(thing: Any) -> bool:

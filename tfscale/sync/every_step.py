@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from tfscale.sync.rule import Rule
 
@@ -14,3 +15,9 @@ class EveryStep(Rule):
     Example:
         >>> strategy = tfscale.ScaleStrategy(sync=tfscale.sync.EveryStep())  # the default
     """
+
+    sums_gradients = True
+
+    def team_size(self, devices: int, hosts: Sequence[str]) -> int:
+        """Return the number of all replicas."""
+        return devices * len(hosts)

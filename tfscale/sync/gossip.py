@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 from tfscale.collectives import Schedule, is_doubly_stochastic
@@ -86,26 +87,32 @@ class Gossip(Rule):
 
     def check(self, replicas: int) -> None:
         """Raise if the topology never brings some replicas together, or changes their mean."""
-        for number, mixture in enumerate(self.mixtures(replicas)):
-            if not is_doubly_stochastic(mixture):
-                raise ValueError(
-                    f"sync={self!r}: in round {number} of {replicas} replicas the shares that some "
-                    "replica gets do not sum to 1, so the mean of all weights would change. Return "
-                    "rounds in which each replica sends to as many as send to it"
-                )
+        refuse_if_mean_changes(self, self.mixtures(replicas))
 
     def end(self, round: Round) -> None:
         """Replace the weights with this round's mixture."""
         values = [weight.read_value() for weight in round.weights]
-        mixed = round.mix(values, self.mixtures(round.replicas), self.wire)
-        for weight, value in zip(round.weights, mixed, strict=True):
-            weight.assign(value)
+        _assign(round, round.mix(values, self.mixtures(round.replicas), self.wire))
 
     def settle(self, round: Round) -> None:
         """Replace the weights with their mean over all replicas."""
-        values = [weight.read_value() for weight in round.weights]
-        for weight, mean in zip(round.weights, round.mean(values), strict=True):
-            weight.assign(mean)
+        _assign(round, round.mean([weight.read_value() for weight in round.weights]))
+
+
+def refuse_if_mean_changes(rule: Rule, mixtures: Sequence[Schedule]) -> None:
+    """Raise if a mixture of a rule is not doubly stochastic."""
+    for number, mixture in enumerate(mixtures):
+        if not is_doubly_stochastic(mixture):
+            raise ValueError(
+                f"sync={rule!r}: in round {number} of {mixture.ranks} replicas the shares that "
+                "some replica gets do not sum to 1, so the mean of all weights would change. "
+                "Return rounds in which each replica sends to as many as send to it"
+            )
+
+
+def _assign(round: Round, values: Sequence[Any]) -> None:
+    for weight, value in zip(round.weights, values, strict=True):
+        weight.assign(value)
 
 
 def _named(topology: Any) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Sequence
 
 from tfscale.support import arguments
 from tfscale.sync.diloco import DiLoCo
@@ -17,13 +19,8 @@ MIXES_REPLICAS = (
 )
 
 
-def rule_of_rounds(sync: Rule | Hierarchical) -> Rule:
-    """Return the rule that ends rounds: the rule between groups, if there are groups."""
-    return sync.outer if isinstance(sync, Hierarchical) else sync
-
-
 @dataclasses.dataclass(frozen=True, repr=False)
-class Hierarchical:
+class Hierarchical(Rule):
     r"""Two rules: synchronous steps within groups, such as hosts, and rounds between groups.
 
     The replicas of a group make each step together, as one larger replica. They sum their
@@ -51,6 +48,8 @@ class Hierarchical:
     inner: Rule = dataclasses.field(default_factory=EveryStep)
     outer: Rule = dataclasses.field(default_factory=lambda: DiLoCo(every=50))
     group: int | None = None
+
+    sums_gradients = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.inner, EveryStep):
@@ -81,3 +80,37 @@ class Hierarchical:
     def describe(self) -> str:
         """Return all settings: workers whose descriptions differ do not train together."""
         return f"groups of {self.group}, {type(self.outer).__name__}: {self.outer.describe()}"
+
+    @property
+    def round_rule(self) -> Rule:
+        """Rule between groups."""
+        return self.outer
+
+    def team_size(self, devices: int, hosts: Sequence[str]) -> int:
+        """Return how many replicas each group has.
+
+        Raises:
+            ValueError: groups would differ in size, or a group would be neither a part of one
+                worker nor some whole workers.
+        """
+        if self.group is None:
+            return devices if devices > 1 else self._workers_of_a_host(hosts)
+        replicas, divides = devices * len(hosts), 0 in (devices % self.group, self.group % devices)
+        if replicas % self.group or not divides:
+            raise ValueError(
+                f"sync={self!r} asks for groups of {self.group} replicas, and there are "
+                f"{replicas}: {devices} on each of {len(hosts)} workers. All groups must have as "
+                "many, each of them a part of one worker, or some whole workers"
+            )
+        return self.group
+
+    def _workers_of_a_host(self, hosts: Sequence[str]) -> int:
+        runs = [(host, len(list(run))) for host, run in itertools.groupby(hosts)]
+        sizes = {size for _, size in runs}
+        if len(sizes) > 1 or len(runs) > len(set(hosts)):
+            said = ", ".join(f"{size} on {host}" for host, size in runs)
+            raise ValueError(
+                f"sync={self!r} takes the workers of a host for a group, and hosts must have as "
+                f"many, one after the other; here are {said}. Say how many make a group: group=2"
+            )
+        return sizes.pop()

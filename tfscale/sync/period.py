@@ -47,11 +47,6 @@ class Period:
         return [self.steps(number) for number in range(self.rounds + 1)]
 
 
-def table_of(every: int | Period) -> list[int]:
-    """Return the table of a period; for a number of steps, a table of one round."""
-    return every.table() if isinstance(every, Period) else [every]
-
-
 def checked_period(every: int | Period) -> None:
     """Raise ``ValueError`` unless ``every`` is a ``Period`` or a number of steps."""
     if not isinstance(every, Period):

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfscale.collectives import Schedule
 from tfscale.collectives.wires import LOSSLESS
 from tfscale.compression.policy import MethodPolicy
-from tfscale.sync.period import Period, table_of
+from tfscale.sync.period import Period
 
 
 class Round(Protocol):
@@ -142,6 +142,25 @@ class Rule:
     has_outer: bool = False
 
     @property
+    def round_rule(self) -> Rule:
+        """Rule that ends rounds: this rule, or the rule between the groups of ``Hierarchical``."""
+        return self
+
+    @property
+    def sums_gradients(self) -> bool:
+        """Whether some steps sum gradients over several replicas."""
+        return self.start > 0
+
+    def team_size(self, devices: int, hosts: Sequence[str]) -> int:
+        """Return how many consecutive replicas make each step together, as one larger replica.
+
+        Args:
+            devices: number of replicas of each worker.
+            hosts: name of each worker's host.
+        """
+        return 1
+
+    @property
     def policy(self) -> MethodPolicy:
         """Methods with which ``Round.mean`` computes means."""
         return MethodPolicy()
@@ -168,7 +187,7 @@ class Rule:
 
     def table(self) -> list[int]:
         """Return the lengths of the first rounds, in steps; later rounds have the last length."""
-        return table_of(self.every)
+        return self.every.table() if isinstance(self.every, Period) else [self.every]
 
     def make_outer(self) -> Any:
         """Return a new optimizer of Keras; the strategy calls this in its scope."""

@@ -13,7 +13,7 @@ from tfscale.collectives.wires import WIRES
 
 if TYPE_CHECKING:
     from tfscale.compression import Method
-    from tfscale.sync import Hierarchical, Rule
+    from tfscale.sync import Rule
 
 NAMES = ("PowerSGD", "TopK", "RandomK", "Wire", "Staged", "Settled", "Adaptive")
 RULES = ("EveryStep", "LocalSGD", "DiLoCo", "ElasticAveraging", "Gossip", "Hierarchical")
@@ -40,7 +40,7 @@ def method_of(text: str) -> Method:
     return method
 
 
-def rule_of(text: str) -> Rule | Hierarchical:
+def rule_of(text: str) -> Rule:
     """Return the sync rule that a Python expression describes.
 
     Example:
@@ -53,16 +53,14 @@ def rule_of(text: str) -> Rule | Hierarchical:
         text, f"a rule: one of {', '.join(RULES)}, such as \"DiLoCo(100, wire='int8')\""
     ):
         rule = _evaluated(ast.parse(text, mode="eval").body, sync, RULES)
-        if not isinstance(rule, (sync.Rule, sync.Hierarchical)):
+        if not isinstance(rule, sync.Rule):
             raise ValueError("it is not a sync rule")
     return rule
 
 
 def rounds_of(text: str) -> Rule:
     """Return the sync rule that ends rounds: with groups, the rule between the groups."""
-    from tfscale.sync.hierarchical import rule_of_rounds  # imports TensorFlow
-
-    return rule_of_rounds(rule_of(text))
+    return rule_of(text).round_rule
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ from tfscale.tools.bench.trainings import compare, perplexity, spread
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from tfscale.sync import Hierarchical, Rule
+    from tfscale.sync import Rule
 
 SHARES = ("mixed", "sorted")
 RULES = (
@@ -179,18 +179,16 @@ def check(arguments: argparse.Namespace) -> None:
                 "batch "
                 f"of {arguments.batch} samples; give a multiple of {replicas}"
             )
-        from tfscale.sync.hierarchical import rule_of_rounds  # imports TensorFlow
-
         for rule in map(rule_of, arguments.rules):
             group = _group(rule, replicas)
             if replicas % group:
                 raise ValueError(
                     f"{rule}: {replicas} replicas cannot be divided into groups of {group}"
                 )
-            rule_of_rounds(rule).check(replicas // group)
+            rule.round_rule.check(replicas // group)
 
 
-def _group(rule: Rule | Hierarchical, replicas: int) -> int:
+def _group(rule: Rule, replicas: int) -> int:
     """Return how many replicas make each step together."""
     return min(replicas, getattr(rule, "group", 1) or replicas)
 

@@ -1,0 +1,118 @@
+"""Teams of replicas: each makes its steps together, and all teams agree at the end of a round."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from tfscale.cluster import addresses
+from tfscale.collectives import Schedule
+from tfscale.compression.adaptive import Adaptive
+from tfscale.compression.method import Wire
+from tfscale.compression.policy import MethodPolicy
+from tfscale.exchange.collective_schedules import Algorithm, CollectiveSchedules, of_groups
+from tfscale.exchange.team import Team
+from tfscale.native import Group
+from tfscale.native.group import tasks_of
+from tfscale.sync.rule import Rule
+
+
+@dataclasses.dataclass(frozen=True)
+class Teams:
+    """Division of all replicas into teams of one size, of which each makes its steps together.
+
+    Args:
+        size: number of replicas of a team.
+        number: number of teams.
+        parts: groups of the teams that have replicas of this process; none if ``size`` is 1.
+        team: each replica of this process, with its own team; None if ``size``
+            is 1: then each replica makes its steps alone.
+    """
+
+    size: int
+    number: int
+    parts: list[Group]
+    team: Team | None
+
+    @property
+    def spans_workers(self) -> bool:
+        """Whether a team has replicas of several workers."""
+        return self.team is not None and len(self.team.communicators) < self.size
+
+    @classmethod
+    def of(
+        cls, extended: Any, size: int, algorithm: Algorithm, schedules: CollectiveSchedules
+    ) -> Teams:
+        """Divide the replicas of a strategy into teams.
+
+        Args:
+            extended: the strategy's ``extended``, with several replicas.
+            size: number of replicas of each team.
+            algorithm: the user's argument ``algorithm``, for the sums within teams.
+            schedules: schedules of the sums over all replicas.
+        """
+        number = extended.number_of_replicas // size
+        if size == 1:
+            return cls(size, number, [], None)
+        first, devices = extended.first_rank, len(extended.devices)
+        starts = sorted({rank - rank % size for rank in range(first, first + devices)})
+        assert extended.group is not None
+        parts = [extended.group.part(range(start, start + size)) for start in starts]
+        for part in parts:
+            part.join()  # only ranks that have joined learn of another one's failure
+        team = Team(parts[0], of_groups(algorithm, schedules, size, devices))
+        team.communicators = [one for part in parts for one in part.communicators]
+        return cls(size, number, parts, team)
+
+
+def size_of_teams(rule: Rule, extended: Any, algorithm: Algorithm, policy: MethodPolicy) -> int:
+    """Return how many replicas make each step together.
+
+    Args:
+        rule: the user's sync rule.
+        extended: the strategy's ``extended``.
+        algorithm: the user's argument ``algorithm``.
+        policy: methods by which each team sums its gradients.
+
+    Raises:
+        ValueError: the teams would not work with the replicas, the algorithm or the methods.
+    """
+    replicas = extended.number_of_replicas
+    if replicas == 1:
+        return 1
+    hosts = ["localhost"]
+    if extended.number_of_workers > 1:
+        hosts = [addresses.split(at)[0] for _, at in tasks_of(extended.cluster_resolver)]
+    size = rule.team_size(len(extended.devices), hosts)
+    if 1 < size < replicas:
+        _refuse_schedule(rule, algorithm, size, replicas)
+        _refuse_methods(rule, policy)
+    return size
+
+
+def _refuse_schedule(rule: Rule, algorithm: Algorithm, size: int, replicas: int) -> None:
+    """Raise if the user passed one schedule where sums run over two different numbers of ranks."""
+    if isinstance(algorithm, Schedule):
+        raise ValueError(
+            f"{algorithm.name} is for {algorithm.ranks} ranks, and with sync={rule!r} a group has "
+            f"{size} ranks, which sum in each step, and all {replicas} ranks agree at the end of a "
+            "round. Pass a function that makes the schedule for a number of ranks, or a name"
+        )
+
+
+def _refuse_methods(rule: Rule, policy: MethodPolicy) -> None:
+    """Raise if teams would choose methods, or draw random numbers, differently and must not."""
+    adaptive = next((one for one in policy.methods if isinstance(one, Adaptive)), None)
+    if adaptive is not None:
+        raise ValueError(
+            f"method={adaptive!r} chooses while it trains, and with sync={rule!r} each group would "
+            "choose otherwise. Name the method that gradients are sent by within groups"
+        )
+    between = rule.round_rule.policy.methods
+    draw = [one for one in between if one.random and not isinstance(one, Wire)]
+    if draw and any(one.random for one in policy.methods):
+        raise ValueError(
+            f"{draw[0]!r}, by which groups agree, and the method of the strategy, by which each "
+            "sums its gradients, draw from the same seed, and groups may draw more or less often. "
+            "Take another method for one of the two"
+        )
