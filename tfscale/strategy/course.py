@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from tfscale.bridge.gradients import ending_with_their_graphs
 from tfscale.bridge.objects import counter_of, innermost, native, optimizers_of, trained_by
 from tfscale.bridge.tensorflow import own_copy, replica_id
 from tfscale.collectives import Schedule
@@ -25,7 +26,6 @@ from tfscale.exchange.reducer import describe, place_of
 from tfscale.exchange.state import ExchangeState
 from tfscale.exchange.trial import Cell
 from tfscale.native.group import host_of
-from tfscale.strategy.current import current
 from tfscale.strategy.outside import Outside
 from tfscale.strategy.remaining import Remaining
 from tfscale.strategy.replica_round import (
@@ -38,6 +38,7 @@ from tfscale.strategy.replica_round import (
     together,
     when,
 )
+from tfscale.strategy.step import this_step
 from tfscale.strategy.variables import LocalWeight
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ class Course:
     def before_step(self) -> Any:
         """Begin a step of training, and return whether replicas make the step alone.
 
-        The answer is True, False or a tensor, as in ``current.alone``.
+        The answer is True, False or a tensor, as in ``Step.alone``.
         """
         if refusal := self._refusal():
             raise ValueError(f"sync={self.rule!r} {refusal}")
@@ -138,7 +139,7 @@ class Course:
         """
         self._statistics = list({id(v): v for v in [*self._statistics, *statistics]}.values())
         here = self._here()
-        here.marks.diverge(current.alone)
+        here.marks.diverge(this_step().alone)
         here.steps.assign(here.count())
         position = here.position.assign_add(1, read_value=True)
         if self.rule.delay:
@@ -317,7 +318,8 @@ class Course:
                 self._close_here()
 
             def closing() -> None:
-                self._strategy.extended.call_for_each_replica(on_replica)
+                with ending_with_their_graphs():
+                    self._strategy.extended.call_for_each_replica(on_replica)
 
             with self._strategy.scope():
                 self._closing = tf.function(closing, autograph=False).get_concrete_function()

@@ -19,7 +19,7 @@ from tfscale.exchange.reducer import place_of
 from tfscale.exchange.trial import Cell
 from tfscale.native.bucket import BucketId
 from tfscale.native.group import host_of
-from tfscale.strategy.current import during
+from tfscale.strategy.step import Step, during
 from tfscale.sync.hierarchical import MIXES_REPLICAS
 from tfscale.sync.rule import Rule
 
@@ -318,9 +318,9 @@ class ReplicaRound:
         self.marks.shown.assign(False)
 
 
-def together() -> AbstractContextManager[None]:
+def together() -> AbstractContextManager[Step]:
     """Return a context for operations that all replicas make together, outside of local steps."""
-    return during(reduced=True, alone=False, rows=None, statistics=None, count=None)
+    return during(Step(is_reduced=True))
 
 
 def when(condition: Any, action: Callable[[], Any]) -> None:

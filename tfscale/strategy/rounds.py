@@ -6,7 +6,7 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -17,13 +17,11 @@ from tfscale.exchange.explain import Row
 from tfscale.exchange.reducer import Reducer
 from tfscale.exchange.state import ExchangeState
 from tfscale.strategy.course import Course, optimizer_of
-from tfscale.strategy.current import on_a_replica
 from tfscale.strategy.groups import Groups
+from tfscale.strategy.protocols import Strategy
+from tfscale.strategy.step import on_a_replica
 from tfscale.strategy.variables import LocalWeight
 from tfscale.sync.rule import Rule
-
-if TYPE_CHECKING:
-    from tfscale.strategy.strategy import ScaleStrategy
 
 
 class Rounds:
@@ -42,7 +40,7 @@ class Rounds:
     """
 
     def __init__(
-        self, strategy: ScaleStrategy, rule: Rule, reducer: Reducer, groups: Groups | None
+        self, strategy: Strategy, rule: Rule, reducer: Reducer, groups: Groups | None
     ) -> None:
         self.strategy = strategy
         self.rule = rule

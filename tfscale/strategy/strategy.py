@@ -4,91 +4,42 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
-import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from tfscale.bridge import fit, installed, output, saving
-from tfscale.bridge.callbacks import before_callbacks_get_their_model
+from tfscale.bridge import fit, installed
+from tfscale.bridge.gradients import ending_with_their_graphs
 from tfscale.bridge.installed import KERAS_2, refuse_tf_keras
 from tfscale.bridge.objects import OPTIMIZERS
 from tfscale.bridge.protocols import Optimizer
 from tfscale.bridge.reading import shapes_apart
 from tfscale.bridge.runtime import is_compiled_by_xla
-from tfscale.bridge.tensorflow import (
-    DistributedValues,
-    PerReplica,
-    autograph_artifact,
-)
-from tfscale.cluster.sources import ALL_BARS
+from tfscale.bridge.tensorflow import DistributedValues, autograph_artifact
 from tfscale.collectives.choose import Chooser
-from tfscale.collectives.registry import checked_algorithm
-from tfscale.collectives.wires import LOSSLESS
 from tfscale.compression.method import Method
 from tfscale.compression.policy import MethodPolicy, WirePolicy
-from tfscale.exchange import backends
-from tfscale.exchange.collective_schedules import Algorithm, of_hosts, of_replicas
-from tfscale.exchange.collective_schedules import bucket_bytes as suitable_bytes
-from tfscale.exchange.exchange import Exchange
+from tfscale.exchange.collective_schedules import Algorithm
 from tfscale.exchange.explain import Explanation, rows
 from tfscale.exchange.reducer import Reducer
-from tfscale.exchange.tensorflow_exchange import TensorFlowExchange
-from tfscale.exchange.trial import Trials
+from tfscale.exchange.scaling import Scaling
 from tfscale.native import memory
-from tfscale.native.group import (
-    DEFAULT_JOIN_TIMEOUT,
-    DEFAULT_SLOW_AFTER,
-    checked_patience,
-    checked_resolver,
-)
-from tfscale.native.transport import checked as checked_transport
-from tfscale.strategy import (
-    applying,
-    backup,
-    building,
-    farewell,
-    join,
-    keras2_applying,
-    origin,
-    predictions,
-    steps,
-)
-from tfscale.strategy.current import current
+from tfscale.native.group import DEFAULT_JOIN_TIMEOUT, DEFAULT_SLOW_AFTER
+from tfscale.strategy import building, keras2_applying, making, origin, predictions, steps
 from tfscale.strategy.extended import Extended
-from tfscale.strategy.groups import Groups, refuse_methods, refuse_schedule, size_of
-from tfscale.strategy.own_losses import CHOICES, part_of_mean
+from tfscale.strategy.own_losses import part_of_mean
 from tfscale.strategy.rounds import Rounds
-from tfscale.support import arguments, records
-from tfscale.support.names import TIMELINE_VARIABLE
-from tfscale.support.sizes import number_of_bytes
-from tfscale.sync import EveryStep, Hierarchical, Rule
-from tfscale.sync.hierarchical import rule_of_rounds
+from tfscale.strategy.settings import DEADLINE, check, checked
+from tfscale.strategy.step import this_step
+from tfscale.sync import Hierarchical, Rule
 
-DEADLINE = 120.0
-
-_hooked = keras2_applying.hooked if KERAS_2 else applying.hooked
-
-_NOTHING_TRAVELS = (
-    "%s has no effect: there is one replica, so no gradients are sent. For several replicas "
-    "use several GPUs, logical CPUs or workers"
-)
-_ONE_GROUP = (
-    "%r has no effect: all %d replicas are of one group, and train as under EveryStep. Say how "
-    "many make a group, such as group=1"
-)
-_GROUPS_OF_ONE = (
-    "%r has no effect: it says how gradients are sent within groups, and with %r each has one "
-    "replica"
-)
+_summing = keras2_applying.summing if KERAS_2 else steps.summing
 
 
-class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
+class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
     r"""Strategy that trains one model on several devices, of one host or of several hosts.
 
     Each replica computes the gradients of its part of the global batch, an all-reduce
@@ -176,133 +127,23 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             deadline=deadline, slow_after=slow_after, join_timeout=join_timeout,
             transport=transport, backend=backend,
         )  # fmt: skip
-        self.sync = _rule(sync, wire=wire, method=method, error_feedback=error_feedback)
-        in_rounds = not isinstance(self.sync, EveryStep)
-        policy = _policy(wire, method, error_feedback)
-        backend = backends.checked(
-            backend,
-            policy,
-            error_feedback=error_feedback,
-            algorithm=algorithm,
-            schedule_file=schedule_file,
-            transport=transport,
-            sync=self.sync if in_rounds else None,
-        )
-        if bucket_bytes is not None:
-            bucket_bytes = number_of_bytes(bucket_bytes, "bucket_bytes")
+        settings = checked(
+            algorithm=algorithm, wire=wire, sync=sync, method=method, error_feedback=error_feedback,
+            bucket_bytes=bucket_bytes, batch_norm=batch_norm, own_losses=own_losses,
+            schedule_file=schedule_file, transport=transport, backend=backend,
+        )  # fmt: skip
+        self.sync, self.own_losses = settings.sync, own_losses
         self.synchronizes_batch_norm = batch_norm == "synchronized"
-        self.own_losses = own_losses
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.rounds: Rounds | None = None
         patience = (deadline, slow_after, join_timeout)
         tf.distribute.Strategy.__init__(
             self, Extended(self, devices, cluster_resolver, *patience, transport)
         )
-        extended = self.extended
-        if backend == backends.AUTO:
-            backend = backends.TENSORFLOW if extended.on_gpus else backends.ENGINE
-        _say_who_trains(extended)
-        if policy != MethodPolicy():
-            asked = f"wire={wire!r}" if method is None else f"method={method!r}"
-            self._say_if_nothing_travels(asked)
-        if in_rounds:
-            self._say_if_nothing_travels(f"sync={self.sync!r}")
-        _join(
-            extended,
-            {
-                "list of devices": [name.rsplit("device:", 1)[-1] for name in extended.devices],
-                "algorithm": algorithm,
-                "wire": repr(WirePolicy.of(wire or LOSSLESS)) if method is None else None,
-                "method": method and repr(policy),
-                "error_feedback": error_feedback,
-                "bucket_bytes": bucket_bytes,
-                "backend": backend,
-                "sync": self.sync.describe(),
-                "batch_norm": batch_norm,
-                "own_losses": own_losses,
-                "schedule_file": schedule_file and _choices_of(Path(schedule_file)),
-            },
-        )
-        if backend == backends.TENSORFLOW:
-            exchange: Exchange = TensorFlowExchange(extended.group)
-        else:
-            refuse_schedule(self.sync, algorithm, extended)
-            schedules = of_replicas(
-                algorithm, extended.group, policy.method.wires[0], schedule_file
-            )
-            exchange = Exchange(extended.group, schedules)
-        self._connect(exchange)
-        if bucket_bytes is None:
-            bucket_bytes = suitable_bytes(exchange.schedules, exchange.ranks)
-        trials = Trials(exchange.schedules, enabled=isinstance(exchange.schedules, Chooser))
-        self._sum_steps_by(exchange, policy, bucket_bytes, trials)
-        if in_rounds:
-            self._train_in_rounds(algorithm, policy, bucket_bytes)
-
-    def _say_if_nothing_travels(self, asked: str) -> None:
-        if self.extended.number_of_replicas == 1:
-            logging.getLogger("tfscale").warning(_NOTHING_TRAVELS, asked)
-
-    def _connect(self, exchange: Exchange) -> None:
-        extended = self.extended
-        extended.connect(exchange, of_hosts(exchange.schedules, extended.hosts))
-        before_callbacks_get_their_model(backup.arrange, self)
-        output.ignore_warning_about_shuffle()
-        if extended.worker > 0 and not os.environ.get(ALL_BARS):
-            output.show_no_bars_by_default(self)
-        if extended.number_of_workers > 1:
-            saving.write_whole_files(self)
-            logging.getLogger("tfscale").info(
-                "gradients go from this worker's first replica to the others: %s", exchange.ways()
-            )
-
-    def _sum_steps_by(
-        self, exchange: Exchange, policy: MethodPolicy, bucket_bytes: int, trials: Trials
-    ) -> None:
-        self.reducer = Reducer(exchange, policy, bucket_bytes, trials)
-        # The policy is for gradients only: steps are divided by curvature, so it is not rounded.
-        self.curvature_reducer = Reducer(
-            exchange, MethodPolicy(), bucket_bytes, trials, what="curvature", suffix="/curvature"
-        )
-
-    def _train_in_rounds(
-        self, algorithm: Algorithm, policy: MethodPolicy, bucket_bytes: int
-    ) -> None:
-        """Set up training by a rule other than ``EveryStep``.
-
-        If there are groups, gradients are then summed within groups.
-        """
-        exchange = self.reducer.exchange
-        size = self._replicas_of_a_group(policy)
-        if exchange.ranks <= size:
-            return
-        groups, keeps_as = None, ""
-        if size > 1:
-            groups = Groups.of(self.extended, size, algorithm, exchange.schedules)
-            keeps_as = "outer_"
-            everybody = (self.extended.group, self.extended.hosts)
-            within = [each for each in everybody if each is not None]
-            farewell.when_the_program_ends(groups.parts, within)
-            # Trials in each group could choose different schedules.
-            no_trials = Trials(groups.exchange.schedules, enabled=False)
-            self._sum_steps_by(groups.exchange, policy, bucket_bytes, no_trials)
-        no_trials = Trials(exchange.schedules, enabled=False)  # weights are sent too rarely
-        rule = rule_of_rounds(self.sync)
-        of_weights = (rule.policy, bucket_bytes, no_trials, "weights", keeps_as)
-        self.rounds = Rounds(self, rule, Reducer(exchange, *of_weights), groups)
-
-    def _replicas_of_a_group(self, policy: MethodPolicy) -> int:
-        """Return how many replicas make each step together; 1 if there are no groups."""
-        if not isinstance(self.sync, Hierarchical) or self.extended.number_of_replicas == 1:
-            return 1
-        size = size_of(self.sync, self.extended)
-        if 1 < size < self.extended.number_of_replicas:
-            refuse_methods(self.sync, policy)
-        if size == self.extended.number_of_replicas > 1:
-            logging.getLogger("tfscale").warning(_ONE_GROUP, self.sync, size)
-        if size == 1 and policy != MethodPolicy():
-            logging.getLogger("tfscale").warning(_GROUPS_OF_ONE, policy, self.sync)
-        return size
+        settings = making.join_workers(self.extended, settings)
+        exchange = making.connect(self, settings)
+        parts = making.summing(self, exchange, settings)
+        self.reducer, self.curvature_reducer, self.rounds = parts
 
     @property
     def reducers(self) -> list[Reducer]:
@@ -320,21 +161,14 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     @property
     def num_replicas_in_sync(self) -> Any:
         """Number of replicas; in a step, division by it multiplies by the replica's share."""
-        return super().num_replicas_in_sync if current.count is None else current.count
+        share = this_step().share
+        return super().num_replicas_in_sync if share is None else share
 
     def scope(self) -> Any:
         """Return a context; models, optimizers and variables made in it belong to this strategy."""
         origin.refuse_other_scope(self)
         building.prepare_to_build(self)
-        beginning = fit.begins()
-        if beginning is not None:
-            model, callbacks, length = beginning
-            join.same_model(self.extended.hosts, model)
-            join.same_length(self.extended.hosts, length)
-            if self.extended.worker == 0:
-                _say_if_no_timeline(callbacks)
-            if self.rounds is not None:
-                self.rounds.begins(model, callbacks, length)
+        building.begin_fit(self)
         return super().scope()
 
     @autograph_artifact
@@ -342,20 +176,24 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Any = None
     ) -> Any:
         """Call ``fn`` on every replica, with its part of each distributed argument."""
-        if self.extended.number_of_replicas == 1:
-            return super().run(fn, args, kwargs, options)
-        _refuse_xla(self)
-        refuse_tf_keras(fn)
-        step = fit.step_of(fn)
-        if fit.predicts():
-            args = tf.nest.map_structure(self._part_of_each, args)
-            step_of_replica = steps.prediction_of_replica(self, fn)
-            return predictions.joined(self, super().run(step_of_replica, args, kwargs, options))
-        if step is None:
-            with _hooked(self, self.optimizers), self._telling_what_is_foreign():
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(ending_with_their_graphs())
+            if self.extended.number_of_replicas == 1:
                 return super().run(fn, args, kwargs, options)
-        with steps.exact(self, step.model, step.kind == fit.TRAINING):
-            return super().run(steps.step_of_replica(self, step, fn), args, kwargs, options)
+            _refuse_xla(self)
+            refuse_tf_keras(fn)
+            step = fit.step_of(fn)
+            if fit.predicts():
+                args = tf.nest.map_structure(functools.partial(predictions.parts, self), args)
+                fn = steps.prediction_of_replica(self, fn)
+                return predictions.joined(self, super().run(fn, args, kwargs, options))
+            if step is None:
+                stack.enter_context(_summing(self, self.optimizers))
+                stack.enter_context(origin.named_by_us(self, OPTIMIZERS))
+            else:
+                stack.enter_context(steps.exact(self, step))
+                fn = steps.step_of_replica(self, step, fn)
+            return super().run(fn, args, kwargs, options)
 
     def part_of_mean(self, compute: Callable[[], Any]) -> Any:
         """Return a replica's mean loss over its rows as its part of the global batch's loss.
@@ -368,27 +206,9 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         """
         return part_of_mean(compute)
 
-    @contextlib.contextmanager
-    def _telling_what_is_foreign(self) -> Iterator[None]:
-        try:
-            yield
-        except (RuntimeError, ValueError) as error:
-            origin.refuse_by(self, error, OPTIMIZERS)
-            raise
-
-    def _part_of_each(self, value: Any) -> Any:
-        """Cut a batch that is not distributed yet into a part for each local replica."""
-        local = len(self.extended.worker_devices)
-        if isinstance(value, np.ndarray):  # an eager step, or ``predict_on_batch``
-            value = tf.convert_to_tensor(value)
-        if local == 1 or not tf.is_tensor(value) or isinstance(value, DistributedValues):
-            return value
-        ranks, me = self.extended.number_of_replicas, self.extended.worker
-        rows, workers = tf.shape(value)[0], ranks // local
-        # Keras joins what all first replicas predict, then all second ones, and so on.
-        places = [replica * workers + me for replica in range(local)]
-        parts = [value[rows * at // ranks : rows * (at + 1) // ranks] for at in places]
-        return PerReplica(tuple(parts))
+    def figures_of_rounds(self) -> dict[str, float]:
+        """Return figures of the rounds, by name; none if replicas agree after every step."""
+        return {} if self.rounds is None else self.rounds.figures()
 
     @autograph_artifact
     def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
@@ -432,11 +252,11 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         """
         exchange = self.extended.exchange
         every = [row for reducer in self.reducers for row in rows(reducer)]
-        told = {} if self.extended.on_gpus else {"memory": memory.words()}
+        more = {} if self.extended.on_gpus else {"memory": memory.words()}
         if self.rounds is not None:
-            told |= {"rounds": self.rounds.words(), "title": self.rounds.title}
+            more |= {"rounds": self.rounds.words(), "title": self.rounds.title}
             every += self.rounds.sent_by_rules()
-        return Explanation(every, exchange.ranks, exchange.ways(), **told)
+        return Explanation(every, exchange.ranks, exchange.ways(), **more)
 
     def dump(self, path: str | Path) -> None:
         """Write what ``"auto"`` measured and chose; edit it and pass it as ``schedule_file``."""
@@ -458,82 +278,6 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         building.remember(self, optimizer)
 
 
-def _say_if_no_timeline(callbacks: Sequence[Any]) -> None:
-    """Warn if a timeline is requested and no callback records it.
-
-    The launcher could only report this at the end, perhaps after days.
-    """
-    if not os.environ.get(TIMELINE_VARIABLE):
-        return
-    from tfscale.callbacks import telemetry
-
-    if not any(isinstance(each, telemetry.Telemetry) for each in callbacks):
-        logging.getLogger("tfscale").warning(
-            "tfscale launch --timeline asks for a timeline, and this fit records none: give it the "
-            "callback tfscale.callbacks.Telemetry(), which records steps 10 to 12"
-        )
-
-
-def check(**given: Any) -> None:
-    """Raise if an argument of ``ScaleStrategy`` is wrong by itself, on any machine."""
-    for name, value in given.items():
-        if name in _ALWAYS or (value is not None and name in _UNLESS_NONE):
-            (_ALWAYS.get(name) or _UNLESS_NONE[name])(value, name)
-
-
-def _checked_rule(sync: Any, name: str) -> Any:
-    expected = "a rule of tfscale.sync, such as tfscale.sync.DiLoCo(every=100), or None"
-    if isinstance(sync, Hierarchical):
-        return sync
-    return arguments.instance(sync, name, Rule, expected)
-
-
-def _slow_after(value: float, name: str) -> float:
-    return checked_patience(DEADLINE, value)[1]
-
-
-_ALWAYS: dict[str, Callable[[Any, str], Any]] = {
-    "algorithm": lambda value, name: checked_algorithm(value, name, "auto"),
-    "batch_norm": lambda value, name: arguments.choice(value, name, ("synchronized", "local")),
-    "deadline": arguments.seconds,
-    "slow_after": _slow_after,
-    "join_timeout": arguments.seconds,
-    "transport": checked_transport,
-    "backend": lambda value, name: arguments.choice(value, name, backends.BACKENDS),
-}
-_UNLESS_NONE: dict[str, Callable[[Any, str], Any]] = {
-    "wire": lambda value, _: WirePolicy.of(value),
-    "cluster_resolver": checked_resolver,
-    "sync": _checked_rule,
-    "method": lambda value, _: MethodPolicy.of(value),
-    "error_feedback": arguments.flag,
-    "bucket_bytes": number_of_bytes,
-    "schedule_file": arguments.path,
-    "own_losses": lambda value, name: arguments.choice(value, name, CHOICES),
-}
-
-
-def _join(extended: Extended, settings: Mapping[str, Any]) -> None:
-    """Wait for all workers, and compare their settings."""
-    if extended.hosts is not None:
-        extended.hosts.join()
-    join.same_start(extended.hosts, settings)
-    if extended.group is not None:
-        extended.group.join()  # only ranks that have joined learn of another one's failure
-        if extended.hosts is not None:
-            farewell.when_the_program_ends([extended.group, extended.hosts])
-
-
-def _choices_of(schedule_file: Path) -> str:
-    try:
-        return records.read_text(schedule_file)
-    except FileNotFoundError:
-        raise FileNotFoundError(
-            f"schedule_file={str(schedule_file)!r} is not here: each worker reads a file of that "
-            "name, which strategy.dump writes"
-        ) from None
-
-
 def _refuse_xla(strategy: Any) -> None:
     """Raise if XLA compiles a step for several replicas, while the step is traced."""
     if not is_compiled_by_xla():
@@ -548,56 +292,6 @@ def _refuse_xla(strategy: Any) -> None:
 def _as_it_is(dataset: Any) -> Any:
     """Return the dataset itself: a single replica gets all of it."""
     return dataset
-
-
-def _say_who_trains(extended: Any) -> None:
-    replicas, workers = extended.number_of_replicas, extended.number_of_workers
-    here = ", ".join(name.rsplit("device:", 1)[-1] for name in extended.devices)
-    where = here if workers == 1 else f"{workers} workers, each on its {here}"
-    word = "replica trains" if replicas == 1 else "replicas train"
-    logging.getLogger("tfscale").info("ScaleStrategy: %d %s, on %s", replicas, word, where)
-
-
-def _rule(sync: Rule | Hierarchical | None, **of_gradients: Any) -> Rule | Hierarchical:
-    """Return the rule by which replicas agree.
-
-    Args:
-        sync: the user's argument ``sync``.
-        of_gradients: arguments that say how the gradients of a step are sent.
-
-    Raises:
-        ValueError: the rule does not work with Keras 2, or with an argument for gradients.
-    """
-    if sync is None or isinstance(sync, EveryStep):
-        return EveryStep()
-    if KERAS_2:
-        raise ValueError(
-            f"sync={sync!r} needs Keras 3, and this is Keras 2: leave sync out, and replicas agree "
-            "after every step"
-        )
-    given = {name: value for name, value in of_gradients.items() if value is not None}
-    sums = isinstance(sync, Hierarchical) or sync.start
-    if given and not sums:
-        said = " and ".join(f"{name}={value!r}" for name, value in given.items())
-        raise ValueError(
-            f"{said} says how gradients are sent, and with sync={sync!r} none are: replicas send "
-            "weights, or differences of weights. Say it of these: "
-            'sync=tfscale.sync.DiLoCo(every=100, wire="int8")'
-        )
-    return sync
-
-
-def _policy(wire: Any, method: Any, error_feedback: bool | None) -> MethodPolicy:
-    if method is None:
-        return WirePolicy.of(LOSSLESS if wire is None else wire).methods(error_feedback)
-    for name, other in {"wire": wire, "error_feedback": error_feedback}.items():
-        if other is not None:
-            raise ValueError(
-                f"method={method!r} says how gradients become sums, and {name}={other!r} says so, "
-                'too. Leave one of them out: method={"head": "bf16", "*": Wire("int8", '
-                "feedback=True)} says all that wire and error_feedback can"
-            )
-    return MethodPolicy.of(method)
 
 
 def _rank(value: Any) -> Any:

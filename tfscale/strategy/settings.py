@@ -1,0 +1,181 @@
+"""Arguments of a ``ScaleStrategy``: their checks, and what follows from them on any machine."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tfscale.bridge.installed import KERAS_2
+from tfscale.collectives.registry import checked_algorithm
+from tfscale.collectives.wires import LOSSLESS
+from tfscale.compression.policy import MethodPolicy, WirePolicy
+from tfscale.exchange import backends
+from tfscale.exchange.collective_schedules import Algorithm
+from tfscale.native.group import checked_patience, checked_resolver
+from tfscale.native.transport import checked as checked_transport
+from tfscale.strategy.own_losses import CHOICES
+from tfscale.support import arguments, records
+from tfscale.support.sizes import number_of_bytes
+from tfscale.sync import EveryStep, Hierarchical, Rule
+
+DEADLINE = 120.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Checked arguments of a ``ScaleStrategy``; see there.
+
+    Attributes:
+        policy: the policy that says which method sums which gradient.
+        sync: the rule by which replicas agree, ``EveryStep`` by default.
+        backend: the backend; ``"auto"`` if the devices decide.
+        bucket_bytes: the number of bytes; None if the measured links decide.
+    """
+
+    algorithm: Algorithm
+    wire: Any
+    sync: Rule | Hierarchical
+    method: Any
+    error_feedback: bool | None
+    bucket_bytes: int | None
+    batch_norm: str
+    own_losses: str | None
+    schedule_file: str | Path | None
+    backend: str
+    policy: MethodPolicy
+
+    @property
+    def in_rounds(self) -> bool:
+        """Whether replicas agree only at the ends of rounds."""
+        return not isinstance(self.sync, EveryStep)
+
+    def of_all_workers(self) -> dict[str, Any]:
+        """Return, by name, what must be equal on all workers."""
+        file = self.schedule_file
+        return {
+            "algorithm": self.algorithm,
+            "wire": repr(WirePolicy.of(self.wire or LOSSLESS)) if self.method is None else None,
+            "method": self.method and repr(self.policy),
+            "error_feedback": self.error_feedback,
+            "bucket_bytes": self.bucket_bytes,
+            "backend": self.backend,
+            "sync": self.sync.describe(),
+            "batch_norm": self.batch_norm,
+            "own_losses": self.own_losses,
+            "schedule_file": file and _choices_of(Path(file)),
+        }
+
+
+def checked(
+    *, transport: str, error_feedback: bool | None, bucket_bytes: Any, **given: Any
+) -> Settings:
+    """Return the settings that arguments of ``ScaleStrategy`` make, or raise."""
+    sync, wire, method = given["sync"], given["wire"], given["method"]
+    rule = _rule(sync, wire=wire, method=method, error_feedback=error_feedback)
+    policy = _policy(wire, method, error_feedback)
+    given["backend"] = backends.checked(
+        given["backend"],
+        policy,
+        error_feedback=error_feedback,
+        algorithm=given["algorithm"],
+        schedule_file=given["schedule_file"],
+        transport=transport,
+        sync=None if isinstance(rule, EveryStep) else rule,
+    )
+    if bucket_bytes is not None:
+        bucket_bytes = number_of_bytes(bucket_bytes, "bucket_bytes")
+    given |= {"sync": rule, "error_feedback": error_feedback, "bucket_bytes": bucket_bytes}
+    return Settings(**given, policy=policy)
+
+
+def check(**given: Any) -> None:
+    """Raise if an argument of ``ScaleStrategy`` is wrong by itself, on any machine."""
+    for name, value in given.items():
+        if name in _ALWAYS or (value is not None and name in _UNLESS_NONE):
+            (_ALWAYS.get(name) or _UNLESS_NONE[name])(value, name)
+
+
+def _checked_rule(sync: Any, name: str) -> Any:
+    expected = "a rule of tfscale.sync, such as tfscale.sync.DiLoCo(every=100), or None"
+    if isinstance(sync, Hierarchical):
+        return sync
+    return arguments.instance(sync, name, Rule, expected)
+
+
+def _slow_after(value: float, name: str) -> float:
+    return checked_patience(DEADLINE, value)[1]
+
+
+_ALWAYS: dict[str, Callable[[Any, str], Any]] = {
+    "algorithm": lambda value, name: checked_algorithm(value, name, "auto"),
+    "batch_norm": lambda value, name: arguments.choice(value, name, ("synchronized", "local")),
+    "deadline": arguments.seconds,
+    "slow_after": _slow_after,
+    "join_timeout": arguments.seconds,
+    "transport": checked_transport,
+    "backend": lambda value, name: arguments.choice(value, name, backends.BACKENDS),
+}
+_UNLESS_NONE: dict[str, Callable[[Any, str], Any]] = {
+    "wire": lambda value, _: WirePolicy.of(value),
+    "cluster_resolver": checked_resolver,
+    "sync": _checked_rule,
+    "method": lambda value, _: MethodPolicy.of(value),
+    "error_feedback": arguments.flag,
+    "bucket_bytes": number_of_bytes,
+    "schedule_file": arguments.path,
+    "own_losses": lambda value, name: arguments.choice(value, name, CHOICES),
+}
+
+
+def _rule(sync: Rule | Hierarchical | None, **of_gradients: Any) -> Rule | Hierarchical:
+    """Return the rule by which replicas agree.
+
+    Args:
+        sync: the user's argument ``sync``.
+        of_gradients: arguments that say how the gradients of a step are sent.
+
+    Raises:
+        ValueError: the rule does not work with Keras 2, or with an argument for gradients.
+    """
+    if sync is None or isinstance(sync, EveryStep):
+        return EveryStep()
+    if KERAS_2:
+        raise ValueError(
+            f"sync={sync!r} needs Keras 3, and this is Keras 2: leave sync out, and replicas agree "
+            "after every step"
+        )
+    given = {name: value for name, value in of_gradients.items() if value is not None}
+    sums = isinstance(sync, Hierarchical) or sync.start
+    if given and not sums:
+        said = " and ".join(f"{name}={value!r}" for name, value in given.items())
+        raise ValueError(
+            f"{said} says how gradients are sent, and with sync={sync!r} none are: replicas send "
+            "weights, or differences of weights. Say it of these: "
+            'sync=tfscale.sync.DiLoCo(every=100, wire="int8")'
+        )
+    return sync
+
+
+def _policy(wire: Any, method: Any, error_feedback: bool | None) -> MethodPolicy:
+    if method is None:
+        return WirePolicy.of(LOSSLESS if wire is None else wire).methods(error_feedback)
+    for name, other in {"wire": wire, "error_feedback": error_feedback}.items():
+        if other is not None:
+            raise ValueError(
+                f"method={method!r} says how gradients become sums, and {name}={other!r} says so, "
+                'too. Leave one of them out: method={"head": "bf16", "*": Wire("int8", '
+                "feedback=True)} says all that wire and error_feedback can"
+            )
+    return MethodPolicy.of(method)
+
+
+def _choices_of(schedule_file: Path) -> str:
+    try:
+        return records.read_text(schedule_file)
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"schedule_file={str(schedule_file)!r} is not here: each worker reads a file of that "
+            "name, which strategy.dump writes"
+        ) from None
