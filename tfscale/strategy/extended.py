@@ -37,10 +37,10 @@ from tfscale.exchange.state import BEGINS_ALIKE
 from tfscale.native import Group
 from tfscale.native.group import has_started, host_of, resolver_of, starting
 from tfscale.native.memory import keep_memory
-from tfscale.native.transport import checked
 from tfscale.strategy import signals
 from tfscale.strategy.building import take_over
 from tfscale.strategy.own_losses import summed_backwards
+from tfscale.strategy.settings import Settings
 from tfscale.strategy.step import this_step
 from tfscale.strategy.variables import made
 from tfscale.support import arguments
@@ -107,20 +107,11 @@ class Extended(ExtendedOfWorkers):
 
     _enable_check_health = False  # the engine detects failed workers by itself, and sooner
 
-    def __init__(
-        self,
-        container: tf.distribute.Strategy,
-        devices: Sequence[str] | None,
-        cluster_resolver: Any,
-        deadline: float,
-        slow_after: float,
-        join_timeout: float,
-        transport: str,
-    ) -> None:
-        self._patience = (deadline, slow_after)
-        self._transport = checked(transport)
-        self._wanted = devices
-        cluster_resolver = resolver_of(cluster_resolver, join_timeout, devices)
+    def __init__(self, container: tf.distribute.Strategy, settings: Settings) -> None:
+        deadline, join_timeout = settings.deadline, settings.join_timeout
+        self._patience = (deadline, settings.slow_after)
+        self._transport, self._wanted = settings.transport, settings.devices
+        cluster_resolver = resolver_of(settings.cluster_resolver, join_timeout, self._wanted)
         keep_memory()
         # For a second strategy, TensorFlow would restart its server. The server would then forget
         # a faster worker that has already asked to join.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,8 @@ class Settings:
 
     algorithm: Algorithm
     wire: Any
+    devices: Sequence[str] | None
+    cluster_resolver: Any
     sync: Rule | Hierarchical
     method: Any
     error_feedback: bool | None
@@ -43,6 +45,10 @@ class Settings:
     batch_norm: str
     own_losses: str | None
     schedule_file: str | Path | None
+    deadline: float
+    slow_after: float
+    join_timeout: float
+    transport: str
     backend: str
     policy: MethodPolicy
 
@@ -68,25 +74,19 @@ class Settings:
         }
 
 
-def checked(
-    *, transport: str, error_feedback: bool | None, bucket_bytes: Any, **given: Any
-) -> Settings:
+def checked(**given: Any) -> Settings:
     """Return the settings that arguments of ``ScaleStrategy`` make, or raise."""
-    sync, wire, method = given["sync"], given["wire"], given["method"]
-    rule = _rule(sync, wire=wire, method=method, error_feedback=error_feedback)
-    policy = _policy(wire, method, error_feedback)
-    given["backend"] = backends.checked(
-        given["backend"],
-        policy,
-        error_feedback=error_feedback,
-        algorithm=given["algorithm"],
-        schedule_file=given["schedule_file"],
-        transport=transport,
-        sync=None if isinstance(rule, EveryStep) else rule,
-    )
-    if bucket_bytes is not None:
-        bucket_bytes = number_of_bytes(bucket_bytes, "bucket_bytes")
-    given |= {"sync": rule, "error_feedback": error_feedback, "bucket_bytes": bucket_bytes}
+    check(**given)
+    of_gradients = {name: given[name] for name in ("wire", "method", "error_feedback")}
+    rule, policy = _rule(given["sync"], **of_gradients), _policy(**of_gradients)
+    of_engine = {name: given[name] for name in ("algorithm", "schedule_file", "transport")}
+    of_engine["sync"] = None if isinstance(rule, EveryStep) else rule
+    feedback, size = given["error_feedback"], given["bucket_bytes"]
+    given |= {
+        "sync": rule,
+        "backend": backends.checked(given["backend"], policy, feedback, **of_engine),
+        "bucket_bytes": None if size is None else number_of_bytes(size, "bucket_bytes"),
+    }
     return Settings(**given, policy=policy)
 
 

@@ -28,14 +28,14 @@ class Losses:
         reads_before: in an eager step, how often the step had read its share when a layer last
             added a loss.
         scaled: in an eager step, the ids of added losses that have been scaled.
-        results: in a step whose logs the user makes, the results of metrics, by their ids; None
-            once the logs are made.
+        results: results of metrics, by their ids, until the logs of the step are made; None
+            afterwards, and outside of the steps of ``fit``.
     """
 
     are_read: bool = False
     reads_before: int = 0
     scaled: set[int] = dataclasses.field(default_factory=set)
-    results: dict[int, Any] | None = dataclasses.field(default_factory=dict)
+    results: dict[int, Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -45,7 +45,7 @@ from tfscale.strategy.building import refuse_foreign
 from tfscale.strategy.protocols import Strategy
 from tfscale.strategy.rows import shared_out
 from tfscale.strategy.share import Share
-from tfscale.strategy.step import Step, during, on_a_replica, this_step
+from tfscale.strategy.step import Losses, Step, during, on_a_replica, this_step
 from tfscale.strategy.step_graph import StepGraph
 
 
@@ -76,7 +76,7 @@ def step_of_replica(strategy: Strategy, step: ModelStep, fn: Callable[..., Any])
 
     @tf.autograph.experimental.do_not_convert
     def made(data: Any) -> Any:
-        begun = Step(model=model, is_own=step.is_own)
+        begun = Step(model=model, is_own=step.is_own, losses=Losses(results={}))
         if course is not None:  # replicas may make the step alone
             with _only_with(data):
                 begun = dataclasses.replace(begun, alone=course.before_step(), group=course.group)

@@ -32,7 +32,7 @@ from tfscale.strategy import building, keras2_applying, making, origin, predicti
 from tfscale.strategy.extended import Extended
 from tfscale.strategy.own_losses import part_of_mean
 from tfscale.strategy.rounds import Rounds
-from tfscale.strategy.settings import DEADLINE, check, checked
+from tfscale.strategy.settings import DEADLINE, checked
 from tfscale.strategy.step import this_step
 from tfscale.sync import Hierarchical, Rule
 
@@ -120,26 +120,18 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
         backend: str = "auto",
     ) -> None:
         installed.check()
-        check(
-            algorithm=algorithm, wire=wire, cluster_resolver=cluster_resolver, sync=sync,
-            method=method, error_feedback=error_feedback, bucket_bytes=bucket_bytes,
-            own_losses=own_losses, batch_norm=batch_norm, schedule_file=schedule_file,
+        settings = checked(
+            algorithm=algorithm, wire=wire, devices=devices, cluster_resolver=cluster_resolver,
+            sync=sync, method=method, error_feedback=error_feedback, bucket_bytes=bucket_bytes,
+            batch_norm=batch_norm, own_losses=own_losses, schedule_file=schedule_file,
             deadline=deadline, slow_after=slow_after, join_timeout=join_timeout,
             transport=transport, backend=backend,
-        )  # fmt: skip
-        settings = checked(
-            algorithm=algorithm, wire=wire, sync=sync, method=method, error_feedback=error_feedback,
-            bucket_bytes=bucket_bytes, batch_norm=batch_norm, own_losses=own_losses,
-            schedule_file=schedule_file, transport=transport, backend=backend,
         )  # fmt: skip
         self.sync, self.own_losses = settings.sync, own_losses
         self.synchronizes_batch_norm = batch_norm == "synchronized"
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.rounds: Rounds | None = None
-        patience = (deadline, slow_after, join_timeout)
-        tf.distribute.Strategy.__init__(
-            self, Extended(self, devices, cluster_resolver, *patience, transport)
-        )
+        tf.distribute.Strategy.__init__(self, Extended(self, settings))
         settings = making.join_workers(self.extended, settings)
         exchange = making.connect(self, settings)
         parts = making.summing(self, exchange, settings)
