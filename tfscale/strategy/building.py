@@ -6,7 +6,7 @@ import contextlib
 import functools
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -44,12 +44,10 @@ def prepare_to_build(strategy: Strategy) -> None:
         hooks.SYMBOLIC_BUILD.put(model, build)
 
 
-def begin_fit(strategy: Strategy) -> None:
-    """Compare models and lengths of workers, if a ``fit`` enters the strategy's scope."""
-    beginning = fit.begins()
-    if beginning is None:
-        return
-    model, callbacks, length = beginning
+def begin_fit(
+    strategy: Strategy, model: keras.Model, callbacks: Sequence[Any], length: Mapping[str, Any]
+) -> None:
+    """Compare the model and the length of a ``fit`` that begins with those of other workers."""
     join.same_model(strategy.extended.hosts, model)
     join.same_length(strategy.extended.hosts, length)
     if strategy.extended.worker == 0:

@@ -160,7 +160,9 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
         """Return a context; models, optimizers and variables made in it belong to this strategy."""
         origin.refuse_other_scope(self)
         building.prepare_to_build(self)
-        building.begin_fit(self)
+        beginning = fit.begins()
+        if beginning is not None:
+            building.begin_fit(self, *beginning)
         return super().scope()
 
     @autograph_artifact
