@@ -24,13 +24,7 @@ FLOORS = (
 )
 # Circles of imports inside rooms that still have to be opened, each as the files that it ties.
 OPEN_CIRCLES = {
-    "analysis/curvature/eigenvalues lanczos operator samples spectrum",
-    "analysis/curvature/of_model surface",
-    "callbacks/batch_growth curvature_growth",
-    "collectives/draw flow schedule simulate verify",
     "strategy/course outside replica_round rounds",
-    "tools/bench/fit_trace fit_worker",
-    "training/schedules/plot schedule",
 }
 NATIVE_FLOORS = (("wire",), ("engine", "optimizers", "compression"), ("transport",), ("kernels",))
 
