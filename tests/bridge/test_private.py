@@ -467,10 +467,10 @@ def test_losses_are_scaled_by_the_number_of_replicas_that_the_strategy_tells(str
     """Keras asks in each step; while it lasts the answer is a share."""
     from keras.src.losses.loss import scale_loss_for_distribution, unscale_loss_for_distribution
 
-    from tfscale.strategy.current import during
+    from tfscale.strategy.step import Step, during
 
     share = Share(2, tf.constant(1), tf.constant(8))
-    with strategy.scope(), during(count=share):
+    with strategy.scope(), during(Step(share=share)):
         assert scale_loss_for_distribution(tf.constant(1.0)) == 1 / 8
         assert unscale_loss_for_distribution(tf.constant(1.0)) == 8
 

@@ -14,7 +14,7 @@ DEVICES = ["CPU:0", "CPU:1"]
 
 @pytest.fixture(autouse=True)
 def nothing_told(monkeypatch):
-    monkeypatch.setattr(inexact, "_told", set())
+    monkeypatch.setattr(inexact, "_warned", set())
 
 
 def told(caplog, strategy, layers, loss="mse"):

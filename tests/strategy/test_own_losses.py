@@ -100,7 +100,7 @@ def trained(model):
 
 @pytest.fixture(autouse=True)
 def nobody_was_told(monkeypatch):
-    monkeypatch.setattr(own_losses, "_told", set())
+    monkeypatch.setattr(own_losses, "_warned", set())
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from tfscale.bridge.fit import forget_train_function
 from tfscale.bridge.output import keep_out_of_bar
 from tfscale.callbacks import progress
 from tfscale.exchange.explain import Row
-from tfscale.exchange.figures import figures_of
+from tfscale.exchange.scaling import scaling
 from tfscale.native.bucket import BucketId
 from tfscale.support import arguments
 from tfscale.support.names import TIMELINE_VARIABLE
@@ -179,7 +179,7 @@ class Telemetry(keras.callbacks.Callback):
             self._sent_before = self._engine_log.sent()
             if self._watches(self.model):
                 self._samples = Samples(self._engine_log.communicators[0].device)
-                strategy.reducer.watch = self._samples.watch
+                self._engine_log.watch(self._samples.watch)
         keep_out_of_bar(_NOT_IN_BAR)
         self._open_sinks()
         self._write("start", **self._about())
@@ -220,10 +220,15 @@ class Telemetry(keras.callbacks.Callback):
         self._close(now)
         self._read()
         numbers = self._numbers(self._epoch_whole, self._epoch_usual)
-        figures = figures_of(self.model.distribute_strategy)
+        figures = self._round_figures()
         self._write("epoch", epoch=epoch, step=self._step, **numbers, **figures)
         if self._progress and logs is not None:
             logs.update(_without_step_ms(numbers))
+
+    def _round_figures(self) -> dict[str, float]:
+        """Return the figures of rounds, if replicas synchronize only in rounds."""
+        ours = scaling(self.model.distribute_strategy)
+        return {} if ours is None else ours.figures_of_rounds()
 
     def on_train_end(self, logs: Any = None) -> None:
         """Write the totals, and close the files."""
@@ -239,8 +244,8 @@ class Telemetry(keras.callbacks.Callback):
             if sink is not None:
                 sink.close()
         self._lines = self._board = None
-        if self._samples is not None:
-            self.model.distribute_strategy.reducer.watch = None
+        if self._samples is not None and self._engine_log is not None:
+            self._engine_log.watch(None)
             forget_train_function(self.model)  # the next function has no samples
 
     # # ----------------------------------------------------------------- people

@@ -12,7 +12,8 @@ import tensorflow as tf
 from tfscale.compression.policy import policy_of
 from tfscale.native.group import DEFAULT_JOIN_TIMEOUT, resolver_of, tasks_of
 from tfscale.strategy.extended import local_devices
-from tfscale.strategy.strategy import ScaleStrategy, check
+from tfscale.strategy.settings import check
+from tfscale.strategy.strategy import ScaleStrategy
 
 
 def auto_strategy(**arguments: Any) -> tf.distribute.Strategy:

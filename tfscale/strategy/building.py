@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import keras
 
@@ -21,14 +23,13 @@ from tfscale.bridge.objects import (
 )
 from tfscale.bridge.protocols import Optimizer
 from tfscale.exchange.state import ExchangeState
-from tfscale.strategy import origin
-from tfscale.strategy.current import on_a_replica
+from tfscale.strategy import join, origin
+from tfscale.strategy.protocols import Strategy
+from tfscale.strategy.step import on_a_replica
+from tfscale.support.names import TIMELINE_VARIABLE
 
-if TYPE_CHECKING:
-    from tfscale.strategy.strategy import ScaleStrategy
 
-
-def prepare_to_build(strategy: ScaleStrategy) -> None:
+def prepare_to_build(strategy: Strategy) -> None:
     """Let Keras try to build a model before its first step, and continue if that fails.
 
     With a strategy, Keras builds a model by calling it on symbolic inputs, outside of all replicas.
@@ -43,8 +44,36 @@ def prepare_to_build(strategy: ScaleStrategy) -> None:
         hooks.SYMBOLIC_BUILD.put(model, build)
 
 
+def begin_fit(
+    strategy: Strategy, model: keras.Model, callbacks: Sequence[Any], length: Mapping[str, Any]
+) -> None:
+    """Compare the model and the length of a ``fit`` that begins with those of other workers."""
+    join.same_model(strategy.extended.hosts, model)
+    join.same_length(strategy.extended.hosts, length)
+    if strategy.extended.worker == 0:
+        _say_if_no_timeline(callbacks)
+    if strategy.rounds is not None:
+        strategy.rounds.begins(model, callbacks, length)
+
+
+def _say_if_no_timeline(callbacks: Sequence[Any]) -> None:
+    """Warn if a timeline is requested and no callback records it.
+
+    The launcher could only report this at the end, perhaps after days.
+    """
+    if not os.environ.get(TIMELINE_VARIABLE):
+        return
+    from tfscale.callbacks import telemetry
+
+    if not any(isinstance(each, telemetry.Telemetry) for each in callbacks):
+        logging.getLogger("tfscale").warning(
+            "tfscale launch --timeline asks for a timeline, and this fit records none: give it the "
+            "callback tfscale.callbacks.Telemetry(), which records steps 10 to 12"
+        )
+
+
 def _build_if_possible(
-    strategy: ScaleStrategy, build: Callable[..., None], model: keras.Model, data_batch: Any
+    strategy: Strategy, build: Callable[..., None], model: keras.Model, data_batch: Any
 ) -> None:
     """Build a model if that is possible; Keras calls this in the strategy's scope."""
     hooks.SYMBOLIC_BUILD.off(model)
@@ -70,7 +99,7 @@ def _build_optimizer(model: keras.Model) -> None:
         optimizer.build(model.trainable_variables)
 
 
-def _adopt_metrics(strategy: ScaleStrategy, model: keras.Model) -> None:
+def _adopt_metrics(strategy: Strategy, model: keras.Model) -> None:
     """Make the variables of metrics again, in the scope, if they were made outside of the scope.
 
     No counts are lost: Keras resets metrics before the first step.
@@ -80,7 +109,7 @@ def _adopt_metrics(strategy: ScaleStrategy, model: keras.Model) -> None:
             make_anew(variable)
 
 
-def take_over(strategy: ScaleStrategy, model: keras.Model) -> None:
+def take_over(strategy: Strategy, model: keras.Model) -> None:
     """Give the strategy a model that is being compiled in its scope.
 
     A model that is not built yet may have been made outside of the scope.
@@ -89,14 +118,14 @@ def take_over(strategy: ScaleStrategy, model: keras.Model) -> None:
     give_strategy(model, strategy)
 
 
-def refuse_foreign(strategy: ScaleStrategy, model: keras.Model) -> None:
+def refuse_foreign(strategy: Strategy, model: keras.Model) -> None:
     """Raise if a part of the model was made outside of the strategy's scope."""
     origin.refuse(strategy, f"the model {model.name!r}", model.variables)
     for optimizer in optimizers_of(model):
         origin.refuse(strategy, f"the optimizer {optimizer.name!r}", optimizer.variables)
 
 
-def remember(strategy: ScaleStrategy, optimizer: Optimizer) -> None:
+def remember(strategy: Strategy, optimizer: Optimizer) -> None:
     """Give an optimizer its exchange state when it is built, before a file is loaded into it."""
     if KERAS_2:
         ExchangeState.of(optimizer, strategy)
@@ -105,7 +134,7 @@ def remember(strategy: ScaleStrategy, optimizer: Optimizer) -> None:
 
 
 def _build_with_state(
-    strategy: ScaleStrategy, build: Callable[..., None], optimizer: Optimizer, variables: Any
+    strategy: Strategy, build: Callable[..., None], optimizer: Optimizer, variables: Any
 ) -> None:
     several = strategy.extended.number_of_replicas > 1
     if several and called_by("apply", levels=2) and not on_a_replica():
@@ -120,7 +149,7 @@ def _build_with_state(
         strategy.rounds.built(optimizer, state)
 
 
-def watch_seeds(strategy: ScaleStrategy) -> None:
+def watch_seeds(strategy: Strategy) -> None:
     """Save the seeds of a model that is about to train with its optimizer.
 
     This does nothing with Keras 2, whose layers do not expose their seeds.

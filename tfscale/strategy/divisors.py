@@ -10,8 +10,9 @@ import math
 
 import tensorflow as tf
 
-from tfscale.strategy import share
-from tfscale.strategy.share import BATCH, SCALES, TURNS, bits_of
+from tfscale.strategy.share import SCALES
+from tfscale.strategy.step import this_step
+from tfscale.strategy.step_graph import BATCH, TURNS
 
 DIVIDES = ("RealDiv", "DivNoNan", "Div")
 REDUCES = ("Sum", "Mean")
@@ -25,7 +26,7 @@ _OF_SHAPES = ("Mul", "Prod", "StridedSlice", "AddV2", "Sub", *_KEEPS_DIVISOR)
 
 def varies(tensor: tf.Tensor) -> bool:
     """Return whether a tensor depends on the batch, or on this replica's share of the batch."""
-    return bool(bits_of(tensor) & (BATCH | SCALES))
+    return this_step().graph.depends_on(BATCH | SCALES, tensor)
 
 
 def reduces_the_batch(tensor: tf.Tensor) -> bool:
@@ -35,14 +36,15 @@ def reduces_the_batch(tensor: tf.Tensor) -> bool:
     they lie along the first axis, unless an operation has moved it.
     """
     x, axes = tensor.op.inputs
-    axes, rows, rank = tf.get_static_value(axes), share.static_rows(), x.shape.rank
-    if axes is None or rank is None or not bits_of(x) & BATCH:
+    axes, graph, rank = tf.get_static_value(axes), this_step().graph, x.shape.rank
+    if axes is None or rank is None or not graph.depends_on(BATCH, x):
         return False
     reduced = {int(axis) % rank for axis in axes.reshape([-1])}
     unknown = {axis for axis, size in enumerate(x.shape) if size is None}
+    rows = graph.static_rows
     if rows is None and len(unknown) <= 1:
         return bool(unknown & reduced)
-    if len(reduced) < rank and (0 not in reduced or bits_of(x) & TURNS):
+    if len(reduced) < rank and (0 not in reduced or graph.depends_on(TURNS, x)):
         return False
     sizes = [x.shape[axis] for axis in (reduced if len(reduced) == rank else [0])]
     return None in sizes or (rows is not None and math.prod(sizes) % rows == 0)
@@ -104,6 +106,6 @@ def whole_divisor(divisor: tf.Tensor) -> tf.Tensor:
         whole = reduce(whole_divisor(op.inputs[0]), op.inputs[1], op.get_attr("keep_dims"))
         return tf.cast(whole, divisor.dtype)
     if op.type == "Mean":
-        weight = share.of_elements(op.inputs[0]).weight(divisor.dtype)
+        weight = this_step().share_of_elements(op.inputs[0]).weight(divisor.dtype)
         divisor = tf.math.multiply_no_nan(divisor, weight)
-    return share.summed(divisor)
+    return this_step().sum_over_rows(divisor)

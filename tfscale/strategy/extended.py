@@ -19,7 +19,6 @@ import tensorflow as tf
 from tfscale.bridge.calls import caller, goes_back
 from tfscale.bridge.feed import Batches, BatchesOfReplicas, untuned
 from tfscale.bridge.fit import compiling, joins_predictions
-from tfscale.bridge.gradients import ending_with_their_graphs
 from tfscale.bridge.objects import OPTIMIZERS
 from tfscale.bridge.tensorflow import (
     CollectiveAllReduce,
@@ -39,11 +38,11 @@ from tfscale.exchange.team import Team
 from tfscale.native import Group
 from tfscale.native.group import has_started, host_of, resolver_of, starting
 from tfscale.native.memory import keep_memory
-from tfscale.native.transport import checked
 from tfscale.strategy import signals
 from tfscale.strategy.building import take_over
-from tfscale.strategy.current import current
 from tfscale.strategy.own_losses import summed_backwards
+from tfscale.strategy.settings import Settings
+from tfscale.strategy.step import this_step
 from tfscale.strategy.variables import made
 from tfscale.support import arguments
 
@@ -83,7 +82,7 @@ _TENSORFLOWS = ("collective_all_reduce_strategy", "mirrored_strategy")
 
 
 @contextlib.contextmanager
-def _without_tensorflows_words() -> Iterator[None]:
+def _quiet_tensorflow_logs() -> Iterator[None]:
     """Silence what TensorFlow's classes log about their collectives, which tfscale replaces."""
 
     def of_others(record: logging.LogRecord) -> bool:
@@ -107,25 +106,16 @@ class Extended(ExtendedOfWorkers):
 
     _enable_check_health = False  # the engine detects failed workers by itself, and sooner
 
-    def __init__(
-        self,
-        container: tf.distribute.Strategy,
-        devices: Sequence[str] | None,
-        cluster_resolver: Any,
-        deadline: float,
-        slow_after: float,
-        join_timeout: float,
-        transport: str,
-    ) -> None:
-        self._patience = (deadline, slow_after)
-        self._transport = checked(transport)
-        self._wanted = devices
-        cluster_resolver = resolver_of(cluster_resolver, join_timeout, devices)
+    def __init__(self, container: tf.distribute.Strategy, settings: Settings) -> None:
+        deadline, join_timeout = settings.deadline, settings.join_timeout
+        self._patience = (deadline, settings.slow_after)
+        self._transport, self._wanted = settings.transport, settings.devices
+        cluster_resolver = resolver_of(settings.cluster_resolver, join_timeout, self._wanted)
         keep_memory()
         # For a second strategy, TensorFlow would restart its server. The server would then forget
         # a faster worker that has already asked to join.
         self._std_server_started = has_started()
-        with starting(cluster_resolver, deadline, join_timeout), _without_tensorflows_words():
+        with starting(cluster_resolver, deadline, join_timeout), _quiet_tensorflow_logs():
             super().__init__(container, cluster_resolver, _options())
         if self._task_type is not None:  # TensorFlow's server catches SIGTERM
             signals.listen(f"/job:{self._task_type}/task:{self._task_id}")
@@ -190,46 +180,32 @@ class Extended(ExtendedOfWorkers):
 
     # -- reductions
 
-    def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
-        with ending_with_their_graphs():
-            return super()._call_for_each_replica(fn, args, kwargs)
-
     def _use_merge_call(self) -> bool:
         # Each replica reduces by its own operation. So replicas need not meet in one thread, and
         # reductions work within branches and loops.
         return False
 
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
-        if current.reduced or self._num_replicas_in_sync == 1:
+        if self._num_replicas_in_sync == 1:
             return value
-        if current.alone is True and current.group is None:
-            return value
-        if isinstance(current.alone, bool):
-            return self._reduced(reduce_op, value, goes_back())
-        backwards, flat = goes_back(), tf.nest.flatten(value)
+        step, backwards = this_step(), goes_back()
 
-        def reduced() -> Any:
-            return tf.nest.flatten(self._reduced(reduce_op, value, backwards))
+        def reduced(team: Team, own: list[Any]) -> list[Any]:
+            def sums(tensors: list[Any]) -> list[Any]:
+                return team.together(
+                    lambda replica, each: sum_all(team, replica, each, "reduce"), tensors
+                )
 
-        chosen = tf.cond(current.alone, lambda: flat, reduced)
-        return tf.nest.pack_sequence_as(value, chosen)
+            if backwards and step.rows is not None:
+                found = summed_backwards(sums, own)
+            else:
+                found = sums([step.counted(x) for x in own])
+            if reduce_op == tf.distribute.ReduceOp.MEAN:
+                holders = team.size if step.rows is None else step.rows.holders
+                found = [_divided(x, holders) for x in found]
+            return found
 
-    def _reduced(self, reduce_op: Any, value: Any, backwards: bool) -> Any:
-        team = current.group if current.alone is True else self.team
-
-        def sums(tensors: list[Any]) -> list[Any]:
-            return team.together(
-                lambda replica, own: sum_all(team, replica, own, "reduce"), tensors
-            )
-
-        flat, holders = tf.nest.flatten(value), team.size
-        if current.rows is not None:
-            holders = current.rows.holders
-            flat = summed_backwards(sums, flat) if backwards else sums(_counted(flat))
-        else:
-            flat = sums(flat)
-        if reduce_op == tf.distribute.ReduceOp.MEAN:
-            flat = [_divided(x, holders) for x in flat]
+        flat = step.together(self.team, reduced, tf.nest.flatten(value))
         return tf.nest.pack_sequence_as(value, flat)
 
     def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
@@ -335,11 +311,6 @@ def _task(device: str) -> tuple[str, ...] | None:
 
 def _options() -> Options:
     return Options(implementation=CommunicationImplementation.RING)
-
-
-def _counted(tensors: list[Any]) -> list[Any]:
-    """Return the tensors, or zeros on a replica without rows, which adds nothing to a sum."""
-    return [current.rows.counted(x) for x in tensors]
 
 
 def _divided(x: Any, by: Any) -> Any:

@@ -4,36 +4,30 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import keras
 
 from tfscale.bridge.protocols import Layer
 
-if TYPE_CHECKING:
-    from tfscale.strategy.strategy import ScaleStrategy
+_warned: set[str] = set()
 
 
-_told: set[str] = set()
-
-
-def warn(strategy: ScaleStrategy, layers: list[Layer]) -> None:
+def warn(layers: list[Layer], replicas: int, synchronizes_batch_norm: bool) -> None:
     """Warn of inexact layers, while a training step for several replicas is traced."""
-    for sentence in _reasons(strategy, layers):
-        tell(sentence)
+    for sentence in _reasons(layers, replicas, synchronizes_batch_norm):
+        warn_once(sentence)
 
 
-def tell(sentence: str) -> None:
+def warn_once(sentence: str) -> None:
     """Log a sentence on a difference from one device, once for each sentence."""
-    if sentence not in _told:
-        _told.add(sentence)
+    if sentence not in _warned:
+        _warned.add(sentence)
         logging.getLogger("tfscale").warning("not as on one device: %s", sentence)
 
 
-def _reasons(strategy: ScaleStrategy, layers: list[Layer]) -> Iterator[str]:
-    replicas = strategy.extended.number_of_replicas
+def _reasons(layers: list[Layer], replicas: int, synchronizes_batch_norm: bool) -> Iterator[str]:
     local = [x for x in layers if isinstance(x, keras.layers.BatchNormalization)]
-    if local and not strategy.synchronizes_batch_norm:
+    if local and not synchronizes_batch_norm:
         yield (
             f"with batch_norm='local' {_names(local)} normalize by one replica's samples, "
             f"{replicas} times fewer than the batch has, so their statistics have "
@@ -50,7 +44,7 @@ def _reasons(strategy: ScaleStrategy, layers: list[Layer]) -> Iterator[str]:
 
 def warn_of_a_number(name: str) -> None:
     """Warn of a loss object that returns one number for all samples of a replica."""
-    tell(
+    warn_once(
         f"the loss {name!r} gives one number for all samples. tfscale takes it for their mean, "
         "which is wrong if the loss divides by a mask or by weights. To be exact, let it return "
         "one number for each sample."

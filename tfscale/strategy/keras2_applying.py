@@ -1,4 +1,4 @@
-"""Hooks that make an optimizer of Keras 2 apply sums over all replicas; see applying.py.
+"""Hooks that make an optimizer of Keras 2 apply sums over all replicas; see steps.py.
 
 tensorflow-addons needs Keras 2. Keras 2 itself sums gradients before it clips them, and collects
 logs and predictions of several workers. So the strategy changes less: it sends the sums through its
@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -21,14 +21,12 @@ from tfscale.bridge.fit import fitted
 from tfscale.bridge.objects import measures_curvature
 from tfscale.bridge.protocols import Optimizer
 from tfscale.exchange.state import ExchangeState
-from tfscale.strategy.applying import sum_of_curvature
-
-if TYPE_CHECKING:
-    from tfscale.strategy.strategy import ScaleStrategy
+from tfscale.strategy.gradients import sum_of_curvature
+from tfscale.strategy.protocols import Strategy
 
 
 @contextlib.contextmanager
-def hooked(strategy: ScaleStrategy, optimizers: Iterable[Optimizer]) -> Iterator[None]:
+def summing(strategy: Strategy, optimizers: Iterable[Optimizer]) -> Iterator[None]:
     """Make these optimizers, and that of the model in ``fit``, sum by buckets in this context."""
     model = fitted()
     of_model = getattr(model, "optimizer", None)
@@ -46,7 +44,7 @@ _SUMS = (hooks.AGGREGATE_GRADIENTS, hooks.LEGACY_AGGREGATE_GRADIENTS)
 
 
 def _sums(
-    strategy: ScaleStrategy, _: Callable[..., Any], optimizer: Optimizer, grads_and_vars: Any
+    strategy: Strategy, _: Callable[..., Any], optimizer: Optimizer, grads_and_vars: Any
 ) -> list[tuple[Any, Any]]:
     gradients, variables = map(list, zip(*grads_and_vars, strict=True))
     if isinstance(optimizer, keras.optimizers.Optimizer):

@@ -26,9 +26,9 @@ from tfscale.bridge import hooks
 from tfscale.bridge.losses import Reduction, sum_of_losses
 from tfscale.bridge.objects import is_variable, loss_tracker
 from tfscale.bridge.protocols import Layer, Metric
-from tfscale.strategy import own_losses, share
-from tfscale.strategy.current import current, during
-from tfscale.strategy.share import Share, is_scaled
+from tfscale.strategy import own_losses
+from tfscale.strategy.share import Share
+from tfscale.strategy.step import during, this_step
 
 Compute = Callable[..., Any]
 
@@ -49,55 +49,56 @@ def weighted(model: keras.Model, layers: list[Layer]) -> Iterator[None]:
         yield
 
 
-def _in_step() -> bool:
-    return isinstance(current.count, Share)
-
-
 def reduced(call: Callable[..., Any], losses: Any, how: Reduction) -> Any:
     """Reduce the losses of this replica's elements to its part of the whole batch's loss."""
-    if not _in_step():
+    step = this_step()
+    if step.share is None:
         return call(losses, how)
-    since, one_number = current.reads, losses.shape.rank == 0
+    since, one_number = step.share.reads, losses.shape.rank == 0
     if how.is_mean and not one_number:
-        with during(count=_share_of(losses, how)):
+        with during(dataclasses.replace(step, share=_share_of(losses, how))):
             return call(losses, how)
     loss = call(losses, how)
     if how.reduction == "sum" and not one_number:
-        return loss * current.count.present(loss.dtype)
-    if how.is_mean and not is_scaled(loss, since):
+        return loss * step.share.present(loss.dtype)
+    if how.is_mean and not step.is_scaled(loss, since):
         return own_losses.one_loss_for_all(loss)
     return loss
 
 
 def _share_of(losses: tf.Tensor, how: Reduction) -> Share:
-    held = how.divisor()
-    return share.of_elements(losses) if held is None else share.of_divisor(held)
+    held, step = how.divisor(), this_step()
+    return step.share_of_elements(losses) if held is None else step.share_of_divisor(held)
 
 
 def _compute_loss(compute: Compute, model: keras.Model, *args: Any, **kwargs: Any) -> Any:
-    since = current.reads
+    step = this_step()
+    since = 0 if step.share is None else step.share.reads
     loss = compute(model, *args, **kwargs)
-    if loss is None or not _in_step():
+    if loss is None or step.share is None:
         return loss
     of_keras = type(model).compute_loss is keras.Model.compute_loss
     if of_keras and loss.shape.rank > 0:  # reduction="none": metrics need one loss per sample
-        return loss if is_scaled(loss, since) else loss * current.count.present(loss.dtype)
+        return loss if step.is_scaled(loss, since) else loss * step.share.present(loss.dtype)
     return own_losses.scaled_loss(loss, since, sums=of_keras or loss.shape.rank > 0)
 
 
 def _add_up_losses(add_up: Compute, model: keras.Model, loss: Any) -> Any:
     """Add up losses of layers; ``add_up`` of TensorFlow's trainer also scales them."""
+    step = this_step()
     if tf.executing_eagerly():
-        return sum_of_losses(model, loss) if id(loss) in current.scaled else add_up(model, loss)
+        is_scaled = id(loss) in step.losses.scaled
+        return sum_of_losses(model, loss) if is_scaled else add_up(model, loss)
     total = sum_of_losses(model, loss)
-    return own_losses.scaled_loss(total) if _in_step() else total
+    return total if step.share is None else own_losses.scaled_loss(total)
 
 
 def _add_loss(add_loss: Compute, layer: Layer, loss: Any) -> Any:
     """Record an added loss as scaled if the share was just read: eager steps have no graph."""
-    if current.reads > current.noted:
-        current.scaled.update(id(one) for one in tf.nest.flatten(loss))
-    current.noted = current.reads
+    step = this_step()
+    if step.of_rows.reads > step.losses.reads_before:
+        step.losses.scaled.update(id(one) for one in tf.nest.flatten(loss))
+    step.losses.reads_before = step.of_rows.reads
     return add_loss(layer, loss)
 
 
@@ -110,16 +111,16 @@ def _update_mean(
     With ``reduction="none"`` Keras does not divide losses by the number of replicas, but multiplies
     the logged loss by that number. So the loss tracker gets losses that are divided.
     """
-    all_have_it, values = _all_have(values), _read(values)
-    if _in_step() and all_have_it:
-        sample_weight = current.count.weight() if sample_weight is None else sample_weight
-    elif _in_step() and _is_floating(values):
-        of_rows = current.count.weight(values.dtype)
+    step, all_have_it, values = this_step(), _all_have(values), _read(values)
+    if step.share is not None and all_have_it:
+        sample_weight = step.share.weight() if sample_weight is None else sample_weight
+    elif step.share is not None and _is_floating(values):
+        of_rows = step.share.weight(values.dtype)
         if values.shape.rank == 0:
             values = _of_one_replica(values, of_rows, sample_weight)
             if sample_weight is None:
                 sample_weight = of_rows
-        elif metric is loss_tracker(current.model):
+        elif metric is loss_tracker(step.model):
             values = values * of_rows
     return original(metric, values, sample_weight=sample_weight)
 
@@ -128,14 +129,14 @@ def _update_sum(
     original: Callable[..., Any], metric: Metric, values: Any, sample_weight: Any = None
 ) -> Any:
     """Add a replica's part to a sum, if a metric gets one number for a batch."""
-    all_have_it, values = _all_have(values), _read(values)
-    if _in_step() and all_have_it:
-        values = current.count.weight() * tf.cast(values, tf.float32)
-    elif _in_step() and _is_floating(values) and values.shape.rank == 0:
+    share, all_have_it, values = this_step().share, _all_have(values), _read(values)
+    if share is not None and all_have_it:
+        values = share.weight() * tf.cast(values, tf.float32)
+    elif share is not None and _is_floating(values) and values.shape.rank == 0:
         if sample_weight is None:
             values = own_losses.number_of_all(values)
         else:
-            of_rows = current.count.weight(values.dtype)
+            of_rows = share.weight(values.dtype)
             values = _of_one_replica(values, of_rows, sample_weight)
     return original(metric, values, sample_weight=sample_weight)
 
@@ -162,7 +163,7 @@ def _of_one_replica(value: tf.Tensor, of_rows: tf.Tensor, sample_weight: Any) ->
     if tf.executing_eagerly():
         # Keras undoes the scaling of a number that it logs with sample weights. An eager step has
         # no graph that shows this.
-        scaled = sample_weight is None and is_scaled(value)
+        scaled = sample_weight is None and this_step().is_scaled(value)
         return tf.math.divide_no_nan(value, of_rows) if scaled else value
     return tf.math.divide_no_nan(own_losses.number_of_all(value), of_rows)
 
@@ -192,10 +193,11 @@ class _Reading:
 
 def _result(compute: Compute, metric: Metric) -> Any:
     result = compute(metric)
-    if current.results is not None:
+    results = this_step().losses.results
+    if results is not None:
         reading = _Reading(metric, [(v, tf.identity(v.value)) for v in _counting(metric)])
         named = result if isinstance(result, dict) else {None: result}  # compiled metrics: dict
-        current.results |= {id(value): (reading, name, value) for name, value in named.items()}
+        results |= {id(value): (reading, name, value) for name, value in named.items()}
     return result
 
 
@@ -213,17 +215,19 @@ def with_results_of_all(logs: Any) -> tuple[Any, set[int]]:
     Returns:
         The logs, and the ids of the values in the logs that are results of metrics.
     """
-    found, current.results = current.results or {}, None
-    if not isinstance(logs, dict) or set(logs) == set(current.model.get_metrics_result()):
+    step = this_step()
+    found, step.losses.results = step.losses.results or {}, None
+    if not isinstance(logs, dict) or set(logs) == set(step.model.get_metrics_result()):
         return logs, set(found)
-    told = {name: found[id(value)] for name, value in logs.items() if id(value) in found}
-    readings = {id(reading): reading for reading, _, _ in told.values()}
+    logged = {name: found[id(value)] for name, value in logs.items() if id(value) in found}
+    readings = {id(reading): reading for reading, _, _ in logged.values()}
     held = [tensor for reading in readings.values() for _, tensor in reading.held]
-    with during(rows=None):  # samples that a now empty replica counted earlier still count
+    # Samples that a now empty replica counted earlier still count.
+    with during(dataclasses.replace(step, rows=None)):
         totals = iter(tf.distribute.get_replica_context().all_reduce("SUM", held) if held else [])
     results = {key: reading.of_all(totals) for key, reading in readings.items()}
     of_all = {
         name: results[id(reading)] if part is None else results[id(reading)][part]
-        for name, (reading, part, _) in told.items()
+        for name, (reading, part, _) in logged.items()
     }
     return logs | of_all, {id(value) for value in of_all.values()}

@@ -7,13 +7,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfscale.bridge.gradients import ending_with_their_graphs
 from tfscale.bridge.objects import counter_of, innermost, optimizers_of
 from tfscale.bridge.tensorflow import PerReplica, own_copy, read_from_outside, replica_id
 from tfscale.native.cell import Cell
 from tfscale.native.group import host_of
-from tfscale.strategy.current import current, during
 from tfscale.strategy.round import ReplicaRound
 from tfscale.strategy.round_state import NOTHING_IN_FLIGHT, RoundState, make_cell
+from tfscale.strategy.step import Step, during, this_step
 from tfscale.strategy.variables import LocalWeight
 
 
@@ -61,7 +62,7 @@ class ModelRounds:
     def before_step(self) -> Any:
         """Begin a step of training, and return whether replicas make the step alone.
 
-        The answer is True, False or a tensor, as in ``current.alone``.
+        The answer is True, False or a tensor, as in ``Step.alone``.
         """
         if refusal := self._refusal():
             raise ValueError(f"sync={self._rule!r} {refusal}")
@@ -79,7 +80,7 @@ class ModelRounds:
             statistics: variables that the step has assigned, except those of the optimizer.
         """
         self._statistics = list({id(v): v for v in [*self._statistics, *statistics]}.values())
-        state, round, alone = self.state, self._round(), current.alone
+        state, round, alone = self.state, self._round(), this_step().alone
         for flag in (round.flags.weights_differ, round.flags.optimizers_differ):
             flag.assign(True if alone is True else tf.logical_or(flag.read(), alone))
         round.steps.assign(round.optimizer_steps())
@@ -235,7 +236,7 @@ class ModelRounds:
             return
         strategy, settle = self.state.strategy, tf.autograph.experimental.do_not_convert
         if self._close is None:
-            with strategy.scope():
+            with strategy.scope(), ending_with_their_graphs():
                 self._close = tf.function(
                     lambda: strategy.extended.call_for_each_replica(settle(self._settle)),
                     autograph=False,
@@ -293,7 +294,7 @@ def when(condition: Any, action: Callable[[], Any]) -> None:
 
 def _on_all_replicas(action: Callable[[Any], None], round: ReplicaRound) -> None:
     """Run an action that all replicas make together, outside of local steps."""
-    with during(reduced=True, alone=False, rows=None, statistics=None, count=None):
+    with during(Step(is_reduced=True)):
         action(round)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -55,16 +56,20 @@ def foreign(strategy: tf.distribute.Strategy, variables: Iterable[Variable]) -> 
     return [v for v in variables if _home(v) is not strategy]
 
 
-def refuse_by(strategy: tf.distribute.Strategy, error: BaseException, kind: Any) -> None:
+@contextlib.contextmanager
+def named_by_us(strategy: tf.distribute.Strategy, kind: Any) -> Iterator[None]:
     """Replace TensorFlow's error by ours if an object made outside of the scope caused it.
 
     Args:
-        strategy: strategy whose ``run`` raised the error.
-        error: TensorFlow's error, with its traceback.
+        strategy: strategy whose step runs within this context.
         kind: classes of objects that may hold such variables: Keras's optimizers.
     """
-    for one in objects_in(error, kind):
-        refuse(strategy, f"the optimizer {one.name!r}", one.variables)
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        for one in objects_in(error, kind):
+            refuse(strategy, f"the optimizer {one.name!r}", one.variables)
+        raise
 
 
 def refuse_other_scope(strategy: tf.distribute.Strategy) -> None:

@@ -32,10 +32,10 @@ import tensorflow as tf
 from tfscale.bridge.losses import name_of_called
 from tfscale.bridge.objects import is_variable
 from tfscale.bridge.protocols import Model
-from tfscale.strategy import inexact, share
-from tfscale.strategy.current import current
+from tfscale.strategy import inexact
 from tfscale.strategy.divisors import whole_divisor
-from tfscale.strategy.share import Share, are_scaled, is_scaled
+from tfscale.strategy.share import Share, as_scaled
+from tfscale.strategy.step import this_step
 from tfscale.strategy.terms import (
     BY_ROWS,
     FIXED,
@@ -51,7 +51,7 @@ from tfscale.strategy.terms import (
 
 CHOICES = ("mean", "sum", "scaled")
 
-_told: set[str] = set()
+_warned: set[str] = set()
 
 
 def scaled_loss(loss: Any, since: int = 0, sums: bool = False) -> Any:
@@ -65,7 +65,7 @@ def scaled_loss(loss: Any, since: int = 0, sums: bool = False) -> Any:
     if _is_traced(loss):
         total = tf.reduce_sum(loss)
         return _part(total, terms_of(total), _choice())
-    if is_scaled(loss, since):
+    if this_step().is_scaled(loss, since):
         return loss
     return loss * (_share().present(loss.dtype) if sums else _weight(loss.dtype))
 
@@ -75,7 +75,7 @@ def number_of_all(value: Any) -> Any:
     if _is_traced(value):
         found = [_seen(term) for term in terms_of(value)]
         return _part(value, found, "mean" if _choice() == "mean" else None)
-    return value if is_scaled(value) else value * _share().weight(value.dtype)
+    return value if this_step().is_scaled(value) else value * _share().weight(value.dtype)
 
 
 def one_loss_for_all(loss: Any) -> Any:
@@ -94,9 +94,9 @@ def part_of_mean(compute: Callable[[], Any]) -> Any:
 
     A loss that is scaled already stays as it is.
     """
-    since = current.reads
+    since = _share().reads
     loss = tf.convert_to_tensor(compute())
-    return loss if is_scaled(loss, since) else loss * _share().part(loss.dtype)
+    return loss if this_step().is_scaled(loss, since) else loss * _share().part(loss.dtype)
 
 
 def target_of_gradients(target: Any, sources: Any) -> Any:
@@ -119,11 +119,11 @@ def scaled_gradients(gradients: list[Any]) -> list[Any]:
 
     A scaled loss may contain sums that are not scaled: a replica without rows adds 0 to them.
     """
-    given = [g for g in gradients if g is not None]
-    if tf.executing_eagerly() and current.reads and _choice() is None:
-        _warn_of_eager_steps(current.model)
-    scaled = zip(given, are_scaled(given), strict=True)
-    done = iter([current.rows.counted(g) if is_ else _weighted(g) for g, is_ in scaled])
+    step, given = this_step(), [g for g in gradients if g is not None]
+    if tf.executing_eagerly() and _share().reads and _choice() is None:
+        _warn_of_eager_steps(step.model)
+    scaled = zip(given, step.are_scaled(given), strict=True)
+    done = iter([step.counted(g) if is_ else _weighted(g) for g, is_ in scaled])
     return [None if g is None else next(done) for g in gradients]
 
 
@@ -156,13 +156,14 @@ def summed_backwards(sums: Callable[[list[Any]], list[Any]], gradients: list[Any
     weight. The weight is applied to the whole gradient of the replica later. A replica without
     rows sends and gets zeros.
     """
-    late = [current.own and not is_scaled(g) for g in gradients]
+    step = this_step()
+    late = [step.is_own and not step.is_scaled(g) for g in gradients]
     given = [
-        g * _unseen_weight(g.dtype) if is_late else current.rows.counted(g)
+        g * _unseen_weight(g.dtype) if is_late else step.counted(g)
         for g, is_late in zip(gradients, late, strict=True)
     ]
     return [
-        tf.math.divide_no_nan(g, _unseen_weight(g.dtype)) if is_late else current.rows.counted(g)
+        tf.math.divide_no_nan(g, _unseen_weight(g.dtype)) if is_late else step.counted(g)
         for g, is_late in zip(sums(given), late, strict=True)
     ]
 
@@ -184,12 +185,12 @@ def _seen(term: Term) -> Term:
 
 def _as_target(loss: tf.Tensor) -> tf.Tensor:
     total, choice = tf.reduce_sum(loss), _choice()
-    found, current.looked = terms_of(total), True
+    found, this_step().losses.are_read = terms_of(total), True
     kinds = {term.kind for term in found} - {STOPPED}
     if kinds <= {SCALED} or (choice in ("sum", "scaled") and kinds <= {MEAN, SUM, UNSEEN}):
         return loss
     # A batch that depends on scaled losses (adversarial samples) makes all gradients look scaled.
-    can_wait = not is_scaled(total)
+    can_wait = not this_step().is_scaled(total)
     if can_wait and kinds <= ({MEAN, UNSEEN} if choice is None else {MEAN, SUM, UNSEEN}):
         return _relative_to_rows(loss, total, found)
     return _part(total, found, choice)
@@ -205,8 +206,10 @@ def _relative_to_rows(loss: tf.Tensor, total: tf.Tensor, found: list[Term]) -> t
     if _choice() is None:
         for term in found:
             if term.kind == UNSEEN:
-                _warn(current.model, term.tensor)
-    shares = [share.of_elements(t.elements) if t.kind == MEAN else _share() for t in found]
+                _warn(this_step().model, term.tensor)
+    shares = [
+        this_step().share_of_elements(t.elements) if t.kind == MEAN else _share() for t in found
+    ]
     if all(one is _share() for one in shares):
         return loss
     relative = tf.zeros([], total.dtype)
@@ -221,7 +224,7 @@ def _part(value: tf.Tensor, found: list[Term], choice: str | None) -> tf.Tensor:
     """Return a number's part on this replica."""
     if {term.kind for term in found} == {SCALED}:
         return value
-    return share.as_scaled(_sum_of_parts(value, found, choice))
+    return as_scaled(_sum_of_parts(value, found, choice))
 
 
 def _sum_of_parts(
@@ -278,9 +281,9 @@ def _part_of_term(term: Term, choice: str | None, whole: bool) -> tf.Tensor:
         by_rows = choice == "mean" and whole
         return _times(term.tensor, rows.part(dtype) if by_rows else rows.present(dtype))
     if term.kind == MEAN:
-        return _times(term.tensor, share.of_elements(term.elements).part(dtype))
+        return _times(term.tensor, this_step().share_of_elements(term.elements).part(dtype))
     if term.kind == UNSEEN and choice is None:
-        _warn(current.model, term.tensor)
+        _warn(this_step().model, term.tensor)
     sums = term.kind == UNSEEN and choice == "sum"
     return _times(term.tensor, rows.present(dtype) if sums else rows.part(dtype))
 
@@ -312,8 +315,7 @@ def _sum(tensors: list[Any]) -> Any:
 
 
 def _share() -> Share:
-    assert isinstance(current.count, Share)
-    return current.count
+    return this_step().of_rows
 
 
 def _choice() -> str | None:
@@ -323,8 +325,8 @@ def _choice() -> str | None:
 
 def _weight(dtype: tf.DType) -> tf.Tensor:
     """Return the weight of a loss, or of a gradient, whose terms cannot be read."""
-    if _choice() is None and not current.looked:
-        _warn(current.model)
+    if _choice() is None and not this_step().losses.are_read:
+        _warn(this_step().model)
     return _share().part(dtype) if _choice() in (None, "mean") else _share().present(dtype)
 
 
@@ -332,7 +334,7 @@ def _unseen_weight(dtype: tf.DType) -> tf.Tensor:
     """Return the weight of ``_weight`` without the mark "already scaled"."""
     if _choice() in (None, "mean"):
         return _share().weight(dtype)
-    return tf.cast(current.rows.local > 0, dtype)
+    return tf.cast(_share().local > 0, dtype)
 
 
 def _weighted(gradient: Any) -> Any:
@@ -344,7 +346,7 @@ def _weighted(gradient: Any) -> Any:
 
 
 def _warn_of_eager_steps(model: Model) -> None:
-    inexact.tell(
+    inexact.warn_once(
         f"the eager steps of {model.name!r} ({type(model).__name__}) use a loss object of Keras. "
         "If they add a mean or a sum of their own to it, that counts once for each replica: only "
         "in a graph can tfscale see the terms of a loss. Train without run_eagerly=True; "
@@ -354,9 +356,9 @@ def _warn_of_eager_steps(model: Model) -> None:
 
 def _warn(model: Model, unseen: tf.Tensor | None = None) -> None:
     name = f"{model.name!r} ({type(model).__name__})"
-    if name in _told:
+    if name in _warned:
         return
-    _told.add(name)
+    _warned.add(name)
     where = "" if unseen is None else f" (the term ends in {unseen.op.type}, {unseen.op.name!r})"
     logging.getLogger("tfscale").warning(
         "%s computes a loss without Keras's loss objects, and tfscale cannot see what the loss "

@@ -9,19 +9,33 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
+from tfscale.bridge.tensorflow import DistributedValues, PerReplica
 from tfscale.exchange.team import Team
-
-if TYPE_CHECKING:
-    from tfscale.strategy.strategy import ScaleStrategy
 
 _NAME = "predictions"
 
 
-def joined(strategy: ScaleStrategy, outputs: Any) -> Any:
+def parts(strategy: tf.distribute.Strategy, value: Any) -> Any:
+    """Cut a batch that is not distributed yet into a part for each local replica."""
+    extended = strategy.extended
+    local = len(extended.worker_devices)
+    if isinstance(value, np.ndarray):  # an eager step, or ``predict_on_batch``
+        value = tf.convert_to_tensor(value)
+    if local == 1 or not tf.is_tensor(value) or isinstance(value, DistributedValues):
+        return value
+    ranks, me = extended.number_of_replicas, extended.worker
+    rows, workers = tf.shape(value)[0], ranks // local
+    # Keras joins what all first replicas predict, then all second ones, and so on.
+    places = [replica * workers + me for replica in range(local)]
+    return PerReplica(tuple(value[rows * at // ranks : rows * (at + 1) // ranks] for at in places))
+
+
+def joined(strategy: tf.distribute.Strategy, outputs: Any) -> Any:
     """Join what replicas have predicted for a batch.
 
     A batch is cut into as many parts as there are replicas. Workers get the parts in turn: first

@@ -14,13 +14,13 @@ import tensorflow as tf
 from tfscale.bridge.hooks import END_OF_FIT, OPTIMIZER_BUILD
 from tfscale.bridge.objects import native, trained_by
 from tfscale.exchange.explain import Row
-from tfscale.exchange.figures import give_figures
 from tfscale.exchange.reducer import Reducer
 from tfscale.exchange.state import COMMON, ExchangeState, creating
-from tfscale.strategy.current import on_a_replica
 from tfscale.strategy.model_rounds import ModelRounds
+from tfscale.strategy.protocols import Strategy
 from tfscale.strategy.round_report import RoundReport
 from tfscale.strategy.round_state import RoundState, optimizer_of, slots_of
+from tfscale.strategy.step import on_a_replica
 from tfscale.strategy.teams import Teams
 from tfscale.strategy.variables import Observer, Weight
 from tfscale.sync.rule import Rule
@@ -36,7 +36,7 @@ class Rounds(Observer):
         teams: teams of replicas, each of which makes its steps together.
     """
 
-    def __init__(self, strategy: Any, rule: Rule, reducer: Reducer, teams: Teams) -> None:
+    def __init__(self, strategy: Strategy, rule: Rule, reducer: Reducer, teams: Teams) -> None:
         self.strategy, self.rule, self.reducer, self.teams = strategy, rule, reducer, teams
         rule.check(teams.number)
         if unknown := [name for name in rule.in_shards if name not in rule.keeps]:
@@ -44,7 +44,6 @@ class Rounds(Observer):
                 f"sync={rule!r} says that {unknown[0]!r} is in shards, and does not keep it: name "
                 f"it in keeps, too, which is {rule.keeps!r}"
             )
-        give_figures(strategy, self.figures)
         self._models: weakref.WeakKeyDictionary[Any, ModelRounds] = weakref.WeakKeyDictionary()
         self._outer: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 

@@ -106,12 +106,12 @@ def shared_out(
     tensors = [x for x in tf.nest.flatten(data) if is_batch(x)]
     local, *others = map(_rows, tensors)
     holds = tf.cast(local > 0, tf.int64)
-    told = [local, holds]
+    sent = [local, holds]
     if others:
         differs = tf.reduce_any(tf.not_equal(tf.stack(others), local))
         others = [x * holds for x in others]
-        told += [tf.cast(differs, tf.int64), *others]
-    total, holders, *more = tf.unstack(_sum([tf.stack(told)])[0])
+        sent += [tf.cast(differs, tf.int64), *others]
+    total, holders, *more = tf.unstack(_sum([tf.stack(sent)])[0])
     uniform = tf.equal(more[0], 0) if others else None
     rows = Rows(local, total, holders, uniform, tuple(zip(others, more[1:], strict=True)))
     if spare is None:

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from tfscale.bridge.runtime import context
-from tfscale.strategy import farewell
+from tfscale.strategy import shutdown
 from tfscale.support import signals as system
 
 _WHO_GOT_SIGTERM = "TF_DEFAULT_PREEMPTION_NOTICE_KEY"
@@ -129,7 +129,7 @@ def _hear(pipe: system.Pipe, before: int) -> None:
 
 def _react(number: int) -> None:
     if number == signal.SIGTERM and signal.getsignal(number) is _wait_for_the_end:
-        farewell.say("it got SIGTERM")
+        shutdown.say("it got SIGTERM")
         _die_of(signal.SIGTERM)
     if number == signal.SIGINT and signal.getsignal(number) is _raise_interrupt:
         _interrupt()
@@ -142,7 +142,7 @@ def _interrupt() -> None:
     """
     if not _interrupt_raised.wait(_TO_RAISE):
         _too_late.set()
-        farewell.say("it was interrupted (Ctrl-C)")
+        shutdown.say("it was interrupted (Ctrl-C)")
         _die_of(signal.SIGINT)
     _interrupt_raised.clear()
 
@@ -156,7 +156,7 @@ def _raise_interrupt(number: int, frame: Any) -> None:
 
 def _wait_for_the_end(number: int, frame: Any) -> None:
     """Block the main thread until the program ends, so that its exchange raises no error."""
-    time.sleep(farewell.LINGER + _TO_END)
+    time.sleep(shutdown.LINGER + _TO_END)
 
 
 def _die_of(number: signal.Signals) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +12,7 @@ import tensorflow as tf
 from tfscale.bridge.objects import reduced_axes
 from tfscale.bridge.protocols import Layer
 from tfscale.bridge.tensorflow import own_copy, sum_without_gradient
-from tfscale.strategy.current import current, during
-from tfscale.strategy.share import Share, is_scaled
+from tfscale.strategy.step import during, this_step
 
 
 def moments(
@@ -54,8 +54,9 @@ def moments(
         return (mean, variance), gradient
 
     found: tuple[tf.Tensor, tf.Tensor] = of_all(inputs)
-    if current.alone is False:
-        current.agreed.update(x.ref() for x in found if not tf.executing_eagerly())
+    step = this_step()
+    if step.is_of_all:
+        step.agreed.update(x.ref() for x in found if not tf.executing_eagerly())
     return found
 
 
@@ -78,12 +79,13 @@ def _sum_of_gradients(gradients: tf.Tensor) -> tf.Tensor:
     Second derivatives belong to a number that all replicas add up to. If the first derivatives are
     scaled already, the second ones must not be weighted again.
     """
-    own = current.own and not is_scaled(gradients)
+    step = this_step()
+    is_own = step.is_own and not step.is_scaled(gradients)
 
     @tf.custom_gradient
     def summed(x: tf.Tensor) -> Any:
         def gradient(of_sum: tf.Tensor) -> tf.Tensor:
-            with during(own=own):
+            with during(dataclasses.replace(this_step(), is_own=is_own)):
                 return tf.distribute.get_replica_context().all_reduce("SUM", of_sum)
 
         return sum_without_gradient(x), gradient
@@ -96,37 +98,18 @@ def _where(mask: tf.Tensor | None, values: tf.Tensor) -> tf.Tensor:
     return values if mask is None else tf.where(mask, values, 0)
 
 
-def average(variables: list[Any], share: Share) -> None:
-    """Replace variables by their means over replicas, weighted by shares.
+def average(variables: list[Any]) -> None:
+    """Replace variables by their means over the team's replicas, weighted by shares of the rows.
 
     Means are computed in float64: if all replicas have the same value, the mean is bitwise equal to
-    it. In steps that replicas make alone, each replica keeps its own values. A group that makes its
-    steps together takes the means over the group.
+    it. A replica that makes the step alone keeps its own values.
     """
-    distinct = list({id(v): v for v in variables}.values())
-    if not distinct or (current.alone is True and current.group is None):
+    step, own = this_step(), [own_copy(v) for v in {id(v): v for v in variables}.values()]
+    if not own or step.is_single:
         return
-    if isinstance(current.alone, bool):
-        _averaged(distinct, share)
-    else:
-        tf.cond(current.alone, tf.no_op, lambda: _averaged_over_all(distinct, share))
-
-
-def _averaged_over_all(distinct: list[Any], share: Share) -> tf.Operation:
-    with during(alone=False):
-        _averaged(distinct, share)
-    return tf.no_op()
-
-
-def _averaged(distinct: list[Any], share: Share) -> None:
-    own = [own_copy(v) for v in distinct]
-    parts = [
-        tf.math.multiply_no_nan(tf.cast(v.read_value(), tf.float64), share.weight(tf.float64))
-        for v in own
-    ]
+    weight = step.of_rows.weight(tf.float64)
+    values = [v.read_value() for v in own]
+    parts = [tf.math.multiply_no_nan(tf.cast(value, tf.float64), weight) for value in values]
     means = tf.distribute.get_replica_context().all_reduce("SUM", parts)
-    for variable, total in zip(own, means, strict=True):
-        mean = tf.cast(total, variable.dtype)
-        if current.group is not None:  # a group may hold no rows while other groups do
-            mean = tf.where(current.rows.nobody, variable.read_value(), mean)
-        variable.assign(mean)
+    for variable, value, mean in zip(own, values, means, strict=True):
+        variable.assign(step.or_own(tf.cast(mean, variable.dtype), value))

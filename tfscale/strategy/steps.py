@@ -1,10 +1,12 @@
-"""Hooks that make ``fit`` on k replicas equal to ``fit`` on one device, with Keras 3.
+"""Steps that replicas make, which make ``fit`` on k replicas equal to ``fit`` on one device.
 
 Keras passes every step to ``Strategy.run``. While a step is traced, or runs eagerly, hooks are on
 some objects of the model and on a few classes of Keras: see ``bridge/hooks.py``. No hook is saved
 with a model. The strategy changes three things:
 
-- An optimizer's ``apply`` gets gradients that have been summed over all replicas: applying.py.
+- An optimizer applies gradients that have been summed over all replicas: ``_apply``. Clipping,
+  decay and loss scaling then get the same gradients as on one device. Accumulated gradients are
+  summed once, at the end of their window.
 - Losses are weighted by the replica's share of the samples, the unmasked steps or the sample
   weights of the global batch: keras_losses.py, own_losses.py.
 - Statistics of layers are averaged, and batch normalization normalizes by the global batch:
@@ -14,102 +16,109 @@ with a model. The strategy changes three things:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfscale.bridge.fit import ModelStep, fitted
+from tfscale.bridge import hooks
+from tfscale.bridge.fit import TRAINING, ModelStep, fitted
 from tfscale.bridge.functions import inlined
-from tfscale.bridge.hooks import MOMENTS
 from tfscale.bridge.losses import reducing
-from tfscale.bridge.objects import layers_of, optimizers_of
+from tfscale.bridge.objects import (
+    counter_of,
+    innermost,
+    layers_of,
+    measures_curvature,
+    optimizers_of,
+    trained_by,
+)
+from tfscale.bridge.optimizers import scale_of
+from tfscale.bridge.protocols import Optimizer
 from tfscale.bridge.tapes import targets_changed
-from tfscale.strategy import inexact, keras_losses, mates, own_losses, statistics
-from tfscale.strategy.applying import hooked
+from tfscale.exchange.state import ExchangeState
+from tfscale.strategy import gather, gradients, inexact, keras_losses, own_losses, statistics
 from tfscale.strategy.building import refuse_foreign
-from tfscale.strategy.current import during
-from tfscale.strategy.rows import is_batch, shared_out
+from tfscale.strategy.protocols import Strategy
+from tfscale.strategy.rows import shared_out
 from tfscale.strategy.share import Share
-
-if TYPE_CHECKING:
-    from tfscale.strategy.model_rounds import ModelRounds
-    from tfscale.strategy.strategy import ScaleStrategy
+from tfscale.strategy.step import Losses, Step, during, on_a_replica, this_step
+from tfscale.strategy.step_graph import StepGraph
 
 
 @contextlib.contextmanager
-def exact(strategy: ScaleStrategy, model: keras.Model, training: bool) -> Iterator[None]:
-    """Make a step of the model a part of the global batch's step, within this context."""
-    layers = layers_of(model)
+def exact(strategy: Strategy, step: ModelStep) -> Iterator[None]:
+    """Make a model's step a part of the global batch's step, within this context."""
+    model, layers = step.model, layers_of(step.model)
     with contextlib.ExitStack() as stack:
         stack.enter_context(keras_losses.weighted(model, layers))
-        if training:
+        if step.kind == TRAINING:
             refuse_foreign(strategy, model)
-            inexact.warn(strategy, layers)
+            replicas = strategy.extended.number_of_replicas
+            inexact.warn(layers, replicas, strategy.synchronizes_batch_norm)
             for reducer in strategy.reducers:
                 reducer.check_rules(model.trainable_variables)
-            stack.enter_context(hooked(strategy, {*optimizers_of(model), *strategy.optimizers}))
-        if training and strategy.synchronizes_batch_norm:
+            stack.enter_context(summing(strategy, {*optimizers_of(model), *strategy.optimizers}))
+        if step.kind == TRAINING and strategy.synchronizes_batch_norm:
             for layer in layers:
                 if isinstance(layer, keras.layers.BatchNormalization):
-                    stack.enter_context(MOMENTS.on(layer, statistics.moments))
+                    stack.enter_context(hooks.MOMENTS.on(layer, statistics.moments))
         yield
 
 
-def step_of_replica(strategy: ScaleStrategy, step: ModelStep, fn: Callable[..., Any]) -> Any:
+def step_of_replica(strategy: Strategy, step: ModelStep, fn: Callable[..., Any]) -> Any:
     """Return a model's step that knows its replica's share of the global batch."""
-    replicas, model, own = strategy.extended.number_of_replicas, step.model, step.is_own
-    rounds = strategy.rounds if step.changes_weights else None
-    own_rounds = None if rounds is None else rounds.of(model)
-    spare = None if own_rounds is None else own_rounds.spare_row
+    extended, model, rounds = strategy.extended, step.model, strategy.rounds
+    own_rounds = rounds.of(model) if rounds is not None and step.changes_weights else None
 
     @tf.autograph.experimental.do_not_convert
-    def part(data: Any) -> Any:
-        rows, data = shared_out(data, replicas, spare)
-        share = Share(replicas, rows.local, rows.total)
-        known = {
-            "reads": 0,
-            "seen": {},
-            "noted": 0,
-            "scaled": set(),
-            "results": {},
-            "looked": False,
-            "agreed": set(),
-        }
-        known |= {"batch": data, "batch_ops": _operations(data), "origins": {}}
-        changed: list[Any] = []
-        with during(model=model, own=own, rows=rows, count=share, statistics=changed, **known):
-            with reducing(keras_losses.reduced), _targets_of(own), inlined():
-                result = fn(data)
-            statistics.average(changed, share)
-            if step.makes_logs:
-                result = own_losses.logged(*keras_losses.with_results_of_all(result))
-            result = tf.nest.map_structure(_read, result)
-        if own_rounds is not None:
+    def made(data: Any) -> Any:
+        begun = Step(model=model, is_own=step.is_own, losses=Losses(results={}))
+        if own_rounds is not None:  # replicas may make the step alone
             with _only_with(data):
-                own_rounds.after_step(changed)
-        return result
+                begun = dataclasses.replace(
+                    begun, alone=own_rounds.before_step(), group=own_rounds.team
+                )
+        elif rounds is not None:
+            rounds.before_evaluation(model)
+        with during(begun), gather.over_team(begun, extended.team):
+            spare = None if own_rounds is None else own_rounds.spare_row
+            rows, data = shared_out(data, extended.number_of_replicas, spare)
+            share = Share(extended.number_of_replicas, rows.local, rows.total)
+            assigned: list[Any] = []
+            full = dataclasses.replace(
+                begun, rows=rows, share=share, graph=StepGraph(data), assigned=assigned
+            )
+            with during(full):
+                with reducing(keras_losses.reduced), _targets_of(step.is_own), inlined():
+                    result = fn(data)
+                statistics.average(assigned)
+                if step.makes_logs:
+                    result = own_losses.logged(*keras_losses.with_results_of_all(result))
+                result = tf.nest.map_structure(_read, result)
+            if own_rounds is not None:
+                with _only_with(data):
+                    own_rounds.after_step(assigned)
+            return result
 
-    if own_rounds is None:
-        return _evaluating(strategy, model, part)
-    return _in_a_round(own_rounds, part)
+    return made
 
 
-def _operations(data: Any) -> dict[tf.Operation, int]:
-    """Return the operations that give the tensors of a batch, with the tensors' positions.
+def prediction_of_replica(strategy: Strategy, fn: Callable[..., Any]) -> Any:
+    """Return a function that predicts on a replica's part of a batch."""
+    model = fitted()
 
-    The result is empty in eager steps.
-    """
-    if tf.executing_eagerly():
-        return {}
-    whole = [x for x in tf.nest.flatten(data) if is_batch(x)]
-    return {
-        tensor.op: place
-        for place, one in enumerate(whole)
-        for tensor in tf.nest.flatten(one, expand_composites=True)
-        if tf.is_tensor(tensor)
-    }
+    @tf.autograph.experimental.do_not_convert
+    def made(data: Any) -> Any:
+        if strategy.rounds is not None and model is not None:
+            strategy.rounds.before_evaluation(model)
+        rows, data = shared_out(data, strategy.extended.number_of_replicas)
+        return tf.nest.map_structure(rows.kept, fn(data))
+
+    return made
 
 
 def _targets_of(own: bool) -> contextlib.AbstractContextManager[None]:
@@ -118,19 +127,6 @@ def _targets_of(own: bool) -> contextlib.AbstractContextManager[None]:
     It does nothing for Keras's own steps, whose losses are weighted already.
     """
     return targets_changed(own_losses.target_of_gradients) if own else contextlib.nullcontext()
-
-
-def _in_a_round(rounds: ModelRounds, step: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a step of training that replicas may make alone."""
-
-    @tf.autograph.experimental.do_not_convert
-    def made(data: Any) -> Any:
-        with _only_with(data):
-            alone = rounds.before_step()
-        with during(alone=alone, group=rounds.team), mates.gathering(rounds.everybody):
-            return step(data)
-
-    return made  # type: ignore[no-any-return]
 
 
 def _only_with(data: Any) -> Any:
@@ -142,36 +138,109 @@ def _only_with(data: Any) -> Any:
     return tf.control_dependencies([x for x in tensors if tf.is_tensor(x)])
 
 
-def _evaluating(
-    strategy: ScaleStrategy, model: keras.Model, step: Callable[..., Any]
-) -> Callable[..., Any]:
-    """Return a step of an evaluation or a prediction that uses the same weights on all replicas."""
-    rounds = strategy.rounds
-    if rounds is None:
-        return step
-
-    @tf.autograph.experimental.do_not_convert
-    def evaluated(data: Any) -> Any:
-        rounds.before_evaluation(model)
-        return step(data)
-
-    return evaluated  # type: ignore[no-any-return]
-
-
 def _read(result: Any) -> Any:
     """Return a result as a tensor: the result of a metric may be its variable."""
     variable = isinstance(result, (keras.Variable, tf.Variable))
     return tf.convert_to_tensor(result) if variable else result
 
 
-def prediction_of_replica(strategy: ScaleStrategy, fn: Callable[..., Any]) -> Any:
-    """Return a function that predicts on a replica's part of a batch."""
-    replicas = strategy.extended.number_of_replicas
+# -------------------------------------------------------------------- gradients
 
-    @tf.autograph.experimental.do_not_convert
-    def part(data: Any) -> Any:
-        rows, data = shared_out(data, replicas)
-        return tf.nest.map_structure(rows.kept, fn(data))
 
-    model = fitted()
-    return part if model is None else _evaluating(strategy, model, part)
+@contextlib.contextmanager
+def summing(strategy: Strategy, optimizers: Iterable[Optimizer]) -> Iterator[None]:
+    """Make these optimizers apply sums over all replicas within this context."""
+    with contextlib.ExitStack() as stack:
+        for optimizer in optimizers:
+            apply = functools.partial(_apply, strategy)
+            stack.enter_context(hooks.APPLY.on(optimizer, apply))
+            stack.enter_context(hooks.CLIP_GRADIENTS.on(optimizer, _end_of_window))
+        yield
+
+
+def _apply(
+    strategy: Strategy,
+    of_keras: Callable[..., Any],
+    optimizer: Optimizer,
+    grads: Any,
+    trainable_variables: Any = None,
+) -> Any:
+    """Sum gradients over the team of the step, and apply the sums.
+
+    A replica that makes the step alone applies its own gradients.
+    """
+    step, original = this_step(), functools.partial(of_keras, optimizer)
+    if step.is_reduced or not on_a_replica():
+        return original(grads, trainable_variables)
+    grads = own_losses.scaled_gradients(list(grads)) if step.is_own else list(grads)
+    variables = list(trainable_variables or trained_by(optimizer))
+    gradients.refuse(strategy, optimizer, variables)
+    state, inner = ExchangeState.of(optimizer, strategy), innermost(optimizer)
+    windows = bool(inner.gradient_accumulation_steps)
+    reduce = window = None
+    if not step.is_single:
+        if not step.is_of_all:
+            grads = [None if g is None else step.counted(g) for g in grads]
+        # Accumulated gradients are dense.
+        strategy.reducer.prepare(state, optimizer, variables, grads, rows_too=not windows)
+        reduce = functools.partial(
+            strategy.reducer.reduce, optimizer=optimizer, state=state, skip=step.sums_nothing
+        )
+    curvature = inner.curvature(grads, variables) if measures_curvature(inner) else []
+    if windows:
+        grads, window = gradients.accumulated(strategy, optimizer, grads, variables, reduce)
+    elif reduce is not None:
+        # The loss scale is a factor of this step's gradients.
+        scale = None if optimizer is inner else tf.convert_to_tensor(scale_of(optimizer))
+        grads = reduce(grads, variables, scale=scale)
+    curvature = gradients.sum_of_curvature(strategy, optimizer, variables, curvature)
+    if not step.is_of_all:
+        return _apply_if_rows(optimizer, original, grads, trainable_variables, curvature, window)
+    with during(step.as_reduced(window)), gradients.given_to(optimizer, curvature):
+        return original(grads, trainable_variables)
+
+
+def _apply_if_rows(
+    optimizer: Optimizer,
+    original: Callable[..., Any],
+    grads: list[Any],
+    trainable_variables: Any,
+    curvature: list[Any],
+    window: Callable[[list[Any]], list[Any]] | None,
+) -> None:
+    """Apply gradients on a replica that others do not follow: without rows, it only counts.
+
+    Args:
+        optimizer: the optimizer.
+        original: its method ``apply``.
+        grads: sums over the team of the step.
+        trainable_variables: the variables that ``apply`` got.
+        curvature: the team's sums of measured curvature.
+        window: function that sums accumulated gradients at the end of their window.
+    """
+    step = this_step()
+
+    def applied() -> tf.Operation:
+        own = gradients.in_this_branch(grads)
+        given = gradients.given_to(optimizer, gradients.in_this_branch(curvature))
+        with during(step.as_reduced(window)), given:
+            original(own, trainable_variables)
+        return tf.no_op()
+
+    def only_counted() -> tf.Operation:
+        with during(step.as_reduced()):
+            counter_of(optimizer).assign_add(1)
+        return tf.no_op()
+
+    # Keras ends some epochs with a step that has no data and no gradients: it must count nothing.
+    with tf.control_dependencies([g for g in grads if g is not None]):
+        tf.cond(step.nobody_has_rows, only_counted, applied)
+
+
+def _end_of_window(clip: Callable[..., Any], optimizer: Optimizer, grads: Any) -> Any:
+    """Sum a window's gradients, then clip them.
+
+    This replaces ``_clip_gradients``, the first method that Keras calls with a window's gradients.
+    """
+    window = this_step().window
+    return clip(optimizer, grads if window is None else window(list(grads)))

@@ -4,89 +4,42 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
-import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from tfscale.bridge import fit, installed, output, saving
-from tfscale.bridge.callbacks import before_callbacks_get_their_model
+from tfscale.bridge import fit, installed
+from tfscale.bridge.gradients import ending_with_their_graphs
 from tfscale.bridge.installed import KERAS_2, refuse_tf_keras
 from tfscale.bridge.objects import OPTIMIZERS
 from tfscale.bridge.protocols import Optimizer
 from tfscale.bridge.reading import shapes_apart
 from tfscale.bridge.runtime import is_compiled_by_xla
-from tfscale.bridge.tensorflow import (
-    DistributedValues,
-    PerReplica,
-    autograph_artifact,
-)
-from tfscale.cluster.sources import ALL_BARS
+from tfscale.bridge.tensorflow import DistributedValues, autograph_artifact
 from tfscale.collectives.choose import Chooser
-from tfscale.collectives.registry import checked_algorithm
 from tfscale.compression.method import Method
-from tfscale.compression.policy import MethodPolicy, WirePolicy, policy_of
-from tfscale.exchange import backends
-from tfscale.exchange.collective_schedules import Algorithm, of_hosts, of_replicas
-from tfscale.exchange.collective_schedules import bucket_bytes as suitable_bytes
+from tfscale.compression.policy import MethodPolicy, WirePolicy
+from tfscale.exchange.collective_schedules import Algorithm
 from tfscale.exchange.explain import Explanation, rows
 from tfscale.exchange.reducer import Reducer
-from tfscale.exchange.team import Team
-from tfscale.exchange.tensorflow_team import TensorFlowTeam
-from tfscale.exchange.trial import Trials
+from tfscale.exchange.scaling import Scaling
 from tfscale.native import memory
-from tfscale.native.group import (
-    DEFAULT_JOIN_TIMEOUT,
-    DEFAULT_SLOW_AFTER,
-    checked_patience,
-    checked_resolver,
-)
-from tfscale.native.transport import checked as checked_transport
-from tfscale.strategy import (
-    applying,
-    backup,
-    building,
-    farewell,
-    join,
-    keras2_applying,
-    origin,
-    predictions,
-    steps,
-)
-from tfscale.strategy.current import current
+from tfscale.native.group import DEFAULT_JOIN_TIMEOUT, DEFAULT_SLOW_AFTER
+from tfscale.strategy import building, keras2_applying, making, origin, predictions, steps
 from tfscale.strategy.extended import Extended
-from tfscale.strategy.own_losses import CHOICES, part_of_mean
+from tfscale.strategy.own_losses import part_of_mean
 from tfscale.strategy.rounds import Rounds
-from tfscale.strategy.teams import Teams, size_of_teams
-from tfscale.support import arguments, records
-from tfscale.support.names import TIMELINE_VARIABLE
-from tfscale.support.sizes import number_of_bytes
-from tfscale.sync import EveryStep, Rule
+from tfscale.strategy.settings import DEADLINE, checked
+from tfscale.strategy.step import this_step
+from tfscale.sync import Rule
 
-DEADLINE = 120.0
-
-_hooked = keras2_applying.hooked if KERAS_2 else applying.hooked
-
-_NOTHING_TRAVELS = (
-    "%s has no effect: there is one replica, so no gradients are sent. For several replicas "
-    "use several GPUs, logical CPUs or workers"
-)
-_ONE_GROUP = (
-    "%r has no effect: all %d replicas are of one group, and train as under EveryStep. Say how "
-    "many make a group, such as group=1"
-)
-_GROUPS_OF_ONE = (
-    "%r has no effect: it says how gradients are sent within groups, and with %r each has one "
-    "replica"
-)
+_summing = keras2_applying.summing if KERAS_2 else steps.summing
 
 
-class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
+class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
     r"""Strategy that trains one model on several devices, of one host or of several hosts.
 
     Each replica computes the gradients of its part of the global batch, an all-reduce
@@ -167,131 +120,22 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         backend: str = "auto",
     ) -> None:
         installed.check()
-        check(
-            algorithm=algorithm, cluster_resolver=cluster_resolver, sync=sync,
-            error_feedback=error_feedback, bucket_bytes=bucket_bytes,
-            own_losses=own_losses, batch_norm=batch_norm, schedule_file=schedule_file,
+        settings = checked(
+            algorithm=algorithm, wire=wire, devices=devices, cluster_resolver=cluster_resolver,
+            sync=sync, method=method, error_feedback=error_feedback, bucket_bytes=bucket_bytes,
+            batch_norm=batch_norm, own_losses=own_losses, schedule_file=schedule_file,
             deadline=deadline, slow_after=slow_after, join_timeout=join_timeout,
             transport=transport, backend=backend,
         )  # fmt: skip
-        policy = policy_of(wire, method, error_feedback)
-        self.sync = _rule(sync, wire=wire, method=method, error_feedback=error_feedback)
-        in_rounds = not isinstance(self.sync, EveryStep)
-        backend = backends.checked(
-            backend,
-            policy,
-            error_feedback=error_feedback,
-            algorithm=algorithm,
-            schedule_file=schedule_file,
-            transport=transport,
-            sync=self.sync if in_rounds else None,
-        )
-        if bucket_bytes is not None:
-            bucket_bytes = number_of_bytes(bucket_bytes, "bucket_bytes")
+        self.sync, self.own_losses = settings.sync, own_losses
         self.synchronizes_batch_norm = batch_norm == "synchronized"
-        self.own_losses = own_losses
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.rounds: Rounds | None = None
-        patience = (deadline, slow_after, join_timeout)
-        tf.distribute.Strategy.__init__(
-            self, Extended(self, devices, cluster_resolver, *patience, transport)
-        )
-        extended = self.extended
-        if backend == backends.AUTO:
-            backend = backends.TENSORFLOW if extended.on_gpus else backends.ENGINE
-        _say_who_trains(extended)
-        if policy != MethodPolicy():
-            asked = f"wire={wire!r}" if method is None else f"method={method!r}"
-            self._say_if_nothing_travels(asked)
-        if in_rounds:
-            self._say_if_nothing_travels(f"sync={self.sync!r}")
-        _join(
-            extended,
-            {
-                "list of devices": [name.rsplit("device:", 1)[-1] for name in extended.devices],
-                "algorithm": algorithm,
-                "wire": repr(policy) if method is None else None,
-                "method": method and repr(policy),
-                "error_feedback": error_feedback,
-                "bucket_bytes": bucket_bytes,
-                "backend": backend,
-                "sync": self.sync.describe(),
-                "batch_norm": batch_norm,
-                "own_losses": own_losses,
-                "schedule_file": schedule_file and _choices_of(Path(schedule_file)),
-            },
-        )
-        size = size_of_teams(self.sync, extended, algorithm, policy)
-        if backend == backends.TENSORFLOW:
-            team: Team = TensorFlowTeam(extended.group)
-        else:
-            schedules = of_replicas(
-                algorithm, extended.group, policy.method.wires[0], schedule_file
-            )
-            team = Team(extended.group, schedules)
-        self._connect(team)
-        if bucket_bytes is None:
-            bucket_bytes = suitable_bytes(team.schedules, team.size)
-        trials = Trials(team.schedules, enabled=isinstance(team.schedules, Chooser))
-        self._sum_steps_by(team, policy, bucket_bytes, trials)
-        if in_rounds:
-            self._say_if_without_effect(size, policy)
-        if size < extended.number_of_replicas:
-            teams = Teams.of(extended, size, algorithm, team.schedules)
-            self._train_in_rounds(teams, team, policy, bucket_bytes)
-
-    def _say_if_nothing_travels(self, asked: str) -> None:
-        if self.extended.number_of_replicas == 1:
-            logging.getLogger("tfscale").warning(_NOTHING_TRAVELS, asked)
-
-    def _connect(self, team: Team) -> None:
-        extended = self.extended
-        extended.connect(team, of_hosts(team.schedules, extended.hosts))
-        before_callbacks_get_their_model(backup.arrange, self)
-        output.ignore_warning_about_shuffle()
-        if extended.worker > 0 and not os.environ.get(ALL_BARS):
-            output.show_no_bars_by_default(self)
-        if extended.number_of_workers > 1:
-            saving.write_whole_files(self)
-            logging.getLogger("tfscale").info(
-                "gradients go from this worker's first replica to the others: %s", team.ways()
-            )
-
-    def _sum_steps_by(
-        self, team: Team, policy: MethodPolicy, bucket_bytes: int, trials: Trials
-    ) -> None:
-        self.reducer = Reducer(team, policy, bucket_bytes, trials)
-        # The policy is for gradients only: steps are divided by curvature, so it is not rounded.
-        self.curvature_reducer = Reducer(
-            team, MethodPolicy(), bucket_bytes, trials, what="curvature", suffix="/curvature"
-        )
-
-    def _train_in_rounds(
-        self, teams: Teams, team: Team, policy: MethodPolicy, bucket_bytes: int
-    ) -> None:
-        """Set up training by a rule with rounds.
-
-        If several replicas make steps together, gradients are then summed within such teams.
-        """
-        if teams.team is not None:
-            everybody = (self.extended.group, self.extended.hosts)
-            within = [each for each in everybody if each is not None]
-            farewell.when_the_program_ends(teams.parts, within)
-            # Trials in each team could choose different schedules.
-            no_trials = Trials(teams.team.schedules, enabled=False)
-            self._sum_steps_by(teams.team, policy, bucket_bytes, no_trials)
-        no_trials = Trials(team.schedules, enabled=False)  # weights are sent too rarely
-        rule, keeps_as = self.sync.round_rule, "" if teams.team is None else "outer_"
-        of_weights = (rule.policy, bucket_bytes, no_trials, "weights", keeps_as)
-        self.rounds = Rounds(self, rule, Reducer(team, *of_weights), teams)
-
-    def _say_if_without_effect(self, size: int, policy: MethodPolicy) -> None:
-        """Warn if all replicas make each step together, or if no step sums gradients."""
-        replicas = self.extended.number_of_replicas
-        if size == replicas > 1:
-            logging.getLogger("tfscale").warning(_ONE_GROUP, self.sync, size)
-        if 1 == size < replicas and policy != MethodPolicy() and not self.sync.start:
-            logging.getLogger("tfscale").warning(_GROUPS_OF_ONE, policy, self.sync)
+        tf.distribute.Strategy.__init__(self, Extended(self, settings))
+        settings = making.join_workers(self.extended, settings)
+        team = making.connect(self, settings)
+        parts = making.summing(self, team, settings)
+        self.reducer, self.curvature_reducer, self.rounds = parts
 
     @property
     def reducers(self) -> list[Reducer]:
@@ -309,7 +153,8 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     @property
     def num_replicas_in_sync(self) -> Any:
         """Number of replicas; in a step, division by it multiplies by the replica's share."""
-        return super().num_replicas_in_sync if current.count is None else current.count
+        share = this_step().share
+        return super().num_replicas_in_sync if share is None else share
 
     def scope(self) -> Any:
         """Return a context; models, optimizers and variables made in it belong to this strategy."""
@@ -317,13 +162,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         building.prepare_to_build(self)
         beginning = fit.begins()
         if beginning is not None:
-            model, callbacks, length = beginning
-            join.same_model(self.extended.hosts, model)
-            join.same_length(self.extended.hosts, length)
-            if self.extended.worker == 0:
-                _say_if_no_timeline(callbacks)
-            if self.rounds is not None:
-                self.rounds.begins(model, callbacks, length)
+            building.begin_fit(self, *beginning)
         return super().scope()
 
     @autograph_artifact
@@ -331,20 +170,24 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Any = None
     ) -> Any:
         """Call ``fn`` on every replica, with its part of each distributed argument."""
-        if self.extended.number_of_replicas == 1:
-            return super().run(fn, args, kwargs, options)
-        _refuse_xla(self)
-        refuse_tf_keras(fn)
-        step = fit.step_of(fn)
-        if fit.predicts():
-            args = tf.nest.map_structure(self._part_of_each, args)
-            step_of_replica = steps.prediction_of_replica(self, fn)
-            return predictions.joined(self, super().run(step_of_replica, args, kwargs, options))
-        if step is None:
-            with _hooked(self, self.optimizers), self._telling_what_is_foreign():
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(ending_with_their_graphs())
+            if self.extended.number_of_replicas == 1:
                 return super().run(fn, args, kwargs, options)
-        with steps.exact(self, step.model, step.kind == fit.TRAINING):
-            return super().run(steps.step_of_replica(self, step, fn), args, kwargs, options)
+            _refuse_xla(self)
+            refuse_tf_keras(fn)
+            step = fit.step_of(fn)
+            if fit.predicts():
+                args = tf.nest.map_structure(functools.partial(predictions.parts, self), args)
+                fn = steps.prediction_of_replica(self, fn)
+                return predictions.joined(self, super().run(fn, args, kwargs, options))
+            if step is None:
+                stack.enter_context(_summing(self, self.optimizers))
+                stack.enter_context(origin.named_by_us(self, OPTIMIZERS))
+            else:
+                stack.enter_context(steps.exact(self, step))
+                fn = steps.step_of_replica(self, step, fn)
+            return super().run(fn, args, kwargs, options)
 
     def part_of_mean(self, compute: Callable[[], Any]) -> Any:
         """Return a replica's mean loss over its rows as its part of the global batch's loss.
@@ -357,27 +200,9 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         """
         return part_of_mean(compute)
 
-    @contextlib.contextmanager
-    def _telling_what_is_foreign(self) -> Iterator[None]:
-        try:
-            yield
-        except (RuntimeError, ValueError) as error:
-            origin.refuse_by(self, error, OPTIMIZERS)
-            raise
-
-    def _part_of_each(self, value: Any) -> Any:
-        """Cut a batch that is not distributed yet into a part for each local replica."""
-        local = len(self.extended.worker_devices)
-        if isinstance(value, np.ndarray):  # an eager step, or ``predict_on_batch``
-            value = tf.convert_to_tensor(value)
-        if local == 1 or not tf.is_tensor(value) or isinstance(value, DistributedValues):
-            return value
-        ranks, me = self.extended.number_of_replicas, self.extended.worker
-        rows, workers = tf.shape(value)[0], ranks // local
-        # Keras joins what all first replicas predict, then all second ones, and so on.
-        places = [replica * workers + me for replica in range(local)]
-        parts = [value[rows * at // ranks : rows * (at + 1) // ranks] for at in places]
-        return PerReplica(tuple(parts))
+    def figures_of_rounds(self) -> dict[str, float]:
+        """Return figures of the rounds, by name; none if replicas agree after every step."""
+        return {} if self.rounds is None else self.rounds.figures()
 
     @autograph_artifact
     def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
@@ -421,11 +246,11 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         """
         team = self.extended.team
         every = [row for reducer in self.reducers for row in rows(reducer)]
-        told = {} if self.extended.on_gpus else {"memory": memory.words()}
+        more = {} if self.extended.on_gpus else {"memory": memory.words()}
         if self.rounds is not None:
-            told |= {"rounds": self.rounds.words(), "title": self.rounds.title}
+            more |= {"rounds": self.rounds.words(), "title": self.rounds.title}
             every += self.rounds.sent_by_rules()
-        return Explanation(every, team.size, team.ways(), **told)
+        return Explanation(every, team.size, team.ways(), **more)
 
     def dump(self, path: str | Path) -> None:
         """Write what ``"auto"`` measured and chose; edit it and pass it as ``schedule_file``."""
@@ -447,78 +272,6 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         building.remember(self, optimizer)
 
 
-def _say_if_no_timeline(callbacks: Sequence[Any]) -> None:
-    """Warn if a timeline is requested and no callback records it.
-
-    The launcher could only report this at the end, perhaps after days.
-    """
-    if not os.environ.get(TIMELINE_VARIABLE):
-        return
-    from tfscale.callbacks import telemetry
-
-    if not any(isinstance(each, telemetry.Telemetry) for each in callbacks):
-        logging.getLogger("tfscale").warning(
-            "tfscale launch --timeline asks for a timeline, and this fit records none: give it the "
-            "callback tfscale.callbacks.Telemetry(), which records steps 10 to 12"
-        )
-
-
-def check(**given: Any) -> None:
-    """Raise if an argument of ``ScaleStrategy`` is wrong by itself, on any machine."""
-    for name, value in given.items():
-        if name in _ALWAYS or (value is not None and name in _UNLESS_NONE):
-            (_ALWAYS.get(name) or _UNLESS_NONE[name])(value, name)
-
-
-def _checked_rule(sync: Any, name: str) -> Any:
-    expected = "a rule of tfscale.sync, such as tfscale.sync.DiLoCo(every=100), or None"
-    return arguments.instance(sync, name, Rule, expected)
-
-
-def _slow_after(value: float, name: str) -> float:
-    return checked_patience(DEADLINE, value)[1]
-
-
-_ALWAYS: dict[str, Callable[[Any, str], Any]] = {
-    "algorithm": lambda value, name: checked_algorithm(value, name, "auto"),
-    "batch_norm": lambda value, name: arguments.choice(value, name, ("synchronized", "local")),
-    "deadline": arguments.seconds,
-    "slow_after": _slow_after,
-    "join_timeout": arguments.seconds,
-    "transport": checked_transport,
-    "backend": lambda value, name: arguments.choice(value, name, backends.BACKENDS),
-}
-_UNLESS_NONE: dict[str, Callable[[Any, str], Any]] = {
-    "cluster_resolver": checked_resolver,
-    "sync": _checked_rule,
-    "error_feedback": arguments.flag,
-    "bucket_bytes": number_of_bytes,
-    "schedule_file": arguments.path,
-    "own_losses": lambda value, name: arguments.choice(value, name, CHOICES),
-}
-
-
-def _join(extended: Extended, settings: Mapping[str, Any]) -> None:
-    """Wait for all workers, and compare their settings."""
-    if extended.hosts is not None:
-        extended.hosts.join()
-    join.same_start(extended.hosts, settings)
-    if extended.group is not None:
-        extended.group.join()  # only ranks that have joined learn of another one's failure
-        if extended.hosts is not None:
-            farewell.when_the_program_ends([extended.group, extended.hosts])
-
-
-def _choices_of(schedule_file: Path) -> str:
-    try:
-        return records.read_text(schedule_file)
-    except FileNotFoundError:
-        raise FileNotFoundError(
-            f"schedule_file={str(schedule_file)!r} is not here: each worker reads a file of that "
-            "name, which strategy.dump writes"
-        ) from None
-
-
 def _refuse_xla(strategy: Any) -> None:
     """Raise if XLA compiles a step for several replicas, while the step is traced."""
     if not is_compiled_by_xla():
@@ -533,42 +286,6 @@ def _refuse_xla(strategy: Any) -> None:
 def _as_it_is(dataset: Any) -> Any:
     """Return the dataset itself: a single replica gets all of it."""
     return dataset
-
-
-def _say_who_trains(extended: Any) -> None:
-    replicas, workers = extended.number_of_replicas, extended.number_of_workers
-    here = ", ".join(name.rsplit("device:", 1)[-1] for name in extended.devices)
-    where = here if workers == 1 else f"{workers} workers, each on its {here}"
-    word = "replica trains" if replicas == 1 else "replicas train"
-    logging.getLogger("tfscale").info("ScaleStrategy: %d %s, on %s", replicas, word, where)
-
-
-def _rule(sync: Rule | None, **of_gradients: Any) -> Rule:
-    """Return the rule by which replicas agree.
-
-    Args:
-        sync: the user's argument ``sync``.
-        of_gradients: arguments that say how the gradients of a step are sent.
-
-    Raises:
-        ValueError: the rule does not work with Keras 2, or with an argument for gradients.
-    """
-    if sync is None or isinstance(sync, EveryStep):
-        return EveryStep()
-    if KERAS_2:
-        raise ValueError(
-            f"sync={sync!r} needs Keras 3, and this is Keras 2: leave sync out, and replicas agree "
-            "after every step"
-        )
-    given = {name: value for name, value in of_gradients.items() if value is not None}
-    if given and not sync.sums_gradients:
-        said = " and ".join(f"{name}={value!r}" for name, value in given.items())
-        raise ValueError(
-            f"{said} says how gradients are sent, and with sync={sync!r} none are: replicas send "
-            "weights, or differences of weights. Say it of these: "
-            'sync=tfscale.sync.DiLoCo(every=100, wire="int8")'
-        )
-    return sync
 
 
 def _rank(value: Any) -> Any:

@@ -32,7 +32,6 @@ from typing import Any
 import tensorflow as tf
 
 from tfscale.exchange import dataflow
-from tfscale.strategy import share
 from tfscale.strategy.divisors import (
     DIVIDES,
     REDUCES,
@@ -41,7 +40,8 @@ from tfscale.strategy.divisors import (
     reduces_the_batch,
     varies,
 )
-from tfscale.strategy.share import RESTORES, SCALES
+from tfscale.strategy.share import RESTORES, SCALES, marks_of
+from tfscale.strategy.step import this_step
 
 SCALED, FIXED, SUM, MEAN, RATIO, STOPPED, BY_ROWS, UNSEEN = (
     *("scaled", "fixed", "sum", "mean", "ratio", "stopped", "by rows", "unseen"),
@@ -98,7 +98,7 @@ class _Reader:
 
     def _below(self, tensor: tf.Tensor) -> list[tf.Tensor]:
         op = tensor.op
-        if tensor.ref() in self._known or op.type not in _LINEAR or share.marks_of(op):
+        if tensor.ref() in self._known or op.type not in _LINEAR or marks_of(op):
             return []
         varying = [x for x in op.inputs if x.dtype.is_floating and varies(x)]
         if op.type in DIVIDES:
@@ -109,7 +109,7 @@ class _Reader:
         op = tensor.op
         if not varies(tensor):
             return [Term(tensor, FIXED)]
-        if share.marks_of(op):
+        if marks_of(op):
             return [Term(tensor, SCALED)]
         if op.type in _THROUGH or op.type in _ADDS:
             sources = [op.inputs[tensor.value_index]] if op.type == "IdentityN" else op.inputs
@@ -129,7 +129,7 @@ class _Reader:
         if op.type == "SelectV2":  # where(is_finite(loss), loss, 0)
             kinds = {term.kind for x in op.inputs[1:] if varies(x) for term in self.read(x)}
             return [Term(tensor, SCALED if kinds == {SCALED} else UNSEEN)]
-        called = dataflow.called_graphs(op) and share.is_scaled(tensor)
+        called = dataflow.called_graphs(op) and this_step().is_scaled(tensor)
         return [Term(tensor, SCALED if called else UNSEEN)]
 
     def _all(self, tensors: Iterable[tf.Tensor]) -> list[Term]:
@@ -178,7 +178,7 @@ class _Reader:
 
         A sum that is divided by the constant number of this replica's rows becomes a mean.
         """
-        rows = share.static_rows()
+        rows = this_step().graph.static_rows
         if factor is None or rows is None or factor.size != 1 or [x.kind for x in terms] != [SUM]:
             return terms
         (term,) = terms
@@ -194,7 +194,7 @@ def _kind_of_factor(factor: tf.Tensor) -> str | None:
     """
     seen = 0
     while True:
-        own = share.marks_of(factor.op)
+        own = marks_of(factor.op)
         if own:
             seen |= own
             break

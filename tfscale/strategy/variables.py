@@ -34,7 +34,7 @@ from tfscale.bridge.tensorflow import (
 from tfscale.exchange import dataflow, shards
 from tfscale.exchange.state import COMMON, IN_SHARDS, ON_EACH, Slot, created_now
 from tfscale.strategy import origin
-from tfscale.strategy.current import current
+from tfscale.strategy.step import this_step
 
 _VALUE = "VARIABLE_VALUE"  # name of a value in TensorFlow's checkpoints
 
@@ -99,29 +99,17 @@ class Weight(_Readable, MirroredVariable):
             ) from error
 
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
-        if current.reduced or self.distribute_strategy.extended.number_of_replicas == 1:
+        step = this_step()
+        if step.is_reduced or self.distribute_strategy.extended.number_of_replicas == 1:
             return update_fn(own_copy(self), value, **kwargs)
-        if current.statistics is not None and self.dtype.is_floating and self._differs(value):
-            current.statistics.append(self)
+        if step.assigned is not None and self.dtype.is_floating and self._differs(value):
+            step.assigned.append(self)
         return super()._update_replica(update_fn, value, **kwargs)
 
     def _differs(self, value: Any) -> bool:
         """Return whether an assignment of ``value`` may make replicas differ that must agree."""
-        return self.aggregation == tf.VariableAggregation.NONE and _made_by_one_replica(value)
-
-
-def _made_by_one_replica(value: Any) -> bool:
-    """Return whether a value depends on one replica's samples or random numbers.
-
-    Eager values have no graph that shows this, so the answer is True.
-    """
-    if tf.executing_eagerly():
-        return True
-    batch = current.batch_ops
-    parts = [x for x in tf.nest.flatten(value, expand_composites=True) if isinstance(x, tf.Tensor)]
-    return any(
-        dataflow.gathered(parts, lambda op: op in batch or "Random" in op.type, current.origins)
-    )
+        is_summed = self.aggregation != tf.VariableAggregation.NONE
+        return not is_summed and this_step().graph.is_of_one_replica(value)
 
 
 class Statistic(Weight):
@@ -139,10 +127,11 @@ class Statistic(Weight):
 
         Agreed tensors are the same on all replicas.
         """
-        if not current.agreed or not isinstance(value, tf.Tensor):
+        agreed = this_step().agreed
+        if not agreed or not isinstance(value, tf.Tensor):
             return False
         own = value.graph.capture(self._get_on_device_or_primary().handle)
-        return dataflow.is_made_of(value, current.agreed, own)
+        return dataflow.is_made_of(value, agreed, own)
 
 
 class SampleState(Weight):
@@ -157,9 +146,10 @@ class Tally(_Readable, SyncOnReadVariable):
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         """Assign a value; a replica without rows keeps its value. Keras calls this."""
-        if current.rows is not None:
+        rows = this_step().rows
+        if rows is not None:
             now = own_copy(self).read_value()
-            value = tf.where(current.rows.absent, now, tf.convert_to_tensor(value, self.dtype))
+            value = tf.where(rows.absent, now, tf.convert_to_tensor(value, self.dtype))
         return super().assign(value, *args, **kwargs)
 
     def assign_add(self, value: Any, *args: Any, **kwargs: Any) -> Any:
@@ -171,8 +161,7 @@ class Tally(_Readable, SyncOnReadVariable):
         return super().assign_sub(self._counted(value), *args, **kwargs)
 
     def _counted(self, value: Any) -> Any:
-        value = tf.convert_to_tensor(value, self.dtype)
-        return value if current.rows is None else current.rows.counted(value)
+        return this_step().counted(tf.convert_to_tensor(value, self.dtype))
 
 
 class _Saved(SaveableObject):
@@ -275,12 +264,13 @@ class LocalWeight(_OfKeras):
         self.observer.assigned(self)
 
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
-        if current.alone is False or current.reduced or current.rows is None:
+        step = this_step()
+        if step.is_of_all or step.is_reduced or step.rows is None:
             return super()._update_replica(update_fn, value, **kwargs)
         own = own_copy(self)
         before = own.read_value()
         super()._update_replica(update_fn, value, **kwargs)
-        return own.assign(tf.where(current.rows.nobody, before, own.read_value()))
+        return own.assign(tf.where(step.nobody_has_rows, before, own.read_value()))
 
 
 class LocalStatistic(LocalWeight):

@@ -34,6 +34,7 @@ from tfscale.bridge.objects import (
     path_of,
     takes_training,
 )
+from tfscale.exchange.scaling import scaling
 
 # A function of a model and a batch, as ``fit`` gives it to a step: the losses of its rows, or their
 # mean.
@@ -149,7 +150,8 @@ class Objective:
             return tf.reduce_mean(loss)
 
         strategy = tf.distribute.get_strategy()
-        return mean() if strategy.num_replicas_in_sync == 1 else strategy.part_of_mean(mean)
+        ours = None if strategy.num_replicas_in_sync == 1 else scaling(strategy)
+        return mean() if ours is None else ours.part_of_mean(mean)
 
     def _compiled(self, parts: Parts, batch: Any, draw: Draw | None) -> None:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)

@@ -29,6 +29,7 @@ from tfscale.bridge.hooks import MEASURED_LOSS
 from tfscale.bridge.installed import KERAS_2
 from tfscale.bridge.losses import as_compiled, compiled_loss
 from tfscale.bridge.objects import layers_of, native
+from tfscale.exchange.scaling import scaling
 from tfscale.support import arguments
 from tfscale.support.sizes import number_of_bytes
 
@@ -490,7 +491,7 @@ def refuse_other_strategies(model: Any, who: str) -> None:
     """Raise under TensorFlow's own strategies: they do not know each replica's part of a batch."""
     strategy = model.distribute_strategy
     replicas = int(strategy.num_replicas_in_sync)
-    if replicas > 1 and not hasattr(strategy, "part_of_mean"):
+    if replicas > 1 and scaling(strategy) is None:
         raise ValueError(
             f"{who} works on several replicas under a tfscale.ScaleStrategy, and {model.name!r} "
             f"was made in the scope of a {type(strategy).__name__} with {replicas}, which weights "

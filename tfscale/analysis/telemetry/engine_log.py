@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfscale.compression.deciding import Change
+from tfscale.exchange.bucket_sum import Watch
 from tfscale.exchange.explain import Row, rows
 from tfscale.exchange.reducer import Reducer
+from tfscale.exchange.scaling import scaling
 from tfscale.native import Communicator
 from tfscale.native.bucket import BucketId
 from tfscale.native.log import Execution
@@ -100,6 +102,10 @@ class EngineLog:
         packings = [each for reducer in self._reducers for each in list(reducer.packings.values())]
         return [change for packing in packings for change in packing.changes]
 
+    def watch(self, function: Watch | None) -> None:
+        """Let a function see all gradients on wires that lose precision; None for no function."""
+        self._reducers[0].watch = function
+
     def saved(self, bucket: BucketId) -> float:
         """Return the bytes that each byte on the wire saves, compared with the wire ``"fp32"``."""
         return self._saved.get(bucket.untraced, 0.0)
@@ -115,7 +121,7 @@ def _calls(communicator: Communicator) -> int:
 
 def engine_log_of(strategy: Any) -> EngineLog | None:
     """Return the log of a strategy's engine; None if tfscale exchanges nothing."""
-    reducer = getattr(strategy, "reducer", None)
-    if not isinstance(reducer, Reducer) or reducer.team.size == 1:
+    ours = scaling(strategy)
+    if ours is None or ours.reducer.team.size == 1:
         return None
-    return EngineLog(getattr(strategy, "reducers", [reducer]))
+    return EngineLog(ours.reducers)

@@ -42,7 +42,7 @@ _wider: list[Group] = []  # the groups that are divided into parts, which can fa
 _OUR_WORDS = re.compile(r"(?:bucket '|rank \d+ \().*")  # tfscale's part of a TensorFlow error
 
 
-def when_the_program_ends(groups: Sequence[Group], within: Sequence[Group] = ()) -> None:
+def announce(groups: Sequence[Group], within: Sequence[Group] = ()) -> None:
     """Tell all ranks of these groups how the program ends, or which uncaught exception ended it.
 
     The program's own ``sys.excepthook`` still prints the exception.
@@ -53,9 +53,9 @@ def when_the_program_ends(groups: Sequence[Group], within: Sequence[Group] = ())
     """
     if not _groups:
         end = _End()
-        sys.excepthook = _told_by(sys.excepthook, end)
+        sys.excepthook = _announcing_error(sys.excepthook, end)
         sys.exit = end.noticed(sys.exit)
-        atexit.register(end.tell)
+        atexit.register(end.announce_exit)
     _groups.extend(groups)
     _wider.extend(within)
 
@@ -72,7 +72,7 @@ class _End:
         self._process = os.getpid()
         self._first = first_frame()
         self._calls: list[Any] = []  # arguments of ``sys.exit``
-        self.is_told = False
+        self.is_announced = False
 
     def noticed(self, leave: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
         @functools.wraps(leave)
@@ -83,9 +83,9 @@ class _End:
 
         return noticed
 
-    def tell(self) -> None:
-        """Tell the other workers how the program ends; Python calls this before it shuts down."""
-        if not self.is_told and self._process == os.getpid():  # a forked process is no worker
+    def announce_exit(self) -> None:
+        """Announce how the program ends; Python calls this before it shuts down."""
+        if not self.is_announced and self._process == os.getpid():  # a forked process is no worker
             _announce_exit(self._words())
 
     def _words(self) -> str:
@@ -103,9 +103,9 @@ def _has_returned(frame: FrameType) -> bool:
     return dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
 
 
-def _told_by(before: Hook, end: _End) -> Hook:
+def _announcing_error(before: Hook, end: _End) -> Hook:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        end.is_told = True
+        end.is_announced = True
         before(kind, error, trace)
         lost = cause_of(error)  # the other workers learn of that rank by themselves
         if lost or known_to_all(error):

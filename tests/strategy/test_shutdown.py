@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests import warm
-from tfscale.strategy import farewell
+from tfscale.strategy import shutdown
 
 KNOWN_TO_ALL = b"tfscale/known-to-all"
 ERROR_IN_A_GRAPH = """Graph execution error:
@@ -26,8 +26,8 @@ def alone(monkeypatch):
     monkeypatch.setattr(sys, "excepthook", lambda *error: None)
     monkeypatch.setattr(sys, "exit", sys.exit)
     monkeypatch.setattr(atexit, "register", lambda function: function)
-    monkeypatch.setattr(farewell, "_groups", [])
-    monkeypatch.setattr(farewell, "_wider", [])
+    monkeypatch.setattr(shutdown, "_groups", [])
+    monkeypatch.setattr(shutdown, "_wider", [])
 
 
 class Told:
@@ -42,9 +42,9 @@ def test_the_hook_is_set_once_and_tells_all_groups(monkeypatch):
     printed = []
     monkeypatch.setattr(sys, "excepthook", lambda *error: printed.append(error))
     groups = [Told(), Told(), Told()]
-    farewell.when_the_program_ends(groups[:1])
+    shutdown.announce(groups[:1])
     hook = sys.excepthook
-    farewell.when_the_program_ends(groups[1:])
+    shutdown.announce(groups[1:])
     assert sys.excepthook is hook
     hook(KeyError, KeyError("no such row"), None)
     assert len(printed) == 1
@@ -53,8 +53,8 @@ def test_the_hook_is_set_once_and_tells_all_groups(monkeypatch):
 
 def test_what_all_of_a_part_know_is_told_to_those_around_it():
     everybody, part = Told(), Told()
-    farewell.when_the_program_ends([everybody])
-    farewell.when_the_program_ends([part], within=[everybody])
+    shutdown.announce([everybody])
+    shutdown.announce([part], within=[everybody])
     lost = tf.errors.UnavailableError(None, None, ERROR_IN_A_GRAPH, {KNOWN_TO_ALL: b"1"})
     sys.excepthook(type(lost), lost, None)
     assert part.reasons == []
@@ -62,14 +62,14 @@ def test_what_all_of_a_part_know_is_told_to_those_around_it():
 
 
 def test_with_nobody_to_tell_nothing_happens():
-    farewell.say("nobody hears it")
+    shutdown.say("nobody hears it")
 
 
 # ---- how a program ends
 
 PROGRAM = """
 import os, sys, threading
-from tfscale.strategy import farewell
+from tfscale.strategy import shutdown
 
 class Rank:
     def announce_exit(self, reason, linger):
@@ -100,7 +100,7 @@ def in_a_child():
 def quits():
     raise SystemExit(4)
 
-farewell.when_the_program_ends([Group()])
+shutdown.announce([Group()])
 try:
     {body}
 finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import tensorflow as tf
@@ -12,17 +12,20 @@ import tensorflow as tf
 from tfscale.bridge.hooks import ALL_GATHER
 from tfscale.bridge.tensorflow import replica_id
 from tfscale.exchange.team import Team
-from tfscale.strategy.current import current
+from tfscale.strategy.step import Step, this_step
 
 
-def gathering(everybody: Team) -> AbstractContextManager[None]:
-    """Make ``all_gather`` gather, within this context, from the replicas that share the step.
+def over_team(step: Step, everybody: Team) -> AbstractContextManager[None]:
+    """Make ``all_gather`` gather, within this context, from the replicas of a step's team.
 
     TensorFlow's method gathers from all replicas, in a thread without the state of the step.
 
     Args:
+        step: the step that begins.
         everybody: collectives of all replicas.
     """
+    if step.is_of_all:
+        return nullcontext()
     context = tf.distribute.get_replica_context()
     return ALL_GATHER.on(context, functools.partial(_all_gather, everybody))
 
@@ -35,37 +38,33 @@ def _all_gather(
     axis: int,
     options: Any = None,
 ) -> Any:
-    if current.reduced or current.alone is False:
+    step = this_step()
+    if step.is_reduced or step.is_of_all:
         return gather(context, value, axis, options)
-    if current.alone is True and current.group is None:
+    if step.is_single:
         return value
-    team = current.group if current.alone is True else everybody
-    return _Mates(team, context, axis).all_gather(value, axis)
+    return _TeamContext(step, everybody, context, axis).all_gather(value, axis)
 
 
-class _Mates:
+class _TeamContext:
     """Stand-in for a replica's context, for TensorFlow's ``all_gather`` and for its gradient."""
 
-    def __init__(self, team: Team, context: Any, axis: int) -> None:
-        rank = team.communicators[replica_id(context)].rank
+    def __init__(self, step: Step, everybody: Team, context: Any, axis: int) -> None:
         self.all_reduce = context.all_reduce
-        # In a step that a replica makes alone, its number is 0.
-        first = tf.where(current.alone, 0, rank)
-        self.replica_id_in_sync_group = rank if current.alone is True else first
-        self._team, self._context, self._axis = team, context, axis
+        self.replica_id_in_sync_group = step.rank_in_team(everybody, replica_id(context))
+        self._step, self._everybody, self._context, self._axis = step, everybody, context, axis
 
     def merge_call(self, _: Any, args: Any) -> Any:
         """Return the values of all replicas that share the step, joined along the axis."""
-        team, axis, own = self._team, self._axis, list(args)
 
-        def joined() -> list[Any]:
+        def joined(team: Team, own: list[Any]) -> list[Any]:
             return team.together(
-                lambda replica, given: [team.concat(replica, x, axis) for x in given], own
+                lambda replica, given: [team.concat(replica, x, self._axis) for x in given], own
             )
 
-        return joined() if current.alone is True else tf.cond(current.alone, lambda: own, joined)
+        return self._step.together(self._everybody, joined, list(args))
 
     def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
         """Gather along ``axis`` by TensorFlow's method."""
-        mates = _Mates(self._team, self._context, axis)
-        return type(self._context).all_gather(mates, value, axis, options)
+        context = _TeamContext(self._step, self._everybody, self._context, axis)
+        return type(self._context).all_gather(context, value, axis, options)

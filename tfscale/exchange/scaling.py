@@ -1,0 +1,38 @@
+"""What a ``ScaleStrategy`` is to the rooms below it, which cannot import it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfscale.exchange.reducer import Reducer
+
+
+class Scaling:
+    """A strategy that gives each replica a weight by its rows, and sums gradients by reducers.
+
+    Attributes:
+        reducer: reducer of gradients.
+    """
+
+    reducer: Reducer
+
+    @property
+    def reducers(self) -> list[Reducer]:
+        """Reducers of gradients and of measured curvature, and of weights, if there are rounds."""
+        raise NotImplementedError
+
+    def part_of_mean(self, compute: Callable[[], Any]) -> Any:
+        """Return a replica's mean loss over its rows as its part of the global batch's loss."""
+        raise NotImplementedError
+
+    def figures_of_rounds(self) -> dict[str, float]:
+        """Return figures of the rounds, by name; none if replicas agree after every step."""
+        raise NotImplementedError
+
+
+def scaling(strategy: tf.distribute.Strategy) -> Scaling | None:
+    """Return a strategy that is tfscale's own; None for any other strategy."""
+    return strategy if isinstance(strategy, Scaling) else None

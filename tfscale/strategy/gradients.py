@@ -1,0 +1,207 @@
+"""Checks of the gradients of a step, windows of accumulated gradients, and measured curvature."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfscale.bridge.objects import innermost, path_of, trained_by
+from tfscale.bridge.optimizers import scale_of
+from tfscale.bridge.protocols import Optimizer, Variable
+from tfscale.exchange.packing import place_of
+from tfscale.exchange.state import ExchangeState
+from tfscale.strategy import origin
+from tfscale.strategy.protocols import Strategy
+from tfscale.strategy.step import this_step
+
+Window = Callable[[list[Any]], list[Any]]
+
+_NOBODY_COUNTS = (
+    "sync={!r} trains models by fit and train_on_batch, and this step was passed to strategy.run: "
+    "there nobody counts the steps of a round. Give the model a train_step, or use "
+    "sync=tfscale.sync.EveryStep(), the default"
+)
+
+_NOT_EAGERLY = (
+    "sync={!r} accumulates gradients in graphs only, and this model is compiled with "
+    "run_eagerly=True. Leave that out, or leave gradient_accumulation_steps out of the optimizer"
+)
+
+
+def refuse(strategy: Strategy, optimizer: Optimizer, variables: list[Variable]) -> None:
+    """Raise if an optimizer cannot update these variables on several replicas.
+
+    An optimizer that is not built yet is built for them.
+    """
+    origin.refuse(strategy, f"what {optimizer.name!r} is to update", variables)
+    _refuse_overwritten(variables)
+    if not optimizer.built:
+        with tf.init_scope():
+            optimizer.build(variables)
+    _refuse_unknown(optimizer, variables)
+    step = this_step()
+    if strategy.rounds is not None and step.model is None:
+        raise ValueError(_NOBODY_COUNTS.format(strategy.sync))
+    accumulates = bool(innermost(optimizer).gradient_accumulation_steps)
+    if accumulates and step.group is not None and tf.executing_eagerly():
+        raise ValueError(_NOT_EAGERLY.format(strategy.sync))
+
+
+def _refuse_overwritten(variables: list[Variable]) -> None:
+    """Raise if the "gradient" of a variable is its new value: such values must not be summed."""
+    for variable in variables:
+        if getattr(variable, "overwrite_with_gradient", False):
+            raise ValueError(
+                f"{path_of(variable)} takes its gradient as its value (fp8 layers update their "
+                "scales in this way), and each replica has another value. Train such layers on one "
+                'device or in another precision: keras.config.set_dtype_policy("mixed_bfloat16").'
+            )
+
+
+def _refuse_unknown(optimizer: Optimizer, variables: list[Variable]) -> None:
+    """Raise if the optimizer does not know some variables.
+
+    Keras raises for them on one device, too, but its error names only one variable.
+    """
+    unknown = [path_of(v) for v in variables if not _is_known(optimizer, v)]
+    if unknown:
+        raise ValueError(
+            f"the optimizer {optimizer.name!r} was built for {len(trained_by(optimizer))} "
+            f"variables, and this step is to train others: {', '.join(unknown)}. Their layers were "
+            "built after the optimizer. Build them first (call them once, in the scope), or make "
+            "and compile a new optimizer."
+        )
+
+
+def _is_known(optimizer: Optimizer, variable: Variable) -> bool:
+    try:
+        place_of(optimizer, variable)
+    except KeyError:
+        return False
+    return True
+
+
+# ---------------------------------------------------------------------- windows
+
+
+def accumulated(
+    strategy: Strategy,
+    optimizer: Optimizer,
+    grads: list[Any],
+    variables: list[Variable],
+    reduce: Callable[..., list[Any]] | None,
+) -> tuple[list[Any], Window]:
+    """Return the gradients to accumulate, and the function that sums them at the end of a window.
+
+    Accumulators hold parts of a sum over all replicas. So a replica or a group that applies a sum
+    of its own divides its gradients by the number of those that do so, and multiplies the window's
+    sum by this number.
+
+    Args:
+        strategy: strategy of the optimizer.
+        optimizer: optimizer that accumulates gradients.
+        grads: gradients of this step.
+        variables: variables of the gradients.
+        reduce: function that sums gradients over the team; None if the replica is alone.
+    """
+    if optimizer is not innermost(optimizer):
+        grads = _finite_on_all_or_none(grads)
+    # Keras asks for a window's sums of these only.
+    of_window = [v for g, v in zip(grads, variables, strict=True) if g is not None]
+    agreeing = _agreeing(strategy)
+
+    def window(parts: list[Any]) -> list[Any]:
+        own = parts if agreeing is None else _times(parts, agreeing)
+        return own if reduce is None else reduce(own, of_window)
+
+    return grads if agreeing is None else _times(grads, 1 / agreeing), window
+
+
+def _agreeing(strategy: Strategy) -> Any:
+    """Return how many replicas, or groups, apply sums of their own; None if all apply one sum."""
+    step = this_step()
+    if step.is_of_all:
+        return None
+    number = tf.constant(strategy.rounds.teams.number, tf.float32)
+    return number if step.alone is True else tf.where(step.alone, number, 1.0)
+
+
+def _times(grads: list[Any], factor: Any) -> list[Any]:
+    return [None if g is None else g * tf.cast(factor, g.dtype) for g in grads]
+
+
+def _finite_on_all_or_none(grads: list[Any]) -> list[Any]:
+    """Make a gradient NaN on all replicas if any gradient overflows on one of them.
+
+    Replicas accumulate gradients on their own, and must skip the same steps.
+    """
+    given = [i for i, g in enumerate(grads) if g is not None]
+    if not given:
+        return grads
+    flat = [grads[i].values if _is_sparse(grads[i]) else grads[i] for i in given]
+    finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in flat])
+    overflow = tf.cast(tf.logical_not(finite), tf.float32)
+    overflows = tf.distribute.get_replica_context().all_reduce("SUM", overflow)
+    first, g = given[0], grads[given[0]]
+    poisoned = flat[0] + tf.cast(tf.where(overflows > 0, float("nan"), 0.0), g.dtype)
+    if _is_sparse(g):
+        poisoned = tf.IndexedSlices(poisoned, g.indices, g.dense_shape)
+    return [*grads[:first], poisoned, *grads[first + 1 :]]
+
+
+def _is_sparse(gradient: Any) -> bool:
+    return isinstance(gradient, tf.IndexedSlices)
+
+
+# -------------------------------------------------------------------- curvature
+
+
+def sum_of_curvature(
+    strategy: Strategy,
+    optimizer: Optimizer,
+    variables: list[Variable],
+    curvature: list[Any],
+) -> list[Any]:
+    """Sum the measured curvature over the replicas that gradients are summed over.
+
+    In steps that measure no curvature, nothing is sent: each replica gets its own values back.
+    """
+    step = this_step()
+    if not curvature or step.is_single:
+        return curvature
+    if not step.is_of_all:
+        curvature = [None if d is None else step.counted(d) for d in curvature]
+    state, inner = ExchangeState.of(optimizer, strategy), innermost(optimizer)
+
+    def summed() -> list[Any]:
+        return strategy.curvature_reducer.reduce(
+            curvature, variables, optimizer, state, skip=step.sums_nothing
+        )
+
+    if inner.update_each == 1:
+        return summed()
+    found: list[Any] = tf.cond(inner.curvature_is_due(), summed, lambda: curvature)
+    return found
+
+
+def given_to(optimizer: Any, curvature: list[Any]) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which the optimizer uses this curvature, divided by the loss scale."""
+    if not curvature:
+        return contextlib.nullcontext()
+    inner = innermost(optimizer)
+    scale = inner.loss_scale_factor if inner is optimizer else scale_of(optimizer)
+    if scale is not None:
+        curvature = [None if d is None else d / tf.cast(scale, d.dtype) for d in curvature]
+    given: contextlib.AbstractContextManager[None] = inner.given(curvature)
+    return given
+
+
+def in_this_branch(tensors: list[Any]) -> list[Any]:
+    """Return copies of tensors that belong to the branch that is traced; None stays None."""
+    return [
+        None if x is None else tf.nest.map_structure(tf.identity, x, expand_composites=True)
+        for x in tensors
+    ]

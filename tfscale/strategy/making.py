@@ -1,0 +1,153 @@
+"""Parts of a ``ScaleStrategy`` as it is made: it joins the workers, and gets its reducers.
+
+The order matters. Workers compare their settings before they exchange anything else; links are
+measured once all have joined; buckets depend on the measured links.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import os
+
+from tfscale.bridge import output, saving
+from tfscale.bridge.callbacks import before_callbacks_get_their_model
+from tfscale.cluster.sources import ALL_BARS
+from tfscale.collectives.choose import Chooser
+from tfscale.compression.policy import MethodPolicy
+from tfscale.exchange import backends
+from tfscale.exchange.collective_schedules import bucket_bytes, of_hosts, of_replicas
+from tfscale.exchange.reducer import Reducer
+from tfscale.exchange.team import Team
+from tfscale.exchange.tensorflow_team import TensorFlowTeam
+from tfscale.exchange.trial import Trials
+from tfscale.strategy import backup, join, shutdown
+from tfscale.strategy.extended import Extended
+from tfscale.strategy.protocols import Strategy
+from tfscale.strategy.rounds import Rounds
+from tfscale.strategy.settings import Settings
+from tfscale.strategy.teams import Teams, size_of_teams
+
+_NOTHING_TRAVELS = (
+    "%s has no effect: there is one replica, so no gradients are sent. For several replicas "
+    "use several GPUs, logical CPUs or workers"
+)
+_ONE_GROUP = (
+    "%r has no effect: all %d replicas are of one group, and train as under EveryStep. Say how "
+    "many make a group, such as group=1"
+)
+_GROUPS_OF_ONE = (
+    "%r has no effect: it says how gradients are sent within groups, and with %r each has one "
+    "replica"
+)
+
+_log = logging.getLogger("tfscale")
+
+
+def join_workers(extended: Extended, settings: Settings) -> Settings:
+    """Wait for all workers, compare their settings, and return settings with the chosen backend."""
+    if settings.backend == backends.AUTO:
+        chosen = backends.TENSORFLOW if extended.on_gpus else backends.ENGINE
+        settings = dataclasses.replace(settings, backend=chosen)
+    _say_who_trains(extended)
+    if settings.policy != MethodPolicy():
+        wire, method = settings.wire, settings.method
+        asked = f"wire={wire!r}" if method is None else f"method={method!r}"
+        _say_if_nothing_travels(extended, asked)
+    if settings.in_rounds:
+        _say_if_nothing_travels(extended, f"sync={settings.sync!r}")
+    hosts, group = extended.hosts, extended.group
+    devices = [name.rsplit("device:", 1)[-1] for name in extended.devices]
+    own = {"list of devices": devices, **settings.of_all_workers()}
+    if hosts is not None:
+        hosts.join()
+    join.same_start(hosts, own)
+    if group is not None:
+        group.join()  # only ranks that have joined learn of another one's failure
+        if hosts is not None:
+            shutdown.announce([group, hosts])
+    return settings
+
+
+def connect(strategy: Strategy, settings: Settings) -> Team:
+    """Return the collectives of all replicas, and give them to what TensorFlow calls."""
+    extended = strategy.extended
+    if settings.backend == backends.TENSORFLOW:
+        team: Team = TensorFlowTeam(extended.group)
+    else:
+        wire, file = settings.policy.method.wires[0], settings.schedule_file
+        schedules = of_replicas(settings.algorithm, extended.group, wire, file)
+        team = Team(extended.group, schedules)
+    extended.connect(team, of_hosts(team.schedules, extended.hosts))
+    before_callbacks_get_their_model(backup.arrange, strategy)
+    output.ignore_warning_about_shuffle()
+    if extended.worker > 0 and not os.environ.get(ALL_BARS):
+        output.show_no_bars_by_default(strategy)
+    if extended.number_of_workers > 1:
+        saving.write_whole_files(strategy)
+        _log.info("gradients go from this worker's first replica to the others: %s", team.ways())
+    return team
+
+
+def summing(
+    strategy: Strategy, everybody: Team, settings: Settings
+) -> tuple[Reducer, Reducer, Rounds | None]:
+    """Return the reducers of gradients and of curvature, and the rounds, if there are any.
+
+    Args:
+        strategy: the strategy that is being made.
+        everybody: collectives of all replicas.
+        settings: its settings.
+    """
+    schedules, policy, extended = everybody.schedules, settings.policy, strategy.extended
+    size = settings.bucket_bytes
+    size = bucket_bytes(schedules, everybody.size) if size is None else size
+    of_team = size_of_teams(settings.sync, extended, settings.algorithm, policy)
+    if settings.in_rounds:
+        _say_if_without_effect(extended, settings, of_team)
+    team, trials = everybody, Trials(schedules, enabled=isinstance(schedules, Chooser))
+    teams = None
+    if of_team < everybody.size:
+        teams = Teams.of(extended, of_team, settings.algorithm, schedules)
+    if teams is not None and teams.team is not None:
+        shutdown.announce(teams.parts, [each for each in (extended.group, extended.hosts) if each])
+        # Trials in each team could choose different schedules.
+        team, trials = teams.team, Trials(teams.team.schedules, enabled=False)
+    reducer = functools.partial(Reducer, bucket_bytes=size)
+    of_gradients = reducer(team, policy, trials=trials)
+    # The policy is for gradients only: steps are divided by curvature, so it is not rounded.
+    of_curvature = reducer(
+        team, MethodPolicy(), trials=trials, what="curvature", suffix="/curvature"
+    )
+    if teams is None:
+        return of_gradients, of_curvature, None
+    rule = settings.sync.round_rule
+    no_trials = Trials(schedules, enabled=False)  # weights are sent too rarely
+    keeps_as = "" if teams.team is None else "outer_"
+    of_weights = reducer(
+        everybody, rule.policy, trials=no_trials, what="weights", keeps_as=keeps_as
+    )
+    return of_gradients, of_curvature, Rounds(strategy, rule, of_weights, teams)
+
+
+def _say_if_without_effect(extended: Extended, settings: Settings, of_team: int) -> None:
+    """Warn if all replicas make each step together, or if no step sums gradients."""
+    rule, policy, replicas = settings.sync, settings.policy, extended.number_of_replicas
+    if of_team == replicas > 1:
+        _log.warning(_ONE_GROUP, rule, of_team)
+    if 1 == of_team < replicas and policy != MethodPolicy() and not rule.start:
+        _log.warning(_GROUPS_OF_ONE, policy, rule)
+
+
+def _say_who_trains(extended: Extended) -> None:
+    replicas, workers = extended.number_of_replicas, extended.number_of_workers
+    here = ", ".join(name.rsplit("device:", 1)[-1] for name in extended.devices)
+    where = here if workers == 1 else f"{workers} workers, each on its {here}"
+    word = "replica trains" if replicas == 1 else "replicas train"
+    _log.info("ScaleStrategy: %d %s, on %s", replicas, word, where)
+
+
+def _say_if_nothing_travels(extended: Extended, asked: str) -> None:
+    if extended.number_of_replicas == 1:
+        _log.warning(_NOTHING_TRAVELS, asked)

@@ -1,0 +1,41 @@
+"""Type of a strategy, as the files that it is made of use it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from tfscale.exchange.reducer import Reducer
+
+
+class Strategy(Protocol):
+    """A ``ScaleStrategy``.
+
+    Attributes:
+        extended: the implementation that TensorFlow calls.
+        sync: the rule by which replicas agree.
+        own_losses: the user's argument ``own_losses``.
+        synchronizes_batch_norm: whether batch normalization uses statistics of the global batch.
+        optimizers: optimizers that have been made in the strategy's scope.
+        reducer: sums gradients.
+        curvature_reducer: sums measured curvature.
+        rounds: rounds of all models; None if replicas agree after every step.
+    """
+
+    extended: Any
+    sync: Any
+    own_losses: str | None
+    synchronizes_batch_norm: bool
+    optimizers: Any
+    reducer: Reducer
+    curvature_reducer: Reducer
+    rounds: Any
+
+    @property
+    def reducers(self) -> Iterable[Reducer]:
+        """All reducers."""
+        ...
+
+    def scope(self) -> Any:
+        """Return the context in which models and optimizers are made."""
+        ...

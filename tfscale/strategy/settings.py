@@ -1,0 +1,163 @@
+"""Arguments of a ``ScaleStrategy``: their checks, and what follows from them on any machine."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tfscale.bridge.installed import KERAS_2
+from tfscale.collectives.registry import checked_algorithm
+from tfscale.compression.policy import MethodPolicy, policy_of
+from tfscale.exchange import backends
+from tfscale.exchange.collective_schedules import Algorithm
+from tfscale.native.group import checked_patience, checked_resolver
+from tfscale.native.transport import checked as checked_transport
+from tfscale.strategy.own_losses import CHOICES
+from tfscale.support import arguments, records
+from tfscale.support.sizes import number_of_bytes
+from tfscale.sync import EveryStep, Rule
+
+DEADLINE = 120.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Checked arguments of a ``ScaleStrategy``; see there.
+
+    Attributes:
+        policy: the policy that says which method sums which gradient.
+        sync: the rule by which replicas agree, ``EveryStep`` by default.
+        backend: the backend; ``"auto"`` if the devices decide.
+        bucket_bytes: the number of bytes; None if the measured links decide.
+    """
+
+    algorithm: Algorithm
+    wire: Any
+    devices: Sequence[str] | None
+    cluster_resolver: Any
+    sync: Rule
+    method: Any
+    error_feedback: bool | None
+    bucket_bytes: int | None
+    batch_norm: str
+    own_losses: str | None
+    schedule_file: str | Path | None
+    deadline: float
+    slow_after: float
+    join_timeout: float
+    transport: str
+    backend: str
+    policy: MethodPolicy
+
+    @property
+    def in_rounds(self) -> bool:
+        """Whether replicas agree only at the ends of rounds."""
+        return not isinstance(self.sync, EveryStep)
+
+    def of_all_workers(self) -> dict[str, Any]:
+        """Return, by name, what must be equal on all workers."""
+        file = self.schedule_file
+        return {
+            "algorithm": self.algorithm,
+            "wire": repr(self.policy) if self.method is None else None,
+            "method": self.method and repr(self.policy),
+            "error_feedback": self.error_feedback,
+            "bucket_bytes": self.bucket_bytes,
+            "backend": self.backend,
+            "sync": self.sync.describe(),
+            "batch_norm": self.batch_norm,
+            "own_losses": self.own_losses,
+            "schedule_file": file and _choices_of(Path(file)),
+        }
+
+
+def checked(**given: Any) -> Settings:
+    """Return the settings that arguments of ``ScaleStrategy`` make, or raise."""
+    check(**given)
+    of_gradients = {name: given[name] for name in ("wire", "method", "error_feedback")}
+    policy = policy_of(**of_gradients)
+    rule = _rule(given["sync"], **of_gradients)
+    of_engine = {name: given[name] for name in ("algorithm", "schedule_file", "transport")}
+    of_engine["sync"] = None if isinstance(rule, EveryStep) else rule
+    feedback, size = given["error_feedback"], given["bucket_bytes"]
+    given |= {
+        "sync": rule,
+        "backend": backends.checked(given["backend"], policy, feedback, **of_engine),
+        "bucket_bytes": None if size is None else number_of_bytes(size, "bucket_bytes"),
+    }
+    return Settings(**given, policy=policy)
+
+
+def check(**given: Any) -> None:
+    """Raise if an argument of ``ScaleStrategy`` is wrong by itself, on any machine."""
+    for name, value in given.items():
+        if name in _ALWAYS or (value is not None and name in _UNLESS_NONE):
+            (_ALWAYS.get(name) or _UNLESS_NONE[name])(value, name)
+
+
+def _checked_rule(sync: Any, name: str) -> Any:
+    expected = "a rule of tfscale.sync, such as tfscale.sync.DiLoCo(every=100), or None"
+    return arguments.instance(sync, name, Rule, expected)
+
+
+def _slow_after(value: float, name: str) -> float:
+    return checked_patience(DEADLINE, value)[1]
+
+
+_ALWAYS: dict[str, Callable[[Any, str], Any]] = {
+    "algorithm": lambda value, name: checked_algorithm(value, name, "auto"),
+    "batch_norm": lambda value, name: arguments.choice(value, name, ("synchronized", "local")),
+    "deadline": arguments.seconds,
+    "slow_after": _slow_after,
+    "join_timeout": arguments.seconds,
+    "transport": checked_transport,
+    "backend": lambda value, name: arguments.choice(value, name, backends.BACKENDS),
+}
+_UNLESS_NONE: dict[str, Callable[[Any, str], Any]] = {
+    "cluster_resolver": checked_resolver,
+    "sync": _checked_rule,
+    "error_feedback": arguments.flag,
+    "bucket_bytes": number_of_bytes,
+    "schedule_file": arguments.path,
+    "own_losses": lambda value, name: arguments.choice(value, name, CHOICES),
+}
+
+
+def _rule(sync: Rule | None, **of_gradients: Any) -> Rule:
+    """Return the rule by which replicas agree.
+
+    Args:
+        sync: the user's argument ``sync``.
+        of_gradients: arguments that say how the gradients of a step are sent.
+
+    Raises:
+        ValueError: the rule does not work with Keras 2, or with an argument for gradients.
+    """
+    if sync is None or isinstance(sync, EveryStep):
+        return EveryStep()
+    if KERAS_2:
+        raise ValueError(
+            f"sync={sync!r} needs Keras 3, and this is Keras 2: leave sync out, and replicas agree "
+            "after every step"
+        )
+    given = {name: value for name, value in of_gradients.items() if value is not None}
+    if given and not sync.sums_gradients:
+        said = " and ".join(f"{name}={value!r}" for name, value in given.items())
+        raise ValueError(
+            f"{said} says how gradients are sent, and with sync={sync!r} none are: replicas send "
+            "weights, or differences of weights. Say it of these: "
+            'sync=tfscale.sync.DiLoCo(every=100, wire="int8")'
+        )
+    return sync
+
+
+def _choices_of(schedule_file: Path) -> str:
+    try:
+        return records.read_text(schedule_file)
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"schedule_file={str(schedule_file)!r} is not here: each worker reads a file of that "
+            "name, which strategy.dump writes"
+        ) from None

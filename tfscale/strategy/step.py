@@ -1,0 +1,244 @@
+"""One step on one replica: the class ``Step``, of which each thread holds one object."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfscale.exchange.team import Team
+from tfscale.strategy.rows import Rows
+from tfscale.strategy.share import Share
+from tfscale.strategy.step_graph import RESIZES, StepGraph
+
+# Sums, or joins, the tensors of a team's replicas.
+Combine = Callable[[Team, list[Any]], list[Any]]
+
+
+@dataclasses.dataclass
+class Losses:
+    """What a step has found out about its losses so far.
+
+    Attributes:
+        are_read: whether the terms of a loss have been read whose gradients a tape computes.
+        reads_before: in an eager step, how often the step had read its share when a layer last
+            added a loss.
+        scaled: in an eager step, the ids of added losses that have been scaled.
+        results: results of metrics, by their ids, until the logs of the step are made; None
+            afterwards, and outside of the steps of ``fit``.
+    """
+
+    are_read: bool = False
+    reads_before: int = 0
+    scaled: set[int] = dataclasses.field(default_factory=set)
+    results: dict[int, Any] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One step on one replica.
+
+    The replicas that make the step together are its *team*. The team is one of four: all replicas;
+    a group; this replica alone; or all replicas, unless a tensor says that the replica is alone.
+
+    A step without arguments is what a thread has outside of the steps of ``fit``: all replicas make
+    it together, no rows are known, and assignments are not noted.
+
+    Attributes:
+        model: the model whose step runs; None in a custom training loop.
+        is_own: whether the model's class has a step or a loss of its own, so that losses may be of
+            any kind.
+        rows: numbers of rows that this replica and the others hold of the global batch.
+        share: this replica's share of the rows, which ``num_replicas_in_sync`` returns.
+        graph: what the tensors of the step depend on.
+        losses: what is known of the losses so far.
+        alone: whether the replica, or its group, makes this step without the other replicas: True,
+            False or a boolean tensor.
+        group: collectives of the group whose replicas make the step together; None if there are no
+            groups.
+        is_reduced: whether gradients have been summed. All later values are the same on all
+            replicas: nothing is summed again, and each replica assigns its own copy of a variable.
+        window: a function that sums the gradients of a window, if gradients are accumulated.
+        assigned: variables that this replica has assigned and that must be averaged; None if
+            assignments are not noted.
+        agreed: references to tensors that are the same on all replicas: a statistic that is
+            computed from these only need not be averaged.
+    """
+
+    model: Any = None
+    is_own: bool = False
+
+    rows: Rows | None = None
+    share: Share | None = None
+    graph: StepGraph = dataclasses.field(default_factory=StepGraph)
+    losses: Losses = dataclasses.field(default_factory=Losses)
+
+    alone: Any = False
+    group: Team | None = None
+
+    is_reduced: bool = False
+    window: Callable[[list[Any]], list[Any]] | None = None
+    assigned: list[Any] | None = None
+    agreed: set[Any] = dataclasses.field(default_factory=set)
+
+    def as_reduced(self, window: Callable[[list[Any]], list[Any]] | None = None) -> Step:
+        """Return the rest of this step, in which nothing is summed over replicas any more.
+
+        Args:
+            window: function that sums accumulated gradients at the end of their window.
+        """
+        return dataclasses.replace(self, is_reduced=True, window=window)
+
+    # -- the team
+
+    @property
+    def is_of_all(self) -> bool:
+        """Whether all replicas make this step together, so that they stay identical."""
+        return self.alone is False
+
+    @property
+    def is_single(self) -> bool:
+        """Whether this replica certainly makes the step by itself."""
+        return self.alone is True and self.group is None
+
+    def together(self, everybody: Team, combine: Combine, own: list[Any]) -> list[Any]:
+        """Return what ``combine`` makes of the team's tensors; ``own`` where there is no team.
+
+        Args:
+            everybody: collectives of all replicas.
+            combine: function of the team's collectives and of this replica's tensors.
+            own: this replica's tensors.
+        """
+        if self.is_reduced or self.is_single:
+            return own
+        if self.alone is False:
+            return combine(everybody, own)
+        if self.alone is True:
+            assert self.group is not None
+            return combine(self.group, own)
+        found: list[Any] = tf.cond(self.alone, lambda: own, lambda: combine(everybody, own))
+        return found
+
+    def rank_in_team(self, everybody: Team, replica: int) -> Any:
+        """Return this replica's rank in its team; 0 where the replica is alone."""
+        if self.alone is True:
+            return 0 if self.group is None else self.group.communicators[replica].rank
+        return tf.where(self.alone, 0, everybody.communicators[replica].rank)
+
+    @property
+    def sums_nothing(self) -> tf.Tensor | None:
+        """Whether the team sends no gradients in this step; None if it always sends some.
+
+        All replicas that would exchange with each other get the same answer.
+        """
+        if self.group is not None:
+            return self.nobody_has_rows
+        return None if self.alone is False else self.alone
+
+    def or_own(self, of_team: tf.Tensor, own: tf.Tensor) -> tf.Tensor:
+        """Return the team's value, or the replica's own value if the team sends nothing."""
+        nothing = self.sums_nothing
+        return of_team if nothing is None else tf.where(nothing, own, of_team)
+
+    # -- its rows
+
+    @property
+    def nobody_has_rows(self) -> tf.Tensor:
+        """Whether no replica of the team holds rows."""
+        assert self.rows is not None
+        return self.rows.nobody
+
+    def counted(self, value: Any) -> Any:
+        """Return a value, or zeros on a replica that holds no rows: it adds nothing to sums.
+
+        Placeholder rows can produce NaN, and NaN * 0 is NaN: such values are replaced.
+        """
+        return value if self.rows is None else self.rows.counted(value)
+
+    def sum_over_rows(self, x: Any) -> Any:
+        """Return the sum over all replicas of the team that hold rows."""
+        x = tf.nest.map_structure(self.counted, x)
+        return tf.distribute.get_replica_context().all_reduce("SUM", x)
+
+    # -- its shares
+
+    @property
+    def of_rows(self) -> Share:
+        """This replica's share of the rows."""
+        assert self.share is not None
+        return self.share
+
+    def share_of_elements(self, x: tf.Tensor) -> Share:
+        """Return this replica's share of the elements of all replicas' ``x``.
+
+        Most often it is equal to the share of the rows, which is known. Otherwise replicas add up
+        how many elements they hold.
+        """
+        of_rows, rows = self.of_rows, self.rows
+        assert rows is not None
+        if tf.executing_eagerly():
+            return of_rows
+        several_unknown = x.shape.rank is None or [*x.shape].count(None) > 1
+        if several_unknown or self.graph.depends_on(RESIZES, x):
+            return self.share_of_divisor(tf.size(x, tf.int64))
+        place = self.graph.source_of(x)
+        if rows.uniform is None or place == 0:
+            return of_rows
+        if place is not None:
+            return of_rows.of(*rows.of_others[place - 1])
+
+        def counted() -> tuple[tf.Tensor, tf.Tensor]:
+            share = self.share_of_divisor(tf.size(x, tf.int64))
+            return share.local, share.total
+
+        return of_rows.of(*tf.cond(rows.uniform, lambda: (of_rows.local, of_rows.total), counted))
+
+    def share_of_divisor(self, divisor: tf.Tensor) -> Share:
+        """Return this replica's share of the divisor of a loss, which replicas add up."""
+        return self.of_rows.of(self.counted(divisor), self.sum_over_rows(divisor))
+
+    def are_scaled(self, values: Sequence[Any], since: int = 0) -> list[bool]:
+        """Return which of these losses, or gradients of losses, have a share as a factor.
+
+        The graph shows the factor. In an eager step, losses count as scaled once the step has read
+        its share more often than ``since``.
+        """
+        if tf.executing_eagerly():
+            return [self.of_rows.reads > since] * len(values)
+        tensors = [v.values if isinstance(v, tf.IndexedSlices) else v for v in values]
+        return self.graph.are_scaled(tensors)
+
+    def is_scaled(self, value: Any, since: int = 0) -> bool:
+        """Return whether one loss, or gradient of a loss, has a share as a factor."""
+        return self.are_scaled([value], since)[0]
+
+
+class _Thread(threading.local):
+    step = Step()
+
+
+_thread = _Thread()
+
+
+def this_step() -> Step:
+    """Return the step that this thread makes; outside of steps, a step without a model."""
+    return _thread.step
+
+
+@contextlib.contextmanager
+def during(step: Step) -> Iterator[Step]:
+    """Make ``step`` the step of this thread, within this context."""
+    before, _thread.step = _thread.step, step
+    try:
+        yield step
+    finally:
+        _thread.step = before
+
+
+def on_a_replica() -> bool:
+    """Return whether a replica calls this, in a step of a strategy."""
+    return tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
