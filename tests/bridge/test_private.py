@@ -24,7 +24,7 @@ from tfscale.bridge import calls, fit, functions, gradients, graphs, runtime, st
 from tfscale.bridge import losses as bridge_losses
 from tfscale.bridge.backup import InMemory
 from tfscale.bridge.objects import innermost
-from tfscale.exchange.state import ATTRIBUTE
+from tfscale.exchange.slots import ATTRIBUTE
 from tfscale.strategy.extended import Extended, _EngineOps
 from tfscale.strategy.share import Share
 from tfscale.strategy.variables import LAYER_SEED, LocalWeight, Statistic, Tally, Weight

@@ -23,7 +23,7 @@ from tfscale.collectives import Link, ring
 from tfscale.collectives.choose import Choice, Chooser
 from tfscale.compression import Adaptive
 from tfscale.exchange.explain import rows
-from tfscale.exchange.state import ExchangeState
+from tfscale.exchange.slots import Slots
 from tfscale.ops import Communicator
 
 FULL = pytest.mark.full
@@ -323,7 +323,7 @@ def test_the_error_with_feedback_is_the_residuals(tmp_path):
     with tf.GradientTape() as tape, tf.device("CPU:0"):
         loss = tf.reduce_sum((model(x) - y) ** 2) / BATCH
     gradient = tf.linalg.global_norm(tape.gradient(loss, kernels))
-    residuals = ExchangeState.of(model.optimizer, strategy).named("residual").values()
+    residuals = Slots.of(model.optimizer, strategy).named("residual").values()
     lost = tf.linalg.global_norm([each.values[0] for each in residuals])
     last = lines(tmp_path / "run.jsonl", "error")[-1]
     assert (last["wire"], last["measured"]) == ("sign", True)

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfscale import ScaleStrategy
-from tfscale.exchange.state import ExchangeState
+from tfscale.exchange.slots import Slots
 from tfscale.launch import LocalWorkers
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,7 +59,7 @@ class Trial:
             ]
             self.optimizer = keras.optimizers.SGD(1.0)
             self.optimizer.build(self.variables)
-        self.state = ExchangeState.of(self.optimizer, self.strategy)
+        self.state = Slots.of(self.optimizer, self.strategy)
 
     def sums(self, gradients):
         """Return all replicas' equal sums of one step, of ``gradients[variable][replica]``."""

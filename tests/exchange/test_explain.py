@@ -14,7 +14,7 @@ from tfscale import ScaleStrategy, sync
 from tfscale.collectives import Link
 from tfscale.collectives.choose import COST_MODEL, Chooser
 from tfscale.exchange.explain import Explanation, Row
-from tfscale.exchange.state import ATTRIBUTE
+from tfscale.exchange.slots import ATTRIBUTE
 from tfscale.optimizers import AdaHessian
 
 WORDS, WIDTH, STEPS = 40, 64, 3

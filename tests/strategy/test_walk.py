@@ -1,4 +1,4 @@
-"""How many calls, in how many files, a gradient passes from ``strategy.run`` to the op."""
+"""Calls and files that a gradient passes from ``strategy.run`` to the op."""
 
 import sys
 import threading

@@ -14,7 +14,7 @@ from tfscale.exchange.bucket_sum import BucketSum, Summands
 from tfscale.exchange.buckets import Bucket, pack
 from tfscale.exchange.packing import Collective
 from tfscale.exchange.reducer import Reducer
-from tfscale.exchange.state import ExchangeState
+from tfscale.exchange.slots import Slots
 from tfscale.exchange.team import wire_bytes
 from tfscale.native import Flight
 
@@ -43,7 +43,7 @@ class BackgroundSums:
         values: Sequence[tf.Tensor],
         variables: Sequence[Variable],
         optimizer: Optimizer,
-        state: ExchangeState,
+        state: Slots,
     ) -> None:
         """Begin to sum values over all replicas; each replica must call this method.
 
@@ -70,7 +70,7 @@ class BackgroundSums:
         self._reducer.team.together(begun, list(values))
 
     def take(
-        self, what: str, variables: Sequence[Variable], optimizer: Optimizer, state: ExchangeState
+        self, what: str, variables: Sequence[Variable], optimizer: Optimizer, state: Slots
     ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
         """Return the sums that ``begin`` has begun for the same part, and two times in seconds.
 

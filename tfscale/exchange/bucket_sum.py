@@ -20,7 +20,7 @@ from tfscale.exchange import lookups, rows
 from tfscale.exchange.buckets import Bucket
 from tfscale.exchange.collective_schedules import price
 from tfscale.exchange.packing import Collective, Packing
-from tfscale.exchange.state import ExchangeState
+from tfscale.exchange.slots import Slots
 from tfscale.exchange.team import Team, wire_bytes
 from tfscale.exchange.trial import Trial
 from tfscale.native import Flight
@@ -56,7 +56,7 @@ class Summands:
     optimizer: Optimizer
     gradients: list[Gradient]
     places: list[str]
-    state: ExchangeState
+    state: Slots
     packing: Packing
     scale: Any = None
     keeps_as: str = ""

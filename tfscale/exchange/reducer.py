@@ -20,7 +20,7 @@ from tfscale.compression.policy import MethodPolicy
 from tfscale.exchange.bucket_sum import BucketSum, Summands, Watch
 from tfscale.exchange.buckets import Bucket, pack
 from tfscale.exchange.packing import Packing, describe, place_of
-from tfscale.exchange.state import COMMON, ON_EACH, ROUNDING_SEED, ExchangeState, Slot
+from tfscale.exchange.slots import COMMON, ON_EACH, ROUNDING_SEED, Slot, Slots
 from tfscale.exchange.team import Team
 from tfscale.exchange.trial import Trials
 from tfscale.native.bucket import BucketId
@@ -93,7 +93,7 @@ class Reducer:
 
     def prepare(
         self,
-        state: ExchangeState,
+        state: Slots,
         optimizer: Optimizer,
         variables: Sequence[Variable],
         gradients: Sequence[Any],
@@ -136,7 +136,7 @@ class Reducer:
         gradients: list[Any],
         variables: Sequence[Variable],
         optimizer: Optimizer,
-        state: ExchangeState,
+        state: Slots,
         scale: Any = None,
         label: str | None = None,
         skip: tf.Tensor | None = None,
@@ -174,7 +174,7 @@ class Reducer:
         self,
         variables: Sequence[Variable],
         optimizer: Optimizer,
-        state: ExchangeState,
+        state: Slots,
         label: str | None = None,
     ) -> Summands:
         """Return a description of what is to be summed, one gradient for each variable."""

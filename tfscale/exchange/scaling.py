@@ -1,4 +1,4 @@
-"""What a ``ScaleStrategy`` is to the rooms below it, which cannot import it."""
+"""Interface of a ``ScaleStrategy`` for the rooms below it, which cannot import it."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from tfscale.bridge.objects import (
     optimizers_of,
 )
 from tfscale.bridge.protocols import Optimizer
-from tfscale.exchange.state import ExchangeState
+from tfscale.exchange.slots import Slots
 from tfscale.strategy import join, origin
 from tfscale.strategy.protocols import Strategy
 from tfscale.strategy.step import on_a_replica
@@ -128,7 +128,7 @@ def refuse_foreign(strategy: Strategy, model: keras.Model) -> None:
 def remember(strategy: Strategy, optimizer: Optimizer) -> None:
     """Give an optimizer its exchange state when it is built, before a file is loaded into it."""
     if KERAS_2:
-        ExchangeState.of(optimizer, strategy)
+        Slots.of(optimizer, strategy)
     else:
         hooks.OPTIMIZER_BUILD.put(optimizer, functools.partial(_build_with_state, strategy))
 
@@ -144,7 +144,7 @@ def _build_with_state(
         )
     hooks.OPTIMIZER_BUILD.off(optimizer)
     build(optimizer, variables)
-    state = ExchangeState.of(optimizer, strategy)
+    state = Slots.of(optimizer, strategy)
     if strategy.rounds is not None:
         strategy.rounds.built(optimizer, state)
 
@@ -157,4 +157,4 @@ def watch_seeds(strategy: Strategy) -> None:
     model = None if KERAS_2 else fit.fitted()
     if model is not None:
         for optimizer in optimizers_of(model):
-            ExchangeState.of(optimizer, strategy).watch(model)
+            Slots.of(optimizer, strategy).watch(model)

@@ -33,7 +33,7 @@ from tfscale.bridge.tensorflow import (
 )
 from tfscale.exchange.collective_schedules import CollectiveSchedules
 from tfscale.exchange.rows import sum_all
-from tfscale.exchange.state import created_now
+from tfscale.exchange.slots import created_now
 from tfscale.exchange.team import Team
 from tfscale.native import Group
 from tfscale.native.group import has_started, host_of, resolver_of, starting

@@ -12,7 +12,7 @@ from tfscale.bridge.objects import innermost, path_of, trained_by
 from tfscale.bridge.optimizers import scale_of
 from tfscale.bridge.protocols import Optimizer, Variable
 from tfscale.exchange.packing import place_of
-from tfscale.exchange.state import ExchangeState
+from tfscale.exchange.slots import Slots
 from tfscale.strategy import origin
 from tfscale.strategy.protocols import Strategy
 from tfscale.strategy.step import this_step
@@ -174,7 +174,7 @@ def sum_of_curvature(
         return curvature
     if not step.is_of_all:
         curvature = [None if d is None else step.counted(d) for d in curvature]
-    state, inner = ExchangeState.of(optimizer, strategy), innermost(optimizer)
+    state, inner = Slots.of(optimizer, strategy), innermost(optimizer)
 
     def summed() -> list[Any]:
         return strategy.curvature_reducer.reduce(

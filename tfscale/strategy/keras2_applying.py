@@ -20,7 +20,7 @@ from tfscale.bridge import hooks
 from tfscale.bridge.fit import fitted
 from tfscale.bridge.objects import measures_curvature
 from tfscale.bridge.protocols import Optimizer
-from tfscale.exchange.state import ExchangeState
+from tfscale.exchange.slots import Slots
 from tfscale.strategy.gradients import sum_of_curvature
 from tfscale.strategy.protocols import Strategy
 
@@ -50,7 +50,7 @@ def _sums(
     if isinstance(optimizer, keras.optimizers.Optimizer):
         with tf.init_scope():
             optimizer.build(variables)
-    state = ExchangeState.of(optimizer, strategy)
+    state = Slots.of(optimizer, strategy)
     strategy.reducer.prepare(state, optimizer, variables, gradients)
     curvature = []
     if measures_curvature(optimizer):

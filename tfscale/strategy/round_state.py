@@ -15,7 +15,7 @@ from tfscale.collectives.wires import LOSSLESS
 from tfscale.exchange.background import BackgroundSums
 from tfscale.exchange.packing import describe, place_of
 from tfscale.exchange.reducer import Reducer
-from tfscale.exchange.state import COMMON, IN_SHARDS, ExchangeState, Slot
+from tfscale.exchange.slots import COMMON, IN_SHARDS, Slot, Slots
 from tfscale.native.cell import Cell
 from tfscale.native.group import host_of
 from tfscale.strategy.teams import Teams
@@ -190,7 +190,7 @@ class RoundState:
         if not self.optimizer.built:
             with tf.init_scope():
                 self.optimizer.build(self.model.trainable_variables)
-        self.saved = ExchangeState.of(self.optimizer, self.strategy)
+        self.saved = Slots.of(self.optimizer, self.strategy)
         self.saved.observer = self._loaded
         self.trained = trained_by(self.optimizer)
         self.weights = [native(v) for v in self.trained]

@@ -15,7 +15,7 @@ from tfscale.bridge.hooks import END_OF_FIT, OPTIMIZER_BUILD
 from tfscale.bridge.objects import native, trained_by
 from tfscale.exchange.explain import Row
 from tfscale.exchange.reducer import Reducer
-from tfscale.exchange.state import COMMON, ExchangeState, creating
+from tfscale.exchange.slots import COMMON, Slots, creating
 from tfscale.strategy.model_rounds import ModelRounds
 from tfscale.strategy.protocols import Strategy
 from tfscale.strategy.round_report import RoundReport
@@ -138,7 +138,7 @@ class Rounds(Observer):
             self._models[model].close()
         finalize(optimizer, variables)
 
-    def built(self, optimizer: Any, state: ExchangeState) -> None:
+    def built(self, optimizer: Any, state: Slots) -> None:
         """Set up the state of an optimizer that has been built in the scope.
 
         The rule says which values are kept in shards, and whether there is an outer optimizer.

@@ -56,7 +56,7 @@ class Share:
 
     @property
     def reads(self) -> int:
-        """How often the step has scaled a value by a share."""
+        """Number of times that the step has scaled a value by a share."""
         return self._rows._reads
 
     def weight(self, dtype: tf.DType = tf.float32) -> tf.Tensor:

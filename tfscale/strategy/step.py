@@ -21,7 +21,7 @@ Combine = Callable[[Team, list[Any]], list[Any]]
 
 @dataclasses.dataclass
 class Losses:
-    """What a step has found out about its losses so far.
+    """Facts that a step has found out about its losses so far.
 
     Attributes:
         are_read: whether the terms of a loss have been read whose gradients a tape computes.
@@ -168,7 +168,7 @@ class Step:
 
     @property
     def of_rows(self) -> Share:
-        """This replica's share of the rows."""
+        """Share of the rows that this replica holds."""
         assert self.share is not None
         return self.share
 

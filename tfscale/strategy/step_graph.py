@@ -1,4 +1,4 @@
-"""What the tensors of a step's graph depend on: the batch, random numbers, a replica's share.
+"""Dependences of a step's tensors: on the batch, on random numbers, on a replica's share.
 
 Eager steps have no graph. Whoever needs an answer there has a rule of his own.
 """

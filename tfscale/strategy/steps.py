@@ -39,7 +39,7 @@ from tfscale.bridge.objects import (
 from tfscale.bridge.optimizers import scale_of
 from tfscale.bridge.protocols import Optimizer
 from tfscale.bridge.tapes import targets_changed
-from tfscale.exchange.state import ExchangeState
+from tfscale.exchange.slots import Slots
 from tfscale.strategy import gather, gradients, inexact, keras_losses, own_losses, statistics
 from tfscale.strategy.building import refuse_foreign
 from tfscale.strategy.protocols import Strategy
@@ -175,7 +175,7 @@ def _apply(
     grads = own_losses.scaled_gradients(list(grads)) if step.is_own else list(grads)
     variables = list(trainable_variables or trained_by(optimizer))
     gradients.refuse(strategy, optimizer, variables)
-    state, inner = ExchangeState.of(optimizer, strategy), innermost(optimizer)
+    state, inner = Slots.of(optimizer, strategy), innermost(optimizer)
     windows = bool(inner.gradient_accumulation_steps)
     reduce = window = None
     if not step.is_single:

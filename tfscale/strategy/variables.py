@@ -32,7 +32,7 @@ from tfscale.bridge.tensorflow import (
     variables_of,
 )
 from tfscale.exchange import dataflow, shards
-from tfscale.exchange.state import COMMON, IN_SHARDS, ON_EACH, Slot, created_now
+from tfscale.exchange.slots import COMMON, IN_SHARDS, ON_EACH, Slot, created_now
 from tfscale.strategy import origin
 from tfscale.strategy.step import this_step
 

@@ -18,7 +18,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale.exchange.state import ExchangeState
+from tfscale.exchange.slots import Slots
 from tfscale.exchange.trial import TURNS
 from tfscale.strategy import ScaleStrategy, auto_strategy
 from tfscale.tools.bench import machine, methods
@@ -223,7 +223,7 @@ class Sums(Called):
     def make_step(self) -> Callable[[], Any]:
         """Return a step that sums gradients and does nothing else."""
         variables, optimizer = self.model.trainable_variables, self.model.optimizer
-        memory = ExchangeState.of(optimizer, self.strategy)
+        memory = Slots.of(optimizer, self.strategy)
 
         def part() -> Any:
             gradients = [tf.convert_to_tensor(v.value) for v in variables]

@@ -80,9 +80,9 @@ class Learner:
             variable.assign(value)
         self._optimizer.learning_rate = rate
         if self._strategy:
-            from tfscale.exchange.state import ExchangeState
+            from tfscale.exchange.slots import Slots
 
-            ExchangeState.of(self._optimizer, self._strategy).load_own_variables({})
+            Slots.of(self._optimizer, self._strategy).load_own_variables({})
         self._model.fit(batches(), shuffle=False, verbose=0, callbacks=list(callbacks))
         return self._model
 

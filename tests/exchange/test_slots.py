@@ -302,7 +302,7 @@ def stored(model):
 
 
 def test_files_from_before_the_index_are_read(other, saved):
-    """Their keys said what the entries are."""
+    """Keys of old files said what the entries are."""
     other.load_weights(saved.weights_file)
     store = stored(other)
     old = {}

@@ -123,7 +123,7 @@ class _Entry(NamedTuple):
         return rows and self.slot(slot.key).shape == slot.shape
 
 
-class ExchangeState(tf.Module, Saveable):
+class Slots(tf.Module, Saveable):
     """The slots of one optimizer: those of its methods and rules, and the seeds of its model.
 
     Keras itself saves no seeds. Without the seeds of layers, an interrupted training would go on
@@ -144,7 +144,7 @@ class ExchangeState(tf.Module, Saveable):
         self._own = types.SimpleNamespace(declared={}, waiting={})
 
     @classmethod
-    def of(cls, optimizer: Optimizer, strategy: tf.distribute.Strategy) -> ExchangeState:
+    def of(cls, optimizer: Optimizer, strategy: tf.distribute.Strategy) -> Slots:
         """Return the registry of an optimizer, after making it if there is none."""
         state = getattr(optimizer, ATTRIBUTE, None)
         if state is None:
