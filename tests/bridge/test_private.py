@@ -194,7 +194,7 @@ def test_an_outer_optimizer_has_ordinary_variables():
         variable = keras.Variable([1.0], name="w")
         optimizer.build([variable])
     assert type(variable.value) is LocalWeight
-    outer = rounds.rounds.outer_of(optimizer)
+    outer = rounds.rounds.outer[optimizer]
     floats = [v.value for v in outer.variables if v.value.dtype.is_floating]
     assert floats and {type(v) for v in floats} == {Weight}
 

@@ -34,6 +34,9 @@ class Rounds(Observer):
         rule: rule that says when teams agree, and on what.
         reducer: reducer that computes means by the rule's policy.
         teams: teams of replicas, each of which makes its steps together.
+
+    Attributes:
+        outer: the rule's outer optimizer beside each optimizer of a model.
     """
 
     def __init__(self, strategy: Strategy, rule: Rule, reducer: Reducer, teams: Teams) -> None:
@@ -45,7 +48,7 @@ class Rounds(Observer):
                 f"it in keeps, too, which is {rule.keeps!r}"
             )
         self._models: weakref.WeakKeyDictionary[Any, ModelRounds] = weakref.WeakKeyDictionary()
-        self._outer: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self.outer: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
     def of(self, model: Any) -> ModelRounds:
         """Return the rounds of a model; the first call makes them."""
@@ -58,7 +61,7 @@ class Rounds(Observer):
                     "first; or compile the model after a fit, when its replicas agree"
                 )
             state = RoundState(
-                self.strategy, self.rule, self.reducer, self.teams, model, self._outer
+                self.strategy, self.rule, self.reducer, self.teams, model, self.outer
             )
             found = self._models[model] = ModelRounds(state)
         return found
@@ -144,8 +147,8 @@ class Rounds(Observer):
         The rule says which values are kept in shards, and whether there is an outer optimizer.
         """
         state.declare(slots_of(self.rule, optimizer))
-        if self.rule.has_outer and optimizer not in self._outer:
-            outer = self._outer[optimizer] = self._made_outer(optimizer)
+        if self.rule.has_outer and optimizer not in self.outer:
+            outer = self.outer[optimizer] = self._made_outer(optimizer)
             state.adopt("outer optimizer", [native(v) for v in outer.variables], begins=True)
 
     def _made_outer(self, optimizer: Any) -> Any:
