@@ -40,7 +40,7 @@ endif
 OPS := $(filter-out %/test_build.py %/test_units.py,$(wildcard tests/ops/test_*.py))
 OF_TENSORFLOW := $(OPS) tests/integration tests/bridge \
   $(patsubst %,tests/strategy/test_%.py,feed own_losses rows start) \
-  $(patsubst %,tests/exchange/test_%.py,exchange lookups rows) \
+  $(patsubst %,tests/exchange/test_%.py,team lookups rows) \
   $(patsubst %,tests/recompute/test_%.py,exact private traced_step) \
   $(patsubst %,tests/optimizers/test_%.py,every fused) tests/callbacks/test_telemetry.py
 
