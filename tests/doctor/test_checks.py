@@ -89,6 +89,13 @@ def test_a_process_that_gives_no_answer():
     assert "gave no answer" in probe.look(0.1).error
 
 
+def test_modules_of_the_users_folder_do_not_disturb_the_probe(tmp_path, monkeypatch):
+    (tmp_path / "json.py").write_text("raise RuntimeError('mine')")
+    monkeypatch.chdir(tmp_path)
+    seen = probe.look()
+    assert not seen.error and seen.tensorflow and seen.keras
+
+
 # ----------------------------------------------------------------------- machine
 
 

@@ -20,6 +20,11 @@ from tfscale.native.memory import keep_tensors
 from tfscale.native.toolchain import BuildError, TensorFlow, find_tensorflow
 
 SECONDS = 120
+# Python searches the user's folder first: a json.py beside train.py would shadow Python's.
+_PROGRAM = (
+    "import sys; sys.path[:] = filter(None, sys.path); "
+    "from tfscale.tools.doctor import probe; probe.tell_all()"
+)
 _MARK = "TFSCALE-DOCTOR "
 _LINES = 3  # last lines of a process's output
 
@@ -50,7 +55,7 @@ class Seen:
 
 def look(seconds: float = SECONDS) -> Seen:
     """Run the process and read its results."""
-    command = [sys.executable, "-m", "tfscale.tools.doctor.probe"]
+    command = [sys.executable, "-c", _PROGRAM]
     try:
         ran = subprocess.run(command, capture_output=True, timeout=seconds)
         output, errors, ended = ran.stdout, ran.stderr, _ended(ran.returncode)
@@ -91,7 +96,8 @@ def _tell(**known: Any) -> None:
     print(_MARK + json.dumps(known), flush=True)
 
 
-def _tell_all() -> None:
+def tell_all() -> None:
+    """Print what there is, for ``look``."""
     # With a backend that is not installed, importing Keras would fail.
     asked = asked_backend(os.environ)
     os.environ["KERAS_BACKEND"] = "tensorflow"
@@ -139,7 +145,3 @@ def _gpus() -> list[str]:
         details = tf.config.experimental.get_device_details(gpu)
         found.append(details.get("device_name", gpu.name))
     return found
-
-
-if __name__ == "__main__":
-    _tell_all()
