@@ -9,7 +9,7 @@ import pytest
 
 from tests.compression.methods import Trial, gradients, of_two_processes
 from tests.compression.test_staged import Half, fitted, scaled, sgd
-from tests.exchange.test_state import assert_same_sum, residuals
+from tests.exchange.test_slots import assert_same_sum, residuals
 from tests.strategy.features import bits
 from tfscale import ScaleStrategy
 from tfscale.compression import (

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.compression.methods import Trial, gradients
+from tfscale import compression
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "compression.md"
 
@@ -41,3 +42,32 @@ def test_vectors_go_as_they_are(atomo):
     trial = Trial(atomo(2), [(5,)])
     (given,) = gradients([(5,)])
     np.testing.assert_allclose(trial.sums([given])[0], sum(given), rtol=1e-6)
+
+
+class Wrong(compression.Method):
+    """Method whose ``sums`` is a function of the test."""
+
+    def __init__(self, sums):
+        self.sums = sums
+
+    def __repr__(self):
+        return "Wrong()"
+
+
+def keeps_undeclared(load):
+    load.keep("last", load.gradients)
+    return load.gradients
+
+
+@pytest.mark.parametrize(
+    "sums, said",
+    [
+        (keeps_undeclared, r"Wrong\(\) keeps 'last' .* state\(\) does not declare"),
+        (lambda load: [], r"sums\(\) of Wrong\(\) returned 0 tensors .* of the shapes \(3, 4\)"),
+        (lambda load: [g[0] for g in load.gradients], r"of the shapes \(4,\), expected .*\(3, 4\)"),
+    ],
+)
+def test_a_wrong_method_is_named(sums, said):
+    (given,) = gradients([(3, 4)])
+    with pytest.raises(ValueError, match=said):
+        Trial(Wrong(sums), [(3, 4)]).sums([given])

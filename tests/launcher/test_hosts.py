@@ -107,7 +107,7 @@ def test_a_host_without_our_key(hosts, over, tmp_path):
 
 def test_another_version(hosts, over, tmp_path):
     shutil.copytree(ROOT / "tfscale", tmp_path / "tfscale")
-    (tmp_path / "tfscale" / "version.py").write_text('__version__ = "0.0.1"\n')
+    (tmp_path / "tfscale" / "support" / "version.py").write_text('__version__ = "0.0.1"\n')
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
     python.chmod(0o755)

@@ -132,7 +132,7 @@ class Load(Protocol):
             x: a tensor, of one shape on all replicas.
             wire: the format in which x is sent.
             residual: the errors of earlier calls, of x's shape.
-            what: a name of the call, which must be unique for the bucket.
+            what: name of the call in logs and timelines.
         """
 
     def all_gather(self, x: tf.Tensor, wire: str = LOSSLESS, what: str = "") -> tf.Tensor:

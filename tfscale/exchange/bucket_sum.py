@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -33,6 +34,8 @@ from tfscale.native.group import host_of
 # arguments are the bucket's name, the method, the first replica's gradients, and their residual, or
 # None if the method keeps no residual.
 Watch = Callable[[BucketId, Method, tf.Tensor, tf.Tensor | None], None]
+
+_SHOWN = 5  # largest number of shapes in a message
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,12 +113,24 @@ class BucketSum:
         as_it_is = method.lossless or isinstance(method, Wire)  # wires take all types
         self.gradients = given if as_it_is else [tf.cast(x, tf.float32) for x in given]
         if scale is None or not any(method.state(each) for each in self.described):
-            sums = method.sums(self)
+            sums = self._sums_of_method()
         else:
             self.gradients = [x / tf.cast(scale, x.dtype) for x in self.gradients]
-            sums = [total * tf.cast(scale, total.dtype) for total in method.sums(self)]
+            sums = [total * tf.cast(scale, total.dtype) for total in self._sums_of_method()]
         self._show()
         return [tf.cast(total, x.dtype) for total, x in zip(sums, given, strict=True)]
+
+    def _sums_of_method(self) -> list[tf.Tensor]:
+        sums = list(self.method.sums(self))
+        found = [getattr(total, "shape", None) for total in sums]
+        expected = [x.shape for x in self.gradients]
+        if found != expected:
+            raise ValueError(
+                f"sums() of {self.method!r} returned {len(found)} tensors of the shapes "
+                f"{_words(found)}, expected one sum for each gradient, of the shapes "
+                f"{_words(expected)}"
+            )
+        return sums
 
     def _sum_rows(self, slices: tf.IndexedSlices) -> tf.IndexedSlices:
         """Return the sum of rows of a table: see ``rows.py``."""
@@ -196,8 +211,14 @@ class BucketSum:
         if name not in SHARED:
             for number in reversed(self._variant):
                 name = of_variant(name, number)
-        name = self._summands.keeps_as + name
-        return [self._summands.state.kept(name, place, self._replica) for place in self._places]
+        kept = functools.partial(self._summands.state.kept, self._summands.keeps_as + name)
+        try:
+            return [kept(place, self._replica) for place in self._places]
+        except KeyError:
+            raise ValueError(
+                f"{self.method!r} keeps {name!r} between steps, but its state() does not declare "
+                f'that: return it there, such as {{"{name}": Kept(gradient.shape)}}'
+            ) from None
 
     def price(self, reduced: Sequence[int] = (), gathered: Sequence[int] = ()) -> Price:
         """See ``Load``."""
@@ -306,3 +327,7 @@ def _times(slices: tf.IndexedSlices, scale: Any, power: int) -> tf.IndexedSlices
     scale = tf.cast(scale, slices.dtype)
     values = slices.values * scale if power > 0 else slices.values / scale
     return tf.IndexedSlices(values, slices.indices, slices.dense_shape)
+
+
+def _words(shapes: Sequence[Any]) -> str:
+    return ", ".join(map(str, shapes[:_SHOWN])) + (", ..." if len(shapes) > _SHOWN else "")

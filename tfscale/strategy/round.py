@@ -201,6 +201,11 @@ class ReplicaRound:
 
     def _kept(self, name: str) -> list[tf.Variable]:
         state = self._state
+        if name not in state.rule.keeps:
+            raise ValueError(
+                f"sync={state.rule!r} keeps {name!r}, but its attribute keeps does not name that: "
+                f"it is {state.rule.keeps!r}. Add the name there"
+            )
         places = [place_of(state.optimizer, v) for v in self.trained]
         return [state.saved.kept(name, place, self.replica) for place in places]
 

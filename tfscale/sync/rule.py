@@ -205,7 +205,9 @@ class Rule:
 
     def end(self, round: Round) -> None:
         """End a round, after its last step."""
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__} must define end(self, round), which makes replicas agree"
+        )
 
     def land(self, round: Round) -> None:
         """Take the values that ``end`` has sent, ``delay`` steps after the end of a round."""
