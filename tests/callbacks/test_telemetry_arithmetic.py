@@ -11,7 +11,7 @@ def saved(bucket):
 
 
 def behind_steps(bucket):
-    return "ways" in bucket.label
+    return "changes" in bucket.label
 
 
 def lap(*executions, **how):
@@ -58,8 +58,8 @@ def test_optimizers_are_exposed_one_by_one():
 
 
 def test_what_travels_behind_steps_is_not_exposed():
-    way = (BucketId("ways of fragment 1 0", "adam"), 1.0, 9.0, 10)
-    found = lap([way, FIRST, SECOND])
+    changes = (BucketId("changes of fragment 1 0", "adam"), 1.0, 9.0, 10)
+    found = lap([changes, FIRST, SECOND])
     assert (found.exposed, found.communication) == (3.0, 8.0)
 
 

@@ -190,7 +190,8 @@ class Slots(tf.Module, Saveable):
         """Save the seeds of this model's layers, too."""
         seeds = [v.value for v in model.variables if v.path.endswith(LAYER_SEED)]
         self.adopt(_LAYER_SEEDS, seeds, begins=False)
-        self._own.waiting = {}
+        waiting = self._own.waiting.items()
+        self._own.waiting = {key: entry for key, entry in waiting if key[1] != _LAYER_SEEDS}
 
     def _is_made(self, slot: Slot) -> bool:
         """Return whether there is a variable for a slot of this shape that lives there."""

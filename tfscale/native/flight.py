@@ -52,7 +52,7 @@ class Flight:
         >>> flights = [tfscale.ops.Flight(own) for own in group.communicators]
         >>> @group.function
         ... def begin(communicator, x):
-        ...     return flights[communicator.rank].begin(x, name="ways")
+        ...     return flights[communicator.rank].begin(x, name="changes")
         >>> @group.function
         ... def take(communicator):
         ...     return flights[communicator.rank].take([1]).total

@@ -192,12 +192,12 @@ class Rounds(Observer):
         exchanges' time during which replicas did not wait, if exchanges run in the background.
         """
         reports = self._reports()
-        waited, took = self.behind()
+        hidden = [1 - float(one.waited / one.took) for one in reports if one.took]
         figures = {
             "rounds": sum(report.rounds for report in reports),
             "drift": max((report.drift for report in reports), default=0.0),
         }
-        return figures | ({"hidden": 1 - waited / took} if took else {})
+        return figures | ({"hidden": min(hidden)} if hidden else {})
 
     def behind(self) -> tuple[float, float]:
         """Return how long all models waited for background exchanges, and how long these took.

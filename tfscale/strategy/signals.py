@@ -100,7 +100,6 @@ def _start_thread() -> None:
     _pipe = system.Pipe()
     before = signal.set_wakeup_fd(_pipe.writer, warn_on_full_buffer=False)
     _pipe.start(functools.partial(_hear, _pipe, before), "tfscale-signals")
-    system.forget_in_child(_forget)
 
 
 def _forget() -> None:
@@ -115,6 +114,9 @@ def _forget() -> None:
         if signal.getsignal(number) is own:
             default = signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler
             signal.signal(number, default)
+
+
+system.forget_in_child(_forget)
 
 
 def _hear(pipe: system.Pipe, before: int) -> None:
@@ -138,7 +140,7 @@ def _react(number: int) -> None:
 def _interrupt() -> None:
     """End the process if the main thread does not raise KeyboardInterrupt in time.
 
-    The main thread may be waiting for other workers, or for data, and then runs no support.
+    The main thread may be waiting for other workers, or for data, and then runs no handlers.
     """
     if not _interrupt_raised.wait(_TO_RAISE):
         _too_late.set()

@@ -218,7 +218,8 @@ class Step:
 
 
 class _Thread(threading.local):
-    step = Step()
+    def __init__(self) -> None:
+        self.step = Step()
 
 
 _thread = _Thread()

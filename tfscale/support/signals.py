@@ -98,9 +98,11 @@ def _after_fork() -> None:
 
 
 def _in_child() -> None:
-    for forget in _forget:
-        forget()
-    _after_fork()
+    try:
+        for forget in _forget:
+            forget()
+    finally:
+        _after_fork()
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)

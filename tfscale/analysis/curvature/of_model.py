@@ -33,8 +33,6 @@ from tfscale.exchange.scaling import scaling
 from tfscale.support import arguments
 from tfscale.support.sizes import number_of_bytes
 
-PENALTIES = frozenset({"regularizers", "add_loss"})
-
 
 class NotFiniteError(ValueError):
     """The loss, or a derivative of it, is infinite or NaN."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import statistics
 from collections.abc import Mapping
@@ -32,10 +31,6 @@ class Result:
     def save(self, path: str | Path) -> None:
         """Write a JSON file."""
         records.write(Path(path), {"kind": type(self).__name__, **self.as_json()})
-
-    def as_line(self) -> str:
-        """Return the numbers as JSON on one line, for logs."""
-        return json.dumps({"kind": type(self).__name__, **self.as_json()})
 
 
 def _plain(value: Any) -> Any:
