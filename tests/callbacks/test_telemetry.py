@@ -142,7 +142,7 @@ def test_data_of_unknown_length(tmp_path, batch, shortest, laps, monkeypatch):
     assert [each["samples"] for each in steps] == [
         batch and batch * each["steps"] for each in steps
     ]
-    assert ("give Telemetry batch=" in telemetry.summary()) == (batch is None)
+    assert ("Telemetry(batch=...)" in telemetry.summary()) == (batch is None)
 
 
 def test_batches_that_grow(tmp_path):

@@ -70,7 +70,7 @@ def join_workers(extended: Extended, settings: Settings) -> Settings:
     return settings
 
 
-def connect(strategy: Strategy, settings: Settings) -> Team:
+def _connect(strategy: Strategy, settings: Settings) -> Team:
     """Return the collectives of all replicas, and give them to what TensorFlow calls."""
     extended = strategy.extended
     if settings.backend == backends.TENSORFLOW:
@@ -90,20 +90,19 @@ def connect(strategy: Strategy, settings: Settings) -> Team:
     return team
 
 
-def summing(
-    strategy: Strategy, everybody: Team, settings: Settings
-) -> tuple[Reducer, Reducer, Rounds | None]:
+def summing(strategy: Strategy, settings: Settings) -> tuple[Reducer, Reducer, Rounds | None]:
     """Return the reducers of gradients and of curvature, and the rounds, if there are any.
 
     Args:
         strategy: the strategy that is being made.
-        everybody: collectives of all replicas.
         settings: its settings.
     """
-    schedules, policy, extended = everybody.schedules, settings.policy, strategy.extended
-    size = settings.bucket_bytes
-    size = bucket_bytes(schedules, everybody.size) if size is None else size
+    policy, extended = settings.policy, strategy.extended
+    # One schedule cannot be for a team and for all replicas: this must be said before it is used.
     of_team = size_of_teams(settings.sync, extended, settings.algorithm, policy)
+    everybody = _connect(strategy, settings)
+    schedules, size = everybody.schedules, settings.bucket_bytes
+    size = bucket_bytes(schedules, everybody.size) if size is None else size
     if settings.in_rounds:
         _say_if_without_effect(extended, settings, of_team)
     team, trials = everybody, Trials(schedules, enabled=isinstance(schedules, Chooser))

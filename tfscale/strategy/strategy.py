@@ -133,8 +133,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
         self.rounds: Rounds | None = None
         tf.distribute.Strategy.__init__(self, Extended(self, settings))
         settings = making.join_workers(self.extended, settings)
-        team = making.connect(self, settings)
-        parts = making.summing(self, team, settings)
+        parts = making.summing(self, settings)
         self.reducer, self.curvature_reducer, self.rounds = parts
 
     @property
