@@ -53,8 +53,8 @@ class Adaptation:
         self._changes = load.changes
         self._cost: Cost = _cost_of(load.replicas)
         self.decider: Decider | None = None
-        # Of the step that is traced: its turn, the methods that the lap prescribes, and for each
-        # bucket its load, its description and what is seen of it.
+        # The turn of the step that is traced, the methods that the lap prescribes, and for each
+        # bucket its load, its description and its measurements.
         self._now: Any = None
         self._wanted: Any = None
         self._loads: list[Load] = []

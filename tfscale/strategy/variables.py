@@ -240,7 +240,7 @@ class LocalWeight(_OfKeras):
     it. An assigned or restored value goes to all replicas.
 
     Attributes:
-        observer: whoever knows what the weight reads as; the weight gets it when it is made.
+        observer: object that knows what the weight reads as; the weight gets it when it is made.
     """
 
     observer = Observer()
