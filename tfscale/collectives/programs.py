@@ -17,8 +17,6 @@ A_SCHEDULE = "a Schedule of tfscale.collectives, such as ring(4)"  # for message
 # A ring of a thousand ranks has programs of 4,000 moves.
 MOST_MOVES = 1_000_000
 LONGEST_NAME = 200
-
-
 MOST_RANKS = (1 << 31) - 1  # C++ counts them in an int
 
 
@@ -36,20 +34,7 @@ def _check_name(name: object) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Programs:
-    """The moves of every rank, made on demand: ``program(rank)`` builds one rank's moves.
-
-    Args:
-        name: algorithm and parameters, in at most 200 printable characters. An all-reduce between
-            ranks that run schedules of different names raises an error.
-        ranks: how many ranks take part.
-        chunks: number of chunks that the buffer is cut into.
-        build: a pure function from a rank to its moves.
-        cost: the closed form of the cost, if it is known (see ``cost.py``).
-        goal: the state at the end; ``verify`` proves it.
-        symmetric: whether rank r's program is that of rank 0, with r added to every peer (modulo
-            ranks), and r * chunks/ranks to every chunk (modulo chunks). Then simulating one rank
-            suffices. ``verify`` checks the claim.
-    """
+    """Moves of every rank, made on demand; ``Schedule`` explains the arguments."""
 
     name: str
     ranks: int

@@ -112,25 +112,26 @@ class BucketSum:
         given = [_of_known_shape(x, g.shape) for x, g in zip(tensors, self.described, strict=True)]
         as_it_is = method.lossless or isinstance(method, Wire)  # wires take all types
         self.gradients = given if as_it_is else [tf.cast(x, tf.float32) for x in given]
-        if scale is None or not any(method.state(each) for each in self.described):
-            sums = self._sums_of_method()
-        else:
+        scaled = scale is not None and any(method.state(each) for each in self.described)
+        if scaled:  # state is kept without the scale, which may change in the next step
             self.gradients = [x / tf.cast(scale, x.dtype) for x in self.gradients]
-            sums = [total * tf.cast(scale, total.dtype) for total in self._sums_of_method()]
+        sums = list(method.sums(self))
+        self._check(sums)
+        if scaled:
+            sums = [total * tf.cast(scale, total.dtype) for total in sums]
         self._show()
         return [tf.cast(total, x.dtype) for total, x in zip(sums, given, strict=True)]
 
-    def _sums_of_method(self) -> list[tf.Tensor]:
-        sums = list(self.method.sums(self))
-        found = [getattr(total, "shape", None) for total in sums]
-        expected = [x.shape for x in self.gradients]
-        if found != expected:
+    def _check(self, sums: Sequence[tf.Tensor]) -> None:
+        """Raise if the method has not returned one sum for each gradient."""
+        found, expected = [total.shape for total in sums], [x.shape for x in self.gradients]
+        fits = [total.is_compatible_with(x) for total, x in zip(found, expected)]
+        if len(found) != len(expected) or not all(fits):
             raise ValueError(
                 f"sums() of {self.method!r} returned {len(found)} tensors of the shapes "
                 f"{_words(found)}, expected one sum for each gradient, of the shapes "
                 f"{_words(expected)}"
             )
-        return sums
 
     def _sum_rows(self, slices: tf.IndexedSlices) -> tf.IndexedSlices:
         """Return the sum of rows of a table: see ``rows.py``."""

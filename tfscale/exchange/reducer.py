@@ -243,7 +243,7 @@ def _slot(name: str, place: str, kept: Kept) -> Slot:
 
 def _checked(kept: Mapping[str, Kept], method: Method) -> Mapping[str, Kept]:
     for name in kept:
-        if not name.isidentifier():  # files and checkpoints join it with other words
+        if not name.isidentifier():  # prefixes and numbers of variants are joined to it
             raise ValueError(
                 f"{method} keeps something by the name {name!r}; take one that could be a "
                 "variable's name in Python, such as 'residual'"

@@ -90,7 +90,7 @@ def _connect(strategy: Strategy, settings: Settings) -> Team:
     return team
 
 
-def summing(strategy: Strategy, settings: Settings) -> tuple[Reducer, Reducer, Rounds | None]:
+def make_reducers(strategy: Strategy, settings: Settings) -> tuple[Reducer, Reducer, Rounds | None]:
     """Return the reducers of gradients and of curvature, and the rounds, if there are any.
 
     Args:

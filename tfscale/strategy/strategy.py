@@ -133,7 +133,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
         self.rounds: Rounds | None = None
         tf.distribute.Strategy.__init__(self, Extended(self, settings))
         settings = making.join_workers(self.extended, settings)
-        parts = making.summing(self, settings)
+        parts = making.make_reducers(self, settings)
         self.reducer, self.curvature_reducer, self.rounds = parts
 
     @property
