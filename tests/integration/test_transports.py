@@ -93,11 +93,13 @@ def strangers(ports):
 
 
 def test_strangers_at_the_ports_delay_nobody():
+    """The last rank comes late, so that the others listen long enough for strangers to come."""
     first, last = two_free_ports()
     with strangers([first, last]) as came:
         outputs = run(
             3,
             "sockets",
+            [{}, {}, {"LATE": "3"}],
             TFSCALE_SHARED_MEMORY=0,
             TFSCALE_STREAMS=2,
             TFSCALE_PORTS=f"{first}-{last + 200}",

@@ -231,9 +231,10 @@ def test_logs_of_an_earlier_launch_stay(tmp_path):
     assert began.startswith("--- tfscale launch began again: 20")
 
 
-def test_output_that_nobody_reads_any_more():
-    """Close the output as ``tfscale launch ... | head -1`` does."""
-    script = f"{sys.executable} -m tfscale launch -n 2 says.py pid 0.5 print=more wait | head -1"
+@pytest.mark.parametrize("then", ["wait", "forever"], ids=["silent", "talkative"])
+def test_output_that_nobody_reads_any_more(then):
+    """Close the output as ``tfscale launch ... | head -2`` does, before more is printed or not."""
+    script = f"{sys.executable} -m tfscale launch -n 2 says.py pid {then} | head -2"
     ran = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {script}"], cwd=PROGRAMS, capture_output=True, text=True,
         timeout=60, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},

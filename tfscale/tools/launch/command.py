@@ -133,8 +133,19 @@ class _Launcher:
         )
 
     async def run(self) -> int:
-        """Run all attempts and write all output; return the exit status."""
-        status = await self._run()
+        """Run all attempts and write all output; return the exit status.
+
+        Raise ``BrokenPipeError``, with all workers ended, once nobody reads the output.
+        """
+        attempts = asyncio.ensure_future(self._run())
+        nobody_reads = asyncio.ensure_future(self._writer.reader_ended())
+        await asyncio.wait((attempts, nobody_reads), return_when=asyncio.FIRST_COMPLETED)
+        if not attempts.done():
+            attempts.cancel()
+            await asyncio.wait((attempts,))
+            raise BrokenPipeError
+        nobody_reads.cancel()
+        status = attempts.result()
         await self._writer.all_written()
         return status
 

@@ -6,12 +6,16 @@ import asyncio
 import contextlib
 import os
 import queue
+import select
+import stat
+import sys
 import threading
 from collections.abc import Sequence
 from typing import TextIO
 
 _WAITING = 256  # pieces that may wait to be written
 _LOOK = 0.02  # seconds
+_LOOK_AT_READER = 0.2
 
 Pieces = Sequence[tuple[TextIO, str]]
 
@@ -46,6 +50,12 @@ class Writer:
         if self._closed:
             raise BrokenPipeError
 
+    async def reader_ended(self) -> None:
+        """Wait until the reader of the output's pipe has ended, though nothing is written."""
+        while not self._closed:
+            await asyncio.sleep(_LOOK_AT_READER)
+            self._closed = self._closed or _reader_has_ended(sys.stdout)
+
     async def all_written(self) -> None:
         """Wait until nothing is left to write, unless ``hurry`` was called."""
         while self._queue.unfinished_tasks and not (self._closed or self._hurries):
@@ -72,6 +82,18 @@ class Writer:
             self._closed = True
         except OSError:
             self._gone = True
+
+
+def _reader_has_ended(stream: TextIO) -> bool:
+    try:
+        descriptor = stream.fileno()
+        if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            return False
+    except (AttributeError, OSError, ValueError):  # closed, or a replacement without a file
+        return False
+    poll = select.poll()
+    poll.register(descriptor, 0)  # errors alone
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def write_at_once(pieces: Pieces) -> None:
