@@ -347,6 +347,18 @@ APPLY = _declare(
 CLIP_GRADIENTS = _declare(
     _OPTIMIZER, "_clip_gradients", STEP, "accumulated gradients are summed at the end of a window"
 )
+AVERAGE_WEIGHTS = _declare(
+    _OPTIMIZER, "_update_model_variables_moving_average", STEP,
+    "sharded state: averages are of the parts that a replica holds",
+)  # fmt: skip
+TAKE_AVERAGES = _declare(
+    _OPTIMIZER, "_overwrite_model_variables_with_average_value", STEP,
+    "sharded state: parts of weights become parts of averages",
+)  # fmt: skip
+CHECK_FINITE = _declare(
+    "keras.optimizers.LossScaleOptimizer", "check_finite", STEP,
+    "sharded state: the parts of all replicas are finite, or none is applied",
+)  # fmt: skip
 AGGREGATE_GRADIENTS = _declare(
     _OPTIMIZER, "aggregate_gradients", STEP, "Keras 2: gradients are summed in buckets"
 )
@@ -442,6 +454,12 @@ EPOCH_ITERATOR = _declare(
 # As long as an object lives.
 OPTIMIZER_BUILD = _declare(
     _OPTIMIZER, "build", "it is built", "an optimizer gets the state of its gradients' sums"
+)
+ADD_VARIABLE = _declare(
+    _OPTIMIZER, "add_variable", "it is built", "sharded state: only parts of slots are made"
+)
+ASSIGN_SLOT = _declare(
+    "keras.Variable", "assign", OBJECT, "sharded state: a replica assigns the part that it holds"
 )
 RECORDED_STEP = _declare(
     _MODEL, "train_step", OBJECT, "AdaHessian records eager steps, to differentiate gradients"

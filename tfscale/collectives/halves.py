@@ -38,6 +38,21 @@ def all_gather(schedule: Schedule) -> Schedule:
     return _half("all_gather", checked_schedule(schedule))
 
 
+def has_halves(schedule: Schedule) -> bool:
+    """Return whether a reduce-scatter and an all-gather can be made of a schedule.
+
+    Example:
+        >>> from tfscale.collectives import ring, tree
+        >>> has_halves(ring(4)), has_halves(tree(4))
+        (True, False)
+    """
+    try:
+        _half("reduce_scatter", schedule)
+    except ValueError:
+        return False
+    return True
+
+
 def _half(goal: Goal, schedule: Schedule) -> Schedule:
     if schedule.goal != "all_reduce":
         raise ValueError(f"{schedule.name} has the goal {schedule.goal}; expected an all-reduce")

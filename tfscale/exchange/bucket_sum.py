@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -67,6 +67,22 @@ class Summands:
     endings: list[Callable[[], None]] = dataclasses.field(default_factory=list)
 
 
+class Matrix(Protocol):
+    """Arrays as one matrix, whose row r is what rank r is to hold; see ``parallel/matrix.py``."""
+
+    def of_wholes(self, arrays: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Return the matrix of whole arrays."""
+
+    def wholes(self, matrix: tf.Tensor) -> list[tf.Tensor]:
+        """Return the whole arrays from the matrix."""
+
+    def row(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Return the row of one rank, as a matrix, from the rank's parts of all arrays."""
+
+    def parts(self, row: tf.Tensor, rank: int) -> list[tf.Tensor]:
+        """Return the parts of all arrays that a rank holds, from its row."""
+
+
 class BucketSum:
     r"""The sum of one bucket over a team, on one replica: a ``Load`` for the bucket's method.
 
@@ -104,23 +120,65 @@ class BucketSum:
 
     # -- sums
 
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Positions of the bucket's gradients in the step's list."""
+        return self._bucket.members
+
+    @property
+    def sends_rows(self) -> bool:
+        """Whether the bucket is a sparse gradient, of which rows are sent."""
+        return self._bucket.rows
+
     def sum(self, tensors: Sequence[Any]) -> list[Any]:
         """Return the sums of the bucket's gradients, computed by its method."""
         if self._bucket.rows:
             return [self._sum_rows(slices) for slices in tensors]
-        method, scale = self.method, self._summands.scale
+        given = self._take(tensors)
+        sums = list(self.method.sums(self))
+        self._check(sums)
+        return self._given_back(sums, given)
+
+    def scatter(self, tensors: Sequence[Any], matrix: Matrix) -> list[Any]:
+        """Return this rank's parts of the bucket's sums; its method must be a wire.
+
+        Args:
+            tensors: gradients of this replica.
+            matrix: who holds what of the sums.
+        """
+        given = self._take(tensors)
+        (wire,), lost = self.method.wires, None
+        if self._remembers:
+            lost = matrix.of_wholes(self.kept(RESIDUAL))
+        row = self.reduce_scatter(matrix.of_wholes(self.gradients), wire, residual=lost)
+        if lost is not None:
+            row, lost = row
+            self.keep(RESIDUAL, matrix.wholes(lost))
+        return self._given_back(matrix.parts(row, self.rank), given)
+
+    def _take(self, tensors: Sequence[Any]) -> list[tf.Tensor]:
+        """Take gradients as the method is to see them; return them as they were given."""
+        method, scale = self.method, self._scale
         given = [_of_known_shape(x, g.shape) for x, g in zip(tensors, self.described, strict=True)]
         as_it_is = method.lossless or isinstance(method, Wire)  # wires take all types
         self.gradients = given if as_it_is else [tf.cast(x, tf.float32) for x in given]
-        scaled = scale is not None and any(method.state(each) for each in self.described)
-        if scaled:  # state is kept without the scale, which may change in the next step
+        if scale is not None:
             self.gradients = [x / tf.cast(scale, x.dtype) for x in self.gradients]
-        sums = list(method.sums(self))
-        self._check(sums)
-        if scaled:
+        return given
+
+    def _given_back(self, sums: Sequence[tf.Tensor], given: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Return sums with the scale and the types of the given gradients."""
+        scale = self._scale
+        if scale is not None:
             sums = [total * tf.cast(scale, total.dtype) for total in sums]
         self._show()
         return [tf.cast(total, x.dtype) for total, x in zip(sums, given, strict=True)]
+
+    @property
+    def _scale(self) -> Any:
+        """Scale without which state is kept, since it may change in the next step, or None."""
+        keeps = any(self.method.state(each) for each in self.described)
+        return self._summands.scale if keeps else None
 
     def _check(self, sums: Sequence[tf.Tensor]) -> None:
         """Raise if the method has not returned one sum for each gradient."""
@@ -251,11 +309,17 @@ class BucketSum:
         name, seed = self._new(what, whole // 2), self._seed_of(wire, self._remembers)
         return self._summands.team.gather(self._replica, x, name, wire, seed, self._remembers)
 
-    def reduce_scatter(self, x: tf.Tensor, wire: str = LOSSLESS, what: str = "") -> tf.Tensor:
+    def reduce_scatter(
+        self,
+        x: tf.Tensor,
+        wire: str = LOSSLESS,
+        what: str = "",
+        residual: tf.Tensor | None = None,
+    ) -> Any:
         """See ``Load``."""
         whole = wire_bytes(wire, x.dtype, x.shape.num_elements())
-        name, seed = self._new(what, whole // 2), self._seed_of(wire, False)
-        return self._summands.team.scatter(self._replica, x, name, wire, seed)
+        name, seed = self._new(what, whole // 2), self._seed_of(wire, residual is not None)
+        return self._summands.team.scatter(self._replica, x, name, wire, seed, residual)
 
     def seed(self) -> tf.Tensor:
         """See ``Load``."""

@@ -6,9 +6,10 @@ import collections
 import dataclasses
 import functools
 import logging
+import sys
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -17,7 +18,7 @@ from tfscale.collectives.wires import LOSSLESS
 from tfscale.compression.gradient import Gradient
 from tfscale.compression.method import RESIDUAL, Kept, Method, Wire
 from tfscale.compression.policy import MethodPolicy
-from tfscale.exchange.bucket_sum import BucketSum, Summands, Watch
+from tfscale.exchange.bucket_sum import BucketSum, Matrix, Summands, Watch
 from tfscale.exchange.buckets import Bucket, pack
 from tfscale.exchange.packing import Packing, describe, place_of
 from tfscale.exchange.slots import COMMON, ON_EACH, ROUNDING_SEED, Slot, Slots
@@ -34,6 +35,19 @@ _SPARSE = (
     "The gradient of %s is sparse (rows of a table), and its rows are sent as fp32: %r, which you "
     "chose for it, is for dense gradients here."
 )
+
+
+class Cut(Protocol):
+    """What each replica holds of some arrays; see ``parallel``.
+
+    Attributes:
+        is_even: whether each replica holds an equal part of each array.
+    """
+
+    is_even: bool
+
+    def matrix(self, members: Sequence[int]) -> Matrix:
+        """Return the matrix of these arrays."""
 
 
 class Reducer:
@@ -156,7 +170,8 @@ class Reducer:
         given = [i for i, x in enumerate(gradients) if x is not None]
         tensors = [gradients[i] for i in given]
         summands = self.summands([variables[i] for i in given], optimizer, state, label)
-        sum_step = functools.partial(self._sum, dataclasses.replace(summands, scale=scale))
+        summands = dataclasses.replace(summands, scale=scale)
+        sum_step = functools.partial(self._sum, summands, BucketSum.sum, self._bucket_bytes)
 
         def sum_unless_skipped(replica: int, values: list[Any]) -> list[Any]:
             *own, skipped = values
@@ -169,6 +184,74 @@ class Reducer:
             sums = self.team.together(sum_unless_skipped, [*tensors, skip])
         done = dict(zip(given, sums, strict=True))
         return [done.get(i) for i in range(len(gradients))]
+
+    def scatter(
+        self,
+        gradients: list[Any],
+        variables: Sequence[Variable],
+        optimizer: Optimizer,
+        state: Slots,
+        cut: Cut,
+        scale: Any = None,
+    ) -> list[Any]:
+        """Return this replica's parts of the sums over all replicas; None stays None.
+
+        The rows of a sparse gradient are summed whole.
+
+        Args:
+            gradients: gradients of this replica, dense or ``IndexedSlices``.
+            variables: variables of the gradients.
+            optimizer: optimizer that will apply the sums.
+            state: state with what earlier steps have lost.
+            cut: what each replica holds.
+            scale: factor in the gradients, if it may change in the next step.
+        """
+        given = [i for i, x in enumerate(gradients) if x is not None]
+        summands = self.summands([variables[i] for i in given], optimizer, state)
+        summands = dataclasses.replace(summands, scale=scale)
+
+        def parts(one: BucketSum, tensors: list[Any]) -> list[Any]:
+            if one.sends_rows:
+                return one.sum(tensors)
+            return one.scatter(tensors, cut.matrix([given[i] for i in one.members]))
+
+        scattered = functools.partial(self._sum, summands, parts, self._bytes_of(cut))
+        found = self.team.together(scattered, [gradients[i] for i in given])
+        done = dict(zip(given, found, strict=True))
+        return [done.get(i) for i in range(len(gradients))]
+
+    def gather(
+        self, parts: Sequence[tf.Tensor], variables: Sequence[Variable], cut: Cut, label: str
+    ) -> list[tf.Tensor]:
+        """Return whole arrays from the parts of all replicas.
+
+        Args:
+            parts: this replica's part of each array.
+            variables: variables of the arrays.
+            cut: what each replica holds.
+            label: name of the owner in logs.
+        """
+        described = [describe(v) for v in variables]
+        buckets = pack(described, MethodPolicy(), self._bytes_of(cut), what="weights")
+
+        def gathered(replica: int, own: list[Any]) -> list[Any]:
+            wholes = list(own)
+            for bucket in buckets:
+                matrix = cut.matrix(bucket.members)
+                row = matrix.row([own[i] for i in bucket.members])
+                name = BucketId(bucket.name, label)
+                every = self.team.gather(
+                    replica, row, name, schedule=self.team.halved(LOSSLESS, row)
+                )
+                for i, whole in zip(bucket.members, matrix.wholes(every), strict=True):
+                    wholes[i] = whole
+            return wholes
+
+        return self.team.together(gathered, list(parts))
+
+    def _bytes_of(self, cut: Cut) -> int:
+        """Return the size of buckets: owned arrays share one, which is full if it is large."""
+        return self._bucket_bytes if cut.is_even else sys.maxsize
 
     def summands(
         self,
@@ -198,11 +281,18 @@ class Reducer:
             self.packings[optimizer] = Packing(name if times == 1 else f"{name} ({times})")
         return self.packings[optimizer]
 
-    def _sum(self, summands: Summands, replica: int, tensors: list[Any]) -> list[Any]:
-        """Return the sums of the gradients of one step on one replica."""
+    def _sum(
+        self,
+        summands: Summands,
+        sums_of: Callable[[BucketSum, list[Any]], list[Any]],
+        bucket_bytes: int,
+        replica: int,
+        tensors: list[Any],
+    ) -> list[Any]:
+        """Return the sums of the gradients of one step, or parts of them, on one replica."""
         packing = dataclasses.replace(
             self.packings[summands.optimizer],
-            buckets=tuple(self._buckets(summands.gradients, tensors)),
+            buckets=tuple(self._buckets(summands.gradients, tensors, bucket_bytes)),
             gradients=tuple(summands.gradients),
             collectives={},
             reasons={},
@@ -213,19 +303,22 @@ class Reducer:
         with self.trials.of_step(self.team.communicators[replica]) as trial:
             for bucket in packing.buckets:
                 one = BucketSum(summands, replica, bucket, trial)
-                for i, total in zip(bucket.members, one.sum([tensors[i] for i in bucket.members])):
+                own = [tensors[i] for i in bucket.members]
+                for i, total in zip(bucket.members, sums_of(one, own), strict=True):
                     sums[i] = total
                 packing.collectives[bucket] = one.collectives
             for end in summands.endings:
                 end()
         return sums
 
-    def _buckets(self, gradients: list[Gradient], tensors: list[Any]) -> Iterator[Bucket]:
+    def _buckets(
+        self, gradients: list[Gradient], tensors: list[Any], bucket_bytes: int
+    ) -> Iterator[Bucket]:
         """Yield the buckets of dense gradients, then one bucket for each sparse gradient."""
         sparse = [i for i, x in enumerate(tensors) if isinstance(x, tf.IndexedSlices)]
         dense = [i for i in range(len(tensors)) if i not in sparse]
         own = [gradients[i] for i in dense]
-        for bucket in pack(own, self.policy, self._bucket_bytes, what=self._what):
+        for bucket in pack(own, self.policy, bucket_bytes, what=self._what):
             members = tuple(dense[i] for i in bucket.members)
             yield dataclasses.replace(bucket, members=members)
         for i in sparse:

@@ -12,6 +12,8 @@ import tensorflow as tf
 
 from tfscale.bridge.tensorflow import Mirrored, eager_mode, regroup, replica_id
 from tfscale.collectives import Schedule, wires
+from tfscale.collectives.halves import has_halves
+from tfscale.collectives.registry import resolve
 from tfscale.compression.method import joined, separated
 from tfscale.exchange.collective_schedules import CollectiveSchedules
 from tfscale.native import (
@@ -140,6 +142,7 @@ class Team:
         wire: str = wires.LOSSLESS,
         seed: Any = 0,
         feedback: bool = False,
+        schedule: Schedule | str = "ring",
     ) -> tf.Tensor:
         """Return the rows of all ranks, each of which must give equally many rows.
 
@@ -148,24 +151,52 @@ class Team:
         """
         communicator = self.communicators[replica]
         bucket = communicator.new_bucket(name)
-        stochastic = False if feedback else None
-        return all_gather(x, communicator, wire=wire, stochastic=stochastic, seed=seed, name=bucket)
+        return all_gather(
+            x,
+            communicator,
+            schedule=schedule,
+            wire=wire,
+            stochastic=False if feedback else None,
+            seed=seed,
+            name=bucket,
+        )
 
     def scatter(
-        self, replica: int, x: tf.Tensor, name: Name, wire: str = wires.LOSSLESS, seed: Any = 0
-    ) -> tf.Tensor:
-        """Return this rank's share of the rows of the sum."""
+        self,
+        replica: int,
+        x: tf.Tensor,
+        name: Name,
+        wire: str = wires.LOSSLESS,
+        seed: Any = 0,
+        residual: tf.Tensor | None = None,
+    ) -> Any:
+        """Return this rank's share of the rows of the sum; with a residual, the new one, too."""
         communicator = self.communicators[replica]
-        bucket = communicator.new_bucket(name)
-        return reduce_scatter(x, communicator, wire=wire, seed=seed, name=bucket)
+        return reduce_scatter(
+            x,
+            communicator,
+            schedule=self.halved(wire, x),
+            wire=wire,
+            residual=residual,
+            seed=seed,
+            name=communicator.new_bucket(name),
+        )
 
-    def broadcast(self, replica: int, x: tf.Tensor, name: Name) -> tf.Tensor:
-        """Return the first rank's ``x`` on all ranks."""
+    def halved(self, wire: str, x: tf.Tensor) -> Schedule:
+        """Return the schedule whose halves share out and join sums of this size.
+
+        It is the schedule that would sum ``x``, if that has halves, else the ring.
+        """
+        whole = self.schedule(wire, x)
+        return whole if has_halves(whole) else resolve("ring", self.size)
+
+    def broadcast(self, replica: int, x: tf.Tensor, name: Name, root: int = 0) -> tf.Tensor:
+        """Return the ``x`` of one rank, by default the first, on all ranks."""
         if self.size == 1:
             return x
         communicator = self.communicators[replica]
         bucket = communicator.new_bucket(name)
-        return tf.cast(broadcast(_carried(x), communicator, name=bucket), x.dtype)
+        return tf.cast(broadcast(_carried(x), communicator, root=root, name=bucket), x.dtype)
 
     def concat(self, replica: int, x: tf.Tensor, axis: int, name: Name = "gather") -> tf.Tensor:
         """Return all ranks' ``x``, joined along an axis in which their sizes may differ."""

@@ -127,6 +127,7 @@ class TensorFlowTeam(Team):
         wire: str = wires.LOSSLESS,
         seed: Any = 0,
         feedback: bool = False,
+        schedule: Schedule | str = "ring",
     ) -> tf.Tensor:
         """Return the rows of all ranks, each of which must give equally many rows."""
         assert wire == wires.LOSSLESS, "backends.py refuses others"
@@ -146,9 +147,16 @@ class TensorFlowTeam(Team):
         return gathered(x)
 
     def scatter(
-        self, replica: int, x: tf.Tensor, name: Name, wire: str = wires.LOSSLESS, seed: Any = 0
-    ) -> tf.Tensor:
+        self,
+        replica: int,
+        x: tf.Tensor,
+        name: Name,
+        wire: str = wires.LOSSLESS,
+        seed: Any = 0,
+        residual: tf.Tensor | None = None,
+    ) -> Any:
         """Return this rank's share of the rows of the sum."""
+        assert residual is None, "backends.py refuses feedback"
         if x.shape[0] is None or x.shape[0] % self.size:
             raise ValueError(
                 f"reduce_scatter shares {x.shape[0]} rows out over {self.size} replicas: give a "

@@ -143,7 +143,10 @@ def _build_with_state(
             f"apply gradients that no replica has computed. {origin.BY_REPLICAS}"
         )
     hooks.OPTIMIZER_BUILD.off(optimizer)
-    build(optimizer, variables)
+    if strategy.sharding is None:
+        build(optimizer, variables)
+    else:
+        strategy.sharding.build(build, optimizer, variables)
     state = Slots.of(optimizer, strategy)
     if strategy.rounds is not None:
         strategy.rounds.built(optimizer, state)

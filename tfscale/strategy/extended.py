@@ -11,7 +11,7 @@ import contextlib
 import functools
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -19,7 +19,7 @@ import tensorflow as tf
 from tfscale.bridge.calls import caller, goes_back
 from tfscale.bridge.feed import Batches, BatchesOfReplicas, untuned
 from tfscale.bridge.fit import compiling, joins_predictions
-from tfscale.bridge.objects import OPTIMIZERS
+from tfscale.bridge.objects import OPTIMIZERS, native
 from tfscale.bridge.tensorflow import (
     CollectiveAllReduce,
     CollectiveAllReduceExtended,
@@ -28,7 +28,9 @@ from tfscale.bridge.tensorflow import (
     ExtendedOfWorkers,
     Mirrored,
     Options,
+    PerReplica,
     mark_as_unsaveable,
+    read_from_outside,
     regroup,
 )
 from tfscale.exchange.collective_schedules import CollectiveSchedules
@@ -38,12 +40,14 @@ from tfscale.exchange.team import Team
 from tfscale.native import Group
 from tfscale.native.group import has_started, host_of, resolver_of, starting
 from tfscale.native.memory import keep_memory
+from tfscale.parallel.layout import Layout
 from tfscale.strategy import signals
 from tfscale.strategy.building import take_over
 from tfscale.strategy.own_losses import summed_backwards
 from tfscale.strategy.settings import Settings
+from tfscale.strategy.sharding import placement_beside
 from tfscale.strategy.step import this_step
-from tfscale.strategy.variables import made
+from tfscale.strategy.variables import Placed, Placement, WholeView, made, placed_now, placing
 from tfscale.support import arguments
 
 
@@ -237,11 +241,14 @@ class Extended(ExtendedOfWorkers):
             if optimizer is not None:
                 self._container_strategy().born(optimizer)
         create = functools.partial(super()._create_variable, next_creator, **keywords)
-        return made(create, keywords, self._container_strategy().rounds)
+        with placing(placed_now() or placement_beside(keywords.get("colocate_with"))):
+            return made(create, keywords, self._container_strategy().rounds)
 
     def _get_variable_creator_initial_value(
         self, replica_id: int, device: str | None, primary_var: Any, **keywords: Any
     ) -> Any:
+        if (placement := placed_now()) is not None:
+            return self._initial_part(placement, replica_id, keywords)
         in_rounds = self._container_strategy().rounds is not None
         alike = in_rounds and created_now() is not None
         if replica_id > 0 or self._num_workers == 1 or alike:
@@ -249,17 +256,66 @@ class Extended(ExtendedOfWorkers):
             return super(CollectiveAllReduceExtended, self)._get_variable_creator_initial_value(
                 replica_id, device, primary_var, **keywords
             )
+        return lambda: self._common_initial_value(device, keywords)
 
-        def initial_value() -> tf.Tensor:
-            value = keywords["initial_value"]
-            value = value() if callable(value) else value
-            value = getattr(value, "wrapped_value", value)  # checkpoints wrap it
-            with tf.device(device):
-                value = tf.convert_to_tensor(value, dtype=keywords.get("dtype"))
-                name = f"the initial value of {keywords.get('name') or 'a variable'}"
-                return self.host_team.broadcast(0, value, name)
+    def _common_initial_value(self, device: str | None, keywords: Mapping[str, Any]) -> tf.Tensor:
+        """Return the first worker's initial value."""
+        value = keywords["initial_value"]
+        value = value() if callable(value) else value
+        value = getattr(value, "wrapped_value", value)  # checkpoints wrap it
+        with tf.device(device):
+            value = tf.convert_to_tensor(value, dtype=keywords.get("dtype"))
+            name = f"the initial value of {keywords.get('name') or 'a variable'}"
+            return self.host_team.broadcast(0, value, name)
 
-        return initial_value
+    def _initial_part(
+        self, placement: Placement, replica_id: int, keywords: Mapping[str, Any]
+    ) -> Callable[[], tf.Tensor]:
+        """Return a function that makes a replica's part of a variable's initial value."""
+        layout, rank = placement.layout, self.first_rank + replica_id
+
+        def initial_part() -> tf.Tensor:
+            if placement.fill is not None:
+                shape, dtype = layout.part_shape(rank), tf.as_dtype(keywords["dtype"])
+                return tf.convert_to_tensor(placement.fill(shape, dtype), dtype)
+            if placement.first is None:
+                placement.first = self._common_initial_value(None, keywords)
+            return layout.part(placement.first, rank)
+
+        return initial_part
+
+    def whole(self, layout: Layout, parts: Sequence[tf.Tensor], name: str) -> tf.Tensor:
+        """Return a whole array, outside of replicas, from the parts of this worker's replicas.
+
+        All workers call this, and all get the array.
+        """
+        with tf.device(host_of(self._devices[0])):
+            if layout.holder is None:
+                rows = tf.stack(parts)
+                if self._num_workers > 1:
+                    rows = self.host_team.gather(0, rows, name)
+                return layout.whole(rows)
+            root, place = divmod(layout.holder, len(self._devices))
+            is_here = root == self._id_in_cluster
+            held = parts[place] if is_here else tf.zeros(layout.shape, parts[0].dtype)
+            return self.host_team.broadcast(0, held, name, root)
+
+    def _update(self, var: Any, fn: Any, args: Any, kwargs: Any, group: Any) -> Any:
+        """Update a variable on each replica; functions see the whole of placed variables."""
+        args = tf.nest.map_structure(self._as_views, args)
+        if not isinstance(var, Placed):
+            return super()._update(var, fn, args, kwargs, group)
+        views = iter(self._as_views(var).values)
+        return super()._update(
+            var, lambda part, *others, **more: fn(next(views), *others, **more), args, kwargs, group
+        )
+
+    def _as_views(self, value: Any) -> Any:
+        own = native(value)
+        if not isinstance(own, Placed):
+            return value
+        whole = read_from_outside(own)
+        return PerReplica(tuple(WholeView(own, i, whole) for i in range(len(own.values))))
 
 
 def local_devices(wanted: Sequence[str] | None, worker: str | None = None) -> tuple[str, list[str]]:

@@ -19,6 +19,7 @@ class Strategy(Protocol):
         optimizers: optimizers that have been made in the strategy's scope.
         reducer: sums gradients.
         curvature_reducer: sums measured curvature.
+        sharding: optimizers whose state is in parts; None if each replica holds it all.
         rounds: rounds of all models; None if replicas agree after every step.
     """
 
@@ -29,6 +30,7 @@ class Strategy(Protocol):
     optimizers: Any
     reducer: Reducer
     curvature_reducer: Reducer
+    sharding: Any
     rounds: Any
 
     @property

@@ -9,6 +9,7 @@ from typing import Any
 
 from tfscale.bridge.installed import KERAS_2
 from tfscale.collectives.registry import checked_algorithm
+from tfscale.compression.method import Wire
 from tfscale.compression.policy import MethodPolicy, policy_of
 from tfscale.exchange import backends
 from tfscale.exchange.collective_schedules import Algorithm
@@ -43,6 +44,7 @@ class Settings:
     bucket_bytes: int | None
     batch_norm: str
     own_losses: str | None
+    shard: str | None
     schedule_file: str | Path | None
     deadline: float
     slow_after: float
@@ -69,6 +71,7 @@ class Settings:
             "sync": self.sync.describe(),
             "batch_norm": self.batch_norm,
             "own_losses": self.own_losses,
+            "shard": self.shard,
             "schedule_file": file and _choices_of(Path(file)),
         }
 
@@ -81,6 +84,8 @@ def checked(**given: Any) -> Settings:
     rule = _rule(given["sync"], **of_gradients)
     of_engine = {name: given[name] for name in ("algorithm", "schedule_file", "transport")}
     of_engine["sync"] = None if isinstance(rule, EveryStep) else rule
+    if given["shard"] is not None:
+        _refuse_unsharded(policy, rule)
     feedback, size = given["error_feedback"], given["bucket_bytes"]
     given |= {
         "sync": rule,
@@ -122,6 +127,7 @@ _UNLESS_NONE: dict[str, Callable[[Any, str], Any]] = {
     "bucket_bytes": number_of_bytes,
     "schedule_file": arguments.path,
     "own_losses": lambda value, name: arguments.choice(value, name, CHOICES),
+    "shard": lambda value, name: arguments.choice(value, name, ("optimizer",)),
 }
 
 
@@ -151,6 +157,23 @@ def _rule(sync: Rule | None, **of_gradients: Any) -> Rule:
             'sync=tfscale.sync.DiLoCo(every=100, wire="int8")'
         )
     return sync
+
+
+def _refuse_unsharded(policy: MethodPolicy, rule: Rule) -> None:
+    """Raise if an argument does not work together with ``shard``."""
+    if KERAS_2:
+        raise ValueError("shard='optimizer' needs Keras 3, and this is Keras 2: leave shard out")
+    if not isinstance(rule, EveryStep):
+        raise ValueError(
+            f"shard='optimizer' shares out state that is the same on all replicas, and with "
+            f"sync={rule!r} each replica trains with its own state. Leave out one of the two"
+        )
+    others = [each for each in policy.methods if not isinstance(each, Wire)]
+    if others:
+        raise ValueError(
+            f"shard='optimizer' sends each replica its parts of the sums, on a wire, and "
+            f"{others[0]} computes whole sums. Name a wire, such as wire='int8', or leave shard out"
+        )
 
 
 def _choices_of(schedule_file: Path) -> str:

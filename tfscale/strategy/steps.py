@@ -40,7 +40,15 @@ from tfscale.bridge.optimizers import scale_of
 from tfscale.bridge.protocols import Optimizer
 from tfscale.bridge.tapes import targets_changed
 from tfscale.exchange.slots import Slots
-from tfscale.strategy import gather, gradients, inexact, keras_losses, own_losses, statistics
+from tfscale.strategy import (
+    gather,
+    gradients,
+    inexact,
+    keras_losses,
+    own_losses,
+    sharding,
+    statistics,
+)
 from tfscale.strategy.building import refuse_foreign
 from tfscale.strategy.protocols import Strategy
 from tfscale.strategy.rows import shared_out
@@ -170,11 +178,14 @@ def _apply(
     A replica that makes the step alone applies its own gradients.
     """
     step, original = this_step(), functools.partial(of_keras, optimizer)
-    if step.is_reduced or not on_a_replica():
+    is_sharded = strategy.sharding is not None
+    if step.is_reduced or not on_a_replica() or (is_sharded and sharding.passes_on(optimizer)):
         return original(grads, trainable_variables)
     grads = own_losses.scaled_gradients(list(grads)) if step.is_own else list(grads)
     variables = list(trainable_variables or trained_by(optimizer))
     gradients.refuse(strategy, optimizer, variables)
+    if is_sharded:
+        return sharding.apply(strategy, original, optimizer, grads, variables)
     state, inner = Slots.of(optimizer, strategy), innermost(optimizer)
     windows = bool(inner.gradient_accumulation_steps)
     reduce = window = None

@@ -33,6 +33,7 @@ from tfscale.strategy.extended import Extended
 from tfscale.strategy.own_losses import part_of_mean
 from tfscale.strategy.rounds import Rounds
 from tfscale.strategy.settings import DEADLINE, checked
+from tfscale.strategy.sharding import Sharding
 from tfscale.strategy.step import this_step
 from tfscale.sync import Rule
 
@@ -75,6 +76,8 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
             without Keras's loss objects: a ``"mean"`` over the replica's samples, a ``"sum"``
             over them, or ``"scaled"``: already divided by the size of the global batch. By
             default such a loss is treated as a mean, with a warning.
+        shard: ``"optimizer"`` shares out the optimizer's state: each replica holds and updates a
+            part of it, and the result is the same. See docs/large-models.md.
         schedule_file: a file that ``strategy.dump`` has written and you may have edited;
             ``"auto"`` then follows the file and measures nothing.
         deadline: the number of seconds without any progress after which an exchange fails.
@@ -112,6 +115,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
         bucket_bytes: int | str | None = None,
         batch_norm: str = "synchronized",
         own_losses: str | None = None,
+        shard: str | None = None,
         schedule_file: str | Path | None = None,
         deadline: float = DEADLINE,
         slow_after: float = DEFAULT_SLOW_AFTER,
@@ -123,7 +127,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
         settings = checked(
             algorithm=algorithm, wire=wire, devices=devices, cluster_resolver=cluster_resolver,
             sync=sync, method=method, error_feedback=error_feedback, bucket_bytes=bucket_bytes,
-            batch_norm=batch_norm, own_losses=own_losses, schedule_file=schedule_file,
+            batch_norm=batch_norm, own_losses=own_losses, shard=shard, schedule_file=schedule_file,
             deadline=deadline, slow_after=slow_after, join_timeout=join_timeout,
             transport=transport, backend=backend,
         )  # fmt: skip
@@ -131,10 +135,13 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
         self.synchronizes_batch_norm = batch_norm == "synchronized"
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.rounds: Rounds | None = None
+        self.sharding: Sharding | None = None
         tf.distribute.Strategy.__init__(self, Extended(self, settings))
         settings = making.join_workers(self.extended, settings)
         parts = making.make_reducers(self, settings)
         self.reducer, self.curvature_reducer, self.rounds = parts
+        if shard is not None and self.extended.number_of_replicas > 1:
+            self.sharding = Sharding(self.extended.number_of_replicas)
 
     @property
     def reducers(self) -> list[Reducer]:

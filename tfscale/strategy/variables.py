@@ -8,14 +8,24 @@ between: ``LocalWeight``.
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfscale.bridge.objects import ACCUMULATOR, LAYER_SEED, RNN_STATE, kind_of_keras
+from tfscale.bridge.objects import (
+    ACCUMULATOR,
+    LAYER_SEED,
+    RNN_STATE,
+    kind_of_keras,
+    native,
+    path_of,
+)
 from tfscale.bridge.tensorflow import (
     DistributedValues,
     DistributedVariable,
@@ -33,8 +43,9 @@ from tfscale.bridge.tensorflow import (
 )
 from tfscale.exchange import dataflow, shards
 from tfscale.exchange.slots import COMMON, IN_SHARDS, ON_EACH, Slot, created_now
+from tfscale.parallel.layout import Layout
 from tfscale.strategy import origin
-from tfscale.strategy.step import this_step
+from tfscale.strategy.step import on_a_replica, this_step
 
 _VALUE = "VARIABLE_VALUE"  # name of a value in TensorFlow's checkpoints
 
@@ -310,6 +321,152 @@ class Accumulator(_OfKeras):
         return self.distribute_strategy.reduce("SUM", parts, axis=None)
 
 
+@dataclasses.dataclass
+class Placement:
+    """How a variable is made of which each replica holds a part.
+
+    Attributes:
+        layout: who holds what.
+        fill: function that makes a part of this shape and type, if all numbers begin equal; None if
+            the whole initial value must be made and cut.
+        first: the whole initial value, once it has been made.
+    """
+
+    layout: Layout
+    fill: Callable[[tuple[int, ...], tf.DType], Any] | None = None
+    first: Any = None
+
+
+_placement: contextvars.ContextVar[Placement | None] = contextvars.ContextVar(
+    "placement", default=None
+)
+
+
+@contextlib.contextmanager
+def placing(placement: Placement | None) -> Iterator[None]:
+    """Make all variables in this block so that each replica holds its part, unless it is None."""
+    token = _placement.set(placement)
+    try:
+        yield
+    finally:
+        _placement.reset(token)
+
+
+def placed_now() -> Placement | None:
+    """Return how the variable is made that is made now; None if each replica holds all of it."""
+    return _placement.get()
+
+
+class Placed(_OfKeras):
+    """Variable of which each replica holds a part; from outside, it reads and assigns the whole.
+
+    A replica may assign its part, or the whole variable, of which it then keeps its part.
+
+    Attributes:
+        layout: who holds what.
+    """
+
+    layout: Layout
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """Shape of the whole variable; on a replica, of its part."""
+        return own_copy(self).shape if on_a_replica() else tf.TensorShape(self.layout.shape)
+
+    def of_replica(self, local_id: int, whole: tf.Tensor) -> tf.Tensor:
+        """Return the part of one replica of this process."""
+        return self.layout.part(whole, self.distribute_strategy.extended.first_rank + local_id)
+
+    def _get_cross_replica(self) -> tf.Tensor:
+        extended = self.distribute_strategy.extended
+        parts = [v.read_value() for v in self.values]
+        return extended.whole(self.layout, parts, f"the parts of {self._common_name}")
+
+    def _update_cross_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
+        whole, done = tf.convert_to_tensor(value, self.dtype), []
+        for i, own in enumerate(self.values):
+            with tf.device(own.device):
+                done.append(update_fn(own, self.of_replica(i, whole), **kwargs))
+        return self if tf.executing_eagerly() else tf.group(*done)
+
+    def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
+        own, shape = own_copy(self), self.layout.shape
+        if not isinstance(value, tf.IndexedSlices):
+            value = tf.convert_to_tensor(value, self.dtype)
+            if value.shape == shape != own.shape:
+                local = [v is own for v in self.values].index(True)
+                value = self.of_replica(local, value)
+        return update_fn(own, value, **kwargs)
+
+
+class OwnedCopy(Placed):
+    """Slot with room on each replica, of which only the owner's copy is kept up to date."""
+
+    def of_replica(self, local_id: int, whole: tf.Tensor) -> tf.Tensor:
+        """Return the whole value: all replicas have room for it."""
+        return whole
+
+
+class WorkingPart(Placed):
+    """What an optimizer updates in place of a weight on each replica: the part that it holds.
+
+    The optimizer takes it for the weight: it has the weight's path and its place.
+    """
+
+    weight: Any
+
+    @property
+    def _unique_id(self) -> str:
+        return str(native(self.weight)._unique_id)
+
+    @property
+    def path(self) -> str:
+        """Path of the weight."""
+        return path_of(self.weight)
+
+
+class WholeView:
+    """A placed variable as functions see it that update variables outside of replicas.
+
+    It reads as the whole variable; assigning the whole variable assigns one replica's part.
+
+    Args:
+        variable: the variable.
+        local_id: number of the replica in this process.
+        whole: value of the variable.
+    """
+
+    def __init__(self, variable: Placed, local_id: int, whole: tf.Tensor) -> None:
+        self._variable, self._local_id, self._whole = variable, local_id, whole
+        self.dtype, self.shape = whole.dtype, whole.shape
+
+    def assign(self, value: Any) -> Any:
+        """Assign the replica's part of a whole value."""
+        self._whole = tf.convert_to_tensor(value, self.dtype)
+        part = self._variable.of_replica(self._local_id, self._whole)
+        return self._variable.values[self._local_id].assign(part)
+
+    def assign_add(self, value: Any) -> Any:
+        """Add a whole value."""
+        return self.assign(self._whole + tf.convert_to_tensor(value, self.dtype))
+
+    def assign_sub(self, value: Any) -> Any:
+        """Subtract a whole value."""
+        return self.assign(self._whole - tf.convert_to_tensor(value, self.dtype))
+
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
+        return tf.convert_to_tensor(self._whole, dtype, name=name)
+
+    def __add__(self, other: Any) -> tf.Tensor:
+        return self._whole + tf.convert_to_tensor(other, self.dtype)
+
+    def __sub__(self, other: Any) -> tf.Tensor:
+        return self._whole - tf.convert_to_tensor(other, self.dtype)
+
+    def __mul__(self, other: Any) -> tf.Tensor:
+        return self._whole * tf.convert_to_tensor(other, self.dtype)
+
+
 class Part(_Private):
     """Part of a sum on each replica, such as a residual; from outside, it reads as all parts."""
 
@@ -366,6 +523,8 @@ def kind_of(keywords: Mapping[str, Any], dtype: tf.DType, in_rounds: bool) -> ty
         dtype: type of the variable.
         in_rounds: whether replicas train alone between the ends of rounds.
     """
+    if placed_now() is not None:
+        return Placed
     if (lives := created_now()) is not None:
         return _OF_SLOTS[lives]
     name, trained = keywords.get("name") or "", keywords.get("trainable") is not False
@@ -405,6 +564,8 @@ def made(create: Callable[[], Any], keywords: Mapping[str, Any], rounds: Observe
 
     with variables_of(choose):
         variable = create()
+    if isinstance(variable, Placed):
+        variable.layout = placed_now().layout
     if rounds is not None and isinstance(variable, LocalWeight):
         variable.observer = rounds
     if isinstance(variable, Seed):

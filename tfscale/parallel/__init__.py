@@ -1,0 +1,1 @@
+"""Layouts: who holds which numbers of a variable."""

@@ -1,0 +1,36 @@
+"""Which rank updates which weight, or which part of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from tfscale.parallel.layout import Flat, Layout, Owned
+
+
+def in_parts(shapes: Sequence[tuple[int, ...]], ranks: int) -> list[Layout]:
+    """Return layouts in which each rank holds 1 / P of each array.
+
+    Example:
+        >>> [layout.held(0) for layout in in_parts([(10,), (3, 4)], ranks=2)]
+        [5, 6]
+    """
+    return [Flat(tuple(shape), ranks) for shape in shapes]
+
+
+def whole(shapes: Sequence[tuple[int, ...]], ranks: int) -> list[Layout]:
+    """Return layouts in which each rank holds some arrays whole, about 1 / P of all numbers.
+
+    The largest array comes first, and goes to the rank that holds least: no rank then holds more
+    than 4/3 - 1/(3P) of the least possible (R. L. Graham, "Bounds on multiprocessing timing
+    anomalies", 1969).
+
+    Example:
+        >>> [layout.owner for layout in whole([(5,), (3,), (4,)], ranks=2)]
+        [0, 1, 1]
+    """
+    held, owners = [0] * ranks, [0] * len(shapes)
+    for place in sorted(range(len(shapes)), key=lambda place: -math.prod(shapes[place])):
+        owners[place] = held.index(min(held))
+        held[owners[place]] += math.prod(shapes[place])
+    return [Owned(tuple(shape), ranks, owner) for shape, owner in zip(shapes, owners, strict=True)]

@@ -1,0 +1,250 @@
+r"""Layouts of arrays: which rank holds which numbers.
+
+To Keras a variable stays whole: its shape, its files, what it is assigned. On a replica it is the
+*part* that the replica's rank holds. Every number is held once, or by all ranks: ``verify``.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
+import tensorflow as tf
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """A layout of an array among ranks.
+
+    Args:
+        shape: shape of the whole array.
+        ranks: number of ranks.
+    """
+
+    shape: tuple[int, ...]
+    ranks: int
+    kind: ClassVar[str]
+
+    @property
+    def numbers(self) -> int:
+        """Number of numbers of the whole array."""
+        return math.prod(self.shape)
+
+    @property
+    def holder(self) -> int | None:
+        """The only rank that holds numbers; None if several do."""
+        return None
+
+    def held(self, rank: int) -> int:
+        """Return how many numbers of the array a rank holds, without padding."""
+        return sum(1 for _ in self.places(rank))
+
+    def places(self, rank: int) -> Iterator[int]:
+        """Yield the places that a rank holds, in the array in row-major order."""
+        raise NotImplementedError
+
+    def part_shape(self, rank: int) -> tuple[int, ...]:
+        """Return the shape of a rank's part."""
+        raise NotImplementedError
+
+    def part(self, whole: tf.Tensor, rank: int) -> tf.Tensor:
+        """Return a rank's part of a whole array."""
+        raise NotImplementedError
+
+    def whole(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Return the whole array from the parts of all ranks."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class Copy(Layout):
+    """Every rank holds the whole array.
+
+    Example:
+        >>> Copy((2, 3), ranks=4).held(0)
+        6
+    """
+
+    kind = "copy"
+
+    def held(self, rank: int) -> int:
+        """See ``Layout``."""
+        return self.numbers
+
+    def places(self, rank: int) -> Iterator[int]:
+        """See ``Layout``."""
+        yield from range(self.numbers)
+
+    def part_shape(self, rank: int) -> tuple[int, ...]:
+        """See ``Layout``."""
+        return self.shape
+
+    def part(self, whole: tf.Tensor, rank: int) -> tf.Tensor:
+        """See ``Layout``."""
+        return whole
+
+    def whole(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
+        """See ``Layout``."""
+        return parts[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Flat(Layout):
+    """The array in row-major order is cut into equal vectors, one for each rank.
+
+    Each part holds n / P numbers of n, rounded up; zeros fill up the last parts.
+
+    Example:
+        >>> layout = Flat((2, 3), ranks=4)
+        >>> [layout.held(rank) for rank in range(4)]
+        [2, 2, 2, 0]
+    """
+
+    kind = "flat"
+
+    @property
+    def size(self) -> int:
+        """Number of numbers of each part, with padding."""
+        return -(-self.numbers // self.ranks)
+
+    def range(self, rank: int) -> range:
+        """Return the places that a rank holds."""
+        first = min(rank * self.size, self.numbers)
+        return range(first, min(first + self.size, self.numbers))
+
+    def held(self, rank: int) -> int:
+        """See ``Layout``."""
+        return len(self.range(rank))
+
+    def places(self, rank: int) -> Iterator[int]:
+        """See ``Layout``."""
+        yield from self.range(rank)
+
+    def part_shape(self, rank: int) -> tuple[int, ...]:
+        """See ``Layout``."""
+        return (self.size,)
+
+    def part(self, whole: tf.Tensor, rank: int) -> tf.Tensor:
+        """See ``Layout``."""
+        own = self.range(rank)
+        found = tf.reshape(whole, [-1])[own.start : own.stop]
+        missing = self.size - len(own)
+        return tf.pad(found, [[0, missing]]) if missing else found
+
+    def rows(self, whole: tf.Tensor) -> tf.Tensor:
+        """Return the parts of all ranks, one row for each."""
+        flat = tf.reshape(whole, [-1])
+        missing = self.ranks * self.size - self.numbers
+        return tf.reshape(tf.pad(flat, [[0, missing]]) if missing else flat, [self.ranks, -1])
+
+    def whole(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
+        """See ``Layout``."""
+        every = tf.reshape(parts if tf.is_tensor(parts) else tf.concat(parts, 0), [-1])
+        return tf.reshape(every[: self.numbers], self.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Owned(Layout):
+    """One rank holds the whole array; the parts of the others are empty.
+
+    Example:
+        >>> layout = Owned((2, 3), ranks=2, owner=1)
+        >>> [layout.part_shape(rank) for rank in range(2)]
+        [(0,), (2, 3)]
+    """
+
+    owner: int = 0
+    kind = "owned"
+
+    @property
+    def holder(self) -> int:
+        """See ``Layout``."""
+        return self.owner
+
+    def held(self, rank: int) -> int:
+        """See ``Layout``."""
+        return self.numbers if rank == self.owner else 0
+
+    def places(self, rank: int) -> Iterator[int]:
+        """See ``Layout``."""
+        yield from range(self.held(rank))
+
+    def part_shape(self, rank: int) -> tuple[int, ...]:
+        """See ``Layout``."""
+        return self.shape if rank == self.owner else (0,)
+
+    def part(self, whole: tf.Tensor, rank: int) -> tf.Tensor:
+        """See ``Layout``."""
+        return whole if rank == self.owner else tf.zeros([0], whole.dtype)
+
+    def whole(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
+        """See ``Layout``."""
+        return parts[self.owner]
+
+
+@dataclasses.dataclass(frozen=True)
+class Split(Layout):
+    """The array is cut along one axis; parts differ by at most one index of the axis.
+
+    Example:
+        >>> layout = Split((5, 2), ranks=2, axis=0)
+        >>> [layout.part_shape(rank) for rank in range(2)]
+        [(2, 2), (3, 2)]
+    """
+
+    axis: int = 0
+    kind = "split"
+
+    def range(self, rank: int) -> range:
+        """Return the indices of the axis that a rank holds."""
+        size = self.shape[self.axis]
+        return range(rank * size // self.ranks, (rank + 1) * size // self.ranks)
+
+    def held(self, rank: int) -> int:
+        """See ``Layout``."""
+        return math.prod(self.part_shape(rank))
+
+    def places(self, rank: int) -> Iterator[int]:
+        """See ``Layout``."""
+        inner = math.prod(self.shape[self.axis + 1 :])
+        own, size = self.range(rank), self.shape[self.axis]
+        for outer in range(math.prod(self.shape[: self.axis])):
+            for index in own:
+                first = (outer * size + index) * inner
+                yield from range(first, first + inner)
+
+    def part_shape(self, rank: int) -> tuple[int, ...]:
+        """See ``Layout``."""
+        axis = self.axis
+        return (*self.shape[:axis], len(self.range(rank)), *self.shape[axis + 1 :])
+
+    def part(self, whole: tf.Tensor, rank: int) -> tf.Tensor:
+        """See ``Layout``."""
+        begin = [0] * len(self.shape)
+        begin[self.axis] = self.range(rank).start
+        return tf.slice(whole, begin, self.part_shape(rank))
+
+    def whole(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
+        """See ``Layout``."""
+        return tf.concat(parts, self.axis)
+
+
+def verify(layout: Layout) -> None:
+    """Raise unless every number is held by one rank, or by all, and the shapes of parts suit.
+
+    Example:
+        >>> verify(Flat((10,), ranks=4))
+    """
+    holders = collections.Counter(
+        place for rank in range(layout.ranks) for place in layout.places(rank)
+    )
+    times = {holders[place] for place in range(layout.numbers)}
+    if holders.total() and not (times in ({1}, {layout.ranks}) and len(holders) == layout.numbers):
+        raise ValueError(f"{layout}: a number is held by {sorted(times)} ranks, expected 1 or all")
+    for rank in range(layout.ranks):
+        held, room = layout.held(rank), math.prod(layout.part_shape(rank))
+        if sum(1 for _ in layout.places(rank)) != held or held > room:
+            raise ValueError(f"{layout}: rank {rank} holds {held} numbers in {room} places")

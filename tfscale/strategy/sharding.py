@@ -1,0 +1,397 @@
+"""Sharded state of optimizers (ZeRO-1 and 2): each replica updates the parts that it holds.
+
+A step sums gradients so that each replica gets its parts of the sums; the user's own optimizer
+updates them, with slots of which the replica holds these parts alone; then replicas send each other
+the updated parts. Bytes are those of an all-reduce, whose halves these two exchanges are.
+
+To Keras everything stays whole: weights, slots, their shapes and files. While the optimizer's
+``apply`` runs on a replica, *working parts* take the place of weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfscale.bridge import hooks
+from tfscale.bridge.objects import counter_of, innermost, measures_curvature, native, path_of
+from tfscale.bridge.optimizers import constant_initializer, is_elementwise, scale_of
+from tfscale.bridge.protocols import Optimizer, Variable
+from tfscale.bridge.tensorflow import own_copy, replica_id
+from tfscale.exchange.slots import Slots
+from tfscale.parallel import deal
+from tfscale.parallel.layout import Flat, Layout, Owned
+from tfscale.parallel.matrix import Matrix
+from tfscale.strategy import gradients
+from tfscale.strategy.protocols import Strategy
+from tfscale.strategy.sharded_clipping import clipped, finite_on_all
+from tfscale.strategy.step import during, on_a_replica, this_step
+from tfscale.strategy.variables import OwnedCopy, Placed, Placement, Weight, WorkingPart, placing
+
+_UNKNOWN_OWNER = (
+    "shard='optimizer' cannot tell to which weights these variables of {!r} belong: {}. Make them "
+    "with self.add_variable_from_reference(weight, name=...) in its build(), or leave shard out"
+)
+_SEES_ALL = (
+    "shard='optimizer' calls an optimizer on each replica with the weights that the replica holds, "
+    "and {!r} has its own {}(), which may need all weights at once. Put what it does for one "
+    "weight into update_step(), or leave shard out"
+)
+
+_SCALES_SEVERAL = (
+    "shard='optimizer' does not know a LossScaleOptimizer of a MultiOptimizer: leave loss scaling "
+    'out, for example by the policy "mixed_bfloat16", or leave shard out'
+)
+
+_building: contextvars.ContextVar[Parts | None] = contextvars.ContextVar("building", default=None)
+
+
+class Parts:
+    """Layouts of the weights of one optimizer, and the working parts that it updates.
+
+    Attributes:
+        variables: the weights, in the optimizer's order.
+        layouts: their layouts.
+        is_even: whether each replica holds an equal part of each weight.
+        why: reason for the layouts.
+    """
+
+    def __init__(self, optimizer: Optimizer, variables: Sequence[Variable], ranks: int) -> None:
+        shapes = [tuple(v.shape) for v in variables]
+        self.variables = list(variables)
+        self.is_even, self.why = is_elementwise(optimizer), _reason(optimizer)
+        self.layouts = (deal.in_parts if self.is_even else deal.whole)(shapes, ranks)
+        self._places = {_key(v): place for place, v in enumerate(variables)}
+        self._working: list[WorkingPart] = []
+
+    def make_working_parts(self) -> None:
+        """Make the working parts; the optimizer's ``build`` calls this in the strategy's scope."""
+        every = zip(self.variables, self.layouts, strict=True)
+        self._working = [_working_part(v, layout) for v, layout in every]
+
+    def layout_of(self, weight: Variable) -> Layout | None:
+        """Return the layout of a weight, and of its slots; None for other variables."""
+        place = self._places.get(_key(weight))
+        return None if place is None else self.layouts[place]
+
+    def of(self, variables: Sequence[Variable]) -> Cut:
+        """Return what replicas hold of these weights."""
+        return Cut([self.layouts[self._places[_key(v)]] for v in variables], self.is_even)
+
+    def updated_by(self, rank: int, cut: Cut) -> list[int]:
+        """Return which of some weights a rank updates.
+
+        Parts without numbers, if they are all that the rank holds, or if others have numbers of the
+        same weight, are updated like others: the rank then counts steps and norms as others do.
+        """
+        if self.is_even:
+            return list(range(len(cut.layouts)))
+        return [i for i, layout in enumerate(cut.layouts) if layout.held(rank)] or [0]
+
+    def working(self, variables: Sequence[Variable]) -> list[WorkingPart]:
+        """Return the working parts of these weights."""
+        return [self._working[self._places[_key(v)]] for v in variables]
+
+
+class Cut:
+    """What replicas hold of some weights: see ``exchange.reducer.Cut``."""
+
+    def __init__(self, layouts: list[Layout], is_even: bool) -> None:
+        self.layouts, self.is_even = layouts, is_even
+
+    def matrix(self, members: Sequence[int]) -> Matrix:
+        """Return the matrix of these weights."""
+        return Matrix(tuple(self.layouts[i] for i in members))
+
+
+class Sharding:
+    """Optimizers of a strategy, each with its ``Parts``.
+
+    Args:
+        ranks: number of replicas.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self._of: weakref.WeakKeyDictionary[Any, Parts] = weakref.WeakKeyDictionary()
+        self._failed: weakref.WeakKeyDictionary[Any, Exception] = weakref.WeakKeyDictionary()
+
+    def of(self, optimizer: Optimizer) -> Parts:
+        """Return the parts of an optimizer that is built."""
+        inner = innermost(optimizer)
+        if passes_on(inner):
+            raise ValueError(_SCALES_SEVERAL)
+        if inner in self._failed:  # Keras, or a model's first step, may have gone on
+            raise self._failed[inner]
+        return self._of[inner]
+
+    def every(self) -> list[tuple[Any, Parts]]:
+        """Return all optimizers that are built, with their parts."""
+        return list(self._of.items())
+
+    def build(
+        self, build: Callable[..., None], optimizer: Optimizer, variables: Sequence[Variable]
+    ) -> None:
+        """Build an optimizer, with slots of which each replica holds its parts."""
+        if _is_wrapper(optimizer):
+            build(optimizer, variables)
+            return
+        try:
+            self._of[optimizer] = _built(build, optimizer, list(variables), self._ranks)
+        except Exception as error:
+            self._failed[optimizer] = error
+            raise
+
+
+def _built(
+    build: Callable[..., None], optimizer: Optimizer, variables: list[Variable], ranks: int
+) -> Parts:
+    """Build an optimizer, and return its parts."""
+    _refuse(optimizer)
+    parts = Parts(optimizer, variables, ranks)
+    before = {id(v) for v in optimizer.variables}
+    token = _building.set(parts)
+    try:
+        with hooks.ADD_VARIABLE.on(optimizer, _add_variable):
+            build(optimizer, variables)
+        parts.make_working_parts()
+    finally:
+        _building.reset(token)
+    made = [v for v in optimizer.variables if id(v) not in before]
+    _own_listed(optimizer, parts)
+    _refuse_unplaced(optimizer, made)
+    for slot in made:
+        if isinstance(native(slot), Placed):
+            hooks.ASSIGN_SLOT.put(slot, _assign, weakly=True)
+    return parts
+
+
+def _own_listed(optimizer: Optimizer, parts: Parts) -> None:
+    """Give slots that were made without saying which weight they are of to its owner.
+
+    Optimizers keep such slots in lists with one entry for each weight.
+    """
+    if parts.is_even:
+        return
+    for kept in vars(optimizer).values():
+        if not isinstance(kept, list | tuple) or len(kept) != len(parts.layouts):
+            continue
+        for slot, layout in zip(kept, parts.layouts, strict=True):
+            own = None if slot is None else native(slot)
+            if isinstance(own, Weight) and not isinstance(own, Placed):
+                own.__class__ = OwnedCopy
+                own.layout = Owned(tuple(slot.shape), layout.ranks, layout.holder)
+
+
+def placement_beside(weight: Any) -> Placement | None:
+    """Return how a variable is made beside a weight; None if no slot is made now."""
+    parts = _building.get()
+    layout = None if parts is None or weight is None else parts.layout_of(weight)
+    return None if layout is None else Placement(layout, _fill.get())
+
+
+_fill: contextvars.ContextVar[Any] = contextvars.ContextVar("fill", default=None)
+
+
+def _add_variable(
+    add: Callable[..., Any],
+    optimizer: Optimizer,
+    shape: Any,
+    initializer: Any = "zeros",
+    *args: Any,
+    **more: Any,
+) -> Any:
+    token = _fill.set(constant_initializer(initializer))
+    try:
+        return add(optimizer, shape, initializer, *args, **more)
+    finally:
+        _fill.reset(token)
+
+
+def _assign(assign: Callable[..., Any], slot: Any, value: Any) -> Any:
+    """Assign a slot; on a replica, its part, whose shape is not the slot's shape for Keras."""
+    if not on_a_replica():
+        return assign(slot, value)
+    slot.value.assign(tf.cast(value, slot.value.dtype))
+    return value
+
+
+def passes_on(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer only deals gradients out to others, which apply them."""
+    return hasattr(optimizer, "optimizers")
+
+
+def _is_wrapper(optimizer: Optimizer) -> bool:
+    return hasattr(optimizer, "inner_optimizer") or passes_on(optimizer)
+
+
+def _key(variable: Variable) -> str:
+    return str(native(variable)._unique_id)
+
+
+def _working_part(weight: Variable, layout: Layout) -> WorkingPart:
+    own = native(weight)
+    with placing(Placement(layout, tf.zeros)):
+        name = own.name.split(":")[0]
+        made = tf.Variable(tf.zeros([], own.dtype), trainable=False, name=name, dtype=own.dtype)
+    made.__class__, made.weight = WorkingPart, weight
+    return made
+
+
+# ------------------------------------------------------------------------ a step
+
+
+def apply(
+    strategy: Strategy,
+    original: Callable[..., Any],
+    optimizer: Optimizer,
+    grads: list[Any],
+    variables: list[Variable],
+) -> None:
+    """Sum gradients, update this replica's parts of the weights, and get the parts of others."""
+    parts, state = strategy.sharding.of(optimizer), Slots.of(optimizer, strategy)
+    replica = replica_id(tf.distribute.get_replica_context())
+    rank = strategy.extended.first_rank + replica
+    strategy.reducer.prepare(state, optimizer, variables, grads)
+    inner, cut = innermost(optimizer), parts.of(variables)
+    curvature = inner.curvature(grads, variables) if measures_curvature(inner) else []
+    scale = None if optimizer is inner else tf.convert_to_tensor(scale_of(optimizer))
+    sums = strategy.reducer.scatter(grads, variables, optimizer, state, cut, scale)
+    curvature = gradients.sum_of_curvature(strategy, optimizer, variables, curvature)
+    sums = [_part(x, layout, rank) for x, layout in zip(sums, cut.layouts, strict=True)]
+    working = parts.working(variables)
+    held = parts.updated_by(rank, cut)
+    with (
+        during(this_step().as_reduced()),
+        _seeing(strategy, optimizer, parts),
+        gradients.given_to(optimizer, [curvature[i] for i in held] if curvature else []),
+    ):
+        for one in parts.working(parts.variables):
+            one.assign(tf.convert_to_tensor(native(one.weight)))
+        before = own_copy(counter_of(inner)).read_value()
+        original([sums[i] for i in held], [working[i] for i in held])
+        counted = own_copy(counter_of(inner)).read_value()
+        _spread(strategy, optimizer, parts, variables, counted - before)
+
+
+def _part(total: Any, layout: Layout, rank: int) -> Any:
+    """Return a replica's part of a sum; sums of rows are still whole."""
+    if not isinstance(total, tf.IndexedSlices):
+        return total
+    if not isinstance(layout, Flat):
+        own = layout.held(rank)
+        return total if own else tf.zeros([0], total.dtype)
+    return _numbers_of_rows(total, layout, rank)
+
+
+def _numbers_of_rows(rows: tf.IndexedSlices, layout: Flat, rank: int) -> tf.IndexedSlices:
+    """Return the numbers of rows that a flat part holds, with their places in the part."""
+    own, width = layout.range(rank), layout.numbers // layout.shape[0]
+    first = tf.cast(rows.indices, tf.int64)[:, tf.newaxis] * width
+    places = tf.reshape(first + tf.range(width, dtype=tf.int64), [-1])
+    held = tf.logical_and(places >= own.start, places < own.stop)
+    values = tf.boolean_mask(tf.reshape(rows.values, [-1]), held)
+    places = tf.boolean_mask(places, held) - own.start
+    return tf.IndexedSlices(values, places, tf.constant([layout.size], tf.int64))
+
+
+@contextlib.contextmanager
+def _seeing(strategy: Strategy, optimizer: Optimizer, parts: Parts) -> Iterator[None]:
+    """Let an optimizer see parts where it looks at several weights, on this replica."""
+    inner, team = innermost(optimizer), strategy.extended.team
+    every = parts.working(parts.variables)
+
+    def with_parts(original: Callable[..., Any], optimizer: Any, _: Any) -> Any:
+        return original(optimizer, every)
+
+    with contextlib.ExitStack() as stack:
+        on = stack.enter_context
+        on(
+            hooks.CLIP_GRADIENTS.on(
+                inner, functools.partial(clipped, team, parts.is_even), in_thread=True
+            )
+        )
+        if inner.use_ema:
+            on(hooks.AVERAGE_WEIGHTS.on(inner, with_parts, in_thread=True))
+            on(hooks.TAKE_AVERAGES.on(inner, with_parts, in_thread=True))
+        if optimizer is not inner:
+            finite = functools.partial(finite_on_all, team)
+            on(hooks.CHECK_FINITE.on(optimizer, finite, in_thread=True))
+        yield
+
+
+def _spread(
+    strategy: Strategy,
+    optimizer: Optimizer,
+    parts: Parts,
+    variables: list[Variable],
+    counted: tf.Tensor,
+) -> None:
+    """Give all replicas the updated weights, and apply the weights' constraints.
+
+    Args:
+        strategy: strategy of the optimizer.
+        optimizer: optimizer that has updated this replica's parts.
+        parts: parts of the optimizer's weights.
+        variables: weights that the optimizer got gradients of.
+        counted: by how much the optimizer's counter has grown: 0 if a gradient was not finite and
+            the optimizer scales the loss.
+    """
+    inner = innermost(optimizer)
+    changed = parts.variables if inner.use_ema else variables  # all may have become averages
+
+    def spread() -> tf.Operation:
+        own = [own_copy(one).read_value() for one in parts.working(changed)]
+        wholes = strategy.reducer.gather(own, changed, parts.of(changed), str(optimizer.name))
+        for variable, whole in zip(changed, wholes, strict=True):
+            native(variable).assign(whole)
+        return tf.no_op()
+
+    def constrain() -> tf.Operation:
+        for variable in variables:
+            if getattr(variable, "constraint", None) is not None:
+                variable.assign(variable.constraint(variable))
+        return tf.no_op()
+
+    if inner.gradient_accumulation_steps:
+        done = own_copy(counter_of(inner)).read_value()
+        tf.cond(done % inner.gradient_accumulation_steps == 0, spread, tf.no_op)
+    else:
+        spread()
+    if optimizer is inner:
+        constrain()
+    else:
+        tf.cond(counted > 0, constrain, tf.no_op)
+
+
+# ---------------------------------------------------------------------- refusals
+
+# Methods that see all weights or gradients of a step.
+_OF_ALL = ("apply", "_backend_apply_gradients", "_backend_update_step", "_clip_gradients")
+
+
+def _refuse(optimizer: Optimizer) -> None:
+    for name in _OF_ALL:
+        made_by = getattr(type(optimizer), name).__module__.split(".")[0]
+        if made_by not in ("keras", "tfscale"):
+            raise ValueError(_SEES_ALL.format(type(optimizer).__name__, name))
+
+
+def _refuse_unplaced(optimizer: Optimizer, made: Sequence[Variable]) -> None:
+    unplaced = [v for v in made if not isinstance(native(v), Placed) and v.shape.rank]
+    if unplaced:
+        paths = ", ".join(map(path_of, unplaced[:4]))
+        raise ValueError(_UNKNOWN_OWNER.format(type(optimizer).__name__, paths))
+
+
+def _reason(optimizer: Optimizer) -> str:
+    name = type(optimizer).__name__
+    if is_elementwise(optimizer):
+        return f"{name} updates each number by itself"
+    return f"{name} may need all numbers of a weight"
