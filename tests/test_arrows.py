@@ -14,6 +14,7 @@ FLOORS = (
     ("native",),
     ("compression",),
     ("exchange", "sync"),
+    ("parallel",),
     ("analysis",),
     ("training",),
     ("callbacks",),

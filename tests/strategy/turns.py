@@ -1,8 +1,8 @@
 """Worker of these tests: it takes cases in turn, and prints a line of JSON for each.
 
-STRATEGY is scale, tensorflow (scale on TensorFlow's collectives), stock (TensorFlow's own
-strategy) or none (one device); LAYOUT is workers x devices, of which KIND is CPU or GPU.
-All leave together, through a folder called MEETING.
+STRATEGY is scale, sharded (scale with shard="optimizer"), tensorflow (scale on TensorFlow's
+collectives), stock (TensorFlow's own strategy) or none (one device); LAYOUT is workers x devices,
+of which KIND is CPU or GPU. All leave together, through a folder called MEETING.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ def make_strategy(algorithm):
 
     if os.environ["STRATEGY"] == "tensorflow":
         return tfscale.ScaleStrategy(backend="tensorflow", deadline=DEADLINE)
-    return tfscale.ScaleStrategy(algorithm, wire="fp32", deadline=DEADLINE, backend="engine")
+    shard = "optimizer" if os.environ["STRATEGY"] == "sharded" else None
+    return tfscale.ScaleStrategy(
+        algorithm, wire="fp32", deadline=DEADLINE, backend="engine", shard=shard
+    )
 
 
 def attempt(act, strategy, name):

@@ -150,7 +150,10 @@ class BucketSum:
         (wire,), lost = self.method.wires, None
         if self._remembers:
             lost = matrix.of_wholes(self.kept(RESIDUAL))
-        row = self.reduce_scatter(matrix.of_wholes(self.gradients), wire, residual=lost)
+        x = matrix.of_wholes(self.gradients)
+        row = self.reduce_scatter(x, wire, residual=lost)
+        half = (self._summands.team.halved(wire, x).name, "each replica gets the sums of its parts")
+        self.collectives[-1] = dataclasses.replace(self.collectives[-1], half=half)
         if lost is not None:
             row, lost = row
             self.keep(RESIDUAL, matrix.wholes(lost))
@@ -374,7 +377,7 @@ class BucketSum:
         name = self.name
         if what:
             name = name._replace(label=f"{name.label}, {what}")
-        self.collectives.append(Collective(name, size, reduced, self._variant))
+        self.collectives.append(Collective(name, size, reduced, variant=self._variant))
         return name
 
 

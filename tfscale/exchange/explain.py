@@ -111,6 +111,7 @@ def _row(reducer: Reducer, packing: Packing, bucket: Bucket, totals: dict[Bucket
         if one.reduced is not None
     ]
     joined = ("rows", "rows of a table") if bucket.rows else ("ring", "rows of all replicas joined")
+    joined = next((one.half for one in collectives if one.half), joined)
     algorithm, why = (choices[0].algorithm, choices[0].why) if choices else joined
     reason = packing.reasons.get((bucket, way))
     return Row(

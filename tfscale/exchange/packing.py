@@ -28,6 +28,8 @@ class Collective:
         bucket: name of the collective in the engine, without the place where it was traced.
         bytes: size of an all-reduce that sends as many bytes.
         reduced: size on the wire if the collective is an all-reduce, which needs a schedule.
+        half: name of the schedule and what its half does, if the collective is a half of an
+            all-reduce.
         variant: numbers of the variants that run the collective, if its method is made of others:
             see ``Switching``.
     """
@@ -35,6 +37,7 @@ class Collective:
     bucket: BucketId
     bytes: int
     reduced: int | None = None
+    half: tuple[str, str] | None = None
     variant: Variant = ()
 
 

@@ -20,9 +20,9 @@ from tfscale.compression.method import RESIDUAL, Kept, Method, Wire
 from tfscale.compression.policy import MethodPolicy
 from tfscale.exchange.bucket_sum import BucketSum, Matrix, Summands, Watch
 from tfscale.exchange.buckets import Bucket, pack
-from tfscale.exchange.packing import Packing, describe, place_of
+from tfscale.exchange.packing import Collective, Packing, describe, place_of
 from tfscale.exchange.slots import COMMON, ON_EACH, ROUNDING_SEED, Slot, Slots
-from tfscale.exchange.team import Team
+from tfscale.exchange.team import Team, wire_bytes
 from tfscale.exchange.trial import Trials
 from tfscale.native.bucket import BucketId
 
@@ -38,7 +38,7 @@ _SPARSE = (
 
 
 class Cut(Protocol):
-    """What each replica holds of some arrays; see ``parallel``.
+    """The parts of some arrays that replicas hold; see ``parallel``.
 
     Attributes:
         is_even: whether each replica holds an equal part of each array.
@@ -221,28 +221,37 @@ class Reducer:
         return [done.get(i) for i in range(len(gradients))]
 
     def gather(
-        self, parts: Sequence[tf.Tensor], variables: Sequence[Variable], cut: Cut, label: str
+        self,
+        parts: Sequence[tf.Tensor],
+        variables: Sequence[Variable],
+        optimizer: Optimizer,
+        cut: Cut,
     ) -> list[tf.Tensor]:
         """Return whole arrays from the parts of all replicas.
 
         Args:
             parts: this replica's part of each array.
             variables: variables of the arrays.
+            optimizer: optimizer of the variables.
             cut: what each replica holds.
-            label: name of the owner in logs.
         """
-        described = [describe(v) for v in variables]
-        buckets = pack(described, MethodPolicy(), self._bytes_of(cut), what="weights")
+        described = tuple(describe(v) for v in variables)
+        buckets = pack(described, self.policy, self._bytes_of(cut), what=self._what)
+        packing = dataclasses.replace(
+            self._packing(optimizer, None), buckets=buckets, gradients=described, collectives={}
+        )
+        self.packings[optimizer] = packing
 
         def gathered(replica: int, own: list[Any]) -> list[Any]:
             wholes = list(own)
             for bucket in buckets:
-                matrix = cut.matrix(bucket.members)
+                matrix, name = cut.matrix(bucket.members), packing.name(bucket)
                 row = matrix.row([own[i] for i in bucket.members])
-                name = BucketId(bucket.name, label)
-                every = self.team.gather(
-                    replica, row, name, schedule=self.team.halved(LOSSLESS, row)
-                )
+                schedule = self.team.halved(LOSSLESS, row)
+                every = self.team.gather(replica, row, name, schedule=schedule)
+                half = (schedule.name, "each replica sends its parts")
+                size = self.team.size * wire_bytes(LOSSLESS, row.dtype, row.shape.num_elements())
+                packing.collectives[bucket] = [Collective(name, size // 2, half=half)]
                 for i, whole in zip(bucket.members, matrix.wholes(every), strict=True):
                     wholes[i] = whole
             return wholes

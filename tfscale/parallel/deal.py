@@ -1,4 +1,4 @@
-"""Which rank updates which weight, or which part of it."""
+"""The choice of who updates which weight, or which part of it."""
 
 from __future__ import annotations
 

@@ -14,6 +14,8 @@ from typing import ClassVar
 
 import tensorflow as tf
 
+from tfscale.exchange import shards
+
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
@@ -27,6 +29,11 @@ class Layout:
     shape: tuple[int, ...]
     ranks: int
     kind: ClassVar[str]
+
+    @property
+    def words(self) -> str:
+        """Words for who holds what."""
+        return self.kind
 
     @property
     def numbers(self) -> int:
@@ -70,6 +77,11 @@ class Copy(Layout):
 
     kind = "copy"
 
+    @property
+    def words(self) -> str:
+        """See ``Layout``."""
+        return "a copy on each rank"
+
     def held(self, rank: int) -> int:
         """See ``Layout``."""
         return self.numbers
@@ -106,9 +118,14 @@ class Flat(Layout):
     kind = "flat"
 
     @property
+    def words(self) -> str:
+        """See ``Layout``."""
+        return f"1/{self.ranks} on each rank"
+
+    @property
     def size(self) -> int:
         """Number of numbers of each part, with padding."""
-        return -(-self.numbers // self.ranks)
+        return shards.size(self.shape, self.ranks)
 
     def range(self, rank: int) -> range:
         """Return the places that a rank holds."""
@@ -136,14 +153,11 @@ class Flat(Layout):
 
     def rows(self, whole: tf.Tensor) -> tf.Tensor:
         """Return the parts of all ranks, one row for each."""
-        flat = tf.reshape(whole, [-1])
-        missing = self.ranks * self.size - self.numbers
-        return tf.reshape(tf.pad(flat, [[0, missing]]) if missing else flat, [self.ranks, -1])
+        return shards.split(whole, self.ranks)
 
     def whole(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
         """See ``Layout``."""
-        every = tf.reshape(parts if tf.is_tensor(parts) else tf.concat(parts, 0), [-1])
-        return tf.reshape(every[: self.numbers], self.shape)
+        return shards.join(parts if tf.is_tensor(parts) else tf.stack(parts), self.shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,6 +172,11 @@ class Owned(Layout):
 
     owner: int = 0
     kind = "owned"
+
+    @property
+    def words(self) -> str:
+        """See ``Layout``."""
+        return f"whole on rank {self.owner}"
 
     @property
     def holder(self) -> int:
@@ -197,6 +216,11 @@ class Split(Layout):
 
     axis: int = 0
     kind = "split"
+
+    @property
+    def words(self) -> str:
+        """See ``Layout``."""
+        return f"cut along axis {self.axis}"
 
     def range(self, rank: int) -> range:
         """Return the indices of the axis that a rank holds."""

@@ -15,9 +15,16 @@ from tfscale.bridge import output, saving
 from tfscale.bridge.callbacks import before_callbacks_get_their_model
 from tfscale.cluster.sources import ALL_BARS
 from tfscale.collectives.choose import Chooser
+from tfscale.collectives.halves import has_halves
 from tfscale.compression.policy import MethodPolicy
 from tfscale.exchange import backends
-from tfscale.exchange.collective_schedules import bucket_bytes, of_hosts, of_replicas
+from tfscale.exchange.collective_schedules import (
+    CollectiveSchedules,
+    Fixed,
+    bucket_bytes,
+    of_hosts,
+    of_replicas,
+)
 from tfscale.exchange.reducer import Reducer
 from tfscale.exchange.team import Team
 from tfscale.exchange.tensorflow_team import TensorFlowTeam
@@ -27,6 +34,7 @@ from tfscale.strategy.extended import Extended
 from tfscale.strategy.protocols import Strategy
 from tfscale.strategy.rounds import Rounds
 from tfscale.strategy.settings import Settings
+from tfscale.strategy.sharding import Sharding
 from tfscale.strategy.teams import Teams, size_of_teams
 
 _NOTHING_TRAVELS = (
@@ -90,8 +98,10 @@ def _connect(strategy: Strategy, settings: Settings) -> Team:
     return team
 
 
-def make_reducers(strategy: Strategy, settings: Settings) -> tuple[Reducer, Reducer, Rounds | None]:
-    """Return the reducers of gradients and of curvature, and the rounds, if there are any.
+def make_reducers(
+    strategy: Strategy, settings: Settings
+) -> tuple[Reducer, Reducer, Sharding | None, Rounds | None]:
+    """Return the reducers of gradients and of curvature, and sharding and rounds, if there are any.
 
     Args:
         strategy: the strategy that is being made.
@@ -120,14 +130,29 @@ def make_reducers(strategy: Strategy, settings: Settings) -> tuple[Reducer, Redu
         team, MethodPolicy(), trials=trials, what="curvature", suffix="/curvature"
     )
     if teams is None:
-        return of_gradients, of_curvature, None
+        sharding = None
+        if settings.shard is not None and everybody.size > 1:
+            _refuse_without_halves(settings, schedules)
+            sharding = Sharding(
+                reducer(team, MethodPolicy(), trials=trials, what="weights", suffix="/weights")
+            )
+        return of_gradients, of_curvature, sharding, None
     rule = settings.sync.round_rule
     no_trials = Trials(schedules, enabled=False)  # weights are sent too rarely
     keeps_as = "" if teams.team is None else "outer_"
     of_weights = reducer(
         everybody, rule.policy, trials=no_trials, what="weights", keeps_as=keeps_as
     )
-    return of_gradients, of_curvature, Rounds(strategy, rule, of_weights, teams)
+    return of_gradients, of_curvature, None, Rounds(strategy, rule, of_weights, teams)
+
+
+def _refuse_without_halves(settings: Settings, schedules: CollectiveSchedules) -> None:
+    if isinstance(schedules, Fixed) and not has_halves(schedules.schedule("")):
+        raise ValueError(
+            f"shard={settings.shard!r} shares sums out, and algorithm={settings.algorithm!r} "
+            "cannot: rank c must own chunk c. Take ring, direct, halving with a power of two of "
+            "replicas, or auto"
+        )
 
 
 def _say_if_without_effect(extended: Extended, settings: Settings, of_team: int) -> None:

@@ -1,4 +1,4 @@
-"""What an optimizer asks of all gradients at once, where each replica holds parts of them."""
+"""Answers about all gradients at once, for optimizers that get parts of them."""
 
 from __future__ import annotations
 

@@ -20,14 +20,23 @@ from typing import Any
 import tensorflow as tf
 
 from tfscale.bridge import hooks
-from tfscale.bridge.objects import counter_of, innermost, measures_curvature, native, path_of
+from tfscale.bridge.objects import (
+    counter_of,
+    innermost,
+    measures_curvature,
+    native,
+    path_of,
+    trained_by,
+)
 from tfscale.bridge.optimizers import constant_initializer, is_elementwise, scale_of
 from tfscale.bridge.protocols import Optimizer, Variable
 from tfscale.bridge.tensorflow import own_copy, replica_id
+from tfscale.exchange.reducer import Reducer
 from tfscale.exchange.slots import Slots
 from tfscale.parallel import deal
-from tfscale.parallel.layout import Flat, Layout, Owned
+from tfscale.parallel.layout import Copy, Flat, Layout, Owned
 from tfscale.parallel.matrix import Matrix
+from tfscale.parallel.table import Held, Table
 from tfscale.strategy import gradients
 from tfscale.strategy.protocols import Strategy
 from tfscale.strategy.sharded_clipping import clipped, finite_on_all
@@ -68,6 +77,8 @@ class Parts:
         self.is_even, self.why = is_elementwise(optimizer), _reason(optimizer)
         self.layouts = (deal.in_parts if self.is_even else deal.whole)(shapes, ranks)
         self._places = {_key(v): place for place, v in enumerate(variables)}
+        # Slots that the optimizer made without saying of which weight.
+        self.listed: list[list[Variable]] = [[] for _ in self.layouts]
         self._working: list[WorkingPart] = []
 
     def make_working_parts(self) -> None:
@@ -79,6 +90,14 @@ class Parts:
         """Return the layout of a weight, and of its slots; None for other variables."""
         place = self._places.get(_key(weight))
         return None if place is None else self.layouts[place]
+
+    def slots(self, optimizer: Optimizer) -> list[list[Variable]]:
+        """Return the optimizer's slots of each weight."""
+        every = [(v, getattr(native(v), "layout", None)) for v in optimizer.variables]
+        return [
+            [v for v, own in every if own is layout] + listed
+            for layout, listed in zip(self.layouts, self.listed, strict=True)
+        ]
 
     def of(self, variables: Sequence[Variable]) -> Cut:
         """Return what replicas hold of these weights."""
@@ -100,7 +119,7 @@ class Parts:
 
 
 class Cut:
-    """What replicas hold of some weights: see ``exchange.reducer.Cut``."""
+    """The parts of some weights that replicas hold: see ``exchange.reducer.Cut``."""
 
     def __init__(self, layouts: list[Layout], is_even: bool) -> None:
         self.layouts, self.is_even = layouts, is_even
@@ -114,11 +133,11 @@ class Sharding:
     """Optimizers of a strategy, each with its ``Parts``.
 
     Args:
-        ranks: number of replicas.
+        gatherer: reducer that gives all replicas the updated weights.
     """
 
-    def __init__(self, ranks: int) -> None:
-        self._ranks = ranks
+    def __init__(self, gatherer: Reducer) -> None:
+        self.gatherer = gatherer
         self._of: weakref.WeakKeyDictionary[Any, Parts] = weakref.WeakKeyDictionary()
         self._failed: weakref.WeakKeyDictionary[Any, Exception] = weakref.WeakKeyDictionary()
 
@@ -143,7 +162,7 @@ class Sharding:
             build(optimizer, variables)
             return
         try:
-            self._of[optimizer] = _built(build, optimizer, list(variables), self._ranks)
+            self._of[optimizer] = _built(build, optimizer, list(variables), self.gatherer.team.size)
         except Exception as error:
             self._failed[optimizer] = error
             raise
@@ -164,7 +183,7 @@ def _built(
     finally:
         _building.reset(token)
     made = [v for v in optimizer.variables if id(v) not in before]
-    _own_listed(optimizer, parts)
+    _own_listed(optimizer, parts, {id(v) for v in made})
     _refuse_unplaced(optimizer, made)
     for slot in made:
         if isinstance(native(slot), Placed):
@@ -172,7 +191,7 @@ def _built(
     return parts
 
 
-def _own_listed(optimizer: Optimizer, parts: Parts) -> None:
+def _own_listed(optimizer: Optimizer, parts: Parts, made: set[int]) -> None:
     """Give slots that were made without saying which weight they are of to its owner.
 
     Optimizers keep such slots in lists with one entry for each weight.
@@ -182,11 +201,12 @@ def _own_listed(optimizer: Optimizer, parts: Parts) -> None:
     for kept in vars(optimizer).values():
         if not isinstance(kept, list | tuple) or len(kept) != len(parts.layouts):
             continue
-        for slot, layout in zip(kept, parts.layouts, strict=True):
-            own = None if slot is None else native(slot)
+        for slot, layout, listed in zip(kept, parts.layouts, parts.listed, strict=True):
+            own = native(slot) if id(slot) in made else None
             if isinstance(own, Weight) and not isinstance(own, Placed):
                 own.__class__ = OwnedCopy
-                own.layout = Owned(tuple(slot.shape), layout.ranks, layout.holder)
+                own.layout = Owned(tuple(slot.shape), layout.ranks, layout.holder or 0)
+                listed.append(slot)
 
 
 def placement_beside(weight: Any) -> Placement | None:
@@ -241,7 +261,8 @@ def _working_part(weight: Variable, layout: Layout) -> WorkingPart:
         name = own.name.split(":")[0]
         made = tf.Variable(tf.zeros([], own.dtype), trainable=False, name=name, dtype=own.dtype)
     made.__class__, made.weight = WorkingPart, weight
-    return made
+    working: WorkingPart = made
+    return working
 
 
 # ------------------------------------------------------------------------ a step
@@ -340,26 +361,27 @@ def _spread(
         optimizer: optimizer that has updated this replica's parts.
         parts: parts of the optimizer's weights.
         variables: weights that the optimizer got gradients of.
-        counted: by how much the optimizer's counter has grown: 0 if a gradient was not finite and
-            the optimizer scales the loss.
+        counted: growth of the optimizer's counter: 0 if a gradient was not finite and the optimizer
+            scales the loss.
     """
     inner = innermost(optimizer)
     changed = parts.variables if inner.use_ema else variables  # all may have become averages
 
     def spread() -> tf.Operation:
         own = [own_copy(one).read_value() for one in parts.working(changed)]
-        wholes = strategy.reducer.gather(own, changed, parts.of(changed), str(optimizer.name))
+        wholes = strategy.sharding.gatherer.gather(own, changed, optimizer, parts.of(changed))
         for variable, whole in zip(changed, wholes, strict=True):
             native(variable).assign(whole)
         return tf.no_op()
 
     def constrain() -> tf.Operation:
         for variable in variables:
-            if getattr(variable, "constraint", None) is not None:
-                variable.assign(variable.constraint(variable))
+            constraint = getattr(variable, "constraint", None)
+            if constraint is not None:
+                native(variable).assign(constraint(variable))
         return tf.no_op()
 
-    if inner.gradient_accumulation_steps:
+    if inner.gradient_accumulation_steps and not inner.ema_overwrite_frequency:
         done = own_copy(counter_of(inner)).read_value()
         tf.cond(done % inner.gradient_accumulation_steps == 0, spread, tf.no_op)
     else:
@@ -368,6 +390,46 @@ def _spread(
         constrain()
     else:
         tf.cond(counted > 0, constrain, tf.no_op)
+
+
+# ------------------------------------------------------------------------- shown
+
+
+def layouts(strategy: Strategy) -> Table:
+    """Return who holds which numbers of the weights and slots of all optimizers that are built."""
+    ranks = strategy.extended.number_of_replicas
+    rows: list[Held] = []
+    for optimizer in sorted(strategy.optimizers, key=lambda each: str(each.name)):
+        if optimizer.built and not _is_wrapper(optimizer):
+            rows += _rows(strategy.sharding, optimizer, ranks)
+    return Table(rows, ranks)
+
+
+def _rows(sharding: Sharding | None, optimizer: Optimizer, ranks: int) -> Iterator[Held]:
+    parts = None if sharding is None else sharding.of(optimizer)
+    why = "replicas hold copies" if parts is None else parts.why
+    slots = _named(optimizer) if parts is None else parts.slots(optimizer)
+    for weight, own in zip(trained_by(optimizer), slots, strict=True):
+        shape, size = tuple(weight.shape), tf.as_dtype(weight.dtype).size
+        layouts = [_layout_of_slot(slot, ranks) for slot in own]
+        yield Held(path_of(weight), shape, Copy(shape, ranks), tuple(layouts), size, why)
+
+
+def _layout_of_slot(slot: Variable, ranks: int) -> Layout:
+    own = native(slot)
+    has_parts = isinstance(own, Placed) and not isinstance(own, OwnedCopy)
+    return own.layout if has_parts else Copy(tuple(slot.shape), ranks)
+
+
+def _named(optimizer: Optimizer) -> list[list[Variable]]:
+    """Return the slots of each weight, by their names, which begin with the weight's path."""
+    paths = [path_of(weight) for weight in trained_by(optimizer)]
+    slots: dict[str, list[Variable]] = {path: [] for path in paths}
+    for slot in optimizer.variables:
+        found = [path for path in paths if path.replace("/", "_") in str(slot.name)]
+        if found:
+            slots[max(found, key=len)].append(slot)
+    return [slots[path] for path in paths]
 
 
 # ---------------------------------------------------------------------- refusals

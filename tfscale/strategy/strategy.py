@@ -28,12 +28,13 @@ from tfscale.exchange.reducer import Reducer
 from tfscale.exchange.scaling import Scaling
 from tfscale.native import memory
 from tfscale.native.group import DEFAULT_JOIN_TIMEOUT, DEFAULT_SLOW_AFTER
+from tfscale.parallel.table import Table
 from tfscale.strategy import building, keras2_applying, making, origin, predictions, steps
 from tfscale.strategy.extended import Extended
 from tfscale.strategy.own_losses import part_of_mean
 from tfscale.strategy.rounds import Rounds
 from tfscale.strategy.settings import DEADLINE, checked
-from tfscale.strategy.sharding import Sharding
+from tfscale.strategy.sharding import Sharding, layouts
 from tfscale.strategy.step import this_step
 from tfscale.sync import Rule
 
@@ -139,17 +140,17 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
         tf.distribute.Strategy.__init__(self, Extended(self, settings))
         settings = making.join_workers(self.extended, settings)
         parts = making.make_reducers(self, settings)
-        self.reducer, self.curvature_reducer, self.rounds = parts
-        if shard is not None and self.extended.number_of_replicas > 1:
-            self.sharding = Sharding(self.extended.number_of_replicas)
+        self.reducer, self.curvature_reducer, self.sharding, self.rounds = parts
 
     @property
     def reducers(self) -> list[Reducer]:
-        """Reducers of gradients and of measured curvature, and the reducer that computes the means
-        at the end of a round, if there are rounds.
+        """Reducers of gradients and of measured curvature; of weights, if state is sharded; and of
+        the means at the ends of rounds, if there are rounds.
         """
-        of_steps = [self.reducer, self.curvature_reducer]
-        return of_steps if self.rounds is None else [*of_steps, self.rounds.reducer]
+        every = [self.reducer, self.curvature_reducer]
+        if self.sharding is not None:
+            every.append(self.sharding.gatherer)
+        return every if self.rounds is None else [*every, self.rounds.reducer]
 
     @property
     def cluster_resolver(self) -> Any:
@@ -257,6 +258,17 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
             more |= {"rounds": self.rounds.words(), "title": self.rounds.title}
             every += self.rounds.sent_by_rules()
         return Explanation(every, team.size, team.ways(), **more)
+
+    def layouts(self) -> Table:
+        """Return who holds which numbers of the weights and of the optimizers' slots, and why.
+
+        The table is empty until an optimizer has been built, which Keras does before the first
+        step.
+
+        Returns:
+            A list of rows; ``print`` shows it as a table, with bytes for each rank.
+        """
+        return layouts(self)
 
     def dump(self, path: str | Path) -> None:
         """Write what ``"auto"`` measured and chose; edit it and pass it as ``schedule_file``."""

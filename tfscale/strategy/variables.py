@@ -41,9 +41,9 @@ from tfscale.bridge.tensorflow import (
     regroup,
     variables_of,
 )
-from tfscale.exchange import dataflow, shards
+from tfscale.exchange import dataflow
 from tfscale.exchange.slots import COMMON, IN_SHARDS, ON_EACH, Slot, created_now
-from tfscale.parallel.layout import Layout
+from tfscale.parallel.layout import Flat, Layout
 from tfscale.strategy import origin
 from tfscale.strategy.step import on_a_replica, this_step
 
@@ -323,7 +323,7 @@ class Accumulator(_OfKeras):
 
 @dataclasses.dataclass
 class Placement:
-    """How a variable is made of which each replica holds a part.
+    """Description of a new variable of which each replica holds a part.
 
     Attributes:
         layout: who holds what.
@@ -408,7 +408,7 @@ class OwnedCopy(Placed):
 
 
 class WorkingPart(Placed):
-    """What an optimizer updates in place of a weight on each replica: the part that it holds.
+    """Part of a weight that a replica holds; an optimizer updates it in place of the weight.
 
     The optimizer takes it for the weight: it has the weight's path and its place.
     """
@@ -482,8 +482,8 @@ class Part(_Private):
         return self.distribute_strategy.gather(rows, axis=0)
 
 
-class Shard(_Private):
-    """Shard of a tensor on each replica; from outside, it reads and assigns the whole tensor.
+class Shard(Placed):
+    """Slot of tfscale of which each replica holds a shard.
 
     Attributes:
         slot: the slot, which tells the shape of the whole tensor, and perhaps a weight that the
@@ -492,17 +492,16 @@ class Shard(_Private):
 
     slot: Slot
 
-    def of_replica(self, local_id: int, whole: tf.Tensor) -> tf.Tensor:
-        extended = self.distribute_strategy.extended
-        every = shards.split(whole, extended.number_of_replicas)
-        return every[extended.first_rank + local_id]
+    @property
+    def layout(self) -> Layout:  # type: ignore[override]
+        """Equal parts of the slot."""
+        return Flat(self.slot.shape, self.distribute_strategy.extended.number_of_replicas)
 
     def _get_cross_replica(self) -> tf.Tensor:
         weight = self.slot.equals
         if weight is not None and not weight.observer.is_apart(weight):
             return tf.cast(weight.values[0].read_value(), self.dtype)
-        rows = PerReplica(tuple(v.read_value()[tf.newaxis] for v in self.values))
-        return shards.join(self.distribute_strategy.gather(rows, axis=0), self.slot.shape)
+        return super()._get_cross_replica()
 
 
 # Classes of variables that tfscale makes as slots, by where the slot lives.
@@ -564,8 +563,8 @@ def made(create: Callable[[], Any], keywords: Mapping[str, Any], rounds: Observe
 
     with variables_of(choose):
         variable = create()
-    if isinstance(variable, Placed):
-        variable.layout = placed_now().layout
+    if (placement := placed_now()) is not None:
+        variable.layout = placement.layout
     if rounds is not None and isinstance(variable, LocalWeight):
         variable.observer = rounds
     if isinstance(variable, Seed):

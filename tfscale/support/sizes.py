@@ -35,3 +35,16 @@ def _size(value: Any) -> float:
     number, letter, binary = words.groups("")
     unit = 1024.0 if binary else 1000.0
     return float(number) * unit ** _POWERS[letter.upper()]
+
+
+def in_words(size: float) -> str:
+    """Return a number of bytes as a short text.
+
+    Example:
+        >>> in_words(2_500_000)
+        '2.5 MB'
+    """
+    for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if size >= factor:
+            return f"{size / factor:.3g} {unit}"
+    return f"{size:.0f} B"

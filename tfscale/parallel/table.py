@@ -1,0 +1,71 @@
+"""Table that ``strategy.layouts()`` returns: it shows who holds which weights and slots."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from tfscale.parallel.layout import Layout
+from tfscale.support.sizes import in_words
+from tfscale.support.text import entries
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """A weight and its slots.
+
+    Args:
+        path: path of the weight.
+        shape: shape of the whole weight.
+        weight: layout of the weight.
+        slots: layouts of the optimizer's slots of the weight.
+        itemsize: bytes of one number.
+        why: the reason for the slots' layouts.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    weight: Layout
+    slots: tuple[Layout, ...]
+    itemsize: int
+    why: str
+
+    def bytes(self, rank: int) -> tuple[int, int]:
+        """Return the bytes of the weight and of its slots that a rank holds, without padding."""
+        return (
+            self.weight.held(rank) * self.itemsize,
+            sum(slot.held(rank) for slot in self.slots) * self.itemsize,
+        )
+
+    @property
+    def words(self) -> str:
+        """Path and shape, the layout of the slots, and the reason for it."""
+        slots = self.slots[0].words if self.slots else "none"
+        return f"{self.path} {self.shape}: {self.weight.words}; slots: {slots} ({self.why})"
+
+
+class Table(list[Held]):
+    """Weights and their slots; ``print`` shows the table, with bytes for each rank."""
+
+    def __init__(self, rows: Sequence[Held], ranks: int) -> None:
+        super().__init__(rows)
+        self.ranks = ranks
+
+    def numbers(self, rank: int) -> int:
+        """Return how many numbers a rank holds of all weights and slots, without padding."""
+        return sum(each.held(rank) for row in self for each in (row.weight, *row.slots))
+
+    def __str__(self) -> str:
+        ranks = range(self.ranks)
+        columns = [f"rank {rank}" for rank in ranks]
+        every = [(row.words, [_both(*row.bytes(rank)) for rank in ranks]) for row in self]
+        total = [
+            _both(*(sum(row.bytes(rank)[of] for row in self) for of in (0, 1))) for rank in ranks
+        ]
+        return entries(columns, [*every, ("all: weights + slots", total)])
+
+    __repr__ = __str__
+
+
+def _both(weight: int, slots: int) -> str:
+    return f"{in_words(weight)} + {in_words(slots)}"
