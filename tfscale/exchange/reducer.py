@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
+from tfscale.bridge.objects import native
 from tfscale.bridge.protocols import Optimizer, Variable
 from tfscale.collectives.wires import LOSSLESS
 from tfscale.compression.gradient import Gradient
@@ -220,18 +221,18 @@ class Reducer:
         done = dict(zip(given, found, strict=True))
         return [done.get(i) for i in range(len(gradients))]
 
-    def gather(
+    def spread(
         self,
         parts: Sequence[tf.Tensor],
         variables: Sequence[Variable],
         optimizer: Optimizer,
         cut: Cut,
-    ) -> list[tf.Tensor]:
-        """Return whole arrays from the parts of all replicas.
+    ) -> None:
+        """Assign variables, on each replica, from the parts of all replicas.
 
         Args:
-            parts: this replica's part of each array.
-            variables: variables of the arrays.
+            parts: this replica's part of each variable.
+            variables: the variables.
             optimizer: optimizer of the variables.
             cut: what each replica holds.
         """
@@ -242,21 +243,31 @@ class Reducer:
         )
         self.packings[optimizer] = packing
 
-        def gathered(replica: int, own: list[Any]) -> list[Any]:
-            wholes = list(own)
+        def assigned(replica: int, own: list[Any]) -> list[Any]:
+            done: list[Any] = []
             for bucket in buckets:
-                matrix, name = cut.matrix(bucket.members), packing.name(bucket)
-                row = matrix.row([own[i] for i in bucket.members])
-                schedule = self.team.halved(LOSSLESS, row)
-                every = self.team.gather(replica, row, name, schedule=schedule)
-                half = (schedule.name, "each replica sends its parts")
-                size = self.team.size * wire_bytes(LOSSLESS, row.dtype, row.shape.num_elements())
-                packing.collectives[bucket] = [Collective(name, size // 2, half=half)]
-                for i, whole in zip(bucket.members, matrix.wholes(every), strict=True):
-                    wholes[i] = whole
-            return wholes
+                # Two buckets in flight keep the link busy. More would only take memory.
+                with tf.control_dependencies(done[-2:-1]):
+                    row = cut.matrix(bucket.members).row([own[i] for i in bucket.members])
+                    every = self._gathered(packing, bucket, replica, row)
+                    wholes = cut.matrix(bucket.members).wholes(every)
+                copies = [native(variables[i]).values[replica] for i in bucket.members]
+                for copy, whole in zip(copies, wholes, strict=True):
+                    copy.assign(whole)
+                done.append(tf.identity(every[:1, :1]))
+            return done
 
-        return self.team.together(gathered, list(parts))
+        self.team.together(assigned, list(parts))
+
+    def _gathered(
+        self, packing: Packing, bucket: Bucket, replica: int, row: tf.Tensor
+    ) -> tf.Tensor:
+        """Return the rows of all replicas."""
+        name, schedule = packing.name(bucket), self.team.halved(LOSSLESS, row)
+        size = self.team.size * wire_bytes(LOSSLESS, row.dtype, row.shape.num_elements())
+        half = (schedule.name, "each replica sends its parts")
+        packing.collectives[bucket] = [Collective(name, size // 2, half=half)]
+        return self.team.gather(replica, row, name, schedule=schedule)
 
     def _bytes_of(self, cut: Cut) -> int:
         """Return the size of buckets: owned arrays share one, which is full if it is large."""

@@ -133,11 +133,11 @@ class Sharding:
     """Optimizers of a strategy, each with its ``Parts``.
 
     Args:
-        gatherer: reducer that gives all replicas the updated weights.
+        spreader: reducer that gives all replicas the updated weights.
     """
 
-    def __init__(self, gatherer: Reducer) -> None:
-        self.gatherer = gatherer
+    def __init__(self, spreader: Reducer) -> None:
+        self.spreader = spreader
         self._of: weakref.WeakKeyDictionary[Any, Parts] = weakref.WeakKeyDictionary()
         self._failed: weakref.WeakKeyDictionary[Any, Exception] = weakref.WeakKeyDictionary()
 
@@ -162,7 +162,7 @@ class Sharding:
             build(optimizer, variables)
             return
         try:
-            self._of[optimizer] = _built(build, optimizer, list(variables), self.gatherer.team.size)
+            self._of[optimizer] = _built(build, optimizer, list(variables), self.spreader.team.size)
         except Exception as error:
             self._failed[optimizer] = error
             raise
@@ -369,9 +369,7 @@ def _spread(
 
     def spread() -> tf.Operation:
         own = [own_copy(one).read_value() for one in parts.working(changed)]
-        wholes = strategy.sharding.gatherer.gather(own, changed, optimizer, parts.of(changed))
-        for variable, whole in zip(changed, wholes, strict=True):
-            native(variable).assign(whole)
+        strategy.sharding.spreader.spread(own, changed, optimizer, parts.of(changed))
         return tf.no_op()
 
     def constrain() -> tf.Operation:

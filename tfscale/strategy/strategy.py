@@ -149,7 +149,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
         """
         every = [self.reducer, self.curvature_reducer]
         if self.sharding is not None:
-            every.append(self.sharding.gatherer)
+            every.append(self.sharding.spreader)
         return every if self.rounds is None else [*every, self.rounds.reducer]
 
     @property

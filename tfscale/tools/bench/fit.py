@@ -88,7 +88,8 @@ def make_parser() -> argparse.ArgumentParser:
         help="one: a single device; devices: 2 and 4 logical devices of one "
         "process; workers: 2 processes and 25M parameters; overlap: which share of the exchange "
         "the backward pass hides; methods: 25M parameters with several methods; rules: 25M "
-        "parameters with several sync rules (default: the first four)",
+        "parameters with several sync rules; sharding: 25M parameters with Adam, with copies and "
+        "with parts of its state (default: the first four)",
     )
     add(
         "--methods",
@@ -109,7 +110,7 @@ def make_parser() -> argparse.ArgumentParser:
         "compared with the first (default: %(default)s)",
     )
     add("--processes", type=command.whole_number, default=REPLICAS, metavar="P",
-        help="processes of the parts methods and rules (default: %(default)s)")  # fmt: skip
+        help="processes of methods, rules and sharding (default: %(default)s)")  # fmt: skip
     add("--wires", type=command.list_of(command.one_of(ALL_WIRES)), default=",".join(WIRES),
         metavar="NAME,...", help="wires of the part workers (default: %(default)s)")  # fmt: skip
     add("--against", type=command.list_of(command.one_of(["horovod"])), default=[],
@@ -188,6 +189,9 @@ class Bench:
         for record, crew in zip(records, crews, strict=True):
             faults, peaks = zip(*crew.ask(memory=1), strict=True)
             record.faults, record.peak_mb = statistics.mean(faults), max(peaks)
+        if group[0].part == "sharding":
+            for record, crew, count in zip(records, crews, counts, strict=True):
+                record.sent_per_step = max(crew.ask(sent=count)) / count
         if group[0].part == "rules":
             for record, crew, count in zip(records, crews, counts, strict=True):
                 rule = methods.rounds_of(record.contestant)
@@ -232,6 +236,8 @@ def _title(part: str, arguments: argparse.Namespace) -> str:
         "methods": f"fit of a model bound by communication, {arguments.processes} processes, "
         f"{arguments.link or '127.0.0.1'}",
         "rules": f"fit of a model bound by communication, {arguments.processes} processes, "
+        f"{arguments.link or '127.0.0.1'}",
+        "sharding": f"fit with Adam, {arguments.processes} processes, "
         f"{arguments.link or '127.0.0.1'}",
     }[part]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-PARTS = ("one", "devices", "workers", "overlap", "methods", "rules")
+PARTS = ("one", "devices", "workers", "overlap", "methods", "rules", "sharding")
 USUAL_PARTS = PARTS[:4]
 METHODS = ("fp32", "int8", "int4", "sign", "PowerSGD(4)", "TopK(0.01)")
 RULES = ("EveryStep()", "LocalSGD(100)", "DiLoCo(100, wire='int8')")
@@ -63,7 +63,7 @@ def contestants(
         against: other libraries in the part ``"workers"``: ``"horovod"``.
         methods: methods of the part ``"methods"``.
         rules: sync rules of the part ``"rules"``.
-        processes: number of processes of the parts ``"methods"`` and ``"rules"``.
+        processes: number of processes of the parts ``"methods"``, ``"rules"`` and ``"sharding"``.
     """
     small, wide, deep = ("tiny",) * 3 if tiny else ("conv", "dense", "deep")
     if part == "one":
@@ -87,6 +87,10 @@ def contestants(
         without = FitContestant(part, "without exchange", "apart", wide, processes)
         ours = [FitContestant(part, m, "scale", wide, processes, wire=m) for m in methods]
         return [without, *ours]
+    if part == "sharding":
+        rows = [("copies of Adam's state", "copies"), ("parts of Adam's state", "sharded")]
+        stack = "tiny" if tiny else "stack"
+        return [FitContestant(part, name, way, stack, processes) for name, way in rows]
     if part == "rules":
         return [FitContestant(part, rule, part, wide, processes, rule=rule) for rule in rules]
     rows = [("without exchange", "apart"), ("ScaleStrategy", "scale"), ("exchange alone", "sums")]

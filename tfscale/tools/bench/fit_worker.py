@@ -76,19 +76,24 @@ def tiny() -> tuple[Layers, tuple[int, ...], int]:
     return [keras.layers.Dense(8), keras.layers.Dense(1)], (4,), 2
 
 
+def stack() -> tuple[Layers, tuple[int, ...], int]:
+    """Return six layers of together 25 million parameters and little computation."""
+    return [keras.layers.Dense(2048) for _ in range(6)], (2048,), 8
+
+
 def wide() -> tuple[Layers, tuple[int, ...], int]:
     """Return three layers of together 3 million parameters and some computation."""
     return [keras.layers.Dense(1000, "relu") for _ in range(3)], (1000,), 32
 
 
-MODELS = {each.__name__: each for each in (conv, dense, deep, tiny, wide)}
+MODELS = {each.__name__: each for each in (conv, dense, deep, stack, tiny, wide)}
 
 
-def make_model(name: str) -> Any:
+def make_model(name: str, optimizer: Any = None) -> Any:
     """Return a compiled model by its name in the benchmark."""
     layers, shape, _ = MODELS[name]()
     model = keras.Sequential([keras.Input(shape), *layers])
-    model.compile(keras.optimizers.SGD(0.001, momentum=0.9), "mse")
+    model.compile(optimizer or keras.optimizers.SGD(0.001, momentum=0.9), "mse")
     return model
 
 
@@ -140,9 +145,13 @@ class Fit:
     def __init__(self, contestant: FitContestant, strategy: Any, batch: int) -> None:
         self.strategy = strategy
         with strategy.scope():
-            self.model = make_model(contestant.model)
+            self.model = make_model(contestant.model, self.make_optimizer())
             self.model.optimizer.build(self.model.trainable_variables)
         self.data = make_data(self.model, batch)
+
+    def make_optimizer(self) -> Any:
+        """Return the optimizer; None for the benchmark's usual one."""
+        return None
 
     def steps(self, count: int) -> Ends:
         """Run steps of ``fit`` and return the time at which each step ended."""
@@ -170,6 +179,14 @@ class ByRule(Fit):
     def _behind_now(self) -> tuple[float, float]:
         rounds = self.strategy.rounds
         return (0.0, 0.0) if rounds is None else rounds.behind()
+
+
+class OfAdam(ByRule):
+    """Training by ``fit`` with Adam, whose state is twice as large as the weights."""
+
+    def make_optimizer(self) -> Any:
+        """Return Adam."""
+        return keras.optimizers.Adam(1e-4)
 
 
 class Called(Fit):
@@ -262,6 +279,11 @@ def _by_rule(contestant: FitContestant) -> Any:
     return ScaleStrategy("ring", sync=methods.rule_of(contestant.rule), deadline=DEADLINE)
 
 
+def _of_adam(contestant: FitContestant) -> Any:
+    shard = "optimizer" if contestant.way == "sharded" else None
+    return ScaleStrategy("ring", shard=shard, deadline=DEADLINE, backend="engine")
+
+
 def _scale_by_tensorflow(contestant: FitContestant) -> Any:
     return ScaleStrategy(wire=contestant.wire, deadline=DEADLINE, backend="tensorflow")
 
@@ -273,6 +295,8 @@ _WAYS: dict[str, tuple[Callable[[FitContestant], Any], type[Fit], bool]] = {
     "scale": (_scale, Fit, False),
     "tensorflow": (_scale_by_tensorflow, Fit, False),
     "rules": (_by_rule, ByRule, False),
+    "copies": (_of_adam, OfAdam, False),
+    "sharded": (_of_adam, OfAdam, False),
     "sums": (_scale, Sums, False),
     "horovod": (lambda _: tf.distribute.get_strategy(), Horovod, True),
     "mirrored": (lambda c: tf.distribute.MirroredStrategy(_names(c.devices)), Fit, False),
