@@ -25,7 +25,15 @@ def make(rule, **settings):
 class Forgets(sync.Rule):
     """A user's, that names what it does not keep."""
 
-    in_shards = ("ways",)
+    every = 4
+    in_shards = ("changes",)
+
+
+class Endless(sync.Rule):
+    """A user's, that does not say how long its rounds are."""
+
+    def end(self, round):
+        pass
 
 
 @pytest.mark.parametrize(
@@ -50,7 +58,8 @@ class Forgets(sync.Rule):
         (lambda: sync.DiLoCo(8, blend=0.5), "with a delay; got 0.5"),
         (lambda: sync.DiLoCo(8, delay=2, method=PowerSGD(2)), "more than one exchange"),
         (lambda: sync.DiLoCo(8, outer=dict).make_outer(), "made {}"),
-        (lambda: make(Forgets()), "'ways' is in shards, and does not keep it"),
+        (lambda: make(Endless()), "Endless.* does not say how many steps.*every: int = 4"),
+        (lambda: make(Forgets()), "'changes' is in shards, and does not keep it"),
         (lambda: sync.ElasticAveraging(8, alpha=0), "alpha is .*more than 0 and at most 1; got 0"),
         (lambda: make(sync.ElasticAveraging(8, alpha=0.9)), "alpha times 3 must be less than 2"),
         (lambda: sync.Gossip(0), "every is .* number of steps, 1 or more"),

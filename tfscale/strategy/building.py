@@ -23,7 +23,7 @@ from tfscale.bridge.objects import (
 )
 from tfscale.bridge.protocols import Optimizer
 from tfscale.exchange.slots import Slots
-from tfscale.strategy import join, origin
+from tfscale.strategy import agreement, join, origin
 from tfscale.strategy.protocols import Strategy
 from tfscale.strategy.step import on_a_replica
 from tfscale.support.names import TIMELINE_VARIABLE
@@ -54,6 +54,7 @@ def begin_fit(
         _say_if_no_timeline(callbacks)
     if strategy.rounds is not None:
         strategy.rounds.begins(model, callbacks, length)
+    agreement.check_at_the_end(strategy, model)
 
 
 def _say_if_no_timeline(callbacks: Sequence[Any]) -> None:

@@ -114,7 +114,8 @@ class Rule:
     """Base class of sync rules, which say when replicas agree, and on what.
 
     Attributes:
-        every: number of steps in a round, or a ``Period``.
+        every: number of steps in a round, or a ``Period``. It has no default: each rule sets it, or
+            defines ``table``.
         delay: number of steps of the next round after which the strategy calls ``land``; 0: never.
         start: number of synchronous steps before the first round.
         keeps: names of values that the rule keeps for each weight, the same on all replicas.
@@ -127,11 +128,13 @@ class Rule:
         reads_as: name in ``keeps`` whose values are read in place of the weights, outside of
             replicas and in evaluations, while replicas have different weights; None for the mean
             over replicas.
-        agrees: whether all replicas have the same weights after a round.
+        agrees: whether all replicas have the same weights after a round. If False, ``settle`` must
+            make them equal at the end of ``fit``. There, ``fit`` raises an error if replicas that
+            train by a user's own rule have different weights.
         has_outer: whether ``make_outer`` makes an optimizer, for ``Round.outer_step``.
     """
 
-    every: int | Period = 1
+    every: int | Period
     delay: int = 0
     start: int = 0
     keeps: tuple[str, ...] = ()
