@@ -125,7 +125,7 @@ def test_explain_says_who_sums():
     print(strategy.explain())
     assert """by TensorFlow's ring (backend="tensorflow")""" in shown
     assert "They go by TensorFlow's ring" in shown
-    with pytest.raises(ValueError, match="nothing to write"):
+    with pytest.raises(ValueError, match="no choices to write"):
         strategy.dump("choices.json")
 
 

@@ -488,7 +488,7 @@ def aggregated(make, folder):
     last = simulation.problem(72)[0][-BATCH:]
     for own in layer.centre.value.values:
         np.testing.assert_allclose(own.numpy(), last.mean(), rtol=0, atol=1e-6)
-    with strategy.scope(), pytest.raises(ValueError, match="is to be summed over replicas"):
+    with strategy.scope(), pytest.raises(ValueError, match="sums each assignment over replicas"):
         Centred("sum")
 
 

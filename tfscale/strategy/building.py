@@ -140,8 +140,9 @@ def _build_with_state(
     several = strategy.extended.number_of_replicas > 1
     if several and called_by("apply", levels=2) and not on_a_replica():
         raise RuntimeError(
-            f"the optimizer {optimizer.name!r} was made in the scope of a ScaleStrategy, and is to "
-            f"apply gradients that no replica has computed. {origin.BY_REPLICAS}"
+            f"the optimizer {optimizer.name!r} was made in the scope of a ScaleStrategy, but its "
+            "apply was called outside of strategy.run, with gradients that no replica has "
+            f"computed. {origin.BY_REPLICAS}"
         )
     hooks.OPTIMIZER_BUILD.off(optimizer)
     if strategy.sharding is None:

@@ -209,7 +209,8 @@ class Rule:
     def end(self, round: Round) -> None:
         """End a round, after its last step."""
         raise NotImplementedError(
-            f"{type(self).__name__} must define end(self, round), which makes replicas agree"
+            f"{type(self).__name__} does not define end(self, round). Define it: tfscale calls it "
+            "after the last step of a round, to make replicas agree"
         )
 
     def land(self, round: Round) -> None:
