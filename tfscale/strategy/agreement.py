@@ -106,10 +106,10 @@ def _check(strategy: Strategy, model: keras.Model, advice: str) -> None:
     names = [v.path for v in model.trainable_variables if isinstance(native(v), Weight)]
     wrong = [name for name, column in zip(names, differs.T, strict=True) if column.any()]
     others = [replica for replica, row in enumerate(differs) if row.any()]
-    more = f" and of {len(wrong) - 1} more weights" if len(wrong) > 1 else ""
+    more = f" (and of {len(wrong) - 1} more)" if len(wrong) > 1 else ""
     raise RuntimeError(
-        f"at the end of fit, replicas {others} have other values of {wrong[0]!r}{more} than "
-        f"replica 0; all replicas must have the same. {advice}"
+        f"at the end of fit, replicas {others} have other values of the weight {wrong[0]!r}{more} "
+        f"than replica 0, but all replicas must have the same values. {advice}"
     )
 
 
