@@ -557,7 +557,7 @@ def told_if_replicas_end_apart(make, folder):
         (make(sync.EveryStep(), method={"head": Staged("fp32", OwnGradients(), 1)}), "OwnGrad"),
     ]
     for strategy, advice in mistakes:
-        where = r"at the end of fit, replicas \[1.*\] have other values of .*'.*head/kernel' .and of 1"
+        where = r"end of fit, replicas \[1.*\] have other values of .*'.*head/kernel' .and of 1"
         with pytest.raises(RuntimeError, match=f"{where} .*{advice}"):
             fit(regression(strategy))
 
