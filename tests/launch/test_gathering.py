@@ -24,6 +24,6 @@ class Broken(Gathering):
 
 
 def test_an_activity_that_fails_ends_the_wait():
-    """Else it would last until the timeout, with an error that names the other workers."""
+    """The wait would otherwise last until the timeout, with an error that names other workers."""
     with pytest.raises(ZeroDivisionError, match="of an activity"):
         asyncio.run(Broken(3.0, print).run())

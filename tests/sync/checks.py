@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import re
@@ -520,6 +521,7 @@ def optimizers(make, folder):
         agree(model)
 
 
+@dataclasses.dataclass(frozen=True)
 class OwnGradients(Method):
     """A user's method, with a mistake: it returns what it should have sent."""
 

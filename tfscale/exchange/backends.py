@@ -61,6 +61,6 @@ def _lacking(
     for name, value in engines.items():
         if value not in (None, AUTO):
             yield (
-                f"runs TensorFlow's collectives, and {name}={value!r} is a setting of tfscale's "
+                f"runs TensorFlow's collectives, but {name}={value!r} needs tfscale's own "
                 "collectives"
             )

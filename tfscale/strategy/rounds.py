@@ -41,7 +41,6 @@ class Rounds(Observer):
 
     def __init__(self, strategy: Strategy, rule: Rule, reducer: Reducer, teams: Teams) -> None:
         self.strategy, self.rule, self.reducer, self.teams = strategy, rule, reducer, teams
-        _refuse_without_length(rule)
         rule.check(teams.number)
         if unknown := [name for name in rule.in_shards if name not in rule.keeps]:
             raise ValueError(
@@ -241,13 +240,3 @@ class Rounds(Observer):
 
     def _with(self, variable: Weight) -> list[ModelRounds]:
         return [one for one in self._models.values() if id(variable) in one.state.places]
-
-
-def _refuse_without_length(rule: Rule) -> None:
-    """Raise ``ValueError`` if a user's rule does not say how long its rounds are."""
-    if not hasattr(rule, "every") and type(rule).table is Rule.table:
-        raise ValueError(
-            f"sync={type(rule).__name__}(...) does not say how many steps a round has: the class "
-            "needs an attribute every, a number of steps or a tfscale.sync.Period. Add a line such "
-            "as every: int = 4 to the class"
-        )

@@ -19,6 +19,7 @@ from tfscale.strategy.own_losses import CHOICES
 from tfscale.support import arguments, records
 from tfscale.support.sizes import number_of_bytes
 from tfscale.sync import EveryStep, Rule
+from tfscale.sync.rule import refuse_without_length
 
 DEADLINE = 120.0
 
@@ -104,7 +105,9 @@ def check(**given: Any) -> None:
 
 def _checked_rule(sync: Any, name: str) -> Any:
     expected = "a rule of tfscale.sync, such as tfscale.sync.DiLoCo(every=100), or None"
-    return arguments.instance(sync, name, Rule, expected)
+    rule: Rule = arguments.instance(sync, name, Rule, expected)
+    refuse_without_length(rule.round_rule)
+    return rule
 
 
 def _slow_after(value: float, name: str) -> float:

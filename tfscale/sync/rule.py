@@ -218,3 +218,13 @@ class Rule:
 
     def settle(self, round: Round) -> None:
         """Make weights equal on all replicas at the end of ``fit``, after the end of a round."""
+
+
+def refuse_without_length(rule: Rule) -> None:
+    """Raise ``ValueError`` if a user's rule does not say how long its rounds are."""
+    if not hasattr(rule, "every") and type(rule).table is Rule.table:
+        raise ValueError(
+            f"sync={type(rule).__name__}(...) does not say how many steps a round has: the class "
+            "needs an attribute every, a number of steps or a tfscale.sync.Period. Add a line such "
+            "as every: int = 4 to the class"
+        )
