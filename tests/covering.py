@@ -17,17 +17,27 @@ import pytest
 SEED = 1
 
 
+def _equal(row: Any) -> float:
+    return 0
+
+
 def cover(
-    rows: Iterable[Any], aspects: Callable[[Any], Collection[Hashable]], seed: int = SEED
+    rows: Iterable[Any],
+    aspects: Callable[[Any], Collection[Hashable]],
+    seed: int = SEED,
+    cost: Callable[[Any], float] = _equal,
 ) -> list[Any]:
-    """Some of the rows, in their order, which have every aspect that any row has."""
+    """Some of the rows, in their order, which have every aspect that any row has.
+
+    Of rows that add as many aspects, the one with the lowest cost is taken.
+    """
     rows = list(rows)
     dice = random.Random(seed)
     drawn = dice.sample(range(len(rows)), len(rows))
     of_row = [set(aspects(row)) for row in rows]
     missing, taken = set().union(*of_row), set()
     while missing:
-        best = max(drawn, key=lambda i: len(of_row[i] & missing))
+        best = max(drawn, key=lambda i: (len(of_row[i] & missing), -cost(rows[i])))
         taken.add(best)
         missing -= of_row[best]
     return [row for i, row in enumerate(rows) if i in taken]
@@ -44,11 +54,13 @@ def singles(row: Sequence[Any]) -> list[Hashable]:
 
 
 def params(
-    rows: Iterable[Any], aspects: Callable[[Any], Collection[Hashable]] = pairs
+    rows: Iterable[Any],
+    aspects: Callable[[Any], Collection[Hashable]] = pairs,
+    cost: Callable[[Any], float] = _equal,
 ) -> list[Any]:
     """All rows, for ``pytest.mark.parametrize``: those outside of a sample are marked full."""
     rows = list(rows)
-    sample = cover(rows, aspects)
+    sample = cover(rows, aspects, cost=cost)
     return [
         pytest.param(*row, marks=[] if any(row is each for each in sample) else pytest.mark.full)
         for row in rows

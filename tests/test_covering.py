@@ -31,6 +31,18 @@ def test_a_seed_draws_the_same_rows_in_their_order():
     assert sample == [row for row in PRODUCT if row in sample]
 
 
+def test_cheap_rows_are_taken_first():
+    rows = [(layout, case) for layout in ("2x2", "1x2") for case in range(9)]
+
+    def aspects(row):
+        layout, case = row
+        return [case, (layout, case // 3)]
+
+    sample = cover(rows, aspects, cost=lambda row: row[0] == "2x2")
+    assert [layout for layout, _ in sample].count("2x2") == 3
+    assert len(sample) == 9
+
+
 def test_values_that_are_equal_are_told_apart():
     """1, 1.0 and True are."""
     assert len(cover(itertools.product([1, 1.0, True], ["x"]), pairs)) == 3

@@ -83,7 +83,7 @@ def test_who_interrupts_it_has_all_rules_of_one_seed():
     [
         (["--replicas", "4,3"], "3 replicas cannot have equal parts"),
         (["--replicas", "1"], "nobody to synchronize with"),
-        (["--rules", "ElasticAveraging(10, alpha=0.3)"], "with alpha=0.3 8 replicas would move"),
+        (["--rules", "ElasticAveraging(10, alpha=0.3)"], "alpha=0.3 is too large for 8 replicas"),
         (["--rules", "Hierarchical(group=3)"], "4 replicas cannot be divided into groups of 3"),
     ],
 )

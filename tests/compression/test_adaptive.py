@@ -204,8 +204,8 @@ def test_policies_choose_among_what_suits():
         (lambda: Adaptive(among=()), r"among is a list of 1 to 8 methods.*got \(\)"),
         (lambda: Adaptive(among="int8"), "among is a list of 1 to 8 methods.*got 'int8'"),
         (lambda: Adaptive(among=("int7",)), "int7"),
-        (lambda: Adaptive(among=(Wire("int8"),)), "Turn its feedback on"),
-        (lambda: Adaptive(among=(TopK(0.1, feedback=False),)), "Turn its feedback on"),
+        (lambda: Adaptive(among=(Wire("int8"),)), "Pass feedback=True to the method"),
+        (lambda: Adaptive(among=(TopK(0.1, feedback=False),)), "Pass feedback=True to the method"),
         (lambda: Adaptive(among=(Staged("fp32", "sign"),)), "cannot be among the methods"),
         (
             lambda: Staged("fp32", Adaptive()),

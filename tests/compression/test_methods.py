@@ -305,7 +305,7 @@ def test_names_of_what_is_kept_fit_into_files():
         def state(self, gradient):
             return {"first moment": Kept(gradient.shape)}
 
-    with pytest.raises(ValueError, match="keeps something by the name 'first moment'"):
+    with pytest.raises(ValueError, match="declares the name 'first moment'"):
         Trial(Odd(), [(5, 5)]).sums(gradients([(5, 5)]))
 
 

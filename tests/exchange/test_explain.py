@@ -200,7 +200,7 @@ def test_what_auto_chose_is_written_edited_and_read(tmp_path):
 
 
 def test_what_was_asked_for_is_not_written(tmp_path):
-    with pytest.raises(ValueError, match="there is nothing to write"):
+    with pytest.raises(ValueError, match="has no choices to write"):
         on(2).dump(tmp_path / "chosen.json")
 
 

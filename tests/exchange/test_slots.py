@@ -350,3 +350,14 @@ def test_state_may_have_any_name(tmp_path, trained):
     state = again.optimizer._tfscale_memory
     np.testing.assert_array_equal(state.whole("common", "0").numpy(), 2 * kept)
     assert float(state.whole("shared", "0").numpy()) == 6
+
+
+def test_a_slot_with_a_variable_keeps_its_shape():
+    model = build(on(2))
+    train(model)
+    state = model.optimizer._tfscale_memory
+    (slot, *_) = [kept.slot for kept in state.named("residual").values()]
+    state.declare([slot])
+    with pytest.raises(ValueError, match=r"has a variable of the shape .* declared with .*\(3,\)"):
+        state.declare([dataclasses.replace(slot, shape=(3,))])
+    assert state.has([slot])

@@ -13,7 +13,7 @@ from keras import layers
 import tfscale
 from tests import warm
 from tests.covering import params
-from tests.strategy.cases import BY_NAME, LAYOUTS, rows
+from tests.strategy.cases import BY_NAME, LAYOUTS, cost, rows
 from tests.strategy.compare import check
 from tests.strategy.groups import SECONDS, judge, start, take, trained_once
 from tests.strategy.test_faults import error, event, run
@@ -40,7 +40,7 @@ def aspects(row):
 
 @pytest.mark.slow
 @pytest.mark.timeout(2 * SECONDS + 60)
-@pytest.mark.parametrize(("layout", "case"), params(rows(), aspects))
+@pytest.mark.parametrize(("layout", "case"), params(rows(), aspects, cost))
 def test_replicas_train_as_one_device(trained, layout, case):
     (expected,) = trained("none", "1x1")[case]
     judge(
@@ -125,7 +125,7 @@ def test_explain_says_who_sums():
     print(strategy.explain())
     assert """by TensorFlow's ring (backend="tensorflow")""" in shown
     assert "They go by TensorFlow's ring" in shown
-    with pytest.raises(ValueError, match="nothing to write"):
+    with pytest.raises(ValueError, match="no choices to write"):
         strategy.dump("choices.json")
 
 

@@ -12,7 +12,7 @@ import functools
 import pytest
 
 from tests.covering import params
-from tests.strategy.cases import BY_NAME, LAYOUTS, aspects, rows
+from tests.strategy.cases import BY_NAME, LAYOUTS, aspects, cost, rows
 from tests.strategy.compare import check, differences, unequal
 from tests.strategy.groups import SECONDS, judge, take, trained_once
 from tests.strategy.models import EPOCHS
@@ -28,7 +28,7 @@ def trained(request):
     return trained_once(request, "exact.py", BY_NAME, LAYOUTS)
 
 
-@pytest.mark.parametrize(("layout", "case"), params(rows(), aspects))
+@pytest.mark.parametrize(("layout", "case"), params(rows(), aspects, cost))
 def test_replicas_train_as_one_device(trained, layout, case, record_property):
     (expected,) = trained("none", "1x1")[case]
     assert "error" not in expected, f"one device: {expected['error']}"

@@ -17,6 +17,14 @@ SELDOM = {
     ("2x1", "metrics_of_the_scope"),
     ("1x2", "predict_joins_tensors_of_each_kind"),
 }
+# One worker is always the first; and workers do not matter to what a step or a number is.
+SELDOM |= {
+    ("1x2", "only_the_first_worker_writes"),
+    ("1x2", "only_the_first_worker_writes_what_a_list_holds"),
+    ("2x1", "numbers_of_python"),
+    ("2x1", "what_metrics_return_is_a_number"),
+    ("2x1", "jit_is_refused"),
+}
 
 
 def rows():

@@ -158,7 +158,8 @@ def finite(loss):
 
 
 def hundreds(squares):
-    return sum(tf.reduce_sum(squares) * (1e-5 + i * 1e-8) for i in range(300))
+    total = tf.reduce_sum(squares)
+    return sum(total * (1e-5 + i * 1e-8) for i in range(300))
 
 
 TERMS = {

@@ -78,7 +78,7 @@ def test_an_optimizer_of_another_strategy_in_a_loop_of_ones_own(strategy):
 
 
 def test_a_scope_within_anothers_is_refused(strategy):
-    message = "leave the first one's `with` block"
+    message = "leave the `with` block of the other strategy"
     with two().scope(), pytest.raises(RuntimeError, match=message), strategy.scope():
         pass
 
@@ -120,6 +120,6 @@ def test_variables_that_an_optimizer_was_not_built_for_are_refused(strategy):
         model = keras.Sequential([keras.Input([3]), layers.Dense(2), layers.Dense(1, name="last")])
         model.compile(keras.optimizers.Adam(name="early"), "mse")
         model.optimizer.build(model.trainable_variables[:2])
-    words = "'early' was built for 2 variables, .*: .*last/kernel, .*last/bias. Their layers were"
+    words = "'early' was built for 2 variables, .*: .*last/kernel, .*last/bias. whose layers were"
     with pytest.raises(ValueError, match=words):
         model.fit(X, Y, verbose=0)

@@ -158,5 +158,5 @@ def test_one_number_for_a_batch_is_no_prediction():
     with two().scope():
         model = keras.Sequential([keras.Input([3]), layers.Lambda(keras.ops.sum, output_shape=())])
         model.compile()
-    with pytest.raises(ValueError, match="this model gives one number for a batch"):
+    with pytest.raises(ValueError, match="the model returns one number for a whole batch"):
         model.predict(numbers(8, 3), verbose=0)

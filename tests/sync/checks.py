@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import re
@@ -29,7 +30,7 @@ from tests.sync.simulation import (
 from tfscale import sync
 from tfscale.callbacks import Telemetry
 from tfscale.collectives.gossip import random_graph
-from tfscale.compression import Wire, WirePolicy
+from tfscale.compression import Method, Staged, Wire, WirePolicy
 from tfscale.compression.method import RESIDUAL
 
 EXACT = {"rtol": 0, "atol": 1e-6}
@@ -488,7 +489,7 @@ def aggregated(make, folder):
     last = simulation.problem(72)[0][-BATCH:]
     for own in layer.centre.value.values:
         np.testing.assert_allclose(own.numpy(), last.mean(), rtol=0, atol=1e-6)
-    with strategy.scope(), pytest.raises(ValueError, match="is to be summed over replicas"):
+    with strategy.scope(), pytest.raises(ValueError, match="sums each assignment over replicas"):
         Centred("sum")
 
 
@@ -518,6 +519,49 @@ def optimizers(make, folder):
         losses = fit(model, 3).history["loss"]
         assert losses[-1] < losses[0], (name, losses)
         agree(model)
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnGradients(Method):
+    """A user's method, with a mistake: it returns what it should have sent."""
+
+    def sums(self, load):
+        for number, gradient in enumerate(load.gradients):
+            load.all_reduce(gradient, what=str(number))
+        return list(load.gradients)
+
+
+class Alone(sync.Rule):
+    """A user's rule, with a mistake: nothing makes replicas agree."""
+
+    every, agrees = 4, False
+
+    def end(self, round):
+        round.mean([weight.read_value() for weight in round.weights])
+
+
+class Together(Alone):
+    """A user's rule that agrees at the end of ``fit`` only."""
+
+    def settle(self, round):
+        means = round.mean([weight.read_value() for weight in round.weights])
+        for weight, mean in zip(round.weights, means, strict=True):
+            weight.assign(mean)
+
+
+def told_if_replicas_end_apart(make, folder):
+    """A user's own rule or method that leaves replicas different is an error, on all workers."""
+    fit(regression(make(Together())))
+    methods = {"head": OwnGradients()}
+    mistakes = [
+        (make(Alone()), "Alone.every=4.*settle.round."),
+        (make(sync.EveryStep(), method=methods), "OwnGradients.*sums.load."),
+        (make(sync.EveryStep(), method={"head": Staged("fp32", OwnGradients(), 1)}), "OwnGrad"),
+    ]
+    for strategy, advice in mistakes:
+        where = r"end of fit, replicas \[1.*\] have other values of .*'.*head/kernel' .and of 1"
+        with pytest.raises(RuntimeError, match=f"{where} .*{advice}"):
+            fit(regression(strategy))
 
 
 def refused(make, folder):
@@ -644,7 +688,7 @@ def stream_on_a_wire(make, folder):
     assert [place for place, lost in residuals.items() if np.any(lost.numpy())] == ["0"]
     exact = streaming(strategy, Stream([[0], [1]], 2, 0.5), 3)[1].run(2)
     # Six sums, each of which an outer step and its momentum make at most 7 times as large, of
-    # ways that are shorter than 1, by a wire that rounds twice to 254 levels.
+    # changes that are smaller than 1, by a wire that rounds twice to 254 levels.
     same(model, exact, atol=6 * 7 * 2 / 254)
     assert any(np.any(found != number) for found, number in zip(model.get_weights(), exact))
 
@@ -660,7 +704,7 @@ STREAM = sync.DiLoCo(8, fragments=2, delay=3, blend=0.25)
 
 
 def assigned_in_flight(make, folder):
-    """Weights that are assigned stay so: a way that led away from others does not come in."""
+    """Weights that are assigned stay so: a change from other weights does not come in."""
     strategy = make(STREAM)
     model = regression(strategy)
     fit(model, callbacks=[Middle(lambda m: m.set_weights([w * 0 + 1 for w in copies(m)[0]]), 5)])
@@ -1178,6 +1222,7 @@ CHECKS = (
             loaded_from_a_training_without_rounds,
             compiled_after_an_interruption,
             callbacks,
+            told_if_replicas_end_apart,
         )
     }
 )

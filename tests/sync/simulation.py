@@ -122,15 +122,15 @@ def take_mean_of_optimizers(training):
 
 def outer_step(outer):
     def end(training):
-        ways = [began - mean for began, mean in zip(training.began, training.mean())]
-        training.began = outer.apply(training.began, ways)
+        changes = [began - mean for began, mean in zip(training.began, training.mean())]
+        training.began = outer.apply(training.began, changes)
         training.weights = [[w.copy() for w in training.began] for _ in range(training.replicas)]
 
     return end
 
 
 class Stream:
-    """DiLoCo in fragments, whose ways come in some steps after they were sent.
+    """DiLoCo in fragments, whose changes come in some steps after they were sent.
 
     Args:
         fragments: positions of the weights in each.
@@ -161,15 +161,15 @@ class Stream:
 
     def send(self, training, number):
         means = training.mean()
-        ways = [training.began[i] - means[i] for i in self.fragments[number]]
-        self.flight = (number, ways)
+        changes = [training.began[i] - means[i] for i in self.fragments[number]]
+        self.flight = (number, changes)
 
     def land(self, training, blend):
         if self.flight is None:
             return
-        number, ways = self.flight
+        number, changes = self.flight
         places, self.flight = self.fragments[number], None
-        moved = self.outer[number].apply([training.began[i] for i in places], ways)
+        moved = self.outer[number].apply([training.began[i] for i in places], changes)
         for i, new in zip(places, moved, strict=True):
             training.began[i] = new
             for own in training.weights:
@@ -207,11 +207,12 @@ def of_steps(*steps):
 
 def elastic(alpha):
     def end(training):
-        ways = [[w - c for w, c in zip(own, training.centre)] for own in training.weights]
+        changes = [[w - c for w, c in zip(own, training.centre)] for own in training.weights]
         training.weights = [
-            [w - alpha * d for w, d in zip(own, way)] for own, way in zip(training.weights, ways)
+            [w - alpha * d for w, d in zip(own, change)]
+            for own, change in zip(training.weights, changes)
         ]
-        pulls = [alpha * np.sum(each, 0) for each in zip(*ways)]
+        pulls = [alpha * np.sum(each, 0) for each in zip(*changes)]
         training.centre = [c + pull for c, pull in zip(training.centre, pulls)]
 
     return end

@@ -25,7 +25,15 @@ def make(rule, **settings):
 class Forgets(sync.Rule):
     """A user's, that names what it does not keep."""
 
-    in_shards = ("ways",)
+    every = 4
+    in_shards = ("changes",)
+
+
+class Endless(sync.Rule):
+    """A user's, that does not say how long its rounds are."""
+
+    def end(self, round):
+        pass
 
 
 @pytest.mark.parametrize(
@@ -45,12 +53,13 @@ class Forgets(sync.Rule):
         (lambda: sync.DiLoCo(9, fragments=2), "a multiple of 2 steps; got 9"),
         (lambda: sync.DiLoCo(sync.Period(1, 8, 3), fragments=2), "a multiple of 2 steps"),
         (lambda: sync.DiLoCo(8, fragments=0), "fragments is a number of parts, 1 or more; got 0"),
-        (lambda: sync.DiLoCo(8, fragments=2, delay=4), "4 steps later, so delay is less.*got 4"),
+        (lambda: sync.DiLoCo(8, fragments=2, delay=4), "delay must be less than 4 steps, got 4"),
         (lambda: sync.DiLoCo(8, delay=2, blend=1.0), "0 or more and less than 1; got 1"),
         (lambda: sync.DiLoCo(8, blend=0.5), "with a delay; got 0.5"),
         (lambda: sync.DiLoCo(8, delay=2, method=PowerSGD(2)), "more than one exchange"),
         (lambda: sync.DiLoCo(8, outer=dict).make_outer(), "made {}"),
-        (lambda: make(Forgets()), "'ways' is in shards, and does not keep it"),
+        (lambda: make(Endless()), "Endless.* does not say how many steps.*every: int = 4"),
+        (lambda: make(Forgets()), "names 'changes' in in_shards, but not in keeps"),
         (lambda: sync.ElasticAveraging(8, alpha=0), "alpha is .*more than 0 and at most 1; got 0"),
         (lambda: make(sync.ElasticAveraging(8, alpha=0.9)), "alpha times 3 must be less than 2"),
         (lambda: sync.Gossip(0), "every is .* number of steps, 1 or more"),
@@ -60,15 +69,15 @@ class Forgets(sync.Rule):
         (lambda: sync.Gossip(1, wire="bf61"), "'bf61'.*bf16"),
         (
             lambda: make(sync.Gossip(1, one_way)),
-            "do not sum to 1, so the mean of all weights would",
+            "would change the mean of all weights.* do not sum to 1",
         ),
         (lambda: make(sync.Gossip(1, lambda p: [[(0, 1)]])), "rank 0 hears of 1 of 2 ranks"),
         (lambda: make(sync.Gossip(1, lambda p: [[(0, 2)]])), "different ranks of 0..1, got"),
-        (lambda: make(sync.Gossip(), wire="int8"), "none are: replicas send weights"),
+        (lambda: make(sync.Gossip(), wire="int8"), "has no effect.*replicas send no gradients"),
         (lambda: make(sync.Gossip(), **_TENSORFLOW), "sync=Gossip.*own"),
         (lambda: make("diloco"), "sync is a rule of tfscale.sync"),
-        (lambda: make(sync.LocalSGD(8), wire="int8"), "none are: replicas send weights"),
-        (lambda: make(sync.DiLoCo(8), method=PowerSGD(2)), "Say it of these"),
+        (lambda: make(sync.LocalSGD(8), wire="int8"), "has no effect.*replicas send no gradients"),
+        (lambda: make(sync.DiLoCo(8), method=PowerSGD(2)), "Give the argument to the rule instead"),
         (lambda: make(sync.LocalSGD(8), **_TENSORFLOW), "sync=LocalSGD.*own"),
     ],
 )

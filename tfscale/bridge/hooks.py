@@ -432,6 +432,10 @@ START = _declare(
 END_OF_FIT = _declare(
     _OPTIMIZER, "finalize_variable_values", FIT, "the last round of a fit ends with it"
 )
+AGREEMENT = _declare(
+    _OPTIMIZER, "finalize_variable_values", FIT,
+    "replicas are compared at the end of a fit with a rule or a method of the user's",
+)  # fmt: skip
 ADVERSARIAL_STEP = _declare(_MODEL, "train_step", FIT, "Adversarial moves samples before a step")
 TRAIN_FUNCTION = _declare(
     _MODEL, "train_function", FIT, "Adversarial and Recompute change the steps of one fit"

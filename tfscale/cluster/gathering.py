@@ -64,10 +64,12 @@ class Gathering(Generic[T]):
         """Wait until the outcome is known; tell all connected workers if it is an error."""
         self._end = asyncio.get_running_loop().create_future()
         tasks = [asyncio.create_task(one) for one in (self._log_waiting(), *self._activities())]
+        for task in tasks:
+            task.add_done_callback(self._fail_with)
         try:
             return await self._end
-        except JoinError as error:
-            await self._give_up({"gave up": str(error)})
+        except Exception as error:
+            await self._give_up({"gave up": str(error) or repr(error)})
             raise
         finally:
             for task in tasks:
@@ -95,6 +97,14 @@ class Gathering(Generic[T]):
     def _fail(self, message: str) -> None:
         if not self._end.done():
             self._end.set_exception(JoinError(message))
+
+    def _fail_with(self, task: asyncio.Task[None]) -> None:
+        """End the wait with the error of an activity, rather than after ``join_timeout``."""
+        if task.cancelled() or self._end.done():
+            return
+        error = task.exception()
+        if error is not None:
+            self._end.set_exception(error)
 
     async def _give_up(self, message: Message) -> None:
         self._send_to_all(message)

@@ -63,8 +63,9 @@ class Adaptive(Switching):
         for method in chosen:
             if isinstance(method, Switching) or RESIDUAL not in method.state(_LARGE):
                 raise ValueError(
-                    f"{method!r} cannot be among the methods of Adaptive: what it loses is not "
-                    'known, as it keeps no "residual". Turn its feedback on'
+                    f"{method!r} cannot be among the methods of Adaptive, which must keep their "
+                    'rounding errors as "residual", so that Adaptive knows them. Pass '
+                    "feedback=True to the method, or leave it out"
                 )
         object.__setattr__(self, "among", tuple(dict.fromkeys(chosen)))
 

@@ -43,7 +43,8 @@ class Gradient:
         """Size in memory."""
         if self.dtype not in ELEMENT_BYTES:
             raise TypeError(
-                f"the gradient of {self.path} has type {self.dtype}; collectives take "
-                f"{', '.join(ELEMENT_BYTES)}. Cast the variable, or reduce it yourself."
+                f"the gradient of {self.path} has type {self.dtype}, but collectives sum only "
+                f"{', '.join(ELEMENT_BYTES)}. Give the variable one of these types, or sum its "
+                "gradient yourself."
             )
         return self.elements * ELEMENT_BYTES[self.dtype]

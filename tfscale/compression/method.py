@@ -8,7 +8,7 @@ do the same on all of them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -283,6 +283,17 @@ def checked_method(given: Method | str, name: str, *others: str) -> Method:
         return given
     other = "a method of tfscale.compression, such as PowerSGD(rank=4)"
     return Wire(arguments.choice(given, name, (*wires.WIRES, *others), other))
+
+
+def refuse_several_exchanges(methods: Iterable[Method]) -> None:
+    """Raise ``ValueError`` unless all methods send a bucket in one exchange, as only wires do."""
+    for method in methods:
+        if not isinstance(method, Wire):
+            raise ValueError(
+                f"{method} needs more than one exchange for each bucket, but with fragments or "
+                "delay tfscale runs only one exchange while training continues. Use a wire, such "
+                'as wire="int8"; or leave out fragments and delay'
+            )
 
 
 def joined(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -92,9 +92,10 @@ class MethodPolicy:
                 if suited.lossless or gradient.dtype in wires.FLOATS:
                     return suited
                 raise TypeError(
-                    f"the rule {pattern.pattern!r} for {gradient.path} says {str(suited)!r}, which "
-                    f"carries {', '.join(wires.FLOATS)}, and not {gradient.dtype}. Put a rule with "
-                    f"{wires.LOSSLESS!r}, which carries every type, before it."
+                    f"the rule {pattern.pattern!r} sends {gradient.path} as {str(suited)!r}, but "
+                    f"this variable is {gradient.dtype}, and {str(suited)!r} carries only "
+                    f"{', '.join(wires.FLOATS)}. Put a rule with {wires.LOSSLESS!r}, which carries "
+                    "every type, before this rule."
                 )
         return Wire() if self._keeps_exact(gradient) else self.method.suited(gradient)
 
@@ -215,8 +216,8 @@ def policy_of(wire: Any, method: Any, error_feedback: bool | None) -> MethodPoli
     for name, other in {"wire": wire, "error_feedback": error_feedback}.items():
         if other is not None:
             raise ValueError(
-                f"method={method!r} says how gradients become sums, and {name}={other!r} says so, "
-                'too. Leave one of them out: method={"head": "bf16", "*": Wire("int8", '
+                f"method={method!r} excludes {name}, got {name}={other!r}: both say how gradients "
+                'are summed. Leave one of them out. method={"head": "bf16", "*": Wire("int8", '
                 "feedback=True)} says all that wire and error_feedback can"
             )
     return MethodPolicy.of(method)

@@ -108,8 +108,8 @@ class TopK(_Sparse):
         arguments.real(self.momentum, "momentum", 0, below=1)
         if self.momentum and not self.feedback:
             raise ValueError(
-                f"momentum={self.momentum!r} corrects delayed numbers, and without feedback "
-                "no number is delayed. Leave one of them out"
+                f"momentum={self.momentum!r} needs feedback=True: it corrects numbers that "
+                "feedback delays. Leave out momentum, or feedback=False"
             )
 
     def warmed_up(self, over: int, stages: int = 4) -> Staged:
@@ -132,8 +132,8 @@ class TopK(_Sparse):
         stages = arguments.whole(stages, "stages", 1, min(over, _MOST_STAGES), what=what)
         if self.fraction >= _WARMS_FROM:
             raise ValueError(
-                f"a warm-up begins with {_WARMS_FROM} of the numbers, and fraction="
-                f"{self.fraction!r} is not smaller: leave the warm-up out"
+                f"fraction={self.fraction!r} must be less than {_WARMS_FROM} for a warm-up, which "
+                f"begins with {_WARMS_FROM} of the numbers. Leave out warmed_up"
             )
         method: Method = self
         for stage in reversed(range(stages)):

@@ -140,6 +140,7 @@ def method_of(given: Method | str, name: str) -> Method:
     method = checked_method(given, name)
     if isinstance(method, Switching) and method.alone:
         raise ValueError(
-            f"{name}: {method!r} chooses a method for whole steps, so it cannot be part of another"
+            f"{name} is {method!r}, which chooses a method for whole steps, so it cannot be part "
+            "of another method. Name one of its methods instead"
         )
     return method

@@ -15,7 +15,7 @@ AUTO, ENGINE, TENSORFLOW = "auto", "engine", NAME
 BACKENDS = (AUTO, ENGINE, TENSORFLOW)
 
 
-_NO_RESIDUAL = "TensorFlow does not say what is lost"
+_NO_RESIDUAL = "TensorFlow's collectives do not return the rounding error"
 
 
 def checked(backend: str, policy: MethodPolicy, error_feedback: bool | None, **engines: Any) -> str:
@@ -34,7 +34,9 @@ def checked(backend: str, policy: MethodPolicy, error_feedback: bool | None, **e
         return backend
     if backend == AUTO:
         return ENGINE
-    raise ValueError(f"backend={backend!r} {lacking}. Leave that out, or use backend={ENGINE!r}")
+    raise ValueError(
+        f"backend={backend!r} {lacking}. Leave out that setting, or use backend={ENGINE!r}"
+    )
 
 
 def _lacking(
@@ -47,18 +49,18 @@ def _lacking(
         unknown = [wire for wire in method.wires if wire not in known]
         if unknown and isinstance(method, Wire):
             yield (
-                f"sends the wires {', '.join(map(repr, WIRES))}: TensorFlow's collectives cannot "
-                f"add up numbers of {unknown[0]!r}"
+                f"cannot send the wire {unknown[0]!r}: TensorFlow's collectives add up numbers of "
+                f"{', '.join(map(repr, WIRES))} only"
             )
         elif unknown:
-            yield f"sends what {method} makes of gradients as {LOSSLESS!r} only"
+            yield f"sends the results of {method} as {LOSSLESS!r} only, not as {unknown[0]!r}"
         elif isinstance(method, Wire) and method.feedback:
-            yield f"has no error feedback, as {method!r} has: {_NO_RESIDUAL}"
+            yield f"has no error feedback, which {method!r} needs: {_NO_RESIDUAL}"
     if error_feedback:
         yield f"has no error feedback (error_feedback=True): {_NO_RESIDUAL}"
     for name, value in engines.items():
         if value not in (None, AUTO):
             yield (
-                f"leaves to TensorFlow how collectives run, and {name}={value!r} is about "
-                "tfscale's own"
+                f"runs TensorFlow's collectives, but {name}={value!r} needs tfscale's own "
+                "collectives"
             )

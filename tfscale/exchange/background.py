@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfscale.bridge.protocols import Optimizer, Variable
-from tfscale.compression.method import Wire
+from tfscale.compression.method import refuse_several_exchanges
 from tfscale.exchange.bucket_sum import BucketSum, Summands
 from tfscale.exchange.buckets import Bucket, pack
 from tfscale.exchange.packing import Collective
@@ -100,12 +100,7 @@ class BackgroundSums:
         whole = sum(one.bytes for one in summands.gradients)
         buckets = pack(summands.gradients, self._reducer.policy, whole, whole, what)
         for bucket in buckets:
-            if not isinstance(bucket.method, Wire):
-                raise ValueError(
-                    f"{bucket.method} needs more than one exchange, of which the second begins "
-                    "when the first is over, so it cannot travel behind steps. Use a wire, such as "
-                    'wire="int8"; or leave out fragments and delay'
-                )
+            refuse_several_exchanges([bucket.method])
         return buckets
 
     def _describe(self, summands: Summands, buckets: Sequence[Bucket]) -> None:

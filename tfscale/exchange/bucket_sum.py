@@ -327,7 +327,10 @@ class BucketSum:
     def seed(self) -> tf.Tensor:
         """See ``Load``."""
         if not self.method.random:
-            raise ValueError(f"{self.method} asks for a seed, but does not say random=True")
+            raise ValueError(
+                f"{self.method} calls load.seed(), but its class does not have random = True. Add "
+                "that attribute to the class"
+            )
         if self._first_seed is None:
             return self._summands.state.next_seed(self._replica)
         return self._first_seed + (next(self._seeds) << 32)

@@ -63,7 +63,7 @@ def pack(
     """
     for size, limit in (("bucket_bytes", bucket_bytes), ("first_bytes", first_bytes)):
         if limit < 1:
-            raise ValueError(f"{size} is a number of bytes, 1 or more; got {limit}")
+            raise ValueError(f"{size} must be a number of bytes, 1 or more; got {limit}")
     first = min(first_bytes, bucket_bytes)
     filled = [
         (kind, members)

@@ -56,8 +56,8 @@ def of_replicas(
     if file is not None:
         if algorithm != AUTO:
             raise ValueError(
-                f'schedule_file={str(file)!r} says what "auto" chooses, '
-                f'and so needs algorithm="auto", got {algorithm!r}'
+                f'schedule_file={str(file)!r} needs algorithm="auto", got {algorithm!r}: the file '
+                'holds the choices of "auto". Leave out one of the two arguments'
             )
         return Chooser.load(file, group.ranks)
     if algorithm != AUTO:

@@ -358,7 +358,7 @@ def _checked(kept: Mapping[str, Kept], method: Method) -> Mapping[str, Kept]:
     for name in kept:
         if not name.isidentifier():  # prefixes and numbers of variants are joined to it
             raise ValueError(
-                f"{method} keeps something by the name {name!r}; take one that could be a "
-                "variable's name in Python, such as 'residual'"
+                f"the state() of {method} declares the name {name!r}, which is not a valid name of "
+                "a Python variable. Use a name such as 'residual'"
             )
     return kept

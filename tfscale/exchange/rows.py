@@ -65,7 +65,10 @@ def sum_rows(
         slices = with_unique_rows(slices)
     counts = team.count_rows(replica, slices.indices, name)
     if slices.dense_shape is None:
-        raise ValueError("a sparse gradient without a dense shape cannot be reduced")
+        raise ValueError(
+            f"the sparse gradient {slices.values.name!r} has no dense_shape, so tfscale cannot sum "
+            "it over replicas. Pass dense_shape to tf.IndexedSlices: the shape of the variable"
+        )
     height = tf.cast(slices.dense_shape[0], tf.int64)
 
     def join() -> tuple[tf.Tensor, tf.Tensor]:

@@ -153,8 +153,20 @@ class Slots(tf.Module, Saveable):
         return state
 
     def declare(self, slots: Iterable[Slot]) -> None:
-        """Say how slots are to be made, if ``prepare`` or a file asks for them."""
-        self._own.declared |= {slot.key: slot for slot in slots}
+        """Say how slots are to be made, if ``prepare`` or a file asks for them.
+
+        Raises:
+            ValueError: a slot has a variable already, of another shape or another place to live.
+        """
+        for slot in slots:
+            old = self._own.declared.get(slot.key, slot)
+            if slot.name in self._variables.get(slot.owner, ()) and not self._is_made(slot):
+                raise ValueError(
+                    f"the slot {slot.key} has a variable of the shape {old.shape} that lives "
+                    f"{old.lives}, but is declared with the shape {slot.shape} and lives "
+                    f"{slot.lives}. Call prepare, which makes a new variable"
+                )
+            self._own.declared[slot.key] = slot
 
     def has(self, slots: Iterable[Slot]) -> bool:
         """Return whether ``prepare`` has nothing to do."""
@@ -200,7 +212,7 @@ class Slots(tf.Module, Saveable):
         return is_same and slot.name in self._variables.get(slot.owner, ())
 
     def _hold(self, slot: Slot, variable: Any) -> None:
-        self.declare([slot])
+        self._own.declared[slot.key] = slot
         if slot.owner not in self._variables:
             self._variables[slot.owner] = {}  # TensorFlow tracks what is assigned here
         self._variables[slot.owner][slot.name] = variable

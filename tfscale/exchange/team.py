@@ -353,6 +353,7 @@ def _of_each_replica(strategy: tf.distribute.Strategy, value: Any) -> tuple[Any,
 def _carried(x: tf.Tensor) -> tf.Tensor:
     if not can_exchange(x.dtype):
         raise TypeError(
-            f"replicas can exchange only numbers, not {x.dtype.name}: convert the values to numbers"
+            f"replicas cannot exchange values of type {x.dtype.name}, only numbers. Convert the "
+            "values to numbers"
         )
     return tf.cast(x, _CARRIERS.get(x.dtype, x.dtype))

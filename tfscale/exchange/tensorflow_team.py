@@ -159,8 +159,8 @@ class TensorFlowTeam(Team):
         assert residual is None, "backends.py refuses feedback"
         if x.shape[0] is None or x.shape[0] % self.size:
             raise ValueError(
-                f"reduce_scatter shares {x.shape[0]} rows out over {self.size} replicas: give a "
-                "tensor whose number of rows is known and a multiple of theirs"
+                f"reduce_scatter cannot divide {x.shape[0]} rows among {self.size} replicas. Pass "
+                f"a tensor whose number of rows is known and a multiple of {self.size}"
             )
         share = x.shape[0] // self.size
         rank = self.communicators[replica].rank

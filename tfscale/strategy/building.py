@@ -23,7 +23,7 @@ from tfscale.bridge.objects import (
 )
 from tfscale.bridge.protocols import Optimizer
 from tfscale.exchange.slots import Slots
-from tfscale.strategy import join, origin
+from tfscale.strategy import agreement, join, origin
 from tfscale.strategy.protocols import Strategy
 from tfscale.strategy.step import on_a_replica
 from tfscale.support.names import TIMELINE_VARIABLE
@@ -54,6 +54,7 @@ def begin_fit(
         _say_if_no_timeline(callbacks)
     if strategy.rounds is not None:
         strategy.rounds.begins(model, callbacks, length)
+    agreement.check_at_the_end(strategy, model)
 
 
 def _say_if_no_timeline(callbacks: Sequence[Any]) -> None:
@@ -139,8 +140,9 @@ def _build_with_state(
     several = strategy.extended.number_of_replicas > 1
     if several and called_by("apply", levels=2) and not on_a_replica():
         raise RuntimeError(
-            f"the optimizer {optimizer.name!r} was made in the scope of a ScaleStrategy, and is to "
-            f"apply gradients that no replica has computed. {origin.BY_REPLICAS}"
+            f"the optimizer {optimizer.name!r} was made in the scope of a ScaleStrategy, but its "
+            "apply was called outside of strategy.run, with gradients that no replica has "
+            f"computed. {origin.BY_REPLICAS}"
         )
     hooks.OPTIMIZER_BUILD.off(optimizer)
     if strategy.sharding is None:

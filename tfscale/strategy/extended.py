@@ -345,14 +345,21 @@ def local_devices(wanted: Sequence[str] | None, worker: str | None = None) -> tu
     for given, name in zip(wanted, names, strict=True):
         if name not in here:
             raise ValueError(
-                f"devices: no device is called {given!r}; this process has {known}. "
-                "tf.config.set_logical_device_configuration makes several of one CPU."
+                f"devices names {given!r}, which this process does not have: its devices are "
+                f"{known}. Name some of these. To use one CPU as several devices, call "
+                "tf.config.set_logical_device_configuration first"
             )
     kinds = sorted({here[name] for name in names})
     if len(kinds) > 1:
-        raise ValueError(f"replicas run on devices of one kind, got {' and '.join(kinds)}")
+        raise ValueError(
+            f"devices names devices of different kinds, {' and '.join(kinds)}; all replicas must "
+            f"run on devices of one kind. Name only {kinds[-1]}s, or only {kinds[0]}s"
+        )
     if len(set(names)) < len(names):
-        raise ValueError(f"devices: each replica needs one of its own, got {list(wanted)}")
+        raise ValueError(
+            f"devices names a device twice: {list(wanted)}; each replica needs a device of its "
+            "own. Name each device once"
+        )
     return kinds[0], names
 
 

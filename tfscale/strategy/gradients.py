@@ -20,14 +20,14 @@ from tfscale.strategy.step import this_step
 Window = Callable[[list[Any]], list[Any]]
 
 _NOBODY_COUNTS = (
-    "sync={!r} trains models by fit and train_on_batch, and this step was passed to strategy.run: "
-    "there nobody counts the steps of a round. Give the model a train_step, or use "
-    "sync=tfscale.sync.EveryStep(), the default"
+    "sync={!r} counts the steps of a round in fit and in train_on_batch, but this step was passed "
+    "to strategy.run, where tfscale cannot count them. Move the step into the model's train_step "
+    "and call fit; or use sync=tfscale.sync.EveryStep(), the default"
 )
 
 _NOT_EAGERLY = (
-    "sync={!r} accumulates gradients in graphs only, and this model is compiled with "
-    "run_eagerly=True. Leave that out, or leave gradient_accumulation_steps out of the optimizer"
+    "sync={!r} cannot accumulate gradients in a model that is compiled with run_eagerly=True. "
+    "Leave out run_eagerly, or the optimizer's gradient_accumulation_steps"
 )
 
 
@@ -55,9 +55,10 @@ def _refuse_overwritten(variables: list[Variable]) -> None:
     for variable in variables:
         if getattr(variable, "overwrite_with_gradient", False):
             raise ValueError(
-                f"{path_of(variable)} takes its gradient as its value (fp8 layers update their "
-                "scales in this way), and each replica has another value. Train such layers on one "
-                'device or in another precision: keras.config.set_dtype_policy("mixed_bfloat16").'
+                f"the variable {path_of(variable)} is overwritten with its gradient, as the scales "
+                "of fp8 layers are, and each replica would write a different value. Train such "
+                "layers on one device, or in another precision: "
+                'keras.config.set_dtype_policy("mixed_bfloat16").'
             )
 
 
@@ -70,9 +71,9 @@ def _refuse_unknown(optimizer: Optimizer, variables: list[Variable]) -> None:
     if unknown:
         raise ValueError(
             f"the optimizer {optimizer.name!r} was built for {len(trained_by(optimizer))} "
-            f"variables, and this step is to train others: {', '.join(unknown)}. Their layers were "
-            "built after the optimizer. Build them first (call them once, in the scope), or make "
-            "and compile a new optimizer."
+            f"variables, but this step also trains {', '.join(unknown)}, whose layers were built "
+            "after the optimizer. Build these layers before the optimizer (call them once, in the "
+            "scope), or compile the model with a new optimizer."
         )
 
 

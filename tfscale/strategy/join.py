@@ -148,8 +148,8 @@ def _agree(hosts: Group, what: str, own: Description, remedy: str) -> None:
         for name in [*first, *(name for name in other if name not in first)]:
             if _differ(first.get(name), other.get(name)):
                 raise ValueError(
-                    f"{peer} has another {name} than {hosts.peers[0]}: "
-                    f"{other.get(name)}, not {first.get(name)}. {remedy}"
+                    f"workers differ in their {name}: {peer} has {other.get(name)}, and "
+                    f"{hosts.peers[0]} has {first.get(name)}. {remedy}"
                 )
 
 

@@ -77,9 +77,9 @@ def refuse_other_scope(strategy: tf.distribute.Strategy) -> None:
     if not tf.distribute.has_strategy() or tf.distribute.get_strategy() is strategy:
         return
     raise RuntimeError(
-        f"this is in the scope of a {_name(tf.distribute.get_strategy())}, and the model or the "
-        f"dataset belongs to a {_name(strategy)}. A program may have several strategies, but "
-        "only one scope at a time: leave the first one's `with` block before you use the other."
+        f"a model or a dataset of a {_name(strategy)} was used in the scope of another strategy, a "
+        f"{_name(tf.distribute.get_strategy())}. A program may have several strategies, but only "
+        "one scope at a time: leave the `with` block of the other strategy first."
     )
 
 

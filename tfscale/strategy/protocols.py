@@ -41,3 +41,7 @@ class Strategy(Protocol):
     def scope(self) -> Any:
         """Return the context in which models and optimizers are made."""
         ...
+
+    def gather(self, value: Any, axis: int) -> Any:
+        """Return the values of all replicas, joined along an axis."""
+        ...

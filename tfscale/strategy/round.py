@@ -66,13 +66,13 @@ class ReplicaRound:
 
     def send(self, values: Sequence[tf.Tensor]) -> None:
         state = self._state
-        state.flights.begin(self._changes, values, self.trained, state.optimizer, state.saved)
+        state.background.begin(self._changes, values, self.trained, state.optimizer, state.saved)
         self.flags.in_flight.assign(self._part)
 
     def take(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         state, flags = self._state, self.flags
         flags.in_flight.assign(NOTHING_IN_FLIGHT)  # on all replicas, even if the exchange fails
-        sums, waited, took = state.flights.take(
+        sums, waited, took = state.background.take(
             self._changes, self.trained, state.optimizer, state.saved
         )
         flags.waited.assign(flags.waited.read() + waited)
@@ -134,8 +134,9 @@ class ReplicaRound:
     def add(self, name: str, values: Sequence[tf.Tensor]) -> None:
         if name not in self._state.rule.in_shards:
             raise ValueError(
-                f"sync={self._state.rule!r} adds to {name!r}, which is not in shards. Name it in "
-                "the rule's in_shards; or keep what is the same on all replicas, such as a mean"
+                f"sync={self._state.rule!r} calls round.add({name!r}), but {name!r} is not in "
+                f"shards: the rule's in_shards is {self._state.rule.in_shards!r}. Add the name to "
+                "in_shards; or call round.keep with values that are equal on all replicas"
             )
         rows = [shards.split(tf.cast(value, tf.float32), self._team.size) for value in values]
         own = self._run_on_one(self._team.scatter, tf.concat(rows, 1), SUM_INTO.format(name))
@@ -203,8 +204,8 @@ class ReplicaRound:
         state = self._state
         if name not in state.rule.keeps:
             raise ValueError(
-                f"sync={state.rule!r} keeps {name!r}, but its attribute keeps does not name that: "
-                f"it is {state.rule.keeps!r}. Add the name there"
+                f"sync={state.rule!r} uses the kept values {name!r}, but the rule's attribute "
+                f"keeps is {state.rule.keeps!r}. Add {name!r} to keeps"
             )
         places = [place_of(state.optimizer, v) for v in self.trained]
         return [state.saved.kept(name, place, self.replica) for place in places]

@@ -54,7 +54,7 @@ class RoundReport:
         words = f"{state.name!r} has ended {self.rounds} rounds, and ends the next in {left} steps"
         if own:
             size, seconds = sum(row.bytes for row in own), sum(row.predicted for row in own)
-            parts = state.flights.parts
+            parts = state.background.parts
             what = "that mixes" if state.mixtures else "that sums"
             words += f"; {what if parts < 2 else f'{parts} in turn sum'} {size:,} bytes"
             words += f", in {1000 * seconds:.2f} ms by the model" if seconds else ""

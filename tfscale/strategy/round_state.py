@@ -109,7 +109,7 @@ class RoundState:
             model's variables, or None for a variable of the optimizer.
         has_batches: whether this worker has batches left: the number of its replicas that got one.
         others_have_batches: whether, as far as this worker knows, some worker has batches left.
-        flights: sums that run in the background while replicas make steps.
+        background: sums that run in the background while replicas make steps.
         mixtures: schedules that take turns in mixing weights at the ends of rounds; empty until
             they are traced.
         mixed_on: wire on which mixed weights are sent.
@@ -131,7 +131,7 @@ class RoundState:
         self.places: dict[int, int | None] = {}
         self.mixtures: list[Schedule] = []
         self.mixed_on = LOSSLESS
-        self.flights = BackgroundSums(reducer, self.label)
+        self.background = BackgroundSums(reducer, self.label)
         host = host_of(strategy.extended.devices[0])
         self.has_batches = make_cell(host, tf.int64, 1)
         self.others_have_batches = make_cell(host, tf.bool, True)
@@ -184,8 +184,9 @@ class RoundState:
         """Make all variables that the rounds keep, before the first step."""
         if not self.model.built:
             raise ValueError(
-                f"sync={self.rule!r} trains models that are built, and {self.name!r} is not: call "
-                "it on a batch in the strategy's scope, or give it a keras.Input"
+                f"the model {self.name!r} is not built, and sync={self.rule!r} trains only models "
+                "that are built. Call the model on a batch in the strategy's scope, or begin it "
+                "with a keras.Input"
             )
         if not self.optimizer.built:
             with tf.init_scope():

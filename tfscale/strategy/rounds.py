@@ -44,8 +44,8 @@ class Rounds(Observer):
         rule.check(teams.number)
         if unknown := [name for name in rule.in_shards if name not in rule.keeps]:
             raise ValueError(
-                f"sync={rule!r} says that {unknown[0]!r} is in shards, and does not keep it: name "
-                f"it in keeps, too, which is {rule.keeps!r}"
+                f"sync={rule!r} names {unknown[0]!r} in in_shards, but not in keeps, which is "
+                f"{rule.keeps!r}. Add {unknown[0]!r} to keeps, too"
             )
         self._models: weakref.WeakKeyDictionary[Any, ModelRounds] = weakref.WeakKeyDictionary()
         self.outer: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
@@ -94,16 +94,18 @@ class Rounds(Observer):
     def _refuse(self, callback: Any) -> None:
         if isinstance(callback, keras.callbacks.SwapEMAWeights):
             raise ValueError(
-                f"SwapEMAWeights does not work with sync={self.rule!r}: it changes weights "
-                "while replicas have different ones. Leave it out, and give the optimizer "
-                "ema_overwrite_frequency=None: at the end of fit it takes the averages"
+                f"the callback SwapEMAWeights does not work with sync={self.rule!r}: it changes "
+                "weights while replicas have different ones. Leave out the callback, and give the "
+                "optimizer ema_overwrite_frequency=None: the weights become the averages at the "
+                "end of fit"
             )
         several = self.strategy.extended.number_of_workers > 1
         if several and isinstance(callback, keras.callbacks.TerminateOnNaN):
             raise ValueError(
-                f"TerminateOnNaN does not work with sync={self.rule!r} on several workers: each "
-                "sees the loss of its own batches, so one would stop and the others wait for it. "
-                "Leave it out, and stop at the end of an epoch, when all are told the same loss"
+                f"the callback TerminateOnNaN does not work with sync={self.rule!r} on several "
+                "workers: each worker sees the loss of its own batches, so one worker would stop "
+                "and the others would wait for it. Use a callback that stops at the end of an "
+                "epoch, when all workers see the same loss"
             )
 
     def _refuse_length(self, length: Mapping[str, Any]) -> None:
@@ -112,21 +114,23 @@ class Rounds(Observer):
             return
         if self.teams.size > len(self.strategy.extended.worker_devices):
             raise ValueError(
-                f"sync={self.rule!r} has groups of several workers, which must have as many "
-                "batches, and how many these data give is not known. Give fit steps_per_epoch"
+                f"sync={self.rule!r} has groups of several workers, which need equal numbers of "
+                "batches, but the number of batches of these data is unknown. Pass steps_per_epoch "
+                "to fit"
             )
         if self.rule.start:
             raise ValueError(
-                f"sync={self.rule!r} begins with synchronous steps, for which several workers must "
-                "have as many batches, and how many these data give is not known. Give fit "
-                "steps_per_epoch"
+                f"sync={self.rule!r} begins with synchronous steps, for which all workers need "
+                "equal numbers of batches, but the number of batches of these data is unknown. "
+                "Pass steps_per_epoch to fit"
             )
         table = self.rule.table()
         if table[-1] < table[0] and length["number of epochs"] > 1:
             raise ValueError(
-                f"sync={self.rule!r} has rounds that get shorter, so a worker that has no data "
-                "left takes part in more of them in each epoch, and Keras gives it no more steps "
-                "than in the first. Give fit steps_per_epoch; or call it once for each epoch"
+                f"sync={self.rule!r} has rounds that get shorter, and the number of batches of "
+                "these data is unknown. A worker without batches would need more steps in later "
+                "epochs than Keras gives it. Pass steps_per_epoch to fit; or call fit once for "
+                "each epoch"
             )
 
     def _end_of_fit(

@@ -84,9 +84,10 @@ class Rows:
             return tf.sparse.slice(output, tf.zeros_like(size), size)
         if output.shape.rank == 0:
             raise ValueError(
-                "predict joins the rows that replicas predict, and this model gives one number for "
-                f"a batch ({output.name if hasattr(output, 'name') else output}). Let it give one "
-                "for each row, or predict on one device."
+                "predict cannot join the outputs of replicas: the model returns one number for a "
+                f"whole batch ({output.name if hasattr(output, 'name') else output}), and predict "
+                "needs one result for each row. Return one result for each row, or predict on one "
+                "device."
             )
         return output[: tf.where(self.absent, tf.zeros([], tf.int64), _rows(output))]
 

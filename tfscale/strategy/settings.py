@@ -19,6 +19,7 @@ from tfscale.strategy.own_losses import CHOICES
 from tfscale.support import arguments, records
 from tfscale.support.sizes import number_of_bytes
 from tfscale.sync import EveryStep, Rule
+from tfscale.sync.rule import refuse_without_length
 
 DEADLINE = 120.0
 
@@ -104,7 +105,9 @@ def check(**given: Any) -> None:
 
 def _checked_rule(sync: Any, name: str) -> Any:
     expected = "a rule of tfscale.sync, such as tfscale.sync.DiLoCo(every=100), or None"
-    return arguments.instance(sync, name, Rule, expected)
+    rule: Rule = arguments.instance(sync, name, Rule, expected)
+    refuse_without_length(rule.round_rule)
+    return rule
 
 
 def _slow_after(value: float, name: str) -> float:
@@ -145,15 +148,15 @@ def _rule(sync: Rule | None, **of_gradients: Any) -> Rule:
         return EveryStep()
     if KERAS_2:
         raise ValueError(
-            f"sync={sync!r} needs Keras 3, and this is Keras 2: leave sync out, and replicas agree "
-            "after every step"
+            f"sync={sync!r} needs Keras 3, but this program uses Keras 2. Install Keras 3; or "
+            "leave sync out, and replicas agree after every step"
         )
     given = {name: value for name, value in of_gradients.items() if value is not None}
     if given and not sync.sums_gradients:
         said = " and ".join(f"{name}={value!r}" for name, value in given.items())
         raise ValueError(
-            f"{said} says how gradients are sent, and with sync={sync!r} none are: replicas send "
-            "weights, or differences of weights. Say it of these: "
+            f"{said} has no effect with sync={sync!r}: replicas send no gradients, but weights or "
+            "differences of weights. Give the argument to the rule instead, such as "
             'sync=tfscale.sync.DiLoCo(every=100, wire="int8")'
         )
     return sync
@@ -181,6 +184,6 @@ def _choices_of(schedule_file: Path) -> str:
         return records.read_text(schedule_file)
     except FileNotFoundError:
         raise FileNotFoundError(
-            f"schedule_file={str(schedule_file)!r} is not here: each worker reads a file of that "
-            "name, which strategy.dump writes"
+            f"schedule_file={str(schedule_file)!r} does not exist on this worker; each worker "
+            "reads its own copy of the file. Write it with strategy.dump, and copy it to every host"
         ) from None

@@ -275,8 +275,9 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
         schedules = self.extended.team.schedules
         if not isinstance(schedules, Chooser):
             raise ValueError(
-                "there is nothing to write: you named a schedule, or there is one replica. "
-                'With algorithm="auto" and several replicas there is a choice to write'
+                "strategy.dump has no choices to write: the strategy has one replica, or its "
+                'algorithm is not "auto". Call dump on a strategy of several replicas with '
+                'algorithm="auto"'
             )
         self.reducer.trials.tell_chooser()
         schedules.dump(path)
@@ -296,7 +297,7 @@ def _refuse_xla(strategy: Any) -> None:
         return
     raise ValueError(
         f"jit_compile=True cannot train on {strategy.num_replicas_in_sync} replicas: XLA compiles "
-        "for one device, and can neither read the variables of another nor exchange gradients. "
+        "a step for one device, and such a step cannot exchange gradients with other devices. "
         'Use jit_compile="auto" (or False): model.compile(..., jit_compile="auto").'
     )
 

@@ -94,9 +94,9 @@ def _refuse_schedule(rule: Rule, algorithm: Algorithm, size: int, replicas: int)
     """Raise if the user passed one schedule where sums run over two different numbers of ranks."""
     if isinstance(algorithm, Schedule):
         raise ValueError(
-            f"{algorithm.name} is for {algorithm.ranks} ranks, and with sync={rule!r} a group has "
-            f"{size} ranks, which sum in each step, and all {replicas} ranks agree at the end of a "
-            "round. Pass a function that makes the schedule for a number of ranks, or a name"
+            f"the schedule {algorithm.name} is for {algorithm.ranks} ranks, but sync={rule!r} "
+            f"needs two schedules: for the {size} ranks of a group, and for all {replicas} ranks. "
+            "Pass the name of an algorithm, or a function from a number of ranks to a schedule"
         )
 
 
@@ -105,14 +105,15 @@ def _refuse_methods(rule: Rule, policy: MethodPolicy) -> None:
     adaptive = next((one for one in policy.methods if isinstance(one, Adaptive)), None)
     if adaptive is not None:
         raise ValueError(
-            f"method={adaptive!r} chooses while it trains, and with sync={rule!r} each group would "
-            "choose otherwise. Name the method that gradients are sent by within groups"
+            f"method={adaptive!r} chooses a method during training, and with sync={rule!r} each "
+            "group could choose a different one. Name one method instead, such as "
+            "method=tfscale.compression.PowerSGD(4)"
         )
     between = rule.round_rule.policy.methods
     draw = [one for one in between if one.random and not isinstance(one, Wire)]
     if draw and any(one.random for one in policy.methods):
         raise ValueError(
-            f"{draw[0]!r}, by which groups agree, and the method of the strategy, by which each "
-            "sums its gradients, draw from the same seed, and groups may draw more or less often. "
-            "Take another method for one of the two"
+            f"the rule's method {draw[0]!r} and the strategy's method draw random numbers from the "
+            "same seed, but groups make different numbers of draws. Use a method without random "
+            "numbers, such as PowerSGD or TopK, for one of the two"
         )

@@ -54,9 +54,9 @@ _VALUE = "VARIABLE_VALUE"  # name of a value in TensorFlow's checkpoints
 _FOLD = 0x9E3779B1
 
 _SUMMED = (
-    "the variable {!r} is to be summed over replicas whenever one assigns it "
-    '(aggregation="sum"), and in rounds replicas train alone. Leave aggregation out, which gives '
-    "means at the ends of rounds; or use sync=tfscale.sync.EveryStep()"
+    'the variable {!r} has aggregation="sum", which sums each assignment over replicas, but in '
+    "rounds replicas train alone. Leave out aggregation, and tfscale averages the variable at the "
+    "end of each round; or use sync=tfscale.sync.EveryStep()"
 )
 
 
@@ -105,8 +105,8 @@ class Weight(_Readable, MirroredVariable):
             return super().handle
         except ValueError as error:
             raise ValueError(
-                f"{self.name} has a copy on each replica, and a gradient with respect to it was "
-                f"asked for outside of replicas. {origin.BY_REPLICAS}"
+                f"a tape computes the gradient of {self.name} outside of strategy.run, but this "
+                f"variable has a copy on each replica. {origin.BY_REPLICAS}"
             ) from error
 
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:

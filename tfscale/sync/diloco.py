@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from tfscale.collectives.wires import LOSSLESS
-from tfscale.compression.method import Method, Wire
+from tfscale.compression.method import Method, refuse_several_exchanges
 from tfscale.compression.policy import MethodPolicy, WirePolicy
 from tfscale.support import arguments
 from tfscale.sync.period import Period, checked_count, checked_period
@@ -87,8 +87,9 @@ class DiLoCo(Rule):
         arguments.optional(arguments.flag, self.error_feedback, "error_feedback")
         if self.method is not None and (self.wire, self.error_feedback) != (None, None):
             raise ValueError(
-                f"method={self.method!r} says how differences are sent, and wire={self.wire!r} or "
-                f"error_feedback={self.error_feedback!r} says so, too. Leave one of them out"
+                f"method={self.method!r} excludes wire and error_feedback, got wire={self.wire!r} "
+                f"and error_feedback={self.error_feedback!r}: both say how differences are sent. "
+                "Leave one of them out"
             )
         self._check_stream()
         object.__setattr__(self, "agrees", not self.streams)
@@ -105,26 +106,22 @@ class DiLoCo(Rule):
             isinstance(self.every, Period) or self.every % self.fragments != 0
         ):
             raise ValueError(
-                f"with fragments={self.fragments}, whose rounds end one after the other, every is "
-                f"a multiple of {self.fragments} steps; got {self.every!r}"
+                f"with fragments={self.fragments}, every must be a multiple of {self.fragments} "
+                f"steps; got {self.every!r}: the rounds of all fragments end at equal distances"
             )
         if self.delay >= min(self.table()):
             raise ValueError(
-                f"what a fragment sends is taken before the next one sends, {min(self.table())} "
-                f"steps later, so delay is less than that; got {self.delay}"
+                f"delay must be less than {min(self.table())} steps, got {self.delay}: the next "
+                f"fragment is sent {min(self.table())} steps later, and only one may be on its way"
             )
         if self.blend is not None:
             arguments.real(self.blend, "blend", 0, below=1, what=_BLEND)
             if not self.delay:
                 raise arguments.wrong(self.blend, "blend", f"{_BLEND}, with a delay", "Set delay")
         # ``policy`` raises if a setting is wrong.
-        others = [method for method in self.policy.methods if not isinstance(method, Wire)]
-        if self.streams and others:
-            raise ValueError(
-                f"{others[0]} needs more than one exchange, and with fragments or delay one alone "
-                'travels behind steps. Use a wire, such as wire="int8"; or leave out fragments '
-                "and delay"
-            )
+        methods = self.policy.methods
+        if self.streams:
+            refuse_several_exchanges(methods)
 
     def table(self) -> list[int]:
         """Return the lengths of the first rounds, in steps; each round is one fragment's.
@@ -141,7 +138,7 @@ class DiLoCo(Rule):
             return type(self.outer).from_config(self.outer.get_config())
         made = self.outer()
         if not _is_optimizer(made):
-            raise ValueError(f"outer is to make an optimizer of Keras, and made {made!r}")
+            raise ValueError(f"outer must return an optimizer of Keras, and made {made!r}")
         return made
 
     def describe(self) -> str:
@@ -262,8 +259,8 @@ def fragments_of(sizes: Sequence[int], fragments: int) -> list[list[int]]:
     """
     if fragments > len(sizes):
         raise ValueError(
-            f"fragments={fragments}, but the model has {len(sizes)} weights, of which each is in "
-            f"one fragment. Take {len(sizes)} or fewer"
+            f"fragments={fragments}, but the model has {len(sizes)} weights, and each fragment "
+            f"needs at least one. Take {len(sizes)} or fewer"
         )
     parts: list[list[int]] = [[] for _ in range(fragments)]
     for place in sorted(range(len(sizes)), key=lambda place: -sizes[place]):

@@ -51,9 +51,9 @@ class ElasticAveraging(Rule):
         """Raise ``ValueError`` if the weights of this number of replicas would diverge."""
         if self.alpha * (replicas + 1) >= 2:
             raise ValueError(
-                f"with alpha={self.alpha} {replicas} replicas would move ever further from their "
-                f"centre: alpha times {replicas + 1} must be less than 2. The paper takes 0.9 / "
-                f"{replicas}, which is {0.9 / replicas:.3g}"
+                f"alpha={self.alpha} is too large for {replicas} replicas, which would move ever "
+                f"further from their centre: alpha times {replicas + 1} must be less than 2. Take "
+                f"alpha={0.9 / replicas:.3g}, which is 0.9 / {replicas} as in the paper"
             )
 
     def begin(self, round: Round) -> None:

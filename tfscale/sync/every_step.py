@@ -16,6 +16,7 @@ class EveryStep(Rule):
         >>> strategy = tfscale.ScaleStrategy(sync=tfscale.sync.EveryStep())  # the default
     """
 
+    every = 1
     sums_gradients = True
 
     def team_size(self, devices: int, hosts: Sequence[str]) -> int:

@@ -104,9 +104,9 @@ def refuse_if_mean_changes(rule: Rule, mixtures: Sequence[Schedule]) -> None:
     for number, mixture in enumerate(mixtures):
         if not is_doubly_stochastic(mixture):
             raise ValueError(
-                f"sync={rule!r}: in round {number} of {mixture.ranks} replicas the shares that "
-                "some replica gets do not sum to 1, so the mean of all weights would change. "
-                "Return rounds in which each replica sends to as many as send to it"
+                f"sync={rule!r} would change the mean of all weights: in round {number} of "
+                f"{mixture.ranks} replicas, the shares that a replica receives do not sum to 1. "
+                "Return rounds in which each replica sends to as many replicas as it receives from"
             )
 
 

@@ -14,8 +14,8 @@ from tfscale.sync.period import checked_count
 from tfscale.sync.rule import Rule
 
 MIXES_REPLICAS = (
-    "{} mixes single replicas, and those of a group must stay the same. Between groups use a rule "
-    "that takes means, such as tfscale.sync.LocalSGD(8)"
+    "{} mixes single replicas, but all replicas of a group must keep the same weights. Between "
+    "groups, use a rule that computes means, such as tfscale.sync.LocalSGD(8)"
 )
 
 
@@ -54,7 +54,7 @@ class Hierarchical(Rule):
     def __post_init__(self) -> None:
         if not isinstance(self.inner, EveryStep):
             expected = "tfscale.sync.EveryStep(): the replicas of a group make each step together"
-            advice = "What is to happen seldom is the outer rule"
+            advice = "Pass a rule that synchronizes less often as outer"
             raise arguments.wrong(self.inner, "inner", expected, advice)
         if not isinstance(self.outer, Rule) or isinstance(self.outer, (EveryStep, Hierarchical)):
             expected = (
@@ -67,7 +67,8 @@ class Hierarchical(Rule):
         if self.outer.start:
             raise ValueError(
                 f"outer={self.outer!r} begins with steps that are synchronous over all replicas, "
-                "and groups sum over their own replicas from the first step on. Leave start out"
+                "but with Hierarchical each group sums its own gradients from the first step. "
+                "Leave out start"
             )
         if self.group is not None:
             checked_count(self.group, "group", what="a number of replicas")
@@ -99,8 +100,8 @@ class Hierarchical(Rule):
         if replicas % self.group or not divides:
             raise ValueError(
                 f"sync={self!r} asks for groups of {self.group} replicas, and there are "
-                f"{replicas}: {devices} on each of {len(hosts)} workers. All groups must have as "
-                "many, each of them a part of one worker, or some whole workers"
+                f"{replicas}: {devices} on each of {len(hosts)} workers. Choose a group that "
+                f"divides {replicas}, and that is a divisor or a multiple of {devices}"
             )
         return self.group
 
@@ -110,7 +111,8 @@ class Hierarchical(Rule):
         if len(sizes) > 1 or len(runs) > len(set(hosts)):
             said = ", ".join(f"{size} on {host}" for host, size in runs)
             raise ValueError(
-                f"sync={self!r} takes the workers of a host for a group, and hosts must have as "
-                f"many, one after the other; here are {said}. Say how many make a group: group=2"
+                f"sync={self!r} makes a group of the workers of each host, so all hosts must have "
+                "equal numbers of workers, listed one after the other; the workers are "
+                f"{said}. Pass the number of replicas in a group, such as group=2"
             )
         return sizes.pop()

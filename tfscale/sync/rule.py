@@ -114,7 +114,8 @@ class Rule:
     """Base class of sync rules, which say when replicas agree, and on what.
 
     Attributes:
-        every: number of steps in a round, or a ``Period``.
+        every: number of steps in a round, or a ``Period``. It has no default: each rule sets it, or
+            defines ``table``.
         delay: number of steps of the next round after which the strategy calls ``land``; 0: never.
         start: number of synchronous steps before the first round.
         keeps: names of values that the rule keeps for each weight, the same on all replicas.
@@ -127,11 +128,13 @@ class Rule:
         reads_as: name in ``keeps`` whose values are read in place of the weights, outside of
             replicas and in evaluations, while replicas have different weights; None for the mean
             over replicas.
-        agrees: whether all replicas have the same weights after a round.
+        agrees: whether all replicas have the same weights after a round. If False, ``settle`` must
+            make them equal at the end of ``fit``. There, ``fit`` raises an error if replicas that
+            train by a user's own rule have different weights.
         has_outer: whether ``make_outer`` makes an optimizer, for ``Round.outer_step``.
     """
 
-    every: int | Period = 1
+    every: int | Period
     delay: int = 0
     start: int = 0
     keeps: tuple[str, ...] = ()
@@ -206,7 +209,8 @@ class Rule:
     def end(self, round: Round) -> None:
         """End a round, after its last step."""
         raise NotImplementedError(
-            f"{type(self).__name__} must define end(self, round), which makes replicas agree"
+            f"{type(self).__name__} does not define end(self, round). Define it: tfscale calls it "
+            "after the last step of a round, to make replicas agree"
         )
 
     def land(self, round: Round) -> None:
@@ -214,3 +218,13 @@ class Rule:
 
     def settle(self, round: Round) -> None:
         """Make weights equal on all replicas at the end of ``fit``, after the end of a round."""
+
+
+def refuse_without_length(rule: Rule) -> None:
+    """Raise ``ValueError`` if a user's rule does not say how long its rounds are."""
+    if not hasattr(rule, "every") and type(rule).table is Rule.table:
+        raise ValueError(
+            f"sync={type(rule).__name__}(...) does not say how many steps a round has: the class "
+            "needs an attribute every, a number of steps or a tfscale.sync.Period. Add a line such "
+            "as every: int = 4 to the class"
+        )
