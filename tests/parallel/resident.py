@@ -46,8 +46,8 @@ def worker(depth, shard):
     import numpy as np
 
     import tfscale
-    from tfscale.tools.bench.measure import highest_memory
-    from tfscale.tools.bench.memory import _settle
+    from tfscale.support.resident import highest_memory
+    from tfscale.tools.bench.memory import settle
 
     strategy = tfscale.ScaleStrategy(shard=shard)
     replicas = strategy.num_replicas_in_sync
@@ -57,7 +57,7 @@ def worker(depth, shard):
         first = keras.Sequential([keras.Input([2048]), keras.layers.Dense(1)])
         first.compile("adam", "mse")
     first.fit(x, y, batch_size=BATCH, verbose=0)
-    before = _settle()
+    before = settle()
     with strategy.scope():
         made = model(depth)
     made.fit(x, y, batch_size=BATCH, verbose=0)

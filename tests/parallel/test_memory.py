@@ -10,7 +10,8 @@ import pytest
 from tests.helpers import ROOT
 from tfscale.bridge.objects import native
 from tfscale.compression import MethodPolicy, Wire
-from tfscale.parallel.memory import Array, Needs, Weight, of_training, planned
+from tfscale.parallel.memory import of_training
+from tfscale.parallel.planned import Array, Needs, Weight, planned
 from tfscale.tools import cli
 
 PROGRAM = """

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfscale.bridge.objects import build_on, innermost, path_of
 from tfscale.bridge.optimizers import is_elementwise
-from tfscale.parallel.memory import Array, Needs, Weight
+from tfscale.parallel.planned import Array, Needs, Weight
 from tfscale.support import arguments
 from tfscale.training.recompute import trace
 from tfscale.training.recompute.simulate import memory

@@ -12,7 +12,7 @@ from tfscale.support.sizes import in_words, number_of_bytes
 from tfscale.tools.model_file import ModelError, load_model
 
 if TYPE_CHECKING:
-    from tfscale.parallel.memory import Memory
+    from tfscale.parallel.planned import Memory
 
 
 def main(argv: Sequence[str]) -> int:
