@@ -45,8 +45,8 @@ def needs(slots=2, **more):
 
 
 def test_by_hand():
-    one = planned(needs(pile_up=False), 1)
-    assert dataclasses.astuple(one.most) == (40080, 80080, 0, 0, 40000, 0, 1000)
+    one = planned(needs(), 1)
+    assert dataclasses.astuple(one.most) == (40080, 80080, 0, 0, 40040, 0, 1000)
     four = planned(needs(), 4).most
     assert (four.kept, four.gradients, four.buffers) == (40080 + 80080, 40040, 40040)
     assert four.total == 120160 + 40040 + 40040
@@ -79,18 +79,20 @@ def made(optimizer, **more):
     return model
 
 
-@pytest.mark.parametrize(
-    "optimizer",
-    [
-        keras.optimizers.Adam(use_ema=True),
-        keras.optimizers.SGD(gradient_accumulation_steps=2),
-        keras.optimizers.Adafactor(),
-        keras.optimizers.Muon(),
-        keras.optimizers.LossScaleOptimizer(keras.optimizers.RMSprop(centered=True)),
-    ],
-    ids=lambda optimizer: type(optimizer).__name__,
-)
-def test_slots_are_those_that_the_optimizer_makes(optimizer):
+OPTIMIZERS = {
+    "Adam, EMA": lambda: keras.optimizers.Adam(use_ema=True),
+    "SGD, accumulation": lambda: keras.optimizers.SGD(gradient_accumulation_steps=2),
+    "Adafactor": keras.optimizers.Adafactor,
+    "Muon": keras.optimizers.Muon,
+    "RMSprop, scaled": lambda: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.RMSprop(centered=True)
+    ),
+}
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_slots_are_those_that_the_optimizer_makes(make):
+    optimizer = make()
     model = made(optimizer)
     found = of_training(model, batch=4).most
     assert not optimizer.built
@@ -137,7 +139,7 @@ def test_an_example_builds_a_model():
 def test_a_step_that_cannot_be_traced_asks_for_an_example():
     model = keras.Sequential([keras.Input([3]), keras.layers.Dense(4)])
     model.compile("sgd", lambda y, z: keras.ops.reshape(y, [-1, 7]) - z)
-    with pytest.raises(ValueError, match=r"cannot be traced.*Pass example=\(x, y\)"):
+    with pytest.raises(ValueError, match=r"(?s)cannot be traced.*Pass example=\(x, y\)"):
         of_training(model, 3)
 
 

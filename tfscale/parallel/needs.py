@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale.bridge.objects import build_on, innermost, path_of
+from tfscale.bridge.objects import innermost, path_of
 from tfscale.bridge.optimizers import is_elementwise
 from tfscale.parallel.planned import Array, Needs, Weight
 from tfscale.support import arguments
@@ -55,7 +55,6 @@ def needs_of(
         weights=tuple(_weight(inner, v) for v in model.trainable_variables),
         others=tuple(_array(v) for v in model.variables if id(v) not in trained),
         activations=max(memory(step)),
-        pile_up=bool(inner.global_clipnorm) or inner is not model.optimizer,
         even=is_elementwise(inner),
         optimizer=type(inner).__name__,
         batch=batch,
@@ -135,10 +134,7 @@ def _resized(arrays: Any, batch: int) -> Any:
 
 def _targets(model: keras.Model, inputs: Any, batch: int) -> Any:
     """Return specs like the outputs; of classes' numbers where a loss takes these."""
-    made = tf.nest.map_structure(
-        lambda spec: keras.KerasTensor(spec.shape, dtype=spec.dtype.name), inputs
-    )
-    outputs = keras.backend.compute_output_spec(model, made)
+    outputs = _called(model, inputs)
     flat = keras.tree.flatten(outputs)
     losses = keras.tree.flatten(model.loss)
     losses = losses if len(losses) == len(flat) else losses[:1] * len(flat)
@@ -154,20 +150,31 @@ def _target(output: Any, loss: Any, batch: int) -> tf.TensorSpec:
 
 
 def _traced(model: keras.Model, specs: tuple[Any, ...]) -> TracedStep:
+    _called(model, specs[0])  # makes weights that wait for the shapes of inputs
     try:
-        if not all(layer.built for layer in (model, *getattr(model, "layers", ()))):
-            build_on(model, tf.nest.map_structure(_as_keras, specs))
         return trace(model, specs)
     except Exception as error:
-        shapes = ", ".join(str(tuple(each.shape)) for each in tf.nest.flatten(specs))
-        raise ValueError(
-            f"a training step of model {model.name!r} with a batch of the shapes {shapes} cannot "
-            f"be traced: {error}. Pass example=(x, y), a batch as fit gets it"
-        ) from error
+        raise _untraced(model, specs, error) from error
 
 
-def _as_keras(spec: tf.TensorSpec) -> keras.KerasTensor:
-    return keras.KerasTensor(spec.shape, dtype=spec.dtype.name)
+def _called(model: keras.Model, inputs: Any) -> Any:
+    """Return a model's outputs as Keras's symbols."""
+    try:
+        return model(
+            tf.nest.map_structure(
+                lambda spec: keras.KerasTensor(spec.shape, dtype=spec.dtype.name), inputs
+            )
+        )
+    except Exception as error:
+        raise _untraced(model, inputs, error) from error
+
+
+def _untraced(model: keras.Model, specs: Any, error: Exception) -> ValueError:
+    shapes = ", ".join(str(tuple(each.shape)) for each in tf.nest.flatten(specs))
+    return ValueError(
+        f"a training step of model {model.name!r} with a batch of the shapes {shapes} cannot be "
+        f"traced: {error}. Pass example=(x, y), a batch as fit gets it"
+    )
 
 
 # ------------------------------------------------------------------ weights and slots

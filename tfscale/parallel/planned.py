@@ -68,7 +68,6 @@ class Needs:
         weights: weights that the optimizer updates.
         others: variables that no optimizer updates, such as moving averages.
         activations: most bytes of a replica's forward and backward pass, its batch included.
-        pile_up: whether all gradients must exist before the first is applied on one device.
         even: whether the optimizer updates each number of a weight by itself.
         optimizer: name of the optimizer.
         batch: samples of a replica in a step.
@@ -78,7 +77,6 @@ class Needs:
     weights: tuple[Weight, ...]
     others: tuple[Array, ...] = ()
     activations: int = 0
-    pile_up: bool = True
     even: bool = False
     optimizer: str = "the optimizer"
     batch: int = 0
@@ -240,7 +238,6 @@ def _held(needs: Needs, layouts: Sequence[Layout], rank: int, policy: MethodPoli
     parts = [layout.part_shape(rank) for layout in layouts]
     own = sum(array.bytes(part) for array, part in zip(weights, parts, strict=True))
     is_cut = any(not isinstance(layout, Copy) for layout in layouts)
-    largest = max((array.bytes() for array in weights), default=0)
     return RankBytes(
         weights=gradients + sum(array.bytes() for array in needs.others),
         slots=sum(
@@ -250,7 +247,7 @@ def _held(needs: Needs, layouts: Sequence[Layout], rank: int, policy: MethodPoli
         ),
         working=own if is_cut else 0,
         residuals=sum(weight.residuals(policy) for weight in needs.weights) if ranks > 1 else 0,
-        gradients=gradients if ranks > 1 or needs.pile_up else largest,
+        gradients=gradients,
         buffers=gradients + (own if is_cut else 0) if ranks > 1 else 0,
         activations=needs.activations,
     )
