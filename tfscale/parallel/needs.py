@@ -66,7 +66,7 @@ class _Compiled(keras.Model):
     """A model that is not compiled, with an optimizer, and with the mean of outputs as a loss."""
 
     def __init__(self, model: keras.Model, optimizer: Any) -> None:
-        super().__init__()
+        super().__init__(name="compiled")
         self.inner = model
         self.compile(optimizer, jit_compile=False)
 
