@@ -17,6 +17,7 @@ FLOORS = (
     ("parallel",),
     ("analysis",),
     ("training",),
+    ("parallel",),
     ("callbacks",),
     ("strategy",),
     ("tfscale",),

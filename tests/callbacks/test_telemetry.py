@@ -68,6 +68,15 @@ def test_one_device_has_a_rate_and_no_wire(tmp_path):
     assert "no gradients are sent" in telemetry.summary()
 
 
+def test_the_end_tells_memory(tmp_path):
+    model = compiled(keras.optimizers.Adam())
+    fit(model, [Telemetry(tmp_path / "run.jsonl")])
+    (end,) = lines(tmp_path / "run.jsonl", "end")
+    numbers = 3 * model.count_params() + 2  # and the counter of steps, and the learning rate
+    assert 4 * numbers <= end["kept"] <= 4 * numbers + 16
+    assert end["resident"] > 50e6  # TensorFlow alone takes more
+
+
 def test_mirrored_strategy_has_a_rate_and_no_known_wire():
     telemetry = Telemetry(baseline=1e-3)
     with mirrored().scope():

@@ -24,8 +24,10 @@ from tfscale.callbacks import progress
 from tfscale.exchange.explain import Row
 from tfscale.exchange.scaling import scaling
 from tfscale.native.bucket import BucketId
+from tfscale.parallel.planned import kept_by
 from tfscale.support import arguments
 from tfscale.support.names import TIMELINE_VARIABLE
+from tfscale.support.resident import highest_memory
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -239,7 +241,7 @@ class Telemetry(keras.callbacks.Callback):
                    if what in ("samples", "sent", "saved")}  # fmt: skip
         if self._engine_log is not None and self._engine_log.is_measured:
             totals["sent_in_all"] = self._engine_log.sent() - self._sent_before
-        self._write("end", **totals, **self._numbers(self._whole, self._usual))
+        self._write("end", **totals, **self._memory(), **self._numbers(self._whole, self._usual))
         for sink in (self._lines, self._board):
             if sink is not None:
                 sink.close()
@@ -420,6 +422,14 @@ class Telemetry(keras.callbacks.Callback):
             "baseline": self._baseline,
             "words": self._words(),
         }
+
+    def _memory(self) -> dict[str, int]:
+        """Return what weights and slots take on a replica, and what this process has held."""
+        if self._lines is None:
+            return {}
+        optimizer = self.model.optimizer
+        variables = [*self.model.variables, *(optimizer.variables if optimizer else ())]
+        return {"kept": kept_by(variables), "resident": highest_memory()}
 
     def _words(self) -> str:
         said = []

@@ -17,6 +17,7 @@ _MODULES = {
     "demo": "train on one device and on four replicas of this machine, and draw the results",
     "launch": "start a training on several devices, of this host or of several",
     "bench": "measure all-reduces and optimizers, and how models learn with each",
+    "memory": "say how much memory a training takes on each replica, before it trains",
     "doctor": "say what training needs here, what is missing, and what to do about it",
 }
 COMMANDS = ("build", *_MODULES)

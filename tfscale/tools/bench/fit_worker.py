@@ -21,9 +21,10 @@ import tensorflow as tf
 from tfscale.exchange.slots import Slots
 from tfscale.exchange.trial import TURNS
 from tfscale.strategy import ScaleStrategy, auto_strategy
+from tfscale.support.resident import highest_memory
 from tfscale.tools.bench import machine, methods
 from tfscale.tools.bench.fit_contestants import FitContestant
-from tfscale.tools.bench.measure import highest_memory, page_faults
+from tfscale.tools.bench.measure import page_faults
 
 DEADLINE = 60.0
 SETTLED = TURNS + 4  # steps until the strategy has tried all schedules

@@ -71,18 +71,6 @@ def page_faults() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
-def highest_memory() -> int:
-    """Return the most memory that this process has held, in bytes.
-
-    The peak that ``getrusage`` knows may be that of the process which started this one.
-    """
-    with open("/proc/self/status") as file:
-        for line in file:
-            if line.startswith("VmHWM"):
-                return int(line.split()[1]) * 1024
-    raise OSError("/proc/self/status has no VmHWM: this benchmark needs Linux")
-
-
 def context_switches() -> int:
     """Return how often threads of this process have left or lost their cores."""
     usage = resource.getrusage(resource.RUSAGE_SELF)

@@ -23,9 +23,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tfscale.support.resident import highest_memory
 from tfscale.tools.bench import machine
 from tfscale.tools.bench.command import list_of, make_console, one_of, progress, whole_number
-from tfscale.tools.bench.measure import highest_memory
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -363,7 +363,7 @@ def make_meter(keras: Any, tf: Any) -> Any:
             self.times.append(time.perf_counter() - self.began)
             self.loss = float(logs["loss"])
             if batch == 0:
-                self.settled = _settle()
+                self.settled = settle()
                 tf.config.experimental.reset_memory_stats("CPU:0")
                 self.held = in_use()["current"]
             self.resident = highest_memory() - self.settled
@@ -372,7 +372,7 @@ def make_meter(keras: Any, tf: Any) -> Any:
     return Meter()
 
 
-def _settle() -> int:
+def settle() -> int:
     """Free unused memory, reset the highest resident size, and return the resident size."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
