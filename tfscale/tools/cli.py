@@ -17,6 +17,7 @@ _MODULES = {
     "demo": "train on one device and on four replicas of this machine, and draw the results",
     "launch": "start a training on several devices, of this host or of several",
     "bench": "measure all-reduces and optimizers, and how models learn with each",
+    "plan": "say how a model should be cut on a cluster, and how far it scales",
     "doctor": "say what training needs here, what is missing, and what to do about it",
 }
 COMMANDS = ("build", *_MODULES)

@@ -36,6 +36,14 @@ class Numbers:
         """Bytes of one parameter without shards."""
         return self.weights + self.gradients + self.state
 
+    def each(self) -> dict[str, Numbers]:
+        """Return numbers of each kind alone, by name."""
+        return {
+            "weights": Numbers(self.weights, 0, 0),
+            "gradients": Numbers(0, self.gradients, 0),
+            "state": Numbers(0, 0, self.state),
+        }
+
 
 ADAM = Numbers()  # float32, two slots
 MIXED_ADAM = Numbers(2, 2, 12)  # float16, with float32 copies of weights, as in the paper
