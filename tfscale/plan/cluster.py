@@ -160,7 +160,7 @@ class Cluster:
     @classmethod
     def load(cls, path: str | Path) -> Cluster:
         """Read a JSON file, such as ``dump`` writes."""
-        return cls.of_record(Record.read(Path(path)))
+        return read_cluster(Record.read(Path(arguments.path(path, "path"))))
 
     def dump(self, path: str | Path) -> None:
         """Write a JSON file that ``load`` reads."""
@@ -177,27 +177,27 @@ class Cluster:
                 joined.append(host)
         return {"hosts": joined, "link": dataclasses.asdict(self.link)}
 
-    @classmethod
-    def of_record(cls, file: Record) -> Cluster:
-        """Return the cluster that a file describes."""
-        file.only("hosts", "link")
-        hosts: list[Host] = []
-        for row in file.records("hosts"):
-            row.only("count", "devices", "memory", "rate", "link")
-            link = _link(row.record("link")) if "link" in row else INSIDE
-            host = Host(
-                row.integer("devices"),
-                row.number("memory") if "memory" in row else MEMORY,
-                row.number("rate") if "rate" in row else RATE,
-                link,
-            )
-            count = row.integer("count") if "count" in row else 1
-            if not 1 <= count <= 100_000:
-                raise row.wrong("count", "a number of hosts from 1 to 100,000")
-            hosts += [host] * count
-        if not hosts:
-            raise file.wrong("hosts", "one host or more")
-        return cls(hosts, _link(file.record("link")))
+
+def read_cluster(file: Record) -> Cluster:
+    """Return the cluster that a file describes."""
+    file.only("hosts", "link")
+    hosts: list[Host] = []
+    for row in file.records("hosts"):
+        row.only("count", "devices", "memory", "rate", "link")
+        link = _link(row.record("link")) if "link" in row else INSIDE
+        host = Host(
+            row.integer("devices"),
+            row.number("memory") if "memory" in row else MEMORY,
+            row.number("rate") if "rate" in row else RATE,
+            link,
+        )
+        count = row.integer("count") if "count" in row else 1
+        if not 1 <= count <= 100_000:
+            raise row.wrong("count", "a number of hosts from 1 to 100,000")
+        hosts += [host] * count
+    if not hosts:
+        raise file.wrong("hosts", "one host or more")
+    return Cluster(hosts, _link(file.record("link")))
 
 
 def _link(fields: Record) -> Link:

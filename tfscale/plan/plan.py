@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfscale.collectives import ALGORITHMS, Link, wires
 from tfscale.plan import pipelines
-from tfscale.plan.cluster import Cluster
+from tfscale.plan.cluster import Cluster, read_cluster
 from tfscale.plan.formulas.state import ADAM, SHARDS, Numbers
 from tfscale.plan.price import ORDERS, Cut, Price, Pricer
 from tfscale.plan.read import read
@@ -223,7 +223,7 @@ class Plan:
             "batch", "cluster", "numbers", "units", "cuts", "bound", "priced", "wires", "runnable"
         )
         units = checked_units([_unit(row) for row in file.records("units")])
-        cluster = Cluster.of_record(file.record("cluster"))
+        cluster = read_cluster(file.record("cluster"))
         numbers = file.record("numbers")
         numbers.only("weights", "gradients", "state")
         of = Numbers(*(numbers.number(name) for name in ("weights", "gradients", "state")))
@@ -271,7 +271,9 @@ def best(
     machines = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
     expected = "a Cluster, or a text such as '4 x (2 devices, 16GB), 10gbit'"
     arguments.instance(machines, "cluster", Cluster, expected)
-    units = checked_units(model if isinstance(model, (list, tuple)) else read(model, example))
+    arguments.optional(arguments.data, example, "example")
+    units = model if isinstance(model, (list, tuple)) else read(model, example)
+    units = checked_units(units, "model")
     runnable = arguments.flag(runnable, "runnable")
     found = search(
         units, batch, machines, numbers=numbers, wires=checked, keep=keep, runnable=runnable

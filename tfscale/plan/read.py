@@ -38,6 +38,7 @@ def read(model: Any, example: Any = None) -> list[Unit]:
     import keras
 
     arguments.instance(model, "model", keras.Model, "a Keras model")
+    arguments.optional(arguments.data, example, "example")
     calls = _calls(model, _inputs(model, example))
     known: dict[str, Unit] = {}
     units: dict[str, Unit] = {}

@@ -65,6 +65,8 @@ def curve(
     """
     units = checked_units(units)
     arguments.whole(batch, "batch", 1, what="a number of samples")
+    expected = "a Cluster, such as Cluster.parse('(4 devices), 25gbit')"
+    arguments.instance(cluster, "cluster", Cluster, expected)
     arguments.choice(kind, "kind", KINDS)
     one = lambda value, name: arguments.whole(value, name, 1, 100_000)  # noqa: E731
     ranks = arguments.items(ranks, "ranks", "a list of numbers of devices", one)

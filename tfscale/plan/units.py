@@ -114,8 +114,8 @@ def transformer(
     return [embedding, *both, head]
 
 
-def checked_units(units: Sequence[Unit]) -> tuple[Unit, ...]:
+def checked_units(units: Sequence[Unit], name: str = "units") -> tuple[Unit, ...]:
     """Return units as a tuple, or raise."""
     expected = "a list of Units, such as tfscale.plan.read(model) returns"
     one = lambda value, name: arguments.instance(value, name, Unit, expected)  # noqa: E731
-    return arguments.items(units, "units", expected, one)
+    return arguments.items(units, name, expected, one)
