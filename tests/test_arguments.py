@@ -204,6 +204,7 @@ RIGHT = {
         "units": [tfscale.plan.Unit("dense")], "batch": 8, "ranks": [1],
         "cluster": tfscale.plan.Cluster([tfscale.plan.Host()]),
     },
+    "plan.rate_here": {"model": None, "batch": 4},
     "plan.read": {"model": None},
     "plan.transformer": {
         "blocks": 1, "hidden": 8, "heads": 2, "sequence": 4, "vocabulary": 10
@@ -257,6 +258,7 @@ adversarial.examples: x=array
 curvature.Fisher: x={1:2},array y=None,{1:2},array sample_weight={1:2},array
 curvature.GaussNewton: x={1:2},array y=None,{1:2},array sample_weight={1:2},array
 curvature.Hessian: x={1:2},array y=None,{1:2},array sample_weight={1:2},array
+plan.rate_here: example={1:2},array
 plan.read: example={1:2},array
 recompute.plan_budget: budget=1.5
 recompute.trace: batch=np.nan,array

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import keras
 import numpy as np
 import pytest
 
+import tfscale
 from tfscale import plan
 from tfscale.tools.plan import main
 
@@ -119,6 +122,13 @@ def test_what_is_no_model_is_refused(wrong) -> None:
         plan.read(wrong)
 
 
+def test_a_strategy_takes_the_arguments_of_a_plan() -> None:
+    model = keras.Sequential([keras.Input([32]), keras.layers.Dense(8)])
+    found = plan.best(model, 64, "2 x (1 device), 10gbit", runnable=True)
+    strategy = tfscale.ScaleStrategy(devices=["CPU:0", "CPU:1"], **found.strategy_arguments())
+    assert strategy.num_replicas_in_sync == found.cut.columns == 2
+
+
 SCRIPT = """
 import keras
 def model():
@@ -136,6 +146,8 @@ def test_the_command(tmp_path, capsys) -> None:
     said = capsys.readouterr().out
     assert "Best: data" in said and "Run it with ScaleStrategy(" in said
     assert (tmp_path / "plan.png").stat().st_size > 1000
+    assert main([*words, "--measure"]) == 0
+    assert re.match(r"This machine reaches [\d.e+-]+ GFLOPS", capsys.readouterr().out)
     curve = ["--curve", "1:128", "--draw", str(tmp_path / "curve.png")]
     assert main([saved, *curve]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]

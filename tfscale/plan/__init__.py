@@ -13,6 +13,7 @@ from __future__ import annotations
 from tfscale.plan import pipelines
 from tfscale.plan.cluster import Cluster, Host
 from tfscale.plan.formulas.state import Numbers
+from tfscale.plan.measure import rate_here
 from tfscale.plan.plan import Plan, best
 from tfscale.plan.price import Cut, Price
 from tfscale.plan.read import read
@@ -34,6 +35,7 @@ __all__ = [
     "best",
     "curve",
     "pipelines",
+    "rate_here",
     "read",
     "transformer",
 ]

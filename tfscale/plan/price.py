@@ -138,7 +138,7 @@ class Pricer:
     def _sum_slope(self, cut: Cut, everywhere: bool) -> float:
         """Return the least seconds per parameter that a large sum takes."""
         ranks = cut.columns * (cut.rows if everywhere else 1)
-        large = 1e9
+        large = 1e15  # so many that latency does not count
         seconds, _ = self._sum(ranks, 1 if everywhere else cut.rows, large, cut.wire)
         return seconds / large
 

@@ -39,7 +39,7 @@ def read(model: Any, example: Any = None) -> list[Unit]:
 
     arguments.instance(model, "model", keras.Model, "a Keras model")
     arguments.optional(arguments.data, example, "example")
-    calls = _calls(model, _inputs(model, example))
+    calls = _calls(model, example_specs(model, example))
     known: dict[str, Unit] = {}
     units: dict[str, Unit] = {}
     for call in calls:
@@ -72,7 +72,7 @@ class _Call:
         return f"{type(self.layer)} {told} {self.args} {sorted(self.kwargs.items())}"
 
 
-def _inputs(model: Any, example: Any) -> Any:
+def example_specs(model: Any, example: Any) -> Any:
     """Return the specs of a model's inputs for one sample."""
     import keras
     import tensorflow as tf

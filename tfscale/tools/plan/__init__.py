@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tfscale.collectives.wires import WIRES
-from tfscale.plan import Cluster, MemoryLimitError, Plan, best, curve
+from tfscale.plan import Cluster, MemoryLimitError, Plan, best, curve, rate_here
 from tfscale.plan.draw import draw_curve
 from tfscale.plan.scaling import KINDS, powers
 from tfscale.support.records import RecordError
@@ -46,6 +47,11 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     cluster = arguments.cluster
     machines = Cluster.load(cluster) if cluster.endswith(".json") else Cluster.parse(cluster)
     model = load_model(arguments.model)
+    if arguments.measure:
+        rate = rate_here(model, max(1, arguments.batch // machines.devices))
+        print(f"This machine reaches {rate / 1e9:.4g} GFLOPS with this model.")
+        hosts = [dataclasses.replace(host, rate=rate) for host in machines.hosts]
+        machines = dataclasses.replace(machines, hosts=hosts)
     wires = arguments.wires.split(",")
     return best(model, arguments.batch, machines, wires=wires, runnable=arguments.runnable)
 
@@ -93,6 +99,9 @@ def _parser() -> argparse.ArgumentParser:
         "others change results)")  # fmt: skip
     add("--runnable", action="store_true",
         help="leave out cuts that ScaleStrategy cannot run yet")  # fmt: skip
+    add("--measure", action="store_true",
+        help="measure the rate that this machine reaches with the model, and take it for all "
+        "devices of the cluster")  # fmt: skip
     add("--curve", type=_range, metavar="FIRST:LAST",
         help="print how data parallelism scales from FIRST to LAST devices")  # fmt: skip
     add("--scaling", choices=KINDS, default="strong",
