@@ -48,6 +48,7 @@ COLUMNS = Spread("columns", "whole", "split", splits=True, backward=1)
 ROWS = Spread("rows", "split", "whole", splits=True, forward=1)
 VOCABULARY = Spread("vocabulary", "whole", "whole", splits=True, forward=1)
 HEIGHT = Spread("height", "high", "high")
+EXPERTS = Spread("experts", "parted", "parted", splits=True)
 CHANNELS = Spread("channels", "split", "split")
 TOKENS = Spread("tokens", "tokens", "tokens")
 
@@ -75,6 +76,8 @@ def _spreads_of(unit: Unit, several: bool, enough: bool) -> tuple[Spread, ...]:
             _pair("heads", "whole", unit.pairs),
             _pair("sequence", "tokens", unit.pairs),
         )
+    if unit.kind == "experts":
+        return (*always, *((EXPERTS,) if enough else ()))
     if unit.kind == "embedding":
         return (*always, VOCABULARY)
     if unit.kind == "norm":
@@ -132,6 +135,9 @@ class Row:
         if spread is HEIGHT and unit.halo is not None:
             forward += self.halo(self.samples * unit.halo[0])
             backward += self.halo(self.samples * unit.halo[1])
+        if spread is EXPERTS:  # an all-to-all to the experts, and one back, in each pass
+            moved = 2 * self.gather(self.samples * unit.routed / self.rows)
+            forward, backward = forward + moved, backward + moved
         entry = unit.inputs * (self.samples if spread.takes == "whole" else share)
         inside = max(unit.kept - unit.inputs, 0) * share
         kept = inside + min(unit.kept, unit.inputs) * (entry / unit.inputs if unit.inputs else 0)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tfscale.support import arguments
 
-KINDS = ("dense", "pair", "conv", "embedding", "norm", "plain", "other")
+KINDS = ("dense", "pair", "conv", "embedding", "experts", "norm", "plain", "other")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,8 +18,9 @@ class Unit:
         name: name of the layer.
         kind: what the layer is, which says how ranks can share it: ``"dense"``, ``"conv"``,
             ``"embedding"``; ``"norm"`` if it works token by token; ``"pair"`` if it ends with a sum
-            over ranks, as attention or the two products of a perceptron do; ``"plain"`` if it works
-            number by number and has no weights; ``"other"`` if ranks cannot share it.
+            over ranks, as attention or the two products of a perceptron do; ``"experts"`` if each token
+            goes to a few of many perceptrons; ``"plain"`` if it works number by number and has no
+            weights; ``"other"`` if ranks cannot share it.
         parameters: number of weights.
         inputs: bytes of its inputs.
         outputs: bytes of its outputs.
@@ -29,6 +30,7 @@ class Unit:
         pairs: how many sums over ranks a ``"pair"`` takes.
         halo: bytes that a rank needs of one neighbour if ranks split the height of images, in the
             forward and in the backward pass; None if they cannot.
+        routed: bytes that ``"experts"`` send to other ranks if these hold the experts, and get back.
     """
 
     name: str
@@ -41,11 +43,12 @@ class Unit:
     kept: float | None = None
     pairs: int = 1
     halo: tuple[float, float] | None = None
+    routed: float = 0
 
     def __post_init__(self) -> None:
         arguments.text(self.name, "name")
         arguments.choice(self.kind, "kind", KINDS)
-        for name in ("parameters", "inputs", "outputs", "flops"):
+        for name in ("parameters", "inputs", "outputs", "flops", "routed"):
             arguments.real(getattr(self, name), name, 0)
         for name, default in (("backward_flops", 2 * self.flops), ("kept", self.inputs)):
             found = arguments.optional(arguments.real, getattr(self, name), name, 0)

@@ -38,7 +38,7 @@ def draw(order: PipelineOrder, times: Times | None = None) -> Figure:
         times: times of one microbatch; by default all three kinds of work take the same time.
     """
     seen = simulate(order, times, boxes=True)
-    width = min(16.0, max(5.0, 1.5 + 0.2 * max(map(len, order.turns))))
+    width = min(16.0, max(7.5, 1.5 + 0.2 * max(map(len, order.turns))))
     figure = figures.figure(width, 1.4 + 0.34 * order.ranks)
     axes = figure.add_subplot()
     first = [min(turn.stage for turn in turns) for turns in order.turns]
@@ -51,7 +51,7 @@ def draw(order: PipelineOrder, times: Times | None = None) -> Figure:
     for spine in axes.spines.values():
         spine.set_visible(False)
     axes.set_facecolor("#eef0f3")
-    axes.set_title(_caption(order, seen), loc="left", color=_INK, fontsize=10)
+    axes.set_title(_caption(order, seen), loc="left", color=_INK, fontsize=9)
     _add_legend(figure, {box.turn.work for box in seen.boxes})
     return figure
 
