@@ -326,7 +326,7 @@ optimizers.LARS: learning_rate=0,1.5 momentum=0 weight_decay=0,1.5 trust_coeffic
 plan.Host: memory=1.5 rate=1.5
 plan.Numbers: weights=0,1.5 gradients=0,1.5 state=0,1.5
 plan.Unit: name='x' parameters=0,1.5 inputs=0,1.5 outputs=0,1.5 flops=0,1.5 backward_flops=0,1.5
-    kept=0,1.5 pairs=0
+    kept=0,1.5 pairs=0 routed=0,1.5
 plan.best: example={1:2},array
 schedules.Constant: rate=1.5 warmup=0,1.5 start=0,1.5
 schedules.Cosine: rate=1.5 end=1.5 begin=0,1.5 final=0,1.5 warmup=0,1.5 start=0,1.5

@@ -146,6 +146,19 @@ def test_columns_and_a_gather_are_the_papers_one_and_a_half_dimensions() -> None
     assert load.own == 37748736 / 8 and load.common == 0
 
 
+def test_experts_travel_by_all_to_all() -> None:
+    """Check that (P - 1) / P of a rank's tokens leave it, to the experts and back, in each pass."""
+    link = Link(1e-6, 1e-9)
+    unit = Unit("experts", "experts", 8e6, 1e6, 1e6, 1e9, routed=2e6)
+    row = row_of(4, 8, link)
+    experts = next(one for one in spreads_of(unit, row) if one.splits)
+    load = row.load(unit, experts)
+    one = 2 * 1e-6 + 1e-9 * (8 * 2e6 / 4) * 3 / 4
+    compute = 3 * 1e9 * 8 / 4 / 1e12
+    assert load.forward + load.backward == pytest.approx(compute + 4 * one)
+    assert (load.own, load.common) == (2e6, 0)
+
+
 def test_sequence_parallelism_divides_what_is_kept() -> None:
     unit = Unit("block", "pair", 1e6, 1e6, 1e6, 1e9, kept=20e6)
     row = row_of(4, 2, Link(0, 0))

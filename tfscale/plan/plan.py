@@ -311,11 +311,16 @@ def _as_fields(unit: Unit) -> dict[str, Any]:
 
 def _unit(row: Record) -> Unit:
     sizes = ("parameters", "inputs", "outputs", "flops", "backward_flops", "kept")
-    row.only("name", "kind", *sizes, "pairs", "halo")
+    row.only("name", "kind", *sizes, "pairs", "halo", "routed")
     numbers: dict[str, Any] = {name: row.number(name) for name in sizes}
     halo = _halo(row.record("halo")) if "halo" in row else None
     return Unit(
-        row.text("name"), row.text("kind"), **numbers, pairs=row.integer("pairs"), halo=halo
+        row.text("name"),
+        row.text("kind"),
+        **numbers,
+        pairs=row.integer("pairs"),
+        routed=row.number("routed"),
+        halo=halo,
     )
 
 

@@ -18,9 +18,9 @@ class Unit:
         name: name of the layer.
         kind: what the layer is, which says how ranks can share it: ``"dense"``, ``"conv"``,
             ``"embedding"``; ``"norm"`` if it works token by token; ``"pair"`` if it ends with a sum
-            over ranks, as attention or the two products of a perceptron do; ``"experts"`` if each token
-            goes to a few of many perceptrons; ``"plain"`` if it works number by number and has no
-            weights; ``"other"`` if ranks cannot share it.
+            over ranks, as attention or the two products of a perceptron do; ``"experts"`` if each
+            token goes to a few of many perceptrons; ``"plain"`` if it works number by number and
+            has no weights; ``"other"`` if ranks cannot share it.
         parameters: number of weights.
         inputs: bytes of its inputs.
         outputs: bytes of its outputs.
@@ -30,7 +30,7 @@ class Unit:
         pairs: how many sums over ranks a ``"pair"`` takes.
         halo: bytes that a rank needs of one neighbour if ranks split the height of images, in the
             forward and in the backward pass; None if they cannot.
-        routed: bytes that ``"experts"`` send to other ranks if these hold the experts, and get back.
+        routed: bytes that ``"experts"`` send to the ranks that hold them, and get back.
     """
 
     name: str
