@@ -20,7 +20,7 @@ _FREE = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Counted:
-    """What a layer does and keeps for one sample.
+    """Work and memory of a layer for one sample.
 
     Args:
         flops: operations of the forward pass.

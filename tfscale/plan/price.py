@@ -23,7 +23,7 @@ ORDERS = ("1f1b", "zero bubble")
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """How a model is cut.
+    """The sizes of a cut of a model, and what is done to save memory.
 
     Args:
         rows: ranks that share each sample (model, tensor or domain parallelism).
@@ -293,7 +293,7 @@ class Pricer:
 
 
 class _Weight:
-    """How much a unit weighs in the time of a step: once in the filling, often in its stage."""
+    """Weights of a unit in the time of a step: once in the filling, often in its stage."""
 
     def __init__(self, cut: Cut, slopes: tuple[float, float]) -> None:
         # A zero bubble's first and last microbatch cost F + B - W, a third, instead of F + B + W.

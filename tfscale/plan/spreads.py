@@ -87,7 +87,7 @@ def _spreads_of(unit: Unit, several: bool, enough: bool) -> tuple[Spread, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """What one rank has to do and to hold for one unit.
+    """The work and the memory of one rank for one unit.
 
     Args:
         forward: seconds of the forward pass of a microbatch, messages of the row included.

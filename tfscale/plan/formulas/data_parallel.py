@@ -13,7 +13,7 @@ Sum = Callable[[int, float, Link], float]
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """What one device does in a step.
+    """A model and the device that trains it.
 
     Args:
         parameters: number of parameters, 4 bytes each.

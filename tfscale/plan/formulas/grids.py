@@ -37,7 +37,7 @@ class Layer:
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """How one layer is laid out.
+    """The grid of processes on which one layer is laid out.
 
     Args:
         rows: processes that share the samples of one column.

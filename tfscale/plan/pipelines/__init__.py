@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from tfscale.plan.pipelines.bidirectional import chimera, dualpipe
 from tfscale.plan.pipelines.draw import draw
-from tfscale.plan.pipelines.order import OrderError, PipelineOrder, Transfer, Turn, Work
+from tfscale.plan.pipelines.order import PipelineOrder, Transfer
 from tfscale.plan.pipelines.orders import (
     gpipe,
     interleaved,
@@ -22,6 +22,7 @@ from tfscale.plan.pipelines.orders import (
     zero_bubble,
 )
 from tfscale.plan.pipelines.simulate import Box, Simulation, Times, simulate
+from tfscale.plan.pipelines.turns import OrderError, Turn, Work
 from tfscale.plan.pipelines.verify import Count, verify
 
 __all__ = [

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tfscale.plan.pipelines.order import PipelineOrder, Work
 from tfscale.plan.pipelines.simulate import Box, Simulation, Times, simulate
+from tfscale.plan.pipelines.turns import Turns, Work
+from tfscale.plan.pipelines.verify import verify
 from tfscale.support import figures
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ _WORDS = {
 _MOST_NUMBERED = 800  # boxes; more numbers than that cannot be read
 
 
-def draw(order: PipelineOrder, times: Times | None = None) -> Figure:
+def draw(order: Turns, times: Times | None = None) -> Figure:
     """Plot an order: time to the right, one line per rank, one numbered box per turn.
 
     A dark number is of the first stage that the rank holds, a white number of a later one. Boxes of
@@ -83,8 +84,8 @@ def _add_legend(figure: Any, works: set[Work]) -> None:
     )  # fmt: skip
 
 
-def _caption(order: PipelineOrder, seen: Simulation) -> str:
-    live = float(max(order.verify().live))
+def _caption(order: Turns, seen: Simulation) -> str:
+    live = float(max(verify(order).live))
     return (
         f"{order.name}, {order.ranks} ranks, {order.microbatches} microbatches: "
         f"idle {seen.idle_share:.0%} of the time, at most {live:.3g} live activations"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tfscale.plan.pipelines.order import PipelineOrder, Turn, Work
+from tfscale.plan.pipelines.order import PipelineOrder
+from tfscale.plan.pipelines.turns import Turn, Work
 from tfscale.support import arguments
 
 F, B, I, W = Work.FORWARD, Work.BACKWARD, Work.BACKWARD_INPUT, Work.BACKWARD_WEIGHT  # noqa: E741

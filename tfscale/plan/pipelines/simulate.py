@@ -11,11 +11,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tfscale.plan.pipelines.order import (
+from tfscale.plan.pipelines.turns import (
     OrderError,
-    PipelineOrder,
     Result,
     Turn,
+    Turns,
     Work,
     made,
     needed,
@@ -103,9 +103,7 @@ class Simulation:
         return self.seconds - min(self.busy)
 
 
-def simulate(
-    order: PipelineOrder, times: Times | None = None, *, boxes: bool = False
-) -> Simulation:
+def simulate(order: Turns, times: Times | None = None, *, boxes: bool = False) -> Simulation:
     """Simulate an order; raise ``OrderError`` if its ranks wait for each other forever.
 
     Args:
@@ -125,7 +123,7 @@ def simulate(
 class _Run:
     """The state of one simulation."""
 
-    def __init__(self, order: PipelineOrder, times: Times, record: bool) -> None:
+    def __init__(self, order: Turns, times: Times, record: bool) -> None:
         self.order, self.stages, self.record = order, order.stages, record
         self.lasts = times.table(order.stages)
         self.transfer, self.together = times.transfer, times.together

@@ -6,8 +6,8 @@ import dataclasses
 from collections import Counter
 from fractions import Fraction
 
-from tfscale.plan.pipelines.order import OrderError, PipelineOrder, Turn, Work
 from tfscale.plan.pipelines.simulate import Times, simulate
+from tfscale.plan.pipelines.turns import OrderError, Turn, Turns, Work
 
 _PASSES = {
     frozenset({Work.FORWARD, Work.BACKWARD}),
@@ -17,7 +17,7 @@ _PASSES = {
 
 @dataclasses.dataclass(frozen=True)
 class Count:
-    """What an order holds and sends, as the verifier has counted it.
+    """Activations, weights and messages of an order, as the verifier has counted them.
 
     Args:
         live: for each rank the largest number of activations that it keeps at a time. An activation
@@ -38,7 +38,7 @@ class Count:
     versions: int = 1
 
 
-def verify(order: PipelineOrder) -> Count:
+def verify(order: Turns) -> Count:
     """Prove that each microbatch passes each stage once, on one rank, in an order that ends.
 
     Raises:
@@ -67,7 +67,7 @@ def verify(order: PipelineOrder) -> Count:
     )
 
 
-def _check_work(order: PipelineOrder) -> None:
+def _check_work(order: Turns) -> None:
     made: dict[tuple[int, int], dict[Work, int]] = {}
     for rank, turns in enumerate(order.turns):
         for turn in turns:
@@ -90,16 +90,14 @@ def _check_work(order: PipelineOrder) -> None:
         raise OrderError(f"{order.name} has no microbatch {microbatch} or no stage {stage}")
 
 
-def _check_after_forward(
-    order: PipelineOrder, works: dict[Work, int], turn: Turn, rank: int
-) -> None:
+def _check_after_forward(order: Turns, works: dict[Work, int], turn: Turn, rank: int) -> None:
     if turn.work is not Work.FORWARD and works.get(Work.FORWARD) != rank:
         raise OrderError(f"{order.name}: rank {rank} makes {turn} without its forward pass")
     if turn.work is Work.BACKWARD_WEIGHT and Work.BACKWARD_INPUT not in works:
         raise OrderError(f"{order.name}: rank {rank} makes {turn} before its backward-input turn")
 
 
-def _most_live(order: PipelineOrder, turns: tuple[Turn, ...]) -> int | Fraction:
+def _most_live(order: Turns, turns: tuple[Turn, ...]) -> int | Fraction:
     live = most = 0
     for turn in turns:
         if turn.work is Work.FORWARD:
