@@ -5,7 +5,7 @@ Example:
     >>> units = plan.transformer(blocks=8, hidden=512, heads=8, sequence=256, vocabulary=8000)
     >>> found = plan.best(units, batch=64, cluster="4 x (2 devices, 16GB, 10TFLOPS), 10gbit")
     >>> print(found.cut)
-    data 8
+    data 2, stages 4, zero bubble, 32 microbatches
 """
 
 from __future__ import annotations

@@ -46,7 +46,8 @@ class Plan:
         runnable: whether cuts that ``ScaleStrategy`` cannot run were left out.
 
     Example:
-        >>> plan = tfscale.plan.best(model, batch=64, cluster="2 x (1 device), 10gbit")
+        >>> cluster = "2 x (1 device), 10gbit"
+        >>> plan = tfscale.plan.best(model, batch=64, cluster=cluster, runnable=True)
         >>> plan.strategy_arguments()
         {'algorithm': 'ring', 'wire': 'fp32'}
     """

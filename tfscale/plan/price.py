@@ -334,7 +334,7 @@ def balanced(times: Sequence[float], stages: int) -> list[int]:
     """
     if stages == 1:
         return [len(times)]
-    total = np.concatenate([[0], np.cumsum(times)])
+    total = np.concatenate([[0.0], np.cumsum(times)])
     between = total[None, :] - total[:, None]
     between[np.tril_indices(len(total))] = np.inf
     best = between[0]

@@ -33,7 +33,7 @@ def read(model: Any, example: Any = None) -> list[Unit]:
     Example:
         >>> units = tfscale.plan.read(model)
         >>> units[0].kind, units[0].parameters, units[0].flops
-        ('dense', 72, 144)
+        ('dense', 72, 144.0)
     """
     import keras
 

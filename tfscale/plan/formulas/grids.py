@@ -88,7 +88,7 @@ def seconds(layers: Sequence[Layer], grids: Sequence[Grid], batch: int, link: Li
         >>> layers = [Layer("fc6", 37_748_736, 4096), Layer("fc7", 16_777_216, 4096)]
         >>> link = Link(alpha=2e-6, beta=1 / 6e9)
         >>> print(round(1e3 * seconds(layers, [Grid(1, 64)] * 2, 2048, link), 1), "ms")
-        71.7 ms
+        71.6 ms
         >>> print(round(1e3 * seconds(layers, [Grid(8, 8)] * 2, 2048, link), 1), "ms")
         10.4 ms
     """
