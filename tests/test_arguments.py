@@ -123,6 +123,7 @@ TO_KERAS = ("callbacks.Preemption", "optimizers.LAMB", "optimizers.LARS", "optim
 
 ATTACK = tfscale.adversarial.FGSM(0.1)
 MIXTURE = collectives.mixture("to the next", 1, [])
+UNIT = tfscale.plan.Unit("dense", flops=1)
 OF_MODEL = {"x": X, "y": Y}
 # Arguments with which each constructor works; those that have defaults may be left out.
 RIGHT = {
@@ -199,9 +200,9 @@ RIGHT = {
     "plan.Host": {},
     "plan.Numbers": {},
     "plan.Unit": {"name": "dense"},
-    "plan.best": {"model": [tfscale.plan.Unit("dense")], "batch": 8, "cluster": "(1 device)"},
+    "plan.best": {"model": [UNIT], "batch": 8, "cluster": "(1 device)"},
     "plan.curve": {
-        "units": [tfscale.plan.Unit("dense")], "batch": 8, "ranks": [1],
+        "units": [UNIT], "batch": 8, "ranks": [1],
         "cluster": tfscale.plan.Cluster([tfscale.plan.Host()]),
     },
     "plan.rate_here": {"model": None, "batch": 4},
@@ -326,7 +327,7 @@ optimizers.LARS: learning_rate=0,1.5 momentum=0 weight_decay=0,1.5 trust_coeffic
 plan.Host: memory=1.5 rate=1.5
 plan.Numbers: weights=0,1.5 gradients=0,1.5 state=0,1.5
 plan.Unit: name='x' parameters=0,1.5 inputs=0,1.5 outputs=0,1.5 flops=0,1.5 backward_flops=0,1.5
-    kept=0,1.5 pairs=0 routed=0,1.5
+    kept=0,1.5 pairs=0 halo=array routed=0,1.5
 plan.best: example={1:2},array
 schedules.Constant: rate=1.5 warmup=0,1.5 start=0,1.5
 schedules.Cosine: rate=1.5 end=1.5 begin=0,1.5 final=0,1.5 warmup=0,1.5 start=0,1.5

@@ -119,6 +119,9 @@ def transformer(
 
 def checked_units(units: Sequence[Unit], name: str = "units") -> tuple[Unit, ...]:
     """Return units as a tuple, or raise."""
-    expected = "a list of Units, such as tfscale.plan.read(model) returns"
+    expected = "a list of Units that compute, such as tfscale.plan.read(model) returns"
     one = lambda value, name: arguments.instance(value, name, Unit, expected)  # noqa: E731
-    return arguments.items(units, name, expected, one)
+    found = arguments.items(units, name, expected, one)
+    if not sum(unit.all_flops for unit in found):
+        raise arguments.wrong(units, name, expected)
+    return found
