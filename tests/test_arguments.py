@@ -24,8 +24,8 @@ from tfscale.support import arguments
 ROOMS = (
     "tfscale", "tfscale.adversarial", "tfscale.callbacks", "tfscale.collectives",
     "tfscale.compression", "tfscale.curvature", "tfscale.launch", "tfscale.ops",
-    "tfscale.optimizers", "tfscale.recompute", "tfscale.schedules", "tfscale.strategy",
-    "tfscale.sync", "tfscale.telemetry",
+    "tfscale.optimizers", "tfscale.plan", "tfscale.recompute", "tfscale.schedules",
+    "tfscale.strategy", "tfscale.sync", "tfscale.telemetry",
 )  # fmt: skip
 
 WRONG = {
@@ -92,16 +92,19 @@ RECORDS = {
     "what the library makes and hands out": (
         "collectives.Count", "collectives.Kind", "collectives.Move", "collectives.Simulation",
         "compression.Gradient", "compression.Price", "ops.BucketId", "ops.Communicator",
-        "ops.Execution", "ops.Taken", "ops.Total", "recompute.Plan",
+        "ops.Execution", "ops.Taken", "ops.Total", "plan.Cut", "plan.Found", "plan.Plan",
+        "plan.Point", "plan.Price", "recompute.Plan",
     ),
     "protocols": ("compression.Load", "sync.Round"),
     "errors": (
         "callbacks.Preempted", "collectives.ScheduleError", "curvature.NotFiniteError",
-        "cluster.JoinError", "launch.WorkerFailed", "recompute.BudgetError",
+        "cluster.JoinError", "launch.WorkerFailed", "plan.MemoryLimitError",
+        "recompute.BudgetError",
     ),
     "classes to derive from, without arguments": (
         "compression.Method", "compression.Switching", "sync.EveryStep", "sync.Rule",
     ),
+    "what reads files; tests/plan has the errors": ("plan.Cluster.load", "plan.Plan.load"),
     "starts servers if it accepts what it is given; see the last test": (
         "ops.Group.cluster", "ops.Group.of_workers",
     ),
@@ -120,6 +123,7 @@ TO_KERAS = ("callbacks.Preemption", "optimizers.LAMB", "optimizers.LARS", "optim
 
 ATTACK = tfscale.adversarial.FGSM(0.1)
 MIXTURE = collectives.mixture("to the next", 1, [])
+UNIT = tfscale.plan.Unit("dense", flops=1)
 OF_MODEL = {"x": X, "y": Y}
 # Arguments with which each constructor works; those that have defaults may be left out.
 RIGHT = {
@@ -191,6 +195,21 @@ RIGHT = {
     "optimizers.AdaHessian": {},
     "optimizers.LAMB": {},
     "optimizers.LARS": {},
+    "plan.Cluster": {"hosts": [tfscale.plan.Host()]},
+    "plan.Cluster.parse": {"text": "(1 device)"},
+    "plan.Host": {},
+    "plan.Numbers": {},
+    "plan.Unit": {"name": "dense"},
+    "plan.best": {"model": [UNIT], "batch": 8, "cluster": "(1 device)"},
+    "plan.curve": {
+        "units": [UNIT], "batch": 8, "ranks": [1],
+        "cluster": tfscale.plan.Cluster([tfscale.plan.Host()]),
+    },
+    "plan.rate_here": {"model": None, "batch": 4},
+    "plan.read": {"model": None},
+    "plan.transformer": {
+        "blocks": 1, "hidden": 8, "heads": 2, "sequence": 4, "vocabulary": 10
+    },
     "recompute.plan_budget": {"step": None, "budget": 1e9},
     "recompute.plan_fraction": {"step": None, "fraction": 1.0},
     "recompute.plan_layers": {"step": None, "layers": None},
@@ -240,6 +259,8 @@ adversarial.examples: x=array
 curvature.Fisher: x={1:2},array y=None,{1:2},array sample_weight={1:2},array
 curvature.GaussNewton: x={1:2},array y=None,{1:2},array sample_weight={1:2},array
 curvature.Hessian: x={1:2},array y=None,{1:2},array sample_weight={1:2},array
+plan.rate_here: example={1:2},array
+plan.read: example={1:2},array
 recompute.plan_budget: budget=1.5
 recompute.trace: batch=np.nan,array
 strategy.ScaleStrategy: schedule_file='x'
@@ -303,6 +324,11 @@ optimizers.LAMB: learning_rate=0,1.5 beta_1=0 beta_2=0 epsilon=0,1.5 weight_deca
 optimizers.LARS: learning_rate=0,1.5 momentum=0 weight_decay=0,1.5 trust_coefficient=0,1.5
     epsilon=0,1.5 exclude_from_weight_decay=None,'x','',[] exclude_from_adaptation=None,'x','',[]
     fused=True
+plan.Host: memory=1.5 rate=1.5
+plan.Numbers: weights=0,1.5 gradients=0,1.5 state=0,1.5
+plan.Unit: name='x' parameters=0,1.5 inputs=0,1.5 outputs=0,1.5 flops=0,1.5 backward_flops=0,1.5
+    kept=0,1.5 pairs=0 halo=array routed=0,1.5
+plan.best: example={1:2},array
 schedules.Constant: rate=1.5 warmup=0,1.5 start=0,1.5
 schedules.Cosine: rate=1.5 end=1.5 begin=0,1.5 final=0,1.5 warmup=0,1.5 start=0,1.5
 schedules.Drops: rate=1.5 factor=1.5 warmup=0,1.5 start=0,1.5

@@ -13,7 +13,7 @@ FLOORS = (
     ("bridge", "cluster", "collectives"),
     ("native",),
     ("compression",),
-    ("exchange", "sync"),
+    ("exchange", "plan", "sync"),
     ("parallel",),
     ("analysis",),
     ("training",),

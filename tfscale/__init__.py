@@ -14,7 +14,7 @@ from tfscale.support.aliases import Aliases
 from tfscale.support.version import __version__
 
 if TYPE_CHECKING:
-    from tfscale import callbacks, collectives, compression, sync
+    from tfscale import callbacks, collectives, compression, plan, sync
     from tfscale import native as ops
     from tfscale.analysis import curvature, telemetry
     from tfscale.cluster.this_worker import is_first, rank
@@ -33,6 +33,7 @@ __all__ = [
     "is_first",
     "ops",
     "optimizers",
+    "plan",
     "rank",
     "schedules",
     "sync",

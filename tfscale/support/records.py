@@ -90,6 +90,20 @@ class Record:
             raise self.wrong(key, "a list of whole numbers")
         return value
 
+    def texts(self, key: str) -> list[str]:
+        """Return the field of that name, which must be a list of texts."""
+        value = self._fields.get(key)
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise self.wrong(key, "a list of texts")
+        return value
+
+    def flag(self, key: str) -> bool:
+        """Return the field of that name, which must be true or false."""
+        value = self._fields.get(key)
+        if not isinstance(value, bool):
+            raise self.wrong(key, "true or false")
+        return value
+
     def record(self, key: str) -> Record:
         """Return the field of that name as a record."""
         if key not in self._fields:

@@ -18,6 +18,7 @@ _MODULES = {
     "launch": "start a training on several devices, of this host or of several",
     "bench": "measure all-reduces and optimizers, and how models learn with each",
     "memory": "say how much memory a training takes on each replica, before it trains",
+    "plan": "say how a model should be cut on a cluster, and how far it scales",
     "doctor": "say what training needs here, what is missing, and what to do about it",
 }
 COMMANDS = ("build", *_MODULES)

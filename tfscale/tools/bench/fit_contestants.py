@@ -26,6 +26,7 @@ class FitContestant:
         devices: number of logical devices of each process.
         wire: name of a wire, or a method as a Python expression.
         rule: sync rule as a Python expression.
+        algorithm: name of a schedule, or ``"auto"``.
     """
 
     part: str
@@ -36,6 +37,7 @@ class FitContestant:
     devices: int = 1
     wire: str = "fp32"
     rule: str = RULES[0]
+    algorithm: str = "auto"
 
     @property
     def replicas(self) -> int:

@@ -18,6 +18,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfscale.collectives.choose import machine_fields
 from tfscale.exchange.slots import Slots
 from tfscale.exchange.trial import TURNS
 from tfscale.strategy import ScaleStrategy, auto_strategy
@@ -273,7 +274,7 @@ def trainee(contestant: FitContestant) -> Fit:
 
 def _scale(contestant: FitContestant) -> Any:
     method = methods.method_of(contestant.wire)
-    return ScaleStrategy(method=method, deadline=DEADLINE, backend="engine")
+    return ScaleStrategy(contestant.algorithm, method=method, deadline=DEADLINE, backend="engine")
 
 
 def _by_rule(contestant: FitContestant) -> Any:
@@ -338,6 +339,9 @@ def _answer(training: Fit, order: dict[str, int]) -> Any:
         rows = training.strategy.explain()
         large = [row for row in rows if row.elements >= order["explain"]]
         return [row.method for row in large or rows]
+    if "links" in order:
+        chooser = training.strategy.reducer.team.schedules
+        return {**machine_fields(chooser.machine), "gamma": chooser.gamma, "ranks": chooser.ranks}
     if "trace" in order:
         from tfscale.tools.bench import fit_trace
 

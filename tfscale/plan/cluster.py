@@ -1,0 +1,246 @@
+"""The machines on which a model is to be trained: hosts with devices, and the links between."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tfscale.collectives import Cluster as Groups
+from tfscale.collectives import Link
+from tfscale.collectives.cost import Machine
+from tfscale.support import arguments, records
+from tfscale.support.records import Record
+from tfscale.support.sizes import number_of_bytes
+
+RATE = 10e12  # operations per second of a device, if a text names none
+MEMORY = 16e9
+INSIDE = Link(alpha=5e-6, beta=1 / 10e9)  # if a text names none
+BETWEEN = Link(alpha=5e-5, beta=8e-9)
+
+_EXPECTED = "a text such as '64 x (4 devices, 16GB, 90TFLOPS, 100GB/s), 25gbit'"
+_GROUP = re.compile(r"(?:(\d+)\s*x\s*)?\(([^()]*)\)")
+_UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+
+
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """One machine.
+
+    Args:
+        devices: number of its devices.
+        memory: bytes of each device.
+        rate: floating-point operations per second that a device reaches in training.
+        link: the link between its devices.
+    """
+
+    devices: int = 1
+    memory: float = MEMORY
+    rate: float = RATE
+    link: Link = INSIDE
+
+    def __post_init__(self) -> None:
+        arguments.whole(self.devices, "devices", 1, what="a number of devices")
+        arguments.real(self.memory, "memory", above=0, what="a number of bytes")
+        arguments.real(self.rate, "rate", above=0, what="a number of operations per second")
+        expected = "a Link, such as Link(alpha=5e-6, beta=1e-10)"
+        arguments.instance(self.link, "link", Link, expected)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """Hosts, and the link between any two of them, which the devices of a host share.
+
+    Args:
+        hosts: the hosts; devices are numbered host by host.
+        link: the link of each host to the others.
+
+    Example:
+        >>> cluster = Cluster.parse("64 x (4 devices, 16GB, 100GB/s), 25gbit")
+        >>> cluster.devices, cluster.memory
+        (256, 16000000000)
+        >>> print(cluster)
+        64 x (4 devices, 16 GB, 10 TFLOPS, 100 GB/s), 25 gbit
+    """
+
+    hosts: Sequence[Host]
+    link: Link = BETWEEN
+
+    def __post_init__(self) -> None:
+        expected = "a list of Hosts, such as [Host(devices=4)] * 8"
+        one = lambda value, name: arguments.instance(value, name, Host, expected)  # noqa: E731
+        object.__setattr__(self, "hosts", arguments.items(self.hosts, "hosts", expected, one))
+        expected = "a Link, such as Link(alpha=5e-5, beta=8e-9)"
+        arguments.instance(self.link, "link", Link, expected)
+
+    @property
+    def devices(self) -> int:
+        """Number of devices of all hosts."""
+        return sum(host.devices for host in self.hosts)
+
+    @property
+    def memory(self) -> float:
+        """Bytes of the device with the least memory."""
+        return min(host.memory for host in self.hosts)
+
+    @property
+    def rates(self) -> list[float]:
+        """The rate of each device."""
+        return [host.rate for host in self.hosts for _ in range(host.devices)]
+
+    @property
+    def width(self) -> int:
+        """Number of devices on the smallest host."""
+        return min(host.devices for host in self.hosts)
+
+    @property
+    def inner(self) -> Link:
+        """The slowest link within a host."""
+        return Link(*(max(getattr(h.link, f) for h in self.hosts) for f in ("alpha", "beta")))
+
+    def first(self, devices: int) -> Cluster:
+        """Return a cluster of so many devices: the first hosts, or more copies of the last one."""
+        hosts: list[Host] = []
+        left, given = devices, list(self.hosts)
+        while left:
+            host = given.pop(0) if given else self.hosts[-1]
+            hosts.append(dataclasses.replace(host, devices=min(host.devices, left)))
+            left -= hosts[-1].devices
+        return dataclasses.replace(self, hosts=hosts)
+
+    def machine(self, ranks: int, stride: int) -> Machine:
+        """Return the links between ``ranks`` devices, each ``stride`` devices after the last.
+
+        All devices of a host are taken to use its link to other hosts at the same time, each for
+        its own group.
+        """
+        if (ranks - 1) * stride < self.width:
+            return self.inner
+        share = min(self.width, self.devices)
+        outer = Link(self.link.alpha, self.link.beta * share)
+        together = max(1, self.width // stride)
+        if together == 1 or ranks % together:
+            return outer
+        return Groups([together] * (ranks // together), self.inner, outer)
+
+    def __str__(self) -> str:
+        groups: list[tuple[Host, int]] = []
+        for host in self.hosts:
+            if groups and groups[-1][0] == host:
+                groups[-1] = host, groups[-1][1] + 1
+            else:
+                groups.append((host, 1))
+        told = " + ".join(f"{count} x ({_told(host)})" for host, count in groups)
+        return f"{told}, {8e-9 / self.link.beta if self.link.beta else float('inf'):.4g} gbit"
+
+    @classmethod
+    def parse(cls, text: str) -> Cluster:
+        """Read a text: ``"2 x (4 devices, 16GB, 90TFLOPS) + (8 devices, 40GB), 25gbit, 50us"``.
+
+        A host has a number of devices, a memory, a rate and a link, in any order; what is left out
+        has a default. After the hosts stand the bandwidth and the latency between hosts.
+        """
+        text = arguments.text(text, "cluster", _EXPECTED)
+        groups = list(_GROUP.finditer(text))
+        rest = _GROUP.sub("@", text)
+        outer = re.fullmatch(r"\s*@(?:\s*\+\s*@)*\s*((?:,[^,+@]*)*)", rest)
+        if not groups or outer is None:
+            raise arguments.wrong(text, "cluster", _EXPECTED)
+        hosts: list[Host] = []
+        for group in groups:
+            count = arguments.whole(int(group[1] or 1), "cluster", 1, 100_000, what="hosts")
+            hosts += [_host(group[2], text)] * count
+        found = _quantities(outer[1].strip(" ,"), text)
+        if not found.keys() <= {"beta", "alpha"}:
+            raise arguments.wrong(text, "cluster", _EXPECTED, "Memory stands inside the brackets")
+        return cls(hosts, Link(found.get("alpha", BETWEEN.alpha), found.get("beta", BETWEEN.beta)))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Cluster:
+        """Read a JSON file, such as ``dump`` writes."""
+        return read_cluster(Record.read(Path(arguments.path(path, "path"))))
+
+    def dump(self, path: str | Path) -> None:
+        """Write a JSON file that ``load`` reads."""
+        records.write(Path(path), self.as_fields())
+
+    def as_fields(self) -> dict[str, Any]:
+        """Return the fields of a file."""
+        hosts = [{"count": 1, **dataclasses.asdict(host)} for host in self.hosts]
+        joined: list[dict[str, Any]] = []
+        for host in hosts:
+            if joined and {**joined[-1], "count": 1} == host:
+                joined[-1]["count"] += 1
+            else:
+                joined.append(host)
+        return {"hosts": joined, "link": dataclasses.asdict(self.link)}
+
+
+def read_cluster(file: Record) -> Cluster:
+    """Return the cluster that a file describes."""
+    file.only("hosts", "link")
+    hosts: list[Host] = []
+    for row in file.records("hosts"):
+        row.only("count", "devices", "memory", "rate", "link")
+        link = _link(row.record("link")) if "link" in row else INSIDE
+        host = Host(
+            row.integer("devices"),
+            row.number("memory") if "memory" in row else MEMORY,
+            row.number("rate") if "rate" in row else RATE,
+            link,
+        )
+        count = row.integer("count") if "count" in row else 1
+        if not 1 <= count <= 100_000:
+            raise row.wrong("count", "a number of hosts from 1 to 100,000")
+        hosts += [host] * count
+    if not hosts:
+        raise file.wrong("hosts", "one host or more")
+    return Cluster(hosts, _link(file.record("link")))
+
+
+def _link(fields: Record) -> Link:
+    fields.only("alpha", "beta")
+    return Link(fields.number("alpha"), fields.number("beta"))
+
+
+def _host(words: str, text: str) -> Host:
+    found = _quantities(words, text)
+    link = Link(found.pop("alpha", INSIDE.alpha), found.pop("beta", INSIDE.beta))
+    return Host(**found, link=link)
+
+
+def _quantities(words: str, text: str) -> dict[str, Any]:
+    """Read ``"4 devices, 16GB, 100GB/s"``; raise if a part is not understood or stands twice."""
+    found: dict[str, Any] = {}
+    for part in words.split(",") if words.strip() else []:
+        name, value = _quantity(part.strip())
+        if name is None or name in found:
+            said = f"{part.strip()!r} is not understood" if name is None else f"two of {name}"
+            raise arguments.wrong(text, "cluster", _EXPECTED, said)
+        found[name] = value
+    return found
+
+
+def _quantity(part: str) -> tuple[str | None, Any]:
+    if found := re.fullmatch(r"(\d+)\s*devices?", part):
+        return "devices", int(found[1])
+    number = r"(\d+\.?\d*|\.\d+)\s*"
+    if (found := re.fullmatch(number + r"([KMGTP]?)FLOPS?(?:/s)?", part, re.I)) and float(found[1]):
+        return "rate", float(found[1]) * _UNITS[found[2].upper()]
+    if (found := re.fullmatch(number + r"([KMGT]?)bits?(?:/s)?", part, re.I)) and float(found[1]):
+        return "beta", 8 / (float(found[1]) * _UNITS[found[2].upper()])
+    if (found := re.fullmatch(number + r"([KMGT]?)B/s", part, re.I)) and float(found[1]):
+        return "beta", 1 / (float(found[1]) * _UNITS[found[2].upper()])
+    if found := re.fullmatch(number + r"(us|ms|s)", part):
+        return "alpha", float(found[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[found[2]]
+    if re.fullmatch(number + r"[KMGT]i?B", part, re.I):
+        return "memory", number_of_bytes(part, "memory")
+    return None, None
+
+
+def _told(host: Host) -> str:
+    bandwidth = f"{1e-9 / host.link.beta:.4g} GB/s" if host.link.beta else "free link"
+    devices = f"{host.devices} device{'s' * (host.devices > 1)}"
+    return f"{devices}, {host.memory / 1e9:.4g} GB, {host.rate / 1e12:.4g} TFLOPS, {bandwidth}"

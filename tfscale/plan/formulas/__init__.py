@@ -1,0 +1,1 @@
+"""Published formulas of parallel training, each with its paper: the arithmetic behind ``plan``."""

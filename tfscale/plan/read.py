@@ -1,0 +1,202 @@
+"""Reading of a Keras model into units, by tracing each of its layers once.
+
+Floating-point operations, and the bytes that the backward pass needs, are counted in TensorFlow's
+own graph of a layer and its gradient. So a layer that nobody knows is counted like any other.
+Layers that are equal, on inputs of equal shapes, are traced once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from tfscale.plan.units import Unit
+from tfscale.support import arguments
+
+if TYPE_CHECKING:
+    from tfscale.plan.graph_cost import Counted
+
+
+def read(model: Any, example: Any = None) -> list[Unit]:
+    """Read a built Keras model into units, one for each call of a layer.
+
+    Sequential and functional models inside the model are read layer by layer; any other layer is
+    one unit, however many layers it holds.
+
+    Args:
+        model: a Keras model.
+        example: one sample of the inputs with a batch axis, if the model does not know its shapes.
+
+    Example:
+        >>> units = tfscale.plan.read(model)
+        >>> units[0].kind, units[0].parameters, units[0].flops
+        ('dense', 72, 144.0)
+    """
+    import keras
+
+    arguments.instance(model, "model", keras.Model, "a Keras model")
+    arguments.optional(arguments.data, example, "example")
+    calls = _calls(model, example_specs(model, example))
+    known: dict[str, Unit] = {}
+    units: dict[str, Unit] = {}
+    for call in calls:
+        key, name = call.key(), call.layer.name
+        unit = known.get(key) or known.setdefault(key, _unit(call))
+        if name in units:  # the second call of a layer reads the weights of the first one
+            again = sum(other.startswith(f"{name}#") for other in units) + 2
+            unit, name = dataclasses.replace(unit, parameters=0), f"{name}#{again}"
+        units[name] = dataclasses.replace(unit, name=name)
+    if not units:
+        raise arguments.wrong(model, "model", "a Keras model that calls one layer or more")
+    return list(units.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """A layer and the shapes on which the model calls it."""
+
+    layer: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def key(self) -> str:
+        """Return a text that equal calls of equal layers share."""
+        try:
+            config = {k: v for k, v in self.layer.get_config().items() if k != "name"}
+            told = json.dumps(config, sort_keys=True, default=repr)
+        except NotImplementedError:  # a layer that cannot be saved equals no other
+            told = str(id(self.layer))
+        return f"{type(self.layer)} {told} {self.args} {sorted(self.kwargs.items())}"
+
+
+def example_specs(model: Any, example: Any) -> Any:
+    """Return the specs of a model's inputs for one sample."""
+    import keras
+    import tensorflow as tf
+
+    if example is not None:
+        arrays = tf.nest.map_structure(tf.convert_to_tensor, example)
+        return tf.nest.map_structure(lambda x: tf.TensorSpec([1, *x.shape[1:]], x.dtype), arrays)
+    made = getattr(model, "inputs", None)
+    shapes = [one.shape for one in made] if made else []
+    if not shapes or any(size is None for shape in shapes for size in shape[1:]):
+        has = f"inputs of shape {shapes}" if shapes else "no shapes of inputs"
+        raise ValueError(
+            f"model {model.name!r} has {has}; expected all sizes but the batch's. Pass example=, "
+            "a batch of its inputs"
+        )
+    specs = [
+        tf.TensorSpec([1, *shape[1:]], keras.backend.standardize_dtype(one.dtype))
+        for shape, one in zip(shapes, made or [])
+    ]
+    structure = getattr(model, "input", specs[0])
+    return tf.nest.pack_sequence_as(structure, specs)
+
+
+def _leaves(model: Any) -> Iterator[Any]:
+    import keras
+
+    for layer in model.layers:
+        if isinstance(layer, keras.Model):
+            yield from _leaves(layer)
+        elif not isinstance(layer, keras.layers.InputLayer):
+            yield layer
+
+
+def _calls(model: Any, inputs: Any) -> list[_Call]:
+    """Return the calls of a model's layers, in order."""
+    import tensorflow as tf
+
+    found: list[_Call] = []
+    with contextlib.ExitStack() as stack:
+        for layer in {id(one): one for one in _leaves(model)}.values():
+            stack.enter_context(_noting(layer, found))
+
+        def run(x: Any) -> Any:
+            found.clear()  # TensorFlow traces again if the model makes its weights
+            return model(x, training=True)
+
+        tf.function(run).get_concrete_function(inputs)
+    return found
+
+
+@contextlib.contextmanager
+def _noting(layer: Any, found: list[_Call]) -> Iterator[None]:
+    """Note each call of a layer, while its ``call`` is shadowed on the instance."""
+    import tensorflow as tf
+
+    plain = layer.call
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        def as_spec(x: Any) -> Any:
+            return tf.TensorSpec(x.shape, x.dtype) if isinstance(x, tf.Tensor) else x
+
+        found.append(_Call(layer, *tf.nest.map_structure(as_spec, (args, kwargs))))
+        return plain(*args, **kwargs)
+
+    layer.call = call
+    try:
+        yield
+    finally:
+        del layer.call
+
+
+def _unit(call: _Call) -> Unit:
+    from tfscale.plan.graph_cost import count
+
+    counted = count(call.layer, call.args, call.kwargs)
+    kind, pairs = _kind(call.layer)
+    return Unit(
+        call.layer.name,
+        kind,
+        parameters=sum(weight.shape.num_elements() for weight in _weights(call.layer)),
+        inputs=counted.inputs,
+        outputs=counted.outputs,
+        flops=counted.flops,
+        backward_flops=counted.backward_flops,
+        kept=counted.kept,
+        pairs=pairs,
+        halo=_halo(call.layer, counted) if kind == "conv" else None,
+    )
+
+
+def _weights(layer: Any) -> list[Any]:
+    return [weight.value for weight in layer.trainable_weights]
+
+
+def _kind(layer: Any) -> tuple[str, int]:
+    """Return the kind of a layer, and how many sums over ranks a pair takes."""
+    from keras import layers
+
+    from tfscale.bridge import objects
+
+    if isinstance(layer, (layers.Dense, layers.EinsumDense)):
+        return "dense", 1
+    if isinstance(layer, (layers.Conv1D, layers.Conv2D, layers.Conv3D)):
+        return "conv", 1
+    if isinstance(layer, layers.Embedding):
+        return "embedding", 1
+    if isinstance(layer, (layers.LayerNormalization, layers.RMSNormalization)):
+        return "norm", 1
+    attention = (layers.MultiHeadAttention, layers.GroupQueryAttention)
+    if isinstance(layer, attention):
+        return "pair", 1
+    inside = objects.layers_of(layer)
+    dense = sum(isinstance(one, layers.Dense) for one in inside)
+    pairs = sum(isinstance(one, attention) for one in inside) + dense // 2
+    if pairs:  # a block of a transformer: its sums over ranks are those of its parts
+        return "pair", pairs
+    return ("other", 1) if layer.weights else ("plain", 1)
+
+
+def _halo(layer: Any, counted: Counted) -> tuple[float, float] | None:
+    """Return the rows that a convolution of stride 1 needs of a neighbour, in bytes."""
+    stride, dilation = layer.strides[0], layer.dilation_rate[0]
+    if stride != 1 or dilation != 1 or layer.padding != "same" or not counted.input_height:
+        return None
+    rows = layer.kernel_size[0] // 2
+    height = counted.input_height
+    return rows * counted.inputs / height, rows * counted.outputs / height
