@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -192,7 +193,7 @@ class Ensemble:
                 yield self.values_of(tf.convert_to_tensor(x[begin : begin + batch_size]))
             return
         for batch in batches_of(x, batch_size=batch_size):
-            yield self.values_of(batch[0])
+            yield self.values_of(keras.utils.unpack_x_y_sample_weight(batch)[0])
 
     def candidates(self) -> int:
         """Return how many buckets of each repetition to look into first; 0 for all classes."""
