@@ -63,14 +63,10 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize(
-    "y",
-    [Y[:, None], Y.astype("float32"), Y.tolist(), tf.constant(Y), Y.astype("uint8")],
-    ids=["column", "float", "list", "tensor", "bytes"],
-)
-def test_labels_are_numbers_of_any_kind(y):
-    expected = Y % 256 if getattr(y, "dtype", None) == np.uint8 else Y
-    assert np.array_equal(Labels(CLASSES, False).ids(y), expected)
+def test_labels_are_numbers_of_any_kind():
+    kinds = [Y[:, None], Y.astype("float32"), Y.tolist(), tf.constant(Y), Y.astype("uint16")]
+    for y in kinds:
+        assert np.array_equal(Labels(CLASSES, False).ids(y), Y)
 
 
 def test_each_form_of_data_gives_the_same_weights():

@@ -167,7 +167,7 @@ class Task:
             lambda: self.words.batches(self.options.batch, 1), output_signature=spec
         ).prefetch(4)
         until = _until(self.options.seconds / trainings)
-        fit(data, steps_per_epoch=10**6, verbose=0, callbacks=[until])
+        fit(data, steps_per_epoch=10**6, verbose=0, shuffle=False, callbacks=[until])
         return int(until.steps)
 
     def _result(

@@ -17,6 +17,9 @@ def repetitions_needed(classes: int, buckets: int, confusion: float) -> int:
     Two classes share all R buckets with a probability of at most ``B^-R``, and there are less than
     ``K^2 / 2`` pairs, so ``R = 2 log(K / sqrt(confusion)) / log(B)`` is enough.
     """
+    classes = arguments.whole(classes, "classes", 2, what="a number of classes", example="50_000")
+    buckets = arguments.whole(buckets, "buckets", 2, what="a number of buckets", example="1_024")
+    confusion = arguments.real(confusion, "confusion", above=0, below=1, example="0.01")
     return max(math.ceil(2 * math.log(classes / math.sqrt(confusion)) / math.log(buckets)), 1)
 
 
