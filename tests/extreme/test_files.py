@@ -10,9 +10,11 @@ import keras
 import numpy as np
 import pytest
 
+from tests import warm
 from tests.extreme.models import CLASSES, QUICK, build, mach, samples
 from tests.helpers import PATIENCE, ROOT
 from tfscale.extreme import MACH
+from tfscale.launch import WorkerFailed
 from tfscale.support.records import RecordError
 
 X, Y = samples(300)
@@ -139,40 +141,47 @@ def test_a_training_goes_on_where_it_was_interrupted(tmp_path):
     assert int(model.optimizer.iterations) == 4 * 3
 
 
-def launch(folder, *, count=2, **environment):
-    return subprocess.Popen(
-        [sys.executable, "-m", "tfscale", "launch", "-n", str(count), str(WORKER), str(folder)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment}, cwd=ROOT,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-    )  # fmt: skip
+def workers(folder, **environment):
+    """Return what two workers print."""
+    path = {"PYTHONPATH": str(ROOT), **environment}
+    with warm.Workers([str(WORKER), str(folder)], 2, environment=path) as group:
+        return group.wait(PATIENCE)
+
+
+def reports(printed):
+    lines = [line for output in printed for line in output.splitlines()]
+    return [json.loads(line.split("REPORT ")[1]) for line in lines if "REPORT " in line]
+
+
+def records(folder):
+    return {path.stem: path.read_text() for path in folder.glob("repetition_*.json")}
 
 
 def test_workers_share_the_repetitions_and_send_nothing(tmp_path):
-    """A worker is killed, and a second launch trains only what the first has not."""
-    first = launch(tmp_path, DIES="1")
-    out, _ = first.communicate(timeout=PATIENCE)
-    assert first.returncode != 0, out
-    done = {p.name for p in tmp_path.glob("repetition_*.json")}
-    assert "repetition_0003.json" not in done
-    before = {p.name: p.read_text() for p in tmp_path.glob("repetition_*.json")}
+    """A worker is killed, and the next start trains only what the first has not."""
+    with pytest.raises(WorkerFailed):
+        workers(tmp_path, DIES="1")
+    done = records(tmp_path)
+    assert "repetition_0001" in done and "repetition_0003" not in done
 
-    second = launch(tmp_path)
-    out, _ = second.communicate(timeout=PATIENCE)
-    assert second.returncode == 0, out
-    reports = [
-        json.loads(line.split("REPORT ")[1]) for line in out.splitlines() if "REPORT" in line
-    ]
-    trained = [name for report in reports for name in report["trained"]]
-    assert sorted([*trained, *(name[:-5] for name in done)]) == [
-        f"repetition_{r:04}" for r in range(4)
-    ]
-    assert {
-        p.name: p.read_text() for p in tmp_path.glob("repetition_*.json") if p.name in done
-    } == before
-    assert all(report["sockets"] == 0 for report in reports)
-    first_top, second_top = (report["top"] for report in reports)
-    assert first_top == second_top
-    assert MACH.load(tmp_path, build).top(X[:4], 3)[1].tolist() == first_top
+    found = reports(workers(tmp_path))
+    trained = [name for report in found for name in report["trained"]]
+    assert sorted([*trained, *done]) == [f"repetition_{r:04}" for r in range(4)]
+    assert {name: text for name, text in records(tmp_path).items() if name in done} == done
+    assert [report["sockets"] for report in found] == [0, 0]
+    answers = MACH.load(tmp_path, build).top(X[:4], 3)[1].tolist()
+    assert [report["top"] for report in found] == [answers, answers]
+
+
+@pytest.mark.full
+def test_launch_starts_such_workers(tmp_path):
+    launch = [sys.executable, "-m", "tfscale", "launch", "-n", "2", str(WORKER), str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(
+        launch, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert sorted(records(tmp_path)) == [f"repetition_{r:04}" for r in range(4)]
 
 
 def test_workers_without_a_folder_are_refused(monkeypatch):

@@ -17,7 +17,7 @@ class HashedFeatures(keras.layers.Layer):
 
     The input is a sparse batch [samples, features], such as scipy's or a ``tf.SparseTensor``, for
     ``keras.Input([features], sparse=True)``. Column j is added with the sign s(j) to the bucket
-    h(j), so the sum is unbiased (Weinberger et al., 2009). A step changes only rows that occur.
+    h(j), so the sum is unbiased (Weinberger et al., 2009). A gradient has only the rows that occur.
 
     Args:
         units: size of the output.

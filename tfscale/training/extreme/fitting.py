@@ -11,6 +11,7 @@ from typing import Any
 import keras
 
 from tfscale.cluster.sources import find_source
+from tfscale.cluster.this_worker import is_first
 from tfscale.training.extreme.data import BucketLabels
 from tfscale.training.extreme.ensemble import Ensemble
 from tfscale.training.extreme.files import Folder
@@ -47,7 +48,9 @@ def fit(
         if heads.stacked and validate is not None:
             ensemble.note(heads)
             how["callbacks"].insert(0, ClassMetrics(validate))
-        history.add(heads.name, _train(heads, folder, how))
+        found = heads.model.fit(**how) if folder is None else _train(ensemble, heads, folder, how)
+        heads.epochs = given["epochs"]
+        history.add(heads.name, found.history)
         ensemble.note(heads)
     if validate is not None and not ensemble.shared_trunk:
         allowed, ensemble.allow_missing = ensemble.allow_missing, True
@@ -107,10 +110,8 @@ def _resume(ensemble: Ensemble, heads: Heads, folder: Folder, epochs: int) -> bo
     return True
 
 
-def _train(heads: Heads, folder: Folder | None, how: dict[str, Any]) -> Any:
-    if folder is None:
-        heads.epochs = how["epochs"]
-        return heads.model.fit(**how).history
+def _train(ensemble: Ensemble, heads: Heads, folder: Folder, how: dict[str, Any]) -> Any:
+    """Train a model from its last epoch in a folder, and write it there."""
     if not heads.model.built:
         raise ValueError(
             "a MACH with a folder needs models that are built: begin them with keras.Input"
@@ -118,10 +119,10 @@ def _train(heads: Heads, folder: Folder | None, how: dict[str, Any]) -> Any:
     backup = keras.callbacks.BackupAndRestore(folder.backup(heads.name), delete_checkpoint=False)
     how["initial_epoch"] = max(folder.epochs(heads.name), how.get("initial_epoch", 0))
     found = heads.model.fit(**{**how, "callbacks": [*how["callbacks"], backup]})
-    heads.epochs = how["epochs"]
-    folder.write(heads.name, heads.model, heads.epochs)
-    folder.forget_backup(heads.name)
-    return found.history
+    if not ensemble.strategy.cluster_resolver or is_first():  # all others have the same weights
+        folder.write(heads.name, heads.model, how["epochs"])
+        folder.forget_backup(heads.name)
+    return found
 
 
 def _data_of(ensemble: Ensemble, heads: Heads, data: dict[str, Any]) -> dict[str, Any]:

@@ -98,8 +98,8 @@ class Labels:
                 raise ValueError(f"y is names, as classes are; got an array of {y.dtype.name}")
             ids = self._lookup(y)
             wrong, expected = ids == _UNKNOWN, "one of the names in classes"
-        _check(wrong, y, expected)
-        return tf.cast(ids, tf.int32)
+        with tf.control_dependencies(_checks(wrong, y, expected)):
+            return tf.cast(ids, tf.int32)
 
     def _lookup(self, y: tf.Tensor) -> tf.Tensor:
         assert self.names is not None
@@ -144,12 +144,13 @@ def _as_tensor(y: Any) -> Any:
     return tf.constant(array.astype(str) if array.dtype == object else array)
 
 
-def _check(wrong: tf.Tensor, y: tf.Tensor, expected: str) -> None:
-    """Raise for labels that are no class: at once, or when the graph runs."""
+def _checks(wrong: tf.Tensor, y: tf.Tensor, expected: str) -> list[Any]:
+    """Raise for labels that are no class; within a graph return the operation that does."""
     words = f"y has a label that is no class of this MACH; a label is {expected}"
-    if tf.executing_eagerly():
-        if found := y[wrong].numpy().tolist():
-            label = found[0].decode() if isinstance(found[0], bytes) else found[0]
-            raise ValueError(f"{words}; got {label!r} and {len(found) - 1:,} others")
-    else:
-        tf.debugging.Assert(~tf.reduce_any(wrong), [f"{words}; got", tf.boolean_mask(y, wrong)])
+    if not tf.executing_eagerly():
+        found = tf.boolean_mask(y, wrong)
+        return [tf.debugging.Assert(~tf.reduce_any(wrong), [f"{words}; got", found])]
+    if found := y[wrong].numpy().tolist():
+        label = found[0].decode() if isinstance(found[0], bytes) else found[0]
+        raise ValueError(f"{words}; got {label!r} and {len(found) - 1:,} others")
+    return []
