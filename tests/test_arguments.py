@@ -313,7 +313,7 @@ curvature.Hessian: memory=1.5 progress=True variables=''
 extreme.HashedFeatures: seed=0
 extreme.MACH: seed=0 folder='x'
 extreme.plan: optimizer_slots=0
-extreme.propensities: a=0,1.5 b=0,1.5
+extreme.propensities: counts=array a=0,1.5 b=0,1.5
 launch.LocalWorkers: environment={}
 ops.Group: deadline=1.5 slow_after=0,1.5 host='x',''
 ops.Group.local: deadline=1.5 slow_after=0,1.5

@@ -15,7 +15,7 @@ GOLDEN = {
 
 
 def test_buckets_stay_as_files_have_them():
-    """Whoever changes these buckets breaks all folders that users have, so FAMILY must change."""
+    """A change of these buckets breaks all folders that users have, so FAMILY must change."""
     assert [buckets_of(keys_of(6), 1000, 7, r).tolist() for r in (0, 3)] == GOLDEN["numbers"]
     words = ["able", "Zürich", "日本"]
     assert [buckets_of(keys_of(words), 1000, 7, r).tolist() for r in (0, 3)] == GOLDEN["texts"]

@@ -1,4 +1,4 @@
-"""What ``fit`` gets, with buckets in place of labels."""
+"""Data for ``fit``, with buckets in place of labels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``MACH.fit`` returns."""
+"""The result of ``MACH.fit``."""
 
 from __future__ import annotations
 

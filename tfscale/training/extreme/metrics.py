@@ -22,7 +22,7 @@ def propensities(counts: Any, *, a: float = 0.55, b: float = 1.5) -> Any:
 
     Example:
         >>> tfscale.extreme.propensities([1, 1000]).round(2)
-        array([0.34, 0.93])
+        array([0.14, 0.82])
     """
     a = arguments.real(a, "a", 0)
     b = arguments.real(b, "b", 0)

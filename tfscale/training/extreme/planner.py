@@ -64,7 +64,7 @@ class Plan:
 
     @property
     def times_less(self) -> float:
-        """How many times more memory the last layer of a full softmax takes."""
+        """Parameters of a full softmax, divided by those of all last layers."""
         return self.softmax_parameters / self.head_parameters
 
     @property
@@ -146,5 +146,5 @@ def plan(
     raise ValueError(
         f"memory is too small for {classes:,} classes with width={width}: the smallest plan takes "
         f"{least.head_bytes:,} bytes, {least.buckets} buckets and {least.repetitions} repetitions; "
-        f"got {most:,}"
+        f"got {arguments.shown(memory)}"
     )
