@@ -63,6 +63,7 @@ def test_a_small_run(tmp_path, capsys):
     assert "command: tfscale bench mach" in printed
     assert "ten best of 5,000 classes, R=2, B=8, candidates=4" in printed
     results = json.loads((tmp_path / "out").read_text())
-    assert [each["name"] for each in results] == list(mach.CONTESTANTS)
-    assert [each["head"] for each in results] == [16 * 9, 16 * 9, 18 * 9, 18 * 9]
+    machs = [f"{name}, {by}" for name in ("mach", "shared") for by in mach.ESTIMATORS]
+    assert [each["name"] for each in results] == [*machs, "full", "sampled"]
+    assert [each["head"] for each in results] == [16 * 9] * 4 + [18 * 9] * 2
     assert all(each["steps"] > 0 and 0 <= each["top1"] <= each["top5"] for each in results)

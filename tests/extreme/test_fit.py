@@ -137,6 +137,17 @@ def test_it_learns_and_validation_measures_classes(trained):
     assert list(history.models) == [f"repetition_{r:04}" for r in range(4)]
 
 
+def test_another_estimator_needs_no_training(trained):
+    before, (scores, _) = trained.estimator, trained.top(X, 1)
+    trained.estimator = "min"
+    smaller, _ = trained.top(X, 1)
+    trained.estimator = before
+    assert (smaller <= scores + 0.1).all() and not np.allclose(smaller, scores)
+    assert np.array_equal(trained.top(X, 1)[0], scores)
+    with pytest.raises(ValueError, match="Did you mean 'mean'"):
+        trained.estimator = "meen"
+
+
 def test_more_repetitions_are_better(trained):
     x, y = samples(300, seed=9)
     one = mach(**ONE)

@@ -58,6 +58,10 @@ class Ensemble:
         self.table = np.stack([buckets_of(labels.keys, *of, r) for r in range(self.repetitions)])
         self._answering: tuple[list[str], Search, Any] | None = None
 
+    def estimate_by(self, estimator: str) -> None:
+        """Take another estimator."""
+        self.estimator, self._answering = estimator, None
+
     # ------------------------------------------------------------------ models
 
     def shares(self, index: int = 0, count: int = 1) -> list[list[int]]:

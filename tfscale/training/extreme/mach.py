@@ -126,6 +126,15 @@ class MACH:
         self._ensemble.allow_missing = arguments.flag(allowed, "allow_missing")
 
     @property
+    def estimator(self) -> str:
+        """The estimator of scores; another one needs no training."""
+        return self._ensemble.estimator
+
+    @estimator.setter
+    def estimator(self, name: str) -> None:
+        self._ensemble.estimate_by(arguments.choice(name, "estimator", ESTIMATORS))
+
+    @property
     def models(self) -> dict[str, Any]:
         """The Keras models of this process, by the names of their files."""
         return self._ensemble.models
