@@ -141,7 +141,7 @@ class Task:
                     outputs // trainings,
                     steps,
                     lambda x: made.top(x, 5, batch_size=_PART)[1],
-                )  # fmt: skip
+                )
             )
         return results
 
