@@ -26,6 +26,9 @@ ROOMS = (
     "tfscale.compression", "tfscale.curvature", "tfscale.launch", "tfscale.ops",
     "tfscale.optimizers", "tfscale.plan", "tfscale.recompute", "tfscale.schedules",
     "tfscale.strategy", "tfscale.sync", "tfscale.telemetry",
+    "tfscale.compression", "tfscale.curvature", "tfscale.extreme", "tfscale.launch", "tfscale.ops",
+    "tfscale.optimizers", "tfscale.recompute", "tfscale.schedules", "tfscale.strategy",
+    "tfscale.sync", "tfscale.telemetry",
 )  # fmt: skip
 
 WRONG = {
@@ -40,6 +43,18 @@ def model():
     made = keras.Sequential([keras.Input([3]), keras.layers.Dense(1)])
     made.compile("sgd", "mse")
     return made
+
+
+def buckets_model(buckets):
+    return keras.Sequential([keras.Input([3]), keras.layers.Dense(buckets)])
+
+
+def many_classes(folder):
+    """Return the folder of a trained MACH."""
+    made = tfscale.extreme.MACH(buckets_model, 10, 4, 1, folder=folder)
+    made.compile()
+    made.fit(np.ones([4, 3]), [0, 1, 2, 3], verbose=0)
+    return folder
 
 
 X, Y = np.ones([4, 3], "float32"), np.ones([4, 1], "float32")
@@ -62,6 +77,7 @@ def given(tmp_path_factory):
         "files": [timeline],
         "to": timeline,
         "layers": [some.layers[0].name],
+        "folder": many_classes(tmp_path_factory.mktemp("mach")),
     }
 
 
@@ -94,6 +110,8 @@ RECORDS = {
         "compression.Gradient", "compression.Price", "ops.BucketId", "ops.Communicator",
         "ops.Execution", "ops.Taken", "ops.Total", "plan.Cut", "plan.Found", "plan.Plan",
         "plan.Point", "plan.Price", "recompute.Plan",
+        "compression.Gradient", "compression.Price", "extreme.Plan", "ops.BucketId",
+        "ops.Communicator", "ops.Execution", "ops.Taken", "ops.Total", "recompute.Plan",
     ),
     "protocols": ("compression.Load", "sync.Round"),
     "errors": (
@@ -119,7 +137,13 @@ HANDS_ON = {
     "curvature.Fisher": "curvature.Hessian",
     "strategy.auto_strategy": "strategy.ScaleStrategy",
 }
-TO_KERAS = ("callbacks.Preemption", "optimizers.LAMB", "optimizers.LARS", "optimizers.AdaHessian")
+TO_KERAS = (
+    "callbacks.Preemption",
+    "extreme.HashedFeatures",
+    "optimizers.LAMB",
+    "optimizers.LARS",
+    "optimizers.AdaHessian",
+)
 
 ATTACK = tfscale.adversarial.FGSM(0.1)
 MIXTURE = collectives.mixture("to the next", 1, [])
@@ -183,6 +207,12 @@ RIGHT = {
     "curvature.Hessian": {"model": None, **OF_MODEL},
     "cluster.is_first": {},
     "cluster.rank": {},
+    "extreme.HashedFeatures": {"units": 4, "buckets": 8},
+    "extreme.MACH": {"build": buckets_model, "classes": 100, "buckets": 8, "repetitions": 2},
+    "extreme.MACH.load": {"folder": None, "build": buckets_model},
+    "extreme.plan": {"classes": 1000, "memory": "1GB", "width": 8},
+    "extreme.propensities": {"counts": [1, 2]},
+    "extreme.repetitions_needed": {"classes": 1000, "buckets": 8, "confusion": 0.1},
     "launch.LocalWorkers": {"command": ["true"], "count": 1},
     "ops.Flight": {"communicator": None},
     "ops.Group": {"devices": None, "peers": ["me"], "local_ranks": [0]},
@@ -256,6 +286,7 @@ EITHER_OR = {
 # files that are not there, and a budget that is none for this model.
 SAID_OTHERWISE = _table("""
 adversarial.examples: x=array
+extreme.MACH.load: folder='x'
 curvature.Fisher: x={1:2},array y=None,{1:2},array sample_weight={1:2},array
 curvature.GaussNewton: x={1:2},array y=None,{1:2},array sample_weight={1:2},array
 curvature.Hessian: x={1:2},array y=None,{1:2},array sample_weight={1:2},array
@@ -305,6 +336,10 @@ compression.WirePolicy.of: wire={}
 curvature.Fisher: seed=0 memory=1.5 progress=True variables=''
 curvature.GaussNewton: memory=1.5 progress=True variables=''
 curvature.Hessian: memory=1.5 progress=True variables=''
+extreme.HashedFeatures: seed=0
+extreme.MACH: seed=0 folder='x'
+extreme.plan: optimizer_slots=0
+extreme.propensities: counts=array a=0,1.5 b=0,1.5
 launch.LocalWorkers: environment={}
 ops.Group: deadline=1.5 slow_after=0,1.5 host='x',''
 ops.Group.local: deadline=1.5 slow_after=0,1.5

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tfscale.analysis import curvature, telemetry
     from tfscale.cluster.this_worker import is_first, rank
     from tfscale.strategy import ScaleStrategy, auto_strategy
-    from tfscale.training import adversarial, optimizers, schedules
+    from tfscale.training import adversarial, extreme, optimizers, schedules
 
 __all__ = [
     "ScaleStrategy",
@@ -30,6 +30,7 @@ __all__ = [
     "collectives",
     "compression",
     "curvature",
+    "extreme",
     "is_first",
     "ops",
     "optimizers",
@@ -44,6 +45,7 @@ __all__ = [
 _PACKAGES = {
     "tfscale.adversarial": "tfscale.training.adversarial",
     "tfscale.curvature": "tfscale.analysis.curvature",
+    "tfscale.extreme": "tfscale.training.extreme",
     "tfscale.launch": "tfscale.tools.launch",
     "tfscale.ops": "tfscale.native",
     "tfscale.optimizers": "tfscale.training.optimizers",

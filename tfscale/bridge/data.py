@@ -77,3 +77,14 @@ class Batches:
         self._adapter.on_epoch_begin()
         yield from self._dataset
         self._adapter.on_epoch_end()
+
+
+def batches_of(
+    x: Any, y: Any = None, batch_size: int | None = None, steps: int | None = None
+) -> Iterator[Any]:
+    """Yield the batches of data once, as ``predict`` and ``evaluate`` read them."""
+    adapter = get_data_adapter(x, y=y, batch_size=batch_size, steps_per_epoch=steps)
+    adapter.on_epoch_begin()
+    dataset = adapter.get_tf_dataset()
+    yield from dataset if steps is None else dataset.take(steps)
+    adapter.on_epoch_end()

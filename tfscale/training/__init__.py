@@ -1,1 +1,1 @@
-"""Parts of a training: optimizers, their rate schedules, recomputation, attacks on samples."""
+"""Parts of a training: optimizers, rate schedules, recomputation, attacks, very many classes."""

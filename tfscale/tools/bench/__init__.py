@@ -26,6 +26,7 @@ BENCHES = {
     "learning": "how well optimizers learn with small, large and full batches",
     "curvature": "sharpness by batch size, and batches that grow by curvature",
     "products": "products with a Hessian: time, memory, processes",
+    "mach": "MACH, full and sampled softmax: spelling repair; top-k search",
     "convergence": "how well models learn with each wire and method",
     "plan": "forecasts of steps, and measured steps, by schedule and wire",
     "rules": "how well models learn if replicas synchronize once in many steps",

@@ -1,0 +1,193 @@
+"""Folders of trained models: whole, checked, resumed, and shared by workers that send nothing."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from tests import warm
+from tests.extreme.models import CLASSES, QUICK, build, mach, samples
+from tests.helpers import PATIENCE, ROOT
+from tfscale.extreme import MACH
+from tfscale.launch import WorkerFailed
+from tfscale.support.records import RecordError
+
+X, Y = samples(300)
+WORKER = ROOT / "tests" / "extreme" / "workers" / "train.py"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A MACH of two repetitions and names, and its folder."""
+    path = tmp_path_factory.mktemp("mach") / "run"
+    made = mach([f"name {i}" for i in range(CLASSES)], repetitions=2, folder=path)
+    names = [f"name {label}" for label in Y]
+    made.fit(X, names, **QUICK)
+    return made, path
+
+
+def copied(folder, to):
+    import shutil
+
+    return Path(shutil.copytree(folder, to / "copy"))
+
+
+def rewritten(path, **changes):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_a_folder_gives_the_same_answers(folder):
+    made, path = folder
+    loaded = MACH.load(path, build)
+    for found, expected in zip(loaded.top(X, 3), made.top(X, 3), strict=True):
+        assert np.array_equal(found, expected)
+    assert sorted(p.suffix for p in path.iterdir()) == [
+        ".h5",
+        ".h5",
+        ".json",
+        ".json",
+        ".json",
+        ".json",
+    ]
+
+
+def test_save_writes_a_folder_for_load(tmp_path):
+    made = mach(repetitions=1)
+    made.fit(X, Y, **QUICK)
+    made.save(tmp_path / "saved")
+    made.save(tmp_path / "saved")  # replaces the file of weights
+    assert len(list((tmp_path / "saved").glob("*.h5"))) == 1
+    assert np.array_equal(MACH.load(tmp_path / "saved", build).top(X, 3)[0], made.top(X, 3)[0])
+
+
+def test_a_missing_repetition_is_named_and_the_rest_answers_if_asked(folder, tmp_path):
+    path = copied(folder[1], tmp_path)
+    (path / "repetition_0001.json").unlink()
+    with pytest.raises(ValueError, match="repetitions 1 of 2 are missing"):
+        MACH.load(path, build)
+    rest = MACH.load(path, build, allow_missing=True)
+    assert rest.top(X[:3], 2)[1].shape == (3, 2)
+    assert "repetitions that are trained: 1 of 2" in rest.explain()
+
+
+DAMAGES = {
+    "seed": (lambda p: rewritten(p / "repetition_0001.json", seed=5), "seed: expected 0"),
+    "classes": (
+        lambda p: rewritten(p / "repetition_0000.json", classes=9),
+        "classes: expected 300",
+    ),
+    "hash": (lambda p: rewritten(p / "mach.json", hash="md5"), "hash: expected 'carter"),
+    "names": (lambda p: (p / "classes.json").write_text('["a", "b"]'), "are not the names"),
+    "weights": (lambda p: next(p.glob("*0001*.h5")).write_bytes(b"?"), "damaged"),
+    "no weights": (lambda p: next(p.glob("*0001*.h5")).unlink(), "does not exist"),
+    "no manifest": (lambda p: (p / "mach.json").unlink(), "no folder of a MACH"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_does_not_belong_together_is_refused(damage, folder, tmp_path):
+    path = copied(folder[1], tmp_path)
+    change, words = DAMAGES[damage]
+    change(path)
+    with pytest.raises((RecordError, OSError), match=words):
+        MACH.load(path, build)
+
+
+def test_another_mach_does_not_train_into_a_folder(folder):
+    with pytest.raises(RecordError, match="buckets: expected 32"):
+        mach(buckets=32, repetitions=2, folder=folder[1]).fit(X, Y, **QUICK)
+
+
+class Epochs(keras.callbacks.Callback):
+    """Counts epochs, and raises at the beginning of one."""
+
+    def __init__(self, fails_at=None):
+        super().__init__()
+        self.begun, self._fails_at = [], fails_at
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == self._fails_at:
+            raise KeyboardInterrupt
+        self.begun.append(epoch)
+
+
+def test_a_training_goes_on_where_it_was_interrupted(tmp_path):
+    """The weights are those of a training that nobody interrupted."""
+    how = {"batch_size": 100, "verbose": 0, "shuffle": False}
+    whole = mach(repetitions=2)
+    whole.fit(X, Y, epochs=3, **how)
+
+    first, second = mach(repetitions=2, folder=tmp_path), mach(repetitions=2, folder=tmp_path)
+    counted = [Epochs(), Epochs(fails_at=2)]
+    with pytest.raises(KeyboardInterrupt):
+        first.fit(X, Y, epochs=3, callbacks=lambda name: [counted[int(name[-1])]], **how)
+    assert [each.begun for each in counted] == [[0, 1, 2], [0, 1]]
+    again = [Epochs(), Epochs()]
+    second.fit(X, Y, epochs=3, callbacks=lambda name: [again[int(name[-1])]], **how)
+    assert [each.begun for each in again] == [[], [2]]
+    assert np.allclose(second.top(X, 5)[0], whole.top(X, 5)[0], atol=1e-6)
+    assert not list(tmp_path.glob("*.backup"))
+
+    more = mach(repetitions=2, folder=tmp_path)
+    later = [Epochs(), Epochs()]
+    more.fit(X, Y, epochs=4, callbacks=lambda name: [later[int(name[-1])]], **how)
+    assert [each.begun for each in later] == [[3], [3]]
+    model = next(iter(more.models.values()))
+    assert int(model.optimizer.iterations) == 4 * 3
+
+
+def workers(folder, **environment):
+    """Return what two workers print."""
+    path = {"PYTHONPATH": str(ROOT), **environment}
+    with warm.Workers([str(WORKER), str(folder)], 2, environment=path) as group:
+        return group.wait(PATIENCE)
+
+
+def reports(printed):
+    lines = [line for output in printed for line in output.splitlines()]
+    return [json.loads(line.split("REPORT ")[1]) for line in lines if "REPORT " in line]
+
+
+def records(folder):
+    return {path.stem: path.read_text() for path in folder.glob("repetition_*.json")}
+
+
+def test_workers_share_the_repetitions_and_send_nothing(tmp_path):
+    """A worker is killed, and the next start trains only what the first has not."""
+    with pytest.raises(WorkerFailed):
+        workers(tmp_path, DIES="1")
+    done = records(tmp_path)
+    assert "repetition_0001" in done and "repetition_0003" not in done
+
+    found = reports(workers(tmp_path))
+    trained = [name for report in found for name in report["trained"]]
+    assert sorted([*trained, *done]) == [f"repetition_{r:04}" for r in range(4)]
+    assert {name: text for name, text in records(tmp_path).items() if name in done} == done
+    assert [report["sockets"] for report in found] == [0, 0]
+    answers = MACH.load(tmp_path, build).top(X[:4], 3)[1].tolist()
+    assert [report["top"] for report in found] == [answers, answers]
+
+
+@pytest.mark.full
+def test_launch_starts_such_workers(tmp_path):
+    launch = [sys.executable, "-m", "tfscale", "launch", "-n", "2", str(WORKER), str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(
+        launch, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert sorted(records(tmp_path)) == [f"repetition_{r:04}" for r in range(4)]
+
+
+def test_workers_without_a_folder_are_refused(monkeypatch):
+    two = {"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(two))
+    with pytest.raises(ValueError, match="2 workers share the repetitions and send nothing"):
+        mach().fit(X, Y, **QUICK)
+    with pytest.raises(ValueError, match="ScaleStrategy"):
+        mach(shared_trunk=True, folder="/nowhere").fit(X, Y, **QUICK)

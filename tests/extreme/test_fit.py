@@ -1,0 +1,412 @@
+"""Programs as strangers write them: each form of data, labels, weights, models and callbacks."""
+
+import keras
+import numpy as np
+import pytest
+import scipy.sparse
+import tensorflow as tf
+
+import tfscale
+from tests.extreme.models import CLASSES, FULLY, QUICK, WIDTH, build, mach, samples
+from tfscale.extreme import MACH, HashedFeatures, propensities
+from tfscale.training.extreme.labels import Labels
+
+X, Y = samples()
+NAMES = [f"name {i}" for i in range(CLASSES)]
+ONE = {"repetitions": 1}
+
+
+def weights_of(made):
+    return np.concatenate([w.ravel() for m in made.models.values() for w in m.get_weights()])
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """Four repetitions that have learned the task."""
+    x, y = samples(2000)
+    made = mach()
+    made.fit(x, y, epochs=8, batch_size=50, verbose=0)
+    return made
+
+
+class Batches(keras.utils.PyDataset):
+    """Batches of arrays."""
+
+    ended = 0
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        rows = slice(100 * index, 100 * index + 100)
+        return X[rows], Y[rows]
+
+    def on_epoch_end(self):
+        self.ended += 1
+
+
+def batches():
+    dataset = Batches()
+    for index in range(len(dataset)):
+        yield dataset[index]
+
+
+def of_arrays():
+    return {"x": X, "y": Y, "batch_size": 100, "shuffle": False}
+
+
+FORMS = {
+    "arrays": of_arrays,
+    "tf.data": lambda: {"x": tf.data.Dataset.from_tensor_slices((X, Y)).batch(100)},
+    "PyDataset": lambda: {"x": Batches(), "shuffle": False},
+    "generator": lambda: {"x": batches()},
+}
+
+
+def test_labels_are_numbers_of_any_kind():
+    kinds = [Y[:, None], Y.astype("float32"), Y.tolist(), tf.constant(Y), Y.astype("uint16")]
+    for y in kinds:
+        assert np.array_equal(Labels(CLASSES, False).ids(y), Y)
+
+
+def test_each_form_of_data_gives_the_same_weights():
+    found = {}
+    for name, form in FORMS.items():
+        made = mach(**ONE)
+        made.fit(**form(), verbose=0)
+        found[name] = weights_of(made)
+    assert not np.allclose(found["arrays"], weights_of(_untrained()), atol=1e-3)
+    for name, weights in found.items():
+        assert np.allclose(weights, found["arrays"], atol=1e-6), name
+
+
+def _untrained():
+    made = mach(**ONE)
+    made._ensemble.heads_of([0])
+    return made
+
+
+def test_names_are_labels():
+    """Arrays and datasets of names train as numbers of the same classes do."""
+    names = np.array(NAMES)[Y]
+    dataset = tf.data.Dataset.from_tensor_slices((X, names)).batch(100)
+    found = []
+    for data in ({**of_arrays(), "y": list(names)}, {"x": dataset}):
+        made = mach(NAMES, **ONE)
+        made.fit(**data, verbose=0)
+        found.append(weights_of(made))
+    assert all(np.allclose(each, found[0], atol=1e-6) for each in found)
+    _, labels = made.top(X[:5], 3)
+    assert labels.shape == (5, 3) and set(labels.ravel()) <= set(NAMES)
+    assert made.evaluate(X, names) == made.evaluate(dataset)
+
+
+def test_sample_weights_and_class_weights_are_one_rule():
+    """A weight of a class is the weight of each of its samples, in arrays and datasets."""
+    weights = {int(c): 0.0 for c in range(0, CLASSES, 2)}
+    of_samples = np.array([weights.get(int(label), 1.0) for label in Y], "float32")
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(100)
+    given = [
+        {**of_arrays(), "sample_weight": of_samples},
+        {**of_arrays(), "class_weight": weights},
+        {"x": dataset, "class_weight": weights},
+    ]
+    found = []
+    for data in given:
+        made = mach(**ONE)
+        made.fit(**data, verbose=0)
+        found.append(weights_of(made))
+    plain = mach(**ONE)
+    plain.fit(**of_arrays(), verbose=0)
+    assert not np.allclose(found[0], weights_of(plain), atol=1e-3)
+    assert all(np.allclose(each, found[0], atol=1e-6) for each in found)
+
+
+def test_it_learns_and_validation_measures_classes(trained):
+    x, y = samples(300, seed=9)
+    found = trained.evaluate(x, y, k=(1, 5))
+    assert found["precision@1"] > 0.7
+    assert found["recall@5"] >= found["precision@1"] == found["recall@1"]
+    assert found["precision@5"] == pytest.approx(found["recall@5"] / 5)
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(64)
+    assert trained.evaluate(dataset) == pytest.approx(trained.evaluate(x, y))
+    history = trained.fit(X, Y, validation_data=(x, y), validation_batch_size=300, **QUICK)
+    assert set(history.history) == {
+        "loss", "val_loss", "val_precision@1", "val_precision@5", "val_recall@1", "val_recall@5",
+    }  # fmt: skip
+    assert list(history.models) == [f"repetition_{r:04}" for r in range(4)]
+
+
+def test_another_estimator_needs_no_training(trained):
+    before, (scores, _) = trained.estimator, trained.top(X, 1)
+    trained.estimator = "min"
+    smaller, _ = trained.top(X, 1)
+    trained.estimator = before
+    assert (smaller <= scores + 0.1).all() and not np.allclose(smaller, scores)
+    assert np.array_equal(trained.top(X, 1)[0], scores)
+    with pytest.raises(ValueError, match="Did you mean 'mean'"):
+        trained.estimator = "meen"
+
+
+def test_more_repetitions_are_better(trained):
+    x, y = samples(300, seed=9)
+    one = mach(**ONE)
+    one.fit(*samples(2000), epochs=8, batch_size=50, verbose=0)
+    assert one.evaluate(x, y)["precision@1"] < trained.evaluate(x, y)["precision@1"] - 0.3
+
+
+def test_a_shared_trunk_measures_classes_in_each_epoch():
+    made = mach(shared_trunk=True)
+    early = keras.callbacks.EarlyStopping("val_precision@1", mode="max", patience=30)
+    how = {**FULLY, "epochs": 12, "callbacks": [early]}
+    history = made.fit(X, Y, validation_data=samples(100, seed=9), **how)
+    assert len(made.models) == 1
+    series = history.history["val_precision@1"]
+    assert len(series) == 12 and series[-1] > series[0]
+    assert made.top(X[:2], 4)[1].shape == (2, 4)
+    (model,) = made.models.values()
+    guesses = model.predict(X[:200], verbose=0).argmax(-1)
+    assert (guesses == made.table()[:, Y[:200]].T).mean() > 0.6  # each head learns its own buckets
+
+
+def several(rows):
+    """Rows of up to 4 labels, as each kind of collection."""
+    rng = np.random.default_rng(0)
+    lists = [rng.choice(CLASSES, n, replace=False).tolist() for n in rng.integers(0, 5, rows)]
+    padded = np.full([rows, 4], -1)
+    matrix = scipy.sparse.lil_matrix((rows, CLASSES), dtype="float32")
+    for i, row in enumerate(lists):
+        padded[i, : len(row)] = row
+        matrix[i, row] = 1
+    names = tf.ragged.constant([[NAMES[label] for label in row] for row in lists])
+    return {
+        "padded": padded, "lists": lists, "ragged": tf.ragged.constant(lists),
+        "sparse": matrix.tocsr(), "names": names, "padded names": names.to_tensor(""),
+    }  # fmt: skip
+
+
+def test_several_labels_are_rows_of_any_kind():
+    kinds = several(50)
+    expected = [set(row) for row in kinds["lists"]]
+    for kind, y in kinds.items():
+        ids = Labels(NAMES if "names" in kind else CLASSES, True).ids(y).numpy()
+        assert [set(row) - {-1} for row in ids.tolist()] == expected, kind
+
+
+def test_several_labels():
+    """Two labels in one bucket are one; the loss is Keras's of rows of zeros and ones."""
+    kinds = several(len(X))
+    how, found = {"epochs": 1, "batch_size": 100, "verbose": 0, "shuffle": False}, []
+    dataset = tf.data.Dataset.from_tensor_slices((X, kinds["ragged"])).batch(100)
+    for data in ({"x": X, "y": kinds["sparse"], **how}, {"x": dataset}):
+        made = mach(multilabel=True, **ONE)
+        made.fit(**{"verbose": 0, **data})
+        found.append(weights_of(made))
+    assert np.allclose(found[0], found[1], atol=1e-6)
+    true = np.zeros([len(X), 16], "float32")
+    for i, row in enumerate(kinds["lists"]):
+        true[i, made.table()[0, row]] = 1
+    (model,) = made.models.values()
+    padded = kinds["padded"]
+    buckets = np.where(padded < 0, -1, made.table()[0, padded])
+    expected = keras.losses.BinaryCrossentropy(from_logits=True)(true, model(X))
+    assert model.evaluate(X, buckets, verbose=0) == pytest.approx(float(expected), rel=1e-4)
+    assert made.evaluate(X, padded, k=2).keys() == {"precision@2", "recall@2"}
+
+
+def test_several_labels_and_a_shared_trunk():
+    made = mach(multilabel=True, shared_trunk=True, estimator="mean")
+    two = np.stack([Y, (Y + 1) % CLASSES], 1)
+    made.fit(X, two, **{**FULLY, "epochs": 20})
+    assert made.evaluate(X, two, k=2)["recall@2"] > 0.3
+
+
+def sparse_build(buckets):
+    inputs = keras.Input([4000], sparse=True)
+    hidden = keras.layers.ReLU()(HashedFeatures(32, 512)(inputs))
+    return keras.Model(inputs, keras.layers.Dense(buckets)(hidden))
+
+
+def test_sparse_inputs_are_hashed():
+    """The kernel has a row for each bucket, not for each of the inputs."""
+    rng = np.random.default_rng(0)
+    dense = (rng.random([200, 4000]) < 0.002).astype("float32")
+    x, y = scipy.sparse.csr_matrix(dense), rng.integers(0, CLASSES, 200)
+    made = mach(build=sparse_build, **ONE)
+    made.fit(x, y, epochs=15, batch_size=50, verbose=0)
+    (model,) = made.models.values()
+    layer = next(each for each in model.layers if isinstance(each, HashedFeatures))
+    assert layer.kernel.shape == (512, 32)
+    guesses = model.predict(x, verbose=0).argmax(-1)
+    assert (guesses == made.table()[0, y]).mean() > 0.5
+    by_hand = np.zeros([200, 512])
+    for column in range(4000):
+        by_hand[:, layer._rows[column]] += dense[:, column] * layer._signs[column]
+    expected = by_hand @ layer.kernel.numpy() + layer.bias.numpy()
+    output = keras.Model(model.inputs, layer.output)(tf.sparse.from_dense(dense))
+    assert np.allclose(output, expected, atol=1e-4)
+    assert HashedFeatures.from_config(layer.get_config()).buckets == 512
+
+
+class Recorded(keras.callbacks.Callback):
+    """Notes the models that it was trained with."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def on_train_begin(self, logs=None):
+        self.seen.append(self.model)
+
+
+def full_build(buckets):
+    return keras.Sequential(
+        [
+            keras.Input([WIDTH]),
+            keras.layers.Dense(48, "relu"),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.1),
+            keras.layers.Dense(buckets),
+        ]
+    )
+
+
+def test_callbacks_metrics_dropout_and_normalization():
+    made, recorded = mach(build=full_build, repetitions=2, compiled=False), Recorded()
+    optimizer = keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.02, 100, 0.9))
+    made.compile(optimizer, metrics=["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2)])
+    history = made.fit(X, Y, callbacks=recorded, validation_split=0.2, **QUICK)
+    assert {"accuracy", "val_accuracy", "sparse_top_k_categorical_accuracy"} <= set(history.history)
+    assert recorded.seen == list(made.models.values())
+    first, second = (model.optimizer for model in made.models.values())
+    assert first is not second and type(first.learning_rate) is type(second.learning_rate)
+    by_name = {}
+    made.fit(X, Y, callbacks=lambda name: [by_name.setdefault(name, Recorded())], **QUICK)
+    assert list(by_name) == list(made.models)
+    scores, _ = made.top(X[:5], 2)
+    assert np.array_equal(scores, made.top(X[:5], 2)[0])  # no dropout
+
+
+def test_mixed_precision():
+    before = keras.mixed_precision.dtype_policy()
+    keras.mixed_precision.set_dtype_policy("mixed_float16")
+    try:
+        made = mach(repetitions=2)
+        made.fit(X, Y, **{**FULLY, "epochs": 6})
+        scores, _ = made.top(X[:10], 3)
+        assert made.evaluate(X, Y)["recall@5"] > 0.2
+    finally:
+        keras.mixed_precision.set_dtype_policy(before)
+    assert scores.dtype == np.float32 and np.isfinite(scores).all()
+
+
+def test_replicas_train_as_one_device():
+    """A MACH in the scope of a strategy, with a last batch that does not divide."""
+    alone = mach(repetitions=2)
+    how = {"batch_size": 64, "epochs": 2, "verbose": 0, "shuffle": False}
+    alone.fit(X, Y, **how)
+    strategy = tfscale.ScaleStrategy(devices=["CPU:0", "CPU:1"])
+    with strategy.scope():
+        made = mach(repetitions=2, compiled=False)
+        made.compile(keras.optimizers.Adam(0.02))
+    made.fit(X, Y, **how)
+    assert np.abs(weights_of(made) - weights_of(alone)).max() < 1e-5
+    assert made.evaluate(X, Y) == pytest.approx(alone.evaluate(X, Y), abs=0.01)
+
+
+def test_several_inputs():
+    def two(buckets):
+        inputs = {"a": keras.Input([WIDTH]), "b": keras.Input([WIDTH])}
+        both = keras.layers.Concatenate()([inputs["a"], inputs["b"]])
+        return keras.Model(inputs, keras.layers.Dense(buckets)(both))
+
+    made = mach(build=two, repetitions=2)
+    x = {"a": X, "b": X}
+    made.fit(x, Y, **QUICK)
+    assert made.top(x, 3)[1].shape == (len(X), 3)
+    assert made.top(tf.data.Dataset.from_tensor_slices(x).batch(100), 3)[1].shape == (len(X), 3)
+
+
+def test_classes_that_come_later_are_trained_on():
+    made = mach(classes=200, repetitions=2)
+    known = Y < 200
+    made.fit(X[known], Y[known], **QUICK)
+    before = made.table()
+    made.add_classes(100)
+    assert np.array_equal(made.table()[:, :200], before)
+    made.fit(X, Y, **QUICK)
+    assert made.top(X[:2], 300)[1].max() == 299
+
+
+def test_the_saved_model_answers_as_top_does(trained, tmp_path):
+    trained.export(tmp_path / "served", k=4)
+    loaded = tf.saved_model.load(tmp_path / "served")
+    served = loaded.serve(X[:9])
+    scores, labels = trained.top(X[:9], 4)
+    assert np.array_equal(served["labels"], labels)
+    assert np.allclose(served["scores"], scores, atol=1e-6)
+
+
+def test_propensities_weigh_rare_labels(trained):
+    counts = np.bincount(Y, minlength=CLASSES)
+    propensity = propensities(counts)
+    assert (np.diff(propensity[np.argsort(counts)]) >= 0).all()
+    found = trained.evaluate(X, Y, k=1, propensity=propensity)
+    assert 0 < found["psp@1"] <= 1
+    _, best = trained.top(X, 1)
+    hits = (best[:, 0] == Y) / propensity[Y]
+    assert found["psp@1"] == pytest.approx(hits.sum() / (1 / propensity[Y]).sum())
+
+
+def test_one_model_built_twice_is_refused():
+    model = build(16)
+    made = MACH(lambda buckets: model, CLASSES, 16, 2)
+    made.compile("adam")
+    with pytest.raises(ValueError, match="one model twice"):
+        made.fit(X, Y, **QUICK)
+
+
+REFUSED = {
+    "label outside": (lambda: mach().fit(X, Y + 1, **QUICK), "got 300 and"),
+    "negative label": (lambda: mach().fit(X, Y - 1, **QUICK), "from 0 to 299; got -1"),
+    "half a label": (lambda: mach().fit(X, Y + 0.5, **QUICK), "no class of this MACH"),
+    "unknown name": (
+        lambda: mach(NAMES).fit(X[:2], ["name 1", "nobody"], **QUICK), "got 'nobody'",
+    ),
+    "names for numbers": (lambda: mach().fit(X[:1], ["name 1"], **QUICK), "give numbers"),
+    "numbers for names": (lambda: mach(NAMES).fit(X, Y, **QUICK), "y is names"),
+    "one-hot": (lambda: mach().fit(X, np.eye(CLASSES)[Y], **QUICK), "give the numbers"),
+    "no compile": (lambda: mach(compiled=False).fit(X, Y), "call compile"),
+    "not trained": (lambda: mach().top(X), "repetitions 0, 1, 2, 3 of 4 are missing"),
+    "as many buckets": (lambda: mach(buckets=300), "fewer than the 300 classes"),
+    "a name twice": (lambda: mach(["a", "b", "a"]), "'a' twice"),
+    "softmax": (
+        lambda: mach(build=lambda b: keras.Sequential(
+            [keras.Input([WIDTH]), keras.layers.Dense(b, "softmax")]
+        )).fit(X, Y, **QUICK), "ends in softmax",
+    ),
+    "other outputs": (lambda: mach(build=lambda b: build(9)).fit(X, Y, **QUICK), r"\(None, 9\)"),
+    "no model": (lambda: mach(build=lambda b: None).fit(X, Y, **QUICK), "is a keras.Model"),
+    "generator for all": (lambda: mach().fit(batches()), "can be read once"),
+    "dataset without labels": (
+        lambda: mach().fit(tf.data.Dataset.from_tensor_slices((X,)).batch(9)), "1 part",
+    ),
+    "x alone": (lambda: mach().fit(X), "without y"),
+    "class weights of many": (
+        lambda: mach(multilabel=True).fit(X, Y[:, None], class_weight={0: 1.0}), "sample_weight",
+    ),
+    "k": (lambda: mach().top(X, 301), "from 1 to 300"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_wrong_is_refused(case):
+    call, words = REFUSED[case]
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+def test_a_dataset_with_a_wrong_label_ends_with_the_label():
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y + 1)).batch(100)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="no class of this MACH"):
+        mach(**ONE).fit(dataset, verbose=0)

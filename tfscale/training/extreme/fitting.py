@@ -1,0 +1,154 @@
+"""``MACH.fit``: trains the models of this worker's repetitions one after another."""
+
+from __future__ import annotations
+
+import logging
+import os
+import types
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from tfscale.cluster.sources import find_source
+from tfscale.cluster.this_worker import is_first
+from tfscale.training.extreme.data import BucketLabels
+from tfscale.training.extreme.ensemble import Ensemble
+from tfscale.training.extreme.files import Folder
+from tfscale.training.extreme.heads import Heads
+from tfscale.training.extreme.history import History
+
+_log = logging.getLogger("tfscale")
+
+
+def fit(
+    ensemble: Ensemble, folder: Folder | None, data: dict[str, Any], given: dict[str, Any],
+    validate: Callable[[], dict[str, float]] | None,
+) -> History:  # fmt: skip
+    """Train this worker's repetitions, but those that the folder has.
+
+    Args:
+        ensemble: the models.
+        folder: files of trained models, or None.
+        data: ``x``, ``y``, ``sample_weight``, ``class_weight`` and ``validation_data``.
+        given: other arguments of ``keras.Model.fit``.
+        validate: returns metrics of classes, or None without validation data.
+    """
+    shares = own_shares(ensemble, folder)
+    _check_reads(data["x"], len(shares), given)
+    history = History()
+    for number, share in enumerate(shares, 1):
+        heads = ensemble.heads_of(share)
+        if folder is not None and _resume(ensemble, heads, folder, given["epochs"]):
+            continue
+        if len(shares) > 1 and given.get("verbose", 1) != 0:
+            _log.info("%s, %d of %d", heads.name, number, len(shares))
+        how = {**given, **_data_of(ensemble, heads, data)}
+        how["callbacks"] = _callbacks(given.get("callbacks"), heads)
+        if heads.stacked and validate is not None:
+            ensemble.note(heads)
+            how["callbacks"].insert(0, ClassMetrics(validate))
+        found = heads.model.fit(**how) if folder is None else _train(ensemble, heads, folder, how)
+        heads.epochs = given["epochs"]
+        history.add(heads.name, found.history)
+        ensemble.note(heads)
+    if validate is not None and not ensemble.shared_trunk:
+        allowed, ensemble.allow_missing = ensemble.allow_missing, True
+        history.add_metrics(validate())
+        ensemble.allow_missing = allowed
+    return history
+
+
+def own_shares(ensemble: Ensemble, folder: Folder | None) -> list[list[int]]:
+    """Return for each model of this worker the repetitions that it predicts.
+
+    A strategy of several workers trains all models on all of them.
+    """
+    source = None if ensemble.strategy.cluster_resolver else find_source(os.environ)
+    if source is None or source.count == 1:
+        return ensemble.shares()
+    if ensemble.shared_trunk:
+        raise ValueError(
+            f"shared_trunk=True has one model, and {source.count} workers cannot share it: make "
+            "the MACH in the scope of a tfscale.ScaleStrategy, or start one worker"
+        )
+    if folder is None:
+        raise ValueError(
+            f"{source.count} workers share the repetitions and send nothing: pass MACH a folder "
+            "that all of them can write, from which each can load all repetitions"
+        )
+    return ensemble.shares(source.index, source.count)
+
+
+class ClassMetrics(keras.callbacks.Callback):
+    """Adds metrics of classes to the metrics of each epoch, for one model of all repetitions.
+
+    Args:
+        validate: returns the metrics.
+    """
+
+    def __init__(self, validate: Callable[[], dict[str, float]]) -> None:
+        super().__init__()
+        self._validate = validate
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Measure, and add the result to the logs."""
+        if logs is not None:
+            logs.update({f"val_{name}": value for name, value in self._validate().items()})
+
+
+def _resume(ensemble: Ensemble, heads: Heads, folder: Folder, epochs: int) -> bool:
+    """Load what the folder has of a model; return whether it has all epochs."""
+    done = folder.epochs(heads.name)
+    if done and not ensemble.is_trained(heads):
+        folder.read(heads.name, heads.model)
+        heads.epochs = done
+    if done < epochs:
+        return False
+    folder.forget_backup(heads.name)
+    ensemble.note(heads)
+    return True
+
+
+def _train(ensemble: Ensemble, heads: Heads, folder: Folder, how: dict[str, Any]) -> Any:
+    """Train a model from its last epoch in a folder, and write it there."""
+    if not heads.model.built:
+        raise ValueError(
+            "a MACH with a folder needs models that are built: begin them with keras.Input"
+        )
+    backup = keras.callbacks.BackupAndRestore(folder.backup(heads.name), delete_checkpoint=False)
+    how["initial_epoch"] = max(folder.epochs(heads.name), how.get("initial_epoch", 0))
+    found = heads.model.fit(**{**how, "callbacks": [*how["callbacks"], backup]})
+    if not ensemble.strategy.cluster_resolver or is_first():  # all others have the same weights
+        folder.write(heads.name, heads.model, how["epochs"])
+        folder.forget_backup(heads.name)
+    return found
+
+
+def _data_of(ensemble: Ensemble, heads: Heads, data: dict[str, Any]) -> dict[str, Any]:
+    """Return the data of ``fit`` with the buckets of a model in place of labels."""
+    of_model = ensemble.labels, ensemble.table[heads.repetitions], heads.stacked
+    arrays = BucketLabels(*of_model, data["class_weight"]).data(
+        data["x"], data["y"], data["sample_weight"]
+    )
+    found = dict(zip(("x", "y", "sample_weight"), arrays, strict=True))
+    if (validation := data["validation_data"]) is not None:
+        parts = validation if isinstance(validation, (tuple, list)) else (validation,)
+        parts = BucketLabels(*of_model, None).data(*parts, *[None] * (3 - len(parts)))
+        kept = tuple(part for part in parts if part is not None)
+        found["validation_data"] = kept if len(kept) > 1 else kept[0]
+    return found
+
+
+def _callbacks(given: Any, heads: Heads) -> list[Any]:
+    given = given(heads.name) if callable(given) else given
+    return [*given] if isinstance(given, (list, tuple)) else [given] if given is not None else []
+
+
+def _check_reads(x: Any, models: int, given: dict[str, Any]) -> None:
+    if isinstance(x, types.GeneratorType) and models > 1 and not given.get("steps_per_epoch"):
+        raise ValueError(
+            f"x is a generator, which can be read once, and {models} models read it one after "
+            "another: give a tf.data.Dataset or a keras.utils.PyDataset, or steps_per_epoch if the "
+            "generator has no end, or make the MACH with shared_trunk=True"
+        )
