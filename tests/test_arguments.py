@@ -53,7 +53,10 @@ def given(tmp_path_factory):
     timeline = tmp_path_factory.mktemp("arguments") / "timeline.json"
     timeline.write_text('{"traceEvents": []}')
     step = recompute.trace(some, (tf.TensorSpec([4, 3]), tf.TensorSpec([4, 1])))
+    saved = timeline.with_name("plan.json")
+    plan_sqrt(step).save(saved)
     return {
+        "path": saved,
         "model": some,
         "communicator": group.communicators[0],
         "devices": [group.communicators[0].device],
@@ -191,6 +194,7 @@ RIGHT = {
     "optimizers.AdaHessian": {},
     "optimizers.LAMB": {},
     "optimizers.LARS": {},
+    "recompute.load_plan": {"path": None, "step": None},
     "recompute.plan_budget": {"step": None, "budget": 1e9},
     "recompute.plan_fraction": {"step": None, "fraction": 1.0},
     "recompute.plan_layers": {"step": None, "layers": None},
@@ -229,7 +233,7 @@ def _table(text):
 
 # Arguments of which a call takes one.
 EITHER_OR = {
-    "callbacks.Recompute": ("budget", "fraction", "layers", "segments"),
+    "callbacks.Recompute": ("budget", "fraction", "layers", "segments", "plan"),
     "callbacks.Warmup": ("schedule", "epochs", "steps"),
 }
 
@@ -240,6 +244,7 @@ adversarial.examples: x=array
 curvature.Fisher: x={1:2},array y=None,{1:2},array sample_weight={1:2},array
 curvature.GaussNewton: x={1:2},array y=None,{1:2},array sample_weight={1:2},array
 curvature.Hessian: x={1:2},array y=None,{1:2},array sample_weight={1:2},array
+recompute.load_plan: path='x'
 recompute.plan_budget: budget=1.5
 recompute.trace: batch=np.nan,array
 strategy.ScaleStrategy: schedule_file='x'
@@ -256,7 +261,7 @@ callbacks.Curvature: x={1:2},array y={1:2},array sample_weight={1:2},array
     variables='x','' jsonl='x'
     tensorboard='x'
 callbacks.Preemption: backup_dir='x' exit_code=0
-callbacks.Recompute: budget=1.5 example={1:2},array verbose=0,True
+callbacks.Recompute: budget=1.5 example={1:2},array verbose=0,True plan='x' seconds=1.5
 callbacks.Telemetry: jsonl='x' tensorboard='x' timeline='x' baseline=1.5
 callbacks.Warmup: epochs=0,1.5 steps=0,1.5 start=0,1.5
 collectives.Cost: rounds=0 sent=0,1.5 received=0,1.5

@@ -86,7 +86,10 @@ def assert_integer_is_exact(seed):
             assert solved.order is None
             continue
         check(graph, solved.order, budget)
-        assert more_cost(graph, solved.order) == least == pytest.approx(solved.bound), (seed, budget)
+        assert more_cost(graph, solved.order) == least == pytest.approx(solved.bound), (
+            seed,
+            budget,
+        )
 
 
 def test_the_integer_program_is_exact():

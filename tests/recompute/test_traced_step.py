@@ -6,17 +6,12 @@ import re
 
 import pytest
 
+from tfscale.training.recompute.budget import BudgetError, plan_budget
 from tfscale.training.recompute.early import with_early_products
 from tfscale.training.recompute.late import positions
-from tfscale.training.recompute.plan import (
-    BudgetError,
-    Plan,
-    plan_budget,
-    plan_layers,
-    plan_sqrt,
-    show,
-)
+from tfscale.training.recompute.plan import Plan, plan_layers, plan_sqrt
 from tfscale.training.recompute.simulate import memory
+from tfscale.training.recompute.text import show
 from tfscale.training.recompute.traced_step import Again, Op, Tensor, TracedStep, Unit
 
 SIZE = 1_000_000

@@ -160,7 +160,7 @@ class _Program:
         for stage in range(1, len(nodes)):
             for number in range(stage):
                 users = self._graph.users[number]
-                if not users or (nodes[number].once and users[-1] < stage):
+                if all(user < stage and nodes[user].once for user in users):
                     continue
                 self._kept[stage, number] = self._new(True)
                 if stage >= first and not nodes[number].once:

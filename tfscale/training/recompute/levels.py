@@ -1,4 +1,4 @@
-"""Orders made from one decision for each node: keep its result, compute it again once, or often.
+"""Orders made from one decision for each node: keep its result, or how often to compute it again.
 
 The decisions take effect when the nodes behind ``graph.first_again`` begin, which is the backward
 pass. So they describe many orders by few numbers, and a search over them is quick.
@@ -13,7 +13,10 @@ import numpy.typing as npt
 
 from tfscale.training.recompute.graph import Graph, Order
 
-KEPT, AGAIN, OFTEN = 0, 1, 2
+# KEPT: the result stays. AGAIN: it is computed again when it is first needed, and then stays.
+# TWICE: likewise, unless a result with the level AGAIN is needed in between; then it is freed
+# first. OFTEN: it is freed whenever a node of the backward pass has used it.
+KEPT, AGAIN, TWICE, OFTEN = 0, 1, 2, 3
 
 Levels = npt.NDArray[np.int8]
 
@@ -32,36 +35,44 @@ def order_of(graph: Graph, levels: Sequence[int] | Levels) -> Order:
     """Return the order of some decisions.
 
     Each node of the backward pass first gets the results that it lacks, computed from those in
-    memory. A result with the level AGAIN then stays until its last use; one with the level OFTEN is
-    freed at once.
+    memory.
     """
     order: list[int] = []
     inside = [False] * len(graph.nodes)
     for number in range(len(graph.nodes)):
         if number == graph.first_again:
             inside[:number] = [level == KEPT for level in levels[:number]]
-        lacking = _lacking(graph, inside, number) if number >= graph.first_again else []
-        order += [*lacking, number]
+        if number >= graph.first_again:
+            lacking, near = _lacking(graph, inside, levels, number)
+            order += sorted(lacking)
+            for again in lacking:
+                inside[again] = levels[again] <= AGAIN or again in near
+        order.append(number)
         inside[number] = True
-        for again in lacking:
-            inside[again] = levels[again] != OFTEN
     return tuple(order)
 
 
-def _lacking(graph: Graph, inside: Sequence[bool], number: int) -> list[int]:
-    """Return the nodes to compute again before a node, in order."""
-    found: set[int] = set()
-    waiting = [need for need in graph.nodes[number].needs if not inside[need]]
+def _lacking(
+    graph: Graph, inside: Sequence[bool], levels: Sequence[int] | Levels, number: int
+) -> tuple[set[int], set[int]]:
+    """Return the nodes to compute again before a node, and those of level TWICE that stay."""
+    near: set[int] = set()
+    lacking: set[int] = set()
+    waiting = [(need, True) for need in graph.nodes[number].needs if not inside[need]]
     while waiting:
-        need = waiting.pop()
-        if need not in found:
-            found.add(need)
-            waiting += [one for one in graph.nodes[need].needs if not inside[one]]
-    return sorted(found)
+        need, is_near = waiting.pop()
+        is_near = is_near and levels[need] == TWICE
+        if need in lacking and (not is_near or need in near):
+            continue
+        lacking.add(need)
+        if is_near:
+            near.add(need)
+        waiting += [(one, is_near) for one in graph.nodes[need].needs if not inside[one]]
+    return lacking, near
 
 
 def levels_of(graph: Graph, order: Sequence[int]) -> Levels:
-    """Return decisions that resemble an order: each node that it computes again is dropped."""
+    """Return decisions that resemble an order: the nodes that it computes again are dropped."""
     times = np.bincount(order, minlength=len(graph.nodes)) - 1
-    result: Levels = np.minimum(times, OFTEN).astype(np.int8)
+    result: Levels = np.choose(np.minimum(times, 2), [KEPT, AGAIN, OFTEN]).astype(np.int8)
     return result

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
+import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tfscale.support import arguments
 from tfscale.training.recompute.bound import lower_bound
@@ -26,11 +26,13 @@ class Optimum:
         order: the order.
         cost: cost of its recomputation.
         bound: cost that no order within the budget can be below.
+        interrupted: whether Ctrl-C ended the search.
     """
 
     order: Order
     cost: float
     bound: float
+    interrupted: bool = False
 
     @property
     def gap(self) -> float:
@@ -65,7 +67,7 @@ def optimum(
         solver: "exact" is Dijkstra's algorithm, "integer" Checkmate's integer program, "rounded"
             the same with fractions that are rounded, "search" a local search. "auto" takes "exact"
             for a few nodes, and otherwise "search" before "integer".
-        seconds: time limit of each solver, except "exact".
+        seconds: time limit, except for "exact".
         starts: known orders, such as those of segments.
         tell: is called with each better order.
     """
@@ -92,6 +94,7 @@ class _Solving:
         except KeyboardInterrupt:
             if self._best is None:
                 raise
+            self._best = replace(self._best, interrupted=True)
         return self._best
 
     def _run(self, solver: str, starts: Sequence[Order]) -> None:
@@ -101,10 +104,12 @@ class _Solving:
             self._exact()
         elif solver in ("integer", "rounded"):
             self._integer(relaxed=solver == "rounded")
+        elif solver == "auto" and variables(self._graph) <= MOST_VARIABLES:
+            self._seconds /= 2
+            self._search(starts)
+            self._integer_if_possible()
         else:
             self._search(starts)
-            if solver == "auto" and variables(self._graph) <= MOST_VARIABLES:
-                self._integer_if_possible()
 
     def _is_proven(self) -> bool:
         return self._best is not None and self._best.gap == 0
@@ -120,10 +125,8 @@ class _Solving:
 
     def _integer_if_possible(self) -> None:
         if not self._is_proven():
-            try:
+            with contextlib.suppress(NoSciPy):
                 self._integer(relaxed=False)
-            except NoSciPy:
-                pass
 
     def _integer(self, relaxed: bool) -> None:
         most = self._best.cost if self._best else float("inf")
@@ -146,4 +149,6 @@ class _Solving:
 
     def _renew(self) -> None:
         if self._best is not None:
-            self._best = Optimum(self._best.order, self._best.cost, min(self._bound, self._best.cost))
+            self._best = Optimum(
+                self._best.order, self._best.cost, min(self._bound, self._best.cost)
+            )

@@ -14,6 +14,7 @@ from tfscale.training.recompute.levels import (
     AGAIN,
     KEPT,
     OFTEN,
+    TWICE,
     Levels,
     droppable,
     levels_of,
@@ -24,6 +25,8 @@ from tfscale.training.recompute.levels import (
 FORGOTTEN = 0.15
 # It ends after so many attempts without a better order.
 PATIENCE = 200
+# Numbers of segments to begin with, and of segments within each.
+PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 Found = Callable[[Order], None]  # takes each better order
 
@@ -54,21 +57,33 @@ class Search:
         self._droppable = np.array(droppable(graph), dtype=int)
         self._size = np.array([node.size for node in graph.nodes])
         self._cost = np.array([node.cost for node in graph.nodes])
+        forward = ([u for u in users if u < graph.first_again] for users in graph.users)
+        self._last_forward = np.array([max(users, default=-1) for users in forward])
         self._random = np.random.default_rng(0)
 
     def run(self, starts: Iterable[Order] = ()) -> Order | None:
         """Return the cheapest order that the search finds; None if it finds none."""
-        best: _State | None = None
-        for levels in self._starts(starts):
-            state = self._repaired(self._state(levels))
-            if state is not None and (best is None or state.cost < best.cost):
-                best = self._filled(state, noise=0.0)
-                self._found(best.order)
-            if best is not None and self._is_over():
-                break
+        best = self._first(starts)
         if best is None:
             return None
+        self._found(best.order)
+        best = self._filled(best, noise=0.0)
+        self._found(best.order)
         return self._improved(best).order
+
+    def _first(self, starts: Iterable[Order]) -> _State | None:
+        """Return the cheapest of the first orders, once it fits; None if none can be made to."""
+        best: _State | None = None
+        for levels in self._starts(starts):
+            state = self._state(levels)
+            if best is None or self._worth(state) < self._worth(best):
+                best = state
+            if self._is_over():
+                break
+        return self._repaired(best) if best else None
+
+    def _worth(self, state: _State) -> tuple[float, float]:
+        return max(self._budget, float(state.memory.max())), state.cost
 
     def _is_over(self) -> bool:
         return time.monotonic() > self._until
@@ -81,28 +96,30 @@ class Search:
         return float(state.memory.max()) <= self._budget
 
     def _starts(self, starts: Iterable[Order]) -> Iterable[Levels]:
-        """Yield the levels of given orders, and of segments of several lengths."""
+        """Yield the levels of given orders, and of segments within segments of several lengths."""
         for order in starts:
             yield levels_of(self._graph, order)
-        nodes = self._droppable
-        total = self._size[nodes].cumsum()
-        for parts in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32):
-            if parts > max(1, len(nodes) // 2):
-                break
-            part = np.minimum(parts * (total - self._size[nodes]) // total[-1], parts - 1)
-            levels = np.zeros(len(self._graph.nodes), np.int8)
-            levels[nodes] = AGAIN
-            for border in np.flatnonzero(np.diff(part)) + 1:
-                levels[self._crossing(int(nodes[border]))] = KEPT
-            yield levels
+        for parts in PARTS:
+            for inner in PARTS:
+                if parts * inner <= max(1, len(self._droppable) // 2):
+                    yield self._nested(parts, inner)
         often = np.zeros(len(self._graph.nodes), np.int8)
-        often[nodes] = OFTEN
+        often[self._droppable] = OFTEN
         yield often
 
-    def _crossing(self, border: int) -> list[int]:
-        """Return the nodes before a border that nodes of the forward pass behind it need."""
-        behind = range(border, self._graph.first_again)
-        return [i for i in range(border) if any(user in behind for user in self._graph.users[i])]
+    def _nested(self, parts: int, inner: int) -> Levels:
+        """Return levels that keep borders between segments, and within them borders for a while."""
+        nodes = self._droppable
+        total = self._size[nodes].cumsum()
+        place = (total - self._size[nodes]) / max(total[-1], 1e-9)
+        levels = np.zeros(len(self._graph.nodes), np.int8)
+        levels[nodes] = TWICE if inner > 1 else AGAIN
+        for count, level in ((parts * inner, AGAIN), (parts, KEPT)):
+            part = np.minimum((count * place).astype(int), count - 1)
+            for border in nodes[np.flatnonzero(np.diff(part)) + 1]:
+                behind = self._last_forward[:border] >= border
+                levels[:border][behind & (levels[:border] > level)] = level
+        return levels
 
     def _repaired(self, state: _State) -> _State | None:
         """Drop results where the memory is too small, until the order fits; None if none does."""
@@ -121,23 +138,17 @@ class Search:
         now = order[place]
         waiting = order[: place + 1][last[: place + 1] > place]
         used = {*self._graph.nodes[now].needs, int(now)}
-        possible = [i for i in np.intersect1d(waiting, self._droppable) if i not in used]
-        possible = [i for i in possible if state.levels[i] < OFTEN and self._helps(i, int(now))]
-        if not possible:
+        nodes = np.setdiff1d(np.intersect1d(waiting, self._droppable), [*used])
+        nodes = nodes[(state.levels[nodes] < OFTEN) & (self._last_forward[nodes] <= now)]
+        if not len(nodes):
             return None
-        nodes = np.array(possible)
         price = self._cost[nodes] * np.where(state.levels[nodes] == KEPT, 1, 4)
         sorted_nodes = nodes[np.argsort(price / np.maximum(self._size[nodes], 1e-9))]
         lacking = state.memory[place] - self._budget
         count = int(np.searchsorted(np.cumsum(self._size[sorted_nodes]), lacking)) + 1
-        levels = state.levels.copy()
+        levels: Levels = state.levels.copy()
         levels[sorted_nodes[:count]] += 1
         return levels
-
-    def _helps(self, number: int, now: int) -> bool:
-        """Return whether no node of the forward pass behind this moment needs a result."""
-        first = self._graph.first_again
-        return all(user <= now or user >= first for user in self._graph.users[number])
 
     def _filled(self, state: _State, noise: float) -> _State:
         """Keep results where memory is left, the most expensive per byte first."""
@@ -158,12 +169,10 @@ class Search:
         A kept result takes memory from its last use in the forward pass until the moment in which
         it would be computed again, and none elsewhere.
         """
-        order = np.array(state.order)
-        begin = int(np.flatnonzero(order == self._graph.first_again - 1)[0])
         firsts: dict[int, int] = {}
-        times = np.bincount(order, minlength=len(self._graph.nodes)) - 1
-        for place in range(begin + 1, len(order)):
-            firsts.setdefault(int(order[place]), place)
+        times = np.bincount(state.order, minlength=len(self._graph.nodes)) - 1
+        for place in range(self._graph.first_again, len(state.order)):
+            firsts.setdefault(state.order[place], place)
         last = last_uses(self._graph, state.order)
         nodes = np.flatnonzero(times > 0)
         worth = self._cost[nodes] * times[nodes] / np.maximum(self._size[nodes], 1e-9)
