@@ -110,17 +110,37 @@ def test_every_budget_is_kept_and_less_is_refused():
     step = chain(16)
     plain = Plan(step, ()).bound
     with pytest.raises(BudgetError, match=r"at least 1\d\.\d MB \(fraction=0\.\d+\)") as refusal:
-        plan_budget(step, 2 * SIZE)
+        plan_budget(step, 2 * SIZE, solver="segments")
     assert refusal.value.plain == plain
     smallest = refusal.value.smallest
     overheads = []
     for budget in range(int(smallest), plain + SIZE, SIZE // 2):
-        plan = plan_budget(step, budget)
+        plan = plan_budget(step, budget, solver="segments")
         assert plan.peak < plan.bound <= budget
         assert plan.proven
         overheads.append(plan.overhead)
     assert overheads == sorted(overheads, reverse=True)
     assert overheads[-1] == 0
+
+
+def test_single_results_are_cheaper_than_segments_and_fit_where_these_do_not():
+    step = chain(16)
+    with pytest.raises(BudgetError) as refusal:
+        plan_budget(step, 2 * SIZE, seconds=1)
+    smallest = plan_budget(step, refusal.value.smallest, seconds=1)
+    assert smallest.bound <= refusal.value.smallest
+    with pytest.raises(BudgetError) as of_segments:
+        plan_budget(step, refusal.value.smallest, solver="segments")
+    assert of_segments.value.smallest > refusal.value.smallest
+    for budget in (20 * SIZE, 23 * SIZE, 30 * SIZE):
+        plan, segments = (
+            plan_budget(step, budget, solver=s, seconds=1) for s in ("auto", "segments")
+        )
+        assert plan.bound <= budget
+        assert plan.rival == segments
+        assert plan.overhead < 0.8 * segments.overhead
+        assert f"most {plan.gap:.0%} of the overhead" in plan.summary() or plan.proven
+        assert "of its operations" in plan.summary()
 
 
 def test_what_a_step_may_take_has_room_for_weights():
@@ -174,8 +194,8 @@ def test_draw(budget, planned, said):
 def test_the_refusal_and_the_plan_say_the_same_of_a_plain_step():
     step = chain(16)
     with pytest.raises(BudgetError) as refusal:
-        plan_budget(step, 2 * SIZE)
-    plan = plan_budget(step, refusal.value.smallest)
+        plan_budget(step, 2 * SIZE, seconds=1)
+    plan = plan_budget(step, refusal.value.smallest, seconds=1)
     (taken,) = re.findall(r"a step takes up to ([\d.]+ MB)", str(refusal.value))
     assert f"of {taken} (" in plan.summary()
 

@@ -193,24 +193,23 @@ def _search(
 
 
 def _of_results(plain: Plan, rival: Plan | None, effort: Effort) -> list[Plan]:
-    """Return plans that compute single results again, around the largest limit that fits.
+    """Return plans that compute single results again.
 
-    The graph's memory is coarser than the simulation of all operations, so the search finds the
-    limit for the solver. Without a plan of segments that fits, it ends with the smallest plan.
+    The graph's memory is a little coarser than the simulation of all operations, so the search
+    corrects the limit for the solver. If no plan fits, it ends with the smallest plans.
     """
     graph = plain.results.graph(plain.pile_up)
     starts = () if rival is None else (plain.results.order(rival.again),)
     budget = plain.budget or 0.0
-    limit = _expected(plain, budget)
+    limit = most = _expected(plain, budget)
     found: list[Plan] = []
     for _ in range(TRIES):
         best = _solved(graph, limit, effort, starts, plain)
         if best is None:
             break
         found.append(_planned(plain, best))
-        over = (found[-1].bound - budget) / (1 + WASTED)
-        limit -= over * (1.02 if over > 0 else 0.98)
-        if -0.01 * budget < over <= 0 or best.interrupted:
+        before, limit = limit, most - (found[-1].peak - peak(graph, best.order))
+        if best.interrupted or (found[-1].bound <= budget and limit < 1.01 * before):
             break
     if rival is None and _cheapest(found, budget) is None:
         found += _smallest(plain, graph, effort)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tfscale.training.recompute.graph import Graph, Node, Order, last_uses, memory
-from tfscale.training.recompute.simulate import memory as memory_of_operations
+from tfscale.training.recompute.simulate import memory_with_rest
 from tfscale.training.recompute.traced_step import (
     ALIASES,
     ORIGINAL,
@@ -260,7 +260,7 @@ class _Measured:
     def __init__(self, results: Results, step: TracedStep, pile_up: bool) -> None:
         self._results = results
         self._step = step
-        self._live = memory_of_operations(step, pile_up=pile_up)
+        self._live, self._rest = memory_with_rest(step, pile_up)
 
     def graph(self) -> Graph:
         step, count = self._step, len(self._results)
@@ -317,7 +317,7 @@ class _Measured:
                     stay = held[number] - sum(
                         nodes[i].size for i in range(count) if last[i] == number
                     )
-                    size = max(0.0, self._live[ops.stop - 1] - stay - fixed)
+                    size = max(0.0, self._rest[ops.stop - 1] - stay - fixed)
                 extra = max(0.0, extra - before - size)
                 before = size
             nodes[number] = Node(cost, size, node.needs, extra, node.once)

@@ -93,7 +93,12 @@ def memory(step: TracedStep, again: Sequence[Again] = (), pile_up: bool = False)
         pile_up: whether all gradients stay until the last one exists, and one moment longer, in
             which they exist twice, since replicas exchange (or clip, or scale) them.
     """
-    return _Memory(step, again, pile_up).run()
+    return _Memory(step, again, pile_up).run()[0]
+
+
+def memory_with_rest(step: TracedStep, pile_up: bool = False) -> tuple[list[int], list[int]]:
+    """Return the bytes in use while each operation runs, and those that stay behind it."""
+    return _Memory(step, (), pile_up).run()
 
 
 class _Memory:
@@ -105,8 +110,8 @@ class _Memory:
         self._last_use = self._find_last_uses()
         self._size: dict[Home, int] = {}
 
-    def run(self) -> list[int]:
-        result, live = [], 0
+    def run(self) -> tuple[list[int], list[int]]:
+        result, rest, live = [], [], 0
         ends: list[list[Home]] = [[] for _ in self._moments]
         for home, last in self._last_use.items():
             ends[last].append(home)
@@ -114,9 +119,10 @@ class _Memory:
             live += self._allocate(now, moment, self._step.ops[moment.op])
             result.append(live + self._step.largest)
             live -= sum(self._size.pop(home, 0) for home in ends[now])
+            rest.append(live + self._step.largest)
         if self._pile_up:
             result.append(2 * sum(self._step.tensors[home].size for home in self._gradients()))
-        return result
+        return result, rest
 
     def _allocate(self, now: int, moment: Moment, op: Op) -> int:
         """Allocate the outputs; return the number of additional bytes."""
