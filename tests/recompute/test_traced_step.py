@@ -12,7 +12,7 @@ from tfscale.training.recompute.late import positions
 from tfscale.training.recompute.plan import Plan, plan_layers, plan_sqrt
 from tfscale.training.recompute.simulate import memory
 from tfscale.training.recompute.text import show
-from tfscale.training.recompute.traced_step import Again, Op, Tensor, TracedStep, Unit
+from tfscale.training.recompute.traced_step import Again, Op, Piece, Tensor, TracedStep, Unit
 
 SIZE = 1_000_000
 
@@ -141,6 +141,22 @@ def test_single_results_are_cheaper_than_segments_and_fit_where_these_do_not():
         assert plan.overhead < 0.8 * segments.overhead
         assert f"most {plan.gap:.0%} of the overhead" in plan.summary() or plan.proven
         assert "of its operations" in plan.summary()
+
+
+def test_another_trace_of_the_step_is_followed_or_gets_segments(caplog):
+    step = chain(6)
+    budget = 0.7 * Plan(step, ()).bound
+    plan = plan_budget(step, budget, seconds=1)
+    pieces = [Piece((unit.name,), unit.start, unit.stop) for unit in step.units]
+    assert plan.events is not None
+    assert plan.again_in(step, pieces) == plan.again
+    other = dataclasses.replace(
+        step, ops=[dataclasses.replace(op, kind="Other") for op in step.ops]
+    )
+    assert plan.again_in(other, pieces) == plan.rival.again
+    assert "whole segments again, since fit traces the step with other operations" in caplog.text
+    with pytest.raises(RuntimeError, match='solver="segments"'):
+        dataclasses.replace(plan, segments=()).again_in(other, pieces)
 
 
 def test_what_a_step_may_take_has_room_for_weights():

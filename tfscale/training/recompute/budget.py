@@ -119,7 +119,9 @@ def plan_budget(
     if best is None:
         smallest = min((plan.bound for plan in candidates), default=plain.bound)
         raise BudgetError(budget, smallest, plain.bound)
-    return best if best is rival else dataclasses.replace(best, rival=rival)
+    if best is rival or rival is None:
+        return best
+    return dataclasses.replace(best, segments=rival.segments, rival=rival)
 
 
 def checked_effort(solver: str, seconds: float, tell: Tell, better: Better) -> Effort:

@@ -35,7 +35,8 @@ class Plan:
 
     Args:
         step: the training step that was planned.
-        segments: units that are computed again together, in order.
+        segments: units that are computed again together, in order. A plan of single results has
+            segments, too, for traces that have other results.
         budget: largest memory of the step in bytes, if it was given.
         pile_up: whether all gradients stay until the last one exists.
         proven: whether no cheaper choice exists in the solver's model.
@@ -77,11 +78,16 @@ class Plan:
             results = Results(step)
             if results.kinds == self.results.kinds:
                 return results.again(self.events)
-            _log.warning(
-                "Recompute computes whole segments again, since fit traces the step with other "
-                "operations than the plan: %s results instead of %s",
-                *(len(results), len(self.results)),
+            what = (
+                "fit traces the step with other operations than the plan: "
+                f"{len(results)} results instead of {len(self.results)}"
             )
+            if not self.segments:
+                raise RuntimeError(
+                    f'{what}. Recompute(..., solver="segments") does not depend on them; it needs '
+                    "a larger budget"
+                )
+            _log.warning("Recompute computes whole segments again, since %s", what)
         each = (range(pieces[one.start].start, pieces[one.stop - 1].stop) for one in self.parts)
         return _again(step, each)
 
