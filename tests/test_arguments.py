@@ -308,6 +308,8 @@ optimizers.LAMB: learning_rate=0,1.5 beta_1=0 beta_2=0 epsilon=0,1.5 weight_deca
 optimizers.LARS: learning_rate=0,1.5 momentum=0 weight_decay=0,1.5 trust_coefficient=0,1.5
     epsilon=0,1.5 exclude_from_weight_decay=None,'x','',[] exclude_from_adaptation=None,'x','',[]
     fused=True
+recompute.plan_budget: seconds=1.5
+recompute.plan_fraction: seconds=1.5
 schedules.Constant: rate=1.5 warmup=0,1.5 start=0,1.5
 schedules.Cosine: rate=1.5 end=1.5 begin=0,1.5 final=0,1.5 warmup=0,1.5 start=0,1.5
 schedules.Drops: rate=1.5 factor=1.5 warmup=0,1.5 start=0,1.5

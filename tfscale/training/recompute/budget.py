@@ -247,7 +247,7 @@ def _smallest(plain: Plan, graph: Graph, effort: Effort) -> list[Plan]:
     """Return plans down to the smallest limit that the solver can keep."""
     low = max(graph.working_set(number) for number in range(len(graph.nodes)))
     high = peak(graph, graph.plain)
-    quick = effort._replace(solver="search", seconds=effort.seconds / ROUNDS)
+    quick = effort._replace(solver="search", seconds=effort.seconds / (4 * ROUNDS))
     found = []
     for _ in range(ROUNDS):
         middle = (low + high) / 2

@@ -76,7 +76,9 @@ class Plan:
         """
         if self.events is not None:
             results = Results(step)
-            if results.kinds == self.results.kinds:
+            own = [range(unit.start, unit.stop) for unit in self.step.units]
+            units = (_ops_of(unit.pieces, pieces) for unit in self.step.units)
+            if results.counts(units) == self.results.counts(own):
                 return results.again(self.events)
             what = (
                 "fit traces the step with other operations than the plan: "
@@ -88,8 +90,7 @@ class Plan:
                     "a larger budget"
                 )
             _log.warning("Recompute computes whole segments again, since %s", what)
-        each = (range(pieces[one.start].start, pieces[one.stop - 1].stop) for one in self.parts)
-        return _again(step, each)
+        return _again(step, [_ops_of(part, pieces) for part in self.parts])
 
     @cached_property
     def timeline(self) -> list[int]:
@@ -239,6 +240,10 @@ def load_plan(path: str | Path, step: TracedStep) -> Plan:
             f"takes {show(plan.plain_peak)}: plan again for this model and batch"
         )
     return plan
+
+
+def _ops_of(part: range, pieces: Sequence[Piece]) -> range:
+    return range(pieces[part.start].start, pieces[part.stop - 1].stop)
 
 
 def _again(step: TracedStep, segments: Iterable[range]) -> tuple[Again, ...]:

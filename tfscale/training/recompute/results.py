@@ -50,17 +50,20 @@ class Results:
             home: number[step.producer[home]] for home in homes if self._may_be_lost(home)
         }
 
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """The kinds of the nodes' operations, which are equal in every trace of the model."""
-        return tuple(self._step.ops[op].kind for op in self._ops)
+    def counts(self, units: Iterable[range]) -> list[int]:
+        """Return how many nodes each unit has, given the units' operations.
+
+        These numbers tell whether two traces of a model have the same nodes. The kinds of nodes may
+        differ: for batches of unknown size TensorFlow transposes and reshapes more often.
+        """
+        return [sum(op in unit for op in self._ops) for unit in units]
 
     def _homes(self) -> Iterable[int]:
         """Yield the tensors that have several users, or one in the backward pass."""
         step = self._step
         users: dict[int, set[int]] = {}
         for index, op in enumerate(step.ops):
-            if op.kind not in ALIASES:
+            if op.kind not in ALIASES and op.kind not in SHAPES:
                 for tensor in op.inputs:
                     users.setdefault(step.tensors[tensor].home, set()).add(index)
         for home, each in users.items():
