@@ -21,5 +21,6 @@ def draw_memory_over_time() -> Figure:
     model = keras.Model(inputs, outputs)
     model.compile("sgd", "mse")
     batch = (tf.TensorSpec([32, 128, 256]), tf.TensorSpec([32, 1]))
-    figure: Figure = recompute.plan_fraction(recompute.trace(model, batch), 0.4).compare()
+    plan = recompute.plan_fraction(recompute.trace(model, batch), 0.4, solver="auto")
+    figure: Figure = plan.compare()
     return figure

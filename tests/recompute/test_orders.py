@@ -105,7 +105,7 @@ def test_a_plan_of_single_results_is_cheaper_saved_and_trained(tmp_path):
     def build():
         return models.chain(depth=6, shape=(64, 64))
 
-    callback = Recompute(fraction=0.7, verbose=0, seconds=4)
+    callback = Recompute(fraction=0.7, verbose=0, solver="auto", seconds=4)
     plan = assert_same_training(build, callback)
     assert plan.events is not None
     assert plan.bound <= plan.budget

@@ -49,8 +49,8 @@ class Recompute(keras.callbacks.Callback):
 
     Before training, the callback derives from the step's graph, for the real batch, the memory and
     the cost of each layer. With ``budget`` or ``fraction`` it then searches for the cheapest plan
-    within the limit: any result may be computed again, any number of times [2]. Ctrl-C ends the
-    search, and the best plan so far is taken. The callback prints ``plan.summary()``.
+    within the limit. Ctrl-C ends the search of ``solver="auto"``, and the best plan so far is
+    taken. The callback prints ``plan.summary()``.
 
     Memory here is the memory of a step of one replica, without variables (weights, optimizer
     state). Replicas that share a device add up.
@@ -61,9 +61,9 @@ class Recompute(keras.callbacks.Callback):
         layers: names of layers to compute again; neighbours are computed together.
         segments: "sqrt": about sqrt(n) segments of equal size, the last of which is kept.
         plan: file that ``plan.save`` wrote for this model and batch.
-        solver: "auto" tries several solvers, and its plan is never worse than that of "segments",
-            which computes whole segments of layers again. "search", "exact", "integer" and
-            "rounded" are the single solvers.
+        solver: "segments" computes whole segments of layers again. "auto" also computes single
+            results again, any number of times [2], wherever that is cheaper, and never returns a
+            more expensive plan. "search", "exact", "integer" and "rounded" are its solvers.
         seconds: time limit of the search with ``budget`` or ``fraction``, about.
         example: a batch as ``fit`` gives it to a step, for example ``(x, y)``. Only its shapes
             count. Needed if they are unknown: generators, lengths that vary.
@@ -88,7 +88,7 @@ class Recompute(keras.callbacks.Callback):
         layers: Sequence[str] | None = None,
         segments: str | None = None,
         plan: str | Path | None = None,
-        solver: str = "auto",
+        solver: str = "segments",
         seconds: float = 10.0,
         example: Any = None,
         verbose: int = 1,

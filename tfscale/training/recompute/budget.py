@@ -69,7 +69,7 @@ class Effort(NamedTuple):
         better: is called with the overhead of each better plan of single results.
     """
 
-    solver: str = "auto"
+    solver: str = "segments"
     seconds: float = 10.0
     tell: Tell = _no_report
     better: Better = _no_better
@@ -81,7 +81,7 @@ def plan_budget(
     pile_up: bool = False,
     tell: Tell = _no_report,
     *,
-    solver: str = "auto",
+    solver: str = "segments",
     seconds: float = 10.0,
     better: Better = _no_better,
 ) -> Plan:
@@ -274,7 +274,7 @@ def plan_fraction(
     pile_up: bool = False,
     tell: Tell = _no_report,
     *,
-    solver: str = "auto",
+    solver: str = "segments",
     seconds: float = 10.0,
     better: Better = _no_better,
 ) -> Plan:
