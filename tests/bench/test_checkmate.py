@@ -11,7 +11,7 @@ from tfscale.tools.bench.checkmate import main
 
 @pytest.mark.slow
 def test_vgg19_reaches_the_published_batch(capsys: pytest.CaptureFixture[str]) -> None:
-    """It takes a few seconds; the goal is a minute."""
+    """The search takes a few seconds, and the goal is a minute."""
     assert main(["--nets", "VGG19", "--seconds", "60", "--solver", "search"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert re.search(r"VGG19: batch 289, Checkmate's 289. No batch above 289.0\d fits", said), said
