@@ -21,7 +21,7 @@ from tfscale.training.recompute.simulate import memory, moments_of
 from tfscale.training.recompute.text import show
 from tfscale.training.recompute.traced_step import ORIGINAL, Again, Piece, TracedStep
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("tfscale")
 
 # TensorFlow's allocator does not split a free piece of memory of less than twice the requested
 # size, and wastes the rest. The waste stayed below this share of the memory in use in all
