@@ -23,12 +23,9 @@ from tfscale.support import arguments
 
 ROOMS = (
     "tfscale", "tfscale.adversarial", "tfscale.callbacks", "tfscale.collectives",
-    "tfscale.compression", "tfscale.curvature", "tfscale.launch", "tfscale.ops",
+    "tfscale.compression", "tfscale.curvature", "tfscale.extreme", "tfscale.launch", "tfscale.ops",
     "tfscale.optimizers", "tfscale.plan", "tfscale.recompute", "tfscale.schedules",
     "tfscale.strategy", "tfscale.sync", "tfscale.telemetry",
-    "tfscale.compression", "tfscale.curvature", "tfscale.extreme", "tfscale.launch", "tfscale.ops",
-    "tfscale.optimizers", "tfscale.recompute", "tfscale.schedules", "tfscale.strategy",
-    "tfscale.sync", "tfscale.telemetry",
 )  # fmt: skip
 
 WRONG = {
@@ -68,7 +65,10 @@ def given(tmp_path_factory):
     timeline = tmp_path_factory.mktemp("arguments") / "timeline.json"
     timeline.write_text('{"traceEvents": []}')
     step = recompute.trace(some, (tf.TensorSpec([4, 3]), tf.TensorSpec([4, 1])))
+    saved = timeline.with_name("plan.json")
+    plan_sqrt(step).save(saved)
     return {
+        "path": saved,
         "model": some,
         "communicator": group.communicators[0],
         "devices": [group.communicators[0].device],
@@ -107,11 +107,9 @@ CONSTRUCTORS = dict(_constructors())
 RECORDS = {
     "what the library makes and hands out": (
         "collectives.Count", "collectives.Kind", "collectives.Move", "collectives.Simulation",
-        "compression.Gradient", "compression.Price", "ops.BucketId", "ops.Communicator",
-        "ops.Execution", "ops.Taken", "ops.Total", "plan.Cut", "plan.Found", "plan.Plan",
-        "plan.Point", "plan.Price", "recompute.Plan",
         "compression.Gradient", "compression.Price", "extreme.Plan", "ops.BucketId",
-        "ops.Communicator", "ops.Execution", "ops.Taken", "ops.Total", "recompute.Plan",
+        "ops.Communicator", "ops.Execution", "ops.Taken", "ops.Total", "plan.Cut", "plan.Found",
+        "plan.Plan", "plan.Point", "plan.Price", "recompute.Plan",
     ),
     "protocols": ("compression.Load", "sync.Round"),
     "errors": (
@@ -240,6 +238,7 @@ RIGHT = {
     "plan.transformer": {
         "blocks": 1, "hidden": 8, "heads": 2, "sequence": 4, "vocabulary": 10
     },
+    "recompute.load_plan": {"path": None, "step": None},
     "recompute.plan_budget": {"step": None, "budget": 1e9},
     "recompute.plan_fraction": {"step": None, "fraction": 1.0},
     "recompute.plan_layers": {"step": None, "layers": None},
@@ -278,7 +277,7 @@ def _table(text):
 
 # Arguments of which a call takes one.
 EITHER_OR = {
-    "callbacks.Recompute": ("budget", "fraction", "layers", "segments"),
+    "callbacks.Recompute": ("budget", "fraction", "layers", "segments", "plan"),
     "callbacks.Warmup": ("schedule", "epochs", "steps"),
 }
 
@@ -292,6 +291,7 @@ curvature.GaussNewton: x={1:2},array y=None,{1:2},array sample_weight={1:2},arra
 curvature.Hessian: x={1:2},array y=None,{1:2},array sample_weight={1:2},array
 plan.rate_here: example={1:2},array
 plan.read: example={1:2},array
+recompute.load_plan: path='x'
 recompute.plan_budget: budget=1.5
 recompute.trace: batch=np.nan,array
 strategy.ScaleStrategy: schedule_file='x'
@@ -308,7 +308,7 @@ callbacks.Curvature: x={1:2},array y={1:2},array sample_weight={1:2},array
     variables='x','' jsonl='x'
     tensorboard='x'
 callbacks.Preemption: backup_dir='x' exit_code=0
-callbacks.Recompute: budget=1.5 example={1:2},array verbose=0,True
+callbacks.Recompute: budget=1.5 example={1:2},array verbose=0,True plan='x' seconds=1.5
 callbacks.Telemetry: jsonl='x' tensorboard='x' timeline='x' baseline=1.5
 callbacks.Warmup: epochs=0,1.5 steps=0,1.5 start=0,1.5
 collectives.Cost: rounds=0 sent=0,1.5 received=0,1.5
@@ -364,6 +364,8 @@ plan.Numbers: weights=0,1.5 gradients=0,1.5 state=0,1.5
 plan.Unit: name='x' parameters=0,1.5 inputs=0,1.5 outputs=0,1.5 flops=0,1.5 backward_flops=0,1.5
     kept=0,1.5 pairs=0 halo=array routed=0,1.5
 plan.best: example={1:2},array
+recompute.plan_budget: seconds=1.5
+recompute.plan_fraction: seconds=1.5
 schedules.Constant: rate=1.5 warmup=0,1.5 start=0,1.5
 schedules.Cosine: rate=1.5 end=1.5 begin=0,1.5 final=0,1.5 warmup=0,1.5 start=0,1.5
 schedules.Drops: rate=1.5 factor=1.5 warmup=0,1.5 start=0,1.5

@@ -6,6 +6,7 @@ import io
 import pathlib
 
 import house
+import recompute
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -79,6 +80,7 @@ def pictures() -> dict[str, Figure]:
         "crossover": crossover(),
         "rooms": house.draw_rooms(),
         "gradient": house.draw_gradient(),
+        "recompute": recompute.draw_memory_over_time(),
     }
 
 

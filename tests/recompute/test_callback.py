@@ -30,13 +30,15 @@ def fit(model, callback, **settings):
 @pytest.mark.parametrize(
     "wrong, message",
     [
-        ({}, "exactly one of budget, fraction, layers and segments.*got budget=None"),
+        ({}, "exactly one of budget, fraction, layers, segments and plan.*got budget=None"),
         ({"fraction": 0.5, "budget": 1}, "got budget=1, fraction=0.5"),
         ({"fraction": 1.5}, "fraction is .*more than 0 and at most 1.*; got 1.5"),
         ({"budget": "much"}, "budget is a number of bytes, .*'25MB'.*; got 'much'"),
         ({"budget": -1}, "got -1"),
         ({"layers": "dense"}, "list of names of layers; got 'dense'"),
         ({"segments": 4}, "segments is 'sqrt'; got 4"),
+        ({"fraction": 0.5, "solver": "best"}, "solver is 'auto', .*got 'best'"),
+        ({"fraction": 0.5, "seconds": 0}, "seconds is .*got 0"),
     ],
 )
 def test_wrong_arguments_are_refused(wrong, message):

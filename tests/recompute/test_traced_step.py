@@ -6,18 +6,13 @@ import re
 
 import pytest
 
+from tfscale.training.recompute.budget import BudgetError, plan_budget
 from tfscale.training.recompute.early import with_early_products
 from tfscale.training.recompute.late import positions
-from tfscale.training.recompute.plan import (
-    BudgetError,
-    Plan,
-    plan_budget,
-    plan_layers,
-    plan_sqrt,
-    show,
-)
+from tfscale.training.recompute.plan import Plan, plan_layers, plan_sqrt
 from tfscale.training.recompute.simulate import memory
-from tfscale.training.recompute.traced_step import Again, Op, Tensor, TracedStep, Unit
+from tfscale.training.recompute.text import show
+from tfscale.training.recompute.traced_step import Again, Op, Piece, Tensor, TracedStep, Unit
 
 SIZE = 1_000_000
 
@@ -126,6 +121,40 @@ def test_every_budget_is_kept_and_less_is_refused():
         overheads.append(plan.overhead)
     assert overheads == sorted(overheads, reverse=True)
     assert overheads[-1] == 0
+
+
+def test_single_results_are_cheaper_than_segments_and_fit_where_these_do_not():
+    step = chain(16)
+    with pytest.raises(BudgetError) as refusal:
+        plan_budget(step, 2 * SIZE, solver="auto", seconds=1)
+    smallest = plan_budget(step, refusal.value.smallest, solver="auto", seconds=1)
+    assert smallest.bound <= refusal.value.smallest
+    with pytest.raises(BudgetError) as of_segments:
+        plan_budget(step, refusal.value.smallest, solver="segments")
+    assert of_segments.value.smallest > refusal.value.smallest
+    for budget in (20 * SIZE, 23 * SIZE, 30 * SIZE):
+        plan, segments = (
+            plan_budget(step, budget, solver=s, seconds=1) for s in ("auto", "segments")
+        )
+        assert plan.bound <= budget
+        assert plan.rival == segments
+        assert plan.overhead < 0.8 * segments.overhead
+        assert f"most {plan.gap:.0%} of the overhead" in plan.summary() or plan.proven
+        assert "of its operations" in plan.summary()
+
+
+def test_another_trace_of_the_step_is_followed_or_gets_segments(caplog):
+    step = chain(6)
+    budget = 0.7 * Plan(step, ()).bound
+    plan = plan_budget(step, budget, solver="auto", seconds=1)
+    pieces = [Piece((unit.name,), unit.start, unit.stop) for unit in step.units]
+    assert plan.events is not None
+    assert plan.again_in(step, pieces) == plan.again
+    other = chain(6, lasting={3})
+    assert plan.again_in(other, pieces) == plan.rival.again_in(other, pieces) != ()
+    assert "whole segments again, since fit traces the step with other operations" in caplog.text
+    with pytest.raises(RuntimeError, match='solver="segments"'):
+        dataclasses.replace(plan, segments=()).again_in(other, pieces)
 
 
 def test_what_a_step_may_take_has_room_for_weights():

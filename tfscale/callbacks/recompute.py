@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -18,6 +19,7 @@ from tfscale.support.sizes import number_of_bytes
 from tfscale.training.optimizers import AdaHessian
 from tfscale.training.recompute import (
     Plan,
+    load_plan,
     plan_budget,
     plan_fraction,
     plan_layers,
@@ -26,7 +28,8 @@ from tfscale.training.recompute import (
     trace,
 )
 from tfscale.training.recompute.batch import batch_of_fit
-from tfscale.training.recompute.plan import Tell, checked_fraction, checked_layers
+from tfscale.training.recompute.budget import Effort, checked_effort, checked_fraction
+from tfscale.training.recompute.plan import checked_layers
 from tfscale.training.recompute.traced_step import TracedStep
 
 SECONDS_BETWEEN_LINES = 2  # seconds between two messages of a search
@@ -45,8 +48,9 @@ class Recompute(keras.callbacks.Callback):
     statistics are updated once.
 
     Before training, the callback derives from the step's graph, for the real batch, the memory and
-    the cost of each layer. With ``budget`` or ``fraction`` it then searches for the cheapest
-    segments within the limit. It prints ``plan.summary()``.
+    the cost of each layer. With ``budget`` or ``fraction`` it then searches for the cheapest plan
+    within the limit. Ctrl-C ends the search of ``solver="auto"``, and the best plan so far is
+    taken. The callback prints ``plan.summary()``.
 
     Memory here is the memory of a step of one replica, without variables (weights, optimizer
     state). Replicas that share a device add up.
@@ -56,6 +60,11 @@ class Recompute(keras.callbacks.Callback):
         fraction: largest memory of a step, as a share of its memory without this callback.
         layers: names of layers to compute again; neighbours are computed together.
         segments: "sqrt": about sqrt(n) segments of equal size, the last of which is kept.
+        plan: file that ``plan.save`` wrote for this model and batch.
+        solver: "segments" computes whole segments of layers again. "auto" also computes single
+            results again, any number of times [2], wherever that is cheaper, and never returns a
+            more expensive plan. "search", "exact", "integer" and "rounded" are its solvers.
+        seconds: time limit of the search with ``budget`` or ``fraction``, about.
         example: a batch as ``fit`` gives it to a step, for example ``(x, y)``. Only its shapes
             count. Needed if they are unknown: generators, lengths that vary.
         verbose: 0 prints nothing.
@@ -66,6 +75,9 @@ class Recompute(keras.callbacks.Callback):
     Reference:
         [1] Chen, Xu, Zhang, Guestrin: Training Deep Nets with Sublinear Memory Cost.
         https://arxiv.org/abs/1604.06174
+
+        [2] Jain et al.: Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization.
+        https://arxiv.org/abs/1910.02653
     """
 
     def __init__(
@@ -75,21 +87,32 @@ class Recompute(keras.callbacks.Callback):
         fraction: float | None = None,
         layers: Sequence[str] | None = None,
         segments: str | None = None,
+        plan: str | Path | None = None,
+        solver: str = "segments",
+        seconds: float = 10.0,
         example: Any = None,
         verbose: int = 1,
     ) -> None:
         super().__init__()
         refuse_keras_2("Recompute watches layers of Keras 3")
-        given = {"budget": budget, "fraction": fraction, "layers": layers, "segments": segments}
+        given = {
+            "budget": budget,
+            "fraction": fraction,
+            "layers": layers,
+            "segments": segments,
+            "plan": plan,
+        }
         named = [name for name, value in given.items() if value is not None]
         if len(named) != 1:
             got = ", ".join(f"{name}={arguments.shown(value)}" for name, value in given.items())
             raise ValueError(
-                "Recompute takes exactly one of budget, fraction, layers and segments, such as "
-                f"Recompute(fraction=0.4); got {got}"
+                "Recompute takes exactly one of budget, fraction, layers, segments and plan, such "
+                f"as Recompute(fraction=0.4); got {got}"
             )
         name, value = named[0], given[named[0]]
         self._choose = _CHOICES[name](value)
+        self._effort = checked_effort(solver, seconds, self._tell_progress, self._tell_better)
+        self._last_line = time.monotonic()
         arguments.optional(arguments.data, example, "example")
         arguments.whole(int(verbose) if isinstance(verbose, bool) else verbose, "verbose", 0, 2)
         self._example = example
@@ -110,9 +133,8 @@ class Recompute(keras.callbacks.Callback):
         self._tell(f"Recompute: tracing a training step of {self.model.name}")
         step = trace(self.model, batch_of_fit(self.model, self._example))
         self._tell(f"Recompute: planning {len(step.units)} units, {len(step.ops)} operations")
-        self._plan = plan = self._choose(
-            step, _gradients_pile_up(self.model), self._progress_reporter()
-        )
+        self._last_line = time.monotonic()
+        self._plan = plan = self._choose(step, _gradients_pile_up(self.model), self._effort)
         self._tell(plan.summary())
         self._fit = OneFit(self.model, type(self).__name__, self._recomputing)
 
@@ -125,17 +147,19 @@ class Recompute(keras.callbacks.Callback):
         if self._verbose:
             print(what, flush=True)
 
-    def _progress_reporter(self) -> Tell:
-        """Return a function that reports a long search, with a line every few seconds."""
-        last = time.monotonic()
+    def _tell_now_and_then(self, what: str) -> None:
+        """Report a long search, with a line every few seconds."""
+        if time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES:
+            self._tell(f"Recompute: planning, {what}")
+            self._last_line = time.monotonic()
 
-        def tell(done: int, of: int) -> None:
-            nonlocal last
-            if time.monotonic() - last > SECONDS_BETWEEN_LINES:
-                self._tell(f"Recompute: planning, {done} of {of} plans made")
-                last = time.monotonic()
+    def _tell_progress(self, done: int, of: int) -> None:
+        self._tell_now_and_then(f"{done} of {of} plans made")
 
-        return tell
+    def _tell_better(self, overhead: float) -> None:
+        self._tell_now_and_then(
+            f"the best plan so far repeats {overhead:.1%} of a step's operations; Ctrl-C takes it"
+        )
 
     def on_train_end(self, logs: Any = None) -> None:
         """Restore the model's own training function."""
@@ -170,17 +194,17 @@ def _gradients_pile_up(model: keras.Model) -> bool:
 
 # ------------------------------------------------------------------ arguments
 
-_Choose = Callable[[TracedStep, bool, Tell], Plan]
+_Choose = Callable[[TracedStep, bool, Effort], Plan]
 
 
 def _budget(value: float | str) -> _Choose:
     size = number_of_bytes(value, "budget")
-    return lambda step, pile_up, tell: plan_budget(step, size, pile_up, tell)
+    return lambda step, pile_up, effort: plan_budget(step, size, pile_up, **effort._asdict())
 
 
 def _fraction(value: float) -> _Choose:
     value = checked_fraction(value)
-    return lambda step, pile_up, tell: plan_fraction(step, value, pile_up, tell)
+    return lambda step, pile_up, effort: plan_fraction(step, value, pile_up, **effort._asdict())
 
 
 def _layers(value: Sequence[str]) -> _Choose:
@@ -193,9 +217,30 @@ def _segments(value: str) -> _Choose:
     return lambda step, pile_up, _: plan_sqrt(step, pile_up)
 
 
+def _saved(value: str | Path) -> _Choose:
+    path = arguments.path(value, "plan")
+
+    def load(step: TracedStep, pile_up: bool, _: Effort) -> Plan:
+        plan = load_plan(path, step)
+        if plan.pile_up != pile_up:
+            raise ValueError(
+                f"{path} has a plan for a fit that applies gradients "
+                f"{_when(plan.pile_up)}, and this one applies them {_when(pile_up)}: plan again "
+                "for this optimizer and number of replicas"
+            )
+        return plan
+
+    return load
+
+
+def _when(pile_up: bool) -> str:
+    return "together" if pile_up else "one by one"
+
+
 _CHOICES: dict[str, Callable[[Any], _Choose]] = {
     "budget": _budget,
     "fraction": _fraction,
     "layers": _layers,
     "segments": _segments,
+    "plan": _saved,
 }

@@ -1,52 +1,32 @@
-"""Plans: the layers that are computed again, with the memory that this saves and its cost."""
+"""Plans: what is computed again, with the memory that this saves and its cost."""
 
 from __future__ import annotations
 
 import itertools
+import json
+import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-from tfscale.support import arguments, figures
+from tfscale.support import arguments
+from tfscale.support.files import replacing
 from tfscale.training.recompute.measure import measure
+from tfscale.training.recompute.picture import Curve, draw, runs_of
+from tfscale.training.recompute.results import Event, Results
 from tfscale.training.recompute.simulate import memory, moments_of
-from tfscale.training.recompute.solve import solve
-from tfscale.training.recompute.traced_step import Again, TracedStep
+from tfscale.training.recompute.text import show
+from tfscale.training.recompute.traced_step import ORIGINAL, Again, Piece, TracedStep
 
-# Number of halvings in the search for the solver's memory limit: the result is exact to 1/256.
-ROUNDS = 8
+_log = logging.getLogger("tfscale")
 
 # TensorFlow's allocator does not split a free piece of memory of less than twice the requested
 # size, and wastes the rest. The waste stayed below this share of the memory in use in all
 # measurements.
 WASTED = 0.15
-
-Tell = Callable[[int, int], None]  # takes the number of finished plans, and of all plans
-
-
-class BudgetError(ValueError):
-    """Raised if no plan keeps the step within the budget.
-
-    Args:
-        budget: the budget in bytes.
-        smallest: the smallest budget that a plan keeps.
-        plain: the smallest budget that needs no recomputation.
-    """
-
-    def __init__(self, budget: float, smallest: float, plain: float) -> None:
-        super().__init__(
-            f"the budget of {show(budget)} is too small: a step takes up to {show(plain)}, and "
-            f"recomputation can reduce that to {show(smallest)}. Ask for at least "
-            f"{show(smallest)} (fraction={_up(smallest / plain)}), or use smaller batches."
-        )
-        self.budget = budget
-        self.smallest = smallest
-        self.plain = plain
-
-    def __reduce__(self) -> tuple[type[BudgetError], tuple[float, float, float]]:
-        return type(self), (self.budget, self.smallest, self.plain)
 
 
 @dataclass(frozen=True)
@@ -55,10 +35,15 @@ class Plan:
 
     Args:
         step: the training step that was planned.
-        segments: units that are computed again together, in order.
+        segments: units that are computed again together, in order. A plan of single results has
+            segments, too, for traces that have other results.
         budget: largest memory of the step in bytes, if it was given.
         pile_up: whether all gradients stay until the last one exists.
         proven: whether no cheaper choice exists in the solver's model.
+        events: the results that are computed again, and when, if these are not whole segments.
+        gap: largest share of the recomputation that a better plan could save, in the solver's
+            model; None if it is unknown.
+        rival: the plan of segments within the same budget, if it is another one.
     """
 
     step: TracedStep
@@ -66,12 +51,46 @@ class Plan:
     budget: float | None = None
     pile_up: bool = False
     proven: bool = False
+    events: tuple[Event, ...] | None = None
+    gap: float | None = None
+    rival: Plan | None = None
+
+    @cached_property
+    def results(self) -> Results:
+        """The results of the step that can be computed again one by one."""
+        return Results(self.step)
 
     @cached_property
     def again(self) -> tuple[Again, ...]:
-        """The operations that each segment computes again."""
-        each = (self.step.again(self.step.ops_of(segment)) for segment in self.segments)
-        return tuple(one for one in each if one)
+        """The operations that are computed again together, sorted by time."""
+        if self.events is not None:
+            return self.results.again(self.events)
+        return _again(self.step, map(self.step.ops_of, self.segments))
+
+    def again_in(self, step: TracedStep, pieces: Sequence[Piece]) -> tuple[Again, ...]:
+        """Return the operations to compute again in another trace of the model's step.
+
+        Args:
+            step: the other trace.
+            pieces: its pieces of units.
+        """
+        if self.events is not None:
+            results = Results(step)
+            own = [range(unit.start, unit.stop) for unit in self.step.units]
+            units = (_ops_of(unit.pieces, pieces) for unit in self.step.units)
+            if results.counts(units) == self.results.counts(own):
+                return results.again(self.events)
+            what = (
+                "fit traces the step with other operations than the plan: "
+                f"{len(results)} results instead of {len(self.results)}"
+            )
+            if not self.segments:
+                raise RuntimeError(
+                    f'{what}. Recompute(..., solver="segments") does not depend on them; it needs '
+                    "a larger budget"
+                )
+            _log.warning("Recompute computes whole segments again, since %s", what)
+        return _again(step, [_ops_of(part, pieces) for part in self.parts])
 
     @cached_property
     def timeline(self) -> list[int]:
@@ -135,129 +154,112 @@ class Plan:
 
     def summary(self) -> str:
         """Describe what is kept, what is computed again, and the expected memory and time."""
-        return _summary(self)
+        return "\n".join([*_table(self), *_totals(self)])
 
     def draw(self) -> Any:
         """Plot the memory during a step, with and without the plan; return a matplotlib figure."""
-        return _draw(self)
+        return draw([self._plain_curve, self._curve("planned", "C0")], self._shaded, self.budget)
+
+    def compare(self) -> Any:
+        """Plot the memory of a step without recomputation, with segments and with this plan.
+
+        The legend says what the recomputation costs. Return a matplotlib figure.
+        """
+        curves = [self._plain_curve]
+        if self.rival is not None:
+            curves.append(self.rival._curve("segments", "C2", cost=True))
+        how = "segments" if self.events is None else "single results"
+        return draw([*curves, self._curve(how, "C0", cost=True)], self._shaded, self.budget)
+
+    @property
+    def _plain_curve(self) -> Curve:
+        upto = [self.up_to(size) for size in self.plain_timeline]
+        return Curve(f"plain: up to {show(self.plain_bound)}", upto, "0.6")
+
+    def _curve(self, how: str, color: str, cost: bool = False) -> Curve:
+        upto = [self.up_to(size) for size in self.timeline]
+        more = f", {self.overhead:.1%} of the operations twice" if cost else ""
+        return Curve(f"{how}: up to {show(self.bound)}{more}", upto, color)
+
+    @property
+    def _shaded(self) -> list[range]:
+        return runs_of([one.version != ORIGINAL for one in moments_of(self.step, self.again)])
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan into a file, for ``load_plan`` and ``Recompute(plan=...)``.
+
+        Args:
+            path: name of the file.
+        """
+        words = {
+            "budget": self.budget,
+            "pile_up": self.pile_up,
+            "plain_peak": self.plain_peak,
+            "segments": [[segment.start, segment.stop] for segment in self.segments],
+            "events": self.events and [[one.before, *one.nodes] for one in self.events],
+            "proven": self.proven,
+            "gap": self.gap,
+        }
+        with replacing(Path(arguments.path(path, "path"))) as fresh:
+            fresh.write_text(json.dumps(words))
 
 
-def _no_report(done: int, of: int) -> None:
-    pass
+def load_plan(path: str | Path, step: TracedStep) -> Plan:
+    """Return a plan that ``plan.save`` wrote, or raise if it is not of this step.
+
+    Args:
+        path: name of the file.
+        step: a step that ``trace`` returned.
+
+    Example:
+        >>> from tfscale import recompute
+        >>> step = recompute.trace(model, (tf.TensorSpec([64, 8]), tf.TensorSpec([64, 1])))
+        >>> recompute.plan_sqrt(step).save("plan.json")
+        >>> plan = recompute.load_plan("plan.json", step)
+    """
+    path = Path(arguments.path(path, "path"))
+    arguments.instance(step, "step", TracedStep, "what tfscale.recompute.trace returns")
+    try:
+        words = json.loads(path.read_text())
+        events, segments = words["events"], words["segments"]
+        plan = Plan(
+            step,
+            tuple(range(start, stop) for start, stop in segments),
+            words["budget"],
+            words["pile_up"],
+            words["proven"],
+            events and tuple(Event(first, tuple(nodes)) for first, *nodes in events),
+            words["gap"],
+        )
+        plain_peak = words["plain_peak"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is no plan that plan.save wrote: {error!r}") from error
+    if plan.plain_peak != plain_peak:
+        raise ValueError(
+            f"{path} has a plan of a step that takes {show(plain_peak)} without it, and this step "
+            f"takes {show(plan.plain_peak)}: plan again for this model and batch"
+        )
+    return plan
 
 
-def _check(step: TracedStep, pile_up: bool, tell: Tell = _no_report) -> None:
+def _ops_of(part: range, pieces: Sequence[Piece]) -> range:
+    return range(pieces[part.start].start, pieces[part.stop - 1].stop)
+
+
+def _again(step: TracedStep, segments: Iterable[range]) -> tuple[Again, ...]:
+    found = [one for one in map(step.again, segments) if one]
+    return tuple(sorted(found, key=lambda one: one.before))
+
+
+def check_step(step: TracedStep, pile_up: bool) -> None:
+    """Raise if these are not a traced step and a flag."""
     arguments.instance(step, "step", TracedStep, "what tfscale.recompute.trace returns")
     arguments.flag(pile_up, "pile_up")
-    arguments.function(tell, "tell", "a function of how many plans are made, and of how many")
-
-
-def checked_fraction(fraction: float) -> float:
-    """Return a share of a step's memory, or raise."""
-    return arguments.real(fraction, "fraction", above=0, most=1, example="0.4")
 
 
 def checked_layers(layers: Sequence[str]) -> tuple[str, ...]:
     """Return names of layers, or raise."""
     return arguments.items(layers, "layers", "a list of names of layers", arguments.text)
-
-
-def plan_budget(
-    step: TracedStep, budget: float, pile_up: bool = False, tell: Tell = _no_report
-) -> Plan:
-    """Return the cheapest plan whose step stays within a budget.
-
-    Args:
-        step: a step that ``trace`` returned.
-        budget: largest memory of the step in bytes.
-        pile_up: whether all gradients stay until the last one exists, as with clipping by their
-            global norm.
-        tell: is called now and then with the progress of a long search.
-
-    Example:
-        >>> from tfscale import recompute
-        >>> step = recompute.trace(model, (tf.TensorSpec([64, 8]), tf.TensorSpec([64, 1])))
-        >>> plan = recompute.plan_budget(step, 1e9)
-    """
-    arguments.real(budget, "budget", 0, what="a number of bytes")
-    _check(step, pile_up, tell)
-    _refuse_unknown_sizes(step)
-    plain = Plan(step, (), budget, pile_up, proven=True)
-    if plain.bound <= budget:
-        return plain
-    chain = measure(step, pile_up)
-
-    def planned(limit: float) -> Plan | None:
-        found = solve(chain, limit)
-        if found is None:
-            return None
-        return Plan(step, found.segments, budget, pile_up, found.exact)
-
-    candidates = _search(planned, plain.peak, lambda plan: plan.bound <= budget, tell)
-    fitting = [plan for plan in candidates if plan.bound <= budget]
-    if not fitting:
-        smallest = min((plan.bound for plan in candidates), default=plain.bound)
-        raise BudgetError(budget, smallest, plain.bound)
-    return min(fitting, key=lambda plan: (plan.overhead, plan.peak))
-
-
-def _refuse_unknown_sizes(step: TracedStep) -> None:
-    if step.unknown:
-        more = f" and {len(step.unknown) - 1} more" if len(step.unknown) > 1 else ""
-        raise ValueError(
-            f"no budget can be guaranteed: the size of the results of {step.unknown[0]!r}{more} "
-            "depends on the data. If the reason is that lengths of batches vary, give the largest "
-            "one: Recompute(..., example=(x, y)). Otherwise choose what to compute again, "
-            'without a budget: Recompute(layers=[...]) or Recompute(segments="sqrt").'
-        )
-
-
-def _search(
-    planned: Callable[[float], Plan | None],
-    plain: float,
-    fits: Callable[[Plan], bool],
-    tell: Tell,
-) -> list[Plan]:
-    """Return plans around the largest limit whose plan fits.
-
-    The solver's model of memory is slightly coarser than the simulation's, so the search finds the
-    limit for the solver. If nothing fits, the result has plans down to the smallest.
-    """
-    found = []
-    low, high = 0.0, float(plain)
-    for done in range(ROUNDS):
-        tell(done, ROUNDS)
-        middle = (low + high) / 2
-        plan = planned(middle)
-        if plan is not None:
-            found.append(plan)
-        if plan is None or fits(plan):
-            low = middle
-        else:
-            high = middle
-    return found
-
-
-def plan_fraction(
-    step: TracedStep, fraction: float, pile_up: bool = False, tell: Tell = _no_report
-) -> Plan:
-    """Return the cheapest plan within a share of the step's memory without a plan.
-
-    Args:
-        step: a step that ``trace`` returned.
-        fraction: share of the bytes that the step takes without recomputation.
-        pile_up: whether all gradients stay until the last one exists, as with clipping by their
-            global norm.
-        tell: is called now and then with the progress of a long search.
-
-    Example:
-        >>> from tfscale import recompute
-        >>> step = recompute.trace(model, (tf.TensorSpec([64, 8]), tf.TensorSpec([64, 1])))
-        >>> plan = recompute.plan_fraction(step, 1.0)
-    """
-    fraction = checked_fraction(fraction)
-    _check(step, pile_up, tell)
-    return plan_budget(step, fraction * Plan(step, (), pile_up=pile_up).bound, pile_up, tell)
 
 
 def plan_layers(step: TracedStep, layers: Sequence[str], pile_up: bool = False) -> Plan:
@@ -275,7 +277,7 @@ def plan_layers(step: TracedStep, layers: Sequence[str], pile_up: bool = False) 
         >>> plan = recompute.plan_layers(step, [model.layers[0].name])
     """
     layers = checked_layers(layers)
-    _check(step, pile_up)
+    check_step(step, pile_up)
     there = {name for unit in step.units for name in unit.layers}
     if missing := [name for name in layers if name not in there]:
         raise ValueError(
@@ -283,16 +285,7 @@ def plan_layers(step: TracedStep, layers: Sequence[str], pile_up: bool = False) 
             f"It runs {', '.join(sorted(there))}."
         )
     chosen = [bool(set(unit.layers) & set(layers)) for unit in step.units]
-    return Plan(step, tuple(_runs(chosen)), pile_up=pile_up)
-
-
-def _runs(chosen: Sequence[bool]) -> list[range]:
-    edges = [i for i in range(len(chosen) + 1) if _at(chosen, i) != _at(chosen, i - 1)]
-    return [range(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True)]
-
-
-def _at(chosen: Sequence[bool], index: int) -> bool:
-    return 0 <= index < len(chosen) and chosen[index]
+    return Plan(step, tuple(runs_of(chosen)), pile_up=pile_up)
 
 
 def plan_sqrt(step: TracedStep, pile_up: bool = False) -> Plan:
@@ -310,7 +303,7 @@ def plan_sqrt(step: TracedStep, pile_up: bool = False) -> Plan:
         >>> step = recompute.trace(model, (tf.TensorSpec([64, 8]), tf.TensorSpec([64, 1])))
         >>> plan = recompute.plan_sqrt(step)
     """
-    _check(step, pile_up)
+    check_step(step, pile_up)
     saved = measure(step, pile_up).saved
     parts = max(2, round(math.sqrt(sum(saved > 0))))
     total = saved.cumsum()
@@ -320,72 +313,54 @@ def plan_sqrt(step: TracedStep, pile_up: bool = False) -> Plan:
     return Plan(step, segments, pile_up=pile_up)
 
 
-# # ------------------------------------------------------------ summary and plot
-
-
-def show(size: float) -> str:
-    """Return a number of bytes for people."""
-    for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if size >= factor:
-            return f"{size / factor:.{2 if unit == 'GB' else 1}f} {unit}"
-    return f"{size:.0f} bytes"
-
-
-def _up(share: float) -> str:
-    return f"{math.ceil(share * 100) / 100:.2f}"
-
-
-def _summary(plan: Plan) -> str:
-    return "\n".join([*_table(plan), *_totals(plan)])
-
-
 def _table(plan: Plan) -> list[str]:
     saved = measure(plan.step, plan.pile_up).saved
-    segment_of = {unit: number for number, seg in enumerate(plan.segments, 1) for unit in seg}
+    again = _again_by_unit(plan)
     rows: list[tuple[str, float, str]] = []
     for number, unit in enumerate(plan.step.units):
-        what = f"again, segment {segment_of[number]}" if number in segment_of else "kept"
+        what = again.get(number, "kept")
         if rows and rows[-1][0] == unit.name and rows[-1][2] == what:
             rows[-1] = (unit.name, rows[-1][1] + saved[number], what)
-        elif saved[number] or number in segment_of:
+        elif saved[number] or number in again:
             rows.append((unit.name, saved[number], what))
     width = max([len(name) for name, _, _ in rows] + [5])
     lines = [f"{'layer':{width}}  {'saves':>10}  plan"]
     return lines + [f"{name:{width}}  {show(size):>10}  {what}" for name, size, what in rows]
 
 
+def _again_by_unit(plan: Plan) -> dict[int, str]:
+    """Return how much of each unit is computed again, and when."""
+    if plan.events is None:
+        segments = enumerate(plan.segments, 1)
+        return {unit: f"again, segment {number}" for number, seg in segments for unit in seg}
+    cost: dict[int, float] = {}
+    for one in plan.again:
+        for op in one.ops:
+            unit = plan.step.unit_of[op]
+            cost[unit] = cost.get(unit, 0.0) + plan.step.ops[op].cost
+    result = {}
+    for number, more in cost.items():
+        unit_ops = plan.step.ops_of(range(number, number + 1))
+        whole = sum(plan.step.ops[op].cost for op in unit_ops)
+        result[number] = f"again, {more / whole:.0%} of its operations" if whole else "again"
+    return result
+
+
 def _totals(plan: Plan) -> list[str]:
+    what = "segments" if plan.events is None else "parts"
     lines = [
         f"a step takes up to {show(plan.bound)} of {show(plan.plain_bound)} "
         f"({plan.bound / plan.plain_bound:.0%}), beside variables",
         f"predicted overhead: {plan.overhead:.0%} of a step's operations, "
-        f"in {len(plan.again)} segments",
+        f"in {len(plan.again)} {what}",
     ]
     if plan.budget is not None:
-        how = "cheapest in the solver's model" if plan.proven else "not proven to be the cheapest"
+        how = "cheapest in the solver's model" if plan.proven else _how_good(plan)
         lines.append(f"budget: {show(plan.budget)}; {how}")
     return lines
 
 
-def _draw(plan: Plan) -> Any:
-    figure = figures.figure(9, 4)
-    axes = figure.add_subplot()
-    for how, timeline, most, color in (
-        ("plain", plan.plain_timeline, plan.plain_bound, "0.6"),
-        ("planned", plan.timeline, plan.bound, "C0"),
-    ):
-        upto = [plan.up_to(size) / 1e6 for size in timeline]
-        axes.plot(upto, color=color, label=f"{how}: up to {show(most)}")
-    moments = list(moments_of(plan.step, plan.again))
-    recomputing = [moment.segment >= 0 for moment in moments]
-    for run in _runs(recomputing):
-        axes.axvspan(run.start, run.stop, color="C1", alpha=0.3, linewidth=0)
-    if plan.budget is not None and plan.budget < plan.plain_bound:
-        label = f"budget: {show(plan.budget)}"
-        axes.axhline(plan.budget / 1e6, color="C3", linestyle=":", label=label)
-    elif plan.budget is not None:  # a line far above would flatten the rest
-        axes.plot([], linestyle="", label=f"budget: {show(plan.budget)}, more than plain takes")
-    axes.set_xlabel("operations of one step (shaded: computed again)")
-    axes.set_ylabel("MB beside variables")
-    axes.legend(loc="upper right")
-    return figure
+def _how_good(plan: Plan) -> str:
+    if plan.gap is None:
+        return "not proven to be the cheapest"
+    return f"a better plan could save at most {plan.gap:.0%} of the overhead in the solver's model"

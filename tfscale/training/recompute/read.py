@@ -16,23 +16,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfscale.bridge.graphs import contents_of_handle, function_in, has_state
-from tfscale.training.recompute.traced_step import Op, Tensor, TracedStep, Unit
-from tfscale.training.recompute.watch import Forward, Piece
+from tfscale.training.recompute.traced_step import ALIASES, Op, Piece, Tensor, TracedStep, Unit
+from tfscale.training.recompute.watch import Forward
 
-# The result of these operations lives in the memory of the input with the same position.
-ALIASES = frozenset(
-    {
-        "CheckNumerics",
-        "ExpandDims",
-        "Identity",
-        "IdentityN",
-        "PreventGradient",
-        "Reshape",
-        "Snapshot",
-        "Squeeze",
-        "StopGradient",
-    }
-)
 # These operations give values without computing them.
 GIVEN = frozenset({"Const", "NoOp", "Placeholder", "ReadVariableOp", "VarHandleOp"})
 # TensorFlow counts these operations as stateful, but they only read.

@@ -16,6 +16,7 @@ by name as before. This module puts no operation between others that might be fu
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import tensorflow as tf
@@ -23,7 +24,7 @@ import tensorflow as tf
 from tfscale.bridge.graphs import COLOCATED, replace_input
 from tfscale.training.recompute.gate import behind, make_gate, use
 from tfscale.training.recompute.late import positions
-from tfscale.training.recompute.traced_step import SHAPES, Again, TracedStep
+from tfscale.training.recompute.traced_step import ORIGINAL, SHAPES, Again, TracedStep, Versions
 
 # The input of an operation that is the shape of its result.
 _SHAPE_INPUT = {"Reshape": 1, "BroadcastTo": 1, "Fill": 0, "Conv2DBackpropInput": 0}
@@ -38,22 +39,69 @@ def rewrite(
         graph: the graph of one step, whose gradients have just been made.
         operations: the graph's operations.
         step: the step, as ``read`` returns it.
-        again: the operations that each segment computes again.
+        again: the operations that are computed again together, sorted by ``before``.
     """
-    latest_first = sorted(again, key=lambda one: one.before)
     done = positions(step)
-    for one in latest_first:
+    versions = Versions(again)
+    made: list[_Copies] = []
+    for number, one in enumerate(again):
         gate = make_gate(graph, operations, step, done, one.before)
-        _Copies(graph, operations, step, one, gate).make()
+        made.append(_Copies(graph, operations, step, _Users(step, again, versions, number), gate))
+        made[-1].make(made)
     with graph.as_default(), tf.control_dependencies(None), tf.name_scope(""):
-        for number in sorted({t for one in again for t in one.tensors}):
-            _use_if_left_with_one_user(operations, step, number)
+        originals = _Users(step, again, versions, ORIGINAL)
+        for tensor in versions.tensors:
+            if originals.count(tensor) == 1 < len(step.consumers[tensor]):
+                producer = step.producer[tensor]
+                use(operations[producer].outputs[step.ops[producer].outputs.index(tensor)])
 
 
-def _users(step: TracedStep, one: Again) -> list[int]:
-    """Return the operations of the backward pass that use recomputed tensors of a segment."""
-    later = (index for tensor in one.tensors for index in step.consumers[tensor])
-    return sorted({index for index in later if index >= step.end})
+class _Users:
+    """The users of one version of tensors: of the originals, or of what is computed again once."""
+
+    def __init__(
+        self, step: TracedStep, again: Sequence[Again], versions: Versions, number: int
+    ) -> None:
+        self._step = step
+        self._again = again
+        self.versions = versions
+        self.number = number
+
+    @property
+    def again(self) -> Again:
+        """The operations that make this version, if it is not the original one."""
+        return self._again[self.number]
+
+    def backward(self, tensor: int) -> list[int]:
+        """Return the operations of the backward pass that use this version of a tensor."""
+        later = (index for index in self._step.consumers[tensor] if index >= self._step.end)
+        return [i for i in later if self.versions.for_op(i, tensor) == self.number]
+
+    def count(self, tensor: int) -> int:
+        """Return how many users this version of a tensor has."""
+        if self.number == ORIGINAL:
+            own = [index for index in self._step.consumers[tensor] if index < self._step.end]
+        else:
+            own = [index for index in self._step.consumers[tensor] if index in self._copied]
+        return len(own) + len(self.backward(tensor)) + len(self._later(tensor))
+
+    @cached_property
+    def _copied(self) -> frozenset[int]:
+        return frozenset(self.again.ops)
+
+    def _later(self, tensor: int) -> list[int]:
+        """Return what is computed again from this version; each takes it through one operation."""
+        users = self._step.consumers[tensor]
+        return [
+            number
+            for number in range(self.number + 1, len(self._again))
+            if self.versions.for_copy(number, tensor) == self.number
+            and any(index in self._ops_of[number] for index in users)
+        ]
+
+    @cached_property
+    def _ops_of(self) -> list[frozenset[int]]:
+        return [frozenset(one.ops) for one in self._again]
 
 
 class _Copies:
@@ -62,34 +110,45 @@ class _Copies:
         graph: tf.Graph,
         operations: Sequence[tf.Operation],
         step: TracedStep,
-        again: Again,
+        users: _Users,
         gate: tf.Operation,
     ) -> None:
         self._graph = graph
         self._operations = operations
         self._step = step
-        self._again = again
+        self._users = users
+        self._again = users.again
         self._gate = gate
-        self._copied = frozenset(again.ops)
         self._copies: dict[int, Any] = {}  # tensors, by number
         self._late: dict[int, Any] = {}  # tensors from outside, delayed by the gate
         # copies for users that must not be merged with other copies
         self._apart: dict[int, Any] = {}
 
-    def make(self) -> None:
+    def make(self, all_copies: Sequence[_Copies]) -> None:
+        """Make the copies and let the backward pass use them.
+
+        Args:
+            all_copies: these copies and those that were made before.
+        """
         with self._graph.as_default(), tf.control_dependencies(None), tf.name_scope(""):
             for index in self._again.ops:
-                self._copy(index)
+                self._copy(index, all_copies)
             self._use_like_originals()
-            for index in _users(self._step, self._again):
+            users = (self._users.backward(tensor) for tensor in self._again.tensors)
+            for index in sorted({index for each in users for index in each}):
                 self._redirect(index)
 
-    def _copy(self, index: int) -> None:
+    def _copy(self, index: int, all_copies: Sequence[_Copies]) -> None:
         original = self._operations[index]
-        inputs = [
-            self._copies[number] if number in self._copies else self._wait(number, tensor)
-            for number, tensor in zip(self._step.ops[index].inputs, original.inputs, strict=True)
-        ]
+        inputs = []
+        for number, tensor in zip(self._step.ops[index].inputs, original.inputs, strict=True):
+            version = self._users.versions.for_copy(self._users.number, number)
+            if version == self._users.number:
+                inputs.append(self._copies[number])
+            elif version == ORIGINAL:
+                inputs.append(self._wait(number, tensor))
+            else:
+                inputs.append(self._wait(number, all_copies[version]._copies[number]))
         self._keep_shape(original, inputs)
         made = _another(original, inputs)
         for number, mine, its in zip(
@@ -126,11 +185,10 @@ class _Copies:
         """Give copies with one user a second user, if the originals have several."""
         shapes: list[int] = []
         for number, copy in self._copies.items():
-            users = self._step.consumers[number]
-            mine = [index for index in users if index >= self._step.end or index in self._copied]
-            if len(mine) == 1 < len(users):
+            mine = self._users.count(number)
+            if mine == 1 < len(self._step.consumers[number]):
                 use(copy)
-            elif len(mine) == 1 and not copy.shape.is_fully_defined():
+            elif mine == 1 and not copy.shape.is_fully_defined():
                 shapes += self._step.shapes[number]
         self._take_shapes(list(dict.fromkeys(shapes)))
 
@@ -165,7 +223,7 @@ class _Copies:
         if operation.type in SHAPES:
             return
         for position, number in enumerate(self._step.ops[index].inputs):
-            if number in self._copies:
+            if self._users.versions.for_op(index, number) == self._users.number:
                 replace_input(operation, position, self._given(number, operation))
 
     def _given(self, number: int, user: tf.Operation) -> Any:
@@ -180,17 +238,6 @@ class _Copies:
         if number not in self._apart:
             self._apart[number] = behind(self._copies[number])
         return self._apart[number]
-
-
-def _use_if_left_with_one_user(
-    operations: Sequence[tf.Operation], step: TracedStep, number: int
-) -> None:
-    """Give a second user to a tensor that had several users and now has one."""
-    users = step.consumers[number]
-    left = [index for index in users if index < step.end]
-    if len(left) == 1 < len(users):
-        producer = step.producer[number]
-        use(operations[producer].outputs[step.ops[producer].outputs.index(number)])
 
 
 def _another(original: tf.Operation, inputs: Sequence[Any]) -> tf.Operation:

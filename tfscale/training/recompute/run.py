@@ -88,11 +88,7 @@ def recomputing(model: keras.Model, plan: Plan) -> Iterator[None]:
                 f"{model.name} was planned with {plan.pieces} calls of layers in a step, and now "
                 f"makes {len(pieces)}: Recompute needs a model that always runs the same layers"
             )
-        each = (
-            step.again(range(pieces[part.start].start, pieces[part.stop - 1].stop))
-            for part in plan.parts
-        )
-        rewrite(forward.graph, operations, step, [one for one in each if one])
+        rewrite(forward.graph, operations, step, plan.again_in(step, pieces))
 
     with Watch(model, change).looking():
         yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tfscale.training.recompute.traced_step import SHAPES, Again, Op, TracedStep
+from tfscale.training.recompute.traced_step import ORIGINAL, SHAPES, Again, Op, TracedStep, Versions
 
 # These operations may write their result into the memory of an input that nothing else needs.
 IN_PLACE = frozenset(
@@ -60,23 +60,25 @@ IN_PLACE = frozenset(
     }
 )
 
-Home = tuple[int, int]  # a tensor, and the segment that computed it again or -1
+Home = tuple[int, int]  # a tensor, and its version
 
 
 @dataclass(frozen=True)
 class Moment:
-    """A running operation, and its segment if it runs again."""
+    """A running operation, and the version of its results."""
 
     op: int
-    segment: int = -1
+    version: int = ORIGINAL
 
 
 def moments_of(step: TracedStep, again: Sequence[Again]) -> Iterator[Moment]:
-    """Yield all operations in order; a segment runs again just before its first use."""
-    first = {one.before: number for number, one in enumerate(again)}
+    """Yield all operations in order; what is computed again runs just before its first use."""
+    first: dict[int, list[int]] = {}
+    for number, one in enumerate(again):
+        first.setdefault(one.before, []).append(number)
     for index in range(len(step.ops)):
-        if index in first:
-            yield from (Moment(op, first[index]) for op in again[first[index]].ops)
+        for number in first.get(index, ()):
+            yield from (Moment(op, number) for op in again[number].ops)
         yield Moment(index)
 
 
@@ -87,25 +89,29 @@ def memory(step: TracedStep, again: Sequence[Again] = (), pile_up: bool = False)
 
     Args:
         step: the step.
-        again: the operations that its segments compute again.
+        again: the operations that are computed again, sorted by ``before``.
         pile_up: whether all gradients stay until the last one exists, and one moment longer, in
             which they exist twice, since replicas exchange (or clip, or scale) them.
     """
-    return _Memory(step, again, pile_up).run()
+    return _Memory(step, again, pile_up).run()[0]
+
+
+def memory_with_rest(step: TracedStep, pile_up: bool = False) -> tuple[list[int], list[int]]:
+    """Return the bytes in use while each operation runs, and those that stay behind it."""
+    return _Memory(step, (), pile_up).run()
 
 
 class _Memory:
     def __init__(self, step: TracedStep, again: Sequence[Again], pile_up: bool) -> None:
         self._step = step
-        self._again = again
         self._moments = list(moments_of(step, again))
-        self._owner = {t: n for n, one in enumerate(again) for t in one.tensors}
+        self._versions = Versions(again)
         self._pile_up = pile_up
         self._last_use = self._find_last_uses()
         self._size: dict[Home, int] = {}
 
-    def run(self) -> list[int]:
-        result, live = [], 0
+    def run(self) -> tuple[list[int], list[int]]:
+        result, rest, live = [], [], 0
         ends: list[list[Home]] = [[] for _ in self._moments]
         for home, last in self._last_use.items():
             ends[last].append(home)
@@ -113,9 +119,10 @@ class _Memory:
             live += self._allocate(now, moment, self._step.ops[moment.op])
             result.append(live + self._step.largest)
             live -= sum(self._size.pop(home, 0) for home in ends[now])
+            rest.append(live + self._step.largest)
         if self._pile_up:
             result.append(2 * sum(self._step.tensors[home].size for home in self._gradients()))
-        return result
+        return result, rest
 
     def _allocate(self, now: int, moment: Moment, op: Op) -> int:
         """Allocate the outputs; return the number of additional bytes."""
@@ -126,7 +133,7 @@ class _Memory:
                 continue
             if op.kind not in IN_PLACE or not self._takes_over(now, moment, op, known.size):
                 new += known.size
-            self._size[tensor, moment.segment] = known.size
+            self._size[tensor, moment.version] = known.size
         return new
 
     def _takes_over(self, now: int, moment: Moment, op: Op, size: int) -> bool:
@@ -139,19 +146,21 @@ class _Memory:
 
     def _home(self, moment: Moment, tensor: int) -> Home:
         """Return the home of the tensor that an operation takes."""
-        owner = self._owner.get(tensor, -1)
-        behind = moment.segment < 0 and moment.op >= self._step.end
-        if not (behind or moment.segment == owner):
-            owner = -1
+        version = ORIGINAL
+        if moment.version != ORIGINAL:
+            version = self._versions.for_copy(moment.version, tensor)
+        elif moment.op >= self._step.end:
+            version = self._versions.for_op(moment.op, tensor)
         root = self._step.tensors[tensor].home
-        return root, owner if root in self._owner else -1
+        # A copy of a reshape, say, may take a version that is older than the copy.
+        return root, version if version == ORIGINAL else self._versions.for_copy(version, root)
 
     def _find_last_uses(self) -> dict[Home, int]:
         result: dict[Home, int] = {}
         for now, moment in enumerate(self._moments):
             op = self._step.ops[moment.op]
             result.update(
-                {(t, moment.segment): now for t in op.outputs if self._step.tensors[t].home == t}
+                {(t, moment.version): now for t in op.outputs if self._step.tensors[t].home == t}
             )
             if op.kind not in SHAPES:
                 result.update({self._home(moment, tensor): now for tensor in op.inputs})

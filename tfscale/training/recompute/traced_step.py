@@ -13,6 +13,20 @@ from functools import cached_property
 
 # These operations need a tensor's shape, not its numbers: they run early and hold nothing.
 SHAPES = frozenset({"Shape", "ShapeN", "Rank", "Size"})
+# The result of these operations lives in the memory of the input with the same position.
+ALIASES = frozenset(
+    {
+        "CheckNumerics",
+        "ExpandDims",
+        "Identity",
+        "IdentityN",
+        "PreventGradient",
+        "Reshape",
+        "Snapshot",
+        "Squeeze",
+        "StopGradient",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -23,6 +37,15 @@ class Op:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     cost: float = 0.0
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive operations of a layer. ``layers`` are the running layers, from outer to inner."""
+
+    layers: tuple[str, ...]
+    start: int
+    stop: int
 
 
 @dataclass(frozen=True)
@@ -61,17 +84,50 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Again:
-    """The operations that a segment computes again.
+    """Operations that are computed again together.
 
     Args:
         ops: the operations, in order.
         tensors: their results that these operations themselves or later ones use.
-        before: the first operation that needs the segment.
+        before: the first operation of the backward pass that needs the results.
     """
 
     ops: tuple[int, ...]
     tensors: frozenset[int]
     before: int
+
+
+ORIGINAL = -1  # the version of a tensor that the forward pass has computed
+
+
+class Versions:
+    """The versions of tensors that are computed several times: everybody takes the newest.
+
+    Args:
+        again: what is computed again, sorted by ``before``. A version is a place in this list.
+    """
+
+    def __init__(self, again: Sequence[Again]) -> None:
+        self._again = again
+        self._of: dict[int, list[int]] = {}
+        for number, one in enumerate(again):
+            for tensor in one.tensors:
+                self._of.setdefault(tensor, []).append(number)
+
+    @property
+    def tensors(self) -> list[int]:
+        """The tensors that have several versions."""
+        return sorted(self._of)
+
+    def for_op(self, op: int, tensor: int) -> int:
+        """Return the version of a tensor that an operation of the backward pass takes."""
+        versions = (n for n in self._of.get(tensor, ()) if self._again[n].before <= op)
+        return max(versions, default=ORIGINAL)
+
+    def for_copy(self, number: int, tensor: int) -> int:
+        """Return the version of a tensor that operations take which are computed again."""
+        versions = (n for n in self._of.get(tensor, ()) if n <= number)
+        return max(versions, default=ORIGINAL)
 
 
 @dataclass(frozen=True)

@@ -17,15 +17,7 @@ import tensorflow as tf
 
 from tfscale.bridge.hooks import APPLY_GRADIENTS, LAYER_CALL
 from tfscale.bridge.objects import layers_of
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Consecutive operations of a layer. ``layers`` are the running layers, from outer to inner."""
-
-    layers: tuple[str, ...]
-    start: int
-    stop: int
+from tfscale.training.recompute.traced_step import Piece
 
 
 @dataclass

@@ -1,0 +1,36 @@
+"""Trainings by random orders: any node may be computed again, any number of times."""
+
+import dataclasses
+
+import numpy as np
+
+from tests.recompute.models import assert_same_training
+from tfscale.callbacks import Recompute
+from tfscale.training.recompute.plan import Plan
+from tfscale.training.recompute.results import Event
+
+
+class RandomOrder(Recompute):
+    """A callback that computes random nodes again at random moments."""
+
+    def __init__(self, seed):
+        super().__init__(segments="sqrt", verbose=0)
+        self._choose = lambda step, pile_up, tell: random_plan(step, pile_up, seed)
+
+
+def random_plan(step, pile_up, seed):
+    rng = np.random.default_rng(seed)
+    plan = Plan(step, (), pile_up=pile_up)
+    share = rng.uniform(0.1, 0.9)
+    openers = [node for node in plan.results.openers if rng.random() < 0.6]
+    nodes = np.arange(len(plan.results))
+    events = (
+        Event(node, tuple(nodes[rng.random(len(nodes)) < share].tolist())) for node in openers
+    )
+    return dataclasses.replace(plan, events=tuple(events))
+
+
+def assert_random_orders_train_the_same(build, seeds, **settings):
+    for seed in seeds:
+        callback = RandomOrder(seed)
+        assert_same_training(build, callback, **settings)

@@ -1,0 +1,131 @@
+"""Trainings that compute any results again, any number of times: the bits stay the same."""
+
+import keras
+import pytest
+from helpers import mirrored
+
+import tfscale
+from tests.recompute import models
+from tests.recompute.models import assert_same_training, data, train
+from tests.recompute.orders import RandomOrder
+from tests.recompute.test_exact import KINDS, SETTINGS, mark
+from tfscale.callbacks import Recompute
+from tfscale.recompute import BudgetError
+
+# These have several events in which some operations run more than twice.
+ALWAYS = ("dropout", "batch norm")
+
+
+def marks(kind):
+    return [] if kind in ALWAYS else mark(kind) or [pytest.mark.slow]
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=marks(kind)) for kind in KINDS])
+def test_random_orders_train_the_same(kind):
+    plan = assert_same_training(KINDS[kind], RandomOrder(seed=0))
+    ops = [op for one in plan.again for op in one.ops]
+    assert len(ops) > len(set(ops)) or kind not in ALWAYS
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_more_random_orders_train_the_same(kind, seed):
+    assert_same_training(KINDS[kind], RandomOrder(seed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.full) for n in SETTINGS])
+def test_ways_to_train(name):
+    assert_same_training(models.residual, RandomOrder(seed=1), **SETTINGS[name])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["pooling", "transformer", "dropout"])
+def test_batches_that_differ_in_size(kind):
+    """The step is traced without the size of the batch, and the plan has been made with it."""
+    assert_same_training(KINDS[kind], RandomOrder(seed=1), batch=7)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "policy", ["mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.full)]
+)
+def test_mixed_precision(policy):
+    keras.config.set_dtype_policy(policy)
+    try:
+        assert_same_training(models.residual, RandomOrder(seed=2))
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+STRATEGIES = {
+    "mirrored": mirrored,
+    "scale": lambda: tfscale.ScaleStrategy(devices=["CPU:0", "CPU:1"]),
+}
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param("mirrored", marks=pytest.mark.full), pytest.param("scale")]
+)
+def test_two_replicas(kind):
+    plain, losses = train(models.residual, scope=STRATEGIES[kind](), optimizer="sgd")
+    callback = RandomOrder(seed=0)
+    ours, our_losses = train(models.residual, callback, scope=STRATEGIES[kind](), optimizer="sgd")
+    assert callback.plan.again
+    assert losses == our_losses
+    assert {k: v.tobytes() for k, v in plain.items()} == {k: v.tobytes() for k, v in ours.items()}
+
+
+class OwnStep(keras.Model):
+    """A model with a train step of its own."""
+
+    def train_step(self, batch):
+        import tensorflow as tf
+
+        x, y = batch
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+        return {"loss": loss}
+
+
+def test_own_train_steps():
+    def build():
+        model = models.residual()
+        return OwnStep(model.inputs, model.outputs)
+
+    assert_same_training(build, RandomOrder(seed=3))
+
+
+def test_a_plan_of_single_results_is_cheaper_saved_and_trained(tmp_path):
+    """A Dense with a gelu: its product is kept, and all else is computed again."""
+
+    def build():
+        return models.chain(depth=6, shape=(64, 64))
+
+    callback = Recompute(fraction=0.7, verbose=0, solver="auto", seconds=4)
+    plan = assert_same_training(build, callback)
+    assert plan.events is not None
+    assert plan.bound <= plan.budget
+    assert plan.rival is None or plan.overhead < plan.rival.overhead
+    plan.save(tmp_path / "plan.json")
+    loaded = assert_same_training(build, Recompute(plan=tmp_path / "plan.json", verbose=0))
+    assert loaded.again == plan.again
+    assert loaded.summary() == plan.summary()
+    with pytest.raises(ValueError, match="plan again for this model and batch"):
+        train(lambda: models.chain(depth=5, shape=(64, 64)), Recompute(plan=tmp_path / "plan.json"))
+
+
+def test_no_budget_that_segments_keep_is_refused():
+    model = models.transformer()
+    model.compile("sgd", "mse")
+    x, y = data(model)
+
+    def smallest(solver):
+        with pytest.raises(BudgetError) as refusal:
+            model.fit(x, y, 8, verbose=0, callbacks=[Recompute(budget=100, solver=solver)])
+        return refusal.value.smallest
+
+    assert smallest("search") <= smallest("segments")

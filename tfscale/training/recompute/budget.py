@@ -1,0 +1,301 @@
+"""Plans within a budget: segments first, and then single results, wherever that is cheaper."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+from tfscale.support import arguments
+from tfscale.training.recompute.graph import Graph, peak
+from tfscale.training.recompute.measure import measure
+from tfscale.training.recompute.optimum import SOLVERS as SOLVERS_OF_ORDERS
+from tfscale.training.recompute.optimum import Optimum, optimum
+from tfscale.training.recompute.plan import WASTED, Plan, check_step
+from tfscale.training.recompute.solve import solve
+from tfscale.training.recompute.text import rounded_up, show
+from tfscale.training.recompute.traced_step import TracedStep
+
+SOLVERS = (*SOLVERS_OF_ORDERS, "segments")
+
+# Number of halvings in the search for the solver's memory limit: the result is exact to 1/256.
+ROUNDS = 8
+
+# Number of limits that the search for single results tries.
+TRIES = 4
+
+Tell = Callable[[int, int], None]  # takes the number of finished plans, and of all plans
+Better = Callable[[float], None]  # takes the overhead of the best plan so far
+
+
+class BudgetError(ValueError):
+    """Raised if no plan keeps the step within the budget.
+
+    Args:
+        budget: the budget in bytes.
+        smallest: the smallest budget that a plan keeps.
+        plain: the smallest budget that needs no recomputation.
+    """
+
+    def __init__(self, budget: float, smallest: float, plain: float) -> None:
+        super().__init__(
+            f"the budget of {show(budget)} is too small: a step takes up to {show(plain)}, and "
+            f"recomputation can reduce that to {show(smallest)}. Ask for at least "
+            f"{show(smallest)} (fraction={rounded_up(smallest / plain)}), or use smaller batches."
+        )
+        self.budget = budget
+        self.smallest = smallest
+        self.plain = plain
+
+    def __reduce__(self) -> tuple[type[BudgetError], tuple[float, float, float]]:
+        return type(self), (self.budget, self.smallest, self.plain)
+
+
+def _no_report(done: int, of: int) -> None:
+    pass
+
+
+def _no_better(overhead: float) -> None:
+    pass
+
+
+class Effort(NamedTuple):
+    """The effort that a search for a plan makes.
+
+    Args:
+        solver: the solver.
+        seconds: time limit of the solver.
+        tell: is called with the progress of the search for segments.
+        better: is called with the overhead of each better plan of single results.
+    """
+
+    solver: str = "segments"
+    seconds: float = 10.0
+    tell: Tell = _no_report
+    better: Better = _no_better
+
+
+def plan_budget(
+    step: TracedStep,
+    budget: float,
+    pile_up: bool = False,
+    tell: Tell = _no_report,
+    *,
+    solver: str = "segments",
+    seconds: float = 10.0,
+    better: Better = _no_better,
+) -> Plan:
+    """Return the cheapest plan whose step stays within a budget.
+
+    Args:
+        step: a step that ``trace`` returned.
+        budget: largest memory of the step in bytes.
+        pile_up: whether all gradients stay until the last one exists, as with clipping by their
+            global norm.
+        tell: is called now and then with the progress of a long search.
+        solver: "segments" computes whole segments of layers again, at most once. All others also
+            try to compute single results again, any number of times: "auto", "search", "exact",
+            "integer" and "rounded".
+        seconds: time limit for single results, about.
+        better: is called with the overhead of each better plan of single results.
+
+    Example:
+        >>> from tfscale import recompute
+        >>> step = recompute.trace(model, (tf.TensorSpec([64, 8]), tf.TensorSpec([64, 1])))
+        >>> plan = recompute.plan_budget(step, 1e9)
+    """
+    arguments.real(budget, "budget", 0, what="a number of bytes")
+    check_step(step, pile_up)
+    effort = checked_effort(solver, seconds, tell, better)
+    _refuse_unknown_sizes(step)
+    plain = Plan(step, (), budget, pile_up, proven=True)
+    if plain.bound <= budget:
+        return plain
+    candidates = _of_segments(plain, effort)
+    rival = _cheapest(candidates, budget)
+    if solver != "segments":
+        candidates += _of_results(plain, rival, effort)
+    best = _cheapest(candidates, budget)
+    if best is None:
+        smallest = min((plan.bound for plan in candidates), default=plain.bound)
+        raise BudgetError(budget, smallest, plain.bound)
+    if best is rival or rival is None:
+        return best
+    return dataclasses.replace(best, segments=rival.segments, rival=rival)
+
+
+def checked_effort(solver: str, seconds: float, tell: Tell, better: Better) -> Effort:
+    """Return the effort of a search, or raise."""
+    arguments.choice(solver, "solver", SOLVERS)
+    arguments.real(seconds, "seconds", above=0, example="10")
+    arguments.function(tell, "tell", "a function of how many plans are made, and of how many")
+    arguments.function(better, "better", "a function of a plan's overhead")
+    return Effort(solver, seconds, tell, better)
+
+
+def _cheapest(plans: list[Plan], budget: float) -> Plan | None:
+    fitting = [plan for plan in plans if plan.bound <= budget]
+    return min(fitting, key=lambda plan: (plan.overhead, plan.peak), default=None)
+
+
+def _refuse_unknown_sizes(step: TracedStep) -> None:
+    if step.unknown:
+        more = f" and {len(step.unknown) - 1} more" if len(step.unknown) > 1 else ""
+        raise ValueError(
+            f"no budget can be guaranteed: the size of the results of {step.unknown[0]!r}{more} "
+            "depends on the data. If the reason is that lengths of batches vary, give the largest "
+            "one: Recompute(..., example=(x, y)). Otherwise choose what to compute again, "
+            'without a budget: Recompute(layers=[...]) or Recompute(segments="sqrt").'
+        )
+
+
+# -------------------------------------------------------------------- segments
+
+
+def _of_segments(plain: Plan, effort: Effort) -> list[Plan]:
+    budget = plain.budget or 0.0
+    chain = measure(plain.step, plain.pile_up)
+
+    def planned(limit: float) -> Plan | None:
+        found = solve(chain, limit)
+        if found is None:
+            return None
+        return dataclasses.replace(plain, segments=found.segments, proven=found.exact)
+
+    return _search(planned, plain.peak, lambda plan: plan.bound <= budget, effort.tell)
+
+
+def _search(
+    planned: Callable[[float], Plan | None],
+    plain: float,
+    fits: Callable[[Plan], bool],
+    tell: Tell,
+) -> list[Plan]:
+    """Return plans around the largest limit whose plan fits.
+
+    The solver's model of memory is slightly coarser than the simulation's, so the search finds the
+    limit for the solver. If nothing fits, the result has plans down to the smallest.
+    """
+    found = []
+    low, high = 0.0, float(plain)
+    for done in range(ROUNDS):
+        tell(done, ROUNDS)
+        middle = (low + high) / 2
+        plan = planned(middle)
+        if plan is not None:
+            found.append(plan)
+        if plan is None or fits(plan):
+            low = middle
+        else:
+            high = middle
+    return found
+
+
+# -------------------------------------------------------------- single results
+
+
+def _of_results(plain: Plan, rival: Plan | None, effort: Effort) -> list[Plan]:
+    """Return plans that compute single results again.
+
+    The graph's memory is a little coarser than the simulation of all operations, so the search
+    corrects the limit for the solver. If no plan fits, it ends with the smallest plans.
+    """
+    graph = plain.results.graph(plain.pile_up)
+    starts = () if rival is None else (plain.results.order(rival.again),)
+    budget = plain.budget or 0.0
+    limit = most = _expected(plain, budget)
+    found: list[Plan] = []
+    for _ in range(TRIES):
+        best = _solved(graph, limit, effort, starts, plain)
+        if best is None:
+            break
+        found.append(_planned(plain, best))
+        before, limit = limit, most - (found[-1].peak - peak(graph, best.order))
+        if best.interrupted or (found[-1].bound <= budget and limit < 1.01 * before):
+            break
+    if rival is None and _cheapest(found, budget) is None:
+        found += _smallest(plain, graph, effort)
+    return found
+
+
+def _expected(plain: Plan, budget: float) -> float:
+    """Return the expected peak whose upper bound is a budget."""
+    nothing = plain.up_to(0)
+    return (budget - nothing) / (1 + WASTED)
+
+
+def _solved(
+    graph: Graph, limit: float, effort: Effort, starts: tuple[tuple[int, ...], ...], plain: Plan
+) -> Optimum | None:
+    cost = plain.step.cost or 1.0
+    return optimum(
+        graph,
+        limit,
+        solver=effort.solver,
+        seconds=effort.seconds / TRIES,
+        starts=starts,
+        tell=lambda best: effort.better(best.cost / cost),
+    )
+
+
+def _planned(plain: Plan, best: Optimum) -> Plan:
+    events = plain.results.events(best.order)
+    return dataclasses.replace(plain, events=events, proven=best.gap == 0, gap=best.gap)
+
+
+def _smallest(plain: Plan, graph: Graph, effort: Effort) -> list[Plan]:
+    """Return plans down to the smallest limit that the solver can keep."""
+    low = max(graph.working_set(number) for number in range(len(graph.nodes)))
+    high = peak(graph, graph.plain)
+    quick = effort._replace(solver="search", seconds=effort.seconds / (4 * ROUNDS))
+    found = []
+    for _ in range(ROUNDS):
+        middle = (low + high) / 2
+        best = _solved(graph, middle, quick, (), plain)
+        if best is None:
+            low = middle
+        else:
+            high = min(middle, peak(graph, best.order))
+            found.append(_planned(plain, best))
+    return found
+
+
+# -------------------------------------------------------------------- fractions
+
+
+def checked_fraction(fraction: float) -> float:
+    """Return a share of a step's memory, or raise."""
+    return arguments.real(fraction, "fraction", above=0, most=1, example="0.4")
+
+
+def plan_fraction(
+    step: TracedStep,
+    fraction: float,
+    pile_up: bool = False,
+    tell: Tell = _no_report,
+    *,
+    solver: str = "segments",
+    seconds: float = 10.0,
+    better: Better = _no_better,
+) -> Plan:
+    """Return the cheapest plan within a share of the step's memory without a plan.
+
+    Args:
+        step: a step that ``trace`` returned.
+        fraction: share of the bytes that the step takes without recomputation.
+        pile_up: whether all gradients stay until the last one exists, as with clipping by their
+            global norm.
+        tell: is called now and then with the progress of a long search.
+        solver: the solver, as for ``plan_budget``.
+        seconds: time limit for single results, about.
+        better: is called with the overhead of each better plan of single results.
+
+    Example:
+        >>> from tfscale import recompute
+        >>> step = recompute.trace(model, (tf.TensorSpec([64, 8]), tf.TensorSpec([64, 1])))
+        >>> plan = recompute.plan_fraction(step, 1.0)
+    """
+    fraction = checked_fraction(fraction)
+    check_step(step, pile_up)
+    budget = fraction * Plan(step, (), pile_up=pile_up).bound
+    return plan_budget(step, budget, pile_up, tell, solver=solver, seconds=seconds, better=better)
