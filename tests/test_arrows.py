@@ -14,7 +14,6 @@ FLOORS = (
     ("native",),
     ("compression",),
     ("exchange", "plan", "sync"),
-    ("parallel",),
     ("analysis",),
     ("training",),
     ("parallel",),

@@ -165,7 +165,7 @@ def test_the_command(tmp_path, capsys) -> None:
         (["train.py"], "MODEL is 'train.py'; expected FILE.py:NAME"),
         (["no.py:model"], "there is no file 'no.py'"),
         (["train.py:modl"], "train.py has no 'modl'"),
-        (["train.py:number"], "number of train.py is a int; expected a Keras model"),
+        (["train.py:number"], "is or returns a int; expected a Keras model"),
         (["train.py:model", "--cluster", "a few"], "cluster is a text such as"),
         (["train.py:model", "--cluster", "(1 device, 1KB)"], "does not fit: the smallest cut"),
         (["train.py:model", "--wires", "int9"], "wires"),

@@ -8,6 +8,17 @@ from collections.abc import Sequence
 from tfscale.parallel.layout import Flat, Layout, Owned
 
 
+def dealt(shapes: Sequence[tuple[int, ...]], ranks: int, is_elementwise: bool) -> list[Layout]:
+    """Return the layouts of an optimizer's state.
+
+    Args:
+        shapes: shapes of the weights.
+        ranks: number of ranks.
+        is_elementwise: whether the optimizer updates each number by itself.
+    """
+    return in_parts(shapes, ranks) if is_elementwise else whole(shapes, ranks)
+
+
 def in_parts(shapes: Sequence[tuple[int, ...]], ranks: int) -> list[Layout]:
     """Return layouts in which each rank holds 1 / P of each array.
 

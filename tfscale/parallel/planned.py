@@ -62,7 +62,7 @@ class Weight:
 
 @dataclasses.dataclass(frozen=True)
 class Needs:
-    """What a training needs, whoever holds it.
+    """The needs of a training, whoever holds what.
 
     Args:
         weights: weights that the optimizer updates.
@@ -223,7 +223,7 @@ def _layouts(needs: Needs, ranks: int, shard: str | None) -> list[Layout]:
     shapes = [weight.array.shape for weight in needs.weights]
     if shard is None:
         return [Copy(shape, ranks) for shape in shapes]
-    return (deal.in_parts if needs.even else deal.whole)(shapes, ranks)
+    return deal.dealt(shapes, ranks, needs.even)
 
 
 def _ranks_that_differ(layouts: Sequence[Layout], ranks: int) -> range:

@@ -75,7 +75,7 @@ class Parts:
         shapes = [tuple(v.shape) for v in variables]
         self.variables = list(variables)
         self.is_even, self.why = is_elementwise(optimizer), _reason(optimizer)
-        self.layouts = (deal.in_parts if self.is_even else deal.whole)(shapes, ranks)
+        self.layouts = deal.dealt(shapes, ranks, self.is_even)
         self._places = {_key(v): place for place, v in enumerate(variables)}
         # Slots that the optimizer made without saying of which weight.
         self.listed: list[list[Variable]] = [[] for _ in self.layouts]

@@ -19,7 +19,7 @@ BENCHES = {
     "fit": "training with this strategy, with stock strategies, and with none",
     "adaptive": "a method chosen live, and fixed methods, while links change",
     "memory": "the memory of training steps, with and without Recompute",
-    "checkmate": "how large batches become with optimal recomputation, compared with Checkmate",
+    "checkmate": "largest batches with optimal recomputation, beside Checkmate's",
     "telemetry": "steps of fit, with and without telemetry",
     "first": "what the first step of a fit costs: tracing",
     "epochs": "how long a fit of few steps with validation takes",

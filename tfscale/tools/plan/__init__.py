@@ -14,7 +14,7 @@ from tfscale.plan import Cluster, MemoryLimitError, Plan, best, curve, rate_here
 from tfscale.plan.draw import draw_curve
 from tfscale.plan.scaling import KINDS, powers
 from tfscale.support.records import RecordError
-from tfscale.tools.plan.model import ModelError, load_model
+from tfscale.tools.model_file import ModelError, load_model
 
 
 def main(argv: Sequence[str]) -> int:
