@@ -227,7 +227,8 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
     const bool other_type = summed_as_ != type_;
     if (other_type || scatter) {
       const TensorShape& longer = scatter ? job->x.shape() : job->y.shape();
-      TF_RETURN_IF_ERROR(NewTemporary(ctx, summed_as_, longer, &job->scratch));
+      if (job->scratch.NumElements() == 0)  // the input could not be taken
+        TF_RETURN_IF_ERROR(NewTemporary(ctx, summed_as_, longer, &job->scratch));
       job->to = Bytes(job->scratch);
     }
     const bool gather = goal_ == Goal::kAllGather;
@@ -250,6 +251,12 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
       return absl::OkStatus();
     }
     TF_RETURN_IF_ERROR(NewResult(ctx, 0, shape, &job->y));
+    if (goal_ == Goal::kReduceScatter && summed_as_ == type_) {  // sums where the input is
+      const std::unique_ptr<Tensor> own = ctx->forward_input(
+          1, OpKernelContext::Params::kNoReservation, type_, ctx->input(1).shape(),
+          ctx->input_memory_type(1), ctx->input_alloc_attr(1));
+      if (own != nullptr) job->scratch = *own;
+    }
     job->x = ctx->input(1);
     return absl::OkStatus();
   }
