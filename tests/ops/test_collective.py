@@ -279,7 +279,7 @@ class TestArguments:
     def test_an_unknown_device(self):
         with pytest.raises(
             ValueError,
-            match="'CPU:99', which this process does not have: its devices are CPU:0",
+            match="no device is called 'CPU:99'; this process has CPU:0",
         ):
             Group.local(["CPU:99"])
 

@@ -92,7 +92,10 @@ class TestDevices:
         ({"wire": {"kernel": "int7"}}, "int7"),
         ({"wire": {"*kernel": "int8"}}, "is a regular expression"),
         ({"wire": 8}, "wire is 'fp32'"),
-        ({"devices": ["CPU:0", "CPU:99"]}, "no device is called 'CPU:99'.* CPU:0, CPU:1"),
+        (
+            {"devices": ["CPU:0", "CPU:99"]},
+            "'CPU:99', which this process does not have.* CPU:0, CPU:1",
+        ),
         (
             {"devices": 2},
             r"devices is a list of names, .*\['CPU:0', 'CPU:1', .*\]; got 2",

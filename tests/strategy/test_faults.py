@@ -72,6 +72,14 @@ def test_survivors_name_a_worker_that_was_killed(way, victim, workers, tmp_path)
             assert event(outputs[victim]) < float(batch) < when
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "adafactor"])
+def test_a_worker_that_was_killed_with_its_parts_is_named(optimizer):
+    """Both where weights are cut into equal parts, and where each has an owner."""
+    outputs = run("kill", 1, SHARD="optimizer", OPTIMIZER=optimizer)
+    _, _, message = error(outputs[0])
+    assert "rank 1 (worker 1 at 127.0.0.1:" in message, message
+
+
 def test_a_worker_that_was_killed_is_named_to_those_too_with_whom_it_does_not_mix():
     """Each of the others names it, though a mixture concerns two: all end a round together."""
     outputs = run("kill", 2, workers=3, SYNC="Gossip(2)")

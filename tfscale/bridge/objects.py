@@ -91,6 +91,17 @@ def native(variable: Variable) -> Any:
     return variable if KERAS_2 or not isinstance(variable, keras.Variable) else variable.value
 
 
+def key_of(variable: Variable) -> str:
+    """Return the name by which Keras's optimizers know a variable; all its copies have the same."""
+    return str(native(variable)._unique_id)
+
+
+def names_before(layer: Any) -> list[str]:
+    """Return the names of the layers of a functional model whose outputs a layer gets."""
+    (node,) = layer._inbound_nodes
+    return [tensor._keras_history.operation.name for tensor in node.input_tensors]
+
+
 def innermost(optimizer: Optimizer) -> Any:
     """Return the optimizer that has rate and steps, behind those that scale the loss."""
     while hasattr(optimizer, "inner_optimizer"):

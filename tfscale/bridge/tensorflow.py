@@ -120,6 +120,12 @@ def first_copy(variable: Any) -> Any:
     return variable._primary
 
 
+def become(variable: Any, kind: type) -> Any:
+    """Give a variable that TensorFlow has just made another class; return the variable."""
+    variable.__class__ = kind
+    return variable
+
+
 # Chooses by TensorFlow's class, the aggregation and the type of the numbers.
 ClassOf = Callable[[type, Any, tf.DType], tuple[type, Any]]
 
@@ -182,6 +188,7 @@ __all__ = [
     "WorkerIteratorSpec",
     "assign_on_device",
     "autograph_artifact",
+    "become",
     "context",
     "could_possibly_record",
     "eager_mode",

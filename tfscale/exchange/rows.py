@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tfscale.collectives.wires import LOSSLESS
 from tfscale.exchange.team import Team
-from tfscale.native.bucket import Name
+from tfscale.native.bucket import Name, bucket_id
 
 # Joined rows may have at most this many times the bytes of a dense sum.
 JOIN_UP_TO = 4
@@ -66,8 +66,8 @@ def sum_rows(
     counts = team.count_rows(replica, slices.indices, name)
     if slices.dense_shape is None:
         raise ValueError(
-            f"the sparse gradient {slices.values.name!r} has no dense_shape, so tfscale cannot sum "
-            "it over replicas. Pass dense_shape to tf.IndexedSlices: the shape of the variable"
+            f"the sparse gradient of {bucket_id(name).label!r} has no dense_shape, so it "
+            "cannot be summed over replicas. Pass dense_shape to tf.IndexedSlices: the shape of the variable"
         )
     height = tf.cast(slices.dense_shape[0], tf.int64)
 

@@ -23,6 +23,7 @@ from tfscale.bridge import hooks
 from tfscale.bridge.objects import (
     counter_of,
     innermost,
+    key_of,
     measures_curvature,
     native,
     path_of,
@@ -30,7 +31,7 @@ from tfscale.bridge.objects import (
 )
 from tfscale.bridge.optimizers import constant_initializer, is_elementwise, scale_of
 from tfscale.bridge.protocols import Optimizer, Variable
-from tfscale.bridge.tensorflow import own_copy, replica_id
+from tfscale.bridge.tensorflow import become, own_copy, replica_id
 from tfscale.exchange.reducer import Reducer
 from tfscale.exchange.slots import Slots
 from tfscale.parallel import deal
@@ -76,7 +77,7 @@ class Parts:
         self.variables = list(variables)
         self.is_even, self.why = is_elementwise(optimizer), _reason(optimizer)
         self.layouts = deal.dealt(shapes, ranks, self.is_even)
-        self._places = {_key(v): place for place, v in enumerate(variables)}
+        self._places = {key_of(v): place for place, v in enumerate(variables)}
         # Slots that the optimizer made without saying of which weight.
         self.listed: list[list[Variable]] = [[] for _ in self.layouts]
         self._working: list[WorkingPart] = []
@@ -88,7 +89,7 @@ class Parts:
 
     def layout_of(self, weight: Variable) -> Layout | None:
         """Return the layout of a weight, and of its slots; None for other variables."""
-        place = self._places.get(_key(weight))
+        place = self._places.get(key_of(weight))
         return None if place is None else self.layouts[place]
 
     def slots(self, optimizer: Optimizer) -> list[list[Variable]]:
@@ -101,7 +102,7 @@ class Parts:
 
     def of(self, variables: Sequence[Variable]) -> Cut:
         """Return what replicas hold of these weights."""
-        return Cut([self.layouts[self._places[_key(v)]] for v in variables], self.is_even)
+        return Cut([self.layouts[self._places[key_of(v)]] for v in variables], self.is_even)
 
     def updated_by(self, rank: int, cut: Cut) -> list[int]:
         """Return which of some weights a rank updates.
@@ -115,7 +116,7 @@ class Parts:
 
     def working(self, variables: Sequence[Variable]) -> list[WorkingPart]:
         """Return the working parts of these weights."""
-        return [self._working[self._places[_key(v)]] for v in variables]
+        return [self._working[self._places[key_of(v)]] for v in variables]
 
 
 class Cut:
@@ -204,7 +205,7 @@ def _own_listed(optimizer: Optimizer, parts: Parts, made: set[int]) -> None:
         for slot, layout, listed in zip(kept, parts.layouts, parts.listed, strict=True):
             own = native(slot) if id(slot) in made else None
             if isinstance(own, Weight) and not isinstance(own, Placed):
-                own.__class__ = OwnedCopy
+                become(own, OwnedCopy)
                 own.layout = Owned(tuple(slot.shape), layout.ranks, layout.holder or 0)
                 listed.append(slot)
 
@@ -251,17 +252,13 @@ def _is_wrapper(optimizer: Optimizer) -> bool:
     return hasattr(optimizer, "inner_optimizer") or passes_on(optimizer)
 
 
-def _key(variable: Variable) -> str:
-    return str(native(variable)._unique_id)
-
-
 def _working_part(weight: Variable, layout: Layout) -> WorkingPart:
     own = native(weight)
     with placing(Placement(layout, tf.zeros)):
         name = own.name.split(":")[0]
         made = tf.Variable(tf.zeros([], own.dtype), trainable=False, name=name, dtype=own.dtype)
-    made.__class__, made.weight = WorkingPart, weight
-    working: WorkingPart = made
+    working: WorkingPart = become(made, WorkingPart)
+    working.weight = weight
     return working
 
 

@@ -110,13 +110,14 @@ def train():
         deadline=float(os.environ["DEADLINE"]),
         slow_after=float(os.environ["SLOW_AFTER"]),
         backend=os.environ.get("BACKEND", "engine"),
+        shard=os.environ.get("SHARD"),
         sync=eval(os.environ["SYNC"], vars(tfscale.sync)) if "SYNC" in os.environ else None,
     )
     if WAY == "kill while others make variables" and ME == VICTIM:
         end_by(signal.SIGKILL)
     with strategy.scope():
         model = keras.Sequential([keras.Input([4]), keras.layers.Dense(8), keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
+        model.compile(os.environ.get("OPTIMIZER", "sgd"), "mse")
     steps = LAST if WAY == "slow" else 10**6
     model.fit(data(), steps_per_epoch=steps, verbose=0, callbacks=[Fault()])
 

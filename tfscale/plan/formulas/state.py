@@ -17,9 +17,6 @@ class Numbers:
         weights: bytes of the weight.
         gradients: bytes of its gradient.
         state: bytes that the optimizer keeps.
-
-    Attributes:
-        total: sum of the three.
     """
 
     weights: float = 4

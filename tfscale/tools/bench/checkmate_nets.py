@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from tfscale.bridge.objects import names_before
 from tfscale.training.recompute.graph import Graph, Node
 
 BYTES = 4
@@ -20,7 +21,7 @@ def graph_of_layers(model: Any, batch: float) -> Graph:
     """
     layers = [layer for layer in model.layers if type(layer).__name__ != "InputLayer"]
     number = {layer.name: i for i, layer in enumerate(layers)}
-    needs = [[number[name] for name in _before(layer) if name in number] for layer in layers]
+    needs = [[number[name] for name in names_before(layer) if name in number] for layer in layers]
     users: list[list[int]] = [
         [i for i, each in enumerate(needs) if k in each] for k in number.values()
     ]
@@ -35,11 +36,6 @@ def graph_of_layers(model: Any, batch: float) -> Graph:
         needed = tuple(sorted({layer, *users[layer], *gradients}))
         nodes.append(Node(2 * nodes[layer].cost, nodes[layer].size, needed, once=True))
     return Graph(tuple(nodes), 2.0 * BYTES * model.count_params(), first_again=count)
-
-
-def _before(layer: Any) -> list[str]:
-    (node,) = layer._inbound_nodes
-    return [tensor._keras_history.operation.name for tensor in node.input_tensors]
 
 
 def _shapes(tensors: Any) -> list[tuple[int, ...]]:
