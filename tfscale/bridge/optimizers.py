@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
+
 from tfscale.bridge.installed import KERAS_2
 
 if KERAS_2:
@@ -18,7 +20,6 @@ if KERAS_2:
         scale_of,
     )
 else:
-    import keras
     from keras import name_scope as building  # type: ignore[no-redef]
     from keras import ops  # type: ignore[no-redef]
     from keras.optimizers import LossScaleOptimizer, Optimizer  # type: ignore[no-redef]
@@ -33,37 +34,40 @@ else:
         """Whether LossScaleOptimizer sets this attribute of the optimizer that it wraps."""
         return name == "loss_scale_factor" and value is None
 
-    # Their rules update each number of a weight by itself, whatever the weight's other numbers are.
-    _ELEMENTWISE = tuple(
-        getattr(keras.optimizers, name, None)
-        for name in (
-            *("SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Nadam"),
-            *("Ftrl", "Lion", "ScheduleFreeAdamW"),
-        )
-    )
-    _CONSTANT = (
-        keras.initializers.Zeros,
-        keras.initializers.Ones,
-        keras.initializers.Constant,
-    )
-
-    def is_elementwise(optimizer: Any) -> bool:
-        """Whether an optimizer is known to update each number of a weight by itself.
-
-        A subclass may do something else.
-        """
-        return type(optimizer) in _ELEMENTWISE
-
-    def constant_initializer(initializer: Any) -> Any:
-        """Return a function that makes equal numbers, of a shape and a type; None for others."""
-        found = keras.initializers.get(initializer)
-        if type(found) not in _CONSTANT:
-            return None
-        return lambda shape, dtype: found(shape, dtype=dtype.name)
-
     def gradients_are_sums() -> bool:
         """Whether gradients are sums over all replicas before they are applied."""
         return False
+
+
+# Their rules update each number of a weight by itself, whatever the weight's other numbers are.
+_ELEMENTWISE = tuple(
+    getattr(keras.optimizers, name, None)
+    for name in (
+        *("SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Nadam"),
+        *("Ftrl", "Lion", "ScheduleFreeAdamW"),
+    )
+)
+_CONSTANT = (
+    keras.initializers.Zeros,
+    keras.initializers.Ones,
+    keras.initializers.Constant,
+)
+
+
+def is_elementwise(optimizer: Any) -> bool:
+    """Whether an optimizer is known to update each number of a weight by itself.
+
+    A subclass may do something else.
+    """
+    return type(optimizer) in _ELEMENTWISE
+
+
+def constant_initializer(initializer: Any) -> Any:
+    """Return a function that makes equal numbers, of a shape and a type; None for others."""
+    found = keras.initializers.get(initializer)
+    if type(found) not in _CONSTANT:
+        return None
+    return lambda shape, dtype: found(shape, dtype=dtype.name)
 
 
 __all__ = [
@@ -71,7 +75,9 @@ __all__ = [
     "LossScaleOptimizer",
     "Optimizer",
     "building",
+    "constant_initializer",
     "gradients_are_sums",
+    "is_elementwise",
     "is_told_to_wrappee",
     "ops",
     "scale_of",

@@ -67,7 +67,8 @@ def sum_rows(
     if slices.dense_shape is None:
         raise ValueError(
             f"the sparse gradient of {bucket_id(name).label!r} has no dense_shape, so it "
-            "cannot be summed over replicas. Pass dense_shape to tf.IndexedSlices: the shape of the variable"
+            "cannot be summed over replicas. Pass dense_shape to tf.IndexedSlices: the shape of "
+            "the variable"
         )
     height = tf.cast(slices.dense_shape[0], tf.int64)
 
