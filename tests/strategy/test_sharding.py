@@ -164,6 +164,31 @@ def test_optimizers_update_parts_as_one_device(name):
     assert_near(numbers(found), numbers(expected), 1e-5 if name == "muon" else 1e-6)
 
 
+class Unused(keras.Model):
+    """The second layer has no gradient, and a replica that holds only this layer has none."""
+
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = keras.layers.Dense(1), keras.layers.Dense(40)
+
+    def call(self, x):
+        self.unused(x)
+        return self.used(x)
+
+
+def test_a_replica_that_gets_no_gradient_counts_steps():
+    def trained(strategy):
+        keras.utils.set_random_seed(1)
+        with strategy.scope() if strategy else contextlib.nullcontext():
+            model = Unused()
+            model.compile(LAMB(0.1), "mse")
+        x = np.random.default_rng(0).standard_normal((24, 3)).astype("f4")
+        model.fit(x, x[:, :1], 8, verbose=0, shuffle=False)
+        return numbers(model)
+
+    assert_near(trained(sharded(4)), trained(None))
+
+
 def test_averages_are_swapped_in_and_out():
     def trained(strategy):
         model = made(strategy, lambda: Adam(use_ema=True, ema_momentum=0.9))

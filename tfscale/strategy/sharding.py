@@ -104,15 +104,16 @@ class Parts:
         """Return what replicas hold of these weights."""
         return Cut([self.layouts[self._places[key_of(v)]] for v in variables], self.is_even)
 
-    def updated_by(self, rank: int, cut: Cut) -> list[int]:
+    def updated_by(self, rank: int, cut: Cut, sums: Sequence[Any]) -> list[int]:
         """Return which of some weights a rank updates.
 
-        Parts without numbers, if they are all that the rank holds, or if others have numbers of the
-        same weight, are updated like others: the rank then counts steps and norms as others do.
+        A rank that holds nothing of the weights with gradients updates an empty part, so that it
+        counts steps as others do. Equal parts may be empty, too: norms need all of them.
         """
         if self.is_even:
             return list(range(len(cut.layouts)))
-        return [i for i, layout in enumerate(cut.layouts) if layout.held(rank)] or [0]
+        given = [i for i, total in enumerate(sums) if total is not None]
+        return [i for i in given if cut.layouts[i].held(rank)] or given[:1]
 
     def working(self, variables: Sequence[Variable]) -> list[WorkingPart]:
         """Return the working parts of these weights."""
@@ -284,7 +285,7 @@ def apply(
     curvature = gradients.sum_of_curvature(strategy, optimizer, variables, curvature)
     sums = [_part(x, layout, rank) for x, layout in zip(sums, cut.layouts, strict=True)]
     working = parts.working(variables)
-    held = parts.updated_by(rank, cut)
+    held = parts.updated_by(rank, cut, sums)
     with (
         during(this_step().as_reduced()),
         _seeing(strategy, optimizer, parts),
