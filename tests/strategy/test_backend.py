@@ -228,7 +228,7 @@ try:
 except TypeError as error:
     print(error)
 """
-    assert "replicas can exchange only numbers, not string" in finished(program)
+    assert "replicas cannot exchange values of type string, only numbers" in finished(program)
 
 
 def finished(program):

@@ -189,6 +189,39 @@ def test_a_replica_that_gets_no_gradient_counts_steps():
     assert_near(trained(sharded(4)), trained(None))
 
 
+def test_a_replica_without_weights_calls_no_update():
+    """Muon's update needs a matrix, and there is one weight for two replicas."""
+
+    def trained(strategy):
+        keras.utils.set_random_seed(1)
+        with strategy.scope() if strategy else contextlib.nullcontext():
+            layer = keras.layers.Dense(3, use_bias=False)
+            model = keras.Sequential([keras.Input((4,)), layer])
+            model.compile(optimizers.Muon(0.01), "mse")
+        x = np.random.default_rng(0).standard_normal((24, 4)).astype("f4")
+        model.fit(x, x[:, :3], 8, verbose=0, shuffle=False)
+        return numbers(model)
+
+    assert_near(trained(sharded(2)), trained(None), 1e-5)
+
+
+def test_a_norm_that_overflows_clips_to_nothing():
+    """The square of the norm is too large for float32, as in Keras; no weight becomes NaN."""
+
+    def trained(strategy):
+        keras.utils.set_random_seed(1)
+        with strategy.scope() if strategy else contextlib.nullcontext():
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+            model.compile(optimizers.SGD(0.01, clipnorm=1.0), "mse")
+        x = np.full((8, 4), 1e13, "f4")
+        model.fit(x, x[:, :3], 8, verbose=0)
+        return numbers(model)
+
+    expected = trained(None)
+    assert all(np.isfinite(each).all() for each in expected)
+    assert_near(trained(sharded(2)), expected)
+
+
 def test_averages_are_swapped_in_and_out():
     def trained(strategy):
         model = made(strategy, lambda: Adam(use_ema=True, ema_momentum=0.9))
@@ -309,6 +342,23 @@ class SeesAll(optimizers.SGD):
         return super().apply(grads, trainable_variables)
 
 
+class Scaler(optimizers.LossScaleOptimizer):
+    def apply(self, grads, trainable_variables=None):
+        return super().apply(grads, trainable_variables)
+
+
+class Counting(optimizers.SGD):
+    """A number that all weights share grows with each update."""
+
+    def build(self, variables):
+        super().build(variables)
+        self.distance = self.add_variable(shape=(), name="distance")
+
+    def update_step(self, gradient, variable, learning_rate):
+        self.distance.assign_add(tf.norm(tf.convert_to_tensor(gradient)))
+        super().update_step(gradient, variable, learning_rate)
+
+
 class Unlisted(optimizers.SGD):
     def build(self, variables):
         super().build(variables)
@@ -319,13 +369,21 @@ class Unlisted(optimizers.SGD):
     ("make", "said"),
     [
         (SeesAll, r"'SeesAll' has its own apply\(\)"),
+        (lambda rate: Scaler(optimizers.SGD(rate)), r"'Scaler' has its own apply\(\)"),
+        (Counting, r"update_step\(\) assigns '.*distance', which is neither the weight nor"),
         (Unlisted, r"cannot tell to which weights these variables of 'Unlisted' belong"),
     ],
 )
 def test_an_optimizer_that_cannot_be_shared_out_is_refused(make, said):
     model = made(sharded(), lambda: make(0.1))
-    for _ in range(2):  # also once Keras has taken it for built
-        with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=said):
+        fit(model)
+
+
+def test_it_is_refused_again_once_keras_has_taken_it_for_built():
+    model = made(sharded(), lambda: Unlisted(0.1))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="'Unlisted' belong"):
             fit(model)
 
 

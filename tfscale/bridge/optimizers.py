@@ -57,9 +57,10 @@ _CONSTANT = (
 def is_elementwise(optimizer: Any) -> bool:
     """Whether an optimizer is known to update each number of a weight by itself.
 
-    A subclass may do something else.
+    A subclass may do something else, and so may a method that a user has put on the optimizer.
     """
-    return type(optimizer) in _ELEMENTWISE
+    own = {"update_step", "_clip_by_norm"} & vars(optimizer).keys()
+    return type(optimizer) in _ELEMENTWISE and not own
 
 
 def constant_initializer(initializer: Any) -> Any:

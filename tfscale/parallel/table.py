@@ -17,31 +17,27 @@ class Held:
     Args:
         path: path of the weight.
         shape: shape of the whole weight.
-        weight: layout of the weight.
-        slots: layouts of the optimizer's slots of the weight.
-        itemsize: bytes of one number.
+        weight: layout of the weight, and bytes of one of its numbers.
+        slots: the same of each of the optimizer's slots of the weight.
         why: the reason for the slots' layouts.
     """
 
     path: str
     shape: tuple[int, ...]
-    weight: Layout
-    slots: tuple[Layout, ...]
-    itemsize: int
+    weight: tuple[Layout, int]
+    slots: tuple[tuple[Layout, int], ...]
     why: str
 
     def bytes(self, rank: int) -> tuple[int, int]:
         """Return the bytes of the weight and of its slots that a rank holds, without padding."""
-        return (
-            self.weight.held(rank) * self.itemsize,
-            sum(slot.held(rank) for slot in self.slots) * self.itemsize,
-        )
+        layout, size = self.weight
+        return layout.held(rank) * size, sum(slot.held(rank) * size for slot, size in self.slots)
 
     @property
     def words(self) -> str:
         """Path and shape, the layout of the slots, and the reason for it."""
-        slots = self.slots[0].words if self.slots else "none"
-        return f"{self.path} {self.shape}: {self.weight.words}; slots: {slots} ({self.why})"
+        slots = self.slots[0][0].words if self.slots else "none"
+        return f"{self.path} {self.shape}: {self.weight[0].words}; slots: {slots} ({self.why})"
 
 
 class Table(list[Held]):
@@ -53,7 +49,7 @@ class Table(list[Held]):
 
     def numbers(self, rank: int) -> int:
         """Return how many numbers a rank holds of all weights and slots, without padding."""
-        return sum(each.held(rank) for row in self for each in (row.weight, *row.slots))
+        return sum(each.held(rank) for row in self for each, _ in (row.weight, *row.slots))
 
     def __str__(self) -> str:
         ranks = range(self.ranks)

@@ -8,6 +8,7 @@ logs or joins predictions across workers.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
 import re
@@ -30,6 +31,7 @@ from tfscale.bridge.tensorflow import (
     Options,
     PerReplica,
     mark_as_unsaveable,
+    own_copy,
     read_from_outside,
     regroup,
 )
@@ -46,8 +48,16 @@ from tfscale.strategy.building import take_over
 from tfscale.strategy.own_losses import summed_backwards
 from tfscale.strategy.settings import Settings
 from tfscale.strategy.sharding import placement_beside
-from tfscale.strategy.step import this_step
-from tfscale.strategy.variables import Placed, Placement, WholeView, made, placed_now, placing
+from tfscale.strategy.step import during, this_step
+from tfscale.strategy.variables import (
+    Placed,
+    Placement,
+    WholeView,
+    WorkingPart,
+    made,
+    placed_now,
+    placing,
+)
 from tfscale.support import arguments
 
 
@@ -299,6 +309,15 @@ class Extended(ExtendedOfWorkers):
             is_here = root == self._id_in_cluster
             held = parts[place] if is_here else tf.zeros(layout.shape, parts[0].dtype)
             return self.host_team.broadcast(0, held, name, root)
+
+    def _replica_ctx_update(self, var: Any, fn: Any, args: Any, kwargs: Any, group: Any) -> Any:
+        """Update this replica's copy of a variable; parts without numbers need no update."""
+        if not isinstance(var, WorkingPart) or var.layout.holder is None:
+            return super()._replica_ctx_update(var, fn, args, kwargs, group)
+        if not own_copy(var).shape.num_elements():
+            return None
+        with during(dataclasses.replace(this_step(), updates_alone=True)):
+            return super()._replica_ctx_update(var, fn, args, kwargs, group)
 
     def _update(self, var: Any, fn: Any, args: Any, kwargs: Any, group: Any) -> Any:
         """Update a variable on each replica; functions see the whole of placed variables."""

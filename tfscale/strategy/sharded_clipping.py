@@ -1,4 +1,4 @@
-"""Answers about all gradients at once, for optimizers that get parts of them."""
+"""Norms of whole gradients, and whether all are finite, from the parts that replicas hold."""
 
 from __future__ import annotations
 
@@ -29,11 +29,9 @@ def clipped(
     if optimizer.global_clipnorm:
         squares = [tf.cast(each, tf.float32) for each in squares]
         (total,) = _summed(team, [tf.add_n(squares)], "square of the global norm")
-        factors = [_factor(total, optimizer.global_clipnorm)] * len(grads)
-        return [
-            tf.convert_to_tensor(g) * tf.cast(f, g.dtype)
-            for g, f in zip(grads, factors, strict=True)
-        ]
+        # NaN if the norm is not finite, as in Keras.
+        factor = _factor(total, optimizer.global_clipnorm) + (total - total)
+        return [tf.convert_to_tensor(g) * tf.cast(factor, g.dtype) for g in grads]
     if optimizer.clipnorm and is_even:
         totals = _summed(team, squares, "squares of norms")
         factors = [_factor(total, optimizer.clipnorm) for total in totals]
@@ -55,9 +53,9 @@ def _summed(team: Team, values: list[tf.Tensor], name: str) -> list[tf.Tensor]:
 
 
 def _factor(square: tf.Tensor, limit: float) -> tf.Tensor:
-    """Return what makes a norm at most the limit; NaN if the norm is not finite, as in Keras."""
+    """Return the factor that makes a norm at most the limit."""
     limit = tf.cast(limit, square.dtype)
-    return limit / tf.maximum(tf.sqrt(square), limit) + (square - square)
+    return limit / tf.maximum(tf.sqrt(square), limit)
 
 
 def _numbers(gradient: Any) -> tf.Tensor:

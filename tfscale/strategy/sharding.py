@@ -49,9 +49,9 @@ _UNKNOWN_OWNER = (
     "with self.add_variable_from_reference(weight, name=...) in its build(), or leave shard out"
 )
 _SEES_ALL = (
-    "shard='optimizer' calls an optimizer on each replica with the weights that the replica holds, "
-    "and {!r} has its own {}(), which may need all weights at once. Put what it does for one "
-    "weight into update_step(), or leave shard out"
+    "{!r} has its own {}(), which may need all weights at once, and with shard='optimizer' each "
+    "replica calls it with the weights that the replica holds. Put what it does for one weight "
+    "into update_step(), or leave shard out"
 )
 
 _SCALES_SEVERAL = (
@@ -148,8 +148,9 @@ class Sharding:
         inner = innermost(optimizer)
         if passes_on(inner):
             raise ValueError(_SCALES_SEVERAL)
-        if inner in self._failed:  # Keras, or a model's first step, may have gone on
-            raise self._failed[inner]
+        for each in (optimizer, inner):
+            if each in self._failed:  # Keras, or a model's first step, may have gone on
+                raise self._failed[each]
         return self._of[inner]
 
     def every(self) -> list[tuple[Any, Parts]]:
@@ -160,10 +161,11 @@ class Sharding:
         self, build: Callable[..., None], optimizer: Optimizer, variables: Sequence[Variable]
     ) -> None:
         """Build an optimizer, with slots of which each replica holds its parts."""
-        if _is_wrapper(optimizer):
-            build(optimizer, variables)
-            return
         try:
+            _refuse(optimizer)
+            if _is_wrapper(optimizer):
+                build(optimizer, variables)
+                return
             self._of[optimizer] = _built(build, optimizer, list(variables), self.spreader.team.size)
         except Exception as error:
             self._failed[optimizer] = error
@@ -174,7 +176,6 @@ def _built(
     build: Callable[..., None], optimizer: Optimizer, variables: list[Variable], ranks: int
 ) -> Parts:
     """Build an optimizer, and return its parts."""
-    _refuse(optimizer)
     parts = Parts(optimizer, variables, ranks)
     before = {id(v) for v in optimizer.variables}
     token = _building.set(parts)
@@ -407,8 +408,8 @@ def _rows(sharding: Sharding | None, optimizer: Optimizer, ranks: int) -> Iterat
     slots = _named(optimizer) if parts is None else parts.slots(optimizer)
     for weight, own in zip(trained_by(optimizer), slots, strict=True):
         shape, size = tuple(weight.shape), tf.as_dtype(weight.dtype).size
-        layouts = [_layout_of_slot(slot, ranks) for slot in own]
-        yield Held(path_of(weight), shape, Copy(shape, ranks), tuple(layouts), size, why)
+        layouts = [(_layout_of_slot(v, ranks), tf.as_dtype(v.dtype).size) for v in own]
+        yield Held(path_of(weight), shape, (Copy(shape, ranks), size), tuple(layouts), why)
 
 
 def _layout_of_slot(slot: Variable, ranks: int) -> Layout:
@@ -431,7 +432,11 @@ def _named(optimizer: Optimizer) -> list[list[Variable]]:
 # ---------------------------------------------------------------------- refusals
 
 # Methods that see all weights or gradients of a step.
-_OF_ALL = ("apply", "_backend_apply_gradients", "_backend_update_step", "_clip_gradients")
+_OF_ALL = (
+    *("apply", "_backend_apply_gradients", "_backend_update_step", "_clip_gradients"),
+    *("_filter_empty_gradients", "_overwrite_variables_directly_with_gradients"),
+    *("_all_reduce_sum_gradients", "_distributed_tf_update_step"),
+)
 
 
 def _refuse(optimizer: Optimizer) -> None:

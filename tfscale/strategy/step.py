@@ -62,6 +62,8 @@ class Step:
             groups.
         is_reduced: whether gradients have been summed. All later values are the same on all
             replicas: nothing is summed again, and each replica assigns its own copy of a variable.
+        updates_alone: whether an optimizer updates a weight that this replica alone holds: it may
+            assign that weight and its slots only, for other replicas do not follow.
         window: a function that sums the gradients of a window, if gradients are accumulated.
         assigned: variables that this replica has assigned and that must be averaged; None if
             assignments are not noted.
@@ -81,6 +83,7 @@ class Step:
     group: Team | None = None
 
     is_reduced: bool = False
+    updates_alone: bool = False
     window: Callable[[list[Any]], list[Any]] | None = None
     assigned: list[Any] | None = None
     agreed: set[Any] = dataclasses.field(default_factory=set)

@@ -60,6 +60,14 @@ _SUMMED = (
 )
 
 
+_OTHERS_WOULD_NOT_FOLLOW = (
+    "update_step() assigns {!r}, which is neither the weight nor one of its slots. With "
+    "shard='optimizer' one replica updates a weight, and the other replicas would not follow. Make "
+    "a slot of each weight with self.add_variable_from_reference(weight, name=...), assign common "
+    "state outside of update_step(), or leave shard out"
+)
+
+
 class Observer:
     """Object that knows whether replicas have different values of a weight, and is told of changes.
 
@@ -111,6 +119,8 @@ class Weight(_Readable, MirroredVariable):
 
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
         step = this_step()
+        if step.updates_alone:
+            raise ValueError(_OTHERS_WOULD_NOT_FOLLOW.format(path_of(self)))
         if step.is_reduced or self.distribute_strategy.extended.number_of_replicas == 1:
             return update_fn(own_copy(self), value, **kwargs)
         if step.assigned is not None and self.dtype.is_floating and self._differs(value):
