@@ -97,7 +97,7 @@ class TestRules:
     def test_one_that_cannot_be_kept_is_refused(self) -> None:
         policy = WirePolicy(rules={"^count": "fp32", "": "int8"})
         assert wire_of(policy, "counter", LARGE, "int64") == "fp32"
-        with pytest.raises(TypeError, match=r"rule '' for steps says 'int8'.*not int64.*'fp32'"):
+        with pytest.raises(TypeError, match=r"rule '' sends steps as 'int8'.*int64.*'fp32'"):
             wire_of(policy, "steps", LARGE, "int64")
 
     @given(st.permutations(["a", "b", "c"]))

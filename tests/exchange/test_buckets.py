@@ -129,7 +129,7 @@ def test_nothing_needs_no_bucket() -> None:
 
 @pytest.mark.parametrize("sizes", [(0, 5), (5, -1)])
 def test_bad_sizes_are_refused(sizes: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match="_bytes is a number of bytes, 1 or more; got"):
+    with pytest.raises(ValueError, match="_bytes must be a number of bytes, 1 or more; got"):
         pack([], POLICY, *sizes)
 
 
