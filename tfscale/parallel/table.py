@@ -18,7 +18,7 @@ class Held:
         path: path of the weight.
         shape: shape of the whole weight.
         weight: layout of the weight, and bytes of one of its numbers.
-        slots: the same of each of the optimizer's slots of the weight.
+        slots: layouts of the optimizer's slots of the weight, with the bytes of their numbers.
         why: the reason for the slots' layouts.
     """
 
