@@ -39,6 +39,7 @@ def test_the_first_of_each_group_is_not_ours() -> None:
         "overlap": "apart",
         "methods": "apart",
         "rules": "rules",
+        "sharding": "copies",
     }
 
 
