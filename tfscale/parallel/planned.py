@@ -62,7 +62,7 @@ class Weight:
 
 @dataclasses.dataclass(frozen=True)
 class Needs:
-    """The needs of a training, whoever holds what.
+    """Needs of a training, before they are shared out.
 
     Args:
         weights: weights that the optimizer updates.

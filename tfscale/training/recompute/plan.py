@@ -43,7 +43,7 @@ class Plan:
         events: the results that are computed again, and when, if these are not whole segments.
         gap: largest share of the recomputation that a better plan could save, in the solver's
             model; None if it is unknown.
-        rival: the plan of segments within the same budget, if it is another one.
+        rival: another plan, of segments, within the same budget; None if there is none.
     """
 
     step: TracedStep
