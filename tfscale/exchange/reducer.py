@@ -170,8 +170,8 @@ class Reducer:
         """
         given = [i for i, x in enumerate(gradients) if x is not None]
         tensors = [gradients[i] for i in given]
-        summands = self.summands([variables[i] for i in given], optimizer, state, label)
-        summands = dataclasses.replace(summands, scale=scale)
+        own = [variables[i] for i in given]
+        summands = self.summands(own, optimizer, state, label, scale)
         sum_step = functools.partial(self._sum, summands, BucketSum.sum, self._bucket_bytes)
 
         def sum_unless_skipped(replica: int, values: list[Any]) -> list[Any]:
@@ -208,8 +208,8 @@ class Reducer:
             scale: factor in the gradients, if it may change in the next step.
         """
         given = [i for i, x in enumerate(gradients) if x is not None]
-        summands = self.summands([variables[i] for i in given], optimizer, state)
-        summands = dataclasses.replace(summands, scale=scale)
+        own = [variables[i] for i in given]
+        summands = self.summands(own, optimizer, state, scale=scale)
 
         def parts(one: BucketSum, tensors: list[Any]) -> list[Any]:
             if one.sends_rows:
@@ -248,9 +248,10 @@ class Reducer:
             for bucket in buckets:
                 # Two buckets in flight keep the link busy. More would only take memory.
                 with tf.control_dependencies(done[-2:-1]):
-                    row = cut.matrix(bucket.members).row([own[i] for i in bucket.members])
+                    matrix = cut.matrix(bucket.members)
+                    row = matrix.row([own[i] for i in bucket.members])
                     every = self._gathered(packing, bucket, replica, row)
-                    wholes = cut.matrix(bucket.members).wholes(every)
+                    wholes = matrix.wholes(every)
                 copies = [native(variables[i]).values[replica] for i in bucket.members]
                 for copy, whole in zip(copies, wholes, strict=True):
                     copy.assign(whole)
@@ -279,6 +280,7 @@ class Reducer:
         optimizer: Optimizer,
         state: Slots,
         label: str | None = None,
+        scale: Any = None,
     ) -> Summands:
         """Return a description of what is to be summed, one gradient for each variable."""
         return Summands(
@@ -288,6 +290,7 @@ class Reducer:
             [place_of(optimizer, v) for v in variables],
             state,
             self._packing(optimizer, label),
+            scale,
             keeps_as=self.keeps_as,
             watch=self.watch,
         )

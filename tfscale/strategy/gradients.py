@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale.bridge.objects import innermost, path_of, trained_by
+from tfscale.bridge.objects import innermost, measures_curvature, path_of, trained_by
 from tfscale.bridge.optimizers import scale_of
 from tfscale.bridge.protocols import Optimizer, Variable
 from tfscale.exchange.packing import place_of
@@ -157,7 +157,20 @@ def _is_sparse(gradient: Any) -> bool:
     return isinstance(gradient, tf.IndexedSlices)
 
 
+def scale_of_losses(optimizer: Optimizer) -> tf.Tensor | None:
+    """Return the loss scale, which is a factor of this step's gradients; None without scaling."""
+    return None if optimizer is innermost(optimizer) else tf.convert_to_tensor(scale_of(optimizer))
+
+
 # -------------------------------------------------------------------- curvature
+
+
+def measured_curvature(
+    optimizer: Optimizer, grads: list[Any], variables: list[Variable]
+) -> list[Any]:
+    """Return what the optimizer measures on this replica beside gradients; most measure nothing."""
+    inner = innermost(optimizer)
+    return inner.curvature(grads, variables) if measures_curvature(inner) else []
 
 
 def sum_of_curvature(

@@ -24,12 +24,11 @@ from tfscale.bridge.objects import (
     counter_of,
     innermost,
     key_of,
-    measures_curvature,
     native,
     path_of,
     trained_by,
 )
-from tfscale.bridge.optimizers import constant_initializer, is_elementwise, scale_of
+from tfscale.bridge.optimizers import constant_initializer, is_elementwise
 from tfscale.bridge.protocols import Optimizer, Variable
 from tfscale.bridge.tensorflow import become, own_copy, replica_id
 from tfscale.exchange.reducer import Reducer
@@ -152,10 +151,6 @@ class Sharding:
             if each in self._failed:  # Keras, or a model's first step, may have gone on
                 raise self._failed[each]
         return self._of[inner]
-
-    def every(self) -> list[tuple[Any, Parts]]:
-        """Return all optimizers that are built, with their parts."""
-        return list(self._of.items())
 
     def build(
         self, build: Callable[..., None], optimizer: Optimizer, variables: Sequence[Variable]
@@ -280,8 +275,8 @@ def apply(
     rank = strategy.extended.first_rank + replica
     strategy.reducer.prepare(state, optimizer, variables, grads)
     inner, cut = innermost(optimizer), parts.of(variables)
-    curvature = inner.curvature(grads, variables) if measures_curvature(inner) else []
-    scale = None if optimizer is inner else tf.convert_to_tensor(scale_of(optimizer))
+    curvature = gradients.measured_curvature(optimizer, grads, variables)
+    scale = gradients.scale_of_losses(optimizer)
     sums = strategy.reducer.scatter(grads, variables, optimizer, state, cut, scale)
     curvature = gradients.sum_of_curvature(strategy, optimizer, variables, curvature)
     sums = [_part(x, layout, rank) for x, layout in zip(sums, cut.layouts, strict=True)]

@@ -32,11 +32,9 @@ from tfscale.bridge.objects import (
     counter_of,
     innermost,
     layers_of,
-    measures_curvature,
     optimizers_of,
     trained_by,
 )
-from tfscale.bridge.optimizers import scale_of
 from tfscale.bridge.protocols import Optimizer
 from tfscale.bridge.tapes import targets_changed
 from tfscale.exchange.slots import Slots
@@ -197,13 +195,11 @@ def _apply(
         reduce = functools.partial(
             strategy.reducer.reduce, optimizer=optimizer, state=state, skip=step.sums_nothing
         )
-    curvature = inner.curvature(grads, variables) if measures_curvature(inner) else []
+    curvature = gradients.measured_curvature(optimizer, grads, variables)
     if windows:
         grads, window = gradients.accumulated(strategy, optimizer, grads, variables, reduce)
     elif reduce is not None:
-        # The loss scale is a factor of this step's gradients.
-        scale = None if optimizer is inner else tf.convert_to_tensor(scale_of(optimizer))
-        grads = reduce(grads, variables, scale=scale)
+        grads = reduce(grads, variables, scale=gradients.scale_of_losses(optimizer))
     curvature = gradients.sum_of_curvature(strategy, optimizer, variables, curvature)
     if not step.is_of_all:
         return _apply_if_rows(optimizer, original, grads, trainable_variables, curvature, window)
