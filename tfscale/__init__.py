@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from tfscale import native as ops
     from tfscale.analysis import curvature, telemetry
     from tfscale.cluster.this_worker import is_first, rank
+    from tfscale.parallel.grid import Grid
     from tfscale.strategy import ScaleStrategy, auto_strategy
     from tfscale.training import adversarial, extreme, optimizers, schedules
 
 __all__ = [
+    "Grid",
     "ScaleStrategy",
     "__version__",
     "adversarial",
@@ -54,6 +56,7 @@ _PACKAGES = {
     "tfscale.telemetry": "tfscale.analysis.telemetry",
 }
 _OBJECTS = {
+    "Grid": "tfscale.parallel.grid",
     "ScaleStrategy": "tfscale.strategy",
     "auto_strategy": "tfscale.strategy",
     "is_first": "tfscale.cluster.this_worker",

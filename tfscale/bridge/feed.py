@@ -43,8 +43,13 @@ def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 class Batches(DistributedDataset):
-    """A dataset of global batches, of which each local replica gets its part."""
+    """A dataset of global batches, of which each local replica gets its part.
 
+    Attributes:
+        takers: number of replicas that take the same part, one after the other.
+    """
+
+    takers = 1
     _cloned_datasets: list[tf.data.Dataset]
 
     def build(self, dataset_to_replace: tf.data.Dataset | None = None) -> None:
@@ -57,7 +62,13 @@ class Batches(DistributedDataset):
 
 
 class BatchesOfReplicas(DistributedDatasetsFromFunction):
-    """A dataset of replicas' batches, which local replicas take in turn."""
+    """A dataset of replicas' batches, which local replicas take in turn.
+
+    Attributes:
+        takers: number of replicas that take the same batch, one after the other.
+    """
+
+    takers = 1
 
     def __iter__(self) -> DistributedIterator:
         return _iterator(self, self._datasets)
@@ -96,10 +107,23 @@ def _copied(parts: tf.data.Dataset) -> tf.data.Dataset:
     return parts.map(copies)
 
 
+def _repeated(parts: tf.data.Dataset, times: int) -> tf.data.Dataset:
+    """Return a dataset that gives each element several times before the next one."""
+    is_tuple = type(parts.element_spec) is tuple
+
+    def again(*element: Any) -> tf.data.Dataset:
+        one = element if is_tuple else element[0]
+        return tf.data.Dataset.from_tensors(one).repeat(times)
+
+    return parts.flat_map(again)
+
+
 def _iterator(distributed: Any, datasets: list[tf.data.Dataset]) -> DistributedIterator:
     (dataset,) = datasets  # a process has one host
     (host,) = distributed._input_workers.worker_devices
     devices = distributed._input_workers.compute_devices_for_worker(0)
+    if distributed.takers > 1:
+        dataset = _repeated(dataset, distributed.takers)
     ahead = dataset.prefetch(len(devices))  # of the next step, while this one is trained
     iterator = _Iterator(
         distributed._input_workers,

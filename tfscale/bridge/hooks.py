@@ -403,6 +403,11 @@ ALL_GATHER = _declare(
     "only replicas that make the step together gather",
 )  # fmt: skip
 LAYER_CALL = _declare(_LAYER, "call", STEP, "Recompute notes which operations a layer makes")
+SPLIT_CALL = _declare(_LAYER, "call", STEP, "a layer computes with slices of its weights")
+INPUT_SPEC = _declare(_LAYER, "_input_spec", STEP, "a layer may get a slice of its input")
+SEED_OF_SLICE = _declare(
+    "keras.random.SeedGenerator", "next", STEP, "dropout differs between slices of an array"
+)
 APPLY_GRADIENTS = _declare(
     _OPTIMIZER, "apply_gradients", STEP, "Recompute sees all gradients of a step"
 )
@@ -463,7 +468,7 @@ ADD_VARIABLE = _declare(
     _OPTIMIZER, "add_variable", "it is built", "sharded state: only parts of slots are made"
 )
 ASSIGN_SLOT = _declare(
-    "keras.Variable", "assign", OBJECT, "sharded state: a replica assigns the part that it holds"
+    "keras.Variable", "assign", OBJECT, "shards, slices: a replica assigns the part that it holds"
 )
 RECORDED_STEP = _declare(
     _MODEL, "train_step", OBJECT, "AdaHessian records eager steps, to differentiate gradients"

@@ -63,6 +63,11 @@ def is_elementwise(optimizer: Any) -> bool:
     return type(optimizer) in _ELEMENTWISE and not own
 
 
+def works_on_slices(constraint: Any) -> bool:
+    """Whether a constraint changes each number of a weight by itself."""
+    return type(constraint) is keras.constraints.NonNeg
+
+
 def constant_initializer(initializer: Any) -> Any:
     """Return a function that makes equal numbers, of a shape and a type; None for others."""
     found = keras.initializers.get(initializer)
@@ -82,4 +87,5 @@ __all__ = [
     "is_told_to_wrappee",
     "ops",
     "scale_of",
+    "works_on_slices",
 ]

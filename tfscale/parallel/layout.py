@@ -1,7 +1,7 @@
 r"""Layouts of arrays: which rank holds which numbers.
 
 To Keras a variable stays whole: its shape, its files, what it is assigned. On a replica it is the
-*part* that the replica's rank holds. Every number is held once, or by all ranks: ``verify``.
+*part* that the replica's rank holds. Equally many ranks hold each number: ``verify``.
 """
 
 from __future__ import annotations
@@ -256,8 +256,67 @@ class Split(Layout):
         return tf.concat(parts, self.axis)
 
 
+@dataclasses.dataclass(frozen=True)
+class Repeated(Layout):
+    """A layout of the ranks of a team, the same in each team of a grid.
+
+    Args:
+        inner: the layout within a team.
+        team_ranks: for each rank, its rank in its team.
+
+    Example:
+        >>> halves = Split((4, 2), ranks=2, axis=0)
+        >>> layout = Repeated.of(halves, team_ranks=(0, 1, 0, 1))
+        >>> layout.part_shape(3), list(layout.places(3))
+        ((2, 2), [4, 5, 6, 7])
+    """
+
+    inner: Layout
+    team_ranks: tuple[int, ...]
+    kind = "repeated"
+
+    @classmethod
+    def of(cls, inner: Layout, team_ranks: Sequence[int]) -> Repeated:
+        """Return the layout of as many ranks as have a rank in a team."""
+        return cls(inner.shape, len(team_ranks), inner, tuple(team_ranks))
+
+    @property
+    def words(self) -> str:
+        """See ``Layout``."""
+        teams = self.ranks // self.inner.ranks
+        among = f"among {self.inner.ranks} ranks"
+        return f"{self.inner.words} {among}" + (f", in each of {teams} teams" * (teams > 1))
+
+    @property
+    def holder(self) -> int | None:
+        """The first rank that holds the array, if one rank of each team does."""
+        inner = self.inner.holder
+        return None if inner is None else self.team_ranks.index(inner)
+
+    def held(self, rank: int) -> int:
+        """See ``Layout``."""
+        return self.inner.held(self.team_ranks[rank])
+
+    def places(self, rank: int) -> Iterator[int]:
+        """See ``Layout``."""
+        yield from self.inner.places(self.team_ranks[rank])
+
+    def part_shape(self, rank: int) -> tuple[int, ...]:
+        """See ``Layout``."""
+        return self.inner.part_shape(self.team_ranks[rank])
+
+    def part(self, whole: tf.Tensor, rank: int) -> tf.Tensor:
+        """See ``Layout``."""
+        return self.inner.part(whole, self.team_ranks[rank])
+
+    def whole(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
+        """See ``Layout``."""
+        first = [self.team_ranks.index(rank) for rank in range(self.inner.ranks)]
+        return self.inner.whole([parts[rank] for rank in first])
+
+
 def verify(layout: Layout) -> None:
-    """Raise unless every number is held by one rank, or by all, and the shapes of parts suit.
+    """Raise unless equally many ranks hold each number, and the shapes of parts suit.
 
     Example:
         >>> verify(Flat((10,), ranks=4))
@@ -266,8 +325,10 @@ def verify(layout: Layout) -> None:
         place for rank in range(layout.ranks) for place in layout.places(rank)
     )
     times = {holders[place] for place in range(layout.numbers)}
-    if holders.total() and not (times in ({1}, {layout.ranks}) and len(holders) == layout.numbers):
-        raise ValueError(f"{layout}: a number is held by {sorted(times)} ranks, expected 1 or all")
+    if holders.total() and (len(times) > 1 or 0 in times or len(holders) != layout.numbers):
+        raise ValueError(
+            f"{layout}: {sorted(times)} ranks hold a number; expected the same for each number"
+        )
     for rank in range(layout.ranks):
         held, room = layout.held(rank), math.prod(layout.part_shape(rank))
         if sum(1 for _ in layout.places(rank)) != held or held > room:

@@ -10,7 +10,7 @@ import math
 
 import tensorflow as tf
 
-from tfscale.strategy.share import SCALES
+from tfscale.strategy.share import RESTORES, SCALES
 from tfscale.strategy.step import this_step
 from tfscale.strategy.step_graph import BATCH, TURNS
 
@@ -26,7 +26,7 @@ _OF_SHAPES = ("Mul", "Prod", "StridedSlice", "AddV2", "Sub", *_KEEPS_DIVISOR)
 
 def varies(tensor: tf.Tensor) -> bool:
     """Return whether a tensor depends on the batch, or on this replica's share of the batch."""
-    return this_step().graph.depends_on(BATCH | SCALES, tensor)
+    return this_step().graph.depends_on(BATCH | SCALES | RESTORES, tensor)
 
 
 def reduces_the_batch(tensor: tf.Tensor) -> bool:

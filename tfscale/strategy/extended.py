@@ -34,6 +34,7 @@ from tfscale.bridge.tensorflow import (
     own_copy,
     read_from_outside,
     regroup,
+    replica_id,
 )
 from tfscale.exchange.collective_schedules import CollectiveSchedules
 from tfscale.exchange.rows import sum_all
@@ -42,6 +43,7 @@ from tfscale.exchange.team import Team
 from tfscale.native import Group
 from tfscale.native.group import has_started, host_of, resolver_of, starting
 from tfscale.native.memory import keep_memory
+from tfscale.parallel.grid import Grid
 from tfscale.parallel.layout import Layout
 from tfscale.strategy import signals
 from tfscale.strategy.building import take_over
@@ -116,6 +118,7 @@ class Extended(ExtendedOfWorkers):
     Attributes:
         team: team of all replicas.
         first_rank: rank of this process's first replica.
+        grid: grid of the replicas, with all its sizes.
     """
 
     _enable_check_health = False  # the engine detects failed workers by itself, and sooner
@@ -138,6 +141,9 @@ class Extended(ExtendedOfWorkers):
         self.hosts = self._make_group([host_of(self._devices[0])])
         self.group = self._make_group(self._devices)
         self.first_rank = self._id_in_cluster * len(self._devices)
+        wanted = settings.grid if self.number_of_replicas > 1 else None
+        self.grid = (wanted or Grid()).of(self.number_of_replicas)
+        self.grid.check_workers(len(self._devices))
 
     def connect(self, team: Team, hosts: CollectiveSchedules) -> None:
         """Make replicas reduce by this team, and hosts by these schedules, from now on."""
@@ -165,32 +171,53 @@ class Extended(ExtendedOfWorkers):
         kind, names = local_devices(self._wanted, worker_device)
         return tuple(f"{worker_device}/{name}" for name in names), kind
 
+    def is_first_of_team(self) -> bool:
+        """Return whether the replica that calls this is the first that reads its rows."""
+        replica = replica_id(tf.distribute.get_replica_context())
+        return self.grid.is_first(self.first_rank + replica)
+
     # -- data
+
+    def _make_input_context(self) -> tf.distribute.InputContext:
+        """Return which part of the data this worker reads; TensorFlow calls this."""
+        local, team = len(self._devices), self.grid.team
+        teams = self.number_of_replicas // team
+        pipelines, own = self._num_workers, self._id_in_cluster
+        if local < team:  # several workers read the same rows
+            pipelines, own = teams, self.first_rank // team
+        return tf.distribute.InputContext(pipelines, own, teams)
 
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
         dataset = untuned(dataset)
-        if options is not None or self._local_device_type != "CPU":
+        is_plain = self.grid.team == 1
+        if is_plain and (options is not None or self._local_device_type != "CPU"):
             return super()._experimental_distribute_dataset(dataset, options)
-        return Batches(
+        context = self._make_input_context()
+        batches = Batches(
             self._input_workers,
             self._container_strategy(),
             dataset,
-            num_replicas_in_sync=self._num_replicas_in_sync,
-            input_context=self._make_input_context(),
+            num_replicas_in_sync=context.num_replicas_in_sync,
+            input_context=context,
         )
+        batches.takers = min(self.grid.team, len(self._devices))
+        return batches
 
     def _distribute_datasets_from_function(self, dataset_fn: Any, options: Any) -> Any:
         def of_worker(context: Any) -> Any:
             return untuned(dataset_fn(context))
 
-        if options is not None or self._local_device_type != "CPU":
+        is_plain = self.grid.team == 1
+        if is_plain and (options is not None or self._local_device_type != "CPU"):
             return super()._distribute_datasets_from_function(of_worker, options)
-        return BatchesOfReplicas(
+        batches = BatchesOfReplicas(
             self._input_workers,
             self._container_strategy(),
             input_contexts=[self._make_input_context()],
             dataset_fn=of_worker,
         )
+        batches.takers = min(self.grid.team, len(self._devices))
+        return batches
 
     # -- reductions
 
@@ -251,8 +278,17 @@ class Extended(ExtendedOfWorkers):
             if optimizer is not None:
                 self._container_strategy().born(optimizer)
         create = functools.partial(super()._create_variable, next_creator, **keywords)
-        with placing(placed_now() or placement_beside(keywords.get("colocate_with"))):
+        with placing(placed_now() or self._placement(keywords.get("colocate_with"))):
             return made(create, keywords, self._container_strategy().rounds)
+
+    def _placement(self, beside: Any) -> Placement | None:
+        """Return how a variable is made; None if each replica holds all of it.
+
+        Args:
+            beside: TensorFlow's variable of the weight whose slot is made; None for others.
+        """
+        slices = self._container_strategy().slices
+        return placement_beside(beside) or (slices and slices.placement(beside))
 
     def _get_variable_creator_initial_value(
         self, replica_id: int, device: str | None, primary_var: Any, **keywords: Any

@@ -31,6 +31,8 @@ from tfscale.exchange.tensorflow_team import TensorFlowTeam
 from tfscale.exchange.trial import Trials
 from tfscale.strategy import backup, join, shutdown
 from tfscale.strategy.extended import Extended
+from tfscale.strategy.grid.slices import Slices
+from tfscale.strategy.grid.teams import GridTeams
 from tfscale.strategy.protocols import Strategy
 from tfscale.strategy.rounds import Rounds
 from tfscale.strategy.settings import Settings
@@ -65,6 +67,8 @@ def join_workers(extended: Extended, settings: Settings) -> Settings:
         _say_if_nothing_travels(extended, asked)
     if settings.in_rounds:
         _say_if_nothing_travels(extended, f"sync={settings.sync!r}")
+    if settings.grid is not None and settings.grid.team > 1:
+        _say_if_nothing_travels(extended, f"grid={settings.grid!r}")
     hosts, group = extended.hosts, extended.group
     devices = [name.rsplit("device:", 1)[-1] for name in extended.devices]
     own = {"list of devices": devices, **settings.of_all_workers()}
@@ -144,6 +148,17 @@ def make_reducers(
         everybody, rule.policy, trials=no_trials, what="weights", keeps_as=keeps_as
     )
     return of_gradients, of_curvature, None, Rounds(strategy, rule, of_weights, teams)
+
+
+def make_slices(strategy: Strategy, settings: Settings) -> Slices | None:
+    """Return the weights in slices of a strategy's grid; None if each replica holds a model."""
+    extended = strategy.extended
+    if settings.tensor is None or extended.grid.tensor == 1:
+        return None
+    everybody = extended.team
+    teams = GridTeams(extended, extended.grid, everybody, settings.algorithm, everybody.schedules)
+    shutdown.announce(teams.parts, [each for each in (extended.group, extended.hosts) if each])
+    return Slices(teams, settings.tensor)
 
 
 def _refuse_without_halves(settings: Settings, schedules: CollectiveSchedules) -> None:

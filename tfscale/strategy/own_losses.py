@@ -334,7 +334,7 @@ def _unseen_weight(dtype: tf.DType) -> tf.Tensor:
     """Return the weight of ``_weight`` without the mark "already scaled"."""
     if _choice() in (None, "mean"):
         return _share().weight(dtype)
-    return tf.cast(_share().local > 0, dtype)
+    return _share().presence(dtype)
 
 
 def _weighted(gradient: Any) -> Any:

@@ -28,18 +28,22 @@ def parts(strategy: tf.distribute.Strategy, value: Any) -> Any:
         value = tf.convert_to_tensor(value)
     if local == 1 or not tf.is_tensor(value) or isinstance(value, DistributedValues):
         return value
-    ranks, me = extended.number_of_replicas, extended.worker
-    rows, workers = tf.shape(value)[0], ranks // local
+    rows, team = tf.shape(value)[0], extended.grid.team
     # Keras joins what all first replicas predict, then all second ones, and so on.
-    places = [replica * workers + me for replica in range(local)]
-    return PerReplica(tuple(value[rows * at // ranks : rows * (at + 1) // ranks] for at in places))
+    givers = sorted(
+        range(0, extended.number_of_replicas, team), key=lambda rank: (rank % local, rank)
+    )
+    mine = range(extended.first_rank, extended.first_rank + local)
+    places, parts = [givers.index(rank - rank % team) for rank in mine], len(givers)
+    return PerReplica(tuple(value[rows * at // parts : rows * (at + 1) // parts] for at in places))
 
 
 def joined(strategy: tf.distribute.Strategy, outputs: Any) -> Any:
     """Join what replicas have predicted for a batch.
 
-    A batch is cut into as many parts as there are replicas. Workers get the parts in turn: first
-    each worker gets a part for its first replica, then each gets a part for its second replica.
+    A batch is cut into as many parts as there are replicas, or teams of replicas that read the same
+    rows. Workers get the parts in turn: first each worker gets a part for its first replica, then
+    each gets a part for its second replica. Of a team, the first replica gives the predictions.
 
     Args:
         strategy: strategy whose replicas have made the predictions.

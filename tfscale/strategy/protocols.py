@@ -20,6 +20,7 @@ class Strategy(Protocol):
         reducer: sums gradients.
         curvature_reducer: sums measured curvature.
         sharding: optimizers whose state is in parts; None if each replica holds it all.
+        slices: weights that teams of a grid hold in slices; None if there are none.
         rounds: rounds of all models; None if replicas agree after every step.
     """
 
@@ -31,6 +32,7 @@ class Strategy(Protocol):
     reducer: Reducer
     curvature_reducer: Reducer
     sharding: Any
+    slices: Any
     rounds: Any
 
     @property

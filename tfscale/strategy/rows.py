@@ -58,6 +58,10 @@ class Rows:
         """Whether no replica of those that make this step together holds rows."""
         return tf.equal(self.total, 0)
 
+    def as_absent(self) -> Rows:
+        """Return these numbers for a replica whose outputs another replica gives, too."""
+        return Rows(tf.zeros_like(self.local), self.total, self.holders)
+
     def counted(self, value: Any) -> Any:
         """Return the value, or zeros on a replica that holds no rows."""
         if isinstance(value, tf.IndexedSlices):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from tfscale.exchange import backends
 from tfscale.exchange.collective_schedules import Algorithm
 from tfscale.native.group import checked_patience, checked_resolver
 from tfscale.native.transport import checked as checked_transport
+from tfscale.parallel import rules
+from tfscale.parallel.grid import Grid
 from tfscale.strategy.own_losses import CHOICES
 from tfscale.support import arguments, records
 from tfscale.support.sizes import number_of_bytes
@@ -22,6 +24,7 @@ from tfscale.sync import EveryStep, Rule
 from tfscale.sync.rule import refuse_without_length
 
 DEADLINE = 120.0
+_A_GRID = "a grid, such as tfscale.Grid(tensor=2), or None"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +49,8 @@ class Settings:
     batch_norm: str
     own_losses: str | None
     shard: str | None
+    grid: Grid | None
+    tensor: Mapping[str, str] | None
     schedule_file: str | Path | None
     deadline: float
     slow_after: float
@@ -73,6 +78,8 @@ class Settings:
             "batch_norm": self.batch_norm,
             "own_losses": self.own_losses,
             "shard": self.shard,
+            "grid": self.grid and repr(self.grid),
+            "tensor": self.tensor and dict(self.tensor),
             "schedule_file": file and _choices_of(Path(file)),
         }
 
@@ -85,8 +92,10 @@ def checked(**given: Any) -> Settings:
     rule = _rule(given["sync"], **of_gradients)
     of_engine = {name: given[name] for name in ("algorithm", "schedule_file", "transport")}
     of_engine["sync"] = None if isinstance(rule, EveryStep) else rule
+    of_engine["grid"] = given["grid"]
     if given["shard"] is not None:
         _refuse_unsharded(policy, rule)
+    _refuse_grid(given["grid"], given["tensor"], given["shard"], rule)
     feedback, size = given["error_feedback"], given["bucket_bytes"]
     given |= {
         "sync": rule,
@@ -131,6 +140,8 @@ _UNLESS_NONE: dict[str, Callable[[Any, str], Any]] = {
     "schedule_file": arguments.path,
     "own_losses": lambda value, name: arguments.choice(value, name, CHOICES),
     "shard": lambda value, name: arguments.choice(value, name, ("optimizer",)),
+    "grid": lambda value, name: arguments.instance(value, name, Grid, _A_GRID),
+    "tensor": rules.checked,
 }
 
 
@@ -176,6 +187,42 @@ def _refuse_unsharded(policy: MethodPolicy, rule: Rule) -> None:
         raise ValueError(
             f"shard='optimizer' sends each replica its parts of the sums, on a wire, and "
             f"{others[0]} computes whole sums. Name a wire, such as wire='int8', or leave shard out"
+        )
+
+
+def _refuse_grid(
+    grid: Grid | None, tensor: Mapping[str, str] | None, shard: str | None, rule: Rule
+) -> None:
+    """Raise if a grid, the rules of tensor parallelism and other arguments do not fit together."""
+    size = 1 if grid is None else grid.tensor
+    if tensor and size == 1:
+        raise ValueError(
+            f"tensor={tensor!r} cuts weights into slices, and grid={grid!r} has one slice. Pass "
+            "grid=tfscale.Grid(tensor=2), or leave tensor out"
+        )
+    if size > 1 and not tensor:
+        raise ValueError(
+            f"grid={grid!r} has {size} slices of each split weight, and no rule says which weights "
+            'are split. Pass tensor={"ffn/up": "columns", "ffn/down": "rows"}, with patterns of '
+            "your weights' paths, or leave the axis tensor out"
+        )
+    if grid is None or grid.team == 1:
+        return
+    if KERAS_2:
+        raise ValueError(f"grid={grid!r} needs Keras 3, and this is Keras 2: leave grid out")
+    if grid.stages > 1:
+        raise ValueError(
+            f"grid={grid!r} has {grid.stages} stages, and this version has no pipelines: leave "
+            "stages out"
+        )
+    if shard is not None:
+        raise ValueError(
+            f"shard={shard!r} does not work with grid={grid!r} yet: leave out one of the two"
+        )
+    if not isinstance(rule, EveryStep):
+        raise ValueError(
+            f"with grid={grid!r} replicas hold parts of one model and need each other in each "
+            f"step, and with sync={rule!r} each replica trains alone. Leave out one of the two"
         )
 
 

@@ -25,18 +25,44 @@ def clipped(
         optimizer: the optimizer.
         grads: this replica's parts.
     """
-    squares = [tf.reduce_sum(tf.square(_numbers(g))) for g in grads]
+    squares = [tf.reduce_sum(tf.square(numbers_of(g))) for g in grads]
     if optimizer.global_clipnorm:
         squares = [tf.cast(each, tf.float32) for each in squares]
-        (total,) = _summed(team, [tf.add_n(squares)], "square of the global norm")
-        # NaN if the norm is not finite, as in Keras.
-        factor = _factor(total, optimizer.global_clipnorm) + (total - total)
-        return [tf.convert_to_tensor(g) * tf.cast(factor, g.dtype) for g in grads]
+        return by_global_norm(
+            optimizer, grads, summed_numbers(team, [tf.add_n(squares)], "square of the global norm")
+        )
     if optimizer.clipnorm and is_even:
-        totals = _summed(team, squares, "squares of norms")
-        factors = [_factor(total, optimizer.clipnorm) for total in totals]
-        return [_times(g, f) for g, f in zip(grads, factors, strict=True)]
+        return by_norms(optimizer, grads, summed_numbers(team, squares, "squares of norms"))
     return clip(optimizer, grads)
+
+
+def clipped_by_squares(
+    optimizer: Any, grads: Sequence[Any], squares: Sequence[tf.Tensor]
+) -> list[Any]:
+    """Return gradients clipped by norm or by global norm.
+
+    Args:
+        optimizer: the optimizer, which clips in one of the two ways.
+        grads: gradients, or parts of gradients.
+        squares: sums of the squares of the whole gradients.
+    """
+    if optimizer.global_clipnorm:
+        return by_global_norm(optimizer, grads, [tf.cast(each, tf.float32) for each in squares])
+    return by_norms(optimizer, grads, squares)
+
+
+def by_global_norm(optimizer: Any, grads: Sequence[Any], squares: Sequence[tf.Tensor]) -> list[Any]:
+    """Return gradients clipped by their global norm, whose square is the sum of ``squares``."""
+    total = tf.add_n(list(squares))
+    # NaN if the norm is not finite, as in Keras.
+    factor = _factor(total, optimizer.global_clipnorm) + (total - total)
+    return [tf.convert_to_tensor(g) * tf.cast(factor, g.dtype) for g in grads]
+
+
+def by_norms(optimizer: Any, grads: Sequence[Any], squares: Sequence[tf.Tensor]) -> list[Any]:
+    """Return gradients clipped each by its own norm, whose square is given."""
+    factors = [_factor(square, optimizer.clipnorm) for square in squares]
+    return [_times(g, f) for g, f in zip(grads, factors, strict=True)]
 
 
 def finite_on_all(
@@ -44,11 +70,12 @@ def finite_on_all(
 ) -> tf.Tensor:
     """Return whether the parts of all replicas are finite."""
     broken = tf.cast(tf.logical_not(check(optimizer, grads)), tf.int32)
-    (total,) = _summed(team, [broken], "gradients that are not finite")
+    (total,) = summed_numbers(team, [broken], "gradients that are not finite")
     return tf.equal(total, 0)
 
 
-def _summed(team: Team, values: list[tf.Tensor], name: str) -> list[tf.Tensor]:
+def summed_numbers(team: Team, values: list[tf.Tensor], name: str) -> list[tf.Tensor]:
+    """Return the sums of numbers over a team."""
     return team.together(lambda replica, own: team.sum_all(replica, own, name), values)
 
 
@@ -58,7 +85,8 @@ def _factor(square: tf.Tensor, limit: float) -> tf.Tensor:
     return limit / tf.maximum(tf.sqrt(square), limit)
 
 
-def _numbers(gradient: Any) -> tf.Tensor:
+def numbers_of(gradient: Any) -> tf.Tensor:
+    """Return the numbers of a gradient, dense or of rows."""
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 

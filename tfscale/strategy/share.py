@@ -39,20 +39,26 @@ class Share:
         local: number of parts that this replica holds.
         total: number of parts that all replicas hold.
         rows: share of the rows, if this is another share of the same step.
+        copies: number of replicas that hold the same parts; ``total`` counts each of them.
     """
 
     def __init__(
-        self, replicas: int, local: tf.Tensor, total: tf.Tensor, rows: Share | None = None
+        self,
+        replicas: int,
+        local: tf.Tensor,
+        total: tf.Tensor,
+        rows: Share | None = None,
+        copies: int = 1,
     ) -> None:
         self.local, self.total = local, total
-        self._replicas = replicas
+        self._replicas, self._copies = replicas, copies
         self._rows = rows or self
         self._reads = 0
         self._weights: dict[Any, tf.Tensor] = {}  # keys: graph and dtype
 
     def of(self, local: tf.Tensor, total: tf.Tensor) -> Share:
         """Return a share of something else than rows, in the same step."""
-        return Share(self._replicas, local, total, self._rows)
+        return Share(self._replicas, local, total, self._rows, self._copies)
 
     @property
     def reads(self) -> int:
@@ -78,9 +84,17 @@ class Share:
         """Return this replica's share as a factor of a loss: the product counts as scaled."""
         return self._marked(self.weight(dtype), _SCALES)
 
+    def presence(self, dtype: tf.DType = tf.float32) -> tf.Tensor:
+        """Return the weight of a loss that is a sum: 1, or 0 if this replica holds nothing.
+
+        Replicas that hold the same parts have equal parts of 1.
+        """
+        holds = tf.cast(self.local > 0, dtype)
+        return holds if self._copies == 1 else holds / self._copies
+
     def present(self, dtype: tf.DType = tf.float32) -> tf.Tensor:
-        """Return the factor of a loss that is a sum: 1, or 0 if this replica holds nothing."""
-        return self._marked(tf.cast(self.local > 0, dtype), _SCALES)
+        """Return ``presence`` as a factor of a loss: the product counts as scaled."""
+        return self._marked(self.presence(dtype), _SCALES)
 
     def count(self, dtype: tf.DType = tf.float32) -> tf.Tensor:
         """Return one over the share; 0 if this replica holds nothing."""

@@ -62,6 +62,9 @@ class Step:
             groups.
         is_reduced: whether gradients have been summed. All later values are the same on all
             replicas: nothing is summed again, and each replica assigns its own copy of a variable.
+        counts: whether this replica's samples count in metrics: of the replicas of a grid that read
+            the same rows, one counts.
+        sees_slices: whether the replica reads its slices of split weights, and not whole weights.
         updates_alone: whether an optimizer updates a weight that this replica alone holds: it may
             assign that weight and its slots only, for other replicas do not follow.
         window: a function that sums the gradients of a window, if gradients are accumulated.
@@ -82,6 +85,8 @@ class Step:
     alone: Any = False
     group: Team | None = None
 
+    counts: bool = True
+    sees_slices: bool = False
     is_reduced: bool = False
     updates_alone: bool = False
     window: Callable[[list[Any]], list[Any]] | None = None
@@ -161,6 +166,10 @@ class Step:
         Placeholder rows can produce NaN, and NaN * 0 is NaN: such values are replaced.
         """
         return value if self.rows is None else self.rows.counted(value)
+
+    def counted_once(self, value: Any) -> Any:
+        """Return a value that a metric adds up: zeros if another replica counts these rows."""
+        return self.counted(value) if self.counts else tf.zeros_like(value)
 
     def sum_over_rows(self, x: Any) -> Any:
         """Return the sum over all replicas of the team that hold rows."""

@@ -60,6 +60,8 @@ def exact(strategy: Strategy, step: ModelStep) -> Iterator[None]:
     """Make a model's step a part of the global batch's step, within this context."""
     model, layers = step.model, layers_of(step.model)
     with contextlib.ExitStack() as stack:
+        if strategy.slices is not None:
+            stack.enter_context(strategy.slices.computing(model, layers))
         stack.enter_context(keras_losses.weighted(model, layers))
         if step.kind == TRAINING:
             refuse_foreign(strategy, model)
@@ -93,10 +95,17 @@ def step_of_replica(strategy: Strategy, step: ModelStep, fn: Callable[..., Any])
         with during(begun), gather.over_team(begun, extended.team):
             spare = None if own_rounds is None else own_rounds.spare_row
             rows, data = shared_out(data, extended.number_of_replicas, spare)
-            share = Share(extended.number_of_replicas, rows.local, rows.total)
+            share = Share(
+                extended.number_of_replicas, rows.local, rows.total, copies=extended.grid.team
+            )
             assigned: list[Any] = []
             full = dataclasses.replace(
-                begun, rows=rows, share=share, graph=StepGraph(data), assigned=assigned
+                begun,
+                rows=rows,
+                share=share,
+                graph=StepGraph(data),
+                assigned=assigned,
+                counts=extended.is_first_of_team(),
             )
             with during(full):
                 with reducing(keras_losses.reduced), _targets_of(step.is_own), inlined():
@@ -122,7 +131,11 @@ def prediction_of_replica(strategy: Strategy, fn: Callable[..., Any]) -> Any:
         if strategy.rounds is not None and model is not None:
             strategy.rounds.before_evaluation(model)
         rows, data = shared_out(data, strategy.extended.number_of_replicas)
-        return tf.nest.map_structure(rows.kept, fn(data))
+        shown = rows if strategy.extended.is_first_of_team() else rows.as_absent()
+        with contextlib.ExitStack() as stack:
+            if strategy.slices is not None and model is not None:
+                stack.enter_context(strategy.slices.computing(model, layers_of(model)))
+            return tf.nest.map_structure(shown.kept, fn(data))
 
     return made
 
@@ -186,15 +199,20 @@ def _apply(
         return sharding.apply(strategy, original, optimizer, grads, variables)
     state, inner = Slots.of(optimizer, strategy), innermost(optimizer)
     windows = bool(inner.gradient_accumulation_steps)
-    reduce = window = None
+    reduce: Callable[..., list[Any]] | None = None
+    window, slices, copies = None, strategy.slices, grads
+    if slices is not None:
+        grads = slices.begin_update(optimizer, grads, variables)
+        copies = slices.of_copies(grads, variables)
     if not step.is_single:
         if not step.is_of_all:
-            grads = [None if g is None else step.counted(g) for g in grads]
+            grads = copies = [None if g is None else step.counted(g) for g in grads]
         # Accumulated gradients are dense.
-        strategy.reducer.prepare(state, optimizer, variables, grads, rows_too=not windows)
+        strategy.reducer.prepare(state, optimizer, variables, copies, rows_too=not windows)
         reduce = functools.partial(
             strategy.reducer.reduce, optimizer=optimizer, state=state, skip=step.sums_nothing
         )
+        reduce = reduce if slices is None else slices.leaving_slices(reduce)
     curvature = gradients.measured_curvature(optimizer, grads, variables)
     if windows:
         grads, window = gradients.accumulated(strategy, optimizer, grads, variables, reduce)
@@ -204,7 +222,11 @@ def _apply(
     if not step.is_of_all:
         return _apply_if_rows(optimizer, original, grads, trainable_variables, curvature, window)
     with during(step.as_reduced(window)), gradients.given_to(optimizer, curvature):
-        return original(grads, trainable_variables)
+        if slices is None:
+            return original(grads, trainable_variables)
+        given = [v for g, v in zip(grads, variables, strict=True) if g is not None]
+        with slices.updating(optimizer, given):
+            return original(grads, trainable_variables)
 
 
 def _apply_if_rows(

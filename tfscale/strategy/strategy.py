@@ -28,9 +28,11 @@ from tfscale.exchange.reducer import Reducer
 from tfscale.exchange.scaling import Scaling
 from tfscale.native import memory
 from tfscale.native.group import DEFAULT_JOIN_TIMEOUT, DEFAULT_SLOW_AFTER
+from tfscale.parallel.grid import Grid
 from tfscale.parallel.table import Table
 from tfscale.strategy import building, keras2_applying, making, origin, predictions, steps
 from tfscale.strategy.extended import Extended
+from tfscale.strategy.grid.slices import Slices
 from tfscale.strategy.own_losses import part_of_mean
 from tfscale.strategy.rounds import Rounds
 from tfscale.strategy.settings import DEADLINE, checked
@@ -79,6 +81,11 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
             default such a loss is treated as a mean, with a warning.
         shard: ``"optimizer"`` shares out the optimizer's state: each replica holds and updates a
             part of it, and the result is the same. See docs/large-models.md.
+        grid: how replicas share one model: ``tfscale.Grid(tensor=2)`` makes teams of two replicas
+            that hold one model together; by default each replica holds a whole model.
+        tensor: which weights the replicas of a team hold in slices: a mapping from patterns of
+            weights' paths to ``"columns"``, ``"rows"``, ``"heads"`` or ``"vocabulary"``. See
+            docs/large-models.md.
         schedule_file: a file that ``strategy.dump`` has written and you may have edited;
             ``"auto"`` then follows the file and measures nothing.
         deadline: the number of seconds without any progress after which an exchange fails.
@@ -117,6 +124,8 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
         batch_norm: str = "synchronized",
         own_losses: str | None = None,
         shard: str | None = None,
+        grid: Grid | None = None,
+        tensor: Mapping[str, str] | None = None,
         schedule_file: str | Path | None = None,
         deadline: float = DEADLINE,
         slow_after: float = DEFAULT_SLOW_AFTER,
@@ -128,19 +137,21 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
         settings = checked(
             algorithm=algorithm, wire=wire, devices=devices, cluster_resolver=cluster_resolver,
             sync=sync, method=method, error_feedback=error_feedback, bucket_bytes=bucket_bytes,
-            batch_norm=batch_norm, own_losses=own_losses, shard=shard, schedule_file=schedule_file,
-            deadline=deadline, slow_after=slow_after, join_timeout=join_timeout,
-            transport=transport, backend=backend,
+            batch_norm=batch_norm, own_losses=own_losses, shard=shard, grid=grid, tensor=tensor,
+            schedule_file=schedule_file, deadline=deadline, slow_after=slow_after,
+            join_timeout=join_timeout, transport=transport, backend=backend,
         )  # fmt: skip
         self.sync, self.own_losses = settings.sync, own_losses
         self.synchronizes_batch_norm = batch_norm == "synchronized"
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.rounds: Rounds | None = None
         self.sharding: Sharding | None = None
+        self.slices: Slices | None = None
         tf.distribute.Strategy.__init__(self, Extended(self, settings))
         settings = making.join_workers(self.extended, settings)
         parts = making.make_reducers(self, settings)
         self.reducer, self.curvature_reducer, self.sharding, self.rounds = parts
+        self.slices = making.make_slices(self, settings)
 
     @property
     def reducers(self) -> list[Reducer]:

@@ -54,15 +54,39 @@ class Teams:
         number = extended.number_of_replicas // size
         if size == 1:
             return cls(size, number, [], None)
-        first, devices = extended.first_rank, len(extended.devices)
-        starts = sorted({rank - rank % size for rank in range(first, first + devices)})
-        assert extended.group is not None
-        parts = [extended.group.part(range(start, start + size)) for start in starts]
-        for part in parts:
-            part.join()  # only ranks that have joined learn of another one's failure
-        team = Team(parts[0], of_groups(algorithm, schedules, size, devices))
-        team.communicators = [one for part in parts for one in part.communicators]
-        return cls(size, number, parts, team)
+        teams = [list(range(start, start + size)) for start in range(0, number * size, size)]
+        return cls(size, number, *divided(extended, teams, algorithm, schedules))
+
+
+def divided(
+    extended: Any, teams: list[list[int]], algorithm: Algorithm, schedules: CollectiveSchedules
+) -> tuple[list[Group], Team]:
+    """Return the groups of this process's teams, and an object for each replica's own team.
+
+    Args:
+        extended: the strategy's ``extended``.
+        teams: ranks of each team; all teams have one size.
+        algorithm: the user's argument ``algorithm``.
+        schedules: schedules of the sums over all replicas.
+    """
+    first, devices = extended.first_rank, len(extended.devices)
+    mine = range(first, first + devices)
+    own = [ranks for ranks in teams if not set(ranks).isdisjoint(mine)]
+    parts = [extended.group.part(ranks) for ranks in own]
+    for part in parts:
+        part.join()  # only ranks that have joined learn of another one's failure
+    size = len(teams[0])
+    within_workers = all(len({rank // devices for rank in ranks}) == 1 for ranks in teams)
+    team = Team(parts[0], of_groups(algorithm, schedules, size, size if within_workers else 0))
+    of_rank = {
+        rank: communicator
+        for ranks, part in zip(own, parts, strict=True)
+        for rank, communicator in zip(
+            [rank for rank in ranks if rank in mine], part.communicators, strict=True
+        )
+    }
+    team.communicators = [of_rank[rank] for rank in mine]
+    return parts, team
 
 
 def size_of_teams(rule: Rule, extended: Any, algorithm: Algorithm, policy: MethodPolicy) -> int:

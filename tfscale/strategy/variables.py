@@ -167,10 +167,10 @@ class Tally(_Readable, SyncOnReadVariable):
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         """Assign a value; a replica without rows keeps its value. Keras calls this."""
-        rows = this_step().rows
-        if rows is not None:
-            now = own_copy(self).read_value()
-            value = tf.where(rows.absent, now, tf.convert_to_tensor(value, self.dtype))
+        step = this_step()
+        if step.rows is not None:
+            now, value = own_copy(self).read_value(), tf.convert_to_tensor(value, self.dtype)
+            value = tf.where(step.rows.absent, now, value) if step.counts else now
         return super().assign(value, *args, **kwargs)
 
     def assign_add(self, value: Any, *args: Any, **kwargs: Any) -> Any:
@@ -182,7 +182,7 @@ class Tally(_Readable, SyncOnReadVariable):
         return super().assign_sub(self._counted(value), *args, **kwargs)
 
     def _counted(self, value: Any) -> Any:
-        return this_step().counted(tf.convert_to_tensor(value, self.dtype))
+        return this_step().counted_once(tf.convert_to_tensor(value, self.dtype))
 
 
 class _Saved(SaveableObject):
@@ -302,14 +302,15 @@ class LocalStatistic(LocalWeight):
 
 
 class Seed(_Private):
-    """State of a random generator, which differs between replicas.
+    """State of a random generator, which differs between replicas that read different rows.
 
     Outside of replicas, and in checkpoints, it has the value that one device would have.
     """
 
     def _fold(self, local_id: int) -> tf.Tensor:
-        replica = self.distribute_strategy.extended.first_rank + local_id
-        return tf.cast(tf.constant([replica * _FOLD % (1 << 32), 0], tf.int64), self.dtype)
+        extended = self.distribute_strategy.extended
+        place = extended.grid.part_of_batch(extended.first_rank + local_id)
+        return tf.cast(tf.constant([place * _FOLD % (1 << 32), 0], tf.int64), self.dtype)
 
     def of_replica(self, local_id: int, whole: tf.Tensor) -> tf.Tensor:
         """Return the seed of one replica of this process, from the common seed."""
@@ -340,11 +341,15 @@ class Placement:
         fill: function that makes a part of this shape and type, if all numbers begin equal; None if
             the whole initial value must be made and cut.
         first: the whole initial value, once it has been made.
+        kind: class of the variable; None for ``Placed``.
+        team: team of the replicas that hold one whole variable; None for all replicas.
     """
 
     layout: Layout
     fill: Callable[[tuple[int, ...], tf.DType], Any] | None = None
     first: Any = None
+    kind: type[Placed] | None = None
+    team: Any = None
 
 
 _placement: contextvars.ContextVar[Placement | None] = contextvars.ContextVar(
@@ -374,9 +379,11 @@ class Placed(_OfKeras):
 
     Attributes:
         layout: who holds what.
+        team: team of the replicas that hold one whole variable; None for all replicas.
     """
 
     layout: Layout
+    team: Any = None
 
     @property
     def shape(self) -> tf.TensorShape:
@@ -532,8 +539,8 @@ def kind_of(keywords: Mapping[str, Any], dtype: tf.DType, in_rounds: bool) -> ty
         dtype: type of the variable.
         in_rounds: whether replicas train alone between the ends of rounds.
     """
-    if placed_now() is not None:
-        return Placed
+    if (placement := placed_now()) is not None:
+        return placement.kind or Placed
     if (lives := created_now()) is not None:
         return _OF_SLOTS[lives]
     name, trained = keywords.get("name") or "", keywords.get("trainable") is not False
@@ -574,7 +581,7 @@ def made(create: Callable[[], Any], keywords: Mapping[str, Any], rounds: Observe
     with variables_of(choose):
         variable = create()
     if (placement := placed_now()) is not None:
-        variable.layout = placement.layout
+        variable.layout, variable.team = placement.layout, placement.team
     if rounds is not None and isinstance(variable, LocalWeight):
         variable.observer = rounds
     if isinstance(variable, Seed):

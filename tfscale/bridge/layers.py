@@ -1,0 +1,209 @@
+"""Keras's own layers: how their weights can be cut, and what computes with their outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfscale.bridge.calls import caller
+from tfscale.bridge.installed import KERAS_2
+from tfscale.bridge.protocols import Layer
+
+# Operations that compute each number of their result from the number at the same place.
+_ELEMENTWISE_LAYERS = ("Activation", "Dropout", "ELU", "LeakyReLU", "ReLU")
+_ELEMENTWISE_OPERATIONS = (
+    *("Celu", "Elu", "Gelu", "HardSigmoid", "HardSilu", "HardTanh", "LeakyRelu", "Relu", "Relu6"),
+    *("Selu", "Sigmoid", "Silu", "Softplus", "Softsign", "SquarePlus", "Tanh", "TanhShrink"),
+)
+_ELEMENTWISE_FUNCTIONS = (
+    *("celu", "elu", "exponential", "gelu", "hard_sigmoid", "hard_silu", "hard_tanh"),
+    *("leaky_relu", "linear", "mish", "relu", "relu6", "selu", "sigmoid", "silu", "softplus"),
+    *("softsign", "swish", "tanh", "tanh_shrink"),
+)
+
+
+def variable_being_made() -> Any:
+    """Return the Keras variable whose value TensorFlow makes now; None for others."""
+    if KERAS_2:
+        return None
+    found = caller(keras.Variable)
+    return found if found is not None and getattr(found, "_value", None) is None else None
+
+
+def layer_that_makes_a_weight() -> Any:
+    """Return the layer that makes a variable now; None if something else makes it."""
+    found = caller((keras.layers.Layer, keras.optimizers.Optimizer, keras.metrics.Metric))
+    return found if isinstance(found, keras.layers.Layer) else None
+
+
+def stock_layer(layer: Layer, names: Sequence[str]) -> Any:
+    """Return the layer of one of Keras's classes to which a weight of ``layer`` belongs, or None.
+
+    Args:
+        layer: the layer that makes the weight.
+        names: names of classes. An attention's weights are made by its projections.
+    """
+    if type(layer).__name__ in names and _is_keras(type(layer)):
+        return layer
+    kinds = tuple(kind for kind in _ATTENTIONS if kind.__name__ in names)
+    owner = caller(kinds) if kinds else None
+    return owner if owner is not None and type(owner) in kinds else None
+
+
+_ATTENTIONS = tuple(
+    getattr(keras.layers, name)
+    for name in ("MultiHeadAttention", "GroupQueryAttention")
+    if hasattr(keras.layers, name)
+)
+
+
+def _is_keras(kind: type) -> bool:
+    return kind.__module__.split(".")[0] == "keras"
+
+
+def calls_stock_code(layer: Layer) -> bool:
+    """Return whether a layer computes as its class in Keras does, with its weights as they are."""
+    has_more = getattr(layer, "lora_enabled", False) or getattr(layer, "quantization_mode", None)
+    return _is_keras(type(layer)) and not has_more and "call" not in vars(layer)
+
+
+# ---------------------------------------------------------------------- attention
+
+_PROJECTIONS = ("query", "key", "value")
+
+
+def projections_of(attention: Layer) -> list[Any]:
+    """Return the projections of an attention's query, key and value."""
+    return [getattr(attention, f"_{name}_dense") for name in _PROJECTIONS]
+
+
+def output_projection_of(attention: Layer) -> Any:
+    """Return the projection of an attention's output."""
+    return attention._output_dense  # type: ignore[attr-defined]
+
+
+def dropout_of(attention: Layer) -> Any:
+    """Return the layer that drops an attention's weights."""
+    return attention._dropout_layer  # type: ignore[attr-defined]
+
+
+def axis_of_heads(path: str) -> dict[str, int]:
+    """Return the axes of heads of an attention's weights, by name, for a weight's path."""
+    projection = path.split("/")[-2]
+    if projection in _PROJECTIONS:
+        return {"kernel": 1, "bias": 0}
+    return {"kernel": 0} if projection == "attention_output" else {}
+
+
+# ------------------------------------------------------------------------- dense
+
+
+def axes_of_columns(layer: Layer) -> dict[str, int]:
+    """Return the axes of a dense layer's weights that belong to the last axis of its output."""
+    if type(layer).__name__ == "Dense":
+        return {"kernel": 1, "bias": 0}
+    _, kernel, output = _labels(layer)
+    last = output[-1]
+    axes = {"kernel": kernel.index(last)} if last in kernel else {}
+    bias = getattr(layer, "bias_axes", None)
+    return axes | ({"bias": _place_in_bias(bias, output)} if axes and bias and last in bias else {})
+
+
+def _place_in_bias(bias: str, output: str) -> int:
+    """Return the axis of a bias along which its last label lies."""
+    held = [label for label in output if label in bias]
+    first = min(output.index(label) for label in held)
+    return len(output) - first - 1
+
+
+def axes_of_rows(layer: Layer) -> dict[str, int]:
+    """Return the axis of a dense layer's kernel that is summed over; none if there are several."""
+    if type(layer).__name__ == "Dense":
+        return {"kernel": 0}
+    _, kernel, output = _labels(layer)
+    summed = [axis for axis, label in enumerate(kernel) if label not in output]
+    return {"kernel": summed[0]} if len(summed) == 1 else {}
+
+
+def axis_of_input(layer: Layer, axis: int) -> int:
+    """Return the axis of a dense layer's input, from the end, that belongs to one of its kernel."""
+    if type(layer).__name__ == "Dense":
+        return -1
+    inputs, kernel, _ = _labels(layer)
+    return inputs.index(kernel[axis]) - len(inputs)
+
+
+def _labels(layer: Layer) -> tuple[str, str, str]:
+    equation: str = layer.equation  # type: ignore[attr-defined]
+    inputs, output = equation.replace(" ", "").split("->")
+    given, kernel = inputs.split(",")
+    return given.replace("...", "."), kernel, output.replace("...", ".")
+
+
+def product(layer: Layer, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
+    """Return a dense layer's product of its input and a kernel."""
+    if type(layer).__name__ == "Dense":
+        return keras.ops.matmul(inputs, kernel)
+    return keras.ops.einsum(layer.equation, inputs, kernel)  # type: ignore[attr-defined]
+
+
+def activation_is_elementwise(layer: Layer) -> bool:
+    """Return whether a layer's activation computes each number by itself."""
+    activation: Any = getattr(layer, "activation", None)
+    if activation is None:
+        return True
+    name = getattr(activation, "__name__", "")
+    return name in _ELEMENTWISE_FUNCTIONS and activation is getattr(keras.activations, name, None)
+
+
+# ------------------------------------------------------------------------- graphs
+
+
+def outputs_of(layers: Sequence[Layer]) -> set[Any]:
+    """Return the operations whose results are outputs of a functional model among these layers."""
+    models = [each for each in layers if isinstance(each, keras.Model)]
+    tensors = [x for model in models for x in getattr(model, "outputs", None) or ()]
+    return {x._keras_history.operation for x in tensors if hasattr(x, "_keras_history")}
+
+
+def region_until(
+    layer: Layer, ends: Callable[[Any], bool], outputs: set[Any]
+) -> list[Layer] | None:
+    """Return the elementwise operations between a layer of a functional model and the next layers.
+
+    Args:
+        layer: the layer.
+        ends: function that says whether an operation is one of the next layers.
+        outputs: operations whose results are outputs of a model.
+
+    Returns:
+        The operations in between; None if anything else gets their numbers, or if no graph shows
+        what does.
+    """
+    region: list[Any] = []
+    todo: list[Any] = [layer]
+    while todo:
+        operation = todo.pop()
+        following = [node.operation for node in operation._outbound_nodes]
+        if not following or operation in outputs:
+            return None
+        for after in following:
+            if ends(after):
+                continue
+            if not _is_elementwise(after):
+                return None
+            region.append(after)
+            todo.append(after)
+    return region
+
+
+def _is_elementwise(operation: Any) -> bool:
+    name = type(operation).__name__
+    if not _is_keras(type(operation)):
+        return False
+    if name in _ELEMENTWISE_LAYERS:
+        return activation_is_elementwise(operation)
+    return name in _ELEMENTWISE_OPERATIONS

@@ -1,0 +1,94 @@
+"""Sums and gathers within a team of a grid, in the forward pass, with their true adjoints.
+
+Each replica of a team differentiates its own loss. The gradients are right because the collectives
+carry the gradients of all losses: the adjoint of a sum over replicas is the sum of their gradients,
+and the adjoint of a gather is the sum of the gradients of a part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from tfscale.exchange.team import Team
+
+
+class Cut(Protocol):
+    """A way to cut an array into equal parts, one for each rank of a team."""
+
+    def whole(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Return the array from the parts of all ranks."""
+
+    def part(self, whole: tf.Tensor, rank: int) -> tf.Tensor:
+        """Return a rank's part of the array."""
+
+
+class Along:
+    """Equal parts along one axis of an array whose shape is known only when the step runs."""
+
+    def __init__(self, axis: int, ranks: int) -> None:
+        self._axis, self._ranks = axis, ranks
+
+    def whole(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
+        """See ``Cut``."""
+        return tf.concat(parts, self._axis)
+
+    def part(self, whole: tf.Tensor, rank: int) -> tf.Tensor:
+        """See ``Cut``."""
+        return tf.split(whole, self._ranks, self._axis)[rank]
+
+
+def summed(team: Team, x: tf.Tensor, name: str) -> tf.Tensor:
+    """Return the sum over a team of each replica's ``x``."""
+
+    @tf.custom_gradient
+    def forward(x: tf.Tensor) -> Any:
+        total = _once(team, x, lambda replica, own: team.sum(replica, own, name))
+        return total, lambda of_sum: summed(team, tf.convert_to_tensor(of_sum), _backward(name))
+
+    return _as(x, forward(x))
+
+
+def whole_of(team: Team, cut: Cut, part: tf.Tensor, name: str) -> tf.Tensor:
+    """Return the array of which each replica of a team has a part."""
+
+    @tf.custom_gradient
+    def forward(part: tf.Tensor) -> Any:
+        rows = _once(team, part[tf.newaxis], lambda replica, own: team.gather(replica, own, name))
+        whole = cut.whole(tf.unstack(rows, team.size))
+        return whole, lambda of_whole: part_of_sum(
+            team, cut, tf.convert_to_tensor(of_whole), _backward(name)
+        )
+
+    return forward(part)
+
+
+def part_of_sum(team: Team, cut: Cut, whole: tf.Tensor, name: str) -> tf.Tensor:
+    """Return this replica's part of the sum over a team of each replica's array."""
+
+    @tf.custom_gradient
+    def forward(whole: tf.Tensor) -> Any:
+        rows = tf.stack([cut.part(whole, rank) for rank in range(team.size)])
+        own = _once(team, rows, lambda replica, every: team.scatter(replica, every, name))
+        return own[0], lambda of_part: whole_of(
+            team, cut, tf.convert_to_tensor(of_part), _backward(name)
+        )
+
+    return forward(whole)
+
+
+def _once(team: Team, x: tf.Tensor, run: Callable[[int, tf.Tensor], tf.Tensor]) -> tf.Tensor:
+    (found,) = team.together(lambda replica, own: [run(replica, own[0])], [x])
+    return found
+
+
+def _as(like: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    if not tf.executing_eagerly():
+        x.set_shape(like.shape)
+    return x
+
+
+def _backward(name: str) -> str:
+    return f"gradient of {name}"

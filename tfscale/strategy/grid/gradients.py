@@ -1,0 +1,126 @@
+"""Gradients of a grid: sums, norms and checks of split weights and of weights with copies.
+
+Replicas of a model team read the same rows, and each differentiates an equal part of their loss. So
+the gradient of a copy is a part of a sum over all replicas. The gradient of a slice is whole within
+its team: it is a part of a sum over the replicas that hold the same slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfscale.bridge.objects import innermost, path_of
+from tfscale.bridge.optimizers import is_elementwise, works_on_slices
+from tfscale.bridge.protocols import Optimizer, Variable
+from tfscale.exchange.rows import sum_all
+from tfscale.exchange.team import Team
+from tfscale.strategy.grid.teams import GridTeams
+from tfscale.strategy.grid.weights import is_split
+from tfscale.strategy.sharded_clipping import (
+    clipped_by_squares,
+    finite_on_all,
+    numbers_of,
+    summed_numbers,
+)
+from tfscale.strategy.step import during, this_step
+
+_NEEDS_WHOLE = (
+    "{optimizer} may need all numbers of a weight, and the rules of tensor= cut {path}, of which "
+    "each replica updates a slice. Take an optimizer that updates each number by itself, such as "
+    "AdamW, or leave the weight out of the rules"
+)
+_CONSTRAINED = (
+    "the constraint {constraint} of {path} may need all numbers of the weight, and the rules of "
+    "tensor= cut it. Leave out the constraint, or leave the weight out of the rules"
+)
+
+
+class GridGradients:
+    """Sums, norms and checks of the gradients of a step.
+
+    Args:
+        teams: teams of the grid.
+    """
+
+    def __init__(self, teams: GridTeams) -> None:
+        self._teams = teams
+
+    def refuse(self, optimizer: Optimizer, variables: Sequence[Variable]) -> None:
+        """Raise if an optimizer or a constraint needs whole weights that are cut."""
+        for variable in filter(is_split, variables):
+            if not is_elementwise(innermost(optimizer)):
+                name = type(innermost(optimizer)).__name__
+                raise ValueError(_NEEDS_WHOLE.format(optimizer=name, path=path_of(variable)))
+            constraint = getattr(variable, "constraint", None)
+            if constraint is not None and not works_on_slices(constraint):
+                raise ValueError(
+                    _CONSTRAINED.format(
+                        constraint=type(constraint).__name__, path=path_of(variable)
+                    )
+                )
+
+    def sum_slices(self, grads: list[Any], variables: Sequence[Variable]) -> list[Any]:
+        """Return the gradients, of which those of slices are summed; None stays None."""
+        places = [
+            i
+            for i, (g, v) in enumerate(zip(grads, variables, strict=True))
+            if g is not None and is_split(v)
+        ]
+        team = self._teams.data
+        if team is None or not places:
+            return grads
+        found, own = list(grads), [grads[i] for i in places]
+        sums = team.together(lambda replica, own: sum_all(team, replica, own, "slices"), own)
+        for i, total in zip(places, sums, strict=True):
+            found[i] = total
+        return found
+
+    def of_copies(self, grads: Sequence[Any], variables: Sequence[Variable]) -> list[Any]:
+        """Return the gradients of weights with copies; None stands for those of slices."""
+        return [None if is_split(v) else g for g, v in zip(grads, variables, strict=True)]
+
+    def leaving_slices(self, reduce: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+        """Return ``reduce`` for gradients of which those of slices are sums already."""
+
+        def reduced(grads: list[Any], variables: Sequence[Variable], **more: Any) -> list[Any]:
+            sums = reduce(self.of_copies(grads, variables), variables, **more)
+            return [own if total is None else total for own, total in zip(grads, sums, strict=True)]
+
+        return reduced
+
+    def clipped(
+        self,
+        variables: Sequence[Variable],
+        clip: Callable[..., list[Any]],
+        optimizer: Any,
+        grads: Sequence[Any],
+    ) -> list[Any]:
+        """Return clipped gradients; norms are those of whole gradients.
+
+        Args:
+            variables: variables of the gradients.
+            clip: the optimizer's own method, for what one gradient is enough for.
+            optimizer: the optimizer.
+            grads: gradients, which a window has accumulated if there is a window.
+        """
+        step = this_step()
+        summed = list(grads) if step.window is None else step.window(list(grads))
+        if not (optimizer.clipnorm or optimizer.global_clipnorm):
+            with during(step.as_reduced()):
+                return clip(optimizer, summed)
+        own = [tf.reduce_sum(tf.square(numbers_of(g))) for g in summed]
+        cut = [i for i, v in enumerate(variables) if is_split(v)]
+        team = self._teams.tensor
+        if cut and team is not None:
+            totals = summed_numbers(team, [own[i] for i in cut], "squares of norms")
+            for i, total in zip(cut, totals, strict=True):
+                own[i] = total
+        return clipped_by_squares(optimizer, summed, own)
+
+    def finite(self, check: Callable[..., Any], optimizer: Any, grads: Sequence[Any]) -> tf.Tensor:
+        """Return whether the gradients of all replicas are finite."""
+        everybody: Team = self._teams.everybody
+        return finite_on_all(everybody, check, optimizer, grads)

@@ -1,0 +1,189 @@
+"""Layers that compute with slices of their weights, while a step of a grid is traced.
+
+A layer that is cut along the last axis of its output (*columns*) needs no communication, if the
+layers behind it take slices; else its output is gathered. A layer that is cut along the axis that
+it sums over (*rows*) computes a part of a sum, which the team adds up. So a pair of both sends one
+sum in the forward pass and one in the backward pass. Attention is cut by heads: its projections are
+columns, and its output projection is rows.
+
+A layer with code of its own, or with more weights, is left as it is: it reads whole weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfscale.bridge import hooks
+from tfscale.bridge.layers import (
+    activation_is_elementwise,
+    axes_of_rows,
+    axis_of_input,
+    calls_stock_code,
+    dropout_of,
+    output_projection_of,
+    outputs_of,
+    product,
+    projections_of,
+    region_until,
+)
+from tfscale.bridge.protocols import Layer
+from tfscale.bridge.tensorflow import replica_id
+from tfscale.parallel.rules import COLUMNS, HEADS, ROWS
+from tfscale.strategy.grid.collectives import Along, summed, whole_of
+from tfscale.strategy.grid.teams import GridTeams
+from tfscale.strategy.grid.weights import Slicing
+from tfscale.strategy.step import during, on_a_replica, this_step
+
+_AXIS_OF_HEADS = 0  # of the kernel of an attention's output projection
+
+# Difference between the seeds of two slices, in the first word of a seed: another number than the
+# one by which the seeds of two parts of a batch differ.
+_FOLD = 0x85EBCA6B
+
+
+class SplitLayers:
+    """Layers of a grid that compute with slices of their weights.
+
+    Args:
+        teams: teams of the grid.
+        slicing: rules that have cut the layers' weights.
+    """
+
+    def __init__(self, teams: GridTeams, slicing: Slicing) -> None:
+        self._teams, self._slicing = teams, slicing
+        self._team = slicing.team
+
+    @contextlib.contextmanager
+    def computing(self, layers: Sequence[Layer]) -> Iterator[None]:
+        """Make these layers compute with their slices, on replicas, within this context."""
+        kinds = {layer: kind for layer in layers if (kind := self._kind(layer)) is not None}
+        outputs = outputs_of(layers)
+        with contextlib.ExitStack() as stack:
+            for layer, kind in kinds.items():
+                for hook in self._hooks(layer, kind, kinds, outputs):
+                    stack.enter_context(hook)
+            yield
+
+    def _kind(self, layer: Layer) -> str | None:
+        kind = self._slicing.kind_of(layer)
+        if kind is None or not calls_stock_code(layer):
+            return None
+        if kind != HEADS:
+            return kind
+        inner = [*projections_of(layer), output_projection_of(layer)]
+        return kind if all(map(calls_stock_code, inner)) else None
+
+    def _hooks(
+        self, layer: Layer, kind: str, kinds: dict[Layer, str], outputs: set[Any]
+    ) -> Iterator[contextlib.AbstractContextManager[Any]]:
+        if kind == COLUMNS:
+            region = None
+            if activation_is_elementwise(layer):
+                region = region_until(layer, lambda after: kinds.get(after) == ROWS, outputs)
+            yield self._on(layer, self._columns, keeps_slices=region is not None)
+            for between in region or ():
+                yield from self._differing_seeds(between)
+        elif kind == ROWS:
+            yield from self._rows_hooks(layer, axes_of_rows(layer)["kernel"])
+        elif kind == HEADS:
+            for projection in projections_of(layer):
+                yield self._on(projection, self._columns, keeps_slices=True)
+            yield from self._rows_hooks(output_projection_of(layer), _AXIS_OF_HEADS)
+            yield self._on(layer, self._attention)
+            yield from self._differing_seeds(dropout_of(layer))
+        else:
+            yield self._on(layer, self._vocabulary)
+
+    def _rows_hooks(
+        self, layer: Layer, axis: int
+    ) -> Iterator[contextlib.AbstractContextManager[Any]]:
+        yield self._on(layer, self._rows, cut_along=axis)
+        yield hooks.INPUT_SPEC.showing(layer, None)  # it names the size of the whole input
+
+    def _on(
+        self, layer: Layer, replacement: Callable[..., Any], **more: Any
+    ) -> contextlib.AbstractContextManager[Any]:
+        def call(original: Callable[..., Any], layer: Layer, *args: Any, **kwargs: Any) -> Any:
+            if not on_a_replica() or this_step().is_reduced:
+                return original(layer, *args, **kwargs)
+            return replacement(original, layer, *args, **kwargs, **more)
+
+        return hooks.SPLIT_CALL.on(layer, call)
+
+    def _differing_seeds(self, layer: Any) -> Iterator[contextlib.AbstractContextManager[Any]]:
+        """Make a layer draw different random numbers for each slice of its input."""
+        generator = getattr(layer, "seed_generator", None)
+        if generator is None:
+            return
+
+        def of_slice(draw: Callable[..., Any], generator: Any, *args: Any, **more: Any) -> Any:
+            seed = draw(generator, *args, **more)
+            if not on_a_replica():
+                return seed
+            fold = self._slice() * _FOLD % (1 << 32)
+            return seed + tf.cast(tf.constant([fold, 0], tf.int64), seed.dtype)
+
+        yield hooks.SEED_OF_SLICE.on(generator, of_slice)
+
+    def _slice(self) -> int:
+        return self._teams.slice(replica_id(tf.distribute.get_replica_context()))
+
+    # -- kinds
+
+    def _columns(
+        self, _: Any, layer: Any, inputs: Any, training: Any = None, *, keeps_slices: bool
+    ) -> Any:
+        with _seeing_slices():
+            x = product(layer, inputs, layer.kernel)
+            if layer.bias is not None:
+                x = keras.ops.add(x, layer.bias)
+        if not keeps_slices:
+            x = whole_of(self._team, self._along(-1), x, f"columns of {layer.name}")
+        return _activated(layer, x)
+
+    def _rows(
+        self, _: Any, layer: Any, inputs: Any, training: Any = None, *, cut_along: int
+    ) -> Any:
+        axis = axis_of_input(layer, cut_along)
+        with _seeing_slices():
+            kernel = tf.convert_to_tensor(layer.kernel)
+        if inputs.shape[axis] != kernel.shape[cut_along]:
+            inputs = self._along(axis).part(inputs, self._slice())
+        x = summed(self._team, product(layer, inputs, kernel), f"rows of {layer.name}")
+        return _activated(layer, x if layer.bias is None else keras.ops.add(x, layer.bias))
+
+    def _attention(self, original: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
+        found = original(layer, *args, **kwargs)
+        if not isinstance(found, tuple):
+            return found
+        output, scores = found
+        heads = whole_of(self._team, self._along(1), scores, f"scores of {layer.name}")
+        return output, heads
+
+    def _vocabulary(self, _: Any, layer: Any, inputs: Any) -> Any:
+        ids = tf.cast(inputs, tf.int32)
+        with _seeing_slices():
+            table = tf.convert_to_tensor(layer.embeddings)
+        own = ids - self._slice() * table.shape[0]
+        held = tf.logical_and(own >= 0, own < table.shape[0])
+        rows = tf.gather(table, tf.where(held, own, 0))
+        rows = tf.where(held[..., tf.newaxis], rows, tf.zeros_like(rows))
+        found = summed(self._team, rows, f"rows of {layer.name}")
+        return keras.ops.cast(found, layer.compute_dtype)
+
+    def _along(self, axis: int) -> Along:
+        return Along(axis, self._team.size)
+
+
+def _seeing_slices() -> contextlib.AbstractContextManager[Any]:
+    return during(dataclasses.replace(this_step(), sees_slices=True))
+
+
+def _activated(layer: Any, x: tf.Tensor) -> Any:
+    return x if layer.activation is None else layer.activation(x)

@@ -1,0 +1,82 @@
+"""Tensor parallelism of a strategy: weights in slices, by rules on their paths."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from tfscale.bridge import hooks
+from tfscale.bridge.objects import innermost
+from tfscale.bridge.protocols import Layer, Optimizer, Variable
+from tfscale.strategy.grid.gradients import GridGradients
+from tfscale.strategy.grid.layers import SplitLayers
+from tfscale.strategy.grid.teams import GridTeams
+from tfscale.strategy.grid.weights import Slicing
+from tfscale.strategy.variables import Placement
+
+
+class Slices:
+    """Weights in slices: how they are made, computed with and updated.
+
+    Args:
+        teams: teams of the grid, with a team along the axis ``tensor``.
+        rules: the user's argument ``tensor``.
+    """
+
+    def __init__(self, teams: GridTeams, rules: Mapping[str, str]) -> None:
+        assert teams.tensor is not None
+        self.teams = teams
+        self._slicing = Slicing(rules, teams.grid, teams.tensor)
+        self._layers = SplitLayers(teams, self._slicing)
+        self._gradients = GridGradients(teams)
+
+    def placement(self, beside: Any) -> Placement | None:
+        """Return how the variable is made that is made now: see ``Slicing.placement``."""
+        return self._slicing.placement(beside)
+
+    def computing(
+        self, model: Any, layers: Sequence[Layer]
+    ) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which a model's layers compute with their slices, on replicas."""
+        self._slicing.refuse_idle(model.name, model.weights)
+        return self._layers.computing(layers)
+
+    # -- an update
+
+    def begin_update(
+        self, optimizer: Optimizer, grads: list[Any], variables: Sequence[Variable]
+    ) -> list[Any]:
+        """Return gradients, of which those of slices are summed over the replicas that hold them.
+
+        Raises:
+            ValueError: the optimizer cannot update slices.
+        """
+        self._gradients.refuse(optimizer, variables)
+        return self._gradients.sum_slices(grads, variables)
+
+    def of_copies(self, grads: Sequence[Any], variables: Sequence[Variable]) -> list[Any]:
+        """Return the gradients of weights with copies; None stands for those of slices."""
+        return self._gradients.of_copies(grads, variables)
+
+    def leaving_slices(self, reduce: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+        """Return ``reduce`` for gradients of which those of slices are sums already."""
+        return self._gradients.leaving_slices(reduce)
+
+    @contextlib.contextmanager
+    def updating(self, optimizer: Optimizer, variables: Sequence[Variable]) -> Iterator[None]:
+        """Let an optimizer clip and check whole gradients, on this replica.
+
+        Args:
+            optimizer: the optimizer.
+            variables: variables that it gets gradients of.
+        """
+        inner = innermost(optimizer)
+        clipped = functools.partial(self._gradients.clipped, variables)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(hooks.CLIP_GRADIENTS.on(inner, clipped, in_thread=True))
+            if optimizer is not inner:
+                finite = self._gradients.finite
+                stack.enter_context(hooks.CHECK_FINITE.on(optimizer, finite, in_thread=True))
+            yield

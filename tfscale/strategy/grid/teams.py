@@ -1,0 +1,56 @@
+"""Teams along the axes of a grid."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tfscale.collectives import Schedule
+from tfscale.exchange.collective_schedules import Algorithm, CollectiveSchedules
+from tfscale.exchange.team import Team
+from tfscale.native import Group
+from tfscale.parallel.grid import DATA, TENSOR, Grid
+from tfscale.strategy.teams import divided
+
+
+class GridTeams:
+    """Teams of the replicas of this process, along the axes of a grid.
+
+    Attributes:
+        grid: the grid, with all its sizes.
+        everybody: team of all replicas.
+        data: team of the replicas that hold the same part of the model; None for one replica.
+        tensor: team of the replicas that hold slices of one stage; None for one replica.
+        parts: groups of the engine.
+    """
+
+    def __init__(
+        self,
+        extended: Any,
+        grid: Grid,
+        everybody: Team,
+        algorithm: Algorithm,
+        schedules: CollectiveSchedules,
+    ) -> None:
+        if isinstance(algorithm, Schedule):
+            raise ValueError(
+                f"the schedule {algorithm.name} is for {algorithm.ranks} ranks, and {grid} has "
+                "teams of several sizes. Pass the name of an algorithm, or a function from a "
+                "number of ranks to a schedule"
+            )
+        self.grid, self.everybody = grid, everybody
+        self._first_rank = extended.first_rank
+        self.parts: list[Group] = []
+
+        def along(axis: str, size: int) -> Team | None:
+            if size == 1:
+                return None
+            parts, team = divided(extended, grid.teams(axis), algorithm, schedules)
+            self.parts += parts
+            return team
+
+        self.tensor = along(TENSOR, grid.tensor)
+        self.data = along(DATA, grid.data or 1)
+
+    def slice(self, replica: int) -> int:
+        """Return which slice of split weights a replica of this process has."""
+        return self.grid.slice(self._first_rank + replica)
