@@ -81,7 +81,7 @@ class Twice(Flat):
 
 @pytest.mark.parametrize("wrong", [Lacking((6,), 3), Twice((6,), 3)], ids=["lacking", "twice"])
 def test_a_wrong_layout_is_found(wrong):
-    with pytest.raises(ValueError, match="a number is held by"):
+    with pytest.raises(ValueError, match="ranks hold a number; expected the same"):
         verify(wrong)
 
 

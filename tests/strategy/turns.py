@@ -1,8 +1,8 @@
 """Worker of these tests: it takes cases in turn, and prints a line of JSON for each.
 
-STRATEGY is scale, sharded (scale with shard="optimizer"), tensorflow (scale on TensorFlow's
-collectives), stock (TensorFlow's own strategy) or none (one device); LAYOUT is workers x devices,
-of which KIND is CPU or GPU. All leave together, through a folder called MEETING.
+STRATEGY is scale, sharded and all (scale with shard="optimizer" and "all"), tensorflow (scale on
+TensorFlow's collectives), stock (TensorFlow's own strategy) or none (one device); LAYOUT is workers
+x devices, of which KIND is CPU or GPU. All leave together, through a folder called MEETING.
 """
 
 from __future__ import annotations
@@ -41,10 +41,13 @@ def make_strategy(algorithm):
             return tf.distribute.MultiWorkerMirroredStrategy()
         return tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(DEVICES)])
     import tfscale
+    from tfscale.strategy.grid import weights
 
     if os.environ["STRATEGY"] == "tensorflow":
         return tfscale.ScaleStrategy(backend="tensorflow", deadline=DEADLINE)
-    shard = "optimizer" if os.environ["STRATEGY"] == "sharded" else None
+    shard = {"sharded": "optimizer", "all": "all"}.get(os.environ["STRATEGY"])
+    if shard == "all":
+        weights.SMALL = 1  # the models of the tests are small
     return tfscale.ScaleStrategy(
         algorithm, wire="fp32", deadline=DEADLINE, backend="engine", shard=shard
     )

@@ -31,11 +31,11 @@ from tfscale.exchange.tensorflow_team import TensorFlowTeam
 from tfscale.exchange.trial import Trials
 from tfscale.strategy import backup, join, shutdown
 from tfscale.strategy.extended import Extended
-from tfscale.strategy.grid.slices import Slices
+from tfscale.strategy.grid.parts import WeightParts
 from tfscale.strategy.grid.teams import GridTeams
 from tfscale.strategy.protocols import Strategy
 from tfscale.strategy.rounds import Rounds
-from tfscale.strategy.settings import Settings
+from tfscale.strategy.settings import ALL, OPTIMIZER, Settings
 from tfscale.strategy.sharding import Sharding
 from tfscale.strategy.teams import Teams, size_of_teams
 
@@ -135,7 +135,7 @@ def make_reducers(
     )
     if teams is None:
         sharding = None
-        if settings.shard is not None and everybody.size > 1:
+        if settings.shard == OPTIMIZER and everybody.size > 1:
             _refuse_without_halves(settings, schedules)
             sharding = Sharding(
                 reducer(team, MethodPolicy(), trials=trials, what="weights", suffix="/weights")
@@ -150,15 +150,18 @@ def make_reducers(
     return of_gradients, of_curvature, None, Rounds(strategy, rule, of_weights, teams)
 
 
-def make_slices(strategy: Strategy, settings: Settings) -> Slices | None:
-    """Return the weights in slices of a strategy's grid; None if each replica holds a model."""
-    extended = strategy.extended
-    if settings.tensor is None or extended.grid.tensor == 1:
-        return None
-    everybody = extended.team
-    teams = GridTeams(extended, extended.grid, everybody, settings.algorithm, everybody.schedules)
+def make_parts(
+    strategy: Strategy, settings: Settings
+) -> tuple[GridTeams | None, WeightParts | None]:
+    """Return the teams of a strategy's grid, and its weights in parts; None if there are none."""
+    extended, team = strategy.extended, strategy.extended.team
+    if settings.shard == ALL and team.size > 1:
+        return None, WeightParts.among(team)
+    if extended.grid.team == 1:
+        return None, None
+    teams = GridTeams(extended, extended.grid, team, settings.algorithm, team.schedules)
     shutdown.announce(teams.parts, [each for each in (extended.group, extended.hosts) if each])
-    return Slices(teams, settings.tensor)
+    return teams, None if settings.tensor is None else WeightParts.by_rules(teams, settings.tensor)
 
 
 def _refuse_without_halves(settings: Settings, schedules: CollectiveSchedules) -> None:

@@ -190,7 +190,8 @@ def _as_target(loss: tf.Tensor) -> tf.Tensor:
     if kinds <= {SCALED} or (choice in ("sum", "scaled") and kinds <= {MEAN, SUM, UNSEEN}):
         return loss
     # A batch that depends on scaled losses (adversarial samples) makes all gradients look scaled.
-    can_wait = not this_step().is_scaled(total)
+    # A sum of gradients in the backward pass, as of weights in parts, must not wait for weights.
+    can_wait = not this_step().is_scaled(total) and not this_step().sums_in_backward_pass
     if can_wait and kinds <= ({MEAN, UNSEEN} if choice is None else {MEAN, SUM, UNSEEN}):
         return _relative_to_rows(loss, total, found)
     return _part(total, found, choice)

@@ -20,7 +20,8 @@ class Strategy(Protocol):
         reducer: sums gradients.
         curvature_reducer: sums measured curvature.
         sharding: optimizers whose state is in parts; None if each replica holds it all.
-        slices: weights that teams of a grid hold in slices; None if there are none.
+        teams: teams along the axes of a grid; None without a grid.
+        parts: weights of which each replica holds a part; None if there are none.
         rounds: rounds of all models; None if replicas agree after every step.
     """
 
@@ -32,7 +33,8 @@ class Strategy(Protocol):
     reducer: Reducer
     curvature_reducer: Reducer
     sharding: Any
-    slices: Any
+    teams: Any
+    parts: Any
     rounds: Any
 
     @property

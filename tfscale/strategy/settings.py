@@ -24,6 +24,7 @@ from tfscale.sync import EveryStep, Rule
 from tfscale.sync.rule import refuse_without_length
 
 DEADLINE = 120.0
+OPTIMIZER, ALL = "optimizer", "all"  # values of the argument ``shard``
 _A_GRID = "a grid, such as tfscale.Grid(tensor=2), or None"
 
 
@@ -94,7 +95,7 @@ def checked(**given: Any) -> Settings:
     of_engine["sync"] = None if isinstance(rule, EveryStep) else rule
     of_engine["grid"] = given["grid"]
     if given["shard"] is not None:
-        _refuse_unsharded(policy, rule)
+        _refuse_unsharded(given["shard"], policy, rule)
     _refuse_grid(given["grid"], given["tensor"], given["shard"], rule)
     feedback, size = given["error_feedback"], given["bucket_bytes"]
     given |= {
@@ -139,7 +140,7 @@ _UNLESS_NONE: dict[str, Callable[[Any, str], Any]] = {
     "bucket_bytes": number_of_bytes,
     "schedule_file": arguments.path,
     "own_losses": lambda value, name: arguments.choice(value, name, CHOICES),
-    "shard": lambda value, name: arguments.choice(value, name, ("optimizer",)),
+    "shard": lambda value, name: arguments.choice(value, name, (OPTIMIZER, ALL)),
     "grid": lambda value, name: arguments.instance(value, name, Grid, _A_GRID),
     "tensor": rules.checked,
 }
@@ -173,20 +174,26 @@ def _rule(sync: Rule | None, **of_gradients: Any) -> Rule:
     return sync
 
 
-def _refuse_unsharded(policy: MethodPolicy, rule: Rule) -> None:
+def _refuse_unsharded(shard: str, policy: MethodPolicy, rule: Rule) -> None:
     """Raise if an argument does not work together with ``shard``."""
+    given = f"shard={shard!r}"
     if KERAS_2:
-        raise ValueError("shard='optimizer' needs Keras 3, and this is Keras 2: leave shard out")
+        raise ValueError(f"{given} needs Keras 3, and this is Keras 2: leave shard out")
     if not isinstance(rule, EveryStep):
         raise ValueError(
-            f"shard='optimizer' shares out state that is the same on all replicas, and with "
-            f"sync={rule!r} each replica trains with its own state. Leave out one of the two"
+            f"{given} shares out state that is the same on all replicas, and with sync={rule!r} "
+            "each replica trains with its own state. Leave out one of the two"
         )
     others = [each for each in policy.methods if not isinstance(each, Wire)]
     if others:
         raise ValueError(
-            f"shard='optimizer' sends each replica its parts of the sums, on a wire, and "
-            f"{others[0]} computes whole sums. Name a wire, such as wire='int8', or leave shard out"
+            f"{given} sends each replica its parts of the sums, on a wire, and {others[0]} "
+            "computes whole sums. Name a wire, such as wire='int8', or leave shard out"
+        )
+    if shard == ALL and policy != MethodPolicy():
+        raise ValueError(
+            f"{given} sums gradients of weights in parts while the backward pass runs, as fp32, "
+            f"and not by {policy!r}. Leave the wire out, or take shard='optimizer'"
         )
 
 

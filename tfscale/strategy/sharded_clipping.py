@@ -27,10 +27,8 @@ def clipped(
     """
     squares = [tf.reduce_sum(tf.square(numbers_of(g))) for g in grads]
     if optimizer.global_clipnorm:
-        squares = [tf.cast(each, tf.float32) for each in squares]
-        return by_global_norm(
-            optimizer, grads, summed_numbers(team, [tf.add_n(squares)], "square of the global norm")
-        )
+        total = summed_numbers(team, [_added(squares)], "square of the global norm")
+        return by_global_norm(optimizer, grads, total)
     if optimizer.clipnorm and is_even:
         return by_norms(optimizer, grads, summed_numbers(team, squares, "squares of norms"))
     return clip(optimizer, grads)
@@ -47,13 +45,13 @@ def clipped_by_squares(
         squares: sums of the squares of the whole gradients.
     """
     if optimizer.global_clipnorm:
-        return by_global_norm(optimizer, grads, [tf.cast(each, tf.float32) for each in squares])
+        return by_global_norm(optimizer, grads, squares)
     return by_norms(optimizer, grads, squares)
 
 
 def by_global_norm(optimizer: Any, grads: Sequence[Any], squares: Sequence[tf.Tensor]) -> list[Any]:
     """Return gradients clipped by their global norm, whose square is the sum of ``squares``."""
-    total = tf.add_n(list(squares))
+    total = _added(squares)
     # NaN if the norm is not finite, as in Keras.
     factor = _factor(total, optimizer.global_clipnorm) + (total - total)
     return [tf.convert_to_tensor(g) * tf.cast(factor, g.dtype) for g in grads]
@@ -79,9 +77,15 @@ def summed_numbers(team: Team, values: list[tf.Tensor], name: str) -> list[tf.Te
     return team.together(lambda replica, own: team.sum_all(replica, own, name), values)
 
 
+def _added(squares: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Return the sum of numbers of several types, in float32 unless one is a float64."""
+    wide = tf.float64 if tf.float64 in {each.dtype for each in squares} else tf.float32
+    return tf.add_n([tf.cast(each, wide) for each in squares])
+
+
 def _factor(square: tf.Tensor, limit: float) -> tf.Tensor:
     """Return the factor that makes a norm at most the limit."""
-    limit = tf.cast(limit, square.dtype)
+    limit = tf.constant(limit, square.dtype)
     return limit / tf.maximum(tf.sqrt(square), limit)
 
 

@@ -34,8 +34,9 @@ from tfscale.bridge.tensorflow import become, own_copy, replica_id
 from tfscale.exchange.reducer import Reducer
 from tfscale.exchange.slots import Slots
 from tfscale.parallel import deal
-from tfscale.parallel.layout import Copy, Flat, Layout, Owned
+from tfscale.parallel.layout import Copy, Layout, Owned
 from tfscale.parallel.matrix import Matrix
+from tfscale.parallel.rows import part_of_rows
 from tfscale.parallel.table import Held, Table
 from tfscale.strategy import gradients
 from tfscale.strategy.protocols import Strategy
@@ -279,7 +280,7 @@ def apply(
     scale = gradients.scale_of_losses(optimizer)
     sums = strategy.reducer.scatter(grads, variables, optimizer, state, cut, scale)
     curvature = gradients.sum_of_curvature(strategy, optimizer, variables, curvature)
-    sums = [_part(x, layout, rank) for x, layout in zip(sums, cut.layouts, strict=True)]
+    sums = [part_of_rows(x, layout, rank) for x, layout in zip(sums, cut.layouts, strict=True)]
     working = parts.working(variables)
     held = parts.updated_by(rank, cut, sums)
     with (
@@ -293,27 +294,6 @@ def apply(
         original([sums[i] for i in held], [working[i] for i in held])
         counted = own_copy(counter_of(inner)).read_value()
         _spread(strategy, optimizer, parts, variables, counted - before)
-
-
-def _part(total: Any, layout: Layout, rank: int) -> Any:
-    """Return a replica's part of a sum; sums of rows are still whole."""
-    if not isinstance(total, tf.IndexedSlices):
-        return total
-    if not isinstance(layout, Flat):
-        own = layout.held(rank)
-        return total if own else tf.zeros([0], total.dtype)
-    return _numbers_of_rows(total, layout, rank)
-
-
-def _numbers_of_rows(rows: tf.IndexedSlices, layout: Flat, rank: int) -> tf.IndexedSlices:
-    """Return the numbers of rows that a flat part holds, with their places in the part."""
-    own, width = layout.range(rank), layout.numbers // layout.shape[0]
-    first = tf.cast(rows.indices, tf.int64)[:, tf.newaxis] * width
-    places = tf.reshape(first + tf.range(width, dtype=tf.int64), [-1])
-    held = tf.logical_and(places >= own.start, places < own.stop)
-    values = tf.boolean_mask(tf.reshape(rows.values, [-1]), held)
-    places = tf.boolean_mask(places, held) - own.start
-    return tf.IndexedSlices(values, places, tf.constant([layout.size], tf.int64))
 
 
 @contextlib.contextmanager
@@ -399,18 +379,23 @@ def layouts(strategy: Strategy) -> Table:
 
 def _rows(sharding: Sharding | None, optimizer: Optimizer, ranks: int) -> Iterator[Held]:
     parts = None if sharding is None else sharding.of(optimizer)
-    why = "replicas hold copies" if parts is None else parts.why
     slots = _named(optimizer) if parts is None else parts.slots(optimizer)
     for weight, own in zip(trained_by(optimizer), slots, strict=True):
         shape, size = tuple(weight.shape), tf.as_dtype(weight.dtype).size
-        layouts = [(_layout_of_slot(v, ranks), tf.as_dtype(v.dtype).size) for v in own]
-        yield Held(path_of(weight), shape, (Copy(shape, ranks), size), tuple(layouts), why)
+        layouts = [(_layout_of(v, ranks), tf.as_dtype(v.dtype).size) for v in own]
+        held = _layout_of(weight, ranks)
+        why = _why_unsharded(held) if parts is None else parts.why
+        yield Held(path_of(weight), shape, (held, size), tuple(layouts), why)
 
 
-def _layout_of_slot(slot: Variable, ranks: int) -> Layout:
-    own = native(slot)
+def _layout_of(variable: Variable, ranks: int) -> Layout:
+    own = native(variable)
     has_parts = isinstance(own, Placed) and not isinstance(own, OwnedCopy)
-    return own.layout if has_parts else Copy(tuple(slot.shape), ranks)
+    return own.layout if has_parts else Copy(tuple(variable.shape), ranks)
+
+
+def _why_unsharded(layout: Layout) -> str:
+    return "replicas hold copies" if isinstance(layout, Copy) else "a rule cuts the weight"
 
 
 def _named(optimizer: Optimizer) -> list[list[Variable]]:

@@ -64,7 +64,8 @@ class Step:
             replicas: nothing is summed again, and each replica assigns its own copy of a variable.
         counts: whether this replica's samples count in metrics: of the replicas of a grid that read
             the same rows, one counts.
-        sees_slices: whether the replica reads its slices of split weights, and not whole weights.
+        sees_parts: whether the replica reads its parts of weights, and not whole weights.
+        sums_in_backward_pass: whether the backward pass sums gradients of replicas with other rows.
         updates_alone: whether an optimizer updates a weight that this replica alone holds: it may
             assign that weight and its slots only, for other replicas do not follow.
         window: a function that sums the gradients of a window, if gradients are accumulated.
@@ -86,7 +87,8 @@ class Step:
     group: Team | None = None
 
     counts: bool = True
-    sees_slices: bool = False
+    sees_parts: bool = False
+    sums_in_backward_pass: bool = False
     is_reduced: bool = False
     updates_alone: bool = False
     window: Callable[[list[Any]], list[Any]] | None = None

@@ -48,6 +48,7 @@ from tfscale.strategy import (
     statistics,
 )
 from tfscale.strategy.building import refuse_foreign
+from tfscale.strategy.grid.batch import of_first_replica
 from tfscale.strategy.protocols import Strategy
 from tfscale.strategy.rows import shared_out
 from tfscale.strategy.share import Share
@@ -60,8 +61,8 @@ def exact(strategy: Strategy, step: ModelStep) -> Iterator[None]:
     """Make a model's step a part of the global batch's step, within this context."""
     model, layers = step.model, layers_of(step.model)
     with contextlib.ExitStack() as stack:
-        if strategy.slices is not None:
-            stack.enter_context(strategy.slices.computing(model, layers))
+        if strategy.parts is not None:
+            stack.enter_context(strategy.parts.computing(model, layers))
         stack.enter_context(keras_losses.weighted(model, layers))
         if step.kind == TRAINING:
             refuse_foreign(strategy, model)
@@ -80,11 +81,17 @@ def exact(strategy: Strategy, step: ModelStep) -> Iterator[None]:
 def step_of_replica(strategy: Strategy, step: ModelStep, fn: Callable[..., Any]) -> Any:
     """Return a model's step that knows its replica's share of the global batch."""
     extended, model, rounds = strategy.extended, step.model, strategy.rounds
+    parts = strategy.parts
     own_rounds = rounds.of(model) if rounds is not None and step.changes_weights else None
 
     @tf.autograph.experimental.do_not_convert
     def made(data: Any) -> Any:
-        begun = Step(model=model, is_own=step.is_own, losses=Losses(results={}))
+        begun = Step(
+            model=model,
+            is_own=step.is_own,
+            losses=Losses(results={}),
+            sums_in_backward_pass=parts is not None and parts.sums_in_backward_pass,
+        )
         if own_rounds is not None:  # replicas may make the step alone
             with _only_with(data):
                 begun = dataclasses.replace(
@@ -92,6 +99,7 @@ def step_of_replica(strategy: Strategy, step: ModelStep, fn: Callable[..., Any])
                 )
         elif rounds is not None:
             rounds.before_evaluation(model)
+        data = _rows_of_team(strategy, data)
         with during(begun), gather.over_team(begun, extended.team):
             spare = None if own_rounds is None else own_rounds.spare_row
             rows, data = shared_out(data, extended.number_of_replicas, spare)
@@ -130,14 +138,21 @@ def prediction_of_replica(strategy: Strategy, fn: Callable[..., Any]) -> Any:
     def made(data: Any) -> Any:
         if strategy.rounds is not None and model is not None:
             strategy.rounds.before_evaluation(model)
+        data = _rows_of_team(strategy, data)
         rows, data = shared_out(data, strategy.extended.number_of_replicas)
         shown = rows if strategy.extended.is_first_of_team() else rows.as_absent()
         with contextlib.ExitStack() as stack:
-            if strategy.slices is not None and model is not None:
-                stack.enter_context(strategy.slices.computing(model, layers_of(model)))
+            if strategy.parts is not None and model is not None:
+                stack.enter_context(strategy.parts.computing(model, layers_of(model)))
             return tf.nest.map_structure(shown.kept, fn(data))
 
     return made
+
+
+def _rows_of_team(strategy: Strategy, data: Any) -> Any:
+    """Return the data of the first replica of the model team, which read the same rows."""
+    readers = None if strategy.teams is None else strategy.teams.readers
+    return data if readers is None else of_first_replica(readers, data)
 
 
 def _targets_of(own: bool) -> contextlib.AbstractContextManager[None]:
@@ -200,10 +215,10 @@ def _apply(
     state, inner = Slots.of(optimizer, strategy), innermost(optimizer)
     windows = bool(inner.gradient_accumulation_steps)
     reduce: Callable[..., list[Any]] | None = None
-    window, slices, copies = None, strategy.slices, grads
-    if slices is not None:
-        grads = slices.begin_update(optimizer, grads, variables)
-        copies = slices.of_copies(grads, variables)
+    window, parts, copies = None, strategy.parts, grads
+    if parts is not None:
+        grads = parts.begin_update(optimizer, grads, variables)
+        copies = parts.of_copies(grads, variables)
     if not step.is_single:
         if not step.is_of_all:
             grads = copies = [None if g is None else step.counted(g) for g in grads]
@@ -212,7 +227,7 @@ def _apply(
         reduce = functools.partial(
             strategy.reducer.reduce, optimizer=optimizer, state=state, skip=step.sums_nothing
         )
-        reduce = reduce if slices is None else slices.leaving_slices(reduce)
+        reduce = reduce if parts is None else parts.leaving_slices(reduce)
     curvature = gradients.measured_curvature(optimizer, grads, variables)
     if windows:
         grads, window = gradients.accumulated(strategy, optimizer, grads, variables, reduce)
@@ -222,10 +237,10 @@ def _apply(
     if not step.is_of_all:
         return _apply_if_rows(optimizer, original, grads, trainable_variables, curvature, window)
     with during(step.as_reduced(window)), gradients.given_to(optimizer, curvature):
-        if slices is None:
+        if parts is None:
             return original(grads, trainable_variables)
         given = [v for g, v in zip(grads, variables, strict=True) if g is not None]
-        with slices.updating(optimizer, given):
+        with parts.updating(optimizer, given):
             return original(grads, trainable_variables)
 
 

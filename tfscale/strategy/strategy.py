@@ -32,7 +32,8 @@ from tfscale.parallel.grid import Grid
 from tfscale.parallel.table import Table
 from tfscale.strategy import building, keras2_applying, making, origin, predictions, steps
 from tfscale.strategy.extended import Extended
-from tfscale.strategy.grid.slices import Slices
+from tfscale.strategy.grid.parts import WeightParts
+from tfscale.strategy.grid.teams import GridTeams
 from tfscale.strategy.own_losses import part_of_mean
 from tfscale.strategy.rounds import Rounds
 from tfscale.strategy.settings import DEADLINE, checked
@@ -80,7 +81,8 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
             over them, or ``"scaled"``: already divided by the size of the global batch. By
             default such a loss is treated as a mean, with a warning.
         shard: ``"optimizer"`` shares out the optimizer's state: each replica holds and updates a
-            part of it, and the result is the same. See docs/large-models.md.
+            part of it. ``"all"`` shares out the weights, too: layers gather what they compute with.
+            The result is the same. See docs/large-models.md.
         grid: how replicas share one model: ``tfscale.Grid(tensor=2)`` makes teams of two replicas
             that hold one model together; by default each replica holds a whole model.
         tensor: which weights the replicas of a team hold in slices: a mapping from patterns of
@@ -146,12 +148,13 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.rounds: Rounds | None = None
         self.sharding: Sharding | None = None
-        self.slices: Slices | None = None
+        self.teams: GridTeams | None = None
+        self.parts: WeightParts | None = None
         tf.distribute.Strategy.__init__(self, Extended(self, settings))
         settings = making.join_workers(self.extended, settings)
         parts = making.make_reducers(self, settings)
         self.reducer, self.curvature_reducer, self.sharding, self.rounds = parts
-        self.slices = making.make_slices(self, settings)
+        self.teams, self.parts = making.make_parts(self, settings)
 
     @property
     def reducers(self) -> list[Reducer]:

@@ -12,7 +12,10 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
+from tfscale.exchange.rows import sum_all
 from tfscale.exchange.team import Team
+from tfscale.parallel.layout import Layout
+from tfscale.parallel.rows import part_of_total
 
 
 class Cut(Protocol):
@@ -52,15 +55,23 @@ def summed(team: Team, x: tf.Tensor, name: str) -> tf.Tensor:
 
 
 def whole_of(team: Team, cut: Cut, part: tf.Tensor, name: str) -> tf.Tensor:
-    """Return the array of which each replica of a team has a part."""
+    """Return the array of which each replica of a team has a part.
+
+    If a layer looks rows up in the array, the gradient of the part is rows, too: some optimizers
+    treat two rows differently from their sum.
+    """
 
     @tf.custom_gradient
     def forward(part: tf.Tensor) -> Any:
         rows = _once(team, part[tf.newaxis], lambda replica, own: team.gather(replica, own, name))
         whole = cut.whole(tf.unstack(rows, team.size))
-        return whole, lambda of_whole: part_of_sum(
-            team, cut, tf.convert_to_tensor(of_whole), _backward(name)
-        )
+
+        def backward(of_whole: Any) -> Any:
+            if isinstance(of_whole, tf.IndexedSlices) and isinstance(cut, Layout):
+                return _part_of_rows(team, cut, of_whole, _backward(name))
+            return part_of_sum(team, cut, tf.convert_to_tensor(of_whole), _backward(name))
+
+        return whole, backward
 
     return forward(part)
 
@@ -77,6 +88,15 @@ def part_of_sum(team: Team, cut: Cut, whole: tf.Tensor, name: str) -> tf.Tensor:
         )
 
     return forward(whole)
+
+
+def _part_of_rows(team: Team, layout: Layout, rows: tf.IndexedSlices, name: str) -> Any:
+    def own(replica: int, values: list[Any]) -> list[Any]:
+        (total,) = sum_all(team, replica, values, name)
+        return [part_of_total(total, layout, team.rank(replica))]
+
+    (part,) = team.together(own, [rows])
+    return part
 
 
 def _once(team: Team, x: tf.Tensor, run: Callable[[int, tf.Tensor], tf.Tensor]) -> tf.Tensor:

@@ -17,7 +17,6 @@ from tfscale.bridge.optimizers import is_elementwise, works_on_slices
 from tfscale.bridge.protocols import Optimizer, Variable
 from tfscale.exchange.rows import sum_all
 from tfscale.exchange.team import Team
-from tfscale.strategy.grid.teams import GridTeams
 from tfscale.strategy.grid.weights import is_split
 from tfscale.strategy.sharded_clipping import (
     clipped_by_squares,
@@ -28,13 +27,13 @@ from tfscale.strategy.sharded_clipping import (
 from tfscale.strategy.step import during, this_step
 
 _NEEDS_WHOLE = (
-    "{optimizer} may need all numbers of a weight, and the rules of tensor= cut {path}, of which "
-    "each replica updates a slice. Take an optimizer that updates each number by itself, such as "
-    "AdamW, or leave the weight out of the rules"
+    "{optimizer} may need all numbers of a weight, and each replica holds and updates a part "
+    "of {path}. Take an optimizer that updates each number by itself, such as AdamW, or leave the "
+    "weight whole"
 )
 _CONSTRAINED = (
-    "the constraint {constraint} of {path} may need all numbers of the weight, and the rules of "
-    "tensor= cut it. Leave out the constraint, or leave the weight out of the rules"
+    "the constraint {constraint} of {path} may need all numbers of the weight, and each replica "
+    "holds and updates a part of it. Leave out the constraint, or leave the weight whole"
 )
 
 
@@ -42,11 +41,13 @@ class GridGradients:
     """Sums, norms and checks of the gradients of a step.
 
     Args:
-        teams: teams of the grid.
+        parts: team of the replicas that hold the parts of one weight.
+        twins: team of the replicas that hold the same part; None for one replica.
+        everybody: team of all replicas.
     """
 
-    def __init__(self, teams: GridTeams) -> None:
-        self._teams = teams
+    def __init__(self, parts: Team, twins: Team | None, everybody: Team) -> None:
+        self._parts, self._twins, self._everybody = parts, twins, everybody
 
     def refuse(self, optimizer: Optimizer, variables: Sequence[Variable]) -> None:
         """Raise if an optimizer or a constraint needs whole weights that are cut."""
@@ -69,7 +70,7 @@ class GridGradients:
             for i, (g, v) in enumerate(zip(grads, variables, strict=True))
             if g is not None and is_split(v)
         ]
-        team = self._teams.data
+        team = self._twins
         if team is None or not places:
             return grads
         found, own = list(grads), [grads[i] for i in places]
@@ -111,16 +112,14 @@ class GridGradients:
         if not (optimizer.clipnorm or optimizer.global_clipnorm):
             with during(step.as_reduced()):
                 return clip(optimizer, summed)
-        own = [tf.reduce_sum(tf.square(numbers_of(g))) for g in summed]
+        squares = [tf.reduce_sum(tf.square(numbers_of(g))) for g in summed]
         cut = [i for i, v in enumerate(variables) if is_split(v)]
-        team = self._teams.tensor
-        if cut and team is not None:
-            totals = summed_numbers(team, [own[i] for i in cut], "squares of norms")
+        if cut:
+            totals = summed_numbers(self._parts, [squares[i] for i in cut], "squares of norms")
             for i, total in zip(cut, totals, strict=True):
-                own[i] = total
-        return clipped_by_squares(optimizer, summed, own)
+                squares[i] = total
+        return clipped_by_squares(optimizer, summed, squares)
 
     def finite(self, check: Callable[..., Any], optimizer: Any, grads: Sequence[Any]) -> tf.Tensor:
         """Return whether the gradients of all replicas are finite."""
-        everybody: Team = self._teams.everybody
-        return finite_on_all(everybody, check, optimizer, grads)
+        return finite_on_all(self._everybody, check, optimizer, grads)

@@ -37,7 +37,7 @@ from tfscale.bridge.tensorflow import replica_id
 from tfscale.parallel.rules import COLUMNS, HEADS, ROWS
 from tfscale.strategy.grid.collectives import Along, summed, whole_of
 from tfscale.strategy.grid.teams import GridTeams
-from tfscale.strategy.grid.weights import Slicing
+from tfscale.strategy.grid.weights import SlicesByRules
 from tfscale.strategy.step import during, on_a_replica, this_step
 
 _AXIS_OF_HEADS = 0  # of the kernel of an attention's output projection
@@ -55,7 +55,7 @@ class SplitLayers:
         slicing: rules that have cut the layers' weights.
     """
 
-    def __init__(self, teams: GridTeams, slicing: Slicing) -> None:
+    def __init__(self, teams: GridTeams, slicing: SlicesByRules) -> None:
         self._teams, self._slicing = teams, slicing
         self._team = slicing.team
 
@@ -139,7 +139,7 @@ class SplitLayers:
     def _columns(
         self, _: Any, layer: Any, inputs: Any, training: Any = None, *, keeps_slices: bool
     ) -> Any:
-        with _seeing_slices():
+        with _seeing_parts():
             x = product(layer, inputs, layer.kernel)
             if layer.bias is not None:
                 x = keras.ops.add(x, layer.bias)
@@ -151,7 +151,7 @@ class SplitLayers:
         self, _: Any, layer: Any, inputs: Any, training: Any = None, *, cut_along: int
     ) -> Any:
         axis = axis_of_input(layer, cut_along)
-        with _seeing_slices():
+        with _seeing_parts():
             kernel = tf.convert_to_tensor(layer.kernel)
         if inputs.shape[axis] != kernel.shape[cut_along]:
             inputs = self._along(axis).part(inputs, self._slice())
@@ -168,7 +168,7 @@ class SplitLayers:
 
     def _vocabulary(self, _: Any, layer: Any, inputs: Any) -> Any:
         ids = tf.cast(inputs, tf.int32)
-        with _seeing_slices():
+        with _seeing_parts():
             table = tf.convert_to_tensor(layer.embeddings)
         own = ids - self._slice() * table.shape[0]
         held = tf.logical_and(own >= 0, own < table.shape[0])
@@ -181,8 +181,8 @@ class SplitLayers:
         return Along(axis, self._team.size)
 
 
-def _seeing_slices() -> contextlib.AbstractContextManager[Any]:
-    return during(dataclasses.replace(this_step(), sees_slices=True))
+def _seeing_parts() -> contextlib.AbstractContextManager[Any]:
+    return during(dataclasses.replace(this_step(), sees_parts=True))
 
 
 def _activated(layer: Any, x: tf.Tensor) -> Any:

@@ -8,7 +8,7 @@ from tfscale.collectives import Schedule
 from tfscale.exchange.collective_schedules import Algorithm, CollectiveSchedules
 from tfscale.exchange.team import Team
 from tfscale.native import Group
-from tfscale.parallel.grid import DATA, TENSOR, Grid
+from tfscale.parallel.grid import DATA, STAGES, TENSOR, Grid
 from tfscale.strategy.teams import divided
 
 
@@ -20,6 +20,8 @@ class GridTeams:
         everybody: team of all replicas.
         data: team of the replicas that hold the same part of the model; None for one replica.
         tensor: team of the replicas that hold slices of one stage; None for one replica.
+        readers: model team, if it has replicas of several workers, whose first one reads the rows
+            of all; else None.
         parts: groups of the engine.
     """
 
@@ -41,15 +43,17 @@ class GridTeams:
         self._first_rank = extended.first_rank
         self.parts: list[Group] = []
 
-        def along(axis: str, size: int) -> Team | None:
-            if size == 1:
+        def along(*axes: str) -> Team | None:
+            teams = grid.teams(*axes)
+            if len(teams[0]) == 1:
                 return None
-            parts, team = divided(extended, grid.teams(axis), algorithm, schedules)
+            parts, team = divided(extended, teams, algorithm, schedules)
             self.parts += parts
             return team
 
-        self.tensor = along(TENSOR, grid.tensor)
-        self.data = along(DATA, grid.data or 1)
+        self.tensor, self.data = along(TENSOR), along(DATA)
+        spans_workers = grid.team > len(extended.devices)
+        self.readers = along(STAGES, TENSOR) if spans_workers else None
 
     def slice(self, replica: int) -> int:
         """Return which slice of split weights a replica of this process has."""

@@ -1,9 +1,10 @@
-"""Weights of which each replica of a team holds a slice, by rules on their paths."""
+"""Weights of which each replica of a team holds a part: a slice by a rule, or an equal share."""
 
 from __future__ import annotations
 
+import math
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -21,7 +22,7 @@ from tfscale.bridge.objects import native, path_of
 from tfscale.bridge.protocols import Layer, Variable
 from tfscale.exchange.team import Team
 from tfscale.parallel.grid import Grid
-from tfscale.parallel.layout import Repeated, Split
+from tfscale.parallel.layout import Flat, Repeated, Split
 from tfscale.parallel.rules import COLUMNS, HEADS, ROWS, VOCABULARY, Rules
 from tfscale.strategy.grid.collectives import whole_of
 from tfscale.strategy.step import on_a_replica, this_step
@@ -34,6 +35,9 @@ CUTS = {
     HEADS: ("MultiHeadAttention", "GroupedQueryAttention"),
     VOCABULARY: ("Embedding",),
 }
+
+# Weights of fewer numbers stay copies with shard="all".
+SMALL = 1024
 
 _NOT_CUT = (
     "tensor[{pattern!r}]={kind!r} matches {path}, a weight of a {layer}, and {kind!r} cuts weights "
@@ -51,19 +55,19 @@ _MATCH_NOTHING = (
 
 
 class SplitWeight(Placed):
-    """Weight of which each replica of a team holds a slice.
+    """Weight of which each replica of a team holds a part.
 
-    A layer that knows nothing of slices reads the whole weight, gathered from the team; the
-    gradient is summed and cut. A layer that computes with slices, and the optimizer, read the
-    replica's slice.
+    A layer that knows nothing of parts reads the whole weight, gathered from the team; the gradient
+    is summed and cut. A layer that computes with slices, and the optimizer, read the replica's
+    part.
     """
 
     layout: Repeated
 
     @property
     def shape(self) -> tf.TensorShape:
-        """Shape of what a replica reads: the whole weight, or its slice."""
-        return super().shape if _sees_slices() else tf.TensorShape(self.layout.shape)
+        """Shape of what a replica reads: the whole weight, or its part."""
+        return super().shape if _sees_parts() else tf.TensorShape(self.layout.shape)
 
     def value(self) -> tf.Tensor:
         """Return what a replica reads; TensorFlow calls this."""
@@ -71,34 +75,26 @@ class SplitWeight(Placed):
 
     def _get(self) -> Any:
         found = super()._get()
-        if not on_a_replica() or _sees_slices():
+        if not on_a_replica() or _sees_parts():
             return found
-        part = tf.convert_to_tensor(found)
-        return whole_of(self.team, self.layout.inner, part, f"the slices of {self._common_name}")
+        part, name = tf.convert_to_tensor(found), f"the parts of {self._common_name}"
+        return whole_of(self.team, self.layout.inner, part, name)
 
 
-def _sees_slices() -> bool:
+def _sees_parts() -> bool:
     step = this_step()
-    return step.is_reduced or step.sees_slices
+    return step.is_reduced or step.sees_parts
 
 
 class Slicing:
-    """Rules that cut weights, and the layers whose weights they have cut.
+    """Weights of which the replicas of a team hold parts; a subclass says which.
 
     Args:
-        rules: the rules.
-        grid: the grid, with all its sizes.
-        team: team of the replicas that hold the slices.
+        team: team of the replicas that hold the parts.
     """
 
-    def __init__(self, rules: Mapping[str, str], grid: Grid, team: Team) -> None:
-        self._rules, self.team = Rules(rules), team
-        self._team_ranks = [grid.slice(rank) for rank in range(grid.replicas)]
-        self._kinds: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-
-    def kind_of(self, layer: Layer) -> str | None:
-        """Return how a layer is cut; None if it is whole."""
-        return self._kinds.get(layer)
+    def __init__(self, team: Team) -> None:
+        self.team = team
 
     def placement(self, beside: Any) -> Placement | None:
         """Return how the variable is made that is made now; None if each replica holds all of it.
@@ -113,41 +109,81 @@ class Slicing:
             layout = beside.layout if tuple(made.shape) == beside.layout.shape else None
             kind: type[Placed] = Placed
         else:
-            layout, kind = self._layout_of(made), SplitWeight
+            layout, kind = self._layout_of_weight(made), SplitWeight
         if layout is None:
             return None
         hooks.ASSIGN_SLOT.put(made, assign_part, weakly=True)
         return Placement(layout, kind=kind, team=self.team)
 
-    def _layout_of(self, made: Any) -> Repeated | None:
+    def _layout_of_weight(self, made: Any) -> Repeated | None:
         layer = layer_that_makes_a_weight()
-        if layer is None or not made.trainable:
+        return None if layer is None or not made.trainable else self.layout(layer, made)
+
+    def layout(self, layer: Layer, weight: Any) -> Repeated | None:
+        """Return the layout of a weight of a layer; None if each replica holds all of it."""
+        raise NotImplementedError
+
+    def check(self, model: Any) -> None:
+        """Raise if a model cannot be trained with its weights in parts."""
+
+
+class FlatParts(Slicing):
+    """Weights in equal parts, one for each replica of a team: ``shard="all"``."""
+
+    def layout(self, layer: Layer, weight: Any) -> Repeated | None:
+        """See ``Slicing``. Small weights stay copies: a message costs more than they do."""
+        shape, ranks = tuple(weight.shape), self.team.size
+        if math.prod(shape) < max(SMALL, ranks) or not tf.as_dtype(weight.dtype).is_floating:
             return None
-        found = self._rules.find(path_of(made))
+        return Repeated.of(Flat(shape, ranks), range(ranks))
+
+
+class SlicesByRules(Slicing):
+    """Weights in slices along one axis, by rules on their paths: ``tensor={...}``.
+
+    Args:
+        rules: the rules.
+        grid: the grid, with all its sizes.
+        team: team of the replicas that hold the slices.
+    """
+
+    def __init__(self, rules: Mapping[str, str], grid: Grid, team: Team) -> None:
+        super().__init__(team)
+        self._rules = Rules(rules)
+        self._team_ranks = [grid.slice(rank) for rank in range(grid.replicas)]
+        self._kinds: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+    def kind_of(self, layer: Layer) -> str | None:
+        """Return how a layer is cut; None if it is whole."""
+        return self._kinds.get(layer)
+
+    def layout(self, layer: Layer, weight: Any) -> Repeated | None:
+        """See ``Slicing``."""
+        found = self._rules.find(path_of(weight))
         if found is None:
             return None
         pattern, kind = found
-        words = {"pattern": pattern, "kind": kind, "path": path_of(made)}
+        words = {"pattern": pattern, "kind": kind, "path": path_of(weight)}
         owner = stock_layer(layer, CUTS[kind])
         if owner is None:
             known = " and ".join(CUTS[kind])
             raise ValueError(_NOT_CUT.format(**words, layer=type(layer).__name__, known=known))
-        axis = _axes(owner, kind, path_of(made)).get(str(made.name))
+        axis = _axes(owner, kind, path_of(weight)).get(str(weight.name))
         self._kinds[owner] = kind
         if axis is None:
             return None
-        shape, ranks = tuple(made.shape), self.team.size
+        shape, ranks = tuple(weight.shape), self.team.size
         if shape[axis] % ranks:
             more = {"shape": shape, "axis": axis, "ranks": ranks, "size": shape[axis]}
             raise ValueError(_DOES_NOT_DIVIDE.format(**words, **more))
         return Repeated.of(Split(shape, ranks, axis), self._team_ranks)
 
-    def refuse_idle(self, name: str, weights: Iterable[Variable]) -> None:
+    def check(self, model: Any) -> None:
         """Raise if a rule matches none of a model's weights."""
-        paths = [path_of(v) for v in weights]
+        paths = [path_of(v) for v in model.weights]
         for pattern in self._rules.idle(paths):
             some = ", ".join(paths[:5])
-            raise ValueError(_MATCH_NOTHING.format(pattern=pattern, model=name, paths=some))
+            raise ValueError(_MATCH_NOTHING.format(pattern=pattern, model=model.name, paths=some))
 
 
 def _axes(layer: Layer, kind: str, path: str) -> dict[str, int]:
@@ -160,7 +196,7 @@ def _axes(layer: Layer, kind: str, path: str) -> dict[str, int]:
 
 
 def is_split(variable: Variable) -> bool:
-    """Return whether each replica of a team holds a slice of a weight."""
+    """Return whether each replica of a team holds a part of a weight."""
     return isinstance(native(variable), SplitWeight)
 
 

@@ -1,4 +1,4 @@
-"""Tensor parallelism of a strategy: weights in slices, by rules on their paths."""
+"""Weights of a strategy in parts: in slices by rules on their paths, or shared out equally."""
 
 from __future__ import annotations
 
@@ -10,27 +10,45 @@ from typing import Any
 from tfscale.bridge import hooks
 from tfscale.bridge.objects import innermost
 from tfscale.bridge.protocols import Layer, Optimizer, Variable
+from tfscale.exchange.team import Team
 from tfscale.strategy.grid.gradients import GridGradients
 from tfscale.strategy.grid.layers import SplitLayers
 from tfscale.strategy.grid.teams import GridTeams
-from tfscale.strategy.grid.weights import Slicing
+from tfscale.strategy.grid.weights import FlatParts, SlicesByRules, Slicing
 from tfscale.strategy.variables import Placement
 
 
-class Slices:
-    """Weights in slices: how they are made, computed with and updated.
+class WeightParts:
+    """Weights in parts: how they are made, computed with and updated.
 
     Args:
-        teams: teams of the grid, with a team along the axis ``tensor``.
-        rules: the user's argument ``tensor``.
+        slicing: says which weights are in parts, and how.
+        gradients: sums, norms and checks of gradients.
+        layers: layers that compute with slices; None if all layers read whole weights.
     """
 
-    def __init__(self, teams: GridTeams, rules: Mapping[str, str]) -> None:
+    def __init__(
+        self, slicing: Slicing, gradients: GridGradients, layers: SplitLayers | None = None
+    ) -> None:
+        self._slicing, self._gradients, self._layers = slicing, gradients, layers
+
+    @classmethod
+    def by_rules(cls, teams: GridTeams, rules: Mapping[str, str]) -> WeightParts:
+        """Return weights in slices, by the user's argument ``tensor``."""
         assert teams.tensor is not None
-        self.teams = teams
-        self._slicing = Slicing(rules, teams.grid, teams.tensor)
-        self._layers = SplitLayers(teams, self._slicing)
-        self._gradients = GridGradients(teams)
+        slicing = SlicesByRules(rules, teams.grid, teams.tensor)
+        gradients = GridGradients(teams.tensor, teams.data, teams.everybody)
+        return cls(slicing, gradients, SplitLayers(teams, slicing))
+
+    @classmethod
+    def among(cls, everybody: Team) -> WeightParts:
+        """Return weights in equal parts, one for each replica: ``shard="all"``."""
+        return cls(FlatParts(everybody), GridGradients(everybody, None, everybody))
+
+    @property
+    def sums_in_backward_pass(self) -> bool:
+        """Whether the backward pass sums gradients of replicas that read different rows."""
+        return self._layers is None
 
     def placement(self, beside: Any) -> Placement | None:
         """Return how the variable is made that is made now: see ``Slicing.placement``."""
@@ -39,16 +57,16 @@ class Slices:
     def computing(
         self, model: Any, layers: Sequence[Layer]
     ) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which a model's layers compute with their slices, on replicas."""
-        self._slicing.refuse_idle(model.name, model.weights)
-        return self._layers.computing(layers)
+        """Return a context in which a model's layers compute with their parts, on replicas."""
+        self._slicing.check(model)
+        return contextlib.nullcontext() if self._layers is None else self._layers.computing(layers)
 
     # -- an update
 
     def begin_update(
         self, optimizer: Optimizer, grads: list[Any], variables: Sequence[Variable]
     ) -> list[Any]:
-        """Return gradients, of which those of slices are summed over the replicas that hold them.
+        """Return gradients, of which those of slices are summed over their twins.
 
         Raises:
             ValueError: the optimizer cannot update slices.
