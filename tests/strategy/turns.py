@@ -1,8 +1,9 @@
 """Worker of these tests: it takes cases in turn, and prints a line of JSON for each.
 
-STRATEGY is scale, sharded and all (scale with shard="optimizer" and "all"), tensorflow (scale on
-TensorFlow's collectives), stock (TensorFlow's own strategy) or none (one device); LAYOUT is workers
-x devices, of which KIND is CPU or GPU. All leave together, through a folder called MEETING.
+STRATEGY is scale, sharded and all (scale with shard="optimizer" and "all"), grid (scale with teams
+of two replicas), tensorflow (scale on TensorFlow's collectives), stock (TensorFlow's own strategy)
+or none (one device); LAYOUT is workers x devices, of which KIND is CPU or GPU. All leave together,
+through a folder called MEETING.
 """
 
 from __future__ import annotations
@@ -48,9 +49,23 @@ def make_strategy(algorithm):
     shard = {"sharded": "optimizer", "all": "all"}.get(os.environ["STRATEGY"])
     if shard == "all":
         weights.SMALL = 1  # the models of the tests are small
+    grid = {}
+    if os.environ["STRATEGY"] == "grid":
+        weights.SlicesByRules.layout = first_axis
+        weights.SlicesByRules.check = lambda self, model: None
+        grid = {"grid": tfscale.Grid(tensor=2), "tensor": {".": "columns"}}
     return tfscale.ScaleStrategy(
-        algorithm, wire="fp32", deadline=DEADLINE, backend="engine", shard=shard
+        algorithm, wire="fp32", deadline=DEADLINE, backend="engine", shard=shard, **grid
     )
+
+
+def first_axis(slicing, layer, weight):
+    """Cut weights of all layers, along the first axis that can be cut; layers read them whole."""
+    from tfscale.parallel.layout import Repeated, Split
+
+    shape, ranks = tuple(weight.shape), slicing.team.size
+    axis = next((i for i, size in enumerate(shape) if size % ranks == 0), None)
+    return None if axis is None else Repeated.of(Split(shape, ranks, axis), slicing._team_ranks)
 
 
 def attempt(act, strategy, name):

@@ -33,10 +33,20 @@ def variable_being_made() -> Any:
     return found if found is not None and getattr(found, "_value", None) is None else None
 
 
-def layer_that_makes_a_weight() -> Any:
-    """Return the layer that makes a variable now; None if something else makes it."""
+def layer_that_makes(variable: Any) -> Any:
+    """Return the layer that makes a variable now; None if something else makes it.
+
+    Keras makes the weights of a subclassed model together, after it has called the model on
+    symbols; then the layer is one of the model's layers.
+    """
     found = caller((keras.layers.Layer, keras.optimizers.Optimizer, keras.metrics.Metric))
-    return found if isinstance(found, keras.layers.Layer) else None
+    if not isinstance(found, keras.layers.Layer):
+        return None
+    return next((each for each in found._flatten_layers() if _has_own(each, variable)), found)
+
+
+def _has_own(layer: Layer, variable: Any) -> bool:
+    return any(own is variable for own in getattr(layer, "_trainable_variables", ()))
 
 
 def stock_layer(layer: Layer, names: Sequence[str]) -> Any:
@@ -49,8 +59,16 @@ def stock_layer(layer: Layer, names: Sequence[str]) -> Any:
     if type(layer).__name__ in names and _is_keras(type(layer)):
         return layer
     kinds = tuple(kind for kind in _ATTENTIONS if kind.__name__ in names)
-    owner = caller(kinds) if kinds else None
-    return owner if owner is not None and type(owner) in kinds else None
+    if not kinds:
+        return None
+    outermost = caller(keras.layers.Layer)
+    every = [caller(kinds), *(outermost._flatten_layers() if outermost is not None else ())]
+    return next((each for each in every if type(each) in kinds and _projects(each, layer)), None)
+
+
+def _projects(attention: Any, layer: Layer) -> bool:
+    """Return whether a layer is a projection of an attention."""
+    return any(layer is each for each in vars(attention).values())
 
 
 _ATTENTIONS = tuple(

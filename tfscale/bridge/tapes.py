@@ -14,19 +14,27 @@ from tfscale.bridge.tensorflow import could_possibly_record
 Target = Callable[[Any, Any], Any]
 
 
-def targets_changed(target: Target) -> contextlib.AbstractContextManager[None]:
-    """Let tapes of this thread differentiate ``target(target, sources)`` in a block.
+Result = Callable[[list[Any], list[Any]], list[Any]]
 
-    A gradient that another tape records stays as it is, such as that of a gradient penalty.
+
+def gradients_changed(
+    target: Target, result: Result | None = None
+) -> contextlib.AbstractContextManager[None]:
+    """Let tapes of this thread differentiate another target, and give other results, in a block.
+
+    Args:
+        target: function of a target and the sources that returns what is differentiated. A target
+            whose gradient another tape records stays as it is, as for a gradient penalty.
+        result: function of all gradients and their sources that returns other gradients.
     """
-    return TAPE_GRADIENT.on(tf.GradientTape, _Changed(target), in_thread=True)
+    return TAPE_GRADIENT.on(tf.GradientTape, _Changed(target, result), in_thread=True)
 
 
 class _Changed:
     """A replacement of ``tf.GradientTape.gradient`` for one thread."""
 
-    def __init__(self, target: Target) -> None:
-        self._change = target
+    def __init__(self, target: Target, result: Result | None) -> None:
+        self._change, self._result = target, result
         self._is_changing = False  # tapes that compute the new target are left alone
 
     def __call__(
@@ -47,7 +55,12 @@ class _Changed:
             finally:
                 self._is_changing = False
             output_gradients = None
-        return original(tape, target, sources, output_gradients, **kwargs)
+        found = original(tape, target, sources, output_gradients, **kwargs)
+        if self._result is None or self._is_changing:
+            return found
+        with contextlib.nullcontext() if used or tape._tape is None else _recording(tape):
+            changed = self._result(tf.nest.flatten(found), tf.nest.flatten(sources))
+        return tf.nest.pack_sequence_as(sources, changed)
 
 
 def _times(target: Any, factors: Any) -> Any:

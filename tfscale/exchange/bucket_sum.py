@@ -17,7 +17,7 @@ from tfscale.collectives.wires import FORMATS, LOSSLESS
 from tfscale.compression.gradient import Gradient
 from tfscale.compression.method import RESIDUAL, Method, Price, Wire, joined
 from tfscale.compression.switching import SHARED, of_variant
-from tfscale.exchange import lookups, rows
+from tfscale.exchange import rows
 from tfscale.exchange.buckets import Bucket
 from tfscale.exchange.collective_schedules import price
 from tfscale.exchange.packing import Collective, Packing
@@ -201,8 +201,7 @@ class BucketSum:
             (lost,) = self.variables(RESIDUAL)
         scale = None if lost is None else self._summands.scale
         self.collectives.append(Collective(self.name, 0))  # their number differs from step to step
-        add = rows.sum_equal_rows if lookups.are_of_all_samples(slices.indices) else rows.sum_rows
-        total = add(
+        total = rows.sum_as_one_device(
             self._summands.team,
             self._replica,
             _times(slices, scale, -1),
@@ -211,8 +210,6 @@ class BucketSum:
             self._seed_of(wire, lost is not None),
             lost,
         )
-        if lookups.are_unique(slices.indices):
-            total = rows.with_unique_rows(total)
         return _times(total, scale, 1)
 
     def begin(self, flight: Flight, tensors: Sequence[tf.Tensor]) -> None:

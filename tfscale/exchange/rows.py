@@ -18,6 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfscale.collectives.wires import LOSSLESS
+from tfscale.exchange import lookups
 from tfscale.exchange.team import Team
 from tfscale.native.bucket import Name, bucket_id
 
@@ -36,6 +37,25 @@ def sum_all(team: Team, replica: int, values: Sequence[Any], name: Name) -> list
         sum_rows(team, replica, x, name) if isinstance(x, tf.IndexedSlices) else next(totals)
         for x in values
     ]
+
+
+def sum_as_one_device(
+    team: Team, replica: int, slices: tf.IndexedSlices, name: Name, *how: Any
+) -> tf.IndexedSlices:
+    """Return the sum of rows that one device would have for the samples of all replicas.
+
+    Rows that a layer has made unique are unique in the sum, too.
+
+    Args:
+        team: team of the replicas.
+        replica: index of the replica in this process.
+        slices: gradient of a table.
+        name: name of the bucket.
+        how: wire, seed and residual, as for ``sum_rows``.
+    """
+    add = sum_equal_rows if lookups.are_of_all_samples(slices.indices) else sum_rows
+    total = add(team, replica, slices, name, *how)
+    return with_unique_rows(total) if lookups.are_unique(slices.indices) else total
 
 
 def sum_rows(

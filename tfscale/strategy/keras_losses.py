@@ -131,7 +131,8 @@ def _update_sum(
     """Add a replica's part to a sum, if a metric gets one number for a batch."""
     share, all_have_it, values = this_step().share, _all_have(values), _read(values)
     if share is not None and all_have_it:
-        values = share.weight() * tf.cast(values, tf.float32)
+        weight = share.weight()
+        values = weight * tf.cast(values, weight.dtype)
     elif share is not None and _is_floating(values) and values.shape.rank == 0:
         if sample_weight is None:
             values = own_losses.number_of_all(values)

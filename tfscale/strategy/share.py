@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 # Marks of an operation that multiplies by a replica's share, and of one that divides by it.
@@ -65,8 +66,9 @@ class Share:
         """Number of times that the step has scaled a value by a share."""
         return self._rows._reads
 
-    def weight(self, dtype: tf.DType = tf.float32) -> tf.Tensor:
-        """Return this replica's share; 0 if the total is 0."""
+    def weight(self, dtype: tf.DType | None = None) -> tf.Tensor:
+        """Return this replica's share, in Keras's float type by default; 0 if the total is 0."""
+        dtype = dtype or _dtype(None)
         if tf.executing_eagerly():
             return self._weight(dtype)
         key = (tf.compat.v1.get_default_graph(), dtype)
@@ -80,11 +82,11 @@ class Share:
         held = tf.math.divide_no_nan(tf.cast(self.local, wide), tf.cast(self.total, wide))
         return tf.cast(held, dtype)
 
-    def part(self, dtype: tf.DType = tf.float32) -> tf.Tensor:
+    def part(self, dtype: tf.DType | None = None) -> tf.Tensor:
         """Return this replica's share as a factor of a loss: the product counts as scaled."""
         return self._marked(self.weight(dtype), _SCALES)
 
-    def presence(self, dtype: tf.DType = tf.float32) -> tf.Tensor:
+    def presence(self, dtype: tf.DType) -> tf.Tensor:
         """Return the weight of a loss that is a sum: 1, or 0 if this replica holds nothing.
 
         Replicas that hold the same parts have equal parts of 1.
@@ -92,12 +94,13 @@ class Share:
         holds = tf.cast(self.local > 0, dtype)
         return holds if self._copies == 1 else holds / self._copies
 
-    def present(self, dtype: tf.DType = tf.float32) -> tf.Tensor:
+    def present(self, dtype: tf.DType) -> tf.Tensor:
         """Return ``presence`` as a factor of a loss: the product counts as scaled."""
         return self._marked(self.presence(dtype), _SCALES)
 
-    def count(self, dtype: tf.DType = tf.float32) -> tf.Tensor:
+    def count(self, dtype: tf.DType | None = None) -> tf.Tensor:
         """Return one over the share; 0 if this replica holds nothing."""
+        dtype = dtype or _dtype(None)
         inverse = tf.math.divide_no_nan(tf.cast(self.total, dtype), tf.cast(self.local, dtype))
         return self._marked(inverse, _RESTORES)
 
@@ -110,7 +113,7 @@ class Share:
             raise TypeError("a share is a ratio")  # TensorFlow then asks __rmul__
         if name == "y" and dtype is None:  # TensorFlow converts a divisor
             return tf.math.reciprocal(self.part())  # infinite for a share of 0: x / inf is 0
-        return self.count(dtype or tf.float32)
+        return self.count(dtype)
 
     def __rtruediv__(self, other: Any) -> tf.Tensor:
         return other * self.part(_dtype(other))
@@ -148,7 +151,9 @@ class Share:
 
 
 def _dtype(value: Any) -> tf.DType:
-    return value.dtype if tf.is_tensor(value) else tf.float32
+    if tf.is_tensor(value):
+        return value.dtype
+    return tf.float64 if keras.backend.floatx() == "float64" else tf.float32
 
 
 def as_scaled(loss: tf.Tensor) -> tf.Tensor:

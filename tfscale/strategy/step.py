@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -64,6 +64,7 @@ class Step:
             replicas: nothing is summed again, and each replica assigns its own copy of a variable.
         counts: whether this replica's samples count in metrics: of the replicas of a grid that read
             the same rows, one counts.
+        read_before: whole weights that have been read before a loop, by the ids of their variables.
         sees_parts: whether the replica reads its parts of weights, and not whole weights.
         sums_in_backward_pass: whether the backward pass sums gradients of replicas with other rows.
         updates_alone: whether an optimizer updates a weight that this replica alone holds: it may
@@ -87,6 +88,7 @@ class Step:
     group: Team | None = None
 
     counts: bool = True
+    read_before: Mapping[int, tf.Tensor] = dataclasses.field(default_factory=dict)
     sees_parts: bool = False
     sums_in_backward_pass: bool = False
     is_reduced: bool = False

@@ -36,7 +36,7 @@ from tfscale.bridge.objects import (
     trained_by,
 )
 from tfscale.bridge.protocols import Optimizer
-from tfscale.bridge.tapes import targets_changed
+from tfscale.bridge.tapes import gradients_changed
 from tfscale.exchange.slots import Slots
 from tfscale.strategy import (
     gather,
@@ -116,7 +116,7 @@ def step_of_replica(strategy: Strategy, step: ModelStep, fn: Callable[..., Any])
                 counts=extended.is_first_of_team(),
             )
             with during(full):
-                with reducing(keras_losses.reduced), _targets_of(step.is_own), inlined():
+                with reducing(keras_losses.reduced), _tapes_of(step.is_own, parts), inlined():
                     result = fn(data)
                 statistics.average(assigned)
                 if step.makes_logs:
@@ -155,12 +155,16 @@ def _rows_of_team(strategy: Strategy, data: Any) -> Any:
     return data if readers is None else of_first_replica(readers, data)
 
 
-def _targets_of(own: bool) -> contextlib.AbstractContextManager[None]:
-    """Return a context that weights losses for the tapes of a step.
+def _tapes_of(own: bool, parts: Any) -> contextlib.AbstractContextManager[None]:
+    """Return a context that weights losses for the tapes of a step, and gives whole gradients.
 
-    It does nothing for Keras's own steps, whose losses are weighted already.
+    It does nothing for Keras's own steps, whose losses are weighted already, and which pass
+    gradients to the optimizer as they are.
     """
-    return targets_changed(own_losses.target_of_gradients) if own else contextlib.nullcontext()
+    if not own:
+        return contextlib.nullcontext()
+    whole = None if parts is None else parts.whole_gradients
+    return gradients_changed(own_losses.target_of_gradients, whole)
 
 
 def _only_with(data: Any) -> Any:
@@ -217,6 +221,8 @@ def _apply(
     reduce: Callable[..., list[Any]] | None = None
     window, parts, copies = None, strategy.parts, grads
     if parts is not None:
+        if step.is_own:
+            grads = parts.own_parts(grads, variables)
         grads = parts.begin_update(optimizer, grads, variables)
         copies = parts.of_copies(grads, variables)
     if not step.is_single:

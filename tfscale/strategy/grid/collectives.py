@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from tfscale.exchange.rows import sum_all
+from tfscale.exchange.rows import sum_as_one_device
 from tfscale.exchange.team import Team
 from tfscale.parallel.layout import Layout
 from tfscale.parallel.rows import part_of_total
@@ -92,7 +92,7 @@ def part_of_sum(team: Team, cut: Cut, whole: tf.Tensor, name: str) -> tf.Tensor:
 
 def _part_of_rows(team: Team, layout: Layout, rows: tf.IndexedSlices, name: str) -> Any:
     def own(replica: int, values: list[Any]) -> list[Any]:
-        (total,) = sum_all(team, replica, values, name)
+        total = sum_as_one_device(team, replica, values[0], name)
         return [part_of_total(total, layout, team.rank(replica))]
 
     (part,) = team.together(own, [rows])

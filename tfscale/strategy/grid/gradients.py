@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfscale.bridge.objects import innermost, path_of
 from tfscale.bridge.optimizers import is_elementwise, works_on_slices
 from tfscale.bridge.protocols import Optimizer, Variable
-from tfscale.exchange.rows import sum_all
+from tfscale.exchange.rows import sum_as_one_device
 from tfscale.exchange.team import Team
 from tfscale.strategy.grid.weights import is_split
 from tfscale.strategy.sharded_clipping import (
@@ -25,6 +25,8 @@ from tfscale.strategy.sharded_clipping import (
     summed_numbers,
 )
 from tfscale.strategy.step import during, this_step
+
+_NAME = "gradients of slices"
 
 _NEEDS_WHOLE = (
     "{optimizer} may need all numbers of a weight, and each replica holds and updates a part "
@@ -74,7 +76,7 @@ class GridGradients:
         if team is None or not places:
             return grads
         found, own = list(grads), [grads[i] for i in places]
-        sums = team.together(lambda replica, own: sum_all(team, replica, own, "slices"), own)
+        sums = team.together(lambda replica, own: _sums(team, replica, own), own)
         for i, total in zip(places, sums, strict=True):
             found[i] = total
         return found
@@ -123,3 +125,14 @@ class GridGradients:
     def finite(self, check: Callable[..., Any], optimizer: Any, grads: Sequence[Any]) -> tf.Tensor:
         """Return whether the gradients of all replicas are finite."""
         return finite_on_all(self._everybody, check, optimizer, grads)
+
+
+def _sums(team: Team, replica: int, values: Sequence[Any]) -> list[Any]:
+    dense = iter(team.sum_all(replica, [x for x in values if not _is_rows(x)], _NAME))
+    return [
+        sum_as_one_device(team, replica, x, _NAME) if _is_rows(x) else next(dense) for x in values
+    ]
+
+
+def _is_rows(value: Any) -> bool:
+    return isinstance(value, tf.IndexedSlices)

@@ -32,12 +32,13 @@ from tfscale.bridge.layers import (
     projections_of,
     region_until,
 )
+from tfscale.bridge.objects import native
 from tfscale.bridge.protocols import Layer
 from tfscale.bridge.tensorflow import replica_id
 from tfscale.parallel.rules import COLUMNS, HEADS, ROWS
 from tfscale.strategy.grid.collectives import Along, summed, whole_of
 from tfscale.strategy.grid.teams import GridTeams
-from tfscale.strategy.grid.weights import SlicesByRules
+from tfscale.strategy.grid.weights import SlicesByRules, is_split
 from tfscale.strategy.step import during, on_a_replica, this_step
 
 _AXIS_OF_HEADS = 0  # of the kernel of an attention's output projection
@@ -45,6 +46,24 @@ _AXIS_OF_HEADS = 0  # of the kernel of an attention's output projection
 # Difference between the seeds of two slices, in the first word of a seed: another number than the
 # one by which the seeds of two parts of a batch differ.
 _FOLD = 0x85EBCA6B
+
+
+@contextlib.contextmanager
+def reading_before_loops(layers: Sequence[Layer]) -> Iterator[None]:
+    """Make recurrent layers read whole weights before their loops, within this context."""
+    with contextlib.ExitStack() as stack:
+        for layer in layers:
+            if isinstance(layer, keras.layers.RNN):
+                stack.enter_context(hooks.SPLIT_CALL.on(layer, _read_before))
+        yield
+
+
+def _read_before(original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) -> Any:
+    if not on_a_replica() or this_step().is_reduced:
+        return original(layer, *args, **kwargs)
+    read = {id(native(v)): tf.convert_to_tensor(native(v)) for v in layer.weights if is_split(v)}
+    with during(dataclasses.replace(this_step(), read_before=read)):
+        return original(layer, *args, **kwargs)
 
 
 class SplitLayers:

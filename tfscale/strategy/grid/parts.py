@@ -8,13 +8,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfscale.bridge import hooks
-from tfscale.bridge.objects import innermost
+from tfscale.bridge.objects import innermost, native
 from tfscale.bridge.protocols import Layer, Optimizer, Variable
 from tfscale.exchange.team import Team
 from tfscale.strategy.grid.gradients import GridGradients
-from tfscale.strategy.grid.layers import SplitLayers
+from tfscale.strategy.grid.layers import SplitLayers, reading_before_loops
 from tfscale.strategy.grid.teams import GridTeams
-from tfscale.strategy.grid.weights import FlatParts, SlicesByRules, Slicing
+from tfscale.strategy.grid.weights import (
+    FlatParts,
+    SlicesByRules,
+    Slicing,
+    is_split,
+    part_of_gradient,
+    whole_gradient,
+)
 from tfscale.strategy.variables import Placement
 
 
@@ -54,12 +61,29 @@ class WeightParts:
         """Return how the variable is made that is made now: see ``Slicing.placement``."""
         return self._slicing.placement(beside)
 
-    def computing(
-        self, model: Any, layers: Sequence[Layer]
-    ) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which a model's layers compute with their parts, on replicas."""
+    @contextlib.contextmanager
+    def computing(self, model: Any, layers: Sequence[Layer]) -> Iterator[None]:
+        """Make a model's layers compute with their parts, on replicas, within this context."""
         self._slicing.check(model)
-        return contextlib.nullcontext() if self._layers is None else self._layers.computing(layers)
+        own = contextlib.nullcontext() if self._layers is None else self._layers.computing(layers)
+        with reading_before_loops(layers), own:
+            yield
+
+    # -- steps of users
+
+    def whole_gradients(self, grads: list[Any], sources: list[Any]) -> list[Any]:
+        """Return gradients as a user's step expects them: of whole weights; None stays None."""
+        return [
+            whole_gradient(g, native(v)) if g is not None and is_split(v) else g
+            for g, v in zip(grads, sources, strict=True)
+        ]
+
+    def own_parts(self, grads: list[Any], variables: Sequence[Variable]) -> list[Any]:
+        """Return this replica's parts of what ``whole_gradients`` has returned."""
+        return [
+            part_of_gradient(g, native(v)) if g is not None and is_split(v) else g
+            for g, v in zip(grads, variables, strict=True)
+        ]
 
     # -- an update
 

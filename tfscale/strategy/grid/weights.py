@@ -10,19 +10,22 @@ from typing import Any
 import tensorflow as tf
 
 from tfscale.bridge import hooks
+from tfscale.bridge.calls import is_in_a_loop_of_a_replica
 from tfscale.bridge.layers import (
     axes_of_columns,
     axes_of_rows,
     axis_of_heads,
-    layer_that_makes_a_weight,
+    layer_that_makes,
     stock_layer,
     variable_being_made,
 )
 from tfscale.bridge.objects import native, path_of
 from tfscale.bridge.protocols import Layer, Variable
+from tfscale.bridge.tensorflow import replica_id
 from tfscale.exchange.team import Team
 from tfscale.parallel.grid import Grid
 from tfscale.parallel.layout import Flat, Repeated, Split
+from tfscale.parallel.rows import part_of_total
 from tfscale.parallel.rules import COLUMNS, HEADS, ROWS, VOCABULARY, Rules
 from tfscale.strategy.grid.collectives import whole_of
 from tfscale.strategy.step import on_a_replica, this_step
@@ -42,6 +45,14 @@ SMALL = 1024
 _NOT_CUT = (
     "tensor[{pattern!r}]={kind!r} matches {path}, a weight of a {layer}, and {kind!r} cuts weights "
     "of {known}. Make the pattern match fewer paths, or choose another way to cut"
+)
+_IN_A_LOOP = (
+    "a loop reads {}, of which each replica holds a part, and the gradient of the exchange is not "
+    "defined in a loop. Read the weight before the loop: value = tf.convert_to_tensor(weight)"
+)
+_ROWS_OF_PARTS = (
+    "the gradient of {} is sparse, and with shard='all' a train_step of your own cannot get it. "
+    "Leave train_step to Keras, or take shard='optimizer'"
 )
 _DOES_NOT_DIVIDE = (
     "tensor[{pattern!r}]={kind!r} cuts {path} of shape {shape} along axis {axis} into {ranks} "
@@ -77,6 +88,10 @@ class SplitWeight(Placed):
         found = super()._get()
         if not on_a_replica() or _sees_parts():
             return found
+        if (read := this_step().read_before.get(id(self))) is not None:
+            return read
+        if is_in_a_loop_of_a_replica():
+            raise ValueError(_IN_A_LOOP.format(self._common_name))
         part, name = tf.convert_to_tensor(found), f"the parts of {self._common_name}"
         return whole_of(self.team, self.layout.inner, part, name)
 
@@ -116,7 +131,7 @@ class Slicing:
         return Placement(layout, kind=kind, team=self.team)
 
     def _layout_of_weight(self, made: Any) -> Repeated | None:
-        layer = layer_that_makes_a_weight()
+        layer = layer_that_makes(made)
         return None if layer is None or not made.trainable else self.layout(layer, made)
 
     def layout(self, layer: Layer, weight: Any) -> Repeated | None:
@@ -198,6 +213,31 @@ def _axes(layer: Layer, kind: str, path: str) -> dict[str, int]:
 def is_split(variable: Variable) -> bool:
     """Return whether each replica of a team holds a part of a weight."""
     return isinstance(native(variable), SplitWeight)
+
+
+def whole_gradient(gradient: Any, weight: SplitWeight) -> Any:
+    """Return the gradient of a whole weight, from this replica's part of it."""
+    team, layout, name = weight.team, weight.layout.inner, f"the gradient of {path_of(weight)}"
+    if not isinstance(gradient, tf.IndexedSlices):
+        return whole_of(team, layout, gradient, name)
+    if not isinstance(layout, Split) or layout.axis > 0:
+        raise ValueError(_ROWS_OF_PARTS.format(path_of(weight)))
+
+    def joined(replica: int, own: list[Any]) -> list[Any]:
+        values, indices = own
+        counts = team.count_rows(replica, values, name)
+        first = layout.range(team.rank(replica)).start
+        places = tf.cast(indices, tf.int64) + first
+        return [team.join(replica, each, counts, name) for each in (values, places)]
+
+    values, places = team.together(joined, [gradient.values, gradient.indices])
+    return tf.IndexedSlices(values, places, tf.constant(layout.shape, tf.int64))
+
+
+def part_of_gradient(gradient: Any, weight: SplitWeight) -> Any:
+    """Return this replica's part of the gradient of a whole weight."""
+    rank = weight.team.rank(replica_id(tf.distribute.get_replica_context()))
+    return part_of_total(gradient, weight.layout.inner, rank)
 
 
 def assign_part(assign: Any, slot: Any, value: Any) -> Any:

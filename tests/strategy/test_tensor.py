@@ -1,0 +1,338 @@
+"""Tensor parallelism: programs whose weights are in slices train as on one device.
+
+Numbers are float64, so that a wrong sum shows: rounding is below 1e-12.
+"""
+
+import contextlib
+import re
+import typing
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers, optimizers
+
+import tfscale
+from tfscale.bridge.installed import KERAS_2
+from tfscale.strategy.variables import Placed
+
+pytestmark = pytest.mark.skipif(KERAS_2, reason="grids need Keras 3")
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    before = keras.config.floatx()
+    keras.config.set_floatx("float64")
+    yield
+    keras.config.set_floatx(before)
+
+
+def grid(rules, devices=2, tensor=2, **settings):
+    names = [f"CPU:{place}" for place in range(devices)]
+    return tfscale.ScaleStrategy(
+        devices=names, grid=tfscale.Grid(tensor=tensor), tensor=rules, **settings
+    )
+
+
+# -------------------------------------------------------------------------- programs
+
+FUNCTIONAL = {
+    "up": "columns", "down": "rows", "table": "vocabulary", "attention": "heads", "alone": "columns"
+}  # fmt: skip
+
+
+def functional():
+    words = keras.Input((5,), dtype="int32")
+    x = layers.Embedding(16, 8, name="table")(words)
+    x = x + layers.MultiHeadAttention(4, 3, name="attention")(x, x)
+    x = layers.Flatten()(x)
+    x = layers.BatchNormalization()(layers.Dense(12, "tanh")(x))
+    up = layers.Dense(16, name="up")(x)
+    x = x + layers.Dense(12, name="down")(keras.ops.gelu(up))
+    x = layers.Dense(8, "softmax", name="alone", kernel_regularizer="l2")(x)
+    return keras.Model(words, layers.Dense(3)(x))
+
+
+class Block(layers.Layer):
+    """Transformer block as tutorials of Keras write it."""
+
+    def __init__(self, width, heads, inner):
+        super().__init__()
+        self.attention = layers.MultiHeadAttention(heads, width // heads, name="attention")
+        self.ffn = keras.Sequential(
+            [layers.Dense(inner, "relu", name="up"), layers.Dense(width, name="down")], name="ffn"
+        )
+        self.norms = [layers.LayerNormalization(), layers.LayerNormalization()]
+
+    def call(self, x):
+        x = self.norms[0](x + self.attention(x, x, use_causal_mask=True))
+        return self.norms[1](x + self.ffn(x))
+
+
+class Language(keras.Model):
+    """Subclassed model whose output layer is its table."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = layers.Embedding(16, 8, name="table", mask_zero=True)
+        self.block = Block(8, 2, 12)
+
+    def call(self, words):
+        hidden = self.block(self.table(words))
+        return keras.ops.matmul(hidden[:, 0], keras.ops.transpose(self.table.embeddings))[:, :3]
+
+
+def grouped():
+    words = keras.Input((5,), dtype="int32")
+    x = layers.Embedding(16, 8)(words)
+    x = x + layers.GroupQueryAttention(4, 4, 2, name="attention")(x, x)
+    x = layers.EinsumDense("abc,cd->abd", (None, 6), "relu", bias_axes="d", name="wide")(x)
+    x = layers.EinsumDense("abc,cd->abd", (None, 8), bias_axes="d", name="narrow")(x)
+    return keras.Model(words, layers.Dense(3)(layers.GlobalAveragePooling1D()(x)))
+
+
+PROGRAMS = {
+    "functional": (functional, FUNCTIONAL),
+    "subclassed": (
+        Language,
+        {"ffn/up": "columns", "ffn/down": "rows", "attention": "heads", "table": "vocabulary"},
+    ),
+    "grouped": (grouped, {"attention": "heads", "wide": "columns", "narrow": "rows"}),
+}
+
+OPTIMIZERS = {
+    "sgd": lambda: optimizers.SGD(0.1, momentum=0.9),
+    "adamw": lambda: optimizers.AdamW(0.01, weight_decay=0.1, global_clipnorm=0.05, epsilon=1e-4),
+    "accumulating": lambda: optimizers.SGD(0.1, clipnorm=0.05, gradient_accumulation_steps=2),
+    "averaging": lambda: optimizers.SGD(0.1, use_ema=True, ema_overwrite_frequency=3),
+    "scaling": lambda: optimizers.LossScaleOptimizer(optimizers.SGD(0.1), initial_scale=1024.0),
+}
+
+
+def data(rows=50):
+    draw = np.random.default_rng(0)
+    return draw.integers(0, 16, (rows, 5)), draw.integers(0, 3, rows)
+
+
+def made(strategy, program, optimizer=OPTIMIZERS["sgd"]):
+    keras.utils.set_random_seed(1)
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        model = program()
+        model.compile(
+            optimizer(),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy", keras.metrics.SparseCategoricalCrossentropy(from_logits=True)],
+        )
+    return model
+
+
+def numbers(model):
+    return [np.array(v.numpy()) for v in (*model.weights, *model.optimizer.variables)]
+
+
+def trained(model, epochs=2):
+    """Return all numbers that a training leaves or shows."""
+    x, y = data()
+    own = {"validation_data": (x[:30], y[:30]), "validation_batch_size": 7, "verbose": 0}
+    history = model.fit(x, y, 16, epochs, shuffle=False, **own).history
+    shown = [*history.values(), model.evaluate(x, y, 15, verbose=0)]
+    return [*numbers(model), *map(np.array, shown), model.predict(x, 15, verbose=0)]
+
+
+def assert_near(found, expected, tolerance=1e-12):
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize(
+    "program, optimizer, devices, tensor",
+    [
+        ("functional", "adamw", 2, 2),
+        ("functional", "accumulating", 2, 2),
+        ("functional", "averaging", 4, 2),
+        ("functional", "scaling", 2, 2),
+        ("functional", "sgd", 4, 4),
+        ("subclassed", "sgd", 4, 2),
+        ("subclassed", "adamw", 2, 2),
+        ("grouped", "sgd", 2, 2),
+    ],
+)
+def test_slices_train_as_one_device(program, optimizer, devices, tensor):
+    build, rules = PROGRAMS[program]
+    expected = trained(made(None, build, OPTIMIZERS[optimizer]))
+    strategy = grid(rules, devices, tensor)
+    assert_near(trained(made(strategy, build, OPTIMIZERS[optimizer])), expected)
+
+
+class OwnStep(keras.Model):
+    """Model with a step, a loss and a sum over the batch of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.up = layers.Dense(8, "relu", name="up")
+        self.down = layers.Dense(4, name="down")
+        self.seen = keras.metrics.Sum("seen")
+
+    def call(self, x):
+        return self.down(self.up(x))
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.reduce_sum(tf.square(self(x, training=True) - y), -1))
+        grads = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(grads, self.trainable_variables))
+        self.seen.update_state(tf.ones(tf.shape(x)[0]))
+        return {"loss": loss, "seen": self.seen.result()}
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_a_step_of_a_users_own(devices):
+    x = np.random.default_rng(0).standard_normal((22, 4))
+
+    def result(strategy):
+        keras.utils.set_random_seed(1)
+        with strategy.scope() if strategy else contextlib.nullcontext():
+            model = OwnStep()
+            model.compile(optimizers.SGD(0.05))
+        history = model.fit(x, x, 8, 2, shuffle=False, verbose=0).history
+        return [*numbers(model), *map(np.array, history.values())]
+
+    assert_near(result(grid({"up": "columns", "down": "rows"}, devices)), result(None))
+
+
+def test_eager_steps():
+    def result(strategy):
+        model = made(strategy, functional)
+        model.run_eagerly = True
+        x, y = data(12)
+        model.fit(x, y, 6, verbose=0, shuffle=False)
+        return numbers(model)
+
+    assert_near(result(grid(FUNCTIONAL)), result(None))
+
+
+class Dropped(layers.Layer):
+    """Notes which numbers each replica has dropped."""
+
+    masks: typing.ClassVar[dict[int, np.ndarray]] = {}
+
+    def compute_output_shape(self, shape):
+        return shape
+
+    def call(self, x):
+        def note(replica, x):
+            self.masks[int(replica)] = np.array(x) == 0
+
+        context = tf.distribute.get_replica_context()
+        tf.py_function(note, [context.replica_id_in_sync_group, x], [])
+        return x
+
+
+@pytest.mark.parametrize("are_slices", [True, False])
+def test_slices_drop_different_numbers_and_copies_the_same(are_slices, monkeypatch):
+    monkeypatch.setattr(Dropped, "masks", {})
+    monkeypatch.setattr(
+        "tfscale.bridge.layers._is_elementwise",
+        lambda operation: type(operation) in (layers.Dropout, Dropped),
+    )
+    with grid({"up": "columns", "down": "rows"}).scope():
+        inputs = keras.Input((6,))
+        first = {"name": "up", "kernel_initializer": "zeros", "bias_initializer": "ones"}
+        x = layers.Dense(64, **first)(inputs) if are_slices else inputs
+        x = Dropped()(layers.Dropout(0.5)(x))
+        x = x if are_slices else layers.Dense(64, **first)(x)
+        model = keras.Model(inputs, layers.Dense(2, name="down")(x))
+        model.compile("sgd", "mse")
+    model.fit(np.ones((16, 6)), np.ones((16, 2)), 16, verbose=0)
+    one, other = Dropped.masks[0], Dropped.masks[1]
+    assert one.shape == other.shape == (16, 32 if are_slices else 6)
+    assert 0.2 < one.mean() < 0.8
+    assert np.array_equal(one, other) != are_slices
+
+
+# ---------------------------------------------------------------- who holds what, files
+
+
+def test_replicas_hold_what_the_table_says(tmp_path):
+    strategy = grid(FUNCTIONAL, 4)
+    model = made(strategy, functional)
+    with strategy.scope():
+        model.optimizer.build(model.trainable_variables)
+    table = strategy.layouts()
+    slots = model.optimizer.variables[2:]
+    for rank in range(4):
+        copies = [v.value.values[rank] for v in (*model.trainable_variables, *slots)]
+        assert table.numbers(rank) == sum(v.shape.num_elements() for v in copies)
+    split = {row.path for row in table if row.weight[0].held(0) < row.weight[0].numbers}
+    assert "up/kernel" in split and "attention/query/bias" in split and "down/bias" not in split
+    assert "cut along axis 1 among 2 ranks, in each of 2 teams" in str(table)
+    assert all(isinstance(v.value, Placed) for v in slots if "up_kernel" in v.path)
+
+
+def test_files_are_those_of_one_device(tmp_path):
+    model = made(grid(FUNCTIONAL), functional)
+    trained(model, 1)
+    model.save(tmp_path / "model.keras")
+    saved = numbers(model)
+    expected = trained(model)
+    for strategy in (None, grid({"down": "rows"}, 4, 4)):
+        with strategy.scope() if strategy else contextlib.nullcontext():
+            loaded = keras.models.load_model(tmp_path / "model.keras")
+        for one, other in zip(numbers(loaded), saved, strict=True):
+            np.testing.assert_array_equal(one, other)
+        assert_near(trained(loaded), expected)
+
+
+# ------------------------------------------------------------------------ refusals
+
+
+def dense(units=8, **more):
+    return keras.Sequential([keras.Input((4,)), layers.Dense(units, name="up", **more)])
+
+
+@pytest.mark.parametrize(
+    "rules, model, optimizer, words",
+    [
+        ({"nothing": "rows"}, dense, "sgd", "the rule 'nothing' of tensor= matches no weight"),
+        ({"up": "heads"}, dense, "sgd", "/up/kernel, a weight of a Dense"),
+        ({"up": "columns"}, lambda: dense(3), "sgd", "2 does not divide 3"),
+        ({"up": "columns"}, dense, optimizers.Lamb, "Lamb may need all numbers of a weight"),
+        (
+            {"up": "columns"},
+            lambda: dense(kernel_constraint=keras.constraints.MaxNorm(1)),
+            "sgd",
+            "the constraint MaxNorm of ",
+        ),
+    ],
+)
+def test_what_cannot_be_cut_is_named(rules, model, optimizer, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        with grid(rules).scope():
+            built = model()
+            built.compile(optimizer if isinstance(optimizer, str) else optimizer(), "mse")
+        built.fit(np.ones((8, 4)), np.ones((8, built.output_shape[-1])), verbose=0)
+
+
+@pytest.mark.parametrize(
+    "settings, words",
+    [
+        ({"tensor": {"a": "rows"}}, "has one slice"),
+        ({"grid": tfscale.Grid(tensor=2)}, "no rule says which weights are split"),
+        ({"grid": tfscale.Grid(tensor=2), "tensor": {"a": "rows"}, "shard": "all"}, "shard='all'"),
+        (
+            {
+                "grid": tfscale.Grid(tensor=2),
+                "tensor": {"a": "rows"},
+                "sync": tfscale.sync.LocalSGD(every=2),
+            },
+            "each replica trains alone",
+        ),
+        ({"grid": tfscale.Grid(tensor=3), "tensor": {"a": "rows"}}, "a multiple of 3 replicas"),
+        ({"grid": 2}, "a grid, such as tfscale.Grid(tensor=2)"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(settings, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        tfscale.ScaleStrategy(devices=["CPU:0", "CPU:1"], **settings)
