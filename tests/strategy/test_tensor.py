@@ -151,10 +151,10 @@ def assert_near(found, expected, tolerance=1e-12):
         ("functional", "adamw", 2, 2),
         ("functional", "accumulating", 2, 2),
         ("functional", "averaging", 4, 2),
-        ("functional", "scaling", 2, 2),
-        ("functional", "sgd", 4, 4),
+        pytest.param("functional", "scaling", 2, 2, marks=pytest.mark.full),
+        pytest.param("functional", "sgd", 4, 4, marks=pytest.mark.full),
         ("subclassed", "sgd", 4, 2),
-        ("subclassed", "adamw", 2, 2),
+        pytest.param("subclassed", "adamw", 2, 2, marks=pytest.mark.full),
         ("grouped", "sgd", 2, 2),
     ],
 )

@@ -34,7 +34,7 @@ from tfscale.bridge.tensorflow import become, own_copy, replica_id
 from tfscale.exchange.reducer import Reducer
 from tfscale.exchange.slots import Slots
 from tfscale.parallel import deal
-from tfscale.parallel.layout import Copy, Layout, Owned
+from tfscale.parallel.layout import Copy, Flat, Layout, Owned, Repeated
 from tfscale.parallel.matrix import Matrix
 from tfscale.parallel.rows import part_of_rows
 from tfscale.parallel.table import Held, Table
@@ -395,7 +395,10 @@ def _layout_of(variable: Variable, ranks: int) -> Layout:
 
 
 def _why_unsharded(layout: Layout) -> str:
-    return "replicas hold copies" if isinstance(layout, Copy) else "a rule cuts the weight"
+    if isinstance(layout, Copy):
+        return "replicas hold copies"
+    shared = isinstance(layout, Repeated) and isinstance(layout.inner, Flat)
+    return "weights are shared out" if shared else "a rule cuts the weight"
 
 
 def _named(optimizer: Optimizer) -> list[list[Variable]]:
