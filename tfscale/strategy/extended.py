@@ -57,6 +57,7 @@ from tfscale.strategy.variables import (
     WholeView,
     WorkingPart,
     made,
+    part_with_own_memory,
     placed_now,
     placing,
 )
@@ -326,7 +327,7 @@ class Extended(ExtendedOfWorkers):
                 return tf.convert_to_tensor(placement.fill(shape, dtype), dtype)
             if placement.first is None:
                 placement.first = self._common_initial_value(None, keywords)
-            return layout.part(placement.first, rank)
+            return part_with_own_memory(layout, placement.first, rank)
 
         return initial_part
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfscale.exchange.rows import sum_as_one_device
 from tfscale.exchange.team import Team
-from tfscale.parallel.layout import Layout
+from tfscale.parallel.layout import Flat, Layout
 from tfscale.parallel.rows import part_of_total
 
 
@@ -64,7 +64,7 @@ def whole_of(team: Team, cut: Cut, part: tf.Tensor, name: str) -> tf.Tensor:
     @tf.custom_gradient
     def forward(part: tf.Tensor) -> Any:
         rows = _once(team, part[tf.newaxis], lambda replica, own: team.gather(replica, own, name))
-        whole = cut.whole(tf.unstack(rows, team.size))
+        whole = cut.whole(rows if isinstance(cut, Flat) else tf.unstack(rows, team.size))
 
         def backward(of_whole: Any) -> Any:
             if isinstance(of_whole, tf.IndexedSlices) and isinstance(cut, Layout):
@@ -81,13 +81,19 @@ def part_of_sum(team: Team, cut: Cut, whole: tf.Tensor, name: str) -> tf.Tensor:
 
     @tf.custom_gradient
     def forward(whole: tf.Tensor) -> Any:
-        rows = tf.stack([cut.part(whole, rank) for rank in range(team.size)])
+        rows = _rows_of(cut, whole, team.size)
         own = _once(team, rows, lambda replica, every: team.scatter(replica, every, name))
         return own[0], lambda of_part: whole_of(
             team, cut, tf.convert_to_tensor(of_part), _backward(name)
         )
 
     return forward(whole)
+
+
+def _rows_of(cut: Cut, whole: tf.Tensor, ranks: int) -> tf.Tensor:
+    if isinstance(cut, Flat):
+        return cut.rows(whole)  # another shape of the same memory
+    return tf.stack([cut.part(whole, rank) for rank in range(ranks)])
 
 
 def _part_of_rows(team: Team, layout: Layout, rows: tf.IndexedSlices, name: str) -> Any:
