@@ -71,6 +71,8 @@ def main(argv):
     depth, replicas, shard = int(argv[0]), int(argv[1]), argv[2] if len(argv) > 2 else None
     grown = measured(depth, replicas, shard)
     print(f"measured: {[f'{each / 1e6:.0f} MB' for each in grown]}", flush=True)
+    if shard == "all":  # tfscale.parallel.memory does not plan it yet
+        return
     plan = planned(depth, replicas, shard)
     print(plan)
     print(f"planned / measured: {[f'{plan.most.total / each:.2f}' for each in grown]}")
