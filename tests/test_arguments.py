@@ -151,6 +151,7 @@ OF_MODEL = {"x": X, "y": Y}
 RIGHT = {
     "strategy.ScaleStrategy": {"devices": ["CPU:0"]},
     "strategy.auto_strategy": {"devices": ["CPU:0"]},
+    "parallel.Grid": {},
     "adversarial.FGSM": {"epsilon": 0.1},
     "adversarial.PGD": {"epsilon": 0.1},
     "adversarial.examples": {"model": None, "x": X, "y": Y, "attack": ATTACK},

@@ -41,6 +41,8 @@ def checked(rules: object, name: str = "tensor") -> dict[str, str]:
     """Return rules that a user has given, or raise."""
     expected = 'a mapping from patterns of paths to ways to cut, such as {"ffn/up": "columns"}'
     found = arguments.mapping(rules, name, expected)
+    if not found:
+        raise arguments.wrong(rules, name, expected, "Leave it out to cut nothing")
     for pattern in found:
         arguments.pattern(pattern, f"a key of {name}")
     Rules(found)
