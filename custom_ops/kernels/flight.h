@@ -96,6 +96,11 @@ class Flight : public tensorflow::ResourceBase {
     });
   }
 
+  // Forgets all results that nobody has taken; their exchanges go on.
+  void Drop() {
+    Run([&] { held_.clear(); });
+  }
+
   // Ends this exchange on all ranks, and those before it.
   void Cancel(const ExchangePtr& last) {
     std::function<void()> cancel;

@@ -46,6 +46,12 @@ held: all of them.
 there: those, from the oldest on, that are over.
 )doc");
 
+REGISTER_OP("TfscaleDrop")
+    .Input("flight: resource")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) { return AreScalars(c, 0, 1); })
+    .Doc("Forgets the exchanges whose results nobody has taken.");
+
 REGISTER_OP("TfscaleTake")
     .Input("flight: resource")
     .Output("y: float")
@@ -106,6 +112,17 @@ class InFlightOp : public tensorflow::OpKernel {
       OP_REQUIRES_OK(ctx, ctx->allocate_output(i, TensorShape({}), &output));
       output->scalar<int32_t>()() = counts[i];
     }
+  }
+};
+
+class DropOp : public tensorflow::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    tensorflow::core::RefCountPtr<Flight> flight;
+    OP_REQUIRES_OK(ctx, FindResource(ctx, 0, "flight", &flight));
+    flight->Drop();
   }
 };
 
@@ -182,6 +199,9 @@ REGISTER_KERNEL_BUILDER(Name("TfscaleInFlight")
                             .HostMemory("held")
                             .HostMemory("there"),
                         InFlightOp);
+REGISTER_KERNEL_BUILDER(Name("TfscaleDrop").Device(tensorflow::DEVICE_CPU), DropOp);
+REGISTER_KERNEL_BUILDER(Name("TfscaleDrop").Device(tensorflow::DEVICE_GPU).HostMemory("flight"),
+                        DropOp);
 REGISTER_KERNEL_BUILDER(Name("TfscaleTake").Device(tensorflow::DEVICE_CPU), TakeOp);
 REGISTER_KERNEL_BUILDER(Name("TfscaleTake")
                             .Device(tensorflow::DEVICE_GPU)

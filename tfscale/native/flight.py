@@ -86,6 +86,10 @@ class Flight:
         """Return how many sums nobody has taken, and how many of these are there already."""
         return InFlight(*library.load().tfscale_in_flight(flight=self._handle))
 
+    def drop(self) -> None:
+        """Drop all sums that nobody has taken, and their errors; what is under way goes on."""
+        library.load().tfscale_drop(flight=self._handle)
+
     def begin(
         self,
         x: tf.Tensor,

@@ -118,11 +118,13 @@ class Rounds(Observer):
                 "batches, but the number of batches of these data is unknown. Pass steps_per_epoch "
                 "to fit"
             )
-        if self.rule.start:
+        if self.rule.start or self.rule.bound:
+            what = "sums the gradients of all workers in each step"
+            if self.rule.start:
+                what = "begins with synchronous steps"
             raise ValueError(
-                f"sync={self.rule!r} begins with synchronous steps, for which all workers need "
-                "equal numbers of batches, but the number of batches of these data is unknown. "
-                "Pass steps_per_epoch to fit"
+                f"sync={self.rule!r} {what}, for which all workers need equal numbers of batches, "
+                "but the number of batches of these data is unknown. Pass steps_per_epoch to fit"
             )
         table = self.rule.table()
         if table[-1] < table[0] and length["number of epochs"] > 1:
