@@ -74,7 +74,7 @@ class BackgroundSums:
     def take(
         self, what: str, variables: Sequence[Variable], optimizer: Optimizer, state: Slots
     ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
-        """Return the oldest sums that ``begin`` has begun for the same part, and two times in seconds.
+        """Return the oldest sums that ``begin`` has begun for a part, and two times in seconds.
 
         The first time is how long this call waited, the second how long the sums took. Both are
         the largest of all buckets.

@@ -236,9 +236,7 @@ class BucketSum:
         if moves_residual and lost:
             self.keep(RESIDUAL, [tf.zeros_like(each) for each in lost])
 
-    def take(
-        self, flight: Flight, adds_residual: bool = False
-    ) -> tuple[list[tf.Tensor], Taken]:
+    def take(self, flight: Flight, adds_residual: bool = False) -> tuple[list[tf.Tensor], Taken]:
         """Wait for the sums that ``begin`` has begun; return them, and how long they took.
 
         Args:

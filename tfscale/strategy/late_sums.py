@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfscale.bridge.objects import counter_of, innermost, measures_curvature
@@ -13,6 +15,7 @@ from tfscale.native import Flight
 from tfscale.native.bucket import BucketId
 from tfscale.strategy.round_state import NOTHING_IN_FLIGHT, RoundFlags, RoundState
 from tfscale.strategy.step import during, this_step
+from tfscale.sync.bounded_staleness import BoundedStaleness, stable_rate
 
 GRADIENTS, FACTS = "gradients behind steps", "rows and waits"
 
@@ -29,6 +32,10 @@ _OTHER_VARIABLES = (
     "sync={!r} needs the same variables in each call of optimizer.apply: the first call had "
     "gradients of {} variables, and this one has gradients of {}. Pass all gradients in one call; "
     "or use sync=tfscale.sync.EveryStep(), the default"
+)
+_TOO_FAST = (
+    "the learning rate %.3g of plain SGD diverges with %r: with this curvature it must be less "
+    "than %.3g = 2 / curvature * sin(pi / (2 (2 bound + 1))). Choose a smaller rate or bound"
 )
 
 
@@ -71,9 +78,7 @@ class LateSums:
         dense = [tf.convert_to_tensor(grads[i]) for i in given]
         self._note([variables[i] for i in given])
         state, flags = self._state, self._state.of_replica(replica)
-        self._reducer.prepare(
-            state.saved, state.optimizer, self._variables, dense, rows_too=False
-        )
+        self._reducer.prepare(state.saved, state.optimizer, self._variables, dense, rows_too=False)
         # Keras ends some epochs with a step that has no data and no gradients: it begins nothing.
         with tf.control_dependencies(dense):
             self._drop_if_void(replica, flags)
@@ -117,8 +122,10 @@ class LateSums:
         self._variables = variables
 
     def _begin(self, replica: int, flags: RoundFlags, dense: Sequence[tf.Tensor]) -> None:
-        state, rows = self._state, tf.cast(this_step().rows.local, tf.float32)
-        own = [this_step().counted(g) * tf.cast(rows, g.dtype) for g in dense]
+        state, step = self._state, this_step()
+        assert step.rows is not None
+        rows = tf.cast(step.rows.local, tf.float32)
+        own = [step.counted(g) * tf.cast(rows, g.dtype) for g in dense]
         self._sums.begin(GRADIENTS, own, self._variables, state.optimizer, state.saved)
         waited = tf.cast(flags.waited_last.read(), tf.float32)
         waits = tf.one_hot(self._team.rank(replica), self._team.size, waited, 0.0)
@@ -144,9 +151,7 @@ class LateSums:
             return [found.total, found.waited]
 
         facts, waited_for_facts = self._team.together(taken, [])
-        sums, waited, took = self._sums.take(
-            GRADIENTS, self._variables, optimizer, state.saved
-        )
+        sums, waited, took = self._sums.take(GRADIENTS, self._variables, optimizer, state.saved)
         waited = tf.maximum(waited, waited_for_facts)
         flags.waited.assign(flags.waited.read() + waited)
         flags.took.assign(flags.took.read() + took)
@@ -188,3 +193,14 @@ class LateSums:
 
 def _nothing() -> tf.Tensor:
     return tf.constant(0)
+
+
+def warn_of_rate(rule: Any, optimizer: Any) -> None:
+    """Warn if plain SGD diverges at its present rate, as far as the curvature is known."""
+    if not isinstance(rule, BoundedStaleness) or rule.curvature is None:
+        return
+    if type(optimizer) is not keras.optimizers.SGD or optimizer.momentum:
+        return
+    rate, limit = float(optimizer.learning_rate), stable_rate(rule.bound, rule.curvature)
+    if rate >= limit:
+        logging.getLogger("tfscale").warning(_TOO_FAST, rate, rule, limit)
