@@ -10,9 +10,12 @@ import keras
 import tensorflow as tf
 
 from tfscale.bridge.objects import counter_of, innermost, measures_curvature
+from tfscale.bridge.tensorflow import own_copy
 from tfscale.exchange.background import BackgroundSums
 from tfscale.native import Flight
 from tfscale.native.bucket import BucketId
+from tfscale.native.group import host_of
+from tfscale.strategy.pace import Pace
 from tfscale.strategy.round_state import NOTHING_IN_FLIGHT, RoundFlags, RoundState
 from tfscale.strategy.step import during, this_step
 from tfscale.sync.bounded_staleness import BoundedStaleness, stable_rate
@@ -60,11 +63,21 @@ class LateSums:
         self._sums = BackgroundSums(self._reducer, state.label, self._bound + 1)
         self._facts: dict[int, Flight] = {}
         self._variables: list[Any] = []
+        self._paces: dict[int, Pace] = {}
+
+    @property
+    def skipped(self) -> int:
+        """Number of batches that this process's replicas have left out."""
+        return sum(int(pace.skipped.numpy()) for pace in self._paces.values())
 
     @property
     def has_begun(self) -> bool:
         """Whether a step has been traced that begins sums."""
         return bool(self._variables)
+
+    def thinned(self, replica: int, data: Any) -> Any:
+        """Return a replica's part of a batch, without rows if the replica leaves it out."""
+        return self._pace(replica).thinned(data) if self._state.rule.skips else data
 
     def step(self, replica: int, grads: Sequence[Any], variables: Sequence[Any]) -> None:
         """Begin to sum a step's gradients, and apply the sum that is due.
@@ -82,12 +95,18 @@ class LateSums:
         # Keras ends some epochs with a step that has no data and no gradients: it begins nothing.
         with tf.control_dependencies(dense):
             self._drop_if_void(replica, flags)
+            if self._state.rule.skips:
+                self._pace(replica).begun(tf.timestamp())
             self._begin(replica, flags, dense)
             held = self._flight(replica).counts().held
             flags.staleness.assign(
                 flags.staleness.read() + tf.one_hot(held - 1, self._bound + 1, dtype=tf.int64)
             )
             tf.cond(held > self._bound, lambda: self._applied(replica, flags), _nothing)
+        if self._state.rule.skips:
+            steps = own_copy(counter_of(self._state.optimizer)).read_value()
+            with tf.control_dependencies([steps]):
+                self._pace(replica).ended(tf.timestamp())
 
     def catch_up(self, replica: int) -> None:
         """Apply all sums that are on their way, on all replicas."""
@@ -157,6 +176,8 @@ class LateSums:
         flags.took.assign(flags.took.read() + took)
         flags.waited_last.assign(waited)
         flags.waits.assign(flags.waits.read() + tf.cast(facts[1:], tf.float64))
+        if state.rule.skips:
+            self._tell_pace(replica, tf.cast(facts[1:], tf.float64))
         rows = facts[0]
 
         def applied() -> tf.Operation:
@@ -184,6 +205,16 @@ class LateSums:
             return tf.constant(0)
 
         tf.cond(flags.in_flight.read() == NOTHING_IN_FLIGHT, dropped, _nothing)
+
+    def _tell_pace(self, replica: int, waits: tf.Tensor) -> None:
+        own = waits[self._team.rank(replica)]
+        others = (tf.reduce_sum(waits) - own) / (self._team.size - 1)
+        self._pace(replica).told(own, others)
+
+    def _pace(self, replica: int) -> Pace:
+        if replica not in self._paces:
+            self._paces[replica] = Pace(host_of(self._state.strategy.extended.devices[replica]))
+        return self._paces[replica]
 
     def _flight(self, replica: int) -> Flight:
         if replica not in self._facts:

@@ -115,6 +115,10 @@ class ModelRounds:
         assert self._late is not None
         self._late.step(_replica(), grads, variables)
 
+    def thinned(self, data: Any) -> Any:
+        """Return this replica's part of a batch, without rows if the replica leaves it out."""
+        return data if self._late is None else self._late.thinned(_replica(), data)
+
     def count_batches(self, replicas: tf.Tensor) -> tf.Tensor:
         """Return how many replicas get a batch in the next step, as far as this worker knows.
 
@@ -253,6 +257,11 @@ class ModelRounds:
         round.flags.agree()
 
     # -- outside of replicas
+
+    @property
+    def skipped(self) -> int:
+        """Number of batches that this process's replicas have left out."""
+        return 0 if self._late is None else self._late.skipped
 
     def is_apart(self) -> bool:
         """Return whether replicas have different weights."""

@@ -22,6 +22,7 @@ class RoundReport:
         took: seconds that these exchanges took.
         staleness: how many steps had weights that lacked 0, 1, ... sums.
         waits: seconds that each rank has waited for the others.
+        skipped: number of batches that this process's replicas have left out.
     """
 
     def __init__(self, model_rounds: ModelRounds) -> None:
@@ -32,6 +33,7 @@ class RoundReport:
         self.drift = max(float(one.drift.numpy()) for one in flags)
         self.staleness = next(iter(flags)).staleness.numpy().tolist()
         self.waits = next(iter(flags)).waits.numpy().tolist()
+        self.skipped = model_rounds.skipped
         self.waited, self.took = max((one.waited.numpy(), one.took.numpy()) for one in flags)
 
     def sent_by_rule(self) -> list[Row]:

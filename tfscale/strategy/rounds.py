@@ -203,7 +203,8 @@ class Rounds(Observer):
 
         With a rule that has a ``bound`` there are no rounds, and replicas do not drift apart.
         Instead ``staleness`` counts steps by the number of sums that their weights lacked, and
-        ``waits`` are the seconds that each rank has waited for the others.
+        ``waits`` are the seconds that each rank has waited for the others. If the rule ``skips``,
+        ``skipped`` is the number of batches that this process's replicas have left out.
         """
         reports = self._reports()
         hidden = [1 - float(one.waited / one.took) for one in reports if one.took]
@@ -213,6 +214,8 @@ class Rounds(Observer):
                 "staleness": _sums([report.staleness for report in reports]),
                 "waits": _sums([report.waits for report in reports]),
             }
+            if self.rule.skips:
+                figures["skipped"] = sum(report.skipped for report in reports)
         else:
             figures = {
                 "rounds": sum(report.rounds for report in reports),

@@ -97,6 +97,7 @@ def step_of_replica(strategy: Strategy, step: ModelStep, fn: Callable[..., Any])
                 begun = dataclasses.replace(
                     begun, alone=own_rounds.before_step(), group=own_rounds.team
                 )
+                data = own_rounds.thinned(data)
         elif rounds is not None:
             rounds.before_evaluation(model)
         data = _rows_of_team(strategy, data)

@@ -26,6 +26,10 @@ class BoundedStaleness(Rule):
     slowest replica. All replicas apply the same sums in the same steps, so their weights have the
     same bits, and a training can be repeated. With s = 0 this is ``EveryStep``.
 
+    A bound hides that a replica is slow now and then. If a replica is always slower, the others are
+    soon s steps ahead, and then wait for it as in ``EveryStep``: all make equally many steps. With
+    ``skips`` a replica that the others wait for leaves out some of its batches.
+
     Plain gradient descent on a quadratic with the curvature :math:`\lambda` converges if its
     learning rate is less than :math:`\frac{2}{\lambda} \sin\frac{\pi}{2 (2 s + 1)}`; see
     ``stable_rate``.
@@ -35,6 +39,9 @@ class BoundedStaleness(Rule):
         curvature: the largest eigenvalue of the loss's Hessian, if you know it, as
             ``tfscale.curvature`` measures it. A warning then says when the learning rate of a plain
             SGD is too large for the bound.
+        skips: whether a replica that others wait for for longer than the bound hides leaves out
+            batches. Then these samples are not trained on in this epoch, and a training cannot be
+            repeated to the bit, since it depends on times.
 
     Example:
         >>> strategy = tfscale.ScaleStrategy(sync=tfscale.sync.BoundedStaleness(bound=4))
@@ -45,6 +52,7 @@ class BoundedStaleness(Rule):
 
     bound: int = 4
     curvature: float | None = None
+    skips: bool = False
 
     sums_gradients = True
 
@@ -52,11 +60,18 @@ class BoundedStaleness(Rule):
         arguments.whole(self.bound, "bound", 0, MOST, what="a number of steps")
         what = "the largest eigenvalue of the Hessian"
         arguments.optional(arguments.real, self.curvature, "curvature", above=0, what=what)
+        arguments.flag(self.skips, "skips")
+        if self.skips and not self.bound:
+            raise ValueError(
+                "skips=True needs a bound of 1 or more: a replica learns a step later that others "
+                f"have waited for it. Got bound={self.bound}"
+            )
 
     def __repr__(self) -> str:
-        """Return the bound, and the curvature if it is known."""
+        """Return the bound, and the settings that differ from their defaults."""
         curvature = "" if self.curvature is None else f", curvature={self.curvature!r}"
-        return f"BoundedStaleness(bound={self.bound}{curvature})"
+        skips = ", skips=True" if self.skips else ""
+        return f"BoundedStaleness(bound={self.bound}{curvature}{skips})"
 
     @property
     def simplest(self) -> Rule:

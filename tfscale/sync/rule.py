@@ -120,6 +120,7 @@ class Rule:
         start: number of synchronous steps before the first round.
         bound: number of steps by which all replicas apply the sums of gradients late, with the same
             weights on all replicas; 0 for rules whose replicas apply their own gradients.
+        skips: whether a replica that others wait for leaves out batches, if there is a ``bound``.
         keeps: names of values that the rule keeps for each weight, the same on all replicas.
         kept_weights: names in ``keeps`` whose values are weights. If a program assigns a weight in
             the middle of a round, outside of replicas, tfscale assigns these values, too.
@@ -140,6 +141,7 @@ class Rule:
     delay: int = 0
     start: int = 0
     bound: int = 0
+    skips: bool = False
     keeps: tuple[str, ...] = ()
     kept_weights: tuple[str, ...] = ()
     in_shards: tuple[str, ...] = ()
