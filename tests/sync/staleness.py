@@ -10,7 +10,6 @@ import logging
 import mmap
 import os
 import random
-import tempfile
 import time
 from pathlib import Path
 
@@ -35,6 +34,8 @@ from tests.sync.checks import (
 )
 from tests.sync.simulation import BATCH, FEATURES, OUTPUTS, RATE, Momentum
 from tfscale import sync
+from tfscale.analysis.telemetry import stragglers
+from tfscale.callbacks import Telemetry
 from tfscale.compression import PowerSGD, WirePolicy
 from tfscale.compression.method import RESIDUAL
 
@@ -284,6 +285,20 @@ def programs(make, folder):
         agree(model)
 
 
+def optimizers(make, folder):
+    """Ours and Keras's, with clipping, averages of weights and measured curvature."""
+    every = {
+        "LAMB": lambda: tfscale.optimizers.LAMB(0.01),
+        "AdaHessian": lambda: tfscale.optimizers.AdaHessian(0.05),
+        "AdamW": lambda: keras.optimizers.AdamW(0.01, global_clipnorm=1.0, use_ema=True),
+    }
+    for name, optimizer in every.items():
+        model = regression(make(sync.BoundedStaleness(2)), optimizer)
+        losses = fit(model, 4, samples=65).history["loss"]
+        assert losses[-1] < losses[0], (name, losses)
+        agree(model)
+
+
 def with_statistics(make, folder):
     """Batch normalization's statistics are each replica's own until somebody looks."""
     model = with_much_to_say(make(sync.BoundedStaleness(2)))
@@ -335,11 +350,11 @@ def refused(make, folder):
     """An unsupported program raises an error that says what to do."""
     rule = sync.BoundedStaleness(BOUND)
     windows = lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)  # noqa: E731
-    curvature = lambda: tfscale.optimizers.AdaHessian(0.1)  # noqa: E731
+    curvature = lambda: tfscale.optimizers.AdaHessian(0.1, update_each=2)  # noqa: E731
     scaling = lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))  # noqa: E731
     for optimizer, words in (
         (windows, "does not accumulate gradients.*gradient_accumulation_steps"),
-        (curvature, "AdaHessian also measures curvature"),
+        (curvature, "AdaHessian measures curvature in one of 2 steps only"),
         (scaling, "LossScaleOptimizer.*mixed_bfloat16"),
     ):
         with pytest.raises(ValueError, match=words):
@@ -429,7 +444,7 @@ def never_later_than_the_bound(steps, seconds, make, folder):
     """However long workers sleep, none is more than ``bound`` steps ahead of the slowest."""
     strategy = make(sync.BoundedStaleness(BOUND))
     workers, worker = strategy.extended._num_workers, strategy.extended._id_in_cluster
-    path = Path(tempfile.gettempdir()) / f"staleness-{os.getppid()}-{steps}"
+    path = Path(os.environ["MEETING"]) / f"staleness-{steps}"  # a folder of all workers
     counts = np.zeros(workers, np.int64).tobytes()
     if worker == 0:
         path.with_suffix(".new").write_bytes(counts)
@@ -451,6 +466,55 @@ def never_later_than_the_bound(steps, seconds, make, folder):
 
 
 DISTANCES = {"": (300, 0.02), " in many steps": (10_000, 0.005)}
+
+
+class Sleeps(layers.Layer):
+    """Takes ``seconds`` of this process for each row."""
+
+    seconds = 0.0
+
+    def call(self, inputs):
+        def sleep(rows):
+            time.sleep(self.seconds * float(rows))
+            return np.float32(0)
+
+        slept = tf.numpy_function(sleep, [tf.shape(inputs)[0]], tf.float32)
+        slept.set_shape([])
+        return inputs + tf.stop_gradient(slept)
+
+
+def fit_with_a_slow_worker(strategy, steps, **how):
+    """Train a model whose steps the first worker makes slowly."""
+    with strategy.scope():
+        model = keras.Sequential([keras.Input([FEATURES]), Sleeps(), layers.Dense(OUTPUTS)])
+        model.compile("sgd", "mse")
+    x, y = simulation.problem()
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(4 * BATCH).repeat()
+    Sleeps.seconds = 0.01 if strategy.extended._id_in_cluster == 0 else 0.0
+    model.fit(data, steps_per_epoch=steps, verbose=0, **how)
+    agree(model)
+    return model
+
+
+def left_out(make, folder):
+    """The worker that others wait for leaves out batches; all end with the same weights."""
+    steps = 120
+    strategy = make(sync.BoundedStaleness(BOUND, skips=True))
+    model = fit_with_a_slow_worker(strategy, steps)
+    skipped = strategy.rounds.figures()["skipped"]
+    assert (skipped > steps / 4) == (strategy.extended._id_in_cluster == 0), skipped
+    assert int(model.optimizer.iterations.numpy()) == steps
+
+
+def named(make, folder):
+    """Lines of telemetry name the worker that others wait for, under any rule."""
+    for number, rule in enumerate((sync.EveryStep(), sync.BoundedStaleness(BOUND))):
+        files = Path(os.environ["MEETING"]) / f"named{number}.jsonl"  # a folder of all workers
+        fit_with_a_slow_worker(make(rule), 20, callbacks=[Telemetry(files)])
+        found = stragglers(sorted(files.parent.glob(f"{files.stem}.rank*.jsonl")))
+        assert found.slowest == 0 and found.workers[0] == "rank 0", (rule, str(found))
+        assert "The others wait for rank 0" in str(found), str(found)
+        assert found.with_shares() < found.seconds
 
 
 def warned_of_rates(make, folder):
@@ -494,10 +558,13 @@ CHECKS = {
         backup,
         own_step,
         programs,
+        optimizers,
         with_statistics,
         on_a_wire,
         explained,
         refused,
+        left_out,
+        named,
         warned_of_rates,
     )
 }

@@ -16,9 +16,10 @@ WORKER = Path(__file__).parent / "workers" / "staleness.py"
 
 # What `make test` does in several processes, and what it leaves to `make test-all`.
 PROCESSES = {"late", "synchronous", "backup", "refused", "never_later_than_the_bound"}
+PROCESSES |= {"left_out", "named"}
 BOTH = {"synchronous"}  # on several devices, too
 SELDOM = {"stability of all delays", "never_later_than_the_bound in many steps"}
-ALONE = [case for case in CHECKS if not case.startswith("never_later")]
+ALONE = [case for case in CHECKS if not case.startswith(("never_later", "left_out", "named"))]
 
 
 def make(devices, sync, **settings):

@@ -15,21 +15,22 @@ from tfscale.exchange.background import BackgroundSums
 from tfscale.native import Flight
 from tfscale.native.bucket import BucketId
 from tfscale.native.group import host_of
+from tfscale.strategy.gradients import given_to, measured_curvature
 from tfscale.strategy.pace import Pace
 from tfscale.strategy.round_state import NOTHING_IN_FLIGHT, RoundFlags, RoundState
 from tfscale.strategy.step import during, this_step
 from tfscale.sync.bounded_staleness import BoundedStaleness, stable_rate
 
-GRADIENTS, FACTS = "gradients behind steps", "rows and waits"
+GRADIENTS, CURVATURE, FACTS = "gradients behind steps", "curvature behind steps", "rows and waits"
 
 _NO_WINDOWS = (
     "sync={!r} does not accumulate gradients: it sums the gradients of each step behind the next "
     "ones. Leave out the optimizer's gradient_accumulation_steps; or use "
     "sync=tfscale.sync.EveryStep(), the default"
 )
-_NO_CURVATURE = (
-    "sync={!r} sends gradients only, and {} also measures curvature, which must belong to the same "
-    "weights. Use another optimizer; or sync=tfscale.sync.EveryStep(), the default"
+_SELDOM_CURVATURE = (
+    "sync={!r} applies what an optimizer measures some steps later, and {} measures curvature in "
+    "one of {} steps only. Leave out update_each; or use sync=tfscale.sync.EveryStep(), the default"
 )
 _OTHER_VARIABLES = (
     "sync={!r} needs the same variables in each call of optimizer.apply: the first call had "
@@ -60,7 +61,10 @@ class LateSums:
         self._state, self._bound = state, state.rule.bound
         self._reducer = state.strategy.reducer
         self._team = self._reducer.team
-        self._sums = BackgroundSums(self._reducer, state.label, self._bound + 1)
+        self._sums, self._curvature = (
+            BackgroundSums(reducer, state.label, self._bound + 1)
+            for reducer in (self._reducer, state.strategy.curvature_reducer)
+        )
         self._facts: dict[int, Flight] = {}
         self._variables: list[Any] = []
         self._paces: dict[int, Pace] = {}
@@ -97,7 +101,7 @@ class LateSums:
             self._drop_if_void(replica, flags)
             if self._state.rule.skips:
                 self._pace(replica).begun(tf.timestamp())
-            self._begin(replica, flags, dense)
+            self._begin(replica, flags, dense, self._measured(grads, variables))
             held = self._flight(replica).counts().held
             flags.staleness.assign(
                 flags.staleness.read() + tf.one_hot(held - 1, self._bound + 1, dtype=tf.int64)
@@ -131,8 +135,9 @@ class LateSums:
         inner = innermost(optimizer)
         if inner.gradient_accumulation_steps:
             raise ValueError(_NO_WINDOWS.format(rule))
-        if measures_curvature(inner):
-            raise ValueError(_NO_CURVATURE.format(rule, type(inner).__name__))
+        if measures_curvature(inner) and inner.update_each > 1:
+            name = type(inner).__name__
+            raise ValueError(_SELDOM_CURVATURE.format(rule, name, inner.update_each))
         if self.has_begun and [id(v) for v in variables] != [id(v) for v in self._variables]:
             raise ValueError(_OTHER_VARIABLES.format(rule, len(self._variables), len(variables)))
         if not self.has_begun:
@@ -140,12 +145,29 @@ class LateSums:
             self._state.model.test_function = self._state.model.predict_function = None
         self._variables = variables
 
-    def _begin(self, replica: int, flags: RoundFlags, dense: Sequence[tf.Tensor]) -> None:
+    def _measured(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[tf.Tensor]:
+        """Return the curvature that the optimizer measures; most measure none."""
+        found = measured_curvature(self._state.optimizer, list(grads), list(variables))
+        return [each for each in found if each is not None]
+
+    def _begin(
+        self,
+        replica: int,
+        flags: RoundFlags,
+        dense: Sequence[tf.Tensor],
+        curvature: Sequence[tf.Tensor],
+    ) -> None:
         state, step = self._state, this_step()
         assert step.rows is not None
         rows = tf.cast(step.rows.local, tf.float32)
-        own = [step.counted(g) * tf.cast(rows, g.dtype) for g in dense]
-        self._sums.begin(GRADIENTS, own, self._variables, state.optimizer, state.saved)
+
+        def begin(sums: BackgroundSums, what: str, values: Sequence[tf.Tensor]) -> None:
+            own = [step.counted(x) * tf.cast(rows, x.dtype) for x in values]
+            sums.begin(what, own, self._variables, state.optimizer, state.saved)
+
+        begin(self._sums, GRADIENTS, dense)
+        if curvature:
+            begin(self._curvature, CURVATURE, curvature)
         waited = tf.cast(flags.waited_last.read(), tf.float32)
         waits = tf.one_hot(self._team.rank(replica), self._team.size, waited, 0.0)
 
@@ -178,15 +200,19 @@ class LateSums:
         flags.waits.assign(flags.waits.read() + tf.cast(facts[1:], tf.float64))
         if state.rule.skips:
             self._tell_pace(replica, tf.cast(facts[1:], tf.float64))
+        curvature: list[tf.Tensor] = []
+        if measures_curvature(innermost(optimizer)):
+            curvature, *_ = self._curvature.take(CURVATURE, self._variables, optimizer, state.saved)
         rows = facts[0]
 
+        def means_of(totals: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+            pairs = zip(totals, self._variables) if totals else ()
+            return [tf.cast(total, v.dtype) / tf.cast(rows, v.dtype) for total, v in pairs]
+
         def applied() -> tf.Operation:
-            means = [
-                tf.cast(total, v.dtype) / tf.cast(rows, v.dtype)
-                for total, v in zip(sums, self._variables, strict=True)
-            ]
-            with during(this_step().as_reduced()):
-                optimizer.apply(means, self._variables)
+            measured = given_to(optimizer, means_of(curvature))
+            with during(this_step().as_reduced()), measured:
+                optimizer.apply(means_of(sums), self._variables)
             return tf.no_op()
 
         def only_counted() -> tf.Operation:
@@ -201,6 +227,7 @@ class LateSums:
     def _drop_if_void(self, replica: int, flags: RoundFlags) -> None:
         def dropped() -> tf.Tensor:
             self._sums.drop(replica)
+            self._curvature.drop(replica)
             self._flight(replica).drop()
             return tf.constant(0)
 

@@ -54,6 +54,7 @@ class BoundedStaleness(Rule):
     curvature: float | None = None
     skips: bool = False
 
+    every = 1  # a sum begins in each step
     sums_gradients = True
 
     def __post_init__(self) -> None:
@@ -77,13 +78,6 @@ class BoundedStaleness(Rule):
     def simplest(self) -> Rule:
         """``EveryStep`` for a bound of 0."""
         return self if self.bound else EveryStep()
-
-    def table(self) -> list[int]:
-        """Return one length that no training reaches: there are no rounds."""
-        return [_ENDLESS]
-
-
-_ENDLESS = 1 << 24
 
 
 def stable_rate(bound: int, curvature: float = 1.0) -> float:
