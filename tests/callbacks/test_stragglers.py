@@ -1,4 +1,4 @@
-"""Who waits for whom: what lines of telemetry say of a worker that others wait for."""
+"""Lines of telemetry name the worker that others wait for, and say since when."""
 
 import json
 

@@ -109,7 +109,7 @@ def synchronous(make, folder):
 
 
 def repeated(make, folder):
-    """The same training gives the same bits again."""
+    """A training that is repeated gives the same bits."""
 
     def trained():
         keras.utils.set_random_seed(1)
@@ -417,7 +417,7 @@ LIMITS = {"": (0, 1, 4), " of all delays": (0, 1, 2, 4, 8, 16)}
 
 
 class Counters:
-    """How many steps each worker has begun, in memory that all workers of a host share."""
+    """Numbers of steps that workers have begun, in memory that all workers of a host share."""
 
     def __init__(self, path, workers):
         with open(path, "r+b") as file:

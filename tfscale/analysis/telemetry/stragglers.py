@@ -1,4 +1,4 @@
-"""Who waits for whom: the workers' lines of telemetry, compared step by step."""
+"""Comparison of the workers' lines of telemetry, step by step: who waits for whom."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _INK, _FAINT, _COLOURS = "#30343b", "#d7dbe0", ("#c4492f", "#2f6fc4", "#3d8f4f",
 
 @dataclasses.dataclass(frozen=True)
 class Stragglers:
-    """How long each worker has computed and waited in each step.
+    """Seconds that each worker has computed and waited in each step.
 
     Arrays have a row for each worker and a column for each step that all workers have measured.
 
@@ -67,7 +67,7 @@ class Stragglers:
 
     @property
     def seconds(self) -> float:
-        """How long all these steps take if each waits for the slowest worker."""
+        """Seconds that all these steps take if each waits for the slowest worker."""
         return late_by(self.computed, 0)
 
     def with_bound(self, bound: int) -> float:
