@@ -110,6 +110,7 @@ RECORDS = {
         "compression.Gradient", "compression.Price", "extreme.Plan", "ops.BucketId",
         "ops.Communicator", "ops.Execution", "ops.Taken", "ops.Total", "plan.Cut", "plan.Found",
         "plan.Plan", "plan.Point", "plan.Price", "recompute.Plan",
+        "telemetry.Stragglers",
     ),
     "protocols": ("compression.Load", "sync.Round"),
     "errors": (
@@ -256,13 +257,16 @@ RIGHT = {
     "schedules.Schedule": {"rate": 0.1},
     "schedules.linear_scaling": {"rate": 0.1, "base_batch": 8, "batch": 16},
     "schedules.square_root_scaling": {"rate": 0.1, "base_batch": 8, "batch": 16},
+    "sync.BoundedStaleness": {},
     "sync.DiLoCo": {},
     "sync.ElasticAveraging": {},
     "sync.Gossip": {},
     "sync.Hierarchical": {},
     "sync.LocalSGD": {},
     "sync.Period": {"first": 1, "last": 4, "rounds": 2},
+    "sync.stable_rate": {"bound": 2},
     "telemetry.merge": {"files": None, "to": None},
+    "telemetry.stragglers": {"files": None},
 }  # fmt: skip
 
 
@@ -379,9 +383,11 @@ strategy.ScaleStrategy: wire={} method={} error_feedback=True bucket_bytes=1.5 d
     slow_after=0,1.5 join_timeout=1.5
 strategy.auto_strategy: wire={} method={} error_feedback=True bucket_bytes=1.5 schedule_file='x'
     deadline=1.5 slow_after=0,1.5 join_timeout=1.5
+sync.BoundedStaleness: bound=0 curvature=1.5
 sync.DiLoCo: wire={} method={} error_feedback=True delay=0
 sync.Gossip: seed=-5,0
 sync.LocalSGD: start=0
+sync.stable_rate: bound=0 curvature=1.5
 telemetry.merge: files=[] to='x'
 """)
 

@@ -103,7 +103,11 @@ Status Communicator::Gone(const std::string& bucket, int rank, const Status& sta
   std::lock_guard<std::mutex> lock(mutex_);
   const auto exit = exits_.find(rank);
   const std::string& why = exit == exits_.end() ? status.message() : exit->second;
-  return Status(status.code(), Describe(bucket, rank) + " is gone: " + why);
+  // Only sums behind steps may have failed by its farewell, and nobody has taken them yet.
+  const auto farewell = farewells_.find(rank);
+  const std::string before =
+      farewell == farewells_.end() ? "" : ". It had said before: " + farewell->second;
+  return Status(status.code(), Describe(bucket, rank) + " is gone: " + why + before);
 }
 
 Status Communicator::Admit(const Request& request) const {
@@ -363,6 +367,7 @@ void Communicator::Heard(uint32_t generation, int from, const View& bytes, const
   }
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    farewells_[from] = why.message();
     if (generation != generation_) return;
     if (running_.empty()) {
       told_ = why;

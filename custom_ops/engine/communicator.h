@@ -176,6 +176,7 @@ class Communicator : public Watched, public std::enable_shared_from_this<Communi
   bool watches_ = false;                           // for others that are gone
   Status told_;                                    // heard while nothing ran
   std::map<int, std::string> exits_;               // how programs of ranks have ended
+  std::map<int, std::string> farewells_;           // why ranks gave up last, in their words
   std::shared_ptr<Channel> listening_;             // for farewells of this generation
   std::shared_ptr<Pulse> pulse_;                   // likewise; only once something stalled
   std::deque<std::shared_ptr<Parting>> partings_;  // the last few

@@ -459,14 +459,16 @@ class BeginOp : public CollectiveOp {
     const std::shared_ptr<Flight> flight = std::move(job->flight);
     job->farewell = Farewell(*job);
     auto request = std::make_shared<Request>(MakeRequest(ctx, job, std::move(open)));
-    flight->WhenOver([job, flight, request, done, executor = ExecutorOf(ctx)] {
-      flight->Depart([job, executor] { executor->RunClosure([job] { Cancel(job); }); });
-      const auto finish = [job, flight](const Status& status) {
-        flight->Arrive(ToAbsl(status), job->y, job->new_residual);
+    const auto start = [job, flight, request,
+                        executor = ExecutorOf(ctx)](const Flight::ExchangePtr& exchange) {
+      const bool goes = flight->Depart(
+          exchange, [job, executor] { executor->RunClosure([job] { Cancel(job); }); });
+      const auto finish = [job, flight, exchange](const Status& status) {
+        flight->Arrive(exchange, ToAbsl(status), job->y, job->new_residual);
       };
-      Start(job, std::move(*request), finish, /*cancelled=*/false);
-      done();
-    });
+      Start(job, std::move(*request), finish, /*cancelled=*/!goes);
+    };
+    flight->Book(start, done);
   }
 };
 

@@ -2,6 +2,7 @@
 #ifndef TFSCALE_KERNELS_FLIGHT_H_
 #define TFSCALE_KERNELS_FLIGHT_H_
 
+#include <algorithm>
 #include <chrono>
 #include <deque>
 #include <functional>
@@ -16,7 +17,7 @@
 namespace tfscale {
 
 // One exchange after the other. Each is over at the latest when its ranks' deadline is, whether
-// anybody takes its result or not.
+// anybody takes its result or not. A flight holds the results of the last `most` exchanges.
 class Flight : public tensorflow::ResourceBase {
  public:
   // What came of it. An exchange that failed has no numbers.
@@ -26,82 +27,158 @@ class Flight : public tensorflow::ResourceBase {
     double took = 0;  // seconds
   };
 
-  // Calls `then` as soon as nothing is under way.
-  void WhenOver(std::function<void()> then) {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      if (under_way_) return waiting_.push_back(std::move(then));
-    }
-    then();
+  // Of one exchange, from the moment at which it is booked.
+  struct Exchange {
+    std::function<void(const std::shared_ptr<Exchange>&)> start;
+    std::function<void()> cancel;  // while it is under way
+    std::function<void()> taker;   // waits for its result
+    bool is_over = false, is_cancelled = false;
+    std::chrono::steady_clock::time_point began;
+    Result result;
+  };
+  using ExchangePtr = std::shared_ptr<Exchange>;
+
+  explicit Flight(int most) : most_(most) {}
+
+  // Starts an exchange as soon as those before it are over, and calls `done` as soon as there is
+  // room for its result: the oldest one, which nobody has taken, gives way.
+  void Book(std::function<void(const ExchangePtr&)> start, std::function<void()> done) {
+    auto exchange = std::make_shared<Exchange>();
+    exchange->start = std::move(start);
+    exchange->began = Clock::now();
+    Run([&] { bookings_.emplace_back(std::move(exchange), std::move(done)); });
   }
 
-  // An exchange begins, though nobody may have taken the last one's result. `cancel` ends it.
-  void Depart(std::function<void()> cancel) {
+  // It can be cancelled from now on; false if that has been done already.
+  bool Depart(const ExchangePtr& exchange, std::function<void()> cancel) {
     std::lock_guard<std::mutex> lock(mutex_);
-    under_way_ = holds_ = true;
-    cancel_ = std::move(cancel);
-    result_ = Result();
-    began_ = Clock::now();
+    exchange->cancel = std::move(cancel);
+    return !exchange->is_cancelled;
   }
 
   // It is over.
-  void Arrive(absl::Status status, const tensorflow::Tensor& y, const tensorflow::Tensor& lost) {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      under_way_ = false;
-      cancel_ = nullptr;
-      result_.took = std::chrono::duration<double>(Clock::now() - began_).count();
+  void Arrive(const ExchangePtr& exchange, absl::Status status, const tensorflow::Tensor& y,
+              const tensorflow::Tensor& lost) {
+    Run([&] {
+      Result& result = exchange->result;
+      result.took = std::chrono::duration<double>(Clock::now() - exchange->began).count();
       if (status.ok()) {
-        result_.y = y;
-        result_.lost = lost;
+        result.y = y;
+        result.lost = lost;
       }
-      result_.status = std::move(status);
-    }
-    while (std::function<void()> then = NextInLine()) then();
+      result.status = std::move(status);
+      exchange->is_over = true;
+      exchange->cancel = nullptr;
+      under_way_ = nullptr;
+      if (exchange->taker != nullptr) ready_.push_back(std::move(exchange->taker));
+    });
   }
 
-  // Ends on all ranks what is under way.
-  void Cancel() {
+  // Takes the oldest exchange that nobody has taken; null if there is none.
+  ExchangePtr Take() {
+    ExchangePtr taken;
+    Run([&] {
+      if (held_.empty()) return;
+      taken = std::move(held_.front());
+      held_.pop_front();
+    });
+    return taken;
+  }
+
+  // Calls `then` as soon as an exchange is over.
+  void WhenOver(const ExchangePtr& exchange, std::function<void()> then) {
+    Run([&] {
+      if (exchange->is_over) {
+        ready_.push_back(std::move(then));
+      } else {
+        exchange->taker = std::move(then);
+      }
+    });
+  }
+
+  // Forgets all results that nobody has taken; their exchanges go on.
+  void Drop() {
+    Run([&] { held_.clear(); });
+  }
+
+  // Ends this exchange on all ranks, and those before it.
+  void Cancel(const ExchangePtr& last) {
     std::function<void()> cancel;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      cancel = cancel_;
+      if (last->is_over) return;
+      const auto end = std::find(line_.begin(), line_.end(), last);
+      std::for_each(line_.begin(), end, [](const ExchangePtr& each) { each->is_cancelled = true; });
+      last->is_cancelled = true;
+      if (under_way_ != nullptr) {
+        under_way_->is_cancelled = true;
+        cancel = under_way_->cancel;
+      }
     }
     if (cancel != nullptr) cancel();
   }
 
-  // Whether there is anything to take, now or when it is over.
-  bool holds() const {
+  // How many results can be taken, and how many of these, from the oldest on, are there already.
+  std::pair<int, int> Counts() const {
     std::lock_guard<std::mutex> lock(mutex_);
-    return holds_;
+    const auto there = std::find_if_not(held_.begin(), held_.end(),
+                                        [](const ExchangePtr& each) { return each->is_over; });
+    return {static_cast<int>(held_.size()), static_cast<int>(there - held_.begin())};
   }
 
-  Result Take() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    holds_ = false;
-    return std::exchange(result_, Result());
-  }
-
-  std::string DebugString() const override { return "an exchange behind steps"; }
+  std::string DebugString() const override { return "exchanges behind steps"; }
 
  private:
   using Clock = std::chrono::steady_clock;
 
-  // Who waits, one at a time: what it does may begin another exchange, for which the others wait.
-  std::function<void()> NextInLine() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (under_way_ || waiting_.empty()) return nullptr;
-    std::function<void()> then = std::move(waiting_.front());
-    waiting_.pop_front();
-    return then;
+  // Changes the state, and then does what has become possible.
+  void Run(const std::function<void()>& change) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      change();
+      Advance();
+    }
+    while (std::function<void()> next = Next()) next();
   }
 
+  void Advance() {
+    while (!bookings_.empty() && MakeRoom()) {
+      auto& [exchange, done] = bookings_.front();
+      held_.push_back(exchange);
+      line_.push_back(std::move(exchange));
+      ready_.push_back(std::move(done));
+      bookings_.pop_front();
+    }
+    if (under_way_ != nullptr || line_.empty()) return;
+    under_way_ = std::move(line_.front());
+    line_.pop_front();
+    ready_.push_back(
+        [exchange = under_way_] { std::exchange(exchange->start, nullptr)(exchange); });
+  }
+
+  bool MakeRoom() {
+    if (static_cast<int>(held_.size()) < most_) return true;
+    if (!held_.front()->is_over) return false;
+    held_.pop_front();
+    return true;
+  }
+
+  // One at a time, and without the lock: what it does may change the state again.
+  std::function<void()> Next() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (ready_.empty()) return nullptr;
+    std::function<void()> next = std::move(ready_.front());
+    ready_.pop_front();
+    return next;
+  }
+
+  const int most_;
   mutable std::mutex mutex_;
-  bool under_way_ = false, holds_ = false;
-  std::function<void()> cancel_;
-  std::deque<std::function<void()>> waiting_;
-  Result result_;
-  Clock::time_point began_;
+  std::deque<std::pair<ExchangePtr, std::function<void()>>> bookings_;  // there is no room yet
+  std::deque<ExchangePtr> line_;                                        // not yet started
+  ExchangePtr under_way_;
+  std::deque<ExchangePtr> held_;  // nobody has taken their results
+  std::deque<std::function<void()>> ready_;
 };
 
 inline std::shared_ptr<Flight> Shared(tensorflow::core::RefCountPtr<Flight> flight) {

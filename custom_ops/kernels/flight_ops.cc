@@ -21,10 +21,36 @@ using tensorflow::shape_inference::InferenceContext;
 
 REGISTER_OP("TfscaleFlight")
     .Output("flight: resource")
+    .Attr("most: int >= 1 = 1")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
-    .Doc(
-        "Holds what TfscaleBegin has begun, until TfscaleTake takes it; lives as its handle does.");
+    .Doc(R"doc(
+Holds what TfscaleBegin has begun, until TfscaleTake takes it; lives as its handle does.
+
+most: how many results it holds.
+)doc");
+
+REGISTER_OP("TfscaleInFlight")
+    .Input("flight: resource")
+    .Output("held: int32")
+    .Output("there: int32")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      for (int i = 0; i < 2; ++i) c->set_output(i, c->Scalar());
+      return AreScalars(c, 0, 1);
+    })
+    .Doc(R"doc(
+Counts the exchanges whose results can be taken.
+
+held: all of them.
+there: those, from the oldest on, that are over.
+)doc");
+
+REGISTER_OP("TfscaleDrop")
+    .Input("flight: resource")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) { return AreScalars(c, 0, 1); })
+    .Doc("Forgets the exchanges whose results nobody has taken.");
 
 REGISTER_OP("TfscaleTake")
     .Input("flight: resource")
@@ -57,13 +83,46 @@ took: how many seconds the exchange has taken since it was begun.
 
 class FlightOp : public tensorflow::OpKernel {
  public:
-  using OpKernel::OpKernel;
+  explicit FlightOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("most", &most_));
+  }
 
   void Compute(OpKernelContext* ctx) override {
     Tensor* handle;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &handle));
     handle->scalar<tensorflow::ResourceHandle>()() =
-        tensorflow::ResourceHandle::MakeRefCountingHandle(new Flight, ctx->device()->name());
+        tensorflow::ResourceHandle::MakeRefCountingHandle(new Flight(most_), ctx->device()->name());
+  }
+
+ private:
+  int most_;
+};
+
+class InFlightOp : public tensorflow::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    tensorflow::core::RefCountPtr<Flight> flight;
+    OP_REQUIRES_OK(ctx, FindResource(ctx, 0, "flight", &flight));
+    const auto [held, there] = flight->Counts();
+    const int counts[] = {held, there};
+    for (int i = 0; i < 2; ++i) {
+      Tensor* output;
+      OP_REQUIRES_OK(ctx, ctx->allocate_output(i, TensorShape({}), &output));
+      output->scalar<int32_t>()() = counts[i];
+    }
+  }
+};
+
+class DropOp : public tensorflow::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    tensorflow::core::RefCountPtr<Flight> flight;
+    OP_REQUIRES_OK(ctx, FindResource(ctx, 0, "flight", &flight));
+    flight->Drop();
   }
 };
 
@@ -83,21 +142,23 @@ class TakeOp : public tensorflow::AsyncOpKernel {
     tensorflow::core::RefCountPtr<Flight> found;
     OP_REQUIRES_OK_ASYNC(ctx, FindResource(ctx, 0, "flight", &found), done);
     const std::shared_ptr<Flight> flight = Shared(std::move(found));
-    OP_REQUIRES_ASYNC(ctx, flight->holds(),
+    const Flight::ExchangePtr exchange = flight->Take();
+    OP_REQUIRES_ASYNC(ctx, exchange != nullptr,
                       absl::FailedPreconditionError(
                           "no exchange was begun whose sum could be taken; each is taken once"),
                       done);
     tensorflow::CancellationManager* manager = ctx->cancellation_manager();
     const tensorflow::CancellationToken token = manager->get_cancellation_token();
-    const bool registered = manager->RegisterCallback(token, [flight] { flight->Cancel(); });
+    const bool registered =
+        manager->RegisterCallback(token, [flight, exchange] { flight->Cancel(exchange); });
     const auto asked = Clock::now();
-    flight->WhenOver([this, ctx, flight, manager, token, asked, done] {
+    flight->WhenOver(exchange, [this, ctx, exchange, manager, token, asked, done] {
       manager->TryDeregisterCallback(token);
       const double waited = std::chrono::duration<double>(Clock::now() - asked).count();
-      OP_REQUIRES_OK_ASYNC(ctx, Give(ctx, flight->Take(), waited), done);
+      OP_REQUIRES_OK_ASYNC(ctx, Give(ctx, exchange->result, waited), done);
       done();
     });
-    if (!registered) flight->Cancel();
+    if (!registered) flight->Cancel(exchange);
   }
 
  private:
@@ -131,6 +192,16 @@ class TakeOp : public tensorflow::AsyncOpKernel {
 REGISTER_KERNEL_BUILDER(Name("TfscaleFlight").Device(tensorflow::DEVICE_CPU), FlightOp);
 REGISTER_KERNEL_BUILDER(Name("TfscaleFlight").Device(tensorflow::DEVICE_GPU).HostMemory("flight"),
                         FlightOp);
+REGISTER_KERNEL_BUILDER(Name("TfscaleInFlight").Device(tensorflow::DEVICE_CPU), InFlightOp);
+REGISTER_KERNEL_BUILDER(Name("TfscaleInFlight")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("flight")
+                            .HostMemory("held")
+                            .HostMemory("there"),
+                        InFlightOp);
+REGISTER_KERNEL_BUILDER(Name("TfscaleDrop").Device(tensorflow::DEVICE_CPU), DropOp);
+REGISTER_KERNEL_BUILDER(Name("TfscaleDrop").Device(tensorflow::DEVICE_GPU).HostMemory("flight"),
+                        DropOp);
 REGISTER_KERNEL_BUILDER(Name("TfscaleTake").Device(tensorflow::DEVICE_CPU), TakeOp);
 REGISTER_KERNEL_BUILDER(Name("TfscaleTake")
                             .Device(tensorflow::DEVICE_GPU)

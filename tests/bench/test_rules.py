@@ -41,7 +41,7 @@ def test_the_same_seed_gives_the_same_order():
 
 def test_rules_are_words():
     every = [rounds_of(rule).every for rule in RULES]
-    assert every == [1, 4, 16, 64, 10, 50, 200, 50, 50, 10, 1, 16, 50]
+    assert every == [1, 4, 16, 64, 10, 50, 200, 50, 50, 10, 1, 1, 1, 16, 50]
     for wrong in ("DiLoCo", "DiLoCo(every=0)", "print(1)", "LocalSGD(8", "int8"):
         with pytest.raises(Exception, match="Give a rule"):
             checked_rule(wrong)

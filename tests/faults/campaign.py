@@ -80,7 +80,9 @@ RULES = (
     "DiLoCo(every=3, wire='int8')",
     "ElasticAveraging(every=3)",
     "Gossip(every=1)",
+    "BoundedStaleness(bound=2)",
 )
+SENDS_GRADIENTS = "BoundedStaleness"
 UNEQUAL = ("ElasticAveraging", "Gossip")  # these replicas are saved as their mean
 TRANSPORTS = {
     "shared memory": {},
@@ -123,6 +125,8 @@ class Fault:
 
     def __str__(self) -> str:
         how = self.sync or self.wire
+        if self.sync.startswith(SENDS_GRADIENTS):
+            how = f"{self.sync} on {self.wire}"
         where = f"{self.schedule}, {how}, {self.transport}, {self.workers} workers"
         return f"{self.kind:10}{self.moment:11} of worker {self.victim}  {where}"
 
@@ -134,19 +138,19 @@ class Fault:
         return PROMPT + (DEADLINE if self.kind == "stop" else 0)
 
 
-def draw(seed: int, number: int) -> Fault:
-    """A fault of a campaign; the same each time."""
+def draw(seed: int, number: int, rules: Sequence[str] = (EVERY_STEP, EVERY_STEP, *RULES)) -> Fault:
+    """A fault of a campaign, under one of these rules; the same each time."""
     dice = random.Random(f"{seed} {number}")
     workers = dice.choice((2, 2, 3))
     moment = dice.choice(MOMENTS)
-    sync = dice.choice((EVERY_STEP, EVERY_STEP, *RULES))
+    sync = dice.choice(rules)
     return Fault(
         kind=dice.choice(KINDS),
         moment=moment,
         victim=dice.randrange(workers),
         workers=workers,
         schedule=dice.choice(sorted(ALGORITHMS)),
-        wire=dice.choice((*sorted(WIRES), *METHODS)) if sync == EVERY_STEP else "fp32",
+        wire=dice.choice(_wires_of(sync)),
         sync=sync,
         transport=dice.choice(list(TRANSPORTS)),
         epoch=dice.randrange(EPOCHS),
@@ -155,6 +159,13 @@ def draw(seed: int, number: int) -> Fault:
         pause=dice.uniform(0.5, 8),
         double=dice.random() < 0.5,
     )
+
+
+def _wires_of(sync: str) -> Sequence[str]:
+    """Return the wires and methods on which replicas may send gradients under a rule."""
+    if sync == EVERY_STEP:
+        return (*sorted(WIRES), *METHODS)
+    return sorted(WIRES) if sync.startswith(SENDS_GRADIENTS) else ["fp32"]
 
 
 @dataclasses.dataclass
@@ -416,11 +427,13 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="leave out those before this one")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", type=int, help="one of them, by its number")
+    parser.add_argument("--sync", help="the rule of all faults, such as LocalSGD(every=3)")
     given = parser.parse_args()
+    how = {} if given.sync is None else {"rules": [given.sync]}
     numbers = range(given.first, given.n) if given.only is None else [given.only]
     counts: collections.Counter[str] = collections.Counter()
     for number in numbers:
-        fault, began = draw(given.seed, number), time.monotonic()
+        fault, began = draw(given.seed, number, **how), time.monotonic()
         outcome, why = run(fault)
         counts[outcome] += 1
         print(f"{number:4}  {fault!s:95} {outcome} ({time.monotonic() - began:.0f} s)", flush=True)

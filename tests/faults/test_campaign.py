@@ -27,6 +27,9 @@ SHORT = {
     "kill": KILLED,
     "pause": Fault("pause", "validation", 1, 2, schedule="halving", wire="int8", pause=1),
     "garbage": Fault("garbage", "step", 0, 2, schedule="tree", wire="fp32"),
+    "late sums": Fault(
+        "kill", "step", 1, 2, "tree", "int4", sync="BoundedStaleness(bound=2)", step=2
+    ),
     "exit": Fault("exit", "step", 1, 2, "ring", "TopK(0.25)", transport="tcp"),
 }
 

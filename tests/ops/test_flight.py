@@ -132,3 +132,58 @@ def test_thousands_leave_nothing_behind():
     before = many(300)
     grown = many(2000) - before  # four vectors of 200 kB each time: a leak would be 1.6 GB
     assert grown < 100e6, f"{grown / 1e6:.0f} MB more"
+
+
+@pytest.mark.parametrize("wire", ["fp32", "int8"])
+def test_a_flight_holds_several_sums_which_come_out_in_order(wire):
+    own, depth = group(RANKS), 4
+    each = [Flight(communicator, depth) for communicator in own.communicators]
+    begin = own.function(lambda c, x: each[c.rank].begin(x, wire=wire, name="queued"))
+    take = own.function(lambda c: each[c.rank].take([SIZE]).total)
+    counts = own.function(lambda c: each[c.rank].counts())
+    at_once = group(RANKS).function(lambda c, x: all_reduce(x, c, wire=wire))
+    steps = [normal(RANKS, SIZE, seed=step) for step in range(depth)]
+    for xs in steps:
+        begin(xs)
+    assert all(held == depth and there <= depth for held, there in numpy(counts()))
+    for left, xs in enumerate(steps, 1 - depth):
+        for found, expected in zip(numpy(take()), numpy(at_once(xs)), strict=True):
+            assert found.tobytes() == expected.tobytes()
+        assert all(held == -left for held, _ in numpy(counts()))
+
+
+def test_a_full_flight_drops_its_oldest_sum():
+    own = group(RANKS)
+    each = [Flight(communicator, 2) for communicator in own.communicators]
+    begin = own.function(lambda c, x: each[c.rank].begin(x, name="queued"))
+    take = own.function(lambda c: each[c.rank].take([SIZE]).total)
+    xs = integers(RANKS, SIZE)
+    for times in (1, 2, 3):
+        begin([times * x for x in xs])
+    for times in (2, 3):
+        for total in numpy(take()):
+            np.testing.assert_array_equal(total, times * sum(xs))
+    with pytest.raises(tf.errors.FailedPreconditionError, match="no exchange was begun"):
+        take()
+
+
+def test_a_step_that_fails_does_not_wait_for_the_sums_before_the_one_that_it_takes():
+    own = Group.local(["CPU:0", "CPU:1"], deadline=PATIENCE)
+    flight = Flight(own.communicators[0], 3)
+
+    @tf.function(autograph=False)
+    def begin(x):
+        flight.begin(x, name="never ends")
+
+    @tf.function(autograph=False)
+    def failing(x):
+        total = [flight.take([SIZE]).total for _ in range(2)]
+        tf.debugging.assert_less(x, 0.0, "own mistake")
+        return total
+
+    own.join()
+    with tf.device("CPU:0"):
+        for _ in range(3):
+            begin(tf.ones([SIZE]))
+        with pytest.raises(tf.errors.InvalidArgumentError, match="own mistake"):
+            failing(tf.ones([SIZE]))

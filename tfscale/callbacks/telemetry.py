@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _NOT_IN_BAR = {"communication_ms", "exposed_ms", "sent_mb", "saved_mb", *EFFICIENCIES}
 
-VERSION = 2  # version of the JSON lines
+VERSION = 3  # version of the JSON lines
 
 _TOO_SHORT = (
     "no timeline was written: it should begin after %d steps of fit, but fit made only %d. "
@@ -158,6 +158,8 @@ class Telemetry(keras.callbacks.Callback):
         self._samples: Samples | None = None
         self._distortions: dict[BucketId, Distortion] = {}
         self._sent_before = 0
+        self._behind: dict[int, float] = {}  # by the first step of an interval
+        self._waited_before = 0.0
         self._began = time.perf_counter()
         self._spent = 0.0
 
@@ -179,6 +181,8 @@ class Telemetry(keras.callbacks.Callback):
         self._step = self._first_step = progress.steps(optimizer)
         if self._engine_log is not None:
             self._sent_before = self._engine_log.sent()
+            ours = scaling(strategy)
+            self._waited_before = 0.0 if ours is None else ours.seconds_behind()
             if self._watches(self.model):
                 self._samples = Samples(self._engine_log.communicators[0].device)
                 self._engine_log.watch(self._samples.watch)
@@ -227,7 +231,7 @@ class Telemetry(keras.callbacks.Callback):
         if self._progress and logs is not None:
             logs.update(_without_step_ms(numbers))
 
-    def _round_figures(self) -> dict[str, float]:
+    def _round_figures(self) -> dict[str, Any]:
         """Return the figures of rounds, if replicas synchronize only in rounds."""
         ours = scaling(self.model.distribute_strategy)
         return {} if ours is None else ours.figures_of_rounds()
@@ -284,8 +288,17 @@ class Telemetry(keras.callbacks.Callback):
         if lap is not None and lap.steps > 0:
             lap.end = now
             lap.samples = self._batches.samples(lap.batch, lap.step, lap.steps)
+            self._note_behind(lap)
             self._step += lap.steps
             self._closed.append(lap)
+
+    def _note_behind(self, lap: Lap) -> None:
+        """Note how long the steps of an interval have waited for sums in the background."""
+        ours = scaling(self.model.distribute_strategy)
+        if ours is not None and self._engine_log is not None:
+            waited = ours.seconds_behind()
+            self._behind[lap.step] = waited - self._waited_before
+            self._waited_before = waited
 
     def _read(self) -> None:
         """Read the engine's log about finished intervals, and report."""
@@ -326,7 +339,8 @@ class Telemetry(keras.callbacks.Callback):
         parts = [split(mine, laps) for mine in executions]
         for lap, ranks in zip(laps, zip(*parts, strict=True), strict=True):
             if lap.begin >= since and log.is_measured:
-                lap.account(ranks, log.saved, log.is_behind_steps)
+                behind = self._behind.pop(lap.step, 0.0)
+                lap.account(ranks, log.saved, log.is_behind_steps, behind)
         if self._samples is not None and laps:
             for distortion in self._samples.distortions():
                 self._distortions[distortion.bucket] = distortion

@@ -290,9 +290,9 @@ def refuse_several_exchanges(methods: Iterable[Method]) -> None:
     for method in methods:
         if not isinstance(method, Wire):
             raise ValueError(
-                f"{method} needs more than one exchange for each bucket, but with fragments or "
-                "delay tfscale runs only one exchange while training continues. Use a wire, such "
-                'as wire="int8"; or leave out fragments and delay'
+                f"{method} needs more than one exchange for each bucket, but with fragments, delay "
+                "or a bound on staleness tfscale runs only one exchange while training continues. "
+                'Use a wire, such as wire="int8"; or leave out fragments, delay or the bound'
             )
 
 

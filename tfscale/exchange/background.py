@@ -25,10 +25,11 @@ class BackgroundSums:
     Args:
         reducer: reducer whose replicas and policy the sums use.
         label: label of the sums in logs.
+        most: number of sums of a part that may be on their way at a time.
     """
 
-    def __init__(self, reducer: Reducer, label: str) -> None:
-        self._reducer, self._label = reducer, label
+    def __init__(self, reducer: Reducer, label: str, most: int = 1) -> None:
+        self._reducer, self._label, self._most = reducer, label, most
         self._flights: dict[tuple[int, str], Flight] = {}
         self._known: set[str] = set()
 
@@ -64,7 +65,8 @@ class BackgroundSums:
             for bucket in buckets:
                 flight = self._flight(replica, bucket)
                 own = [tensors[i] for i in bucket.members]
-                BucketSum(summands, replica, bucket).begin(flight, own)
+                one = BucketSum(summands, replica, bucket)
+                one.begin(flight, own, moves_residual=self._most > 1)
             return []
 
         self._reducer.team.together(begun, list(values))
@@ -72,7 +74,7 @@ class BackgroundSums:
     def take(
         self, what: str, variables: Sequence[Variable], optimizer: Optimizer, state: Slots
     ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
-        """Return the sums that ``begin`` has begun for the same part, and two times in seconds.
+        """Return the oldest sums that ``begin`` has begun for a part, and two times in seconds.
 
         The first time is how long this call waited, the second how long the sums took. Both are
         the largest of all buckets.
@@ -84,7 +86,8 @@ class BackgroundSums:
             times = []
             for bucket in self._buckets(what, summands):
                 flight = self._flight(replica, bucket)
-                totals, found = BucketSum(summands, replica, bucket).take(flight)
+                one = BucketSum(summands, replica, bucket)
+                totals, found = one.take(flight, adds_residual=self._most > 1)
                 sums.update(zip(bucket.members, totals, strict=True))
                 times.append([found.waited, found.took])
             return [*(sums[i] for i in range(len(sums))), *tf.unstack(tf.reduce_max(times, 0))]
@@ -124,5 +127,11 @@ class BackgroundSums:
     def _flight(self, replica: int, bucket: Bucket) -> Flight:
         key = (replica, bucket.name)
         if key not in self._flights:
-            self._flights[key] = Flight(self._reducer.team.communicators[replica])
+            self._flights[key] = Flight(self._reducer.team.communicators[replica], self._most)
         return self._flights[key]
+
+    def drop(self, replica: int) -> None:
+        """Drop the sums of all parts that one replica has begun, with their rounding errors."""
+        for (owner, _), flight in self._flights.items():
+            if owner == replica:
+                flight.drop()

@@ -212,8 +212,17 @@ class BucketSum:
         )
         return _times(total, scale, 1)
 
-    def begin(self, flight: Flight, tensors: Sequence[tf.Tensor]) -> None:
-        """Begin to sum the bucket in the background; its method must be a wire."""
+    def begin(
+        self, flight: Flight, tensors: Sequence[tf.Tensor], moves_residual: bool = False
+    ) -> None:
+        """Begin to sum the bucket in the background; its method must be a wire.
+
+        Args:
+            flight: flight that sums the bucket.
+            tensors: gradients of this replica.
+            moves_residual: whether the sum takes the residual with it, so that another sum, which
+                begins before this one is taken, does not send it again.
+        """
         wire, lost = self.method.wires[0], self.kept(RESIDUAL) if self._remembers else []
         x = joined([tf.cast(each, tf.float32) for each in tensors])
         flight.begin(
@@ -224,12 +233,23 @@ class BucketSum:
             seed=self._seed_of(wire, bool(lost)),
             name=self.communicator.new_bucket(self.name),
         )
+        if moves_residual and lost:
+            self.keep(RESIDUAL, [tf.zeros_like(each) for each in lost])
 
-    def take(self, flight: Flight) -> tuple[list[tf.Tensor], Taken]:
-        """Wait for the sums that ``begin`` has begun; return them, and how long they took."""
+    def take(self, flight: Flight, adds_residual: bool = False) -> tuple[list[tf.Tensor], Taken]:
+        """Wait for the sums that ``begin`` has begun; return them, and how long they took.
+
+        Args:
+            flight: flight that sums the bucket.
+            adds_residual: whether to add the new residual to the present one, if ``begin`` moves
+                residuals.
+        """
         taken = flight.take([sum(each.elements for each in self.described)], self._remembers)
         if self._remembers:
-            self.keep(RESIDUAL, self._separated(taken.lost))
+            lost = self._separated(taken.lost)
+            if adds_residual:
+                lost = [new + own for new, own in zip(lost, self.kept(RESIDUAL), strict=True)]
+            self.keep(RESIDUAL, lost)
         return self._separated(taken.total), taken
 
     def _separated(self, vector: Any) -> list[tf.Tensor]:

@@ -28,8 +28,12 @@ class Scaling:
         """Return a replica's mean loss over its rows as its part of the global batch's loss."""
         raise NotImplementedError
 
-    def figures_of_rounds(self) -> dict[str, float]:
+    def figures_of_rounds(self) -> dict[str, Any]:
         """Return figures of the rounds, by name; none if replicas agree after every step."""
+        raise NotImplementedError
+
+    def seconds_behind(self) -> float:
+        """Return how long this process has waited for sums in the background, in seconds."""
         raise NotImplementedError
 
 

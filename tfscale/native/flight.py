@@ -37,15 +37,30 @@ class Taken(NamedTuple):
     took: tf.Tensor
 
 
+class InFlight(NamedTuple):
+    """Numbers of all-reduces in the background whose sums nobody has taken.
+
+    Args:
+        held: number of all of them.
+        there: how many of them, from the oldest on, are over.
+    """
+
+    held: tf.Tensor
+    there: tf.Tensor
+
+
 class Flight:
     """Runner of all-reduces in the background, one at a time.
 
-    Every rank must begin the same all-reduces in the same order; each rank may take a sum when it
-    likes. ``begin`` first waits for the end of the last all-reduce, and drops its sum if nobody has
-    taken it. ``take`` raises the error of a failed all-reduce, such as a lost rank.
+    Every rank must begin the same all-reduces in the same order; each rank may take the sums when
+    it likes, the oldest first. A flight holds the sums of the last ``most`` all-reduces. ``begin``
+    returns at once while there is room. Otherwise it waits for the end of the oldest all-reduce,
+    and drops the sum that nobody has taken. ``take`` raises the error of a failed all-reduce, such
+    as a lost rank.
 
     Args:
         communicator: communicator of this rank.
+        most: number of sums that the flight holds.
 
     Example:
         >>> group = tfscale.ops.Group.local(["CPU:0", "CPU:1"])
@@ -61,10 +76,19 @@ class Flight:
         [3.]
     """
 
-    def __init__(self, communicator: Communicator) -> None:
+    def __init__(self, communicator: Communicator, most: int = 1) -> None:
         self._communicator = checked_communicator(communicator)
+        arguments.whole(most, "most", 1, what="a number of sums")
         with tf.init_scope(), tf.device(communicator.device):
-            self._handle = library.load().tfscale_flight()
+            self._handle = library.load().tfscale_flight(most=most)
+
+    def counts(self) -> InFlight:
+        """Return how many sums nobody has taken, and how many of these are there already."""
+        return InFlight(*library.load().tfscale_in_flight(flight=self._handle))
+
+    def drop(self) -> None:
+        """Drop all sums that nobody has taken, and their errors; what is under way goes on."""
+        library.load().tfscale_drop(flight=self._handle)
 
     def begin(
         self,

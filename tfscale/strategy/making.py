@@ -178,7 +178,7 @@ def _say_if_without_effect(extended: Extended, settings: Settings, of_team: int)
     rule, policy, replicas = settings.sync, settings.policy, extended.number_of_replicas
     if of_team == replicas > 1:
         _log.warning(_ONE_GROUP, rule, of_team)
-    if 1 == of_team < replicas and policy != MethodPolicy() and not rule.start:
+    if 1 == of_team < replicas and policy != MethodPolicy() and not (rule.start or rule.bound):
         _log.warning(_GROUPS_OF_ONE, policy, rule)
 
 

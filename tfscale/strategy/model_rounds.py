@@ -12,6 +12,7 @@ from tfscale.bridge.objects import counter_of, innermost, optimizers_of
 from tfscale.bridge.tensorflow import PerReplica, own_copy, read_from_outside, replica_id
 from tfscale.native.cell import Cell
 from tfscale.native.group import host_of
+from tfscale.strategy.late_sums import LateSums
 from tfscale.strategy.round import ReplicaRound
 from tfscale.strategy.round_state import NOTHING_IN_FLIGHT, RoundState, make_cell
 from tfscale.strategy.step import Step, during, this_step
@@ -36,6 +37,10 @@ class ModelRounds:
       evaluate;
     - put back, before the next step of training: restore the replica's own weights.
 
+    With a rule that has a ``bound`` there is one round, which ends whenever somebody looks at the
+    weights: at the end of ``fit``, before an evaluation, and before a variable is read. Its end
+    applies all sums that are on their way (``LateSums``), and takes the means of statistics.
+
     Python code starts these transitions, between steps:
 
     - close, at the end of ``fit``: put back, end and the rule's ``settle`` make all replicas
@@ -56,6 +61,7 @@ class ModelRounds:
         self._statistics: list[Any] = []
         self._spare: dict[Any, Cell] = {}
         self._close: Any = None
+        self._late = LateSums(state) if state.rule.bound else None
 
     # -- on a replica, while a step is traced
 
@@ -85,6 +91,8 @@ class ModelRounds:
             flag.assign(True if alone is True else tf.logical_or(flag.read(), alone))
         round.steps.assign(round.optimizer_steps())
         position = round.position.assign_add(1, read_value=True)
+        if self._late is not None:
+            return
         if self._rule.delay:
             when(position == self._rule.delay, lambda: _on_all_replicas(self._rule.land, round))
         over = position >= self.length_of(round.rounds.read_value())
@@ -96,8 +104,20 @@ class ModelRounds:
         """Load the weights to evaluate, before a step of an evaluation or a prediction."""
         if self.state.model.built and not self._refusal():
             flags = (round := self._round()).flags
+            if self._late is not None:
+                when(flags.optimizers_differ.read(), lambda: self._catch_up(round))
+                return
             shows = tf.logical_and(flags.weights_differ.read(), tf.logical_not(flags.shown.read()))
             when(shows, lambda: _on_all_replicas(self._show, round))
+
+    def sum_late(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
+        """Begin to sum a step's gradients behind steps, and apply the sum that is due."""
+        assert self._late is not None
+        self._late.step(_replica(), grads, variables)
+
+    def thinned(self, data: Any) -> Any:
+        """Return this replica's part of a batch, without rows if the replica leaves it out."""
+        return data if self._late is None else self._late.thinned(_replica(), data)
 
     def count_batches(self, replicas: tf.Tensor) -> tf.Tensor:
         """Return how many replicas get a batch in the next step, as far as this worker knows.
@@ -216,8 +236,20 @@ class ModelRounds:
             own.assign(tf.ensure_shape(cell.read(), own.shape))
         round.flags.shown.assign(False)
 
+    def _catch_up(self, round: ReplicaRound) -> None:
+        """Apply all late sums, and take the means of statistics."""
+        assert self._late is not None
+        with during(Step(is_reduced=True)):
+            self._late.catch_up(round.replica)
+            round.average(self._statistics, "statistics")
+        round.steps.assign(round.optimizer_steps())
+        round.flags.agree()
+
     def _settle(self) -> None:
         round = self._round()
+        if self._late is not None:
+            self._catch_up(round)
+            return
         when(round.flags.shown.read(), lambda: self._put_back(round))
         when(round.position.read_value() > 0, lambda: self._end(round))
         when(round.flags.weights_differ.read(), lambda: _on_all_replicas(self._rule.settle, round))
@@ -225,6 +257,11 @@ class ModelRounds:
         round.flags.agree()
 
     # -- outside of replicas
+
+    @property
+    def skipped(self) -> int:
+        """Number of batches that this process's replicas have left out."""
+        return 0 if self._late is None else self._late.skipped
 
     def is_apart(self) -> bool:
         """Return whether replicas have different weights."""
@@ -249,6 +286,9 @@ class ModelRounds:
         """Return the value that a variable reads as; None if all replicas have the same value."""
         flags, place = self.state.flags.get(0), self.state.places[id(variable)]
         if flags is None:
+            return None
+        if self._late is not None:
+            self.close()
             return None
         if place is None:
             return _mean_of(variable) if flags.optimizers_differ.numpy() else None

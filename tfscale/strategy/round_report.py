@@ -20,6 +20,9 @@ class RoundReport:
         drift: largest distance of weights from their mean, of this process's replicas.
         waited: seconds that this process's slowest replica waited for background exchanges.
         took: seconds that these exchanges took.
+        staleness: how many steps had weights that lacked 0, 1, ... sums.
+        waits: seconds that each rank has waited for the others.
+        skipped: number of batches that this process's replicas have left out.
     """
 
     def __init__(self, model_rounds: ModelRounds) -> None:
@@ -28,6 +31,9 @@ class RoundReport:
         counted = int(self._state.saved.whole(*ROUNDS).numpy())
         self.rounds = max(0, counted - bool(self._state.rule.start))
         self.drift = max(float(one.drift.numpy()) for one in flags)
+        self.staleness = next(iter(flags)).staleness.numpy().tolist()
+        self.waits = next(iter(flags)).waits.numpy().tolist()
+        self.skipped = model_rounds.skipped
         self.waited, self.took = max((one.waited.numpy(), one.took.numpy()) for one in flags)
 
     def sent_by_rule(self) -> list[Row]:
@@ -46,6 +52,9 @@ class RoundReport:
     def words(self) -> str:
         """Return a text on the model's rounds and the next synchronization, for people."""
         state, whole = self._state, self._state.saved.whole
+        if state.rule.bound:
+            words = f"{state.name!r} applies the sums of gradients {state.rule.bound} steps late"
+            return f"{words}{self._words_of_hidden()}."
         length = self._rounds.length_of(tf.constant(whole(*ROUNDS).numpy()))
         left = int(length) - int(whole(*POSITION).numpy())
         own = self.sent_by_rule() or [
@@ -58,11 +67,15 @@ class RoundReport:
             what = "that mixes" if state.mixtures else "that sums"
             words += f"; {what if parts < 2 else f'{parts} in turn sum'} {size:,} bytes"
             words += f", in {1000 * seconds:.2f} ms by the model" if seconds else ""
-        if self.took:
-            hidden = 100 * (1 - self.waited / self.took)
-            words += f", of whose time {hidden:.0f} % went by behind steps"
+        words += self._words_of_hidden()
         if self.drift:
             centre = state.rule.reads_as
             whose = centre if centre in state.rule.in_shards else "mean"
             words += f". At the last end weights were up to {self.drift:.3g} from their {whose}"
         return f"{words}."
+
+    def _words_of_hidden(self) -> str:
+        if not self.took:
+            return ""
+        hidden = 100 * (1 - self.waited / self.took)
+        return f", of whose time {hidden:.0f} % went by behind steps"

@@ -34,6 +34,8 @@ class RoundFlags:
 
     Args:
         copies: the replica's copies of the model's variables.
+        bound: the rule's ``bound``.
+        ranks: number of replicas.
 
     Attributes:
         weights_differ: whether replicas may have different weights.
@@ -46,16 +48,22 @@ class RoundFlags:
             ``NOTHING_IN_FLIGHT``.
         waited: seconds that the replica has waited for sums in the background.
         took: seconds that sums in the background took.
+        waited_last: seconds that the replica has waited for the last of these sums.
+        waits: seconds that each rank has waited, as far as this replica has been told.
+        staleness: how many steps late sums were, with a rule that has a ``bound``: the n-th number
+            counts the gradients of weights that lacked n sums.
         drift: distance of the weights from the mean at the last synchronization.
     """
 
-    def __init__(self, copies: Sequence[tf.Variable]) -> None:
+    def __init__(self, copies: Sequence[tf.Variable], bound: int = 0, ranks: int = 1) -> None:
         on_host = functools.partial(make_cell, host_of(copies[0].device))
         self.weights_differ, self.optimizers_differ, self.resumes, self.shown = (
             on_host(tf.bool, False) for _ in range(4)
         )
         self.in_flight = on_host(tf.int32, NOTHING_IN_FLIGHT)
-        self.waited, self.took = (on_host(tf.float64, 0) for _ in range(2))
+        self.waited, self.took, self.waited_last = (on_host(tf.float64, 0) for _ in range(3))
+        self.waits = on_host(tf.float64, [0.0] * ranks)
+        self.staleness = on_host(tf.int64, [0] * (bound + 1))
         self.drift = on_host(tf.float32, 0)
         self.aside = [make_cell(copy.device, copy.dtype) for copy in copies]
 
@@ -156,7 +164,8 @@ class RoundState:
         """Return the flags of a replica, after making all variables that are missing."""
         self._prepare()
         if replica not in self.flags:
-            flags = RoundFlags([v.values[replica] for v in self.variables])
+            copies = [v.values[replica] for v in self.variables]
+            flags = RoundFlags(copies, self.rule.bound, self.reducer.team.size)
             flags.resumes.assign(self._resumes)
             self.flags[replica] = flags
         return self.flags[replica]

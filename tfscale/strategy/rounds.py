@@ -16,6 +16,7 @@ from tfscale.bridge.objects import native, trained_by
 from tfscale.exchange.explain import Row
 from tfscale.exchange.reducer import Reducer
 from tfscale.exchange.slots import COMMON, Slots, creating
+from tfscale.strategy.late_sums import warn_of_rate
 from tfscale.strategy.model_rounds import ModelRounds
 from tfscale.strategy.protocols import Strategy
 from tfscale.strategy.round_report import RoundReport
@@ -88,6 +89,7 @@ class Rounds(Observer):
             found.close()
             model.test_function = model.predict_function = None  # they use the old rounds
         if optimizer is not None:
+            warn_of_rate(self.rule, optimizer)
             END_OF_FIT.off(optimizer)  # an interrupted fit may have left its hook
             END_OF_FIT.put(optimizer, functools.partial(self._end_of_fit, model))
 
@@ -118,11 +120,13 @@ class Rounds(Observer):
                 "batches, but the number of batches of these data is unknown. Pass steps_per_epoch "
                 "to fit"
             )
-        if self.rule.start:
+        if self.rule.start or self.rule.bound:
+            what = "sums the gradients of all workers in each step"
+            if self.rule.start:
+                what = "begins with synchronous steps"
             raise ValueError(
-                f"sync={self.rule!r} begins with synchronous steps, for which all workers need "
-                "equal numbers of batches, but the number of batches of these data is unknown. "
-                "Pass steps_per_epoch to fit"
+                f"sync={self.rule!r} {what}, for which all workers need equal numbers of batches, "
+                "but the number of batches of these data is unknown. Pass steps_per_epoch to fit"
             )
         table = self.rule.table()
         if table[-1] < table[0] and length["number of epochs"] > 1:
@@ -176,6 +180,8 @@ class Rounds(Observer):
     @property
     def title(self) -> str:
         """Title of the explanation, for people."""
+        if self.rule.bound:
+            return "What is sent behind steps"
         if self.teams.size == 1:
             return "What is sent at the end of a round, and before the first one"
         return (
@@ -188,20 +194,39 @@ class Rounds(Observer):
         every = [report.words() for report in self._reports()]
         return " ".join([f"Replicas agree by {self.rule!r}.", *every])
 
-    def figures(self) -> dict[str, float]:
+    def figures(self) -> dict[str, Any]:
         """Return figures of all rounds, by name.
 
         ``rounds`` is the number of rounds that are over. ``drift`` is the largest distance of
         weights from their mean at the end of the last round. ``hidden`` is the share of the
         exchanges' time during which replicas did not wait, if exchanges run in the background.
+
+        With a rule that has a ``bound`` there are no rounds, and replicas do not drift apart.
+        Instead ``staleness`` counts steps by the number of sums that their weights lacked, and
+        ``waits`` are the seconds that each rank has waited for the others. If the rule ``skips``,
+        ``skipped`` is the number of batches that this process's replicas have left out.
         """
         reports = self._reports()
         hidden = [1 - float(one.waited / one.took) for one in reports if one.took]
-        figures = {
-            "rounds": sum(report.rounds for report in reports),
-            "drift": max((report.drift for report in reports), default=0.0),
-        }
+        figures: dict[str, Any]
+        if self.rule.bound:
+            figures = {
+                "staleness": _sums([report.staleness for report in reports]),
+                "waits": _sums([report.waits for report in reports]),
+            }
+            if self.rule.skips:
+                figures["skipped"] = sum(report.skipped for report in reports)
+        else:
+            figures = {
+                "rounds": sum(report.rounds for report in reports),
+                "drift": max((report.drift for report in reports), default=0.0),
+            }
         return figures | ({"hidden": min(hidden)} if hidden else {})
+
+    def seconds_behind(self) -> float:
+        """Return how long this process's slowest replica has waited for background exchanges."""
+        every = [one.state.flags.values() for one in self._models.values()]
+        return sum(max((float(f.waited.numpy()) for f in flags), default=0.0) for flags in every)
 
     def behind(self) -> tuple[float, float]:
         """Return how long all models waited for background exchanges, and how long these took.
@@ -240,3 +265,8 @@ class Rounds(Observer):
 
     def _with(self, variable: Weight) -> list[ModelRounds]:
         return [one for one in self._models.values() if id(variable) in one.state.places]
+
+
+def _sums(rows: Sequence[Sequence[float]]) -> list[float]:
+    """Return the sums of equally long lists of numbers."""
+    return [sum(column) for column in zip(*rows, strict=True)]

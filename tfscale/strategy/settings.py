@@ -9,7 +9,7 @@ from typing import Any
 
 from tfscale.bridge.installed import KERAS_2
 from tfscale.collectives.registry import checked_algorithm
-from tfscale.compression.method import Wire
+from tfscale.compression.method import Wire, refuse_several_exchanges
 from tfscale.compression.policy import MethodPolicy, policy_of
 from tfscale.exchange import backends
 from tfscale.exchange.collective_schedules import Algorithm
@@ -94,6 +94,8 @@ def checked(**given: Any) -> Settings:
     of_engine = {name: given[name] for name in ("algorithm", "schedule_file", "transport")}
     of_engine["sync"] = None if isinstance(rule, EveryStep) else rule
     of_engine["grid"] = given["grid"]
+    if rule.bound:
+        refuse_several_exchanges(policy.methods)
     if given["shard"] is not None:
         _refuse_unsharded(given["shard"], policy, rule)
     _refuse_grid(given["grid"], given["tensor"], given["shard"], rule)
@@ -156,8 +158,9 @@ def _rule(sync: Rule | None, **of_gradients: Any) -> Rule:
     Raises:
         ValueError: the rule does not work with Keras 2, or with an argument for gradients.
     """
-    if sync is None or isinstance(sync, EveryStep):
-        return EveryStep()
+    sync = EveryStep() if sync is None else sync.simplest
+    if isinstance(sync, EveryStep):
+        return sync
     if KERAS_2:
         raise ValueError(
             f"sync={sync!r} needs Keras 3, but this program uses Keras 2. Install Keras 3; or "

@@ -97,6 +97,7 @@ def step_of_replica(strategy: Strategy, step: ModelStep, fn: Callable[..., Any])
                 begun = dataclasses.replace(
                     begun, alone=own_rounds.before_step(), group=own_rounds.team
                 )
+                data = own_rounds.thinned(data)
         elif rounds is not None:
             rounds.before_evaluation(model)
         data = _rows_of_team(strategy, data)
@@ -214,6 +215,8 @@ def _apply(
     grads = own_losses.scaled_gradients(list(grads)) if step.is_own else list(grads)
     variables = list(trainable_variables or trained_by(optimizer))
     gradients.refuse(strategy, optimizer, variables)
+    if strategy.sync.bound and not step.is_of_all:
+        return strategy.rounds.of(step.model).sum_late(grads, variables)
     if is_sharded:
         return sharding.apply(strategy, original, optimizer, grads, variables)
     state, inner = Slots.of(optimizer, strategy), innermost(optimizer)

@@ -221,9 +221,13 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
         """
         return part_of_mean(compute)
 
-    def figures_of_rounds(self) -> dict[str, float]:
+    def figures_of_rounds(self) -> dict[str, Any]:
         """Return figures of the rounds, by name; none if replicas agree after every step."""
         return {} if self.rounds is None else self.rounds.figures()
+
+    def seconds_behind(self) -> float:
+        """Return how long this process has waited for sums in the background, in seconds."""
+        return 0.0 if self.rounds is None else self.rounds.seconds_behind()
 
     @autograph_artifact
     def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:

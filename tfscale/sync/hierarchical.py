@@ -70,6 +70,12 @@ class Hierarchical(Rule):
                 "but with Hierarchical each group sums its own gradients from the first step. "
                 "Leave out start"
             )
+        if self.outer.bound:
+            raise ValueError(
+                f"outer={self.outer!r} sums gradients behind steps over all replicas, and groups "
+                "sum theirs within steps. Use the rule without Hierarchical: "
+                f"sync={self.outer!r}"
+            )
         if self.group is not None:
             checked_count(self.group, "group", what="a number of replicas")
 

@@ -118,6 +118,9 @@ class Rule:
             defines ``table``.
         delay: number of steps of the next round after which the strategy calls ``land``; 0: never.
         start: number of synchronous steps before the first round.
+        bound: number of steps by which all replicas apply the sums of gradients late, with the same
+            weights on all replicas; 0 for rules whose replicas apply their own gradients.
+        skips: whether a replica that others wait for leaves out batches, if there is a ``bound``.
         keeps: names of values that the rule keeps for each weight, the same on all replicas.
         kept_weights: names in ``keeps`` whose values are weights. If a program assigns a weight in
             the middle of a round, outside of replicas, tfscale assigns these values, too.
@@ -137,6 +140,8 @@ class Rule:
     every: int | Period
     delay: int = 0
     start: int = 0
+    bound: int = 0
+    skips: bool = False
     keeps: tuple[str, ...] = ()
     kept_weights: tuple[str, ...] = ()
     in_shards: tuple[str, ...] = ()
@@ -147,6 +152,11 @@ class Rule:
     @property
     def round_rule(self) -> Rule:
         """Rule that ends rounds: this rule, or the rule between the groups of ``Hierarchical``."""
+        return self
+
+    @property
+    def simplest(self) -> Rule:
+        """Simplest rule that trains in the same way: this rule, unless a setting does nothing."""
         return self
 
     @property

@@ -121,9 +121,10 @@ def digest(model):
 
 def how_and_when():
     """The wire or the method, and the rule."""
-    if os.environ["SYNC"]:
-        return {"sync": eval(os.environ["SYNC"], vars(tfscale.sync))}
     wire = os.environ["WIRE"]
+    if os.environ["SYNC"]:
+        rule = eval(os.environ["SYNC"], vars(tfscale.sync))
+        return {"sync": rule, "wire": wire} if rule.bound else {"sync": rule}
     if "(" in wire:
         return {"method": eval(wire, vars(tfscale.compression))}
     return {"wire": wire}

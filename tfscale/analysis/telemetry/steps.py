@@ -30,6 +30,8 @@ class Lap:
         exposed: seconds from when the rank handed over its last gradients until it had all sums. It
             is the minimum over this process's ranks, since the others wait for that rank. Sums in
             the background do not count.
+        waited: seconds in which the rank had to wait: exposed seconds, sums within the step, such
+            as those of rows and statistics, and sums in the background that had not come.
         sent: bytes that other ranks received from the ranks of this process.
         saved: additional bytes that the wire ``"fp32"`` would have needed.
     """
@@ -44,6 +46,7 @@ class Lap:
     usual: bool = True
     communication: float | None = None
     exposed: float | None = None
+    waited: float | None = None
     sent: int | None = None
     saved: int | None = None
 
@@ -57,6 +60,7 @@ class Lap:
         ranks: Sequence[Sequence[Execution]],
         saved: Callable[[BucketId], float],
         behind_steps: Callable[[BucketId], bool],
+        behind: float = 0.0,
     ) -> None:
         """Record the executions that each rank began in this interval, in that order.
 
@@ -65,12 +69,17 @@ class Lap:
             saved: returns the additional bytes as ``"fp32"`` for each byte of a bucket.
             behind_steps: returns whether a bucket is summed in the background, while later steps
                 run.
+            behind: seconds that steps have waited for sums in the background.
         """
         times = [
             (_exposed(one for one in mine if not behind_steps(one.bucket)), _running_seconds(mine))
             for mine in ranks
         ]
         self.exposed, self.communication = min(times)
+        within = min(
+            _running_seconds(one for one in mine if not one.bucket.owner) for mine in ranks
+        )
+        self.waited = self.exposed + within + behind
         self.sent = sum(one.sent for mine in ranks for one in mine)
         self.saved = round(sum(one.sent * saved(one.bucket) for r in ranks for one in r))
 

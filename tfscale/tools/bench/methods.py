@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from tfscale.sync import Rule
 
 NAMES = ("PowerSGD", "TopK", "RandomK", "Wire", "Staged", "Settled", "Adaptive")
-RULES = ("EveryStep", "LocalSGD", "DiLoCo", "ElasticAveraging", "Gossip", "Hierarchical")
+RULES = (
+    "EveryStep", "LocalSGD", "DiLoCo", "ElasticAveraging", "BoundedStaleness", "Gossip",
+    "Hierarchical",
+)  # fmt: skip
 
 
 def method_of(text: str) -> Method:

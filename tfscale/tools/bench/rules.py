@@ -39,6 +39,8 @@ RULES = (
     "DiLoCo(50, wire='int8')",
     "DiLoCo(50, fragments=2, delay=5)",
     "ElasticAveraging(10, alpha=0.1)",
+    "BoundedStaleness(2)",
+    "BoundedStaleness(8)",
     "Gossip()",
     "Gossip(16, 'ring')",
     "Hierarchical(outer=DiLoCo(50), group=2)",
