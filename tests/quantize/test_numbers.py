@@ -31,3 +31,8 @@ def test_channels_of_a_group_share_a_scale():
 
 def test_zeros_stay_zeros():
     assert not quantized(np.zeros((4, 2), "float32"), 2, axis=-1).any()
+
+
+def test_channels_may_have_several_axes():
+    whole = quantized(W, 3, axis=(-2, -1))
+    np.testing.assert_array_equal(whole[..., 1, 2], quantized(W[..., 1, 2], 3))

@@ -6,7 +6,11 @@ import numpy as np
 
 
 def quantized(
-    weights: np.ndarray, bits: int, *, axis: int | None = None, group: int | None = None
+    weights: np.ndarray,
+    bits: int,
+    *,
+    axis: int | tuple[int, ...] | None = None,
+    group: int | None = None,
 ) -> np.ndarray:
     r"""Return weights rounded to a symmetric grid of ``2 ** bits - 1`` values.
 
@@ -15,18 +19,37 @@ def quantized(
     Args:
         weights: an array of real numbers.
         bits: width of a number, 2 or more.
-        axis: axis of the channels, each of which has a scale; without it, all share one.
+        axis: axis or axes of the channels, each of which has a scale; without it, all share one.
         group: number of consecutive channels that share a scale, 1 by default.
     """
     weights = np.asarray(weights)
     if axis is None:
         return _rounded(weights.reshape(1, -1), bits).reshape(weights.shape)
-    rows = np.moveaxis(weights, axis, 0)
-    flat = rows.reshape(len(rows), -1)
+    rows = channels(weights, axis)
     each = 1 if group is None else group
-    parts = [_rounded(flat[i : i + each].reshape(1, -1), bits) for i in range(0, len(flat), each)]
-    found = np.concatenate(parts, axis=1) if each > 1 else _rounded(flat, bits)
-    return np.moveaxis(found.reshape(rows.shape), 0, axis)
+    if each > 1:
+        parts = [rows[i : i + each] for i in range(0, len(rows), each)]
+        found = [_rounded(part.reshape(1, -1), bits).reshape(part.shape) for part in parts]
+        return from_channels(np.concatenate(found), axis, weights.shape)
+    return from_channels(_rounded(rows, bits), axis, weights.shape)
+
+
+def channels(weights: np.ndarray, axis: int | tuple[int, ...]) -> np.ndarray:
+    """Return an array as a matrix with one row for each channel."""
+    axes = axis if isinstance(axis, tuple) else (axis,)
+    moved = np.moveaxis(weights, axes, range(len(axes)))
+    return moved.reshape(int(np.prod(moved.shape[: len(axes)])), -1)
+
+
+def from_channels(
+    rows: np.ndarray, axis: int | tuple[int, ...], shape: tuple[int, ...]
+) -> np.ndarray:
+    """Return the array of a shape whose channels are the rows of a matrix."""
+    axes = axis if isinstance(axis, tuple) else (axis,)
+    places = [one % len(shape) for one in axes]
+    rest = [one for one in range(len(shape)) if one not in places]
+    moved = rows.reshape([shape[one] for one in [*places, *rest]])
+    return np.moveaxis(moved, range(len(axes)), axes)
 
 
 def _rounded(rows: np.ndarray, bits: int) -> np.ndarray:
