@@ -74,6 +74,7 @@ def given(tmp_path_factory):
         "devices": [group.communicators[0].device],
         "step": step,
         "plan": plan_sqrt(step),
+        "study": tfscale.quantize.sensitivity(some, X, Y, by="error", trained=True),
         "files": [timeline],
         "to": timeline,
         "layers": [some.layers[0].name],
@@ -109,18 +110,22 @@ RECORDS = {
         "collectives.Count", "collectives.Kind", "collectives.Move", "collectives.Simulation",
         "compression.Gradient", "compression.Price", "extreme.Plan", "ops.BucketId",
         "ops.Communicator", "ops.Execution", "ops.Taken", "ops.Total", "plan.Cut", "plan.Found",
-        "plan.Plan", "plan.Point", "plan.Price", "recompute.Plan",
+        "plan.Plan", "plan.Point", "plan.Price", "quantize.Front",
+        "quantize.Inputs", "quantize.LayerPlan",
+        "quantize.LayerStudy", "quantize.Plan", "quantize.Study", "recompute.Plan",
     ),
     "protocols": ("compression.Load", "sync.Round"),
     "errors": (
         "callbacks.Preempted", "collectives.ScheduleError", "curvature.NotFiniteError",
         "cluster.JoinError", "launch.WorkerFailed", "plan.MemoryLimitError",
-        "recompute.BudgetError",
+        "quantize.InfeasibleError", "recompute.BudgetError",
     ),
     "classes to derive from, without arguments": (
         "compression.Method", "compression.Switching", "sync.EveryStep", "sync.Rule",
     ),
-    "what reads files; tests/plan has the errors": ("plan.Cluster.load", "plan.Plan.load"),
+    "what reads files; their own tests have the errors": (
+        "plan.Cluster.load", "plan.Plan.load", "quantize.Plan.load", "quantize.Study.load",
+    ),
     "starts servers if it accepts what it is given; see the last test": (
         "ops.Group.cluster", "ops.Group.of_workers",
     ),
@@ -133,6 +138,7 @@ HANDS_ON = {
     "schedules.InverseSquareRoot": "schedules.Schedule",
     "schedules.Polynomial": "schedules.Schedule",
     "curvature.Fisher": "curvature.Hessian",
+    "quantize.front": "quantize.plan",
     "strategy.auto_strategy": "strategy.ScaleStrategy",
 }
 TO_KERAS = (
@@ -238,6 +244,11 @@ RIGHT = {
     "plan.transformer": {
         "blocks": 1, "hidden": 8, "heads": 2, "sequence": 4, "vocabulary": 10
     },
+    "quantize.front": {"study": None, "points": 2},
+    "quantize.plan": {"study": None, "size": "25%"},
+    "quantize.sensitivity": {
+        "model": None, **OF_MODEL, "by": "error", "trained": True, "bits": (2, 4, 8)
+    },
     "recompute.load_plan": {"path": None, "step": None},
     "recompute.plan_budget": {"step": None, "budget": 1e9},
     "recompute.plan_fraction": {"step": None, "fraction": 1.0},
@@ -291,6 +302,7 @@ curvature.GaussNewton: x={1:2},array y=None,{1:2},array sample_weight={1:2},arra
 curvature.Hessian: x={1:2},array y=None,{1:2},array sample_weight={1:2},array
 plan.rate_here: example={1:2},array
 plan.read: example={1:2},array
+quantize.sensitivity: x={1:2},array y=None,{1:2},array sample_weight={1:2},array
 recompute.load_plan: path='x'
 recompute.plan_budget: budget=1.5
 recompute.trace: batch=np.nan,array

@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -73,19 +73,16 @@ def kernels_of(model: Any) -> list[Kernel]:
             if kernel.variable.trainable and id(kernel.variable) not in found:
                 found[id(kernel.variable)] = kernel
     refuse_same_paths(found.values())
-    return list(found.values())
+    return [found[id(v)] for v in model.trainable_variables if id(v) in found]
 
 
 def unknown_of(model: Any) -> list[str]:
     """Return the paths of layers with matrices that stay in float: nobody knows how to quantize
     the layer, or the matrix is not trainable.
     """
-    known = {id(kernel.variable) for kernel in kernels_of(model)}
-    paths = [
-        layer_path(v) for v in model.weights
-        if len(v.shape) > 1 and id(v) not in known and "float" in str(v.dtype)
-    ]  # fmt: skip
-    return list(dict.fromkeys(paths))
+    known = {kernel.path for kernel in kernels_of(model)}
+    matrices = [v for v in model.weights if len(v.shape) > 1 and "float" in str(v.dtype)]
+    return [path for path in dict.fromkeys(map(layer_path, matrices)) if path not in known]
 
 
 def refuse_same_paths(kernels: Any) -> None:
@@ -100,7 +97,7 @@ def refuse_same_paths(kernels: Any) -> None:
             )
 
 
-def fingerprint(shapes: dict[str, Sequence[Sequence[int]]]) -> str:
+def fingerprint(shapes: Mapping[str, Sequence[Sequence[int]]]) -> str:
     """Return a hash of layers' paths and the shapes of their kernels."""
     told = json.dumps({path: [list(shape) for shape in each] for path, each in shapes.items()})
     return hashlib.sha256(told.encode()).hexdigest()[:16]
