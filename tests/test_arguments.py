@@ -376,6 +376,9 @@ plan.Numbers: weights=0,1.5 gradients=0,1.5 state=0,1.5
 plan.Unit: name='x' parameters=0,1.5 inputs=0,1.5 outputs=0,1.5 flops=0,1.5 backward_flops=0,1.5
     kept=0,1.5 pairs=0 halo=array routed=0,1.5
 plan.best: example={1:2},array
+quantize.front: pinned={} ties=[] seconds=1.5
+quantize.plan: size=1.5 pinned={} ties=[] seconds=1.5
+quantize.sensitivity: accuracy=0,1.5 file='x' memory=1.5 progress=True seed=0
 recompute.plan_budget: seconds=1.5
 recompute.plan_fraction: seconds=1.5
 schedules.Constant: rate=1.5 warmup=0,1.5 start=0,1.5

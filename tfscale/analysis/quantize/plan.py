@@ -260,8 +260,8 @@ def plan(
     choices = _choices(study, widths, first, last, pinned)
     if size is None and bops is None and latency is None:
         raise ValueError(
-            "quantize.plan got no limit, and without one each layer gets the widest width: give "
-            "size=, bops= or latency="
+            "size, bops and latency are None, and without a limit each layer gets the widest "
+            "width: give one of them"
         )
     resources = [
         *_size(study.layers, choices, size),

@@ -25,7 +25,7 @@ from tfscale.analysis.quantize.kernels import (
     unknown_of,
     watching,
 )
-from tfscale.analysis.quantize.numbers import channels, quantized
+from tfscale.analysis.quantize.numbers import as_rows, quantized
 from tfscale.analysis.quantize.study import MEASURES, Inputs, LayerStudy, Study
 from tfscale.analysis.quantize.sums import sums_of
 from tfscale.bridge.data import batches_of
@@ -385,7 +385,7 @@ class _Piece:
     ) -> None:  # fmt: skip
         self.place, self.numbers = place, value.size
         self._shape, self._axes = value.shape, axes
-        self._starts = np.arange(0, channels(value, axes).shape[0], group or value.size)
+        self._starts = np.arange(0, len(as_rows(value, axes)), group or value.size)
         self._sizes = self._by_group(np.ones(value.shape))
         self.errors = np.array(
             [
@@ -401,7 +401,7 @@ class _Piece:
 
     def _by_group(self, numbers: np.ndarray) -> np.ndarray:
         """Return the sums of the groups."""
-        rows = channels(numbers, self._axes).sum(1, dtype=np.float64)
+        rows = as_rows(numbers, self._axes).sum(1, dtype=np.float64)
         return np.add.reduceat(rows, self._starts)
 
 
