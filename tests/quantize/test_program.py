@@ -1,62 +1,20 @@
 """The integer program: equal to brute force, and to HAWQ's published plans."""
 
-import itertools
-
-import numpy as np
 import pytest
 
 from tfscale.analysis.quantize.program import InfeasibleError, Program, Resource
 from tfscale.tools.bench import hawq
-
-WIDTHS = (2, 4, 8)
-
-
-def random_program(seed, layers=10):
-    """Return costs, two resources whose limits bind, and ties."""
-    rng = np.random.default_rng(seed)
-    numbers = rng.integers(100, 10_000, layers)
-    costs = [
-        {b: float(10 ** rng.uniform(-4, 0) * n * 4.0**-b * rng.uniform(0.5, 2)) for b in WIDTHS}
-        for n in numbers
-    ]
-    products = numbers * rng.integers(1, 100, layers)
-    tables = {
-        "size": [{b: int(n) * b / 8 for b in WIDTHS} for n in numbers],
-        "bops": [{b: float(m * b * b) for b in WIDTHS} for m in products],
-    }
-    resources = []
-    for name, table in tables.items():
-        low, high = (sum(f(uses.values()) for uses in table) for f in (min, max))
-        resources.append(Resource(name, table, low + rng.uniform(0.05, 0.9) * (high - low)))
-    pair = rng.choice(layers, 2, replace=False).tolist()
-    return costs, resources, [pair]
-
-
-CHOICES = np.array(list(itertools.product(range(len(WIDTHS)), repeat=10)), np.int8)
-
-
-def brute_force(costs, resources, ties):
-    """Return the smallest cost of all choices."""
-
-    def sums(tables):
-        return sum(
-            np.array([table[b] for b in WIDTHS])[CHOICES[:, i]] for i, table in enumerate(tables)
-        )
-
-    fits = np.all([CHOICES[:, a] == CHOICES[:, b] for a, b in ties], axis=0)
-    for resource in resources:
-        fits &= sums(resource.uses) <= resource.limit
-    return sums(costs)[fits].min()
+from tfscale.tools.bench.quantize import brute_force, random_program
 
 
 def test_equals_brute_force_on_300_programs():
     for seed in range(300):
-        costs, resources, ties = random_program(seed)
-        found = Program(costs, resources, ties).solve()
+        program = random_program(seed)
+        found = program.solve()
         assert found.proven
-        assert all(resource.has_room(found.bits) for resource in resources)
-        assert all(found.bits[a] == found.bits[b] for a, b in ties)
-        assert found.cost == pytest.approx(brute_force(costs, resources, ties), rel=1e-9), seed
+        assert all(resource.has_room(found.bits) for resource in program.resources)
+        assert all(len({found.bits[i] for i in group}) == 1 for group in program.groups)
+        assert found.cost == pytest.approx(brute_force(program), rel=1e-9), seed
 
 
 @pytest.mark.parametrize("case", hawq.cases(), ids=str)
