@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +207,7 @@ class _Task:
     def run(self, samples: int, accuracy: float, file: Path | None, seen: _Seen) -> Study:
         """Measure, and write the study after each few vectors."""
         self._loss = self._operator.loss  # raises if it is not finite
+        self._gradient = self._operator.gradient
         self._seen = seen
         self.rows = self._rows_before(file, samples)
         if self._by == "error":
@@ -294,10 +295,15 @@ class _Task:
                     curvature,
                     each,
                     costs,
+                    self._slopes(number),
                     self._seen.inputs(path),
                 )
             )
         return made
+
+    def _slopes(self, number: int) -> dict[int, float]:
+        found = np.sum([piece.slopes(self._gradient) for piece in self._pieces[number]], axis=0)
+        return dict(zip(self._widths, found.tolist(), strict=True))
 
     def _estimates(
         self, number: int, errors: dict[int, float]
@@ -387,12 +393,19 @@ class _Piece:
         self._shape, self._axes = value.shape, axes
         self._starts = np.arange(0, len(as_rows(value, axes)), group or value.size)
         self._sizes = self._by_group(np.ones(value.shape))
-        self.errors = np.array(
-            [
-                self._by_group(np.square(quantized(value, b, axis=axes, group=group) - value))
-                for b in widths
-            ]
-        )
+        self._value, self._group, self._widths = value, group, widths
+        self.errors = np.array([self._by_group(np.square(lost)) for lost in self._lost()])
+
+    def _lost(self) -> Iterator[np.ndarray]:
+        """Yield the rounding errors at each width."""
+        for width in self._widths:
+            rounded = quantized(self._value, width, axis=self._axes, group=self._group)
+            yield rounded - self._value
+
+    def slopes(self, gradient: np.ndarray) -> np.ndarray:
+        """Return the first-order rise of the loss at all widths."""
+        mine = gradient[self.place].reshape(self._shape)
+        return np.array([np.vdot(mine, lost) for lost in self._lost()])
 
     def costs(self, each: np.ndarray) -> np.ndarray:
         """Return the costs at all widths, from the terms of a sample of the trace."""

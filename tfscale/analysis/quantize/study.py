@@ -27,6 +27,11 @@ ENDS = {
     "samples": "the order of layers is not known yet: error bars overlap. Raise samples",
     "exact": "nothing was sampled",
 }
+_STEEP = (
+    "The model is not near a minimum of this loss: in most layers the gradient changes the loss "
+    "more than the curvature does, so the order may not be that of the measured rises. Train it "
+    "longer, with a rate that decays; batch normalization needs statistics of the final weights"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +68,8 @@ class LayerStudy:
         curvature: mean or top eigenvalue, with its standard error.
         errors: squared error of the quantized weights, by width.
         costs: sensitivity by width: curvature times squared error, with its standard error.
+        slopes: first-order rise of the loss, by width: gradient times rounding error. It vanishes
+            at a minimum, and plans do not count it.
         inputs: range of the layer's inputs; None if they are whole numbers, or were not seen.
     """
 
@@ -72,6 +79,7 @@ class LayerStudy:
     curvature: Estimate
     errors: Mapping[int, float]
     costs: Mapping[int, Estimate]
+    slopes: Mapping[int, float] = dataclasses.field(default_factory=dict)
     inputs: Inputs | None = None
 
     @property
@@ -134,6 +142,17 @@ class Study:
             if layer.path == path:
                 return layer
         raise arguments.wrong(path, "path", f"one of {[layer.path for layer in self.layers]}")
+
+    @property
+    def is_steep(self) -> bool:
+        """Whether the gradient decides how the loss changes, not the curvature: in most layers, at
+        the middle width, the first-order rise exceeds the second-order one.
+        """
+        if self.by not in ("trace", "eigenvalue"):
+            return False
+        width = sorted(self.widths)[len(self.widths) // 2]
+        steep = [abs(one.slopes[width]) > one.cost(width) / 2 for one in self.layers]
+        return sum(steep) > len(steep) / 2
 
     def order(self, bits: int | None = None) -> list[str]:
         """Return the layers' paths, the most sensitive one first.
@@ -204,6 +223,8 @@ class Study:
             for one in self.layers
         ]  # fmt: skip
         lines += table(titles, rows)
+        if self.is_steep:
+            lines.append(wrapped(_STEEP))
         if self.kept:
             lines.append(wrapped(f"stay in float: {', '.join(self.kept)}"))
         return "\n".join(lines)
@@ -224,7 +245,7 @@ def checked_width(value: Any, name: str, widths: Sequence[int]) -> int:
 def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the lines of a table; the first column is on the left."""
     widths = [max(len(line[n]) for line in [titles, *rows]) for n in range(len(titles))]
-    room = max(WIDTH - sum(widths[1:]) - 2 * len(widths), 8)
+    room = max(WIDTH - sum(widths[1:]) - 2 * len(widths), 24)
     widths[0] = min(widths[0], room)
     return [
         "  ".join([
@@ -249,6 +270,7 @@ def _layer_fields(layer: LayerStudy) -> dict[str, Any]:
         "widths": list(layer.costs),
         "errors": [repr(one) for one in layer.errors.values()],
         "costs": [_estimate_text(one) for one in layer.costs.values()],
+        "slopes": [repr(one) for one in layer.slopes.values()],
         "inputs": "" if inputs is None else f"{inputs.low!r} {inputs.high!r} {inputs.power!r}",
     }
 
@@ -263,6 +285,7 @@ def _layer_from(record: records.Record) -> LayerStudy:
         _estimate_from(record.text("curvature")),
         dict(zip(widths, map(float, record.texts("errors")), strict=True)),
         dict(zip(widths, map(_estimate_from, record.texts("costs")), strict=True)),
+        dict(zip(widths, map(float, record.texts("slopes")), strict=True)),
         Inputs(*map(float, inputs)) if inputs else None,
     )
 

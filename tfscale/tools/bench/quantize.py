@@ -267,7 +267,7 @@ def twenty_layers() -> Any:
 
     def convolution(x: Any, width: int, stride: int = 1) -> Any:
         x = layers.Conv2D(width, 3, strides=stride, padding="same", use_bias=False)(x)
-        return layers.BatchNormalization()(x)
+        return layers.BatchNormalization(momentum=0.9)(x)
 
     inputs = keras.Input((8, 8, 1))
     x = layers.ReLU()(convolution(inputs, 8))
