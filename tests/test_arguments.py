@@ -74,7 +74,7 @@ def given(tmp_path_factory):
         "devices": [group.communicators[0].device],
         "step": step,
         "plan": plan_sqrt(step),
-        "study": tfscale.quantize.sensitivity(some, X, Y, by="error", trained=True),
+        "study": tfscale.quantize.sensitivity(some, X, Y, samples=2, trained=True),
         "files": [timeline],
         "to": timeline,
         "layers": [some.layers[0].name],
@@ -246,6 +246,7 @@ RIGHT = {
     },
     "quantize.front": {"study": None, "points": 2},
     "quantize.plan": {"study": None, "size": "25%"},
+    "quantize.wires": {"study": None},
     "quantize.sensitivity": {
         "model": None, **OF_MODEL, "by": "error", "trained": True, "bits": (2, 4, 8)
     },
@@ -378,6 +379,7 @@ plan.Unit: name='x' parameters=0,1.5 inputs=0,1.5 outputs=0,1.5 flops=0,1.5 back
 plan.best: example={1:2},array
 quantize.front: pinned={} ties=[] seconds=1.5
 quantize.plan: size=1.5 pinned={} ties=[] seconds=1.5
+quantize.wires: budget=1.5
 quantize.sensitivity: accuracy=0,1.5 file='x' memory=1.5 progress=True seed=0
 recompute.plan_budget: seconds=1.5
 recompute.plan_fraction: seconds=1.5

@@ -64,6 +64,10 @@ _KNOWN: tuple[tuple[tuple[str, ...], dict[str, tuple[int, ...]]], ...] = (
 )  # fmt: skip
 
 
+# Names of all these weights.
+ATTRIBUTES = tuple(sorted({name for _, attributes in _KNOWN for name in attributes}))
+
+
 def kernels_of(model: Any) -> list[Kernel]:
     """Return the weights of a built model that can have few bits, in the model's order."""
     found: dict[int, Kernel] = {}

@@ -13,7 +13,7 @@ from tfscale.analysis.quantize.kernels import fingerprint, kernels_of, shapes_of
 from tfscale.analysis.quantize.program import Program, Resource
 from tfscale.analysis.quantize.study import FLOAT, LayerStudy, Study, checked_width, table
 from tfscale.support import arguments, figures, records
-from tfscale.support.sizes import in_words, number_of_bytes
+from tfscale.support.sizes import amount, in_words
 
 _BYTES = "a number of bytes, such as 25_000_000 or '25MB', or a share of the float32 model: '12.5%'"
 _OPERATIONS = "a number of bit operations, more than 0, or a share of the float32 model: '6.25%'"
@@ -334,43 +334,12 @@ def _ties(study: Study, ties: Any) -> list[list[int]]:
 # ------------------------------------------------------------------- resources
 
 
-def _share(value: Any) -> float | None:
-    """Return the number of '12.5%' as a share; None if the value is no such text."""
-    if not isinstance(value, str) or not value.rstrip().endswith("%"):
-        return None
-    try:
-        share = float(value.rstrip()[:-1]) / 100
-    except ValueError:
-        return None
-    return share if share > 0 and math.isfinite(share) else None
-
-
-def _amount(value: Any, name: str, expected: str, whole: float) -> float:
-    """Return a limit: a number more than 0, or a share of the whole."""
-    share = _share(value)
-    if share is not None:
-        return share * whole
-    if isinstance(value, str):
-        raise arguments.wrong(value, name, expected)
-    return arguments.real(value, name, above=0, most=1e30, what=expected)
-
-
 def _size(layers: Sequence[LayerStudy], choices: Any, size: Any) -> list[Resource]:
     if size is None:
         return []
-    share = _share(size)
-    if share is None and isinstance(size, str):
-        size = _bytes(size)
-    limit = _amount(size, "size", _BYTES, 4.0 * sum(layer.numbers for layer in layers))
+    limit = amount(size, "size", _BYTES, 4.0 * sum(layer.numbers for layer in layers))
     uses = [{b: one.numbers * b / 8 for b in each} for one, each in zip(layers, choices)]
     return [Resource("size", uses, limit, in_words)]
-
-
-def _bytes(size: str) -> int:
-    try:
-        return number_of_bytes(size, "size")
-    except ValueError:
-        raise arguments.wrong(size, "size", _BYTES) from None
 
 
 def _bops(
@@ -379,7 +348,7 @@ def _bops(
     if bops is None:
         return []
     whole = sum(layer.products for layer in layers) * FLOAT**2
-    limit = _amount(bops, "bops", _OPERATIONS, whole)
+    limit = amount(bops, "bops", _OPERATIONS, whole, is_bytes=False)
     uses = [
         {b: one.products * b * (activations or b) for b in each}
         for one, each in zip(layers, choices, strict=True)
@@ -402,11 +371,8 @@ def _latency(
         for layer, each in zip(layers, choices, strict=True)
     ]
     widest = sum(each[max(each)] for each in uses)
-    return [
-        Resource(
-            "latency", uses, _amount(latency, "latency", _SECONDS, widest), _UNITS["latency"]
-        )
-    ]  # fmt: skip
+    limit = amount(latency, "latency", _SECONDS, widest, is_bytes=False)
+    return [Resource("latency", uses, limit, _UNITS["latency"])]
 
 
 def _time(times: Mapping[Any, Any], path: str, bits: int) -> float:
