@@ -291,6 +291,7 @@ def _table(text):
 EITHER_OR = {
     "callbacks.Recompute": ("budget", "fraction", "layers", "segments", "plan"),
     "callbacks.Warmup": ("schedule", "epochs", "steps"),
+    "quantize.plan": ("size",),  # or bops, or latency
 }
 
 # What is said otherwise, on purpose: data whose kind is right and whose shapes Keras refuses,
@@ -304,6 +305,7 @@ curvature.Hessian: x={1:2},array y=None,{1:2},array sample_weight={1:2},array
 plan.rate_here: example={1:2},array
 plan.read: example={1:2},array
 quantize.sensitivity: x={1:2},array y=None,{1:2},array sample_weight={1:2},array
+quantize.wires: budget=1.5
 recompute.load_plan: path='x'
 recompute.plan_budget: budget=1.5
 recompute.trace: batch=np.nan,array
@@ -379,7 +381,6 @@ plan.Unit: name='x' parameters=0,1.5 inputs=0,1.5 outputs=0,1.5 flops=0,1.5 back
 plan.best: example={1:2},array
 quantize.front: pinned={} ties=[] seconds=1.5
 quantize.plan: size=1.5 pinned={} ties=[] seconds=1.5
-quantize.wires: budget=1.5
 quantize.sensitivity: accuracy=0,1.5 file='x' memory=1.5 progress=True seed=0
 recompute.plan_budget: seconds=1.5
 recompute.plan_fraction: seconds=1.5

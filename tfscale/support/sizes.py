@@ -9,7 +9,7 @@ from tfscale.support import arguments
 
 _POWERS: dict[str, int] = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _SHARE = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*%\s*")
-_MOST = 1e30  # no amount that anybody means
+_MOST = 1e18
 _WORDS = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*(?:([KMGT])(I?))?(?:B|bytes)?\s*", re.IGNORECASE)
 
 

@@ -69,7 +69,7 @@ def front(
         expected = "no argument of quantize.front, which makes a plan of each size"
         raise arguments.wrong(size, "size", expected)
     widths = checked_widths(bits, study)
-    widest = plan(study, widths, size=1e29, **options)
+    widest = plan(study, widths, size=1e17, **options)
     try:
         smallest = plan(study, widths, size=1e-9, **options).bytes
     except InfeasibleError as error:
