@@ -24,8 +24,8 @@ from tfscale.support import arguments
 ROOMS = (
     "tfscale", "tfscale.adversarial", "tfscale.callbacks", "tfscale.collectives",
     "tfscale.compression", "tfscale.curvature", "tfscale.extreme", "tfscale.launch", "tfscale.ops",
-    "tfscale.optimizers", "tfscale.plan", "tfscale.recompute", "tfscale.schedules",
-    "tfscale.strategy", "tfscale.sync", "tfscale.telemetry",
+    "tfscale.optimizers", "tfscale.plan", "tfscale.quantize", "tfscale.recompute",
+    "tfscale.schedules", "tfscale.strategy", "tfscale.sync", "tfscale.telemetry",
 )  # fmt: skip
 
 WRONG = {
@@ -74,6 +74,7 @@ def given(tmp_path_factory):
         "devices": [group.communicators[0].device],
         "step": step,
         "plan": plan_sqrt(step),
+        "study": tfscale.quantize.sensitivity(some, X, Y, samples=2, trained=True),
         "files": [timeline],
         "to": timeline,
         "layers": [some.layers[0].name],
@@ -109,19 +110,22 @@ RECORDS = {
         "collectives.Count", "collectives.Kind", "collectives.Move", "collectives.Simulation",
         "compression.Gradient", "compression.Price", "extreme.Plan", "ops.BucketId",
         "ops.Communicator", "ops.Execution", "ops.Taken", "ops.Total", "plan.Cut", "plan.Found",
-        "plan.Plan", "plan.Point", "plan.Price", "recompute.Plan",
-        "telemetry.Stragglers",
+        "plan.Plan", "plan.Point", "plan.Price", "quantize.Front", "quantize.Inputs",
+        "quantize.LayerPlan", "quantize.LayerStudy", "quantize.Plan", "quantize.Study",
+        "recompute.Plan", "telemetry.Stragglers",
     ),
     "protocols": ("compression.Load", "sync.Round"),
     "errors": (
         "callbacks.Preempted", "collectives.ScheduleError", "curvature.NotFiniteError",
         "cluster.JoinError", "launch.WorkerFailed", "plan.MemoryLimitError",
-        "recompute.BudgetError",
+        "quantize.InfeasibleError", "recompute.BudgetError",
     ),
     "classes to derive from, without arguments": (
         "compression.Method", "compression.Switching", "sync.EveryStep", "sync.Rule",
     ),
-    "what reads files; tests/plan has the errors": ("plan.Cluster.load", "plan.Plan.load"),
+    "what reads files; their own tests have the errors": (
+        "plan.Cluster.load", "plan.Plan.load", "quantize.Plan.load", "quantize.Study.load",
+    ),
     "starts servers if it accepts what it is given; see the last test": (
         "ops.Group.cluster", "ops.Group.of_workers",
     ),
@@ -134,6 +138,7 @@ HANDS_ON = {
     "schedules.InverseSquareRoot": "schedules.Schedule",
     "schedules.Polynomial": "schedules.Schedule",
     "curvature.Fisher": "curvature.Hessian",
+    "quantize.front": "quantize.plan",
     "strategy.auto_strategy": "strategy.ScaleStrategy",
 }
 TO_KERAS = (
@@ -240,6 +245,12 @@ RIGHT = {
     "plan.transformer": {
         "blocks": 1, "hidden": 8, "heads": 2, "sequence": 4, "vocabulary": 10
     },
+    "quantize.front": {"study": None, "points": 2},
+    "quantize.plan": {"study": None, "size": "25%"},
+    "quantize.wires": {"study": None},
+    "quantize.sensitivity": {
+        "model": None, **OF_MODEL, "by": "error", "trained": True, "bits": (2, 4, 8)
+    },
     "recompute.load_plan": {"path": None, "step": None},
     "recompute.plan_budget": {"step": None, "budget": 1e9},
     "recompute.plan_fraction": {"step": None, "fraction": 1.0},
@@ -284,6 +295,7 @@ def _table(text):
 EITHER_OR = {
     "callbacks.Recompute": ("budget", "fraction", "layers", "segments", "plan"),
     "callbacks.Warmup": ("schedule", "epochs", "steps"),
+    "quantize.plan": ("size",),  # or bops, or latency
 }
 
 # What is said otherwise, on purpose: data whose kind is right and whose shapes Keras refuses,
@@ -296,6 +308,8 @@ curvature.GaussNewton: x={1:2},array y=None,{1:2},array sample_weight={1:2},arra
 curvature.Hessian: x={1:2},array y=None,{1:2},array sample_weight={1:2},array
 plan.rate_here: example={1:2},array
 plan.read: example={1:2},array
+quantize.sensitivity: x={1:2},array y=None,{1:2},array sample_weight={1:2},array
+quantize.wires: budget=1.5
 recompute.load_plan: path='x'
 recompute.plan_budget: budget=1.5
 recompute.trace: batch=np.nan,array
@@ -369,6 +383,9 @@ plan.Numbers: weights=0,1.5 gradients=0,1.5 state=0,1.5
 plan.Unit: name='x' parameters=0,1.5 inputs=0,1.5 outputs=0,1.5 flops=0,1.5 backward_flops=0,1.5
     kept=0,1.5 pairs=0 halo=array routed=0,1.5
 plan.best: example={1:2},array
+quantize.front: pinned={} ties=[] seconds=1.5
+quantize.plan: size=1.5 pinned={} ties=[] seconds=1.5
+quantize.sensitivity: accuracy=0,1.5 file='x' memory=1.5 progress=True seed=0
 recompute.plan_budget: seconds=1.5
 recompute.plan_fraction: seconds=1.5
 schedules.Constant: rate=1.5 warmup=0,1.5 start=0,1.5

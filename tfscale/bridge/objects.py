@@ -172,6 +172,16 @@ def layers_of(model: Model) -> list[Layer]:
     return list(model._flatten_layers(include_self=False))
 
 
+def operations_of(model: Any) -> list[Any]:
+    """Return the operations of a functional model; none if the model is of another kind."""
+    return list(getattr(model, "operations", []) or [])
+
+
+def parents_of(operation: Any) -> list[Any]:
+    """Return the operations whose results an operation reads, in all of its calls."""
+    return [parent.operation for node in operation._inbound_nodes for parent in node.parent_nodes]
+
+
 def holds_layers(layer: Layer) -> bool:
     """Whether a layer is made of others."""
     return bool(layer._layers)

@@ -1,4 +1,4 @@
-"""Parsing of numbers of bytes."""
+"""Parsing of numbers of bytes, and of shares."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 from tfscale.support import arguments
 
 _POWERS: dict[str, int] = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+_SHARE = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*%\s*")
+_MOST = 1e18
 _WORDS = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*(?:([KMGT])(I?))?(?:B|bytes)?\s*", re.IGNORECASE)
 
 
@@ -35,6 +37,29 @@ def _size(value: Any) -> float:
     number, letter, binary = words.groups("")
     unit = 1024.0 if binary else 1000.0
     return float(number) * unit ** _POWERS[letter.upper()]
+
+
+def amount(value: Any, name: str, expected: str, whole: float, is_bytes: bool = True) -> float:
+    """Return a limit: a number more than 0, or a share such as ``"12.5%"`` of the whole.
+
+    Args:
+        value: the user's value.
+        name: name of the argument, for the error.
+        expected: description of the argument, for the error.
+        whole: the number that 100% stands for.
+        is_bytes: whether texts such as ``"25MB"`` are numbers, too.
+
+    Example:
+        >>> amount("12.5%", "size", "a size", 400), amount("1kB", "size", "a size", 400)
+        (50.0, 1000.0)
+    """
+    share = _SHARE.fullmatch(value) if isinstance(value, str) else None
+    found = float(share[1]) / 100 * whole if share else value
+    if isinstance(found, str) and is_bytes:
+        found = _size(found)
+    if arguments.is_number(found) and 0 < found < _MOST:
+        return float(found)
+    raise arguments.wrong(value, name, expected)
 
 
 def in_words(size: float) -> str:

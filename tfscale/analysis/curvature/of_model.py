@@ -138,7 +138,7 @@ class OfModel(Operator):
         rows = [numbers for numbers, _ in self._each_batch(self._only_loss, None, ())]
         if not rows:
             raise ValueError(f"curvature.{type(self).__name__} got no data: there is no batch")
-        divisors, terms = np.split(self._summed_over_hosts(np.array(rows)), 2, axis=1)
+        divisors, terms = np.split(self.summed_over_hosts(np.array(rows)), 2, axis=1)
         self._refuse_nan(terms.sum(1))
         total = divisors.sum(0)
         if not total[-1]:
@@ -350,7 +350,7 @@ class OfModel(Operator):
             self._advance(asked / len(shares))
         if batches != len(shares):
             raise ValueError(_OTHER_DATA % f"there were {len(shares)} batches, now {batches}")
-        total = self._summed_over_hosts(total)
+        total = self.summed_over_hosts(total)
         total /= self._size
         products, losses = np.split(total, [sums.size])
         self._refuse_nan(losses)
@@ -364,7 +364,7 @@ class OfModel(Operator):
         for numbers, _ in self._each_batch(compute, shares, arguments):
             total += numbers[len(numbers) // 2 :].sum()
             self._advance(1 / len(shares))
-        return float(self._summed_over_hosts(np.array([total]))[0] / self._size)
+        return float(self.summed_over_hosts(np.array([total]))[0] / self._size)
 
     def _each_batch(
         self, compute: Compute, shares: np.ndarray | None, arguments: Sequence[Any]
@@ -423,7 +423,7 @@ class OfModel(Operator):
             for part, v in zip(self.parts.values(), self.variables, strict=True)
         ]
 
-    def _summed_over_hosts(self, numbers: np.ndarray) -> np.ndarray:
+    def summed_over_hosts(self, numbers: np.ndarray) -> np.ndarray:
         """Sum over all hosts, with the same bits on each."""
         strategy = self.model.distribute_strategy
         if int(strategy.num_replicas_in_sync) == self._replicas:

@@ -51,7 +51,9 @@ def hutchinson(
     def done() -> bool:
         return accuracy is not None and Estimate.of(np.sum(terms, 1)).is_within(accuracy)
 
-    for z, product in _samples(operator, "trace", samples, seed, lambda: bool(terms) and done()):
+    for z, product in products_of_signs(
+        operator, "trace", samples, seed, lambda: bool(terms) and done()
+    ):
         each = z * product
         terms.append([float(each[part].sum()) for part in operator.parts.values()])
     of_layer: dict[str, Any] = {}
@@ -108,7 +110,7 @@ def diagonal(operator: SymmetricMatrix, samples: int = 64, *, seed: int = 0) -> 
     Reference: Bekas, Kokiopoulou, Saad, An Estimator for the Diagonal of a Matrix, 2007.
     """
     mean, squares, count = np.zeros(operator.size), np.zeros(operator.size), 0
-    for z, product in _samples(operator, "diagonal", samples, seed):
+    for z, product in products_of_signs(operator, "diagonal", samples, seed):
         count += 1
         each = z * product
         step = each - mean
@@ -127,24 +129,34 @@ def frobenius(operator: SymmetricMatrix, samples: int = 64, *, seed: int = 0) ->
         samples: number of samples.
         seed: seed of the vectors.
     """
-    products = _samples(operator, "norm", samples, seed)
+    products = products_of_signs(operator, "norm", samples, seed)
     square = Estimate.of(np.array([float(product @ product) for _, product in products]))
     norm = float(np.sqrt(square.value))
     return Estimate(norm, square.error / (2 * norm) if norm else 0.0, square.samples)
 
 
-def _samples(
+def products_of_signs(
     operator: SymmetricMatrix,
     what: str,
     samples: int,
     seed: int,
     done: Callable[[], bool] = lambda: False,
+    begin: int = 0,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield random signs and their products, until there are enough."""
+    """Yield random signs and their products, until there are enough.
+
+    Args:
+        operator: a symmetric matrix.
+        what: name of the estimate, for the progress bar.
+        samples: largest number of samples.
+        seed: seed of the vectors.
+        done: says before each few products whether there are enough.
+        begin: number of samples that the caller has already.
+    """
     samples = checked_samples(samples)
     arguments.whole(seed, "seed", 0)
-    with operator.telling(what, samples):
-        for first in range(0, samples, AT_ONCE):
+    with operator.telling(what, max(samples - begin, 1)):
+        for first in range(begin, samples, AT_ONCE):
             if first >= FEWEST and done():
                 return
             numbers = range(first, min(first + AT_ONCE, samples))

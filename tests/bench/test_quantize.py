@@ -1,0 +1,43 @@
+"""``tfscale bench quantize``; the figures are in docs/benchmarks/quantize.md."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tfscale.tools.bench import quantize
+
+
+def test_spearmans_correlation():
+    assert quantize.spearman([1, 2, 3, 4], [10, 20, 30, 50]) == pytest.approx(1)
+    assert quantize.spearman([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(-1)
+    assert quantize.spearman([1, 2, 3, 4], [1, 2, 4, 3]) == pytest.approx(0.8)
+
+
+def test_programs(tmp_path, capsys):
+    file = tmp_path / "found.json"
+    words = ["--parts", "programs", "--programs", "3", "--json", str(file)]
+    assert quantize.main(words) == 0
+    published, equal, large = json.loads(file.read_text())["programs"]
+    assert len(published) == 18 and sum(same for *_, same, _ in published) == 17
+    assert equal == 3 and all(proven for _, proven in large)
+    assert "resnet50 latency 0.25" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_traces_of_a_small_run(tmp_path, capsys):
+    file = tmp_path / "found.json"
+    words = ["--parts", "traces", "--seeds", "1", "--samples", "32", "--json", str(file)]
+    assert quantize.main(words) == 0
+    (found,) = json.loads(file.read_text())["traces"]
+    assert found["of"] == 7 and found["within"] >= 6
+
+
+@pytest.mark.full
+def test_the_order_of_a_small_run(tmp_path, capsys):
+    file = tmp_path / "found.json"
+    words = ["--parts", "order", "--seeds", "1", "--epochs", "1", "--samples", "4"]
+    assert quantize.main([*words, "--json", str(file)]) == 0
+    ((_, _, correlations),) = json.loads(file.read_text())["order"][0]
+    assert len(correlations) == 3
