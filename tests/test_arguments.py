@@ -24,8 +24,8 @@ from tfscale.support import arguments
 ROOMS = (
     "tfscale", "tfscale.adversarial", "tfscale.callbacks", "tfscale.collectives",
     "tfscale.compression", "tfscale.curvature", "tfscale.extreme", "tfscale.launch", "tfscale.ops",
-    "tfscale.optimizers", "tfscale.plan", "tfscale.recompute", "tfscale.schedules",
-    "tfscale.strategy", "tfscale.sync", "tfscale.telemetry",
+    "tfscale.optimizers", "tfscale.plan", "tfscale.quantize", "tfscale.recompute",
+    "tfscale.schedules", "tfscale.strategy", "tfscale.sync", "tfscale.telemetry",
 )  # fmt: skip
 
 WRONG = {

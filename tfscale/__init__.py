@@ -16,7 +16,7 @@ from tfscale.support.version import __version__
 if TYPE_CHECKING:
     from tfscale import callbacks, collectives, compression, plan, sync
     from tfscale import native as ops
-    from tfscale.analysis import curvature, telemetry
+    from tfscale.analysis import curvature, quantize, telemetry
     from tfscale.cluster.this_worker import is_first, rank
     from tfscale.parallel.grid import Grid
     from tfscale.strategy import ScaleStrategy, auto_strategy
@@ -37,6 +37,7 @@ __all__ = [
     "ops",
     "optimizers",
     "plan",
+    "quantize",
     "rank",
     "schedules",
     "sync",
@@ -51,6 +52,7 @@ _PACKAGES = {
     "tfscale.launch": "tfscale.tools.launch",
     "tfscale.ops": "tfscale.native",
     "tfscale.optimizers": "tfscale.training.optimizers",
+    "tfscale.quantize": "tfscale.analysis.quantize",
     "tfscale.recompute": "tfscale.training.recompute",
     "tfscale.schedules": "tfscale.training.schedules",
     "tfscale.telemetry": "tfscale.analysis.telemetry",
