@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -28,11 +29,11 @@ def apply(
     plan: Any,
     x: Any = None,
     *,
-    activations: int | None = 8,
+    activations: int | None = None,
     ranges: str = "mse",
     symmetric: bool = True,
     symmetric_activations: bool = False,
-    group: int | None = 1,
+    group: int | str | None = None,
     fold: bool = True,
     batch_size: int = 32,
     strict: bool = False,
@@ -50,7 +51,8 @@ def apply(
 
     - **Layers**: Dense, EinsumDense, Conv1D to 3D, DepthwiseConv, SeparableConv, Conv1D and 2D
       transposed, Embedding, MultiHeadAttention. A MultiHeadAttention of the path ``mha`` is in the
-      plan as ``mha``, or as ``mha/query``, ``mha/key``, ``mha/value`` and ``mha/output``. Layers
+      plan as ``mha``, or as ``mha/query``, ``mha/key``, ``mha/value`` and
+      ``mha/attention_output``. Layers
       that are not in the plan stay as they are.
     - **Batch norm** that follows a convolution or a dense layer is folded into the kernel and the
       bias, and leaves the model. Its statistics are those of the model at that time.
@@ -61,17 +63,17 @@ def apply(
 
     Args:
         model: a built model: Sequential, or made of inputs and outputs.
-        plan: an object with a dict ``bits``, or the dict itself: from paths of layers to bits, 2 or
-            more, or to a pair of bits of weights and of activations. 16 and more, and None, leave
-            a layer in float.
+        plan: a plan, or a dict from paths of layers (or their names, if no two layers have the
+            same) to bits, 2 or more, or to a pair of bits of weights and of activations. 16 and
+            more, and None, leave a layer in float.
         x: some hundreds of samples by which the ranges of activations are chosen. Without it,
             activations stay in float.
-        activations: bits of activations, unless the plan has them.
+        activations: bits of activations, by default the plan's, or else 8.
         ranges: ``"minmax"``, ``"percentile"`` (99.9%), ``"mse"`` or ``"learned"``.
         symmetric: whether weights have the zero point 0.
         symmetric_activations: whether activations have the zero point 0.
-        group: number of consecutive channels that share a scale: 1 is a scale per channel, 128
-            are Q-BERT's groups, and None is a scale per kernel.
+        group: number of consecutive channels that share a scale, as in Q-BERT, by default the
+            plan's, or else 1: a scale per channel. ``"kernel"`` is one scale per kernel.
         fold: whether batch norm is folded.
         batch_size: rows of a batch while ranges are chosen.
         strict: whether a layer of the plan whose kind is unknown is an error; else it stays in
@@ -94,7 +96,7 @@ def apply(
     common = {
         "symmetric": arguments.flag(symmetric, "symmetric"),
         "symmetric_activations": arguments.flag(symmetric_activations, "symmetric_activations"),
-        "group": arguments.optional(arguments.whole, group, "group", 1, what="a number"),
+        "group": _group(getattr(plan, "group", None) if group is None else group),
         "learned": ranges == "learned",
     }
     fold = arguments.flag(fold, "fold")
@@ -102,7 +104,9 @@ def apply(
     batch_size = arguments.whole(batch_size, "batch_size", 1)
     arguments.optional(arguments.data, x, "x")
     arguments.optional(arguments.whole, activations, "activations", 2, 8, what="a number of bits")
-    widths = _widths(plan, activations)
+    widths = _widths(plan, activations or getattr(plan, "activations", None) or 8)
+    if hasattr(plan, "check"):
+        plan.check(model)
     chosen = _chosen(model, widths, x is not None, strict)
     made = _Copies(model, chosen, common, folds=fold, on_grid=x is not None).copy()
     layers = [one for one in leaves(made) if hasattr(one, "watch")]
@@ -115,6 +119,13 @@ def apply(
     return made
 
 
+def _group(given: Any) -> int | None:
+    """Return the number of channels that share a scale, or None for all."""
+    if given is None or given == "kernel":
+        return None if given else 1
+    return arguments.whole(given, "group", 1, what="'kernel' or a number of channels")
+
+
 def leaves(model: Any) -> Iterator[Any]:
     """Yield the layers of a model, and of the models in it."""
     for layer in model.layers:
@@ -122,6 +133,11 @@ def leaves(model: Any) -> Iterator[Any]:
             yield from leaves(layer)
         else:
             yield layer
+
+
+def _path(layer: Any) -> str:
+    """Return the path of a layer, which is its name if it has no scope."""
+    return str(layer.path or layer.name)
 
 
 def kernels_of(layer: Any) -> list[tuple[Any, Any]]:
@@ -159,11 +175,15 @@ def _chosen(
     model: Any, widths: Mapping[str, tuple[int | None, int | None]], inputs: bool, strict: bool
 ) -> dict[str, tuple[Any, int | None]]:
     """Return bits of weights and of activations for each layer that can have few bits."""
-    there = {layer.path or layer.name: layer for layer in leaves(model)}
+    there = {_path(layer): layer for layer in leaves(model)}
+    often = Counter(layer.name for layer in there.values())
+    paths = {layer.name: path for path, layer in there.items() if often[layer.name] == 1}
     found: dict[str, tuple[Any, int | None]] = {}
     unknown = []
-    for path, (weights, activations) in widths.items():
+    for given, (weights, activations) in widths.items():
+        path = given if given in there else paths.get(given, given)
         home, _, part = path.rpartition("/")
+        home = home if home in there else paths.get(home, home)
         activations = activations if inputs else None
         if weights is None:
             continue
@@ -179,9 +199,10 @@ def _chosen(
         elif path in there:
             unknown.append(f"{path!r} ({type(there[path]).__name__})")
         else:
+            told = guess(given, there) or f"It has {arguments.shown(list(there))}"
             raise ValueError(
-                f"plan has {path!r}, and {model.name!r} has no layer of that path: the plan is for "
-                f"another model. {guess(path, there) or f'It has {arguments.shown(list(there))}'}"
+                f"plan has {given!r}, and {model.name!r} has no layer of that path: the plan is "
+                f"for another model. {told}"
             )
     _tell(unknown, strict)
     return found
@@ -237,36 +258,10 @@ class _Copies:
         pairs = {norm: before for norm, before in pairs.items() if self._is_chosen(layers[before])}
         for norm, before in pairs.items():
             self._folded[id(layers[norm])] = (layers[norm], layers[before])
-        if isinstance(model, keras.Sequential):
-            return self._copied_chain(model, pairs)
-        made = keras.models.clone_model(
-            model,
-            clone_function=self._layer,
-            call_function=lambda layer, *args, **kwargs: (
-                args[0] if layer.name in pairs else layer(*args, **kwargs)
-            ),
-        )
-        if type(made) is not type(model) and type(model) is not keras.Model:
-            raise ValueError(
-                f"model {model.name!r} is a {type(model).__name__}, whose constructor is not that "
-                "of keras.Model, so a copy would lose its train_step. Let its constructor take "
-                "inputs, outputs and name, or *args and **kwargs"
-            )
-        return made
-
-    def _copied_chain(self, model: Any, pairs: Mapping[str, str]) -> Any:
-        first = model.inputs[0]
-        layers = [self._layer(layer) for layer in model.layers if layer.name not in pairs]
-        made = type(model)(
-            [keras.Input(batch_shape=first.shape, dtype=first.dtype, name=first.name), *layers],
-            name=model.name,
-        )
-        if model.compiled:
-            made.compile_from_config(model.get_compile_config())
-        return made
+        return graph.rebuilt(model, self._layer, pairs)
 
     def _is_chosen(self, layer: Any) -> bool:
-        return (layer.path or layer.name) in self._chosen
+        return _path(layer) in self._chosen
 
     def _layer(self, layer: Any) -> Any:
         if id(layer) not in self._made:
@@ -278,7 +273,7 @@ class _Copies:
             return self._copied(layer)
         config = layer.get_config()
         if self._is_chosen(layer):
-            bits, activations = self._chosen[layer.path or layer.name]
+            bits, activations = self._chosen[_path(layer)]
             how = {**self._common, "bits": bits, "activations": activations}
             if any(layer is before for _, before in self._folded.values()):
                 config["use_bias"] = True

@@ -30,7 +30,7 @@ def foldable(model: Any) -> dict[str, str]:
     graph = graph_of(model)
     layers = {layer.name: layer for layer in model.layers}
     used = graph.consumers()
-    often = {call.name for call in graph.calls if call.index > 0}
+    often = {call.name for call in graph.calls if call.number > 0}
     found = {}
     for call in graph.calls:
         if type(layers.get(call.name)) is not keras.layers.BatchNormalization:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import keras
@@ -15,12 +16,12 @@ class Call(NamedTuple):
 
     Attributes:
         name: name of the layer.
-        index: which of the layer's calls it is, from 0.
+        number: which of the layer's calls it is, from 0.
         inputs: tensors that the call receives, in order.
     """
 
     name: str
-    index: int
+    number: int
     inputs: tuple[Tensor, ...]
 
 
@@ -39,7 +40,13 @@ class Graph(NamedTuple):
 
 def is_graph(model: Any) -> bool:
     """Return whether a model is Sequential, or made of inputs and outputs."""
-    return getattr(model, "inputs", None) is not None and hasattr(model, "operations")
+    return isinstance(model, keras.Sequential) or hasattr(model, "operations")
+
+
+def operations(model: Any) -> dict[str, Any]:
+    """Return the layers and other operations of a model by name."""
+    found = model.layers if isinstance(model, keras.Sequential) else model.operations
+    return {each.name: each for each in found}
 
 
 def check(model: Any) -> None:
@@ -79,6 +86,38 @@ def graph_of(model: Any) -> Graph:
     return Graph(tuple(_in_order(calls, set(inputs))), tuple(inputs), tuple(outputs))
 
 
+def rebuilt(model: Any, new_layer: Callable[[Any], Any], left_out: Collection[str] = ()) -> Any:
+    """Return a model with the same graph and other layers, compiled as the model is.
+
+    Args:
+        model: a model with a graph.
+        new_layer: function from a layer of the model to the new one.
+        left_out: names of layers that leave the graph; each has one input.
+    """
+    if isinstance(model, keras.Sequential):
+        first = model.inputs[0]
+        start = keras.Input(batch_shape=first.shape, dtype=first.dtype, name=first.name)
+        layers = [new_layer(layer) for layer in model.layers if layer.name not in left_out]
+        made = type(model)([start, *layers], name=model.name)
+        if model.compiled:
+            made.compile_from_config(model.get_compile_config())
+        return made
+    made = keras.models.clone_model(
+        model,
+        clone_function=new_layer,
+        call_function=lambda layer, *args, **kwargs: (
+            args[0] if layer.name in left_out else layer(*args, **kwargs)
+        ),
+    )
+    if type(made) is not type(model) and type(model) is not keras.Model:
+        raise ValueError(
+            f"model {model.name!r} is a {type(model).__name__}, whose constructor is not that of "
+            "keras.Model, so a copy would lose its train_step. Let its constructor take inputs, "
+            "outputs and name, or *args and **kwargs"
+        )
+    return made
+
+
 def _chain(model: Any) -> Graph:
     names = [layer.name for layer in model.layers]
     before: list[Tensor] = [("", 0, 0), *((name, 0, 0) for name in names)]
@@ -110,12 +149,12 @@ def _listed(given: Any) -> list[Tensor]:
 def _in_order(calls: list[Call], ready: set[Tensor]) -> list[Call]:
     """Return calls so that each comes after those that it needs."""
     done = {(name, index) for name, index, _ in ready}
-    found, waiting = [], [call for call in calls if (call.name, call.index) not in done]
+    found, waiting = [], [call for call in calls if (call.name, call.number) not in done]
     while waiting:
         now = [c for c in waiting if all((n, i) in done for n, i, _ in c.inputs)]
         if not now:
             raise ValueError(f"layers {[call.name for call in waiting]} need each other")
         found += now
-        done |= {(call.name, call.index) for call in now}
-        waiting = [call for call in waiting if (call.name, call.index) not in done]
+        done |= {(call.name, call.number) for call in now}
+        waiting = [call for call in waiting if (call.name, call.number) not in done]
     return found

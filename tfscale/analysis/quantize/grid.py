@@ -86,25 +86,22 @@ class Pooling:
             return super().call(inputs)  # type: ignore[misc]
         means = super().call(self.grid.enter(inputs))  # type: ignore[misc]
         # Sums are whole, so no mean but a half is as near to the next number as this.
-        nearly_half = 0.25 / self.most_summed(inputs.shape)
+        nearly_half = 0.25 / self.summed(inputs, means)
         return self.grid.leave(dyadic.round_half_up(means + nearly_half), inputs.dtype)
 
-
-def _summed_by_window(layer: Any, shape: Any) -> int:
-    return int(np.prod(layer.pool_size))
-
-
-def _summed_by_map(layer: Any, shape: Any) -> int:
-    return int(np.prod([size or 2**12 for size in shape[1:]]))
+    def summed(self: Any, inputs: Any, means: Any) -> Any:
+        """Return how many numbers a mean has at most."""
+        if hasattr(self, "pool_size"):
+            return float(np.prod(self.pool_size))
+        return tf.cast(tf.size(inputs) // tf.maximum(tf.size(means), 1), tf.float64)
 
 
-POOLINGS: dict[type, type] = {}
+POOLINGS: dict[type, Any] = {}
 for _name in (
     "AveragePooling1D", "AveragePooling2D", "AveragePooling3D",
     "GlobalAveragePooling1D", "GlobalAveragePooling2D", "GlobalAveragePooling3D",
 ):  # fmt: skip
     _base = getattr(keras.layers, _name)
-    _summed = _summed_by_map if _name.startswith("Global") else _summed_by_window
     _made = registered(
         type(
             f"Grid{_name}",
@@ -112,7 +109,6 @@ for _name in (
             {
                 "__doc__": f"Keras's {_name}, whose means are on the grid while the model infers.",
                 "__module__": __name__,
-                "most_summed": _summed,
             },
         )
     )

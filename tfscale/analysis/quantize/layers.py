@@ -1,10 +1,10 @@
 """Layers of Keras that compute with few bits.
 
 Each is a subclass of Keras's layer: it has the same name and weights, and in addition quantizers.
-While a model trains, weights and inputs are rounded, and the layer computes with real numbers. While
-it infers, the layer computes with whole numbers that float32 or float64 hold exactly, so a program
-of integers gives the same (``integers.py``). Half precision, and layers whose inputs are not
-quantized, always compute with real numbers.
+While a model trains, weights and inputs are rounded, and the layer computes with real numbers.
+While it infers, the layer computes with whole numbers that float32 or float64 hold exactly, so a
+program of integers gives the same (``integers.py``). Half precision, and layers whose inputs are
+not quantized, always compute with real numbers.
 """
 
 from __future__ import annotations
@@ -76,9 +76,11 @@ class Quantizing:
             if how["activations"] is not None:
                 self.input_quantizers.append(
                     Quantizer(
-                        how["activations"], symmetric=how["symmetric_activations"],
-                        learned=how["learned"], name=f"{stage.kernel}_input_quantizer",
-                    )  # fmt: skip
+                        how["activations"],
+                        symmetric=how["symmetric_activations"],
+                        learned=how["learned"],
+                        name=f"{stage.kernel}_input_quantizer",
+                    )
                 )
         self.grid = Grid(name="grid")
         for each in (*self.kernel_quantizers, *self.input_quantizers, self.grid):
@@ -132,9 +134,7 @@ class Quantizing:
         shape = getattr(self, stage.kernel).shape
         axes = {axis % len(shape) for axis in stage.axes}
         terms = math.prod(size for axis, size in enumerate(shape) if axis not in axes)
-        return int(
-            terms * _span(self.kernel_quantizers[i]) * _span(self.input_quantizers[i])
-        )
+        return int(terms * _span(self.kernel_quantizers[i]) * _span(self.input_quantizers[i]))
 
     def output_factor(self: Any, i: int, step: Any) -> Any:
         """Return what accumulators are multiplied with to be numbers of the grid."""
@@ -294,9 +294,7 @@ class _Separable(Quantizing):
         )  # fmt: skip
 
     def _over_channels(self: Any, x: Any, kernel: Any) -> Any:
-        return keras.ops.conv(
-            x, kernel, strides=1, padding="valid", data_format=self.data_format
-        )
+        return keras.ops.conv(x, kernel, strides=1, padding="valid", data_format=self.data_format)
 
 
 @registered
@@ -361,9 +359,11 @@ class QuantizedMultiHeadAttention(Quantizing, keras.layers.MultiHeadAttention):
     Query, key and value share the range of their quantizer; attention itself stays in real numbers.
     """
 
-    PARTS = ("query", "key", "value", "output")
+    PARTS = ("query", "key", "value", "attention_output")
 
-    def build(self, query_shape: Any, value_shape: Any, key_shape: Any = None) -> None:
+    def build(  # type: ignore[override]
+        self, query_shape: Any, value_shape: Any, key_shape: Any = None
+    ) -> None:
         """Make the weights of Keras's layer, and the quantizers."""
         super(Quantizing, self).build(query_shape, value_shape, key_shape)
         self.kernel_quantizers, self.input_quantizers = [], []
@@ -371,7 +371,9 @@ class QuantizedMultiHeadAttention(Quantizing, keras.layers.MultiHeadAttention):
         for part, dense in self.parts().items():
             if how["bits"].get(part) is None:
                 continue
-            last = 1 if part == "output" else 2  # axes of outputs: embedding, or heads and keys
+            last = (
+                1 if part == "attention_output" else 2
+            )  # axes of outputs: embedding, or heads and keys
             rank = len(dense.kernel.shape)
             axes = () if how["group"] is None else range(rank - last, rank)
             quantizer = Quantizer(
@@ -382,23 +384,26 @@ class QuantizedMultiHeadAttention(Quantizing, keras.layers.MultiHeadAttention):
         if activations is not None:
             self.input_quantizers.append(
                 Quantizer(
-                    activations, symmetric=how["symmetric_activations"],
-                    learned=how["learned"], name="input_quantizer",
-                )  # fmt: skip
+                    activations,
+                    symmetric=how["symmetric_activations"],
+                    learned=how["learned"],
+                    name="input_quantizer",
+                )
             )
         for each in (*self.kernel_quantizers, *self.input_quantizers):
             each.build(None)
 
     def parts(self) -> dict[str, Any]:
         """Return the layers that hold the kernels."""
-        return {part: getattr(self, f"{part}_dense") for part in self.PARTS}
+        held = (self.query_dense, self.key_dense, self.value_dense, self.output_dense)
+        return dict(zip(self.PARTS, held, strict=True))
 
     def kernels(self) -> list[Any]:
         """Return the kernels that have quantizers."""
         bits = self.quantization["bits"]
         return [dense.kernel for part, dense in self.parts().items() if bits.get(part) is not None]
 
-    def call(
+    def call(  # type: ignore[override]
         self,
         query: Any,
         value: Any,
@@ -432,7 +437,7 @@ class QuantizedMultiHeadAttention(Quantizing, keras.layers.MultiHeadAttention):
         return outputs
 
 
-LAYERS: dict[type, type] = {
+LAYERS: dict[type, Any] = {
     keras.layers.Dense: QuantizedDense,
     keras.layers.EinsumDense: QuantizedEinsumDense,
     keras.layers.Conv1D: QuantizedConv1D,

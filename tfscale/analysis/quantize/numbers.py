@@ -47,9 +47,7 @@ def range_between(low: np.ndarray, high: np.ndarray, bits: int, symmetric: bool 
     return Range(scale, zero)
 
 
-def range_of(
-    rows: np.ndarray, bits: int, symmetric: bool = True, method: str = "minmax"
-) -> Range:
+def range_of(rows: np.ndarray, bits: int, symmetric: bool = True, method: str = "minmax") -> Range:
     """Return a range for each row of a matrix.
 
     Args:
@@ -84,7 +82,7 @@ def _chosen(better: np.ndarray, found: Range, best: Range) -> list[np.ndarray]:
 def integers(rows: np.ndarray, given: Range, bits: int, symmetric: bool = True) -> np.ndarray:
     """Return the integers of a matrix whose rows have ranges."""
     scale, zero = (np.asarray(each)[:, None] for each in given)
-    return np.clip(np.rint(np.asarray(rows) / scale) + zero, *limits(bits, symmetric))
+    return np.asarray(np.clip(np.rint(rows / scale) + zero, *limits(bits, symmetric)))
 
 
 def _rounded(rows: np.ndarray, given: Range, bits: int, symmetric: bool = True) -> np.ndarray:
@@ -114,7 +112,7 @@ def as_rows(
     rows = front.reshape(channels, -1)
     missing = -channels % each
     rows = np.concatenate([rows, np.zeros_like(rows[:1]).repeat(missing, 0)])
-    return rows.reshape(-1, each * rows.shape[1])
+    return np.asarray(rows.reshape(-1, each * rows.shape[1]))
 
 
 def quantized(

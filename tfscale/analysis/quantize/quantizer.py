@@ -6,6 +6,7 @@ outside of the range have gradient 0.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,7 +56,7 @@ class Quantizer(keras.layers.Layer):
         self.learned = learned
         self.limits = numbers.limits(bits, symmetric)
         self._broadcast = tuple(n if i in self.axes else 1 for i, n in enumerate(shape))
-        self._channels = int(np.prod([shape[i] for i in self.axes], dtype=int))
+        self._channels = math.prod(int(shape[i] or 1) for i in self.axes)
         self._group = max(1, min(group, self._channels))
 
     def build(self, input_shape: Any = None) -> None:
@@ -107,7 +108,8 @@ class Quantizer(keras.layers.Layer):
 
     def fake(self, x: Any) -> Any:
         """Return the numbers that the integers stand for."""
-        scale = self.scales(int(np.prod(x.shape[1:] if not self.axes else x.shape)) or 1)
+        counted = x.shape if self.axes else x.shape[1:]
+        scale = self.scales(math.prod(size or 1 for size in counted))
         return tf.cast(self.integers(x, scale) * scale, x.dtype)
 
     def from_grid(self, whole: Any, step: Any) -> Any:
@@ -115,7 +117,9 @@ class Quantizer(keras.layers.Layer):
 
         A program of integers gets the same by a product and a shift.
         """
-        factor = dyadic.dyadic_tensor(tf.cast(step, tf.float64) / tf.cast(self.scales(), tf.float64))
+        factor = dyadic.dyadic_tensor(
+            tf.cast(step, tf.float64) / tf.cast(self.scales(), tf.float64)
+        )
         zero = tf.cast(self.zeros(), tf.float64)
         found = dyadic.round_half_up(whole * factor) + zero
         return tf.clip_by_value(found, *map(float, self.limits)) - zero
