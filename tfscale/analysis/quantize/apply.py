@@ -121,8 +121,10 @@ def apply(
 
 def _group(given: Any) -> int | None:
     """Return the number of channels that share a scale, or None for all."""
-    if given is None or given == "kernel":
-        return None if given else 1
+    if given is None:
+        return 1
+    if isinstance(given, str) and given == "kernel":
+        return None
     return arguments.whole(given, "group", 1, what="'kernel' or a number of channels")
 
 

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import keras
 
+from tfscale.support import arguments
+
 Tensor = tuple[str, int, int]  # name of a layer, number of its call, number of the output
 
 
@@ -51,8 +53,7 @@ def operations(model: Any) -> dict[str, Any]:
 
 def check(model: Any) -> None:
     """Raise if a model has no graph of layers."""
-    if not isinstance(model, keras.Model):
-        raise ValueError(f"model is a Keras model; got {type(model).__name__}")
+    arguments.instance(model, "model", keras.Model, "a Keras model")
     if isinstance(model, keras.Sequential) and not model.built:
         raise ValueError(
             f"model {model.name!r} has no weights yet: give it keras.Input, or call it once"

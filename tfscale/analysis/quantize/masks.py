@@ -106,7 +106,7 @@ class Prune(keras.callbacks.Callback):
             raise ValueError(f"end is a step after begin={self.begin}; got {self.end}")
         self.every = arguments.whole(every, "every", 1, what="a number of steps")
         self.channels = arguments.flag(channels, "channels")
-        self._by = arguments.optional(arguments.mapping, by, "by", _BY)
+        self._by = arguments.optional(_importances, by, "by")
         self._pattern = arguments.pattern(kernels, "kernels")
         self._masks: list[tuple[Any, Mask]] = []
         self._groups: list[_Group] = []
@@ -191,6 +191,14 @@ class Prune(keras.callbacks.Callback):
                 mask = weight.constraint.kept
                 mask.assign(np.asarray(mask) * kept)
                 weight.assign(np.asarray(weight) * kept)
+
+
+def _importances(given: Any, name: str) -> dict[str, Any]:
+    """Return importances by kernels' paths."""
+    found = arguments.mapping(given, name, _BY)
+    if not found:
+        raise arguments.wrong(given, name, _BY)
+    return {arguments.text(path, f"a path of {name}"): each for path, each in found.items()}
 
 
 class _Group:

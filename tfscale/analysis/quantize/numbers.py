@@ -82,7 +82,7 @@ def _chosen(better: np.ndarray, found: Range, best: Range) -> list[np.ndarray]:
 def integers(rows: np.ndarray, given: Range, bits: int, symmetric: bool = True) -> np.ndarray:
     """Return the integers of a matrix whose rows have ranges."""
     scale, zero = (np.asarray(each)[:, None] for each in given)
-    return np.asarray(np.clip(np.rint(rows / scale) + zero, *limits(bits, symmetric)))
+    return np.asarray(np.clip(np.rint(np.asarray(rows) / scale) + zero, *limits(bits, symmetric)))
 
 
 def _rounded(rows: np.ndarray, given: Range, bits: int, symmetric: bool = True) -> np.ndarray:

@@ -28,6 +28,7 @@ BENCHES = {
     "curvature": "sharpness by batch size, and batches that grow by curvature",
     "products": "products with a Hessian: time, memory, processes",
     "mach": "MACH, full and sampled softmax: spelling repair; top-k search",
+    "pruning": "quantized nets and integers that say the same; nets without half of their channels",
     "convergence": "how well models learn with each wire and method",
     "plan": "forecasts of steps, and measured steps, by schedule and wire",
     "rules": "how well models learn if replicas synchronize once in many steps",
