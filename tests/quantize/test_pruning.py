@@ -7,7 +7,7 @@ from keras import layers
 
 from tests.quantize.nets import CLASSES, compiled, downsampling, images, plain, residual, settled
 from tests.strategy.twins import check_twins, two
-from tfscale import quantize
+from tfscale import quantize, sync
 
 
 def train(model, prune, epochs=1, rows=64, **how):
@@ -110,7 +110,7 @@ def test_replicas_prune_as_one_device(channels):
 
 
 def test_rules_that_let_weights_differ_are_refused():
-    with two(sync="local_sgd").scope():
+    with two(sync=sync.LocalSGD()).scope():
         model = compiled(plain(), keras.optimizers.SGD(0.05))
     with pytest.raises(ValueError, match="lets them differ for some steps"):
         train(model, quantize.Prune(0.5, end=5))
