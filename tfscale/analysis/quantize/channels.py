@@ -1,4 +1,4 @@
-"""Which channels of a model's layers can only leave together, and which are always zero.
+"""Channels of a model that can only leave together, and channels that are always zero.
 
 Each channel of each tensor has a number. Layers that act on each channel alone pass the numbers on;
 a sum makes those of its inputs equal. So all that must keep or lose a channel together has one

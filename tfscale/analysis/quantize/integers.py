@@ -97,9 +97,9 @@ def integers(model: Any) -> Integers:
     Example:
         >>> import numpy as np
         >>> from tfscale import quantize
-        >>> plain = keras.Sequential([keras.Input([8]), keras.layers.Dense(4, "relu"),
-        ...                           keras.layers.Dense(2)])
-        >>> small = quantize.apply(plain, {"dense": 8, "dense_1": 4}, x)
+        >>> plain = keras.Sequential([keras.Input([8]), keras.layers.Dense(4, "relu", name="one"),
+        ...                           keras.layers.Dense(2, name="two")])
+        >>> small = quantize.apply(plain, {"one": 8, "two": 4}, x)
         >>> program = quantize.integers(small)
         >>> bool(np.all(program.run(x) == small.predict(x, verbose=0)))
         True

@@ -38,7 +38,7 @@ class Stage(NamedTuple):
 
 
 class Quantizing:
-    """What all quantizing layers have in common.
+    """A layer whose kernels and inputs have few bits: the base of all quantizing layers.
 
     Args:
         quantization: ``bits`` of weights, bits of ``activations`` or None, ``symmetric``,

@@ -18,8 +18,8 @@ from tfscale.analysis.quantize.channels import Channels, kernel_of
 from tfscale.analysis.quantize.graph import operations
 from tfscale.bridge.installed import refuse_keras_2
 from tfscale.bridge.objects import innermost, layers_of
+from tfscale.exchange.scaling import scaling
 from tfscale.support import arguments
-from tfscale.sync import EveryStep
 
 _KERNELS = ("kernel", "depthwise_kernel", "pointwise_kernel")
 _BY = "a dict from kernels' paths to arrays of their shapes, such as a Hessian's diagonal"
@@ -121,11 +121,11 @@ class Prune(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Find the kernels, and restore the masks of a training that goes on."""
         strategy = self.model.distribute_strategy
-        rule = getattr(strategy, "sync", None)
-        if rule is not None and not isinstance(rule, EveryStep):
+        ours = scaling(strategy)
+        if ours is not None and ours.figures_of_rounds():
             raise ValueError(
-                f"Prune needs weights that are the same on all replicas, and sync={rule!r} lets "
-                "them differ for some steps: leave out sync="
+                "Prune needs weights that are the same on all replicas, and the strategy's sync "
+                "lets them differ for some steps: leave out sync="
             )
         self._find()
         with strategy.scope():
