@@ -233,7 +233,7 @@ def fisher(model: Any, x: Any, y: Any, rows: int = 4) -> dict[str, np.ndarray]:
             loss = model.loss(labels, model(images, training=False))
         return [g * g for g in tape.gradient(loss, [each.value for each in kernels])]
 
-    batches = [(x[i : i + rows], y[i : i + rows]) for i in range(0, 1000, rows)]
+    batches = [(x[i : i + rows], y[i : i + rows]) for i in range(0, min(1000, len(x)), rows)]
     sums = [np.zeros(each.shape) for each in kernels]
     for images, labels in batches:
         for total, each in zip(sums, squares(images, labels), strict=True):
@@ -249,29 +249,28 @@ def channels(options: argparse.Namespace) -> Any:
 
     (x, y), test = mnist()
     rows, found = [], []
+    steps = options.epochs * -(-len(x) // _BATCH)
     for seed in range(options.seeds):
         model = _trained(lambda: blocks(16), x, y, options.epochs, seed)
-        full = {"seed": seed, "float": 100 * model.evaluate(*test, verbose=0)[1],
-                "bytes": _bytes_on_disk(model)}  # fmt: skip
-        steps = options.epochs * -(-len(x) // _BATCH)
-        for name, by in (("fisher", fisher(model, x, y)), ("magnitude", None)):
+        full: dict[str, Any] = {"seed": seed, "bytes": _bytes_on_disk(model)}
+        for name in ("float", "fisher", "magnitude"):
             masked = keras.models.clone_model(model)
             masked.set_weights(model.get_weights())
-            if by is not None:  # a copy's layers may have other paths
-                old = [each.path for each in model.trainable_weights]
-                new = [each.path for each in masked.trainable_weights]
-                by = {new[old.index(path)]: each for path, each in by.items()}
             keras.utils.set_random_seed(seed)
             _compile(masked, keras.optimizers.schedules.CosineDecay(2e-3, steps))
+            by = fisher(masked, x, y) if name == "fisher" else None
             prune = quantize.Prune(0.5, end=steps // 2, every=8, by=by, channels=True)
-            masked.fit(x, y, batch_size=_BATCH, epochs=options.epochs, callbacks=[prune],
-                       verbose=0)  # fmt: skip
-            small = quantize.shrink(masked)
-            off = np.abs(np.asarray(small(test[0])) - np.asarray(masked(test[0])))
-            full[name] = 100 * small.evaluate(*test, verbose=0)[1]
-            full[f"{name}_off"] = float(off.max())
-            full[f"{name}_bytes"] = _bytes_on_disk(small)
-            full[f"{name}_parameters"] = small.count_params() / model.count_params()
+            masked.fit(
+                x, y, batch_size=_BATCH, epochs=options.epochs, verbose=0,
+                callbacks=[] if name == "float" else [prune],
+            )  # fmt: skip
+            full[name] = 100 * masked.evaluate(*test, verbose=0)[1]
+            if name != "float":
+                small = quantize.shrink(masked)
+                off = np.abs(np.asarray(small(test[0])) - np.asarray(masked(test[0])))
+                full[f"{name}_off"] = float(off.max())
+                full[f"{name}_bytes"] = _bytes_on_disk(small)
+                full[f"{name}_parameters"] = small.count_params() / model.count_params()
         found.append(full)
         rows.append([str(seed), f"{full['float']:.1f}", f"{full['fisher']:.1f}",
                      f"{full['magnitude']:.1f}", f"{full['fisher_off']:.1e}",
