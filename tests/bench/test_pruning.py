@@ -23,6 +23,7 @@ def test_integers_equal_five_nets(digits):
     assert len(rows) == 15 and all(equal == count for _, _, equal, count, _ in rows)
 
 
+@pytest.mark.full
 def test_nets_lose_half_of_their_channels(digits):
     _, (row,) = pruning.channels(options("--seeds", "1", "--epochs", "4"))
     assert row["fisher_off"] < 1e-5 and row["magnitude_off"] < 1e-5
