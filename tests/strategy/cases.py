@@ -209,7 +209,6 @@ LAYERS = [  # layers with state, sparse gradients, constraints
 
 FEW_BITS = [
     Case("quantized", m.few_bits(plain), fit()),
-    Case("quantized_learned", m.few_bits(plain, ranges="learned"), fit()),
     Case("pruned", plain, fit(callbacks=[Prune(0.5, end=15, every=4)])),
     Case("pruned_channels", plain, fit(callbacks=[Prune(0.5, end=15, every=4, channels=True)])),
 ]
