@@ -37,7 +37,7 @@ WRONG = {
 
 
 def model():
-    made = keras.Sequential([keras.Input([3]), keras.layers.Dense(1)])
+    made = keras.Sequential([keras.Input([3]), keras.layers.Dense(1, name="only")])
     made.compile("sgd", "mse")
     return made
 
@@ -111,6 +111,7 @@ RECORDS = {
         "compression.Gradient", "compression.Price", "extreme.Plan", "ops.BucketId",
         "ops.Communicator", "ops.Execution", "ops.Taken", "ops.Total", "plan.Cut", "plan.Found",
         "plan.Plan", "plan.Point", "plan.Price", "quantize.Front", "quantize.Inputs",
+        "quantize.Integers",
         "quantize.LayerPlan", "quantize.LayerStudy", "quantize.Plan", "quantize.Study",
         "recompute.Plan", "telemetry.Stragglers",
     ),
@@ -126,6 +127,7 @@ RECORDS = {
     "what reads files; their own tests have the errors": (
         "plan.Cluster.load", "plan.Plan.load", "quantize.Plan.load", "quantize.Study.load",
     ),
+    "reads quantized models; tests/quantize has the errors": ("quantize.integers",),
     "starts servers if it accepts what it is given; see the last test": (
         "ops.Group.cluster", "ops.Group.of_workers",
     ),
@@ -260,6 +262,9 @@ RIGHT = {
     "recompute.trace": {
         "model": None, "batch": (tf.TensorSpec([4, 3]), tf.TensorSpec([4, 1]))
     },
+    "quantize.Prune": {"sparsity": 0.5, "end": 4},
+    "quantize.apply": {"model": None, "plan": {"only": 8}},
+    "quantize.shrink": {"model": None},
     "schedules.Constant": {"rate": 0.1},
     "schedules.Cosine": {"rate": 0.1, "end": 10},
     "schedules.Drops": {"rate": 0.1, "at": [5]},
@@ -308,6 +313,7 @@ curvature.GaussNewton: x={1:2},array y=None,{1:2},array sample_weight={1:2},arra
 curvature.Hessian: x={1:2},array y=None,{1:2},array sample_weight={1:2},array
 plan.rate_here: example={1:2},array
 plan.read: example={1:2},array
+quantize.apply: x={1:2},array
 quantize.sensitivity: x={1:2},array y=None,{1:2},array sample_weight={1:2},array
 quantize.wires: budget=1.5
 recompute.load_plan: path='x'
@@ -388,6 +394,7 @@ quantize.plan: size=1.5 pinned={} ties=[] seconds=1.5
 quantize.sensitivity: accuracy=0,1.5 file='x' memory=1.5 progress=True seed=0
 recompute.plan_budget: seconds=1.5
 recompute.plan_fraction: seconds=1.5
+quantize.Prune: begin=0 kernels='x',''
 schedules.Constant: rate=1.5 warmup=0,1.5 start=0,1.5
 schedules.Cosine: rate=1.5 end=1.5 begin=0,1.5 final=0,1.5 warmup=0,1.5 start=0,1.5
 schedules.Drops: rate=1.5 factor=1.5 warmup=0,1.5 start=0,1.5

@@ -20,6 +20,7 @@ from tests.strategy import models as m
 from tests.strategy import strangers as st
 from tests.strategy.models import ADAM, BATCH, ROWS, SGD, STEPS, classifier, fit, reader
 from tfscale.optimizers import LAMB, LARS, AdaHessian
+from tfscale.quantize import Prune
 
 LAYOUTS = ("1x1", "1x2", "1x4", "2x1", "2x2")  # workers x devices
 WORKERS = ("2x1", "2x2")
@@ -206,6 +207,12 @@ LAYERS = [  # layers with state, sparse gradients, constraints
     ),
 ]
 
+FEW_BITS = [
+    Case("quantized", m.few_bits(plain), fit()),
+    Case("pruned", plain, fit(callbacks=[Prune(0.5, end=15, every=4)])),
+    Case("pruned_channels", plain, fit(callbacks=[Prune(0.5, end=15, every=4, channels=True)])),
+]
+
 PRECISION = [
     Case("float16", m.under("mixed_float16", plain), fit(), 1e-3, HALVES),
     Case(
@@ -279,6 +286,7 @@ PARTS = (
     LOSSES,
     OWN_STEPS,
     LAYERS,
+    FEW_BITS,
     PRECISION,
     RATES,
     RUNNING,

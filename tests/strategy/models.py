@@ -17,6 +17,8 @@ import numpy as np
 import tensorflow as tf
 from keras import layers, losses, optimizers
 
+from tfscale import quantize
+
 BATCH, STEPS, EPOCHS = 16, 10, 2  # few epochs: beginning one costs more than a step
 ROWS = (STEPS - 1) * BATCH + 11
 FEATURES, CLASSES = 6, 3
@@ -149,6 +151,17 @@ def under(policy, build):
             keras.mixed_precision.set_dtype_policy(before)
 
     return build_under
+
+
+def few_bits(build, **how):
+    """Return a build of a model that computes with 4 bits."""
+
+    def build_small():
+        model = build()
+        plan = {layer.path: 4 for layer in model.layers if layer.weights}
+        return quantize.apply(model, plan, numbers()[0], **how)
+
+    return build_small
 
 
 def several_outputs():

@@ -29,6 +29,7 @@ BENCHES = {
     "products": "products with a Hessian: time, memory, processes",
     "mach": "MACH, full and sampled softmax: spelling repair; top-k search",
     "quantize": "plans of bits against published ones, sensitivities against the truth",
+    "pruning": "quantized nets and integers that say the same; nets without half of their channels",
     "convergence": "how well models learn with each wire and method",
     "plan": "forecasts of steps, and measured steps, by schedule and wire",
     "rules": "how well models learn if replicas synchronize once in many steps",

@@ -1,0 +1,333 @@
+"""Models whose layers compute with the bits of a plan, to be trained further."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfscale.analysis.quantize import folding, graph, numbers
+from tfscale.analysis.quantize.dyadic import grid_step
+from tfscale.analysis.quantize.grid import POOLINGS, Grid, Watch
+from tfscale.analysis.quantize.layers import LAYERS, QuantizedMultiHeadAttention
+from tfscale.bridge.installed import refuse_keras_2
+from tfscale.support import arguments
+from tfscale.support.names import guess
+
+_LOG = logging.getLogger("tfscale")
+_RANGES = (*numbers.METHODS, "learned")
+_PLAN = "a plan, or a dict from layers' paths to bits, such as {'conv2d': 4, 'dense': 8}"
+_FLOAT = 16  # widths from here on stay in float
+
+
+def apply(
+    model: Any,
+    plan: Any,
+    x: Any = None,
+    *,
+    activations: int | None = None,
+    ranges: str = "mse",
+    symmetric: bool = True,
+    symmetric_activations: bool = False,
+    group: int | str | None = None,
+    fold: bool = True,
+    batch_size: int = 32,
+    strict: bool = False,
+) -> Any:
+    r"""Return a copy of a model that computes with the bits of a plan.
+
+    Each weight :math:`w` of a layer in the plan becomes
+
+    .. math:: Q(w) = s \, (q - z), \quad q = \mathrm{clip}(\mathrm{round}(w / s) + z, l, h)
+
+    in each forward pass; so do the layer's inputs, if ``x`` is given. The model keeps real weights
+    under the same names. Train it further with ``fit``, as any model: rounding has the gradient of
+    identity, and numbers outside of the range have gradient 0. Losses, optimizer and metrics of a
+    compiled model are kept, but the optimizer begins anew.
+
+    - **Layers**: Dense, EinsumDense, Conv1D to 3D, DepthwiseConv, SeparableConv, Conv1D and 2D
+      transposed, Embedding, MultiHeadAttention. A MultiHeadAttention of the path ``mha`` is in the
+      plan as ``mha``, or as ``mha/query``, ``mha/key``, ``mha/value`` and
+      ``mha/attention_output``. Layers
+      that are not in the plan stay as they are.
+    - **Batch norm** that follows a convolution or a dense layer is folded into the kernel and the
+      bias, and leaves the model. Its statistics are those of the model at that time.
+    - **Ranges** are chosen once, here. With ``ranges="learned"`` they begin with the smallest
+      squared error, and are trained (LSQ).
+    - **Files**: the model is saved as any model. To load it, import ``tfscale.quantize`` first.
+    - **Replicas**: call this function in the strategy's scope.
+
+    Args:
+        model: a built model: Sequential, or made of inputs and outputs.
+        plan: a plan, or a dict from paths of layers (or their names, if no two layers have the
+            same) to bits, 2 or more, or to a pair of bits of weights and of activations. 16 and
+            more, and None, leave a layer in float.
+        x: some hundreds of samples by which the ranges of activations are chosen. Without it,
+            activations stay in float.
+        activations: bits of activations, by default the plan's, or else 8.
+        ranges: ``"minmax"``, ``"percentile"`` (99.9%), ``"mse"`` or ``"learned"``.
+        symmetric: whether weights have the zero point 0.
+        symmetric_activations: whether activations have the zero point 0.
+        group: number of consecutive channels that share a scale, as in Q-BERT, by default the
+            plan's, or else 1: a scale per channel. ``"kernel"`` is one scale per kernel.
+        fold: whether batch norm is folded.
+        batch_size: rows of a batch while ranges are chosen.
+        strict: whether a layer of the plan whose kind is unknown is an error; else it stays in
+            float, and a warning says so.
+
+    Example:
+        >>> from tfscale import quantize
+        >>> small = quantize.apply(model, {layer.name: 4 for layer in model.layers}, x)
+        >>> history = small.fit(x, y, verbose=0)
+        >>> small.layers[0].name == model.layers[0].name
+        True
+
+    Reference: Jacob et al., Quantization and Training of Neural Networks for Efficient
+        Integer-Arithmetic-Only Inference, https://arxiv.org/abs/1712.05877; Esser et al., Learned
+        Step Size Quantization, https://arxiv.org/abs/1902.08153.
+    """
+    refuse_keras_2("quantize.apply makes layers of Keras 3")
+    graph.check(model)
+    ranges = arguments.choice(ranges, "ranges", _RANGES)
+    common = {
+        "symmetric": arguments.flag(symmetric, "symmetric"),
+        "symmetric_activations": arguments.flag(symmetric_activations, "symmetric_activations"),
+        "group": _group(getattr(plan, "group", None) if group is None else group),
+        "learned": ranges == "learned",
+    }
+    fold = arguments.flag(fold, "fold")
+    strict = arguments.flag(strict, "strict")
+    batch_size = arguments.whole(batch_size, "batch_size", 1)
+    arguments.optional(arguments.data, x, "x")
+    arguments.optional(arguments.whole, activations, "activations", 2, 8, what="a number of bits")
+    widths = _widths(plan, activations or getattr(plan, "activations", None) or 8)
+    if hasattr(plan, "check"):
+        plan.check(model)
+    chosen = _chosen(model, widths, x is not None, strict)
+    made = _Copies(model, chosen, common, folds=fold, on_grid=x is not None).copy()
+    layers = [one for one in leaves(made) if hasattr(one, "watch")]
+    method = "mse" if ranges == "learned" else ranges
+    for layer in layers:
+        for quantizer, kernel in kernels_of(layer):
+            quantizer.calibrate(np.asarray(kernel), method)
+    if x is not None:
+        _calibrate(made, layers, x, batch_size, method)
+    return made
+
+
+def _group(given: Any) -> int | None:
+    """Return the number of channels that share a scale, or None for all."""
+    if given is None:
+        return 1
+    if isinstance(given, str) and given == "kernel":
+        return None
+    return arguments.whole(given, "group", 1, what="'kernel' or a number of channels")
+
+
+def leaves(model: Any) -> Iterator[Any]:
+    """Yield the layers of a model, and of the models in it."""
+    for layer in model.layers:
+        if isinstance(layer, keras.Model):
+            yield from leaves(layer)
+        else:
+            yield layer
+
+
+def _path(layer: Any) -> str:
+    """Return the path of a layer, which is its name if it has no scope."""
+    return str(layer.path or layer.name)
+
+
+def kernels_of(layer: Any) -> list[tuple[Any, Any]]:
+    """Return the quantizers of a layer's kernels, with the kernels."""
+    if isinstance(layer, QuantizedMultiHeadAttention):
+        return list(zip(layer.kernel_quantizers, layer.kernels(), strict=True))
+    quantizers = getattr(layer, "kernel_quantizers", ())
+    kernels = [getattr(layer, stage.kernel) for stage in layer.stages()] if quantizers else []
+    return list(zip(quantizers, kernels, strict=True))
+
+
+def _widths(plan: Any, activations: int | None) -> dict[str, tuple[int | None, int | None]]:
+    """Return bits of weights and of activations for each path of a plan."""
+    bits = arguments.mapping(getattr(plan, "bits", plan), "plan", _PLAN)
+    if not bits:
+        raise arguments.wrong(plan, "plan", _PLAN)
+    return {
+        arguments.text(path, "a path of plan"): _pair(path, width, activations)
+        for path, width in bits.items()
+    }
+
+
+def _pair(path: str, width: Any, activations: int | None) -> tuple[int | None, int | None]:
+    pair = width if isinstance(width, (tuple, list)) and len(width) == 2 else (width, activations)
+    weights, inputs = (
+        arguments.optional(arguments.whole, each, f"plan[{path!r}]", 2, 32, what="a number of bits")
+        for each in pair
+    )
+    if weights is None or weights >= _FLOAT:
+        return None, None
+    return weights, None if inputs is None or inputs >= _FLOAT else inputs
+
+
+def _chosen(
+    model: Any, widths: Mapping[str, tuple[int | None, int | None]], inputs: bool, strict: bool
+) -> dict[str, tuple[Any, int | None]]:
+    """Return bits of weights and of activations for each layer that can have few bits."""
+    there = {_path(layer): layer for layer in leaves(model)}
+    often = Counter(layer.name for layer in there.values())
+    paths = {layer.name: path for path, layer in there.items() if often[layer.name] == 1}
+    found: dict[str, tuple[Any, int | None]] = {}
+    unknown = []
+    for given, (weights, activations) in widths.items():
+        path = given if given in there else paths.get(given, given)
+        home, _, part = path.rpartition("/")
+        home = home if home in there else paths.get(home, home)
+        activations = activations if inputs else None
+        if weights is None:
+            continue
+        if path in there and type(there[path]) is keras.layers.MultiHeadAttention:
+            parts = dict.fromkeys(QuantizedMultiHeadAttention.PARTS, weights)
+            found[path] = (parts, activations)
+        elif path in there and type(there[path]) in LAYERS:
+            found[path] = (weights, activations)
+        elif home in there and part in QuantizedMultiHeadAttention.PARTS:
+            parts, before = found.get(home, ({}, None))
+            least = [each for each in (before, activations) if each is not None]
+            found[home] = ({**parts, part: weights}, min(least, default=None))
+        elif path in there:
+            unknown.append(f"{path!r} ({type(there[path]).__name__})")
+        else:
+            told = guess(given, there) or f"It has {arguments.shown(list(there))}"
+            raise ValueError(
+                f"plan has {given!r}, and {model.name!r} has no layer of that path: the plan is "
+                f"for another model. {told}"
+            )
+    _tell(unknown, strict)
+    return found
+
+
+def _tell(unknown: list[str], strict: bool) -> None:
+    if not unknown:
+        return
+    text = f"layers {', '.join(unknown)} are of kinds that quantize does not know"
+    if strict:
+        raise ValueError(f"{text}. Leave them out of the plan, or leave out strict=True")
+    _LOG.warning("%s: they stay in float", text)
+
+
+class _Copies:
+    """Copies of a model and of the models in it, with quantizing layers.
+
+    Args:
+        model: the model.
+        chosen: bits of each layer that has few.
+        common: arguments that all quantizers share.
+        folds: whether batch norm is folded.
+        on_grid: whether means stay on the grid.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        chosen: Mapping[str, tuple[Any, int | None]],
+        common: Mapping[str, Any],
+        *,
+        folds: bool,
+        on_grid: bool,
+    ) -> None:
+        self._model, self._chosen, self._common = model, chosen, common
+        self._folds, self._on_grid = folds, on_grid
+        self._made: dict[int, tuple[Any, Any]] = {}  # old layers and new ones
+        self._folded: dict[int, tuple[Any, Any]] = {}  # batch norms, and layers before them
+
+    def copy(self) -> Any:
+        """Return the copy of the model, with its weights."""
+        made = self._copied(self._model)
+        for old, new in self._made.values():
+            if not (isinstance(old, keras.Model) and graph.is_graph(old)):
+                copy_weights(old, new)
+        for norm, before in self._folded.values():
+            folding.fold(norm, self._made[id(before)][1])
+        return made
+
+    def _copied(self, model: Any) -> Any:
+        layers = {layer.name: layer for layer in model.layers}
+        pairs = folding.foldable(model) if self._folds else {}
+        pairs = {norm: before for norm, before in pairs.items() if self._is_chosen(layers[before])}
+        for norm, before in pairs.items():
+            self._folded[id(layers[norm])] = (layers[norm], layers[before])
+        return graph.rebuilt(model, self._layer, pairs)
+
+    def _is_chosen(self, layer: Any) -> bool:
+        return _path(layer) in self._chosen
+
+    def _layer(self, layer: Any) -> Any:
+        if id(layer) not in self._made:
+            self._made[id(layer)] = (layer, self._new(layer))
+        return self._made[id(layer)][1]
+
+    def _new(self, layer: Any) -> Any:
+        if isinstance(layer, keras.Model) and graph.is_graph(layer):
+            return self._copied(layer)
+        config = layer.get_config()
+        if self._is_chosen(layer):
+            bits, activations = self._chosen[_path(layer)]
+            how = {**self._common, "bits": bits, "activations": activations}
+            if any(layer is before for _, before in self._folded.values()):
+                config["use_bias"] = True
+            return LAYERS[type(layer)].from_config({**config, "quantization": how})
+        if self._on_grid and type(layer) in POOLINGS:
+            return POOLINGS[type(layer)].from_config(config)
+        return type(layer).from_config(config)
+
+
+def copy_weights(old: Any, new: Any) -> None:
+    """Give a new layer the weights of an old one, which has all but the quantizers'."""
+    if not new.built:  # a batch norm that is folded, or a layer without weights
+        return
+    if type(old) is type(new):
+        new.set_weights(old.get_weights())
+        return
+    there = {_within(old, variable): variable for variable in old.variables}
+    for variable in new.variables:
+        if (before := there.get(_within(new, variable))) is not None:
+            variable.assign(before)
+
+
+def _within(layer: Any, variable: Any) -> str:
+    """Return the path of a variable within its layer."""
+    return str(variable.path).removeprefix(f"{layer.path}/")
+
+
+def _calibrate(model: Any, layers: list[Any], x: Any, batch_size: int, method: str) -> None:
+    """Choose the ranges of activations, and the step of the grid, by some samples."""
+    watches = [Watch() for _ in layers]
+    for layer, watch in zip(layers, watches, strict=True):
+        layer.watch = watch
+    try:
+        for batch in _batches(x, batch_size):
+            model(batch, training=False)
+    finally:
+        for layer in layers:
+            layer.watch = None
+    step = grid_step(max((watch.largest for watch in watches), default=0.0))
+    for layer, watch in zip(layers, watches, strict=True):
+        for i, quantizer in enumerate(getattr(layer, "input_quantizers", ())):
+            quantizer.calibrate(watch.seen(i), method)
+        if isinstance(getattr(layer, "grid", None), Grid):
+            layer.grid.step.assign(step)
+
+
+def _batches(x: Any, batch_size: int) -> Iterator[Any]:
+    """Yield batches of inputs from arrays, or from a dataset of inputs or of pairs."""
+    if hasattr(x, "element_spec"):
+        for each in x:
+            yield each[0] if isinstance(each, tuple) else each
+        return
+    flat = keras.tree.flatten(x)
+    for begin in range(0, len(flat[0]), batch_size):
+        yield keras.tree.map_structure(lambda a, at=begin: a[at : at + batch_size], x)
