@@ -42,7 +42,7 @@ class LayerPlan:
 
     @property
     def numbers(self) -> int:
-        """How many numbers the kernels have."""
+        """Number of numbers in the kernels."""
         return sum(math.prod(shape) for shape in self.shapes)
 
 
