@@ -249,7 +249,7 @@ RIGHT = {
     },
     "quantize.front": {"study": None, "points": 2},
     "quantize.plan": {"study": None, "size": "25%"},
-    "quantize.wires": {"study": None},
+    "quantize.wires": {"study": None, "budget": "100%"},
     "quantize.sensitivity": {
         "model": None, **OF_MODEL, "by": "error", "trained": True, "bits": (2, 4, 8)
     },

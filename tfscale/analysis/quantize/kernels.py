@@ -41,7 +41,7 @@ class Kernel:
 
     @property
     def numbers(self) -> int:
-        """How many numbers the weight has."""
+        """Number of numbers in the weight."""
         return math.prod(self.variable.shape)
 
 

@@ -42,7 +42,7 @@ class LayerPlan:
 
     @property
     def numbers(self) -> int:
-        """How many numbers the kernels have."""
+        """Number of numbers in the kernels."""
         return sum(math.prod(shape) for shape in self.shapes)
 
 
@@ -247,7 +247,7 @@ def plan(
         >>> _ = model.fit(x, y, verbose=0)
         >>> study = tfscale.quantize.sensitivity(model, x, y, bits=(2, 4, 8), samples=8)
         >>> plan = tfscale.quantize.plan(study, size="12.5%", last=8)
-        >>> plan.bytes <= 0.125 * 4 * 520, plan.proven, plan.bits["dense_8"]
+        >>> plan.bytes <= 0.125 * 4 * 520, plan.proven, list(plan.bits.values())[-1]
         (True, True, 8)
 
     Reference: Yao et al., HAWQ-V3: Dyadic Neural Network Quantization,

@@ -84,7 +84,7 @@ class LayerStudy:
 
     @property
     def numbers(self) -> int:
-        """How many numbers the kernels have."""
+        """Number of numbers in the kernels."""
         return sum(math.prod(shape) for shape in self.shapes)
 
     def cost(self, bits: int) -> float:
