@@ -3,8 +3,8 @@ r"""PowerSGD: approximation of gradient matrices by products of two thin matrice
 Each training step makes one step of subspace iteration: with the replicas' gradients :math:`M_i =
 G_i + E_i` (n x m) and a thin matrix :math:`Q` (m x r) of the step before,
 
-.. math:: P = \mathrm{orth}\Big(\sum_i M_i Q\Big), \quad Q_i' = M_i^T P, \quad
-          S = P \Big(\sum_i Q_i'\Big)^T, \quad E_i' = M_i - P Q_i'^T
+.. math:: P = \mathrm{orth}(\sum_i M_i Q), \quad Q_i' = M_i^T P, \quad
+          S = P (\sum_i Q_i')^T, \quad E_i' = M_i - P Q_i'^T
 
 Two all-reduces of r (n + m) numbers in all replace one of n m. Nothing is lost, only delayed:
 :math:`\sum_i M_i = S + \sum_i E_i'`, whatever P is. From step to step Q turns to the sum's r

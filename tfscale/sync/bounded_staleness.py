@@ -20,7 +20,7 @@ class BoundedStaleness(Rule):
     In step t each replica begins to sum its gradients :math:`g_r(w_t)` with those of the others, in
     the background, and goes on. All replicas apply that sum at the end of step t + s:
 
-    .. math:: w_{t+s+1} = \text{update}\big(w_{t+s}, \sum_r g_r(w_t)\big).
+    .. math:: w_{t+s+1} = \text{update}(w_{t+s}, \sum_r g_r(w_t)).
 
     A replica waits only if the sum that it is to apply has not come: if it is s steps ahead of the
     slowest replica. All replicas apply the same sums in the same steps, so their weights have the

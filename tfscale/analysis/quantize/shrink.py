@@ -17,7 +17,7 @@ def shrink(model: Any) -> Any:
 
     A channel leaves if it is zero wherever a layer reads it:
 
-    .. math:: y_c = f\big(\gamma_c \, (W_c * x + b_c) + \beta_c\big) = 0 \quad \text{for all } x
+    .. math:: y_c = f(\gamma_c \, (W_c * x + b_c) + \beta_c) = 0 \quad \text{for all } x
 
     With it leave its filter, its bias, its batch norm, and the weights that later layers multiply
     it with. Layers that feed one residual sum lose a channel together, if it is zero in all of
