@@ -204,9 +204,9 @@ void Communicator::GiveUpDetached(const std::string& name, const Status& why) {
 
 // Whether anybody would learn now that what runs has failed. The caller holds the mutex.
 bool Communicator::IsWaitedFor() const {
-  const bool waits =
-      std::any_of(running_.begin(), running_.end(),
-                  [](const auto& entry) { return !entry.second->request().detached; });
+  const bool waits = std::any_of(running_.begin(), running_.end(), [](const auto& entry) {
+    return !entry.second->request().detached;
+  });
   return waits || std::any_of(detached_.begin(), detached_.end(),
                               [](const auto& entry) { return entry.second.size() > 1; });
 }

@@ -81,8 +81,8 @@ class Communicator : public Watched, public std::enable_shared_from_this<Communi
   // that no rank waits for a half-finished step of another.
   std::shared_ptr<Collective> Start(Request request, Done done);
 
-  // Runs a collective that nobody waits for. Calls `started` once: when this one has begun, which is
-  // when the last one of its name is over, or with the reason why it has not.
+  // Runs a collective that nobody waits for. Calls `started` once: when this one has begun, which
+  // is when the last one of its name is over, or with the reason why it has not.
   void StartDetached(Request request, Done started);
 
   // Ends, for all ranks, the detached collective of this name, for which others of its name wait.

@@ -29,7 +29,7 @@ struct Request {
   wire::Rounding rounding;
   bool mean = false;
   bool detached = false;  // see Communicator::StartDetached
-  bool ragged = false;  // a route whose sizes other ranks do not know
+  bool ragged = false;    // a route whose sizes other ranks do not know
   const uint8_t* x = nullptr;
   uint8_t* y = nullptr;
   const float* residual = nullptr;  // what earlier encodings lost; both or neither

@@ -585,9 +585,8 @@ class RouteOp : public CollectiveOp {
     tensorflow::CancellationManager* manager = ctx->cancellation_manager();
     const tensorflow::CancellationToken token = manager->get_cancellation_token();
     const auto give_up = [job, name = request.name, executor = ExecutorOf(ctx)] {
-      executor->RunClosure([job, name, executor] {
-        job->communicator->GiveUpDetached(name, job->farewell);
-      });
+      executor->RunClosure(
+          [job, name, executor] { job->communicator->GiveUpDetached(name, job->farewell); });
     };
     const bool registered = manager->RegisterCallback(token, give_up);
     job->communicator->StartDetached(std::move(request), [=](const Status& status) {

@@ -57,7 +57,11 @@ def transfer(
     """Give the source's ``x`` to the target; only these two ranks call this.
 
     The ranks of the group must have met before, by another collective or ``Group.join``. Two ranks
-    find each other by the transfer's name, so give each transfer a name of its own.
+    find each other by the transfer's name, so give each transfer a name of its own. Nothing waits
+    for the sender's part: a function ends when all its transfers have ended, but in a loop, in a
+    branch and eagerly the op ends when the engine has the numbers, and the next transfer of the
+    same name waits until the target has taken them. If such a transfer fails, the rank's next
+    collective raises the error. A program that ends earlier loses what the target has not taken.
 
     Args:
         x: on the source, a tensor of one of ``ROUTED_DTYPES``; on the target, a tensor of the same
