@@ -15,6 +15,7 @@
 #include "custom_ops/kernels/inputs.h"
 #include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/util/overflow.h"
 
 namespace tfscale {
 namespace {
@@ -477,7 +478,14 @@ class RouteOp : public CollectiveOp {
           Text("bucket '", bucket_.Name(), "': expected a tensor with rows, got a scalar"));
     }
     int64_t row = codec_->lossless() ? tensorflow::DataTypeSize(type_) : 1;
-    for (int i = 1; i < shape.dims(); ++i) row *= shape.dim_size(i);
+    for (int i = 1; i < shape.dims(); ++i) {
+      row = row < 0 ? row : tensorflow::MultiplyWithoutOverflow(row, shape.dim_size(i));
+    }
+    if (row < 0) {
+      return absl::InvalidArgumentError(Text("bucket '", bucket_.Name(), "': a row of ",
+                                             shape.DebugString(),
+                                             " is more than a tensor can hold"));
+    }
     int64_t rows = 0;
     TF_RETURN_IF_ERROR(ReadSizes(ctx, 3, "brought", program_->brings, row, &job->sizes_x, &rows));
     if (rows != shape.dim_size(0)) {
