@@ -67,7 +67,9 @@ def main() -> None:
         for rank in range(schedule.ranks):
             flat = [int(number) for move in schedule.program(rank) for number in move]
             if schedule.goal == "route":
-                flat = [number for some in places(schedule, rank) for number in (len(some), *some)] + flat
+                flat = [
+                    number for some in places(schedule, rank) for number in (len(some), *some)
+                ] + flat
             print(name, schedule.goal, schedule.ranks, schedule.chunks, rank, *flat)
 
 
