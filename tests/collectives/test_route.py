@@ -123,7 +123,7 @@ def arrives(schedule: Schedule) -> bool:
     for chunk in range(schedule.chunks):
         source, target = schedule.route(chunk)
         moves = [
-            (rank, move.kind, move.peer)
+            (rank, move.kind, -1 if move.kind is Kind.FINALISE else move.peer)
             for rank, program in enumerate(programs)
             for move in program
             if move.first <= chunk < move.last
