@@ -182,7 +182,7 @@ def test_they_can_be_drawn(schedule: Schedule) -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(ValueError, match="target is one of the 3 ranks; got 3"):
+    with pytest.raises(ValueError, match="target is one of the 3 ranks, from 0 to 2; got 3"):
         transfer(3, 0, 3)
     with pytest.raises(ValueError, match="target is another rank than the source, 1; got 1"):
         transfer(3, 1, 1)

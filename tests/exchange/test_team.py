@@ -234,7 +234,7 @@ def test_a_transfer_is_between_two_replicas_alone(team, how):
 
 
 def test_rows_go_to_all_and_come_back(team, how):
-    """As tokens go to experts and back, some of whom get none."""
+    """Tokens go to experts and back so; some experts get none."""
     counts = np.array([[2, 0, 1], [0, 0, 0], [3, 0, 1]])
 
     def body(replica):

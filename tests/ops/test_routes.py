@@ -139,7 +139,7 @@ def held_up(kind):
 
 
 class TestSendsHoldNobodyUp:
-    """If a send waited for its target, these would wait for each other until the deadline."""
+    """Ranks would wait for each other until the deadline if a send waited for its target."""
 
     @pytest.mark.parametrize("kind", ["loop", "branch"])
     def test_in_a_function(self, kind):
@@ -194,7 +194,7 @@ def cut(x, sizes):
 
 
 def routed(xs, counts):
-    """What each rank gets if rank s has ``counts[s][t]`` rows for rank t."""
+    """Return what each rank gets if rank s has ``counts[s][t]`` rows for rank t."""
     parts = [cut(x, sizes) for x, sizes in zip(xs, counts, strict=True)]
     return [np.concatenate([part[t] for part in parts]) for t in range(len(xs))]
 
