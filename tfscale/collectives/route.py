@@ -15,6 +15,8 @@ from tfscale.support import arguments
 def transfer(ranks: int, source: int, target: int) -> Schedule:
     """Send the buffer of one rank to one other; all other ranks do nothing.
 
+    If source and target are the same rank, nothing is sent.
+
     Cost: 1 round, and alpha + beta N seconds.
 
     Args:
@@ -31,26 +33,25 @@ def transfer(ranks: int, source: int, target: int) -> Schedule:
     what = f"one of the {ranks} ranks"
     source = arguments.whole(source, "source", 0, ranks - 1, what=what)
     target = arguments.whole(target, "target", 0, ranks - 1, what=what)
-    if source == target:
-        expected = f"another rank than the source, {source}"
-        raise arguments.wrong(target, "target", expected, "A rank has its own numbers already")
+    sent = int(source != target)
 
     def build(rank: int) -> Iterator[Move]:
         if rank == source:
             yield finalise(0)
-            yield send(target, 0)
-        if rank == target:
+            if sent:
+                yield send(target, 0)
+        elif rank == target:
             yield keep(source, 0)
 
     def seconds(nbytes: float, link: Link, gamma: float) -> float:
-        return link.seconds(nbytes)
+        return sent * link.seconds(nbytes)
 
     return Schedule(
         f"transfer({source}, {target})",
         ranks,
         1,
         build,
-        Cost(1, Fraction(1), Fraction(1), flat(seconds)),
+        Cost(sent, Fraction(sent), Fraction(sent), flat(seconds)),
         goal="route",
         route=lambda chunk: (source, target),
     )

@@ -68,7 +68,7 @@ def transfer(
             shape and type, whose numbers do not matter, or a ``tf.TensorSpec`` of a known shape.
         communicator: communicator of this rank, from a ``Group``.
         source: rank that sends.
-        target: rank that receives.
+        target: rank that receives; if it is the source, nothing is sent.
         gradient: whether the target's gradient goes back to the source. Then both ranks must ask
             for the gradient with respect to the ``x`` that they passed, else one waits for the
             other. By default the result is a constant on the target.
@@ -107,6 +107,8 @@ def transfer(
     sending = {"wire": wire, "stochastic": stochastic, "seed": seed, "piece_bytes": piece_bytes}
     common = common_arguments(communicator, made, "transfer", name=bucket, **sending)
     common.update(_places(made, rank))
+    if source == target:
+        return x
 
     def move(x: tf.Tensor) -> tf.Tensor:
         return _send(x, common) if sends else _receive(x, common)
