@@ -189,7 +189,9 @@ TEST(AllToAll, RanksThatDisagreeOnASizeAreRefused) {
     if (r == 2) sizes[1][2] = 11;  // rank 1 sends it fewer
     world.rank(r).Start(RequestOf(&world, routed, sizes, r, BuffersOf(sizes, r)), outcomes.For(r));
   }
-  for (const Status& status : outcomes.Wait()) EXPECT_TRUE(Says(status, "sizes differ"));
+  for (const Status& status : outcomes.Wait()) {
+    EXPECT_TRUE(Says(status, "sizes differ")) << status.message();
+  }
 }
 
 // -------------------------------------------------------------------- transfers

@@ -325,20 +325,26 @@ def common_arguments(
     wire = wires.checked(wire)
     arguments.optional(arguments.flag, stochastic, "stochastic")
     piece_bytes = arguments.whole(piece_bytes, "piece_bytes", 0, what="a number of bytes")
-    if not isinstance(name, BucketId):
-        arguments.optional(arguments.text, name, "name", "a text or a BucketId")
+    bucket = checked_bucket(name, communicator, op)
     if not tf.is_tensor(seed):
         seed = arguments.whole(seed, "seed", what="a whole number, or a tensor of one")
     at_random = wires.FORMATS[wire].rounds_at_random(with_residual=residual is not None)
     return {
         "communicator": communicator.handle,
         "seed": tf.cast(seed, tf.int64) if tf.is_tensor(seed) else tf.constant(seed, tf.int64),
-        **_bucket_attributes(bucket_id(name) if name else communicator.new_bucket(op)),
+        **_bucket_attributes(bucket),
         "wire": wire,
         "stochastic": at_random if stochastic is None else stochastic,
         "piece_bytes": piece_bytes,
         **_schedule_attributes(schedule, communicator.rank),
     }
+
+
+def checked_bucket(name: Name | None, communicator: Communicator, op: str) -> BucketId:
+    """Return the bucket of this name, or a new one of the op's, or raise ``ValueError``."""
+    if not isinstance(name, BucketId):
+        arguments.optional(arguments.text, name, "name", "a text or a BucketId")
+    return bucket_id(name) if name else communicator.new_bucket(op)
 
 
 def _bucket_attributes(bucket: BucketId) -> dict[str, Any]:

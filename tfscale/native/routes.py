@@ -10,9 +10,10 @@ import tensorflow as tf
 from tfscale import collectives
 from tfscale.collectives import Schedule
 from tfscale.collectives.route import places
-from tfscale.native.bucket import Name, bucket_id
+from tfscale.native.bucket import Name
 from tfscale.native.collective import (
     as_tensor,
+    checked_bucket,
     checked_communicator,
     checked_tensor,
     common_arguments,
@@ -92,6 +93,9 @@ def transfer(
         [1.] [1.]
     """
     rank = checked_communicator(communicator).rank
+    what = f"one of the {communicator.ranks} ranks"
+    source = arguments.whole(source, "source", 0, communicator.ranks - 1, what=what)
+    target = arguments.whole(target, "target", 0, communicator.ranks - 1, what=what)
     made = _transfer(communicator.ranks, source, target)
     if rank not in (source, target):
         expected = f"the communicator of rank {source} or of rank {target}"
@@ -103,7 +107,7 @@ def transfer(
         x = checked_tensor(x, communicator, dtypes=ROUTED_DTYPES)
     else:
         x = _placeholder(x)
-    bucket = bucket_id(name) if name else communicator.new_bucket("transfer")
+    bucket = checked_bucket(name, communicator, "transfer")
     sending = {"wire": wire, "stochastic": stochastic, "seed": seed, "piece_bytes": piece_bytes}
     common = common_arguments(communicator, made, "transfer", name=bucket, **sending)
     common.update(_places(made, rank))
@@ -174,7 +178,7 @@ def all_to_all(
     x = checked_tensor(x, communicator, has_rows=True, dtypes=ROUTED_DTYPES)
     ranks = communicator.ranks
     made = _all_to_all(ranks)
-    bucket = bucket_id(name) if name else communicator.new_bucket("all_to_all")
+    bucket = checked_bucket(name, communicator, "all_to_all")
     common = common_arguments(
         communicator, made, "all_to_all", wire, stochastic, seed, piece_bytes, bucket
     )
