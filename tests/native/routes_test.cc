@@ -189,8 +189,11 @@ TEST(AllToAll, RanksThatDisagreeOnASizeAreRefused) {
     if (r == 2) sizes[1][2] = 11;  // rank 1 sends it fewer
     world.rank(r).Start(RequestOf(&world, routed, sizes, r, BuffersOf(sizes, r)), outcomes.For(r));
   }
-  for (const Status& status : outcomes.Wait()) {
-    EXPECT_TRUE(Says(status, "sizes differ")) << status.message();
+  // Others may have all that they wait for before they hear of it.
+  const std::vector<Status> statuses = outcomes.Wait();
+  EXPECT_FALSE(statuses[2].ok());
+  for (const Status& status : statuses) {
+    EXPECT_TRUE(status.ok() || Says(status, "sizes differ")) << status.message();
   }
 }
 
