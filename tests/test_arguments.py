@@ -179,6 +179,7 @@ RIGHT = {
     "collectives.Link": {"alpha": 1, "beta": 1},
     "collectives.Schedule": {"name": "own", "ranks": 1, "chunks": 1, "build": list},
     "collectives.add": {"peer": 1, "chunks": 1},
+    "collectives.all_to_all": {"ranks": 2},
     "collectives.all_gather": {"schedule": collectives.ring(2)},
     "collectives.broadcast": {"ranks": 2},
     "collectives.contraction": {"rounds": [MIXTURE]},
@@ -196,6 +197,7 @@ RIGHT = {
     "collectives.simulate": {
         "schedule": collectives.ring(2), "nbytes": 1000, "machine": collectives.Link(1, 1)
     },
+    "collectives.transfer": {"ranks": 2, "source": 0, "target": 1},
     **{f"collectives.{n}": {"ranks": 2} for n in ("central", "direct", "halving", "ring", "tree")},
     "compression.Adaptive": {},
     "compression.Kept": {"shape": (1,)},
@@ -227,8 +229,9 @@ RIGHT = {
     "ops.mix": {"x": [1.0], "communicator": None, "schedule": MIXTURE},
     **{
         f"ops.{name}": {"x": [1.0], "communicator": None}
-        for name in ("all_gather", "all_reduce", "broadcast", "reduce_scatter")
+        for name in ("all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter")
     },
+    "ops.transfer": {"x": [1.0], "communicator": None, "source": 0, "target": 0},
     "optimizers.AdaHessian": {},
     "optimizers.LAMB": {},
     "optimizers.LARS": {},
@@ -348,6 +351,7 @@ collectives.mixtures: seed=-5,0
 collectives.send: peer=0 chunks=0
 collectives.share: rank=0
 collectives.simulate: nbytes=0,1.5 gamma=0,1.5
+collectives.transfer: source=0 target=0
 compression.Kept: shape=[]
 compression.MethodPolicy: rules={} small=0 sensitive='x',''
 compression.MethodPolicy.of: method={}
@@ -371,10 +375,13 @@ ops.Group.local: deadline=1.5 slow_after=0,1.5
 ops.all_gather: x=[],array stochastic=True seed=-5,0 piece_bytes=0 name='x'
 ops.all_reduce: x=[],nan,inf,-inf,-5,0,1.5,np.nan,array stochastic=True seed=-5,0 piece_bytes=0
     name='x'
+ops.all_to_all: x=[],array stochastic=True seed=-5,0 piece_bytes=0 name='x'
 ops.broadcast: x=[],nan,inf,-inf,-5,0,1.5,np.nan,array root=0 stochastic=True seed=-5,0
     piece_bytes=0 name='x'
 ops.mix: x=[],nan,inf,-inf,1.5,np.nan,array stochastic=True seed=-5,0 piece_bytes=0 name='x'
 ops.reduce_scatter: x=[],array stochastic=True seed=-5,0 piece_bytes=0 name='x'
+ops.transfer: x=[],nan,inf,-inf,-5,0,1.5,np.nan,array,True source=0 target=0 gradient=True
+    stochastic=True seed=-5,0 piece_bytes=0 name='x'
 optimizers.AdaHessian: learning_rate=0,1.5 beta_1=0 beta_2=0 epsilon=0,1.5 weight_decay=0,1.5
     hessian_power=0 averaging=None,{} seed=0 exclude_from_weight_decay=None,'x','',[]
 optimizers.LAMB: learning_rate=0,1.5 beta_1=0 beta_2=0 epsilon=0,1.5 weight_decay=0,1.5

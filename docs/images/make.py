@@ -84,6 +84,7 @@ def pictures() -> dict[str, Figure]:
         "central": collectives.central(4),
         "mixture": collectives.mixtures("ring", 5)[0],
         "pairs": of_the_document(),
+        "all-to-all": collectives.all_to_all(4),
     }
     drawn = {name: schedule.draw() for name, schedule in schedules.items()}
     return {

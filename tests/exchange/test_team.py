@@ -210,3 +210,51 @@ def test_the_cause_of_what_failed_on_one_replica_is_raised(how, late):
         assert "LookupError: of my own" in error.message
     sums = on_each(team, how, lambda replica: sum_all(team, replica, [tf.ones([2])], "ok"))
     np.testing.assert_array_equal(sums, np.full([RANKS, 1, 2], RANKS))
+
+
+def test_a_transfer_is_between_two_replicas_alone(team, how):
+    """One after the other in a line, as activations go; the first sends more than once."""
+
+    def body(replica):
+        rank, x = team.rank(replica), tf.fill([4], 1.0 + replica)
+        got = []
+        for microbatch in range(3):
+            name = f"microbatch {microbatch}"
+            y = x
+            if rank > 0:
+                spec = tf.TensorSpec([4])
+                y += team.transfer(replica, spec, rank - 1, rank, f"{name} to {rank}")
+            if rank < RANKS - 1:
+                team.transfer(replica, y, rank, rank + 1, f"{name} to {rank + 1}")
+            got.append(y)
+        return got
+
+    for replica, found in enumerate(on_each(team, how, body)):
+        np.testing.assert_array_equal(found, np.full([3, 4], (1, 3, 6)[replica]))
+
+
+def test_rows_go_to_all_and_come_back(team, how):
+    """Tokens go to experts and back so; some experts get none."""
+    counts = np.array([[2, 0, 1], [0, 0, 0], [3, 0, 1]])
+
+    def body(replica):
+        rank = team.rank(replica)
+        x = tf.random.stateless_normal([int(counts[rank].sum()), 2], [rank, 0])
+        y, received = team.all_to_all(replica, x, "tokens", sizes=counts[rank])
+        back, _ = team.all_to_all(replica, y, "answers", sizes=received, received=counts[rank])
+        whole = team.all_to_all(replica, tf.range(6) + 10 * rank, "shares")
+        return x, received, back, whole
+
+    for rank, (x, received, back, whole) in enumerate(on_each(team, how, body)):
+        np.testing.assert_array_equal(received, counts[:, rank])
+        np.testing.assert_array_equal(back, x)
+        np.testing.assert_array_equal(
+            whole, [10 * s + 2 * rank + i for s in range(3) for i in (0, 1)]
+        )
+
+
+def test_one_replica_alone_keeps_its_rows(how):
+    alone = Team(None, Fixed("ring", 1))
+    x, sizes = tf.range(3), [3]
+    assert alone.all_to_all(0, x, "rows") is x
+    assert alone.all_to_all(0, x, "rows", sizes=sizes) == (x, sizes)

@@ -119,6 +119,7 @@ def event(output):
         ("kill", 0, "shared memory"),
         ("kill", 2, "3 TCP connections"),
         ("kill", 2, "gRPC"),
+        ("kill among routes", 1, "shared memory"),
         ("kill beside a child", 1, "TCP"),
         pytest.param("kill beside a child", 0, "shared memory", marks=pytest.mark.full),
         ("stop", 2, "shared memory"),
@@ -149,7 +150,7 @@ def test_survivors_are_told_who_failed_and_end_by_themselves(way, victim, over):
         print(f"MEASURED over {over}: {way} of rank {victim}: {told}")
         assert found == kind, message
         assert f"rank {victim} (worker {victim} at 127.0.0.1:" in message
-        assert re.search(r"bucket '(gradients|more)'", message)
+        assert re.search(r"bucket '(gradients|more|tokens|activation)'", message)
         assert number >= 6
         if way == "stop":
             (waited,) = re.findall(r"no progress for (\S+) s", message)

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -116,6 +117,15 @@ const Wrong kWrong[] = {
      Goal::kMixture,
      {{kSend, 0, 0, 2}, {kAdd, 0, 0, 2}},
      "move 2: chunk 0 ends as mixed with what others gave"},
+    {"a route that adds", Goal::kRoute, {{kAdd, 0, 0, 2}}, "move 0: cannot add chunk 0"},
+    {"a route that sends what it has not",
+     Goal::kRoute,
+     {{kSend, 0, 0, 1}},
+     "move 0: cannot send chunk 0, which is a partial sum"},
+    {"a route that keeps twice",
+     Goal::kRoute,
+     {{kKeep, 0, 0, 1}, {kKeep, 2, 0, 1}},
+     "move 1: cannot keep chunk 0, which is final"},
     {"a broadcast that ends without",
      Goal::kBroadcast,
      {{kKeep, 0, 0, 1}},
@@ -131,6 +141,71 @@ TEST(Program, RefusesWhatIsWrongAndSaysWhere) {
         << wrong.why << ": " << status.message();
     EXPECT_NE(status.message().find("the program of rank 1 "), std::string::npos) << wrong.why;
   }
+}
+
+struct WrongPlaces {
+  std::string why;
+  std::vector<int> in_x, in_y;
+  std::string message;
+};
+
+const WrongPlaces kWrongPlaces[] = {
+    {"chunk below", {-1, 0}, {2}, "places chunk -1 twice or it is none of the 3 chunks"},
+    {"chunk above", {1, 0}, {3}, "places chunk 3 twice or it is none of the 3 chunks"},
+    {"twice in x", {0, 1, 0}, {2}, "places chunk 0 twice"},
+    {"twice in y", {0, 1}, {2, 2}, "places chunk 2 twice"},
+    {"read where there is nothing",
+     {1},
+     {2},
+     "chunk 0 is finalised and not kept, and it lies not in x"},
+    {"written where there is nothing",
+     {0, 1},
+     {},
+     "chunk 2 is not finalised and kept, and it lies not in x"},
+    {"kept in x", {0, 1, 2}, {2}, "chunk 2 is not finalised and kept, and it lies in x and in y"},
+    {"never written",
+     {0},
+     {1, 2},
+     "chunk 1 is finalised and not kept, and it lies not in x and in y"},
+};
+
+TEST(Program, RefusesPlacesThatDoNotFitItsMoves) {
+  const Flat moves = {{kFinalise, -1, 0, 2}, {kSend, 0, 0, 1}, {kKeep, 2, 2, 3}};
+  for (const WrongPlaces& wrong : kWrongPlaces) {
+    Program program;
+    ASSERT_TRUE(Program::Parse(Joined(moves), Goal::kRoute, 1, 3, 3, &program).ok());
+    const Status status = program.Place(wrong.in_x, wrong.in_y);
+    EXPECT_EQ(status.code(), Code::kInvalidArgument) << wrong.why;
+    EXPECT_NE(status.message().find(wrong.message), std::string::npos)
+        << wrong.why << ": " << status.message();
+  }
+  Program program;
+  ASSERT_TRUE(Program::Parse(Joined(moves), Goal::kRoute, 1, 3, 3, &program).ok());
+  EXPECT_TRUE(program.Place({1, 0}, {2, 1}).ok());
+}
+
+TEST(Layout, OfARouteKeepsPlacesInXAndInYApart) {
+  // Chunks 3, 0 and 1 lie in x, 1 and 2 in y; chunk 1 stays, 0 is empty, 4 is none of this rank's.
+  const Layout layout = Layout::Routed(5, {3, 0, 1}, {40, 0, 7}, {2, 1}, {20, 7}, 16, 16);
+  EXPECT_EQ(layout.parts(), 3);  // of the largest
+  EXPECT_EQ(layout.count(), 47 + 27);
+  const std::map<int, int64_t> sizes = {{0, 0}, {1, 7}, {2, 20}, {3, 40}, {4, 0}};
+  for (const auto& [chunk, size] : sizes) {
+    int64_t count = 0;
+    for (int64_t part = 0; part < layout.parts(); ++part) {
+      const Span piece = layout.piece(part, chunk);
+      EXPECT_EQ(piece.count, layout.in_y(part, chunk).count);
+      if (piece.count > 0) {
+        EXPECT_EQ(piece.first, (chunk == 1 ? 40 : 0) + count);
+      }
+      count += piece.count;
+    }
+    EXPECT_EQ(count, size) << chunk;
+  }
+  EXPECT_EQ(layout.in_y(1, 2).first, 16);
+  EXPECT_EQ(layout.in_y(0, 1).first, 20);
+  EXPECT_TRUE(layout.is_in_y(1) && layout.is_in_y(2));
+  EXPECT_FALSE(layout.is_in_y(0) || layout.is_in_y(3) || layout.is_in_y(4));
 }
 
 TEST(Program, RefusesAFrameThatMakesNoSense) {

@@ -42,11 +42,10 @@ inline std::string RunPrograms() {
 }
 
 inline std::vector<Plan> ReadPlans() {
-  const std::map<std::string, Goal> goals = {{"all_reduce", Goal::kAllReduce},
-                                             {"reduce_scatter", Goal::kReduceScatter},
-                                             {"all_gather", Goal::kAllGather},
-                                             {"broadcast", Goal::kBroadcast},
-                                             {"mixture", Goal::kMixture}};
+  const std::map<std::string, Goal> goals = {
+      {"all_reduce", Goal::kAllReduce}, {"reduce_scatter", Goal::kReduceScatter},
+      {"all_gather", Goal::kAllGather}, {"broadcast", Goal::kBroadcast},
+      {"mixture", Goal::kMixture},      {"route", Goal::kRoute}};
   std::vector<Plan> plans;
   std::istringstream lines(RunPrograms());
   for (std::string line; std::getline(lines, line);) {
@@ -57,11 +56,17 @@ inline std::vector<Plan> ReadPlans() {
     words >> plan.name >> goal >> plan.ranks >> plan.chunks >> rank;
     plan.goal = goals.at(goal);
     if (rank == 0) plans.push_back(plan);
-    std::vector<int> flat;
+    std::vector<int> flat, in_x, in_y;
+    if (plan.goal == Goal::kRoute) {
+      for (std::vector<int>* places : {&in_x, &in_y}) {
+        int count, chunk;
+        for (words >> count; count > 0 && words >> chunk; --count) places->push_back(chunk);
+      }
+    }
     for (int number; words >> number;) flat.push_back(number);
     auto program = std::make_shared<Program>();
-    const Status status =
-        Program::Parse(flat, plan.goal, rank, plan.ranks, plan.chunks, program.get());
+    Status status = Program::Parse(flat, plan.goal, rank, plan.ranks, plan.chunks, program.get());
+    if (status.ok() && plan.goal == Goal::kRoute) status = program->Place(in_x, in_y);
     if (!status.ok()) {
       std::cerr << plan.name << ": " << status.message() << std::endl;
       std::exit(1);

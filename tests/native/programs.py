@@ -2,6 +2,10 @@
 
     name goal ranks chunks rank kind peer first last kind peer first last ...
 
+A route has its places first: how many chunks lie in x, and which; likewise in y.
+
+    name route ranks chunks rank brings chunk ... gets chunk ... kind peer first last ...
+
 ``programs.h`` runs this script, so the tests see the schedules as they are now.
 It needs nothing but Python itself.
 """
@@ -17,6 +21,7 @@ from tfscale.collectives import (
     TOPOLOGIES,
     Schedule,
     all_gather,
+    all_to_all,
     broadcast,
     direct,
     halving,
@@ -25,8 +30,10 @@ from tfscale.collectives import (
     mixtures,
     reduce_scatter,
     ring,
+    transfer,
     tree,
 )
+from tfscale.collectives.route import places
 
 RANKS = (*range(1, 10), 16)
 
@@ -47,6 +54,10 @@ def schedules() -> "dict[str, Schedule]":
     made["gossip_star_5"] = mixture("star", 5, [(0, r) for r in range(1, 5)])
     for half, p in itertools.product((reduce_scatter, all_gather), (1, 2, 4, 8)):
         made[f"{half.__name__}_halving_{p}"] = half(halving(p))
+    for p in RANKS:
+        made[f"all_to_all_{p}"] = all_to_all(p)
+    made["transfer_2"] = transfer(2, 0, 1)
+    made["transfer_5"] = transfer(5, 3, 1)
     return made
 
 
@@ -55,6 +66,10 @@ def main() -> None:
     for name, schedule in schedules().items():
         for rank in range(schedule.ranks):
             flat = [int(number) for move in schedule.program(rank) for number in move]
+            if schedule.goal == "route":
+                flat = [
+                    number for some in places(schedule, rank) for number in (len(some), *some)
+                ] + flat
             print(name, schedule.goal, schedule.ranks, schedule.chunks, rank, *flat)
 
 

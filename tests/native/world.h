@@ -173,6 +173,11 @@ class World {
 
   std::shared_ptr<Collective> Start(const Task& task, int rank,
                                     const std::shared_ptr<Buffers>& buffers, Done done) {
+    if (!task.in_place) buffers->y.assign(buffers->x.size(), 0xcd);
+    return ranks_[rank]->Start(MakeRequest(task, rank, buffers), std::move(done));
+  }
+
+  Request MakeRequest(const Task& task, int rank, const std::shared_ptr<Buffers>& buffers) {
     Request request;
     request.bucket = {task.name};
     request.name = task.name;
@@ -185,7 +190,6 @@ class World {
     request.rounding = task.rounding;
     request.mean = task.mean;
     request.x = buffers->x.data();
-    if (!task.in_place) buffers->y.assign(buffers->x.size(), 0xcd);
     request.y = task.in_place ? buffers->x.data() : buffers->y.data();
     if (!buffers->residual.empty()) {
       buffers->new_residual.assign(buffers->residual.size(), -77.0f);
@@ -194,7 +198,7 @@ class World {
     }
     request.owner = buffers;
     request.open = OpenFor(rank);
-    return ranks_[rank]->Start(std::move(request), std::move(done));
+    return request;
   }
 
   // With zeros for data, when only the outcome matters.

@@ -21,6 +21,7 @@ PROGRAMS = {  # of the first of two ranks: kind, peer, first chunk, end
     "reduce_scatter": [[0, 1, 1, 2], [1, 1, 0, 1], [2, -1, 0, 1]],
     "all_gather": [[2, -1, 0, 1], [0, 1, 0, 1], [3, 1, 1, 2]],
     "mix": [[0, 1, 0, 1], [1, 1, 0, 1], [2, -1, 0, 1]],
+    "route": [[2, -1, 0, 2], [0, 1, 1, 2], [3, 1, 3, 4]],
 }
 
 
@@ -86,6 +87,8 @@ def _of_collective(op: str) -> dict[str, Any]:
     }
     if op in ("all_reduce", "reduce_scatter", "begin"):
         given["residual"] = []
+    if op == "route":
+        given.update(brings=[0, 1], gets=[0, 3], brought=np.int64([1, 1]), got=np.int64([1, 1]))
     if op == "begin":
         given["flight"] = library.load().tfscale_flight()
     return given

@@ -21,9 +21,11 @@ from tfscale.native import (
     Group,
     all_gather,
     all_reduce,
+    all_to_all,
     broadcast,
     mix,
     reduce_scatter,
+    transfer,
 )
 from tfscale.native.bucket import Name, bucket_id
 from tfscale.native.collective import DTYPES
@@ -50,7 +52,9 @@ class Team:
     Each of the P replicas of a team calls the same methods in the same order, with the same names.
     With :math:`x_r` from the replica of rank r, ``sum`` gives :math:`\sum_r x_r` to all, with the
     same bits; ``gather`` gives :math:`(x_0, ..., x_{P-1})` to all; ``scatter`` gives the r-th part
-    of the sum to rank r; ``mix`` gives each rank a sum of some ranks' numbers, with weights.
+    of the sum to rank r; ``mix`` gives each rank a sum of some ranks' numbers, with weights;
+    ``all_to_all`` gives rank r the r-th part of each :math:`x`. Only of a ``transfer`` the other
+    ranks know nothing: its source gives its :math:`x` to its target.
 
     This class runs the engine's collectives, each by the schedule that suits its size.
 
@@ -197,6 +201,78 @@ class Team:
         communicator = self.communicators[replica]
         bucket = communicator.new_bucket(name)
         return tf.cast(broadcast(_carried(x), communicator, root=root, name=bucket), x.dtype)
+
+    def transfer(
+        self,
+        replica: int,
+        x: Any,
+        source: int,
+        target: int,
+        name: Name,
+        wire: str = wires.LOSSLESS,
+        seed: Any = 0,
+        gradient: bool = False,
+    ) -> tf.Tensor:
+        """Return the source's ``x`` on the target; only the replicas of these ranks call this.
+
+        The source does not wait for the target. ``tfscale.ops.transfer`` explains the arguments.
+
+        Args:
+            replica: index of the replica in this process.
+            x: tensor to send; on the target a tensor, or a ``tf.TensorSpec``, like it.
+            source: rank that sends.
+            target: rank that receives.
+            name: name of the transfer, which no other transfer of the step has.
+            wire: format in which numbers are sent.
+            seed: seed of random rounding.
+            gradient: whether the target's gradient goes back to the source.
+        """
+        communicator = self.communicators[replica]
+        return transfer(
+            x,
+            communicator,
+            source=source,
+            target=target,
+            gradient=gradient,
+            wire=wire,
+            seed=seed,
+            name=communicator.new_bucket(name),
+        )
+
+    def all_to_all(
+        self,
+        replica: int,
+        x: tf.Tensor,
+        name: Name,
+        sizes: Any = None,
+        received: Any = None,
+        wire: str = wires.LOSSLESS,
+        seed: Any = 0,
+    ) -> Any:
+        """Return the rows that all ranks have for this one, in the order of ranks.
+
+        Args:
+            replica: index of the replica in this process.
+            x: rows of this rank, first those for rank 0.
+            name: name of the bucket.
+            sizes: numbers of rows for each rank; by default all ranks get equally many. With
+                ``sizes``, this returns the rows and the number of rows from each rank.
+            received: numbers of rows from each rank, if all ranks know them.
+            wire: format in which numbers are sent.
+            seed: seed of random rounding.
+        """
+        if self.size == 1:
+            return x if sizes is None else (x, sizes)
+        communicator = self.communicators[replica]
+        return all_to_all(
+            x,
+            communicator,
+            sizes=sizes,
+            received=received,
+            wire=wire,
+            seed=seed,
+            name=communicator.new_bucket(name),
+        )
 
     def concat(self, replica: int, x: tf.Tensor, axis: int, name: Name = "gather") -> tf.Tensor:
         """Return all ranks' ``x``, joined along an axis in which their sizes may differ."""

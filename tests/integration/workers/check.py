@@ -22,7 +22,15 @@ from helpers import (  # noqa: E402
     normal,
 )
 
-from tfscale.ops import Group, all_gather, all_reduce, broadcast, reduce_scatter  # noqa: E402
+from tfscale.ops import (  # noqa: E402
+    Group,
+    all_gather,
+    all_reduce,
+    all_to_all,
+    broadcast,
+    reduce_scatter,
+    transfer,
+)
 from tfscale.tools.bench.measure import leave  # noqa: E402
 
 group = Group.cluster(deadline=PATIENCE)
@@ -104,6 +112,33 @@ def check_the_others():
         np.testing.assert_array_equal(given, xs[-1])
 
 
+def check_routes():
+    """Each sends to the next in a ring of transfers, and to all; some have nothing for some."""
+    xs = normal(ranks, 4000)
+    counts = np.random.default_rng(0).integers(0, 900, (ranks, ranks)) * (
+        1 - np.eye(ranks, dtype=int)
+    )
+
+    def body(c, x):
+        ahead, behind = (c.rank + 1) % ranks, (c.rank - 1) % ranks
+        transfer(x, c, source=c.rank, target=ahead, name=f"from {c.rank}")
+        like = tf.TensorSpec([4000])
+        came = transfer(like, c, source=behind, target=c.rank, name=f"from {behind}")
+        shared = all_to_all(x[: 500 * ranks], c)
+        sizes = counts[c.rank]
+        tokens = tf.repeat(x[:ranks], sizes)
+        return came, shared, *all_to_all(tokens, c, sizes=sizes)
+
+    for _ in range(2):
+        for rank, (came, shared, tokens, got) in zip(mine, call(body, xs), strict=True):
+            np.testing.assert_array_equal(came, xs[(rank - 1) % ranks])
+            own = [x[500 * rank : 500 * (rank + 1)] for x in xs]
+            np.testing.assert_array_equal(shared, np.concatenate(own))
+            np.testing.assert_array_equal(got, counts[:, rank])
+            sent = [np.repeat(x[rank], n) for x, n in zip(xs, counts[:, rank])]
+            np.testing.assert_array_equal(tokens, np.concatenate(sent))
+
+
 def check_refusals():
     """The last rank differs; all are told, and then all go on."""
     odd = ranks - 1
@@ -149,6 +184,7 @@ def main():
     check_all_reduces()
     check_conservation()
     check_the_others()
+    check_routes()
     check_two_groups()
     check_refusals()
     ways = {way.partition(" to ")[0] for c in group.communicators for way in c.ways()}

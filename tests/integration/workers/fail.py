@@ -1,4 +1,4 @@
-"""One worker of a loop of all-reduces, in which one worker (VICTIM) fails in one WAY.
+"""One worker of a loop of all-reduces, or of routes, in which one worker (VICTIM) fails in one WAY.
 
 Prints EVENT at the failure, ERROR with what the others were told, and BACK when one that was
 stopped has done more steps.
@@ -11,7 +11,7 @@ import time
 
 import tensorflow as tf
 
-from tfscale.ops import Group, all_reduce
+from tfscale.ops import Group, all_reduce, all_to_all, transfer
 from tfscale.tools.bench.measure import leave, meet
 
 came_back = threading.Event()
@@ -45,6 +45,14 @@ def main():
         time.sleep(600)  # the test ends it
 
     @group.function
+    def route(communicator, x, last):
+        y = all_to_all(x[:499_998], communicator, name="tokens")
+        ends = {"source": victim, "target": (victim + 1) % group.ranks}
+        if rank not in ends.values():
+            return y
+        return transfer(y, communicator, name="activation", **ends)
+
+    @group.function
     def step(communicator, x, last):
         y = all_reduce(x, communicator, name="gradients")
         if way == "error":
@@ -68,7 +76,8 @@ def main():
                     die(signal.SIGSTOP)
             if number == 6 and way.startswith("kill") and rank == victim:
                 threading.Timer(0.02, die, [signal.SIGKILL]).start()
-            step([x], [tf.constant(number == 6)])
+            run = route if way == "kill among routes" else step
+            run([x], [tf.constant(number == 6)])
             later += came_back.is_set()
             if later == 10:
                 print("BACK", flush=True)
