@@ -31,6 +31,7 @@ from tfscale.collectives.hierarchical import hierarchical
 from tfscale.collectives.moves import Kind, Move, ScheduleError, add, finalise, keep, send
 from tfscale.collectives.registry import ALGORITHMS, resolve
 from tfscale.collectives.ring import ring
+from tfscale.collectives.route import all_to_all, transfer
 from tfscale.collectives.schedule import Schedule
 from tfscale.collectives.simulate import Simulation, simulate
 from tfscale.collectives.tree import tree
@@ -50,6 +51,7 @@ __all__ = [
     "Simulation",
     "add",
     "all_gather",
+    "all_to_all",
     "broadcast",
     "central",
     "contraction",
@@ -68,5 +70,6 @@ __all__ = [
     "send",
     "share",
     "simulate",
+    "transfer",
     "tree",
 ]

@@ -34,6 +34,7 @@ _RULES: dict[Goal, dict[tuple[Kind, State], State]] = {
     "all_gather": _ONE_WAY,
     "broadcast": _ONE_WAY,
     "mixture": _MIXING,
+    "route": _ONE_WAY,
 }
 _MEANING: dict[State, str] = {
     "open": "my partial sum, neither given away nor final",
@@ -124,6 +125,8 @@ def _refusal(
 
 
 def _check_end(schedule: Programs, rank: int, cuts: list[int], states: list[State]) -> None:
+    if schedule.goal == "route":
+        return  # a rank has nothing to do with most chunks; verify.py looks at all ranks' ends
     for chunk, state in zip(cuts, states):
         if state in ("open", "mixed"):
             raise ScheduleError(

@@ -22,6 +22,9 @@ schedule no two messages are equal.
 
 In a *mixture* each rank may send its own value to several others, before it adds their values.
 After all additions it finalises its own result.
+
+In a *route* nothing is added: each chunk has one source, which finalises and sends it, and one
+target, which keeps it. A rank need not have every chunk.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ from typing import Literal, NamedTuple
 
 from tfscale.support import arguments
 
-Goal = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "mixture"]
+Goal = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "mixture", "route"]
 
 
 class ScheduleError(ValueError):

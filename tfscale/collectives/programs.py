@@ -43,6 +43,7 @@ class Programs:
     cost: Cost | None = None
     goal: Goal = "all_reduce"
     symmetric: bool = False
+    route: Callable[[int], tuple[int, int]] | None = None
 
     def __post_init__(self) -> None:
         _check_name(self.name)
@@ -51,6 +52,11 @@ class Programs:
         arguments.function(self.build, "build", "a function from a rank to its moves")
         arguments.choice(self.goal, "goal", get_args(Goal))
         arguments.flag(self.symmetric, "symmetric")
+        if self.goal == "route":
+            what = "a function from a chunk to its source and target"
+            arguments.function(self.route, "route", what)
+        elif self.route is not None:
+            raise arguments.wrong(self.route, "route", f"None, as the goal is {self.goal}")
         if self.cost is not None:
             arguments.instance(self.cost, "cost", Cost, "a Cost, or None if it is not known")
 

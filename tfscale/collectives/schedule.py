@@ -31,6 +31,7 @@ class Schedule(Programs):
         symmetric: whether rank r's program is that of rank 0, with r added to every peer (modulo
             ranks), and r * chunks/ranks to every chunk (modulo chunks). Then simulating one rank
             suffices. ``verify`` checks the claim.
+        route: a function from a chunk to its source and its target; only for the goal ``route``.
     """
 
     def verify(self) -> Count:

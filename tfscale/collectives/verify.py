@@ -9,7 +9,8 @@ Instead of numbers, a chunk holds the set of ranks whose contributions are in it
 - each chunk has one owner, whose sum holds every contribution exactly once;
 - every rank ends with that owner's bytes;
 - rounds and bytes match the closed form.  In a mixture each rank finalises its own result, which
-  holds its own contribution and those of its senders exactly once.
+  holds its own contribution and those of its senders exactly once.  In a route each chunk is
+  finalised by its source and kept by its target, each exactly once, and by no other rank.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ def verify(schedule: Programs) -> Count:
         _check_symmetry(schedule, flows)
     if schedule.goal == "mixture":
         _check_whole(schedule)
+    elif schedule.goal == "route":
+        _check_route(schedule, flows)
     else:
         _check_owners(schedule, flows)
     receiver_of = _match(flows)
@@ -209,6 +212,29 @@ def _check_owners(schedule: Programs, flows: list[Flow]) -> None:
                     f"{schedule.goal}: expected rank {chunk} to finalise chunk {chunk}, "
                     f"but rank {rank} does"
                 )
+
+
+def _check_route(schedule: Programs, flows: list[Flow]) -> None:
+    assert schedule.route is not None
+    held: set[tuple[Kind, int]] = set()
+    for (rank, index), move, _ in _places(flows):
+        if move.kind is Kind.SEND:
+            continue
+        for chunk in range(move.first, move.last):
+            source, target = schedule.route(chunk)
+            right, role = (source, "source") if move.kind is Kind.FINALISE else (target, "target")
+            if rank != right:
+                raise ScheduleError(
+                    f"{_at((rank, index), move)}: expected only rank {right}, the {role} of chunk "
+                    f"{chunk}, to {move.kind.name.lower()} it"
+                )
+            held.add((move.kind, chunk))
+    for chunk in range(schedule.chunks):
+        source, target = schedule.route(chunk)
+        if (Kind.FINALISE, chunk) not in held:
+            raise ScheduleError(f"chunk {chunk}: expected rank {source} to finalise it, its source")
+        if source != target and (Kind.KEEP, chunk) not in held:
+            raise ScheduleError(f"chunk {chunk}: expected rank {target} to keep it, its target")
 
 
 def _check_complete(place: Place, move: Move, chunk: int, missing: int) -> None:

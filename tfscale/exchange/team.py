@@ -21,9 +21,11 @@ from tfscale.native import (
     Group,
     all_gather,
     all_reduce,
+    all_to_all,
     broadcast,
     mix,
     reduce_scatter,
+    transfer,
 )
 from tfscale.native.bucket import Name, bucket_id
 from tfscale.native.collective import DTYPES
@@ -197,6 +199,50 @@ class Team:
         communicator = self.communicators[replica]
         bucket = communicator.new_bucket(name)
         return tf.cast(broadcast(_carried(x), communicator, root=root, name=bucket), x.dtype)
+
+    def transfer(
+        self,
+        replica: int,
+        x: Any,
+        source: int,
+        target: int,
+        name: Name,
+        wire: str = wires.LOSSLESS,
+        seed: Any = 0,
+        gradient: bool = False,
+    ) -> tf.Tensor:
+        """Return the ``x`` of the source on the target; only these two ranks call this.
+
+        On the target ``x`` gives only shape and type, or is a ``tf.TensorSpec``. The source gets
+        its own ``x`` back.
+        """
+        communicator = self.communicators[replica]
+        bucket = communicator.new_bucket(name)
+        return transfer(
+            x,
+            communicator,
+            source=source,
+            target=target,
+            wire=wire,
+            seed=seed,
+            gradient=gradient,
+            name=bucket,
+        )
+
+    def all_to_all(
+        self,
+        replica: int,
+        x: tf.Tensor,
+        name: Name,
+        wire: str = wires.LOSSLESS,
+        seed: Any = 0,
+    ) -> tf.Tensor:
+        """Return the rows that all ranks have for this one, in rank order."""
+        if self.size == 1:
+            return x
+        communicator = self.communicators[replica]
+        bucket = communicator.new_bucket(name)
+        return all_to_all(x, communicator, wire=wire, seed=seed, name=bucket)
 
     def concat(self, replica: int, x: tf.Tensor, axis: int, name: Name = "gather") -> tf.Tensor:
         """Return all ranks' ``x``, joined along an axis in which their sizes may differ."""

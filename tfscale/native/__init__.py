@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tfscale.native.flight import Flight, Taken
     from tfscale.native.group import Communicator, Group
     from tfscale.native.log import Execution, Total
+    from tfscale.native.routes import all_to_all, transfer
 
 __all__ = [
     "DTYPES",
@@ -41,9 +42,11 @@ __all__ = [
     "Total",
     "all_gather",
     "all_reduce",
+    "all_to_all",
     "broadcast",
     "mix",
     "reduce_scatter",
+    "transfer",
 ]
 
 _MODULES = {
@@ -54,6 +57,8 @@ _MODULES = {
     "Group": "group",
     "Taken": "flight",
     "Total": "log",
+    "all_to_all": "routes",
+    "transfer": "routes",
 }
 
 
