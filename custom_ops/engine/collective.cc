@@ -19,7 +19,15 @@ int64_t WallClock() {
   return std::chrono::duration_cast<std::chrono::microseconds>(now).count();
 }
 
-bool Empty(const Request& request) { return request.layout.count() == 0; }
+// A ragged route that is empty here is none for others, who expect nothing of this rank.
+bool Empty(const Request& request) { return request.layout.count() == 0 && !request.ragged; }
+
+// With whom it exchanges anything. An empty collective is a matter of all ranks, but an empty route
+// is one of those that it leads through: others may never come.
+std::vector<int> Company(const Request& request, const Communicator& communicator) {
+  const bool of_all = Empty(request) && request.program->goal != Goal::kRoute;
+  return of_all ? communicator.Others() : request.program->peers;
+}
 
 }  // namespace
 
@@ -34,9 +42,7 @@ Collective::Collective(Request request, std::shared_ptr<Communicator> communicat
       done_(std::move(done)),
       residuals_(request_),
       reduction_(request_, &residuals_, communicator_->pool().get()),
-      progress_(request_.program->ranks,
-                Empty(request_) ? communicator_->Others() : request_.program->peers,
-                Empty(request_)),
+      progress_(request_.program->ranks, Company(request_, *communicator_), Empty(request_)),
       diagnosis_(request_, *communicator_, progress_),
       open_(request_.layout.parts()) {}
 
@@ -51,7 +57,7 @@ void Collective::Start() {
 }
 
 // Nothing travels, but ranks must still agree that it is nothing: each with all
-// others, so that all succeed or none.
+// others that take part, so that all succeed or none.
 void Collective::StartEmpty() {
   open_ = 1 + 2 * static_cast<int64_t>(progress_.company().size());
   asked_ = true;

@@ -17,7 +17,7 @@ PartMemory::PartMemory(const Request& request, int64_t part, BufferPool* pool)
 }
 
 uint8_t* PartMemory::Y(int chunk) const {
-  return request_.y + PieceOf(chunk).first * request_.codec->element_bytes();
+  return request_.y + request_.layout.in_y(part_, chunk).first * request_.codec->element_bytes();
 }
 
 // A lossless wire adds the residual in y before all else: see Reduction::Begin.
@@ -34,7 +34,7 @@ int64_t PartMemory::MessageBytes(const Move& move) const {
   return bytes;
 }
 
-// For a lossless wire the final bytes are the result itself.
+// For a lossless wire the final bytes are the result itself, or in a route what this rank brings.
 //
 // A partial sum that lies in y may be sent from there as well: the owner's
 // final bytes overwrite it only after every rank's part of the sum, this one
@@ -42,8 +42,7 @@ int64_t PartMemory::MessageBytes(const Move& move) const {
 View PartMemory::InPlace(const Move& move) const {
   const size_t bytes = MessageBytes(move);
   if (!request_.codec->lossless()) return {Final(move.first), bytes, final_bytes_.owner};
-  const bool partial = move.kind == Kind::kSend && !move.final;
-  auto place = [&](int c) { return partial ? Base(c) : Y(c); };
+  auto place = [&](int c) { return move.kind == Kind::kSend ? Base(c) : Y(c); };
   const uint8_t* end = place(move.first);
   for (int c = move.first; c < move.last; ++c) {
     const Span piece = PieceOf(c);

@@ -106,6 +106,7 @@ Status Advance(const Program& program, size_t at, Move* move, std::vector<Chunk>
 }
 
 Status CheckEnd(const Program& program, const std::vector<Chunk>& state) {
+  if (program.goal == Goal::kRoute) return Status();  // most chunks are none of this rank's
   for (int c = 0; c < program.chunks; ++c) {
     const bool given_is_enough = program.goal == Goal::kReduceScatter && state[c] == Chunk::kGiven;
     if (state[c] != Chunk::kFinal && !given_is_enough) {
@@ -132,7 +133,49 @@ void Link(Program* program) {
   program->peers.assign(peers.begin(), peers.end());
 }
 
+// Whether each chunk is among `listed`, which may name none twice.
+Status Marked(const Program& program, const std::vector<int>& listed, std::vector<bool>* marked) {
+  marked->assign(program.chunks, false);
+  for (int c : listed) {
+    if (c < 0 || c >= program.chunks || (*marked)[c]) {
+      return Status(Code::kInvalidArgument,
+                    Text("the route of rank ", program.rank, " places chunk ", c,
+                         " twice or it is none of the ", program.chunks, " chunks"));
+    }
+    (*marked)[c] = true;
+  }
+  return Status();
+}
+
 }  // namespace
+
+// What is finalised is read in x, what is kept is written in y, and nothing else has a place: so no
+// move reads or writes where there is nothing.
+Status Program::Place(const std::vector<int>& in_x, const std::vector<int>& in_y) {
+  std::vector<bool> has_x, has_y, read(chunks), kept(chunks);
+  Status status = Marked(*this, in_x, &has_x);
+  if (status.ok()) status = Marked(*this, in_y, &has_y);
+  if (!status.ok()) return status;
+  for (const Move& move : moves) {
+    std::vector<bool>* of = move.kind == Kind::kFinalise ? &read
+                            : move.kind == Kind::kKeep   ? &kept
+                                                         : nullptr;
+    if (of != nullptr) std::fill(of->begin() + move.first, of->begin() + move.last, true);
+  }
+  for (int c = 0; c < chunks; ++c) {
+    const bool filled = kept[c] ? has_y[c] : !has_y[c] || read[c];
+    if (read[c] != has_x[c] || !filled) {
+      return Status(Code::kInvalidArgument,
+                    Text("the route of rank ", rank, ": chunk ", c, " is ",
+                         read[c] ? "finalised" : "not finalised", " and ",
+                         kept[c] ? "kept" : "not kept", ", and it lies ", has_x[c] ? "" : "not ",
+                         "in x and ", has_y[c] ? "" : "not ", "in y"));
+    }
+  }
+  brings = in_x;
+  gets = in_y;
+  return Status();
+}
 
 Status Program::Parse(const std::vector<int>& flat, Goal goal, int rank, int ranks, int chunks,
                       Program* program) {

@@ -22,10 +22,11 @@ struct Move {
 };
 
 // What a program is for decides what each rank brings and what it leaves with.
+// In a route each chunk goes from one rank to one other, or stays, and a rank has no part in most.
 // In a mixture each rank sends what it brings, and nothing else, to some others, and leaves with
 // its own and what came: `x` is read by peers while `y` is written, so they are not the same
 // memory.
-enum class Goal { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kMixture };
+enum class Goal { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kMixture, kRoute };
 
 struct Program {
   int rank = 0;
@@ -37,6 +38,9 @@ struct Program {
   std::vector<std::vector<int>> unlocks;  // which later moves wait for this one
   std::vector<int> peers;                 // all ranks that this rank talks to
 
+  // Of a route: the chunks in x and those in y, each in the order in which they lie there.
+  std::vector<int> brings, gets;
+
   // More than any schedule needs; what is kept for each chunk stays small.
   static constexpr int kMostChunks = 1 << 20;
 
@@ -46,6 +50,9 @@ struct Program {
   // Python (tfscale/collectives/verify.py).
   static Status Parse(const std::vector<int>& flat, Goal goal, int rank, int ranks, int chunks,
                       Program* program);
+
+  // Says where the chunks of a route lie. Refuses places that do not fit the moves.
+  Status Place(const std::vector<int>& in_x, const std::vector<int>& in_y);
 };
 
 }  // namespace tfscale

@@ -75,6 +75,10 @@ void Reduction::Add(PartMemory* part, int s) const {
 void Reduction::Finalise(PartMemory* part, const Move& move) const {
   const Goal goal = request_.program->goal;
   for (int c = move.first; c < move.last; ++c) {
+    if (goal == Goal::kRoute) {
+      Route(part, c);
+      continue;
+    }
     if (request_.codec->lossless()) {
       FinishInY(*part, c);
     } else if (goal == Goal::kMixture) {
@@ -86,6 +90,17 @@ void Reduction::Finalise(PartMemory* part, const Move& move) const {
     }
     part->NowInY(c);
     residuals_->NoteFinite(part->PieceOf(c));
+  }
+}
+
+// What stays on this rank is not rounded; what leaves it is encoded once, or read where it lies.
+void Reduction::Route(PartMemory* part, int c) const {
+  const int64_t count = part->PieceOf(c).count;
+  if (count == 0) return;
+  if (request_.layout.is_in_y(c)) {
+    std::memcpy(part->Y(c), part->Base(c), count * request_.codec->element_bytes());
+  } else if (!request_.codec->lossless()) {
+    EncodePiece(part, c, part->Final(c), /*final=*/true);
   }
 }
 
@@ -142,12 +157,13 @@ void Reduction::KeepMixture(PartMemory* part, int c) const {
 void Reduction::EncodePiece(PartMemory* part, int c, uint8_t* bytes, bool final) const {
   const wire::Codec& codec = *request_.codec;
   const int divisor = final ? Divisor() : 1;
+  const bool routes = request_.program->goal == Goal::kRoute;  // what leaves has no place in y
   const View scratch = pool_->Get(kTile * sizeof(float));
   for (const Span& tile : TilesOf(part->PieceOf(c))) {
     const float* sum = Sum(part, c, tile, reinterpret_cast<float*>(scratch.data), divisor);
     codec.Encode(sum, tile.count, bytes, RoundingAt(tile.first));
     residuals_->KeepLoss(bytes, sum, tile, static_cast<float>(divisor));
-    if (final) codec.Decode(bytes, tile.count, Result(tile));
+    if (final && !routes) codec.Decode(bytes, tile.count, Result(tile));
     bytes += codec.Bytes(tile.count);
   }
   part->addends(c).clear();

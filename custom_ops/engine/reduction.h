@@ -31,6 +31,7 @@ class Reduction {
 
  private:
   void FinishInY(const PartMemory& part, int chunk) const;
+  void Route(PartMemory* part, int chunk) const;
   void KeepExact(PartMemory* part, int chunk) const;
   void KeepMixture(PartMemory* part, int chunk) const;
   void EncodePiece(PartMemory* part, int chunk, uint8_t* bytes, bool final) const;

@@ -15,7 +15,8 @@
 namespace tfscale {
 
 // `x` holds this rank's contribution and `y` receives the result; both have
-// layout.count() numbers and may be the same memory.
+// layout.count() numbers and may be the same memory. In a route the layout says where the numbers
+// lie in each, and they are not the same memory.
 struct Request {
   BucketId bucket;
   std::string name;       // the bucket's, and which iteration of a loop; the same on all ranks
@@ -27,6 +28,7 @@ struct Request {
   wire::Element element = wire::Element::kFloat32;
   wire::Rounding rounding;
   bool mean = false;
+  bool ragged = false;  // a route whose sizes other ranks do not know
   const uint8_t* x = nullptr;
   uint8_t* y = nullptr;
   const float* residual = nullptr;  // what earlier encodings lost; both or neither

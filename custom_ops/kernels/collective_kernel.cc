@@ -1,4 +1,4 @@
-// What the five collectives do: they differ in what shape comes in and goes out;
+// What the six collectives do: they differ in what shape comes in and goes out;
 // the engine does the rest.
 #include <algorithm>
 #include <limits>
@@ -39,6 +39,7 @@ Goal GoalOf(const std::string& op) {
   if (op == "TfscaleAllGather") return Goal::kAllGather;
   if (op == "TfscaleBroadcast") return Goal::kBroadcast;
   if (op == "TfscaleMix") return Goal::kMixture;
+  if (op == "TfscaleRoute") return Goal::kRoute;
   return Goal::kAllReduce;
 }
 
@@ -88,6 +89,8 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
   struct Job {
     std::shared_ptr<Communicator> communicator;
     Tensor x, y, scratch;  // scratch: in the type of the sum, when neither x nor y can hold it
+    Tensor brought;        // of a route: x as its wire encodes it, where x is of another type
+    std::vector<int64_t> sizes_x, sizes_y;  // of a route: the numbers of each chunk
     Tensor residual, new_residual;
     std::shared_ptr<Flight> flight;  // keeps the result, if the op does not wait for it
     int64_t seed = 0;
@@ -217,7 +220,7 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
 
   // Finds buffers for the sum: the input's and output's own where they fit, a
   // scratch buffer where the type or the length differs.
-  absl::Status Prepare(OpKernelContext* ctx, Job* job) const {
+  virtual absl::Status Prepare(OpKernelContext* ctx, Job* job) const {
     TF_RETURN_IF_ERROR(AllocateOutput(ctx, job));
     TF_RETURN_IF_ERROR(AllocateResidual(ctx, job));
     job->from = Bytes(job->x);
@@ -285,7 +288,7 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
   static int64_t Count(const Tensor& tensor) { return tensor.NumElements(); }
   int64_t SumBytes() const { return codec_->element_bytes(); }
 
-  Layout MakeLayout(const Job& job) const {
+  virtual Layout MakeLayout(const Job& job) const {
     const int64_t count = Count(job.x), ranks = program_->ranks, chunks = program_->chunks;
     switch (goal_) {
       case Goal::kReduceScatter:
@@ -299,19 +302,21 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
 
   int64_t Unit() const { return codec_->lossless() ? 16 : wire::kBlock; }
 
-  // How many numbers travel in a message of a chunk of `count` numbers.
-  int64_t PieceSize(int64_t count) const {
+  // How many numbers travel in a message of a chunk of `count` numbers, of which a part has
+  // `chunks`.
+  int64_t PieceSize(int64_t count) const { return PieceSize(count, program_->chunks); }
+  int64_t PieceSize(int64_t count, int chunks) const {
     int64_t bytes = piece_bytes_;
     if (bytes <= 0) {
       const int64_t least = codec_->lossless() ? kMinPiece : kMinLossyPiece;
       bytes = std::clamp(codec_->Bytes(count) / kOverlap, least, kMaxPiece);
-      bytes = std::min(bytes, kMaxPart / program_->chunks);
+      bytes = std::min(bytes, kMaxPart / chunks);
     }
     bytes = std::min(bytes, std::max<int64_t>(1, codec_->Bytes(count)));
     return std::max(Unit(), bytes * wire::kBlock / codec_->Bytes(wire::kBlock));
   }
 
-  std::string Signature(const Job& job, const Layout& layout) const {
+  virtual std::string Signature(const Job& job, const Layout& layout) const {
     std::string doing = goal_ == Goal::kAllReduce       ? "all_reduce "
                         : goal_ == Goal::kReduceScatter ? "reduce_scatter "
                         : goal_ == Goal::kAllGather     ? "all_gather"
@@ -319,12 +324,17 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
                                                         : "broadcast";
     if (goal_ == Goal::kAllReduce || goal_ == Goal::kReduceScatter) doing += reduction_;
     return Text(doing, " of ", tensorflow::DataTypeString(type_), job.x.shape().DebugString(),
-                " over wire ", std::string(codec_->name()), stochastic_ ? " (stochastic)" : "",
+                Sent(layout));
+  }
+
+  // The end of a signature: how it is sent.
+  std::string Sent(const Layout& layout) const {
+    return Text(" over wire ", std::string(codec_->name()), stochastic_ ? " (stochastic)" : "",
                 has_residual_ ? " with a residual" : "", " by ", schedule_, " in pieces of ",
                 layout.piece_size());
   }
 
-  Request MakeRequest(OpKernelContext* ctx, const JobPtr& job, Open open) const {
+  virtual Request MakeRequest(OpKernelContext* ctx, const JobPtr& job, Open open) const {
     Request request;
     request.bucket = bucket_;
     request.name = Text(bucket_.Name(), IterationName(ctx));
@@ -411,7 +421,7 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
   }
 
   // Brings the result from the scratch buffer to the output.
-  void Deliver(Job* job) const {
+  virtual void Deliver(Job* job) const {
     if (job->to == Bytes(job->y)) return;
     const uint8_t* from = job->to;
     if (goal_ == Goal::kReduceScatter) from += program_->rank * Count(job->y) * SumBytes();
@@ -430,6 +440,144 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
   Goal goal_;
   std::shared_ptr<const Program> program_;
   const wire::Codec* codec_ = nullptr;
+};
+
+// Brings chunks of x to other ranks, and puts chunks of theirs into y. Nothing is summed, so
+// numbers that are not rounded are nothing but bytes.
+class RouteOp : public CollectiveOp {
+ public:
+  explicit RouteOp(OpKernelConstruction* ctx) : CollectiveOp(ctx) {
+    if (!ctx->status().ok()) return;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("ragged", &ragged_));
+    std::vector<int> brings, gets;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("brings", &brings));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("gets", &gets));
+    auto placed = std::make_shared<Program>(*program_);
+    OP_REQUIRES_OK(ctx, ToAbsl(placed->Place(brings, gets)));
+    program_ = placed;
+    if (codec_->lossless()) {
+      codec_ = wire::Find(wire::Format::kFp32, wire::Element::kByte);
+      summed_as_ = type_;
+    }
+    OP_REQUIRES(ctx, codec_->lossless() || tensorflow::DataTypeIsFloating(type_),
+                absl::InvalidArgumentError(Text("wire '", std::string(codec_->name()),
+                                                "' carries floats only, got ",
+                                                tensorflow::DataTypeString(type_))));
+  }
+
+ private:
+  absl::Status Prepare(OpKernelContext* ctx, Job* job) const override {
+    job->x = ctx->input(1);
+    TensorShape shape = job->x.shape();
+    if (shape.dims() < 1) {
+      return absl::InvalidArgumentError(
+          Text("bucket '", bucket_.Name(), "': expected a tensor with rows, got a scalar"));
+    }
+    int64_t row = codec_->lossless() ? tensorflow::DataTypeSize(type_) : 1;
+    for (int i = 1; i < shape.dims(); ++i) row *= shape.dim_size(i);
+    int64_t rows = 0;
+    TF_RETURN_IF_ERROR(ReadSizes(ctx, 3, "brought", program_->brings, row, &job->sizes_x, &rows));
+    if (rows != shape.dim_size(0)) {
+      return absl::InvalidArgumentError(Text("bucket '", bucket_.Name(), "': x has ",
+                                             shape.dim_size(0), " rows, but the sizes add up to ",
+                                             rows));
+    }
+    TF_RETURN_IF_ERROR(ReadSizes(ctx, 4, "got", program_->gets, row, &job->sizes_y, &rows));
+    TF_RETURN_IF_ERROR(CheckWhatStays(*job));
+    TF_RETURN_IF_ERROR(shape.SetDimWithStatus(0, rows));
+    if (program_->ranks == 1) {
+      ctx->set_output(0, job->x);
+      return absl::OkStatus();
+    }
+    Tensor* output;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(0, shape, &output));
+    Fresh(ctx, *output);
+    job->y = *output;
+    job->from = Bytes(job->x);
+    job->to = Bytes(job->y);
+    return summed_as_ == type_ ? absl::OkStatus() : Widen(ctx, job);
+  }
+
+  // The sizes of these chunks in numbers (or bytes), and how many rows they have together.
+  absl::Status ReadSizes(OpKernelContext* ctx, int index, const char* name,
+                         const std::vector<int>& chunks, int64_t row, std::vector<int64_t>* sizes,
+                         int64_t* rows) const {
+    const Tensor& given = ctx->input(index);
+    if (!tensorflow::TensorShapeUtils::IsVector(given.shape()) ||
+        given.NumElements() != static_cast<int64_t>(chunks.size())) {
+      return absl::InvalidArgumentError(Text("bucket '", bucket_.Name(), "': ", name, " must be ",
+                                             chunks.size(), " numbers of rows, got a tensor of ",
+                                             "shape ", given.shape().DebugString()));
+    }
+    const int64_t most = std::numeric_limits<int64_t>::max() / std::max<int64_t>(1, row);
+    *rows = 0;
+    for (size_t i = 0; i < chunks.size(); ++i) {
+      const int64_t size = given.flat<int64_t>()(i);
+      if (size < 0 || size > most - *rows) {
+        return absl::InvalidArgumentError(
+            Text("bucket '", bucket_.Name(), "': ", size, " is no number of rows of ", name,
+                 "; expected whole numbers from 0 whose sum a tensor can hold"));
+      }
+      *rows += size;
+      sizes->push_back(size * row);
+    }
+    return absl::OkStatus();
+  }
+
+  // A chunk that this rank has for itself is as large in y as in x.
+  absl::Status CheckWhatStays(const Job& job) const {
+    for (size_t i = 0; i < program_->brings.size(); ++i) {
+      for (size_t k = 0; k < program_->gets.size(); ++k) {
+        if (program_->brings[i] == program_->gets[k] && job.sizes_x[i] != job.sizes_y[k]) {
+          return absl::InvalidArgumentError(
+              Text("bucket '", bucket_.Name(), "': rank ", program_->rank,
+                   " brings itself another number of rows than it gets of itself"));
+        }
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  // The wire rounds float32.
+  absl::Status Widen(OpKernelContext* ctx, Job* job) const {
+    TF_RETURN_IF_ERROR(NewTemporary(ctx, summed_as_, job->x.shape(), &job->brought));
+    TF_RETURN_IF_ERROR(NewTemporary(ctx, summed_as_, job->y.shape(), &job->scratch));
+    job->from = Bytes(job->brought);
+    job->to = Bytes(job->scratch);
+    Bring(job->x, summed_as_, job->from);
+    return absl::OkStatus();
+  }
+
+  Layout MakeLayout(const Job& job) const override {
+    const int chunks = std::max(1, program_->chunks / program_->ranks);
+    int64_t largest = kOverlap * kMaxPiece;  // of all ranks, as far as any of them knows
+    if (!ragged_) {
+      largest = 0;
+      for (const int64_t size : job.sizes_x) largest = std::max(largest, size);
+      for (const int64_t size : job.sizes_y) largest = std::max(largest, size);
+    }
+    return Layout::Routed(program_->chunks, program_->brings, job.sizes_x, program_->gets,
+                          job.sizes_y, PieceSize(largest, chunks), Unit());
+  }
+
+  std::string Signature(const Job& job, const Layout& layout) const override {
+    const Tensor& whole = program_->brings.empty() ? job.y : job.x;
+    std::string shape = whole.shape().DebugString();
+    if (ragged_) shape.replace(1, shape.find_first_of(",]") - 1, "?");
+    return Text("route of ", tensorflow::DataTypeString(type_), shape, Sent(layout));
+  }
+
+  Request MakeRequest(OpKernelContext* ctx, const JobPtr& job, Open open) const override {
+    Request request = CollectiveOp::MakeRequest(ctx, job, std::move(open));
+    request.ragged = ragged_;
+    return request;
+  }
+
+  void Deliver(Job* job) const override {
+    if (job->to != Bytes(job->y)) Narrow(job->to, &job->y);
+  }
+
+  bool ragged_ = false;
 };
 
 // Begins an all-reduce, of which a flight holds all that must outlive the op.
@@ -474,21 +622,22 @@ class BeginOp : public CollectiveOp {
 
 // On a GPU the numbers are brought to the host first: that is where the
 // network is.
-#define TFSCALE_KERNEL(NAME, MORE)                                                  \
-  REGISTER_KERNEL_BUILDER(Name(NAME).Device(tensorflow::DEVICE_CPU), CollectiveOp); \
-  REGISTER_KERNEL_BUILDER(Name(NAME)                                                \
-                              .Device(tensorflow::DEVICE_GPU)                       \
-                              .HostMemory("communicator")                           \
-                              .HostMemory("x")                                      \
-                              .HostMemory("seed")                                   \
-                              .HostMemory("y") MORE,                                \
-                          CollectiveOp)
+#define TFSCALE_KERNEL(NAME, OP, MORE)                                    \
+  REGISTER_KERNEL_BUILDER(Name(NAME).Device(tensorflow::DEVICE_CPU), OP); \
+  REGISTER_KERNEL_BUILDER(Name(NAME)                                      \
+                              .Device(tensorflow::DEVICE_GPU)             \
+                              .HostMemory("communicator")                 \
+                              .HostMemory("x")                            \
+                              .HostMemory("seed")                         \
+                              .HostMemory("y") MORE,                      \
+                          OP)
 #define TFSCALE_RESIDUALS .HostMemory("residual").HostMemory("new_residual")
-TFSCALE_KERNEL("TfscaleAllGather", );
-TFSCALE_KERNEL("TfscaleBroadcast", );
-TFSCALE_KERNEL("TfscaleMix", );
-TFSCALE_KERNEL("TfscaleAllReduce", TFSCALE_RESIDUALS);
-TFSCALE_KERNEL("TfscaleReduceScatter", TFSCALE_RESIDUALS);
+TFSCALE_KERNEL("TfscaleAllGather", CollectiveOp, );
+TFSCALE_KERNEL("TfscaleBroadcast", CollectiveOp, );
+TFSCALE_KERNEL("TfscaleMix", CollectiveOp, );
+TFSCALE_KERNEL("TfscaleRoute", RouteOp, .HostMemory("brought").HostMemory("got"));
+TFSCALE_KERNEL("TfscaleAllReduce", CollectiveOp, TFSCALE_RESIDUALS);
+TFSCALE_KERNEL("TfscaleReduceScatter", CollectiveOp, TFSCALE_RESIDUALS);
 #undef TFSCALE_RESIDUALS
 #undef TFSCALE_KERNEL
 REGISTER_KERNEL_BUILDER(Name("TfscaleBegin").Device(tensorflow::DEVICE_CPU), BeginOp);

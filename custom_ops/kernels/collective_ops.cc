@@ -1,4 +1,6 @@
-// The five collectives as TensorFlow ops: their inputs, attributes and shapes.
+// The six collectives as TensorFlow ops: their inputs, attributes and shapes.
+#include <limits>
+
 #include "custom_ops/kernels/inputs.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -39,6 +41,25 @@ absl::Status ResizedShape(InferenceContext* c, bool grows) {
   TF_RETURN_IF_ERROR(c->ReplaceDim(x, 0, first, &y));
   c->set_output(0, y);
   for (int i = 3; i < c->num_inputs(); ++i) c->set_output(i - 2, x);
+  return absl::OkStatus();
+}
+
+// As many rows as this rank gets, where that is known.
+absl::Status RoutedShape(InferenceContext* c) {
+  TF_RETURN_IF_ERROR(CheckOneValues(c));
+  ShapeHandle x, y;
+  TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(1), 1, &x));
+  for (int i = 3; i < 5; ++i) TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 1, &y));
+  int64_t rows = 0;
+  const tensorflow::Tensor* got = c->input_tensor(4);
+  for (int64_t i = 0; got != nullptr && rows >= 0 && i < got->NumElements(); ++i) {
+    const int64_t size = got->flat<int64_t>()(i);
+    const bool possible = 0 <= size && size <= std::numeric_limits<int64_t>::max() - rows;
+    rows = possible ? rows + size : -1;  // the kernel refuses it
+  }
+  const bool known = got != nullptr && rows >= 0;
+  TF_RETURN_IF_ERROR(c->ReplaceDim(x, 0, known ? c->MakeDim(rows) : c->UnknownDim(), &y));
+  c->set_output(0, y);
   return absl::OkStatus();
 }
 
@@ -87,6 +108,22 @@ TFSCALE_COLLECTIVE("TfscaleAllGather").SetShapeFn([](InferenceContext* c) {
 TFSCALE_COLLECTIVE("TfscaleBroadcast").SetShapeFn(SameShape);
 
 TFSCALE_COLLECTIVE("TfscaleMix").SetShapeFn(SameShape);
+
+// Sends chunks of x to other ranks and gets chunks of theirs; nothing is summed.
+// brings, gets: the chunks that lie in x and in y, in the order in which they lie there.
+// brought, got: how many rows each of them has.
+// ragged: whether other ranks know nothing of these sizes.
+TFSCALE_SENDING("TfscaleRoute")
+    .Input("brought: int64")
+    .Input("got: int64")
+    .Output("y: T")
+    .Attr(
+        "T: {float, half, bfloat16, double, int32, int64, int8, uint8, int16, uint16, uint32, "
+        "uint64, bool}")
+    .Attr("brings: list(int)")
+    .Attr("gets: list(int)")
+    .Attr("ragged: bool = false")
+    .SetShapeFn(RoutedShape);
 
 // Like TfscaleAllReduce, but returns at once: TfscaleTake gives the sum.
 TFSCALE_SENDING("TfscaleBegin")

@@ -74,6 +74,7 @@ const Codec* FindExact(Element element) {
   static const ExactCodec<double> float64;
   static const ExactCodec<int32_t> int32;
   static const ExactCodec<int64_t> int64;
+  static const ExactCodec<uint8_t> byte;
   switch (element) {
     case Element::kFloat32:
       return &float32;
@@ -83,6 +84,8 @@ const Codec* FindExact(Element element) {
       return &int32;
     case Element::kInt64:
       return &int64;
+    case Element::kByte:
+      return &byte;
   }
   return nullptr;
 }

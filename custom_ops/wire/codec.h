@@ -14,8 +14,8 @@ namespace tfscale {
 namespace wire {
 
 // Type of the summed numbers. Half-precision inputs are widened to kFloat32 before
-// they reach a codec.
-enum class Element : uint8_t { kFloat32, kFloat64, kInt32, kInt64 };
+// they reach a codec. kByte: part of a number that is sent, and not summed.
+enum class Element : uint8_t { kFloat32, kFloat64, kInt32, kInt64, kByte };
 
 // Rounding of numbers between two codes: to the nearest code, or at random with the
 // number itself as expectation. A random draw depends only on `seed` and on the number's

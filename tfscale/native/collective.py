@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections as containers
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -84,7 +84,7 @@ def all_reduce(
         >>> print(y.numpy())
         [3.]
     """
-    x = _checked(x, communicator)
+    x = checked_tensor(x, communicator)
     made = resolved(checked_algorithm(schedule, "schedule"), communicator.ranks)
     common = common_arguments(
         communicator, made, "all_reduce", wire, stochastic, seed, piece_bytes, name, residual
@@ -122,7 +122,7 @@ def reduce_scatter(
         >>> print(first.numpy(), second.numpy())
         [11.] [22.]
     """
-    x = _checked(x, communicator, has_rows=True)
+    x = checked_tensor(x, communicator, has_rows=True)
     half = _half(checked_algorithm(schedule, "schedule"), communicator.ranks, "reduce_scatter")
     common = common_arguments(
         communicator, half, "reduce_scatter", wire, stochastic, seed, piece_bytes, name, residual
@@ -154,9 +154,9 @@ def all_gather(
         >>> print(first.numpy(), second.numpy())
         [1. 2.] [1. 2.]
     """
-    x = _checked(x, communicator, has_rows=True)
+    x = checked_tensor(x, communicator, has_rows=True)
     half = _half(checked_algorithm(schedule, "schedule"), communicator.ranks, "all_gather")
-    return _run(
+    return run_op(
         "all_gather",
         x=x,
         **common_arguments(
@@ -191,9 +191,9 @@ def broadcast(
         >>> print(first.numpy(), second.numpy())
         [2.] [2.]
     """
-    x = _checked(x, communicator)
+    x = checked_tensor(x, communicator)
     made = _broadcast(communicator.ranks, arguments.whole(root, "root", 0))
-    return _run(
+    return run_op(
         "broadcast",
         x=x,
         **common_arguments(
@@ -240,7 +240,7 @@ def mix(
         >>> print(first.numpy(), second.numpy())
         [0.5] [10.5]
     """
-    x = _checked(x, communicator)
+    x = checked_tensor(x, communicator)
     if not x.dtype.is_floating:
         advice = f"Shares of {x.dtype.name} are not whole: cast it first"
         raise arguments.wrong(x, "x", "a tensor of floats", advice)
@@ -250,17 +250,18 @@ def mix(
     # Do not multiply by 1 / 3: its rounding error would be the same each time, a bias.
     own = wide / tf.constant(part.denominator, wide.dtype)
     common = common_arguments(communicator, made, "mix", wire, stochastic, seed, piece_bytes, name)
-    return tf.cast(_run("mix", x=own, **common), x.dtype)
+    return tf.cast(run_op("mix", x=own, **common), x.dtype)
 
 
 def _reduce(op: str, x: Any, reduction: str, residual: Any, common: dict[str, Any]) -> Any:
     arguments.choice(reduction, "reduction", ("sum", "mean"))
     given = checked_residual(residual, x)
-    y, kept = _run(op, x=x, residual=given, reduction=reduction, **common)
+    y, kept = run_op(op, x=x, residual=given, reduction=reduction, **common)
     return y if residual is None else (y, kept[0])
 
 
-def _run(op: str, **arguments: Any) -> Any:
+def run_op(op: str, **arguments: Any) -> Any:
+    """Run a collective; in a graph nothing needs to use its result."""
     outputs = getattr(library.load(), f"tfscale_{op}")(**arguments)
     if not tf.executing_eagerly():
         # TensorFlow believes that the op only reads its resource (see library.py), and drops reads
@@ -269,11 +270,17 @@ def _run(op: str, **arguments: Any) -> Any:
     return outputs
 
 
-def _checked(x: Any, communicator: Communicator, has_rows: bool = False) -> tf.Tensor:
+def checked_tensor(
+    x: Any,
+    communicator: Communicator,
+    has_rows: bool = False,
+    dtypes: Sequence[tf.DType] = DTYPES,
+) -> tf.Tensor:
+    """Return ``x`` as a tensor of one of these types, or raise ``ValueError``."""
     checked_communicator(communicator)
     found = as_tensor(x, "x")
-    if found.dtype not in DTYPES:
-        known = ", ".join(dtype.name for dtype in DTYPES)
+    if found.dtype not in dtypes:
+        known = ", ".join(dtype.name for dtype in dtypes)
         raise arguments.wrong(x, "x", f"a tensor of {known}", f"Cast {found.dtype.name} first")
     if has_rows and found.shape.rank == 0:
         raise arguments.wrong(x, "x", "a tensor of at least one dimension")
@@ -418,7 +425,7 @@ def _gradient_bucket(op: tf.Operation) -> BucketId:
     return gradient._replace(number=taken[key])
 
 
-def _like(op: tf.Operation) -> dict[str, Any]:
+def shared_with_gradient(op: tf.Operation) -> dict[str, Any]:
     """Return the arguments that a gradient shares with its op."""
     return {
         "communicator": op.inputs[0],
@@ -430,7 +437,8 @@ def _like(op: tf.Operation) -> dict[str, Any]:
     }
 
 
-def _same_schedule(op: tf.Operation) -> dict[str, Any]:
+def same_schedule(op: tf.Operation) -> dict[str, Any]:
+    """Return the arguments that say which schedule an op runs."""
     names = ("schedule", "ranks", "rank", "chunks", "program")
     attributes = {name: op.get_attr(name) for name in names}
     attributes["schedule"] = attributes["schedule"].decode()
@@ -448,14 +456,14 @@ def _inputs_without_gradient(op: tf.Operation) -> list[None]:
 
 @tf.RegisterGradient("TfscaleAllReduce")
 def _all_reduce_gradient(op: tf.Operation, dy: tf.Tensor, *_: tf.Tensor) -> list[Any]:
-    common = {**_like(op), **_same_schedule(op)}
+    common = {**shared_with_gradient(op), **same_schedule(op)}
     dx = _reduce("all_reduce", dy, op.get_attr("reduction").decode(), None, common)
     return [None, dx, *_inputs_without_gradient(op)]
 
 
 @tf.RegisterGradient("TfscaleReduceScatter")
 def _reduce_scatter_gradient(op: tf.Operation, dy: tf.Tensor, *_: tf.Tensor) -> list[Any]:
-    dx = _run("all_gather", x=dy, **_like(op), **_other_half(op, "all_gather"))
+    dx = run_op("all_gather", x=dy, **shared_with_gradient(op), **_other_half(op, "all_gather"))
     if op.get_attr("reduction") == b"mean":
         dx /= tf.cast(op.get_attr("ranks"), dx.dtype)
     return [None, dx, *_inputs_without_gradient(op)]
@@ -463,7 +471,7 @@ def _reduce_scatter_gradient(op: tf.Operation, dy: tf.Tensor, *_: tf.Tensor) -> 
 
 @tf.RegisterGradient("TfscaleAllGather")
 def _all_gather_gradient(op: tf.Operation, dy: tf.Tensor) -> list[Any]:
-    common = {**_like(op), **_other_half(op, "reduce_scatter")}
+    common = {**shared_with_gradient(op), **_other_half(op, "reduce_scatter")}
     dx = _reduce("reduce_scatter", dy, "sum", None, common)
     return [None, dx, *_inputs_without_gradient(op)]
 
@@ -471,7 +479,7 @@ def _all_gather_gradient(op: tf.Operation, dy: tf.Tensor) -> list[Any]:
 @tf.RegisterGradient("TfscaleBroadcast")
 def _broadcast_gradient(op: tf.Operation, dy: tf.Tensor) -> list[Any]:
     ranks, rank = op.get_attr("ranks"), op.get_attr("rank")
-    common = {**_like(op), **_schedule_attributes(resolved("ring", ranks), rank)}
+    common = {**shared_with_gradient(op), **_schedule_attributes(resolved("ring", ranks), rank)}
     dx = _reduce("all_reduce", dy, "sum", None, common)
     is_root = Kind.FINALISE in op.get_attr("program")[::4]
     return [None, dx if is_root else tf.zeros_like(dx), *_inputs_without_gradient(op)]
@@ -480,7 +488,7 @@ def _broadcast_gradient(op: tf.Operation, dy: tf.Tensor) -> list[Any]:
 @tf.RegisterGradient("TfscaleMix")
 def _mix_gradient(op: tf.Operation, dy: tf.Tensor) -> list[Any]:
     back = _backwards(_wholes[op.get_attr("schedule").decode()])
-    dx = _run("mix", x=dy, **_like(op), **_schedule_attributes(back, op.get_attr("rank")))
+    dx = run_op("mix", x=dy, **shared_with_gradient(op), **_schedule_attributes(back, op.get_attr("rank")))
     return [None, dx, *_inputs_without_gradient(op)]
 
 

@@ -84,5 +84,5 @@ def _let_overlap() -> None:
     """
     from tfscale.bridge.runtime import let_overlap
 
-    kinds = ("AllReduce", "ReduceScatter", "AllGather", "Broadcast", "Mix")
+    kinds = ("AllReduce", "ReduceScatter", "AllGather", "Broadcast", "Mix", "Route")
     let_overlap(f"Tfscale{kind}" for kind in kinds)
