@@ -142,11 +142,86 @@ std::shared_ptr<Collective> Communicator::Start(Request request, Done done) {
     return nullptr;
   }
   if (!told.ok()) {
-    GiveUp(collective->generation(), told);
+    LeaveWithFamily(collective->generation(), std::make_shared<Parting>(told));
     return nullptr;
   }
   collective->Start();
   return collective;
+}
+
+void Communicator::StartDetached(Request request, Done started) {
+  const std::string name = request.name;
+  request.detached = true;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto& queue = detached_[name];
+    queue.push_back({std::move(request), std::move(started)});
+    if (queue.size() > 1) return;
+  }
+  StartFirst(name);
+}
+
+// The first keeps its place in the queue until it is over.
+void Communicator::StartFirst(const std::string& name) {
+  Queued first;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    first = std::move(detached_[name].front());
+  }
+  const auto said = std::make_shared<std::atomic<bool>>(false);
+  const Done say = [said, started = std::move(first.started)](Status status) {
+    if (!said->exchange(true)) started(std::move(status));
+  };
+  const auto self = shared_from_this();
+  const auto running = Start(std::move(first.request), [self, name, say](Status status) {
+    say(status);
+    self->DetachedEnded(name, status);
+  });
+  if (running != nullptr) say(Status());
+}
+
+// Those that wait for one that failed belong to steps that others will not make.
+void Communicator::DetachedEnded(const std::string& name, const Status& status) {
+  std::deque<Queued> failed;
+  bool next;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto& queue = detached_[name];
+    queue.pop_front();
+    if (!status.ok()) failed.swap(queue);
+    next = !queue.empty();
+    if (!next) detached_.erase(name);
+  }
+  for (const Queued& one : failed) one.started(status.KnownToAll());
+  if (next) StartFirst(name);
+}
+
+void Communicator::GiveUpDetached(const std::string& name, const Status& why) {
+  std::shared_ptr<Collective> running;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = running_.find(name);
+    if (found != running_.end()) running = found->second;
+  }
+  if (running != nullptr) running->Fail(why);
+}
+
+// Whether anybody would learn now that what runs has failed. The caller holds the mutex.
+bool Communicator::IsWaitedFor() const {
+  const bool waits =
+      std::any_of(running_.begin(), running_.end(),
+                  [](const auto& entry) { return !entry.second->request().detached; });
+  return waits || std::any_of(detached_.begin(), detached_.end(),
+                              [](const auto& entry) { return entry.second.size() > 1; });
+}
+
+bool Communicator::SiblingsAreWaitedFor() const {
+  for (const auto& sibling : Families::Get().Of(family_)) {
+    if (sibling.get() == this) continue;
+    std::lock_guard<std::mutex> lock(sibling->mutex_);
+    if (sibling->IsWaitedFor()) return true;
+  }
+  return false;
 }
 
 void Communicator::Finished(const Collective& collective) {
@@ -156,6 +231,14 @@ void Communicator::Finished(const Collective& collective) {
 }
 
 void Communicator::GiveUp(uint32_t generation, const Status& why) {
+  const bool siblings = SiblingsAreWaitedFor();
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!siblings && !IsWaitedFor()) {
+      if (generation == generation_ && told_.ok()) told_ = why;
+      return;
+    }
+  }
   LeaveWithFamily(generation, std::make_shared<Parting>(why));
 }
 
@@ -369,7 +452,7 @@ void Communicator::Heard(uint32_t generation, int from, const View& bytes, const
     std::lock_guard<std::mutex> lock(mutex_);
     farewells_[from] = why.message();
     if (generation != generation_) return;
-    if (running_.empty()) {
+    if (!IsWaitedFor()) {
       told_ = why;
       return;
     }

@@ -19,6 +19,8 @@
 // its process says farewell on demand.
 // A rank whose program ends announces its exit: the generation goes on, and only collectives that
 // stall and still need that rank give up.
+// Nobody waits for a detached collective. If it fails, or a farewell comes while nothing else runs,
+// this rank gives up what it starts next, too.
 // A rank that runs no collectives of ours may watch: it then listens without them, and
 // keeps what it has heard.
 //
@@ -78,6 +80,13 @@ class Communicator : public Watched, public std::enable_shared_from_this<Communi
   // failed once stays failed: what it starts afterwards is refused at once, so
   // that no rank waits for a half-finished step of another.
   std::shared_ptr<Collective> Start(Request request, Done done);
+
+  // Runs a collective that nobody waits for. Calls `started` once: when this one has begun, which is
+  // when the last one of its name is over, or with the reason why it has not.
+  void StartDetached(Request request, Done started);
+
+  // Ends, for all ranks, the detached collective of this name, for which others of its name wait.
+  void GiveUpDetached(const std::string& name, const Status& why);
 
   // Says, when nothing may be running, that this rank's step has failed: all
   // ranks give up what they wait in, or start next. Calls `told` once, when all
@@ -144,7 +153,17 @@ class Communicator : public Watched, public std::enable_shared_from_this<Communi
 
   Communicator(int rank, std::vector<std::string> peers, Patience patience);
 
+  // A detached collective that waits for the last one of its name.
+  struct Queued {
+    Request request;
+    Done started;
+  };
+
   Status Admit(const Request& request) const;
+  void StartFirst(const std::string& name);
+  void DetachedEnded(const std::string& name, const Status& status);
+  bool IsWaitedFor() const;
+  bool SiblingsAreWaitedFor() const;
   void LeaveWithFamily(uint32_t generation, const std::shared_ptr<Parting>& parting);
   bool LeaveGeneration(uint32_t generation, const std::shared_ptr<Parting>& parting,
                        std::set<int64_t>* failed_steps);
@@ -171,10 +190,11 @@ class Communicator : public Watched, public std::enable_shared_from_this<Communi
   uint32_t generation_ = 0;
   std::map<std::string, uint32_t> executions_;  // of this generation
   std::map<std::string, std::shared_ptr<Collective>> running_;
+  std::map<std::string, std::deque<Queued>> detached_;  // the first of each name runs
   std::set<int64_t> failed_steps_;
   Status last_failure_;
   bool watches_ = false;                           // for others that are gone
-  Status told_;                                    // heard while nothing ran
+  Status told_;                                    // heard while nobody waited
   std::map<int, std::string> exits_;               // how programs of ranks have ended
   std::map<int, std::string> farewells_;           // why ranks gave up last, in their words
   std::shared_ptr<Channel> listening_;             // for farewells of this generation

@@ -28,6 +28,7 @@ struct Request {
   wire::Element element = wire::Element::kFloat32;
   wire::Rounding rounding;
   bool mean = false;
+  bool detached = false;  // see Communicator::StartDetached
   bool ragged = false;  // a route whose sizes other ranks do not know
   const uint8_t* x = nullptr;
   uint8_t* y = nullptr;

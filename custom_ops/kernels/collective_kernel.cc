@@ -449,9 +449,12 @@ class RouteOp : public CollectiveOp {
   explicit RouteOp(OpKernelConstruction* ctx) : CollectiveOp(ctx) {
     if (!ctx->status().ok()) return;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("ragged", &ragged_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("detached", &detached_));
     std::vector<int> brings, gets;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("brings", &brings));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("gets", &gets));
+    OP_REQUIRES(ctx, !detached_ || gets.empty(),
+                absl::InvalidArgumentError("a route that gets something is waited for"));
     auto placed = std::make_shared<Program>(*program_);
     OP_REQUIRES_OK(ctx, ToAbsl(placed->Place(brings, gets)));
     program_ = placed;
@@ -573,11 +576,33 @@ class RouteOp : public CollectiveOp {
     return request;
   }
 
+  // A detached op ends as soon as the engine has the numbers: neither the op nor its kernel live
+  // until they are sent.
+  void Launch(OpKernelContext* ctx, const JobPtr& job, Open open, DoneCallback done) override {
+    if (!detached_) return CollectiveOp::Launch(ctx, job, std::move(open), std::move(done));
+    job->farewell = Farewell(*job);
+    Request request = MakeRequest(ctx, job, std::move(open));
+    tensorflow::CancellationManager* manager = ctx->cancellation_manager();
+    const tensorflow::CancellationToken token = manager->get_cancellation_token();
+    const auto give_up = [job, name = request.name, executor = ExecutorOf(ctx)] {
+      executor->RunClosure([job, name, executor] {
+        job->communicator->GiveUpDetached(name, job->farewell);
+      });
+    };
+    const bool registered = manager->RegisterCallback(token, give_up);
+    job->communicator->StartDetached(std::move(request), [=](const Status& status) {
+      manager->TryDeregisterCallback(token);
+      if (!status.ok()) ctx->SetStatus(ToAbsl(status));
+      done();
+    });
+    if (!registered) give_up();
+  }
+
   void Deliver(Job* job) const override {
     if (job->to != Bytes(job->y)) Narrow(job->to, &job->y);
   }
 
-  bool ragged_ = false;
+  bool ragged_ = false, detached_ = false;
 };
 
 // Begins an all-reduce, of which a flight holds all that must outlive the op.

@@ -113,6 +113,7 @@ TFSCALE_COLLECTIVE("TfscaleMix").SetShapeFn(SameShape);
 // brings, gets: the chunks that lie in x and in y, in the order in which they lie there.
 // brought, got: how many rows each of them has.
 // ragged: whether other ranks know nothing of these sizes.
+// detached: whether the op ends before others have taken what it sends.
 TFSCALE_SENDING("TfscaleRoute")
     .Input("brought: int64")
     .Input("got: int64")
@@ -123,6 +124,7 @@ TFSCALE_SENDING("TfscaleRoute")
     .Attr("brings: list(int)")
     .Attr("gets: list(int)")
     .Attr("ragged: bool = false")
+    .Attr("detached: bool = false")
     .SetShapeFn(RoutedShape);
 
 // Like TfscaleAllReduce, but returns at once: TfscaleTake gives the sum.

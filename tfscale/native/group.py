@@ -104,7 +104,7 @@ class Communicator:
         if tf.executing_eagerly():
             return bucket
         graph = tf.compat.v1.get_default_graph()
-        while _belongs_to_its_outer(graph):
+        while belongs_to_its_outer(graph):
             graph = graph.outer_graph
         counts = self._counts.setdefault(graph, collections.Counter())
         counts[bucket] += 1
@@ -449,7 +449,7 @@ def _checked_ranks(given: Any, name: str, ranks: int) -> tuple[int, ...]:
     return found
 
 
-def _belongs_to_its_outer(graph: Any) -> bool:
+def belongs_to_its_outer(graph: Any) -> bool:
     """Return whether a graph runs as a part of the graph around it, as branches and loops do."""
     is_traced = hasattr(getattr(graph, "outer_graph", None), "outer_graph")
     return is_traced and "scratch_graph" not in graph.name  # its name in Keras 2 and 3

@@ -20,7 +20,7 @@ from tfscale.native.collective import (
     same_schedule,
     shared_with_gradient,
 )
-from tfscale.native.group import Communicator
+from tfscale.native.group import Communicator, belongs_to_its_outer
 from tfscale.support import arguments
 
 # Numbers are sent as they are, so there are more types than those that can be summed.
@@ -194,8 +194,20 @@ def _send(x: tf.Tensor, common: dict[str, Any]) -> tf.Tensor:
     rows = x if x.shape.rank != 0 else x[None]
     nothing = tf.zeros([0], tf.int64)
     brought = tf.shape(rows, tf.int64)[:1]
-    run_op("route", x=tf.stop_gradient(rows), brought=brought, got=nothing, **common)
+    detached = _holds_up_others()
+    rows = tf.stop_gradient(rows)
+    run_op("route", x=rows, brought=brought, got=nothing, detached=detached, **common)
     return tf.identity(x)
+
+
+def _holds_up_others() -> bool:
+    """Return whether what comes after an op would wait for the op, though it needs no result.
+
+    In a function nothing does, and the function ends when all its ops have ended. Eager ops run one
+    after the other, an iteration of a loop begins when all ops of the last one have ended, and a
+    branch gives its result when all its ops have ended.
+    """
+    return tf.executing_eagerly() or belongs_to_its_outer(tf.compat.v1.get_default_graph())
 
 
 def _receive(x: tf.Tensor, common: dict[str, Any]) -> tf.Tensor:
