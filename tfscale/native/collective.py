@@ -488,7 +488,9 @@ def _broadcast_gradient(op: tf.Operation, dy: tf.Tensor) -> list[Any]:
 @tf.RegisterGradient("TfscaleMix")
 def _mix_gradient(op: tf.Operation, dy: tf.Tensor) -> list[Any]:
     back = _backwards(_wholes[op.get_attr("schedule").decode()])
-    dx = run_op("mix", x=dy, **shared_with_gradient(op), **_schedule_attributes(back, op.get_attr("rank")))
+    dx = run_op(
+        "mix", x=dy, **shared_with_gradient(op), **_schedule_attributes(back, op.get_attr("rank"))
+    )
     return [None, dx, *_inputs_without_gradient(op)]
 
 

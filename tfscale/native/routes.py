@@ -114,9 +114,7 @@ def transfer(
     def moved(x: tf.Tensor) -> Any:
         def back(dy: tf.Tensor) -> tf.Tensor:
             label = communicator.new_bucket(f"gradient of {bucket._replace(graph='')}")
-            came = transfer(
-                dy, communicator, source=target, target=source, name=label, **sending
-            )
+            came = transfer(dy, communicator, source=target, target=source, name=label, **sending)
             return dy + came if sends else tf.zeros_like(dy)
 
         return move(x), back
