@@ -71,7 +71,7 @@ def test_stages_train_as_one_device(build, optimizer, stages, settings):
 
 
 def test_statistics_and_random_numbers_are_those_of_microbatches():
-    """In float64, where rounding does not hide a difference."""
+    """Float64 shows a difference that rounding would hide."""
     before = keras.config.floatx()
     keras.config.set_floatx("float64")
     try:

@@ -35,7 +35,7 @@ _HALVES = (
 
 @dataclasses.dataclass(frozen=True)
 class Pipeline:
-    """How a model is cut into stages, and in which order stages take microbatches.
+    """Cut of a model into stages, and the order in which stages take microbatches.
 
     Args:
         cuts: names of layers of the model, one for each stage but the first. A stage begins with

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from tfscale.bridge.models import Graph, graph_of, weights_of
+from tfscale.bridge.objects import layers_of
 from tfscale.parallel.pipeline import Call, Pipeline, balanced_stages, crossing, named_stages
 from tfscale.plan.pipelines import PipelineOrder
 
@@ -77,7 +78,7 @@ class Stages:
         return [[symbols[key] for key in cut] for cut in crossing(needs, made, self.number)]
 
     def _refuse(self, model: Any) -> None:
-        for layer in model._flatten_layers(include_self=False):
+        for layer in layers_of(model):
             if getattr(layer, "stateful", False) and isinstance(layer, keras.layers.RNN):
                 raise ValueError(_STATEFUL.format(name=layer.name, model=model.name))
 

@@ -26,7 +26,7 @@ from tfscale.strategy.step import Step, during, this_step
 
 @dataclasses.dataclass
 class Passed:
-    """What a forward pass leaves for the backward pass.
+    """Record that a forward pass leaves for the backward pass.
 
     Attributes:
         tape: tape that has recorded the pass.

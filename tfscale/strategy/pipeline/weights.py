@@ -42,7 +42,7 @@ class StageState(OwnedCopy):
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
         step = this_step()
         assigned = None if step.is_reduced or not self.dtype.is_floating else step.assigned
-        if assigned is not None and not Statistic._is_agreed(self, value):
+        if assigned is not None and not Statistic.is_agreed(self, value):
             assigned.append(self)
         return super()._update_replica(update_fn, value, **kwargs)
 
