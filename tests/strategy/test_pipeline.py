@@ -70,15 +70,24 @@ def test_stages_train_as_one_device(build, optimizer, stages, settings):
     assert_near(found, expected)
 
 
+@contextlib.contextmanager
+def float64():
+    before = keras.config.floatx(), keras.config.dtype_policy()
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    try:
+        yield
+    finally:
+        keras.config.set_floatx(before[0])
+        keras.config.set_dtype_policy(before[1])
+
+
 def test_statistics_and_random_numbers_are_those_of_microbatches():
     """Float64 shows a difference that rounding would hide."""
-    before = keras.config.floatx()
-    keras.config.set_floatx("float64")
-    try:
+    with float64():
         _, expected = trained(None, normalized, OPTIMIZERS["sgd"], oracle=Microbatched)
         _, found = trained(pipelined(2), normalized, OPTIMIZERS["sgd"])
-    finally:
-        keras.config.set_floatx(before)
+    assert found["0 kernel"].dtype == "float64"
     assert_near(found, expected, 1e-12)
 
 

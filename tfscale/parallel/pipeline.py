@@ -64,8 +64,8 @@ F3 of stage 1, B3 of stage 1
             expected = "a list of names of layers, one for each stage but the first, or None"
             arguments.items(self.cuts, "cuts", expected, arguments.text)
         arguments.whole(self.microbatches, "microbatches", least=1)
-        known = isinstance(self.order, PipelineOrder) or callable(self.order)
-        if not known and self.order not in ORDERS:
+        named = isinstance(self.order, str) and self.order in ORDERS
+        if not (named or isinstance(self.order, PipelineOrder) or callable(self.order)):
             raise arguments.wrong(self.order, "order", _EXPECTED)
 
     def described(self) -> str:
