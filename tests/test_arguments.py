@@ -160,6 +160,7 @@ RIGHT = {
     "strategy.ScaleStrategy": {"devices": ["CPU:0"]},
     "strategy.auto_strategy": {"devices": ["CPU:0"]},
     "parallel.Grid": {},
+    "parallel.Pipeline": {},
     "adversarial.FGSM": {"epsilon": 0.1},
     "adversarial.PGD": {"epsilon": 0.1},
     "adversarial.examples": {"model": None, "x": X, "y": Y, "attack": ATTACK},

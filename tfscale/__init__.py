@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from tfscale.analysis import curvature, quantize, telemetry
     from tfscale.cluster.this_worker import is_first, rank
     from tfscale.parallel.grid import Grid
+    from tfscale.parallel.pipeline import Pipeline
     from tfscale.strategy import ScaleStrategy, auto_strategy
     from tfscale.training import adversarial, extreme, optimizers, schedules
 
 __all__ = [
     "Grid",
+    "Pipeline",
     "ScaleStrategy",
     "__version__",
     "adversarial",
@@ -59,6 +61,7 @@ _PACKAGES = {
 }
 _OBJECTS = {
     "Grid": "tfscale.parallel.grid",
+    "Pipeline": "tfscale.parallel.pipeline",
     "ScaleStrategy": "tfscale.strategy",
     "auto_strategy": "tfscale.strategy",
     "is_first": "tfscale.cluster.this_worker",

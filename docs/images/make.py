@@ -14,6 +14,7 @@ from PIL import Image
 from tfscale import collectives
 from tfscale.analysis.telemetry.stragglers import Stragglers, spans
 from tfscale.collectives import ALGORITHMS, Link
+from tfscale.plan import pipelines
 from tfscale.support import figures
 
 HERE = pathlib.Path(__file__).parent
@@ -94,6 +95,7 @@ def pictures() -> dict[str, Figure]:
         "crossover": crossover(),
         "rooms": house.draw_rooms(),
         "gradient": house.draw_gradient(),
+        "pipeline": pipelines.one_f_one_b(stages=4, microbatches=8).draw(),
         "recompute": recompute.draw_memory_over_time(),
         "waits": waits(),
     }

@@ -19,7 +19,7 @@ def test_each_rank_has_one_place(data, stages, tensor):
     places = [(grid.part_of_batch(r), grid.stage(r), grid.slice(r)) for r in range(grid.replicas)]
     assert len(set(places)) == len(places) == data * stages * tensor
     assert places == sorted(places), "ranks count up, the slice fastest"
-    assert sum(map(grid.is_first, range(grid.replicas))) == data
+    assert sum(map(grid.gives_outputs, range(grid.replicas))) == data
 
 
 @given(sizes, sizes, sizes, st.sets(st.sampled_from([DATA, STAGES, TENSOR])))

@@ -77,9 +77,9 @@ class Grid:
         """Return which part of each batch a rank has."""
         return rank // self.team
 
-    def is_first(self, rank: int) -> bool:
-        """Return whether a rank is the first of its model team."""
-        return rank % self.team == 0
+    def gives_outputs(self, rank: int) -> bool:
+        """Return whether a rank gives its team's outputs: the first slice of the last stage."""
+        return self.stage(rank) == self.stages - 1 and self.slice(rank) == 0
 
     def stage(self, rank: int) -> int:
         """Return which stage of the model a rank has."""

@@ -55,7 +55,6 @@ from tfscale.strategy.variables import (
     Placed,
     Placement,
     WholeView,
-    WorkingPart,
     made,
     part_with_own_memory,
     placed_now,
@@ -172,10 +171,10 @@ class Extended(ExtendedOfWorkers):
         kind, names = local_devices(self._wanted, worker_device)
         return tuple(f"{worker_device}/{name}" for name in names), kind
 
-    def is_first_of_team(self) -> bool:
-        """Return whether the replica that calls this is the first that reads its rows."""
+    def gives_outputs(self) -> bool:
+        """Return whether the replica that calls this gives the outputs for its rows."""
         replica = replica_id(tf.distribute.get_replica_context())
-        return self.grid.is_first(self.first_rank + replica)
+        return self.grid.gives_outputs(self.first_rank + replica)
 
     # -- data
 
@@ -349,7 +348,7 @@ class Extended(ExtendedOfWorkers):
 
     def _replica_ctx_update(self, var: Any, fn: Any, args: Any, kwargs: Any, group: Any) -> Any:
         """Update this replica's copy of a variable; parts without numbers need no update."""
-        if not isinstance(var, WorkingPart) or var.layout.holder is None:
+        if not isinstance(var, Placed) or var.layout.holder is None:
             return super()._replica_ctx_update(var, fn, args, kwargs, group)
         if not own_copy(var).shape.num_elements():
             return None

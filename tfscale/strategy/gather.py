@@ -24,7 +24,7 @@ def over_team(step: Step, everybody: Team) -> AbstractContextManager[None]:
         step: the step that begins.
         everybody: collectives of all replicas.
     """
-    if step.is_of_all:
+    if step.is_of_all and step.stage is None:
         return nullcontext()
     context = tf.distribute.get_replica_context()
     return ALL_GATHER.on(context, functools.partial(_all_gather, everybody))
@@ -39,7 +39,7 @@ def _all_gather(
     options: Any = None,
 ) -> Any:
     step = this_step()
-    if step.is_reduced or step.is_of_all:
+    if step.is_reduced or (step.is_of_all and step.stage is None):
         return gather(context, value, axis, options)
     if step.is_single:
         return value

@@ -33,6 +33,7 @@ from tfscale.strategy import backup, join, shutdown
 from tfscale.strategy.extended import Extended
 from tfscale.strategy.grid.parts import WeightParts
 from tfscale.strategy.grid.teams import GridTeams
+from tfscale.strategy.pipeline.pipelined import Pipelined
 from tfscale.strategy.protocols import Strategy
 from tfscale.strategy.rounds import Rounds
 from tfscale.strategy.settings import ALL, OPTIMIZER, Settings
@@ -161,6 +162,8 @@ def make_parts(
         return None, None
     teams = GridTeams(extended, extended.grid, team, settings.algorithm, team.schedules)
     shutdown.announce(teams.parts, [each for each in (extended.group, extended.hosts) if each])
+    if settings.pipeline is not None:
+        return teams, Pipelined(strategy, teams, settings.pipeline)
     return teams, None if settings.tensor is None else WeightParts.by_rules(teams, settings.tensor)
 
 

@@ -28,13 +28,15 @@ def parts(strategy: tf.distribute.Strategy, value: Any) -> Any:
         value = tf.convert_to_tensor(value)
     if local == 1 or not tf.is_tensor(value) or isinstance(value, DistributedValues):
         return value
-    rows, team = tf.shape(value)[0], extended.grid.team
+    rows, grid = tf.shape(value)[0], extended.grid
     # Keras joins what all first replicas predict, then all second ones, and so on.
     givers = sorted(
-        range(0, extended.number_of_replicas, team), key=lambda rank: (rank % local, rank)
+        filter(grid.gives_outputs, range(extended.number_of_replicas)),
+        key=lambda rank: (rank % local, rank),
     )
+    order = [grid.part_of_batch(rank) for rank in givers]
     mine = range(extended.first_rank, extended.first_rank + local)
-    places, parts = [givers.index(rank - rank % team) for rank in mine], len(givers)
+    places, parts = [order.index(grid.part_of_batch(rank)) for rank in mine], len(givers)
     return PerReplica(tuple(value[rows * at // parts : rows * (at + 1) // parts] for at in places))
 
 
@@ -43,7 +45,8 @@ def joined(strategy: tf.distribute.Strategy, outputs: Any) -> Any:
 
     A batch is cut into as many parts as there are replicas, or teams of replicas that read the same
     rows. Workers get the parts in turn: first each worker gets a part for its first replica, then
-    each gets a part for its second replica. Of a team, the first replica gives the predictions.
+    each gets a part for its second replica. Of a team, one replica gives the predictions:
+    that of the last stage.
 
     Args:
         strategy: strategy whose replicas have made the predictions.

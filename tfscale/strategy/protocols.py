@@ -22,6 +22,8 @@ class Strategy(Protocol):
         sharding: optimizers whose state is in parts; None if each replica holds it all.
         teams: teams along the axes of a grid; None without a grid.
         parts: weights of which each replica holds a part; None if there are none.
+        pipeline: models that teams of a grid hold in stages, which are their parts; None if they
+            hold none in stages.
         rounds: rounds of all models; None if replicas agree after every step.
     """
 
@@ -35,6 +37,7 @@ class Strategy(Protocol):
     sharding: Any
     teams: Any
     parts: Any
+    pipeline: Any
     rounds: Any
 
     @property

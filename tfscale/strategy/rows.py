@@ -58,6 +58,19 @@ class Rows:
         """Whether no replica of those that make this step together holds rows."""
         return tf.equal(self.total, 0)
 
+    def of_stage(self, stages: int) -> Rows:
+        """Return these numbers among the replicas of one stage: all stages read the same rows."""
+        if stages == 1:
+            return self
+        others = [(local, total // stages) for local, total in self.of_others]
+        return Rows(
+            self.local, self.total // stages, self.holders // stages, self.uniform, tuple(others)
+        )
+
+    def of_microbatch(self, local: tf.Tensor) -> Rows:
+        """Return the numbers of a microbatch of ``local`` of this replica's rows."""
+        return Rows(tf.where(self.absent, tf.zeros_like(local), local), self.total, self.holders)
+
     def as_absent(self) -> Rows:
         """Return these numbers for a replica whose outputs another replica gives, too."""
         return Rows(tf.zeros_like(self.local), self.total, self.holders)

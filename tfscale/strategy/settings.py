@@ -17,6 +17,7 @@ from tfscale.native.group import checked_patience, checked_resolver
 from tfscale.native.transport import checked as checked_transport
 from tfscale.parallel import rules
 from tfscale.parallel.grid import Grid
+from tfscale.parallel.pipeline import Pipeline
 from tfscale.strategy.own_losses import CHOICES
 from tfscale.support import arguments, records
 from tfscale.support.sizes import number_of_bytes
@@ -25,6 +26,7 @@ from tfscale.sync.rule import refuse_without_length
 
 DEADLINE = 120.0
 OPTIMIZER, ALL = "optimizer", "all"  # values of the argument ``shard``
+_A_PIPELINE = "a pipeline, such as tfscale.Pipeline(cuts=['block2'], microbatches=8), or None"
 _A_GRID = "a grid, such as tfscale.Grid(tensor=2), or None"
 
 
@@ -52,6 +54,7 @@ class Settings:
     shard: str | None
     grid: Grid | None
     tensor: Mapping[str, str] | None
+    pipeline: Pipeline | None
     schedule_file: str | Path | None
     deadline: float
     slow_after: float
@@ -81,6 +84,7 @@ class Settings:
             "shard": self.shard,
             "grid": self.grid and repr(self.grid),
             "tensor": self.tensor and dict(self.tensor),
+            "pipeline": self.pipeline and self.pipeline.described(),
             "schedule_file": file and _choices_of(Path(file)),
         }
 
@@ -99,6 +103,7 @@ def checked(**given: Any) -> Settings:
     if given["shard"] is not None:
         _refuse_unsharded(given["shard"], policy, rule)
     _refuse_grid(given["grid"], given["tensor"], given["shard"], rule)
+    _refuse_pipeline(given["grid"], given["pipeline"])
     feedback, size = given["error_feedback"], given["bucket_bytes"]
     given |= {
         "sync": rule,
@@ -145,6 +150,7 @@ _UNLESS_NONE: dict[str, Callable[[Any, str], Any]] = {
     "shard": lambda value, name: arguments.choice(value, name, (OPTIMIZER, ALL)),
     "grid": lambda value, name: arguments.instance(value, name, Grid, _A_GRID),
     "tensor": rules.checked,
+    "pipeline": lambda value, name: arguments.instance(value, name, Pipeline, _A_PIPELINE),
 }
 
 
@@ -220,11 +226,6 @@ def _refuse_grid(
         return
     if KERAS_2:
         raise ValueError(f"grid={grid!r} needs Keras 3, and this is Keras 2: leave grid out")
-    if grid.stages > 1:
-        raise ValueError(
-            f"grid={grid!r} has {grid.stages} stages, and this version has no pipelines: leave "
-            "stages out"
-        )
     if shard is not None:
         raise ValueError(
             f"shard={shard!r} does not work with grid={grid!r} yet: leave out one of the two"
@@ -234,6 +235,29 @@ def _refuse_grid(
             f"with grid={grid!r} replicas hold parts of one model and need each other in each "
             f"step, and with sync={rule!r} each replica trains alone. Leave out one of the two"
         )
+
+
+def _refuse_pipeline(grid: Grid | None, pipeline: Pipeline | None) -> None:
+    """Raise if a grid and a pipeline do not fit together."""
+    stages = 1 if grid is None else grid.stages
+    if pipeline is None:
+        if stages > 1:
+            raise ValueError(
+                f"grid={grid!r} has {stages} stages, and nothing says how the model is cut. Pass "
+                "pipeline=tfscale.Pipeline(microbatches=8), or leave stages out"
+            )
+        return
+    if grid is None or stages == 1:
+        raise ValueError(
+            f"pipeline={pipeline!r} cuts models into stages, and grid={grid!r} has one stage. Pass "
+            "grid=tfscale.Grid(stages=2), or leave pipeline out"
+        )
+    if grid.tensor > 1:
+        raise ValueError(
+            f"grid={grid!r} has both stages and slices, and this version has no slices within "
+            "stages: leave out stages or tensor"
+        )
+    pipeline.order_of(stages)
 
 
 def _choices_of(schedule_file: Path) -> str:

@@ -397,6 +397,8 @@ def _layout_of(variable: Variable, ranks: int) -> Layout:
 def _why_unsharded(layout: Layout) -> str:
     if isinstance(layout, Copy):
         return "replicas hold copies"
+    if layout.holder is not None:
+        return "one stage has the weight"
     shared = isinstance(layout, Repeated) and isinstance(layout.inner, Flat)
     return "weights are shared out" if shared else "a rule cuts the weight"
 

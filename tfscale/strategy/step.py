@@ -15,6 +15,14 @@ from tfscale.strategy.rows import Rows
 from tfscale.strategy.share import Share
 from tfscale.strategy.step_graph import RESIZES, StepGraph
 
+_DIVISOR_OF_A_MICROBATCH = (
+    "a loss divides by a number that differs between microbatches, such as a sum of weights, a "
+    "number of unmasked steps or of elements of unknown shape. A pipeline computes gradients of "
+    "the first microbatch before it knows this number of the last one. Give the loss "
+    'reduction="sum" and divide by a constant yourself, give each row the same number of steps, or '
+    "take microbatches=1"
+)
+
 # Sums, or joins, the tensors of a team's replicas.
 Combine = Callable[[Team, list[Any]], list[Any]]
 
@@ -60,6 +68,9 @@ class Step:
             False or a boolean tensor.
         group: collectives of the group whose replicas make the step together; None if there are no
             groups.
+        stage: collectives of the replicas that hold the same stage of a pipeline, whose layers and
+            losses are summed over these only; None if replicas hold whole models.
+        is_microbatch: whether the rows are a microbatch: a part of those that this replica reads.
         is_reduced: whether gradients have been summed. All later values are the same on all
             replicas: nothing is summed again, and each replica assigns its own copy of a variable.
         counts: whether this replica's samples count in metrics: of the replicas of a grid that read
@@ -86,6 +97,8 @@ class Step:
 
     alone: Any = False
     group: Team | None = None
+    stage: Team | None = None
+    is_microbatch: bool = False
 
     counts: bool = True
     read_before: Mapping[int, tf.Tensor] = dataclasses.field(default_factory=dict)
@@ -128,7 +141,7 @@ class Step:
         if self.is_reduced or self.is_single:
             return own
         if self.alone is False:
-            return combine(everybody, own)
+            return combine(everybody if self.stage is None else self.stage, own)
         if self.alone is True:
             assert self.group is not None
             return combine(self.group, own)
@@ -137,6 +150,8 @@ class Step:
 
     def rank_in_team(self, everybody: Team, replica: int) -> Any:
         """Return this replica's rank in its team; 0 where the replica is alone."""
+        if self.stage is not None:
+            return self.stage.rank(replica) if self.stage.size > 1 else 0
         if self.alone is True:
             return 0 if self.group is None else self.group.communicators[replica].rank
         return tf.where(self.alone, 0, everybody.communicators[replica].rank)
@@ -196,7 +211,7 @@ class Step:
         """
         of_rows, rows = self.of_rows, self.rows
         assert rows is not None
-        if tf.executing_eagerly():
+        if tf.executing_eagerly() or (self.is_microbatch and self.has_equal_rows(x)):
             return of_rows
         several_unknown = x.shape.rank is None or [*x.shape].count(None) > 1
         if several_unknown or self.graph.depends_on(RESIZES, x):
@@ -213,8 +228,14 @@ class Step:
 
         return of_rows.of(*tf.cond(rows.uniform, lambda: (of_rows.local, of_rows.total), counted))
 
+    def has_equal_rows(self, x: tf.Tensor) -> bool:
+        """Return whether all rows of a tensor, on all replicas, have equally many elements."""
+        return None not in x.shape[1:] and not self.graph.depends_on(RESIZES, x)
+
     def share_of_divisor(self, divisor: tf.Tensor) -> Share:
         """Return this replica's share of the divisor of a loss, which replicas add up."""
+        if self.is_microbatch:
+            raise ValueError(_DIVISOR_OF_A_MICROBATCH)
         return self.of_rows.of(self.counted(divisor), self.sum_over_rows(divisor))
 
     def are_scaled(self, values: Sequence[Any], since: int = 0) -> list[bool]:

@@ -101,11 +101,14 @@ def step_of_replica(strategy: Strategy, step: ModelStep, fn: Callable[..., Any])
         elif rounds is not None:
             rounds.before_evaluation(model)
         data = _rows_of_team(strategy, data)
-        with during(begun), gather.over_team(begun, extended.team):
+        stage = None if strategy.pipeline is None else strategy.pipeline.of_stage
+        of_stage = dataclasses.replace(begun, stage=stage)
+        with during(begun), gather.over_team(of_stage, extended.team):
             spare = None if own_rounds is None else own_rounds.spare_row
             rows, data = shared_out(data, extended.number_of_replicas, spare)
+            rows = rows.of_stage(extended.grid.stages)
             share = Share(
-                extended.number_of_replicas, rows.local, rows.total, copies=extended.grid.team
+                extended.number_of_replicas, rows.local, rows.total, copies=extended.grid.tensor
             )
             assigned: list[Any] = []
             full = dataclasses.replace(
@@ -114,7 +117,8 @@ def step_of_replica(strategy: Strategy, step: ModelStep, fn: Callable[..., Any])
                 share=share,
                 graph=StepGraph(data),
                 assigned=assigned,
-                counts=extended.is_first_of_team(),
+                counts=extended.gives_outputs(),
+                stage=stage,
             )
             with during(full):
                 with reducing(keras_losses.reduced), _tapes_of(step.is_own, parts), inlined():
@@ -123,6 +127,8 @@ def step_of_replica(strategy: Strategy, step: ModelStep, fn: Callable[..., Any])
                 if step.makes_logs:
                     result = own_losses.logged(*keras_losses.with_results_of_all(result))
                 result = tf.nest.map_structure(_read, result)
+                if not step.makes_logs:
+                    result = tf.nest.map_structure(functools.partial(_of_team, extended), result)
             if own_rounds is not None:
                 with _only_with(data):
                     own_rounds.after_step(assigned)
@@ -141,10 +147,14 @@ def prediction_of_replica(strategy: Strategy, fn: Callable[..., Any]) -> Any:
             strategy.rounds.before_evaluation(model)
         data = _rows_of_team(strategy, data)
         rows, data = shared_out(data, strategy.extended.number_of_replicas)
-        shown = rows if strategy.extended.is_first_of_team() else rows.as_absent()
+        shown = rows if strategy.extended.gives_outputs() else rows.as_absent()
         with contextlib.ExitStack() as stack:
             if strategy.parts is not None and model is not None:
                 stack.enter_context(strategy.parts.computing(model, layers_of(model)))
+            if strategy.pipeline is not None:
+                rows = rows.of_stage(strategy.extended.grid.stages)
+                of_stage = Step(model, rows=rows, stage=strategy.pipeline.of_stage)
+                stack.enter_context(during(of_stage))
             return tf.nest.map_structure(shown.kept, fn(data))
 
     return made
@@ -175,6 +185,17 @@ def _only_with(data: Any) -> Any:
     """
     tensors = tf.nest.flatten(data, expand_composites=True)
     return tf.control_dependencies([x for x in tensors if tf.is_tensor(x)])
+
+
+def _of_team(extended: Any, result: Any) -> Any:
+    """Return a metric's result so that the mean over all replicas is that over their teams.
+
+    Of a team, one replica has counted; Keras logs the mean over all replicas.
+    """
+    if extended.grid.team == 1 or not tf.is_tensor(result):
+        return result
+    counted = result if this_step().counts else tf.zeros_like(result)
+    return counted * tf.cast(extended.grid.team, result.dtype)
 
 
 def _read(result: Any) -> Any:

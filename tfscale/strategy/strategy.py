@@ -29,12 +29,14 @@ from tfscale.exchange.scaling import Scaling
 from tfscale.native import memory
 from tfscale.native.group import DEFAULT_JOIN_TIMEOUT, DEFAULT_SLOW_AFTER
 from tfscale.parallel.grid import Grid
+from tfscale.parallel.pipeline import Pipeline
 from tfscale.parallel.table import Table
 from tfscale.strategy import building, keras2_applying, making, origin, predictions, steps
 from tfscale.strategy.extended import Extended
 from tfscale.strategy.grid.parts import WeightParts
 from tfscale.strategy.grid.teams import GridTeams
 from tfscale.strategy.own_losses import part_of_mean
+from tfscale.strategy.pipeline.pipelined import Pipelined
 from tfscale.strategy.rounds import Rounds
 from tfscale.strategy.settings import DEADLINE, checked
 from tfscale.strategy.sharding import Sharding, layouts
@@ -88,6 +90,8 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
         tensor: which weights the replicas of a team hold in slices: a mapping from patterns of
             weights' paths to ``"columns"``, ``"rows"``, ``"heads"`` or ``"vocabulary"``. See
             docs/large-models.md.
+        pipeline: how a model is cut into the stages of the grid, and in which order they take
+            microbatches: a ``tfscale.Pipeline``. See docs/large-models.md.
         schedule_file: a file that ``strategy.dump`` has written and you may have edited;
             ``"auto"`` then follows the file and measures nothing.
         deadline: the number of seconds without any progress after which an exchange fails.
@@ -128,6 +132,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
         shard: str | None = None,
         grid: Grid | None = None,
         tensor: Mapping[str, str] | None = None,
+        pipeline: Pipeline | None = None,
         schedule_file: str | Path | None = None,
         deadline: float = DEADLINE,
         slow_after: float = DEFAULT_SLOW_AFTER,
@@ -140,8 +145,8 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
             algorithm=algorithm, wire=wire, devices=devices, cluster_resolver=cluster_resolver,
             sync=sync, method=method, error_feedback=error_feedback, bucket_bytes=bucket_bytes,
             batch_norm=batch_norm, own_losses=own_losses, shard=shard, grid=grid, tensor=tensor,
-            schedule_file=schedule_file, deadline=deadline, slow_after=slow_after,
-            join_timeout=join_timeout, transport=transport, backend=backend,
+            pipeline=pipeline, schedule_file=schedule_file, deadline=deadline,
+            slow_after=slow_after, join_timeout=join_timeout, transport=transport, backend=backend,
         )  # fmt: skip
         self.sync, self.own_losses = settings.sync, own_losses
         self.synchronizes_batch_norm = batch_norm == "synchronized"
@@ -150,11 +155,14 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
         self.sharding: Sharding | None = None
         self.teams: GridTeams | None = None
         self.parts: WeightParts | None = None
+        self.pipeline: Pipelined | None = None
         tf.distribute.Strategy.__init__(self, Extended(self, settings))
         settings = making.join_workers(self.extended, settings)
         parts = making.make_reducers(self, settings)
         self.reducer, self.curvature_reducer, self.sharding, self.rounds = parts
         self.teams, self.parts = making.make_parts(self, settings)
+        if isinstance(self.parts, Pipelined):
+            self.pipeline = self.parts
 
     @property
     def reducers(self) -> list[Reducer]:
@@ -199,6 +207,8 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
             refuse_tf_keras(fn)
             step = fit.step_of(fn)
             if fit.predicts():
+                if self.pipeline is not None:
+                    fn = self.pipeline.prediction(fit.fitted())
                 args = tf.nest.map_structure(functools.partial(predictions.parts, self), args)
                 fn = steps.prediction_of_replica(self, fn)
                 return predictions.joined(self, super().run(fn, args, kwargs, options))
@@ -206,6 +216,8 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
                 stack.enter_context(_summing(self, self.optimizers))
                 stack.enter_context(origin.named_by_us(self, OPTIMIZERS))
             else:
+                if self.pipeline is not None:
+                    fn = self.pipeline.step(step)
                 stack.enter_context(steps.exact(self, step))
                 fn = steps.step_of_replica(self, step, fn)
             return super().run(fn, args, kwargs, options)

@@ -141,9 +141,9 @@ class Statistic(Weight):
     """
 
     def _differs(self, value: Any) -> bool:
-        return not self._is_agreed(value)
+        return not self.is_agreed(value)
 
-    def _is_agreed(self, value: Any) -> bool:
+    def is_agreed(self, value: Any) -> bool:
         """Return whether a value depends only on the variable's own value and on agreed tensors.
 
         Agreed tensors are the same on all replicas.

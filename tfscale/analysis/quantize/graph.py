@@ -103,13 +103,14 @@ def rebuilt(model: Any, new_layer: Callable[[Any], Any], left_out: Collection[st
         if model.compiled:
             made.compile_from_config(model.get_compile_config())
         return made
-    made = keras.models.clone_model(
-        model,
-        clone_function=new_layer,
-        call_function=lambda layer, *args, **kwargs: (
-            args[0] if layer.name in left_out else layer(*args, **kwargs)
-        ),
-    )
+
+    def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        if layer.name in left_out:
+            return args[0]
+        given = {name: value for name, value in kwargs.items() if value is not None}
+        return layer(*args, **given)  # the new layer may take no mask
+
+    made = keras.models.clone_model(model, clone_function=new_layer, call_function=call)
     if type(made) is not type(model) and type(model) is not keras.Model:
         raise ValueError(
             f"model {model.name!r} is a {type(model).__name__}, whose constructor is not that of "

@@ -51,9 +51,13 @@ class GridGradients:
     def __init__(self, parts: Team, twins: Team | None, everybody: Team) -> None:
         self._parts, self._twins, self._everybody = parts, twins, everybody
 
+    def is_part(self, variable: Variable) -> bool:
+        """Return whether each replica of a team holds a part of a weight."""
+        return is_split(variable)
+
     def refuse(self, optimizer: Optimizer, variables: Sequence[Variable]) -> None:
         """Raise if an optimizer or a constraint needs whole weights that are cut."""
-        for variable in filter(is_split, variables):
+        for variable in filter(self.is_part, variables):
             if not is_elementwise(innermost(optimizer)):
                 name = type(innermost(optimizer)).__name__
                 raise ValueError(_NEEDS_WHOLE.format(optimizer=name, path=path_of(variable)))
@@ -70,7 +74,7 @@ class GridGradients:
         places = [
             i
             for i, (g, v) in enumerate(zip(grads, variables, strict=True))
-            if g is not None and is_split(v)
+            if g is not None and self.is_part(v)
         ]
         team = self._twins
         if team is None or not places:
@@ -83,7 +87,7 @@ class GridGradients:
 
     def of_copies(self, grads: Sequence[Any], variables: Sequence[Variable]) -> list[Any]:
         """Return the gradients of weights with copies; None stands for those of slices."""
-        return [None if is_split(v) else g for g, v in zip(grads, variables, strict=True)]
+        return [None if self.is_part(v) else g for g, v in zip(grads, variables, strict=True)]
 
     def leaving_slices(self, reduce: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
         """Return ``reduce`` for gradients of which those of slices are sums already."""
@@ -114,13 +118,25 @@ class GridGradients:
         if not (optimizer.clipnorm or optimizer.global_clipnorm):
             with during(step.as_reduced()):
                 return clip(optimizer, summed)
-        squares = [tf.reduce_sum(tf.square(numbers_of(g))) for g in summed]
-        cut = [i for i, v in enumerate(variables) if is_split(v)]
+        own = [tf.reduce_sum(tf.square(numbers_of(g))) for g in summed]
+        return clipped_by_squares(optimizer, summed, self.squares(optimizer, variables, own))
+
+    def squares(
+        self, optimizer: Any, variables: Sequence[Variable], own: list[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """Return sums of the squares of whole gradients.
+
+        Args:
+            optimizer: the optimizer, which clips.
+            variables: variables of the gradients.
+            own: sums of the squares of what this replica holds of the gradients.
+        """
+        cut = [i for i, v in enumerate(variables) if self.is_part(v)]
         if cut:
-            totals = summed_numbers(self._parts, [squares[i] for i in cut], "squares of norms")
+            totals = summed_numbers(self._parts, [own[i] for i in cut], "squares of norms")
             for i, total in zip(cut, totals, strict=True):
-                squares[i] = total
-        return clipped_by_squares(optimizer, summed, squares)
+                own[i] = total
+        return own
 
     def finite(self, check: Callable[..., Any], optimizer: Any, grads: Sequence[Any]) -> tf.Tensor:
         """Return whether the gradients of all replicas are finite."""

@@ -19,6 +19,7 @@ class GridTeams:
         grid: the grid, with all its sizes.
         everybody: team of all replicas.
         data: team of the replicas that hold the same part of the model; None for one replica.
+        stages: team of the replicas that hold the stages of one model; None for one replica.
         tensor: team of the replicas that hold slices of one stage; None for one replica.
         readers: model team, if it has replicas of several workers, whose first one reads the rows
             of all; else None.
@@ -51,7 +52,7 @@ class GridTeams:
             self.parts += parts
             return team
 
-        self.tensor, self.data = along(TENSOR), along(DATA)
+        self.stages, self.tensor, self.data = along(STAGES), along(TENSOR), along(DATA)
         spans_workers = grid.team > len(extended.devices)
         self.readers = along(STAGES, TENSOR) if spans_workers else None
 

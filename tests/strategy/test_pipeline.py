@@ -1,0 +1,268 @@
+"""Pipelines: a model in stages trains as one device does, in each order and for uneven batches."""
+
+import contextlib
+import json
+import re
+import time
+
+import keras
+import numpy as np
+import pytest
+from helpers import PATIENCE
+
+import tfscale
+from tests.strategy.groups import SECONDS, start
+from tests.strategy.pipelines import (
+    OPTIMIZERS,
+    Microbatched,
+    compiled,
+    data,
+    embedded,
+    normalized,
+    perceptron,
+    residual,
+    trained,
+    transformer,
+)
+from tfscale.parallel.pipeline import Call, Pipeline, balanced_stages, crossing, named_stages
+from tfscale.plan import pipelines
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS)]
+
+layers = keras.layers
+
+
+def pipelined(stages=2, devices=None, **settings):
+    names = [f"CPU:{place}" for place in range(devices or stages)]
+    pipeline = Pipeline(**{"microbatches": 4, **settings})
+    grid = tfscale.Grid(stages=stages)
+    return tfscale.ScaleStrategy("ring", devices=names, grid=grid, pipeline=pipeline, deadline=60)
+
+
+def assert_near(found, expected, tolerance=1e-6):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+# ---------------------------------------------------------------------------- exactness
+
+
+@pytest.mark.parametrize(
+    ("build", "optimizer", "stages", "settings"),
+    [
+        (perceptron, "adam", 2, {"order": "gpipe"}),
+        (perceptron, "averages", 2, {"order": "1f1b", "cuts": ["layer2"]}),
+        (perceptron, "window", 2, {}),
+        (perceptron, "lamb", 2, {}),
+        (perceptron, "sgd", 3, {"microbatches": 2}),  # fewer microbatches than stages
+        (perceptron, "sgd", 2, {"order": "interleaved"}),
+        (residual, "adam", 2, {"cuts": ["block1"]}),
+        (residual, "sgd", 3, {"microbatches": 3, "order": "gpipe"}),
+        (embedded, "adam", 2, {"cuts": ["next"]}),
+        (transformer, "adam", 2, {"cuts": ["norm1"]}),
+    ],
+    ids=lambda each: getattr(each, "__name__", None),
+)
+def test_stages_train_as_one_device(build, optimizer, stages, settings):
+    _, expected = trained(None, build, OPTIMIZERS[optimizer])
+    _, found = trained(pipelined(stages, **settings), build, OPTIMIZERS[optimizer])
+    assert_near(found, expected)
+
+
+@contextlib.contextmanager
+def float64():
+    before = keras.config.floatx(), keras.config.dtype_policy()
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    try:
+        yield
+    finally:
+        keras.config.set_floatx(before[0])
+        keras.config.set_dtype_policy(before[1])
+
+
+def test_statistics_and_random_numbers_are_those_of_microbatches():
+    """Float64 shows a difference that rounding would hide."""
+    with float64():
+        _, expected = trained(None, normalized, OPTIMIZERS["sgd"], oracle=Microbatched)
+        _, found = trained(pipelined(2), normalized, OPTIMIZERS["sgd"])
+    assert found["0 kernel"].dtype == "float64"
+    assert_near(found, expected, 1e-12)
+
+
+@pytest.mark.parametrize("build", [perceptron, embedded])
+def test_stages_times_data(build):
+    _, expected = trained(None, build, OPTIMIZERS["adam"])
+    _, found = trained(pipelined(2, devices=4, microbatches=3), build, OPTIMIZERS["adam"])
+    # Logs within an epoch are means over the parts of the data.
+    assert_near(found | {"logs": expected["logs"]}, expected)
+
+
+@pytest.mark.parametrize(
+    ("layout", "build", "optimizer", "order"),
+    [
+        ("2x1", perceptron, "adam", "1f1b"),
+        pytest.param("2x1", transformer, "adam", "gpipe", marks=pytest.mark.full),
+        pytest.param("2x2", residual, "sgd", "1f1b", marks=pytest.mark.full),
+    ],
+)
+def test_stages_of_processes_train_as_one_device(tmp_path, layout, build, optimizer, order):
+    model, expected = trained(None, build, OPTIMIZERS[optimizer])
+    path = tmp_path / "model.keras"
+    settings = {"BUILD": build.__name__, "OPTIMIZER": optimizer, "ORDER": order, "FILE": str(path)}
+    with start("pipeline.py", layout, **settings) as group:
+        outputs = group.wait(400)
+    for output in outputs:
+        (line,) = re.findall(r"^TRAINED (.*)$", output, re.MULTILINE)
+        found = {name: np.array(value) for name, value in json.loads(line).items()}
+        logs = {"logs": expected["logs"]} if layout == "2x2" else {}
+        assert_near(found | logs, expected)
+    loaded = keras.models.load_model(path)
+    for one, other in zip(loaded.weights, model.weights, strict=True):
+        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_stage_that_was_killed_is_named_with_its_turn(victim):
+    with start("stage.py", "2x1", VICTIM=str(victim), DEADLINE=str(PATIENCE)) as group:
+        end = time.monotonic() + 300
+        while not (found := re.search(r"^ERROR (.*)$", group.output(1 - victim), re.MULTILINE)):
+            assert time.monotonic() < end, group.output(1 - victim)[-3000:]
+            time.sleep(0.05)
+    message = found[1]
+    assert f"rank {victim} (worker {victim} at 127.0.0.1:" in message, message
+    # The first message that fails is one of the step's: it names stages and a microbatch.
+    assert re.search(r"(activation|gradient) of stage . for stage ., microbatch \d", message), (
+        message
+    )
+
+
+# ------------------------------------------------------------------------ who holds what
+
+
+def test_each_replica_holds_its_stage_only():
+    strategy = pipelined(2, cuts=["layer2"])
+    model, _ = trained(strategy, perceptron, OPTIMIZERS["adam"], epochs=1)
+    slots = [v for v in model.optimizer.variables if v.shape.rank]
+    for variables in (model.trainable_variables, slots):
+        for variable in variables:
+            sizes = [part.shape.num_elements() for part in variable.value.values]
+            owner = 0 if any(name in variable.path for name in ("layer0", "layer1")) else 1
+            assert sizes[owner] == np.prod(variable.shape) and sizes[1 - owner] == 0, variable.path
+
+
+@pytest.mark.parametrize("other", [None, 3])
+def test_files_are_those_of_one_device(tmp_path, other):
+    path = tmp_path / "model.keras"
+    model, _ = trained(pipelined(2), perceptron, OPTIMIZERS["adam"], epochs=1)
+    model.save(path)
+    x, y = data(model, 48)
+    strategy = None if other is None else pipelined(other, microbatches=2)
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        loaded = keras.models.load_model(path)
+    for one, expected in zip(loaded.weights, model.weights, strict=True):
+        np.testing.assert_array_equal(one.numpy(), expected.numpy())
+    for one, expected in zip(loaded.optimizer.variables, model.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(one.numpy(), expected.numpy())
+    for each in (loaded, model):
+        each.fit(x, y, 16, verbose=0, shuffle=False)
+    for one, expected in zip(loaded.weights, model.weights, strict=True):
+        np.testing.assert_allclose(one.numpy(), expected.numpy(), rtol=1e-6, atol=1e-6)
+
+
+# ---------------------------------------------------------------------------- refusals
+
+
+class Subclassed(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(3)
+
+    def call(self, x):
+        return self.dense(x)
+
+
+def fitted(build, optimizer="sgd", strategy=None, **more):
+    with (strategy or pipelined()).scope():
+        model = compiled(build(), OPTIMIZERS[optimizer], **more)
+    x = np.zeros((8, 7), "f4")
+    model.fit(x, np.zeros(8, int), 8, verbose=0)
+
+
+class OwnStep(keras.Model):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+def own_step():
+    model = perceptron()
+    return OwnStep(model.inputs, model.outputs)
+
+
+def test_what_cannot_be_cut_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"'subclassed\w*' \(Subclassed\) has a call of its own"):
+        fitted(Subclassed)
+    with pytest.raises(ValueError, match=r"\(OwnStep\) has its own train_step"):
+        fitted(own_step)
+    with pytest.raises(ValueError, match="run_eagerly=True"):
+        fitted(perceptron, run_eagerly=True)
+    with pytest.raises(ValueError, match="cuts names 'nowhere', and the model has no layer"):
+        fitted(perceptron, strategy=pipelined(cuts=["nowhere"]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"grid": tfscale.Grid(stages=2)}, "nothing says how the model is cut"),
+        ({"pipeline": Pipeline()}, "has one stage"),
+        (
+            {
+                "grid": tfscale.Grid(stages=2, tensor=2),
+                "pipeline": Pipeline(),
+                "tensor": {"up": "columns"},
+            },
+            "no slices within stages",
+        ),
+        ({"grid": tfscale.Grid(stages=2), "pipeline": Pipeline(["a", "b"])}, "makes 3 stages"),
+        (
+            {"grid": tfscale.Grid(stages=2), "pipeline": Pipeline(order=pipelines.chimera)},
+            "puts stage 0 on several ranks",
+        ),
+        (
+            {"grid": tfscale.Grid(stages=2), "pipeline": Pipeline(order=pipelines.zero_bubble)},
+            "in two turns",
+        ),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        tfscale.ScaleStrategy("ring", devices=["CPU:0", "CPU:1"], **arguments)
+
+
+# -------------------------------------------------------------------------- cuts, as data
+
+
+def test_a_stage_begins_with_its_layer():
+    calls = [Call("a"), Call("b", (0,)), Call("c", (1,)), Call("d", (0, 2))]
+    assert named_stages(calls, ["b", "d"]) == [0, 1, 1, 2]
+    with pytest.raises(ValueError, match="does not follow the model"):
+        named_stages(calls, ["d", "b"])
+
+
+def test_balanced_stages_are_small():
+    calls = [Call(str(i), (i - 1,) if i else (), cost) for i, cost in enumerate([9, 1, 1, 1, 9])]
+    assert balanced_stages(calls, 3) == [0, 1, 1, 1, 2]
+    with pytest.raises(ValueError, match="cannot make 6 stages"):
+        balanced_stages(calls, 6)
+
+
+def test_tensors_cross_all_cuts_up_to_who_needs_them():
+    needs = [(0, []), (1, [10]), (2, [10, 11])]
+    assert crossing(needs, {10: 0, 11: 1}, 3) == [[10], [10, 11]]
+
+
+def test_a_pipeline_shows_its_turns():
+    strategy = pipelined(2, order="gpipe", microbatches=2)
+    assert "rank 1, at most 2 live: F0 F1 B0 B1" in str(strategy.pipeline)
+    assert strategy.pipeline.draw().axes

@@ -1,0 +1,1 @@
+"""Pipelines: replicas hold stages of one model, and take microbatches in turns."""

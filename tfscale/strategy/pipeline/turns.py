@@ -1,0 +1,312 @@
+"""Turns of a replica: forward and backward passes of its stages, for one microbatch each.
+
+A rank's turns follow each other because each waits for what the turn before it has computed. No
+turn waits for a message that an earlier turn has sent: the receiver may first need a later turn.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfscale.bridge import hooks
+from tfscale.bridge.models import added_losses_of, spec_of_mask, with_mask
+from tfscale.bridge.objects import mask_of
+from tfscale.exchange.team import Team
+from tfscale.plan.pipelines import Turn, Work
+from tfscale.plan.pipelines.order import Transfer
+from tfscale.strategy.pipeline.gradients import Accumulated
+from tfscale.strategy.pipeline.stages import Stages
+from tfscale.strategy.share import Share
+from tfscale.strategy.step import Step, during, this_step
+
+
+@dataclasses.dataclass
+class Passed:
+    """Record that a forward pass leaves for the backward pass.
+
+    Attributes:
+        tape: tape that has recorded the pass.
+        received: tensors from the stage before, in the order of the boundary.
+        targets: tensors that go to the next stage; the loss in the last stage.
+        added: losses that the stage's layers have added; None for the last stage.
+    """
+
+    tape: tf.GradientTape
+    received: list[tf.Tensor]
+    targets: list[tf.Tensor]
+    added: tf.Tensor | None = None
+
+
+class Microbatches:
+    """The parts of a replica's rows of a batch.
+
+    Args:
+        data: structure of tensors with rows.
+        number: number of microbatches.
+    """
+
+    def __init__(self, data: Any, number: int) -> None:
+        self.data, self.number = data, number
+        first = next(x for x in tf.nest.flatten(data) if x is not None)
+        self.rows = tf.shape(first, tf.int64)[0]
+
+    def bounds(self, i: int) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return the first row of a microbatch, and the first row after it."""
+        return self.rows * i // self.number, self.rows * (i + 1) // self.number
+
+    def size(self, i: int) -> tf.Tensor:
+        """Return the number of rows of a microbatch; it may be 0."""
+        begin, end = self.bounds(i)
+        return end - begin
+
+    def part(self, i: int) -> Any:
+        """Return the rows of a microbatch; one that has none gets a row that does not count."""
+        begin, end = self.bounds(i)
+        # A slice would look as if the number of rows depended on the data: see ``StepGraph``.
+        rows = tf.range(begin, tf.maximum(end, begin + 1))
+        return tf.nest.map_structure(lambda x: None if x is None else tf.gather(x, rows), self.data)
+
+    def step(self, step: Step, i: int) -> Step:
+        """Return the step of one replica for a microbatch."""
+        assert step.rows is not None
+        rows = step.rows.of_microbatch(self.size(i))
+        share = step.share
+        if share is not None:
+            share = Share(int(share), rows.local, rows.total)
+        return dataclasses.replace(step, rows=rows, share=share, is_microbatch=True)
+
+    def joined(self, outputs: Sequence[Any]) -> Any:
+        """Return the outputs of all microbatches, without those for rows that do not count."""
+        sizes = [self.size(i) for i in range(self.number)]
+
+        def whole(*parts: tf.Tensor) -> tf.Tensor:
+            kept = [x[:size] for x, size in zip(parts, sizes, strict=True)]
+            found = tf.concat(kept, 0)
+            masks = [mask_of(x) for x in parts]
+            if masks[0] is None:
+                return found
+            mask = tf.concat([x[:size] for x, size in zip(masks, sizes, strict=True)], 0)
+            return with_mask(found, mask)
+
+        return tf.nest.map_structure(whole, *outputs)
+
+
+class Turns:
+    """The turns of one replica in one step, as they are traced.
+
+    Args:
+        stages: stages of the model.
+        program: what the rank does: turns and transfers, in order.
+        microbatches: the replica's rows, in parts.
+        team: team of the replicas that hold the stages.
+        replica: index of the replica in this process.
+        training: whether layers train.
+        judge: function of a microbatch's number and outputs that the last stage calls for the
+            loss; None for predictions.
+        scaled: function that multiplies a loss by the optimizer's loss scale.
+
+    Attributes:
+        gradients: gradients that the turns have computed.
+        outputs: outputs of the last stage, by microbatch.
+        losses: losses of all microbatches, added losses included.
+    """
+
+    def __init__(
+        self,
+        stages: Stages,
+        program: Sequence[Turn | Transfer],
+        microbatches: Microbatches,
+        team: Team,
+        replica: int,
+        training: bool,
+        judge: Callable[[int, Any], tf.Tensor] | None,
+        scaled: Callable[[tf.Tensor], tf.Tensor] = tf.identity,
+    ) -> None:
+        self._stages, self._program, self._microbatches = stages, program, microbatches
+        self._team, self._replica, self._training = team, replica, training
+        self._judge, self._scaled = judge, scaled
+        self.gradients = Accumulated()
+        self.outputs: dict[int, Any] = {}
+        self.losses: list[tf.Tensor] = []
+        self._passed: dict[tuple[int, int], Passed] = {}
+        # Tensors of a stage and microbatch, as they come from a neighbour or from this rank.
+        self._forward: dict[tuple[int, int], list[tf.Tensor]] = {}
+        self._backward: dict[tuple[int, int], list[tf.Tensor]] = {}
+        model = stages.graph.model
+        self._trainable = model.trainable_variables
+
+    def run(self) -> None:
+        """Trace all turns of the rank, and the messages between them."""
+        after: list[tf.Tensor] = []
+        for one in self._program:
+            with tf.control_dependencies(after):
+                if isinstance(one, Transfer):
+                    (self._send if one.sends else self._receive)(one)
+                elif one.work is Work.FORWARD:
+                    after = self._pass_forward(one)
+                else:
+                    after = self._pass_back(one)
+
+    def weights(self, stage: int) -> list[Any]:
+        """Return the trainable weights of a stage."""
+        return [v for v in self._trainable if stage in self._stages.of_weight(v)]
+
+    # -- passes
+
+    def _pass_forward(self, turn: Turn) -> list[tf.Tensor]:
+        stage, i = turn.stage, turn.microbatch
+        step = self._microbatches.step(this_step(), i)
+        received = self._forward.pop((i, stage - 1), [])
+        with during(step), tf.GradientTape(watch_accessed_variables=self._training) as tape:
+            watched = [x for x in received if x.dtype.is_floating]
+            tape.watch(watched)
+            own = self._microbatches.part(i)
+            found = self._stages.graph.run(
+                self._stages.nodes[stage], self._known(stage, own, received), self._training
+            )
+            passed = self._end(stage, i, found, tape, watched)
+        if self._training:
+            self._passed[i, stage] = passed
+        return [*passed.targets, *([] if passed.added is None else [passed.added])]
+
+    def _known(self, stage: int, own: Any, received: list[tf.Tensor]) -> dict[int, tf.Tensor]:
+        graph = self._stages.graph
+        inputs = graph.standardized(own[0])
+        known = {id(symbol): x for symbol, x in zip(graph.inputs, inputs, strict=True)}
+        if stage:
+            came = self._stages.boundaries[stage - 1]
+            known |= {id(symbol): x for symbol, x in zip(came, received, strict=True)}
+        return known
+
+    def _end(
+        self,
+        stage: int,
+        i: int,
+        found: dict[int, tf.Tensor],
+        tape: tf.GradientTape,
+        received: list[tf.Tensor],
+    ) -> Passed:
+        """Give the results of a forward pass to who needs them."""
+        graph, stages = self._stages.graph, self._stages
+        with self._regularizing(stage):
+            if stage == stages.number - 1:
+                output = self.outputs[i] = graph.packed([found[id(x)] for x in graph.outputs])
+                if self._judge is None:
+                    return Passed(tape, received, tf.nest.flatten(output))
+                loss = self._judge(i, output)
+                self.losses.append(loss)
+                return Passed(tape, received, [self._scaled(loss)])
+            out = [_copied(found[id(x)]) for x in stages.boundaries[stage]]
+            self._forward[i, stage] = out
+            every = [] if self._judge is None else added_losses_of(graph.model)
+            if not every:
+                return Passed(tape, received, out)
+            added = tf.add_n(every)
+            self.losses.append(added)
+            return Passed(tape, received, out, self._scaled(added))
+
+    def _pass_back(self, turn: Turn) -> list[tf.Tensor]:
+        stage, i = turn.stage, turn.microbatch
+        passed, weights = self._passed.pop((i, stage)), self.weights(stage)
+        targets, slopes = passed.targets, None
+        if stage < self._stages.number - 1:
+            targets = [x for x in targets if x.dtype.is_floating]
+            slopes = self._backward.pop((i, stage + 1))
+            if passed.added is not None:
+                targets, slopes = [*targets, passed.added], [*slopes, tf.ones_like(passed.added)]
+        sources = [*passed.received, *weights]
+        with during(self._microbatches.step(this_step(), i)):
+            found = passed.tape.gradient(targets, sources, slopes) if sources else []
+        back, own = found[: len(passed.received)], found[len(passed.received) :]
+        back = [
+            tf.zeros_like(x) if g is None else tf.convert_to_tensor(g)
+            for x, g in zip(passed.received, back, strict=True)
+        ]
+        self.gradients.add(weights, own)
+        self._backward[i, stage] = back
+        return [*self.gradients.tensors(), *back] or list(slopes or targets)
+
+    def _regularizing(self, stage: int) -> Any:
+        """Return a context in which the model regularizes the weights of one stage."""
+
+        def own(_: Any, model: Any) -> list[Any]:
+            of_stage = [v for v in self.weights(stage) if self._stages.of_weight(v)[0] == stage]
+            return [v.regularizer(v) for v in of_stage if v.regularizer is not None]
+
+        model = self._stages.graph.model
+        return hooks.REGULARIZATION_LOSSES.on(model, own, in_thread=True)
+
+    # -- messages
+
+    def _send(self, one: Transfer) -> None:
+        stage, i = one.turn.stage, one.turn.microbatch
+        if one.turn.work is Work.BACKWARD:
+            for k, x in enumerate(self._backward.pop((i, stage))):
+                self._move(x, one, _name("gradient", one, k))
+            return
+        symbols = self._stages.boundaries[stage]
+        for k, (x, symbol) in enumerate(zip(self._forward.pop((i, stage)), symbols, strict=True)):
+            self._give(x, symbol, one, _name("activation", one, k))
+            if (mask := spec_of_mask(symbol)) is not None:
+                self._give(mask_of(x), mask, one, _name("mask", one, k))
+
+    def _receive(self, one: Transfer) -> None:
+        stage, i = one.turn.stage, one.turn.microbatch
+        if one.turn.work is Work.BACKWARD:
+            sent = [x for x in self._passed[i, stage - 1].targets if x.dtype.is_floating]
+            self._backward[i, stage] = [
+                self._move(tf.zeros_like(x), one, _name("gradient", one, k))
+                for k, x in enumerate(sent)
+            ]
+            return
+        found = []
+        for k, symbol in enumerate(self._stages.boundaries[stage]):
+            x = self._take(symbol, one, _name("activation", one, k))
+            if (mask := spec_of_mask(symbol)) is not None:
+                x = with_mask(x, self._take(mask, one, _name("mask", one, k)))
+            found.append(x)
+        self._forward[i, stage] = found
+
+    def _give(self, x: tf.Tensor, symbol: Any, one: Transfer, name: str) -> None:
+        if None in symbol.shape[1:]:
+            self._move(tf.shape(x, tf.int64), one, f"shape of the {name}")
+        self._move(x, one, name)
+
+    def _take(self, symbol: Any, one: Transfer, name: str) -> tf.Tensor:
+        """Receive a tensor of which the graph of the model says the type, and perhaps the shape."""
+        if None in symbol.shape[1:]:
+            spec = tf.TensorSpec([len(symbol.shape)], tf.int64)
+            shape = self._move(spec, one, f"shape of the {name}")
+        else:
+            rows = tf.maximum(self._microbatches.size(one.turn.microbatch), 1)
+            shape = tf.stack([rows, *(tf.constant(side, tf.int64) for side in symbol.shape[1:])])
+        x = self._move(tf.zeros(shape, symbol.dtype), one, name)
+        x.set_shape([None, *symbol.shape[1:]])
+        return x
+
+    def _move(self, x: Any, one: Transfer, name: str) -> tf.Tensor:
+        own = self._team.rank(self._replica)
+        source, target = (own, one.peer) if one.sends else (one.peer, own)
+        return self._team.transfer(self._replica, x, source, target, name)
+
+
+def _name(what: str, one: Transfer, place: int) -> str:
+    """Return the name of a message, which errors show: what it is, from where, and for which turn.
+
+    Args:
+        what: what is sent.
+        one: the message.
+        place: place of the tensor among those that cross one cut.
+    """
+    stage = one.turn.stage
+    target = stage + 1 if one.turn.work is Work.FORWARD else stage - 1
+    which = f" {place + 1}" if place else ""
+    return f"{what}{which} of stage {stage} for stage {target}, microbatch {one.turn.microbatch}"
+
+
+def _copied(x: tf.Tensor) -> tf.Tensor:
+    return with_mask(tf.identity(x), mask_of(x))
