@@ -37,6 +37,7 @@ SINGLE = {
     "low_rank_sum": ["residual", "finite"],
     "sum_at": ["residual", "finite"],
     "take": ["flight"],
+    "drop": ["flight"],
     "join": ["communicator"],
     "totals": ["communicator"],
     "watch": ["communicator"],

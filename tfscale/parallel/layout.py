@@ -147,7 +147,7 @@ class Flat(Layout):
     def part(self, whole: tf.Tensor, rank: int) -> tf.Tensor:
         """See ``Layout``."""
         own = self.range(rank)
-        found = tf.reshape(whole, [-1])[own.start : own.stop]
+        found = tf.reshape(_slice(tf.reshape(whole, [1, -1]), [0, own.start], [1, len(own)]), [-1])
         missing = self.size - len(own)
         return tf.pad(found, [[0, missing]]) if missing else found
 
@@ -247,9 +247,9 @@ class Split(Layout):
 
     def part(self, whole: tf.Tensor, rank: int) -> tf.Tensor:
         """See ``Layout``."""
-        begin = [0] * len(self.shape)
+        begin, shape = [0] * len(self.shape), self.part_shape(rank)
         begin[self.axis] = self.range(rank).start
-        return tf.slice(whole, begin, self.part_shape(rank))
+        return tf.reshape(_slice(whole[tf.newaxis], [0, *begin], [1, *shape]), shape)
 
     def whole(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
         """See ``Layout``."""
@@ -313,6 +313,16 @@ class Repeated(Layout):
         """See ``Layout``."""
         first = [self.team_ranks.index(rank) for rank in range(self.inner.ranks)]
         return self.inner.whole([parts[rank] for rank in first])
+
+
+def _slice(x: tf.Tensor, begin: Sequence[int], size: Sequence[int]) -> tf.Tensor:
+    """Return a slice that is not along the first axis only: so it has memory of its own.
+
+    A slice along the first axis shares the memory of the whole tensor, which a variable that is
+    assigned the slice would keep. TensorFlow's op for copies runs one at a time in a graph, so that
+    replicas that exchange parts would wait for each other.
+    """
+    return tf.slice(x, begin, size)
 
 
 def verify(layout: Layout) -> None:

@@ -107,5 +107,5 @@ def whole_divisor(divisor: tf.Tensor) -> tf.Tensor:
         return tf.cast(whole, divisor.dtype)
     if op.type == "Mean":
         weight = this_step().share_of_elements(op.inputs[0]).weight(divisor.dtype)
-        divisor = tf.math.multiply_no_nan(divisor, weight)
-    return this_step().sum_over_rows(divisor)
+        return this_step().sum_over_rows(tf.math.multiply_no_nan(divisor, weight))
+    return this_step().sum_of_batch(divisor)

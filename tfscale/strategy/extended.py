@@ -56,7 +56,6 @@ from tfscale.strategy.variables import (
     Placement,
     WholeView,
     made,
-    part_with_own_memory,
     placed_now,
     placing,
 )
@@ -326,7 +325,7 @@ class Extended(ExtendedOfWorkers):
                 return tf.convert_to_tensor(placement.fill(shape, dtype), dtype)
             if placement.first is None:
                 placement.first = self._common_initial_value(None, keywords)
-            return part_with_own_memory(layout, placement.first, rank)
+            return layout.part(placement.first, rank)
 
         return initial_part
 

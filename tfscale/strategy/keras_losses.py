@@ -121,7 +121,7 @@ def _update_mean(
             if sample_weight is None:
                 sample_weight = of_rows
         elif metric is loss_tracker(step.model):
-            values = values * of_rows
+            values = values * of_rows * step.share.copies
     return original(metric, values, sample_weight=sample_weight)
 
 
@@ -132,10 +132,10 @@ def _update_sum(
     share, all_have_it, values = this_step().share, _all_have(values), _read(values)
     if share is not None and all_have_it:
         weight = share.weight()
-        values = weight * tf.cast(values, weight.dtype)
+        values = weight * tf.cast(values, weight.dtype) * share.copies  # of which one counts
     elif share is not None and _is_floating(values) and values.shape.rank == 0:
         if sample_weight is None:
-            values = own_losses.number_of_all(values)
+            values = own_losses.number_of_all(values) * share.copies
         else:
             of_rows = share.weight(values.dtype)
             values = _of_one_replica(values, of_rows, sample_weight)

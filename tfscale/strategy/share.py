@@ -52,14 +52,14 @@ class Share:
         copies: int = 1,
     ) -> None:
         self.local, self.total = local, total
-        self._replicas, self._copies = replicas, copies
+        self._replicas, self.copies = replicas, copies
         self._rows = rows or self
         self._reads = 0
         self._weights: dict[Any, tf.Tensor] = {}  # keys: graph and dtype
 
     def of(self, local: tf.Tensor, total: tf.Tensor) -> Share:
         """Return a share of something else than rows, in the same step."""
-        return Share(self._replicas, local, total, self._rows, self._copies)
+        return Share(self._replicas, local, total, self._rows, self.copies)
 
     @property
     def reads(self) -> int:
@@ -92,7 +92,7 @@ class Share:
         Replicas that hold the same parts have equal parts of 1.
         """
         holds = tf.cast(self.local > 0, dtype)
-        return holds if self._copies == 1 else holds / self._copies
+        return holds if self.copies == 1 else holds / self.copies
 
     def present(self, dtype: tf.DType) -> tf.Tensor:
         """Return ``presence`` as a factor of a loss: the product counts as scaled."""

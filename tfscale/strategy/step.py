@@ -195,6 +195,13 @@ class Step:
         x = tf.nest.map_structure(self.counted, x)
         return tf.distribute.get_replica_context().all_reduce("SUM", x)
 
+    def sum_of_batch(self, x: tf.Tensor) -> tf.Tensor:
+        """Return the sum over the rows of the batch, each of them counted once."""
+        total, copies = self.sum_over_rows(x), self.of_rows.copies
+        if copies == 1:
+            return total
+        return total // copies if x.dtype.is_integer else total / copies
+
     # -- its shares
 
     @property

@@ -372,16 +372,6 @@ def placed_now() -> Placement | None:
     return _placement.get()
 
 
-def part_with_own_memory(layout: Layout, whole: tf.Tensor, rank: int) -> tf.Tensor:
-    """Return a rank's part of an array, in memory of its own.
-
-    A slice of a tensor shares the tensor's memory, and a variable that is assigned the slice would
-    keep all of it.
-    """
-    part = layout.part(whole, rank)
-    return part if part is whole else tf.raw_ops.DeepCopy(x=part)
-
-
 class Placed(_OfKeras):
     """Variable of which each replica holds a part; from outside, it reads and assigns the whole.
 
@@ -403,7 +393,7 @@ class Placed(_OfKeras):
     def of_replica(self, local_id: int, whole: tf.Tensor) -> tf.Tensor:
         """Return the part of one replica of this process."""
         rank = self.distribute_strategy.extended.first_rank + local_id
-        return part_with_own_memory(self.layout, whole, rank)
+        return self.layout.part(whole, rank)
 
     def _get_cross_replica(self) -> tf.Tensor:
         extended = self.distribute_strategy.extended

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from tfscale.exchange.rows import sum_as_one_device
+from tfscale.exchange.rows import sum_as_one_device, sum_equal_rows
 from tfscale.exchange.team import Team
-from tfscale.parallel.layout import Flat, Layout
+from tfscale.parallel.layout import Flat, Layout, Split
 from tfscale.parallel.rows import part_of_total
 
 
@@ -97,8 +97,11 @@ def _rows_of(cut: Cut, whole: tf.Tensor, ranks: int) -> tf.Tensor:
 
 
 def _part_of_rows(team: Team, layout: Layout, rows: tf.IndexedSlices, name: str) -> Any:
+    # Replicas that hold slices read the same samples, and look the same rows up.
+    add = sum_equal_rows if isinstance(layout, Split) else sum_as_one_device
+
     def own(replica: int, values: list[Any]) -> list[Any]:
-        total = sum_as_one_device(team, replica, values[0], name)
+        total = add(team, replica, values[0], name)
         return [part_of_total(total, layout, team.rank(replica))]
 
     (part,) = team.together(own, [rows])

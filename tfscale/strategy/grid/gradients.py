@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfscale.bridge.objects import innermost, path_of
 from tfscale.bridge.optimizers import is_elementwise, works_on_slices
 from tfscale.bridge.protocols import Optimizer, Variable
-from tfscale.exchange.rows import sum_as_one_device
+from tfscale.exchange.rows import sum_as_one_device, sum_equal_rows
 from tfscale.exchange.team import Team
 from tfscale.strategy.grid.weights import is_split
 from tfscale.strategy.sharded_clipping import (
@@ -82,6 +82,33 @@ class GridGradients:
         found, own = list(grads), [grads[i] for i in places]
         sums = team.together(lambda replica, own: _sums(team, replica, own), own)
         for i, total in zip(places, sums, strict=True):
+            found[i] = total
+        return found
+
+    def sum_rows_of_copies(self, grads: list[Any], variables: Sequence[Variable]) -> list[Any]:
+        """Return the gradients, in which one replica of each team holds the rows of tables.
+
+        The replicas of a team look the same rows up, and each has a part of their gradient. Joined,
+        they would be several small rows, which some optimizers treat differently from one.
+        """
+
+        def sums(replica: int, own: list[Any]) -> list[Any]:
+            totals = [sum_equal_rows(self._parts, replica, rows, _NAME) for rows in own]
+            if self._parts.rank(replica) == 0:
+                return totals
+            zeros = [tf.zeros_like(rows.values) for rows in totals]
+            return [
+                tf.IndexedSlices(none, rows.indices, rows.dense_shape)
+                for none, rows in zip(zeros, totals, strict=True)
+            ]
+
+        pairs = enumerate(zip(grads, variables, strict=True))
+        places = [i for i, (g, v) in pairs if _is_rows(g) and not self.is_part(v)]
+        if not places:
+            return grads
+        found = list(grads)
+        every = self._parts.together(sums, [grads[i] for i in places])
+        for i, total in zip(places, every, strict=True):
             found[i] = total
         return found
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfscale.bridge import hooks
-from tfscale.bridge.objects import innermost, native
+from tfscale.bridge.objects import innermost, is_variable, native, path_of
 from tfscale.bridge.protocols import Layer, Optimizer, Variable
 from tfscale.exchange.team import Team
 from tfscale.strategy.grid.gradients import GridGradients
@@ -20,6 +20,8 @@ from tfscale.strategy.grid.weights import (
     Slicing,
     is_split,
     part_of_gradient,
+    share_of_gradient,
+    summed_gradient,
     whole_gradient,
 )
 from tfscale.strategy.variables import Placement
@@ -73,17 +75,34 @@ class WeightParts:
 
     def whole_gradients(self, grads: list[Any], sources: list[Any]) -> list[Any]:
         """Return gradients as a user's step expects them: of whole weights; None stays None."""
-        return [
-            whole_gradient(g, native(v)) if g is not None and is_split(v) else g
-            for g, v in zip(grads, sources, strict=True)
-        ]
+
+        def whole(gradient: Any, source: Any) -> Any:
+            if gradient is None or not is_variable(source):
+                return gradient
+            if is_split(source):
+                return whole_gradient(gradient, native(source))
+            # The replicas of a team hold parts of the gradient of their loss.
+            if self.sums_in_backward_pass:
+                return gradient
+            return summed_gradient(
+                self._slicing.team, gradient, f"the gradient of {path_of(source)}"
+            )
+
+        return [whole(g, v) for g, v in zip(grads, sources, strict=True)]
 
     def own_parts(self, grads: list[Any], variables: Sequence[Variable]) -> list[Any]:
         """Return this replica's parts of what ``whole_gradients`` has returned."""
-        return [
-            part_of_gradient(g, native(v)) if g is not None and is_split(v) else g
-            for g, v in zip(grads, variables, strict=True)
-        ]
+
+        def part(gradient: Any, variable: Variable) -> Any:
+            if gradient is None:
+                return None
+            if is_split(variable):
+                return part_of_gradient(gradient, native(variable))
+            if self.sums_in_backward_pass:
+                return gradient
+            return share_of_gradient(gradient, self._slicing.team.size)
+
+        return [part(g, v) for g, v in zip(grads, variables, strict=True)]
 
     # -- an update
 
@@ -96,6 +115,8 @@ class WeightParts:
             ValueError: the optimizer cannot update slices.
         """
         self._gradients.refuse(optimizer, variables)
+        if not self.sums_in_backward_pass:
+            grads = self._gradients.sum_rows_of_copies(grads, variables)
         return self._gradients.sum_slices(grads, variables)
 
     def of_copies(self, grads: Sequence[Any], variables: Sequence[Variable]) -> list[Any]:

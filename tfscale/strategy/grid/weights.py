@@ -27,7 +27,7 @@ from tfscale.parallel.grid import Grid
 from tfscale.parallel.layout import Flat, Repeated, Split
 from tfscale.parallel.rows import part_of_total
 from tfscale.parallel.rules import COLUMNS, HEADS, ROWS, VOCABULARY, Rules
-from tfscale.strategy.grid.collectives import whole_of
+from tfscale.strategy.grid.collectives import summed, whole_of
 from tfscale.strategy.step import on_a_replica, this_step
 from tfscale.strategy.variables import Placed, Placement
 
@@ -238,6 +238,23 @@ def part_of_gradient(gradient: Any, weight: SplitWeight) -> Any:
     """Return this replica's part of the gradient of a whole weight."""
     rank = weight.team.rank(replica_id(tf.distribute.get_replica_context()))
     return part_of_total(gradient, weight.layout.inner, rank)
+
+
+def summed_gradient(team: Team, gradient: Any, name: str) -> Any:
+    """Return the gradient of a weight with copies, of which each replica of a team has a part."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return summed(team, gradient, name)
+    return tf.IndexedSlices(
+        summed(team, gradient.values, name), gradient.indices, gradient.dense_shape
+    )
+
+
+def share_of_gradient(gradient: Any, replicas: int) -> Any:
+    """Return an equal share of a gradient that all replicas of a team have."""
+    share = tf.constant(1 / replicas, gradient.dtype)
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient * share
+    return tf.IndexedSlices(gradient.values * share, gradient.indices, gradient.dense_shape)
 
 
 def assign_part(assign: Any, slot: Any, value: Any) -> Any:
