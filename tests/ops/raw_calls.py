@@ -118,6 +118,7 @@ _ARGUMENTS = {
     "executions": lambda: {"communicator": handle(), "most": np.int64(1)},
     "flight": dict,
     "drop": lambda: {"flight": library.load().tfscale_flight()},
+    "in_flight": lambda: {"flight": library.load().tfscale_flight()},
     "take": lambda: {"flight": library.load().tfscale_flight(), "shape": [2], "lost_types": []},
     "largest": lambda: {"residual": [variable(3)], "x": tf.ones([3]), "count": 2},
     "sum_at": lambda: {

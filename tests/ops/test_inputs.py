@@ -38,6 +38,7 @@ SINGLE = {
     "sum_at": ["residual", "finite"],
     "take": ["flight"],
     "drop": ["flight"],
+    "in_flight": ["flight"],
     "join": ["communicator"],
     "totals": ["communicator"],
     "watch": ["communicator"],

@@ -191,7 +191,7 @@ def stragglers(files: Sequence[str | Path]) -> Stragglers:
     Raises:
         ValueError: the files have no step in common.
     """
-    files = arguments.items(files, "files", "a list of paths", arguments.path, least=2)
+    files = arguments.items(files, "files", "a list of at least two paths", arguments.path, least=2)
     workers, rows = [], []
     for number, file in enumerate(files):
         lines = [json.loads(line) for line in Path(file).read_text().splitlines()]
