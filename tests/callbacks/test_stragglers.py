@@ -85,5 +85,5 @@ def test_files_of_different_trainings_are_refused(tmp_path):
     second.write_text("\n".join(map(json.dumps, lines)))
     with pytest.raises(ValueError, match="have no step in common"):
         stragglers([first, second])
-    with pytest.raises(ValueError, match="files is a list of paths"):
+    with pytest.raises(ValueError, match="files is a list of at least two paths"):
         stragglers([first])
