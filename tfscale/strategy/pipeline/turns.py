@@ -77,7 +77,8 @@ class Microbatches:
         share = step.share
         if share is not None:
             share = Share(int(share), rows.local, rows.total)
-        return dataclasses.replace(step, rows=rows, share=share, is_microbatch=True)
+        is_microbatch = self.number > 1
+        return dataclasses.replace(step, rows=rows, share=share, is_microbatch=is_microbatch)
 
     def joined(self, outputs: Sequence[Any]) -> Any:
         """Return the outputs of all microbatches, without those for rows that do not count."""
