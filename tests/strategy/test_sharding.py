@@ -393,7 +393,7 @@ def test_it_is_refused_again_once_keras_has_taken_it_for_built():
         ({"algorithm": "tree"}, "algorithm='tree' cannot"),
         ({"sync": tfscale.sync.LocalSGD(every=4)}, "trains with its own state"),
         ({"method": tfscale.compression.PowerSGD(rank=2)}, "computes whole sums"),
-        ({"shard": "all"}, "shard is 'optimizer'; got 'all'"),
+        ({"shard": "both"}, "shard is 'optimizer' or 'all'; got 'both'"),
     ],
 )
 def test_what_does_not_go_together_is_refused(settings, said):
