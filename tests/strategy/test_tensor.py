@@ -336,3 +336,23 @@ def test_what_cannot_be_cut_is_named(rules, model, optimizer, words):
 def test_arguments_that_do_not_fit_are_refused(settings, words):
     with pytest.raises(ValueError, match=re.escape(words)):
         tfscale.ScaleStrategy(devices=["CPU:0", "CPU:1"], **settings)
+
+
+def test_a_step_that_is_passed_to_run_is_refused():
+    strategy = grid({"up": "columns"})
+    with strategy.scope():
+        model = dense()
+        optimizer = optimizers.SGD(0.1)
+
+    @tf.function
+    def step():
+        def on_replica():
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(model(tf.ones((4, 4), tf.float64)))
+            weights = model.trainable_variables
+            optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+
+        strategy.run(on_replica)
+
+    with pytest.raises(ValueError, match="several replicas read the same rows"):
+        step()

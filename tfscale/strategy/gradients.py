@@ -25,6 +25,12 @@ _NOBODY_COUNTS = (
     "and call fit; or use sync=tfscale.sync.EveryStep(), the default"
 )
 
+_ROWS_COUNT_TWICE = (
+    "with {} several replicas read the same rows, and tfscale weights their losses in fit and in "
+    "train_on_batch, but this step was passed to strategy.run. Move the step into the model's "
+    "train_step and call fit; or leave grid out"
+)
+
 _NOT_EAGERLY = (
     "sync={!r} cannot accumulate gradients in a model that is compiled with run_eagerly=True. "
     "Leave out run_eagerly, or the optimizer's gradient_accumulation_steps"
@@ -45,6 +51,8 @@ def refuse(strategy: Strategy, optimizer: Optimizer, variables: list[Variable]) 
     step = this_step()
     if strategy.rounds is not None and step.model is None:
         raise ValueError(_NOBODY_COUNTS.format(strategy.sync))
+    if strategy.extended.grid.team > 1 and step.model is None:
+        raise ValueError(_ROWS_COUNT_TWICE.format(strategy.extended.grid))
     accumulates = bool(innermost(optimizer).gradient_accumulation_steps)
     if accumulates and step.group is not None and tf.executing_eagerly():
         raise ValueError(_NOT_EAGERLY.format(strategy.sync))
