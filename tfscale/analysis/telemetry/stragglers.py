@@ -179,14 +179,23 @@ def late_by(computed: np.ndarray, bound: int) -> float:
 
 
 def stragglers(files: Sequence[str | Path]) -> Stragglers:
-    """Return who waits for whom, from the JSON lines of all workers of a training.
+    r"""Return who waits for whom, from the JSON lines of all workers of a training.
 
     Args:
         files: the files that ``Telemetry(jsonl=...)`` wrote, one for each worker.
 
     Example:
-        >>> found = tfscale.telemetry.stragglers(sorted(Path(".").glob("run.rank*.jsonl")))
-        >>> print(found)
+        >>> import json, pathlib, tempfile
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> def line(step, own):  # as ``Telemetry`` writes a step of 0.4 s
+        ...     step = {"kind": "step", "step": step, "steps": 1, "begin": 0.4 * step}
+        ...     return json.dumps(step | {"seconds": 0.4, "waited": 0.4 - own, "usual": True})
+        >>> for rank, own in enumerate([0.1, 0.4]):
+        ...     lines = "\n".join(line(step, own) for step in range(50))
+        ...     _ = (folder / f"run.rank{rank}.jsonl").write_text(lines)
+        >>> found = tfscale.telemetry.stragglers(sorted(folder.glob("run.rank*.jsonl")))
+        >>> found.workers[found.slowest]
+        'rank 1'
 
     Raises:
         ValueError: the files have no step in common.
