@@ -22,10 +22,12 @@ pytestmark = pytest.mark.skipif(KERAS_2, reason="grids need Keras 3")
 
 @pytest.fixture(autouse=True)
 def float64():
-    before = keras.config.floatx()
+    before, policy = keras.config.floatx(), keras.config.dtype_policy()
     keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
     yield
     keras.config.set_floatx(before)
+    keras.config.set_dtype_policy(policy)
 
 
 def grid(rules, devices=2, tensor=2, **settings):
