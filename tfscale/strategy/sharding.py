@@ -41,8 +41,16 @@ from tfscale.parallel.table import Held, Table
 from tfscale.strategy import gradients
 from tfscale.strategy.protocols import Strategy
 from tfscale.strategy.sharded_clipping import clipped, finite_on_all
-from tfscale.strategy.step import during, on_a_replica, this_step
-from tfscale.strategy.variables import OwnedCopy, Placed, Placement, Weight, WorkingPart, placing
+from tfscale.strategy.step import during, this_step
+from tfscale.strategy.variables import (
+    OwnedCopy,
+    Placed,
+    Placement,
+    Weight,
+    WorkingPart,
+    assign_part,
+    placing,
+)
 
 _UNKNOWN_OWNER = (
     "shard='optimizer' cannot tell to which weights these variables of {!r} belong: {}. Make them "
@@ -186,7 +194,7 @@ def _built(
     _refuse_unplaced(optimizer, made)
     for slot in made:
         if isinstance(native(slot), Placed):
-            hooks.ASSIGN_SLOT.put(slot, _assign, weakly=True)
+            hooks.ASSIGN_SLOT.put(slot, assign_part, weakly=True)
     return parts
 
 
@@ -231,14 +239,6 @@ def _add_variable(
         return add(optimizer, shape, initializer, *args, **more)
     finally:
         _fill.reset(token)
-
-
-def _assign(assign: Callable[..., Any], slot: Any, value: Any) -> Any:
-    """Assign a slot; on a replica, its part, whose shape is not the slot's shape for Keras."""
-    if not on_a_replica():
-        return assign(slot, value)
-    slot.value.assign(tf.cast(value, slot.value.dtype))
-    return value
 
 
 def passes_on(optimizer: Optimizer) -> bool:

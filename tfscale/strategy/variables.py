@@ -443,6 +443,14 @@ class WorkingPart(Placed):
         return path_of(self.weight)
 
 
+def assign_part(assign: Any, slot: Any, value: Any) -> Any:
+    """Assign a Keras variable; on a replica, its part, whose shape is not the variable's shape."""
+    if not on_a_replica():
+        return assign(slot, value)
+    slot.value.assign(tf.cast(value, slot.value.dtype))
+    return value
+
+
 class WholeView:
     """A placed variable as functions see it that update variables outside of replicas.
 

@@ -29,7 +29,7 @@ from tfscale.parallel.rows import part_of_total
 from tfscale.parallel.rules import COLUMNS, HEADS, ROWS, VOCABULARY, Rules
 from tfscale.strategy.grid.collectives import summed, whole_of
 from tfscale.strategy.step import on_a_replica, this_step
-from tfscale.strategy.variables import Placed, Placement
+from tfscale.strategy.variables import Placed, Placement, assign_part
 
 # Layers that a kind of rule can cut.
 CUTS = {
@@ -255,11 +255,3 @@ def share_of_gradient(gradient: Any, replicas: int) -> Any:
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient * share
     return tf.IndexedSlices(gradient.values * share, gradient.indices, gradient.dense_shape)
-
-
-def assign_part(assign: Any, slot: Any, value: Any) -> Any:
-    """Assign a Keras variable; on a replica, its part, whose shape is not the variable's shape."""
-    if not on_a_replica():
-        return assign(slot, value)
-    slot.value.assign(tf.cast(value, slot.value.dtype))
-    return value

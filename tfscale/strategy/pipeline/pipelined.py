@@ -24,14 +24,13 @@ from tfscale.parallel.pipeline import Pipeline
 from tfscale.plan.pipelines import Simulation, Times, Turn, Work, simulate
 from tfscale.strategy.grid.parts import WeightParts
 from tfscale.strategy.grid.teams import GridTeams
-from tfscale.strategy.grid.weights import assign_part
 from tfscale.strategy.pipeline.gradients import StageGradients
 from tfscale.strategy.pipeline.stages import Stages
 from tfscale.strategy.pipeline.turns import Microbatches, Turns
 from tfscale.strategy.pipeline.weights import StageWeight, give_to_stages, layout_of
 from tfscale.strategy.protocols import Strategy
 from tfscale.strategy.step import during, this_step
-from tfscale.strategy.variables import Placement
+from tfscale.strategy.variables import Placement, assign_part
 
 _OWN_METHODS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics")
 _OWN = (

@@ -11,7 +11,6 @@ from tfscale.bridge.objects import make_anew, native
 from tfscale.bridge.tensorflow import become
 from tfscale.parallel.grid import Grid
 from tfscale.parallel.layout import Owned, Repeated
-from tfscale.strategy.grid.weights import assign_part
 from tfscale.strategy.pipeline.stages import Stages
 from tfscale.strategy.step import this_step
 from tfscale.strategy.variables import (
@@ -21,6 +20,7 @@ from tfscale.strategy.variables import (
     Seed,
     Statistic,
     Weight,
+    assign_part,
     placing,
 )
 
