@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.framework.attr_value_pb2 import AttrValue
 from tensorflow.python.framework import op_def_registry
 from tensorflow.python.ops.handle_data_util import get_resource_handle_data
 
-KEPT = "_grappler_do_not_remove"  # attribute of an operation that no optimization removes
-COLOCATED = "_class"  # attribute that names the operations on whose device one must be
+_KEPT = "_grappler_do_not_remove"  # attribute of an operation that no optimization removes
+_COLOCATED = "_class"  # attribute that names the operations on whose device one must be
 
 
 def function_in(graph: tf.Graph, name: str) -> Any:
@@ -21,6 +22,47 @@ def function_in(graph: tf.Graph, name: str) -> Any:
 def replace_input(operation: tf.Operation, position: int, tensor: tf.Tensor) -> None:
     """Give an operation another input."""
     operation._update_input(position, tensor)
+
+
+def behind(tensor: tf.Tensor, name: str) -> tf.Tensor:
+    """Pass a tensor through an operation that costs nothing and that no optimization removes.
+
+    TensorFlow still knows the tensor's shape. It does not rewrite operations that others wait for:
+    whoever waits for this one leaves the tensor's own operation as it is.
+    """
+    with tf.device(tensor.op.device or None):
+        passing = tensor.graph.create_op(
+            "PreventGradient",
+            [tensor],
+            [tensor.dtype],
+            name=name,
+            attrs={"T": AttrValue(type=tensor.dtype.as_datatype_enum), _KEPT: AttrValue(b=True)},
+        )
+    return passing.outputs[0]
+
+
+def another(original: tf.Operation, inputs: Sequence[Any], name: str) -> tf.Operation:
+    """Return a copy of an operation with other inputs."""
+    attributes = {k: value for k, value in original.node_def.attr.items() if k != _COLOCATED}
+    with tf.device(original.device or None):
+        return original.graph.create_op(
+            original.type,
+            inputs,
+            [tensor.dtype for tensor in original.outputs],
+            name=name,
+            attrs=attributes,
+        )
+
+
+def number_of(operation: tf.Operation) -> int:
+    """Return the number of an operation in its graph: operations that are made later have more."""
+    return int(operation._id)
+
+
+def next_number(graph: tf.Graph) -> int:
+    """Return a number that the next operation of a graph has, or exceeds."""
+    made = graph.get_operations()
+    return number_of(made[-1]) + 1 if made else 0
 
 
 def has_state(kind: str) -> bool:

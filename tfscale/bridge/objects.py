@@ -58,7 +58,8 @@ def copy_of(tensor: Any) -> Any:
 
 def path_of(variable: Variable) -> str:
     """Return the path of a Keras variable, or the name of another one; patterns match it."""
-    return str(getattr(variable, "path", None) or variable.name.split(":")[0])
+    own = getattr(variable, "keras_path", None) or getattr(variable, "path", None)
+    return str(own or variable.name.split(":")[0])
 
 
 def kind_of_keras(name: str, dtype: tf.DType, trainable: bool) -> str | None:

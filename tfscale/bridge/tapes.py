@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfscale.bridge.graphs import next_number
 from tfscale.bridge.hooks import TAPE_GRADIENT
 from tfscale.bridge.tensorflow import could_possibly_record
 
@@ -28,6 +29,26 @@ def gradients_changed(
         result: function of all gradients and their sources that returns other gradients.
     """
     return TAPE_GRADIENT.on(tf.GradientTape, _Changed(target, result), in_thread=True)
+
+
+def after_backward_passes(
+    body: Callable[[int], None],
+) -> contextlib.AbstractContextManager[None]:
+    """Call a function after each backward pass that this thread traces in a block.
+
+    Args:
+        body: gets the number of the backward pass's first operation.
+    """
+
+    def gradient(original: Callable[..., Any], tape: Any, *args: Any, **kwargs: Any) -> Any:
+        if tf.executing_eagerly():
+            return original(tape, *args, **kwargs)
+        begin = next_number(tf.compat.v1.get_default_graph())
+        found = original(tape, *args, **kwargs)
+        body(begin)
+        return found
+
+    return TAPE_GRADIENT.on(tf.GradientTape, gradient, in_thread=True)
 
 
 class _Changed:

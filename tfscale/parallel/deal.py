@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from tfscale.parallel.layout import Flat, Layout, Owned
+from tfscale.parallel.layout import Copy, Flat, Layout, Owned
+
+# Weights of fewer numbers stay copies with shard="all": a message costs more than they do.
+_SMALL = 1024
 
 
 def dealt(shapes: Sequence[tuple[int, ...]], ranks: int, is_elementwise: bool) -> list[Layout]:
@@ -27,6 +30,17 @@ def in_parts(shapes: Sequence[tuple[int, ...]], ranks: int) -> list[Layout]:
         [5, 6]
     """
     return [Flat(tuple(shape), ranks) for shape in shapes]
+
+
+def weight_in_parts(shape: tuple[int, ...], ranks: int) -> Layout:
+    """Return the layout of a weight with ``shard="all"``: equal parts, or copies of a small one.
+
+    Example:
+        >>> [type(weight_in_parts(shape, ranks=2)).__name__ for shape in ((3, 4), (40, 30))]
+        ['Copy', 'Flat']
+    """
+    kind = Copy if math.prod(shape) < max(_SMALL, ranks) else Flat
+    return kind(shape, ranks)
 
 
 def whole(shapes: Sequence[tuple[int, ...]], ranks: int) -> list[Layout]:

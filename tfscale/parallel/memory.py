@@ -31,7 +31,7 @@ def of_training(
         model: a Keras model, compiled or not.
         batch: number of samples of the global batch.
         replicas: number of replicas.
-        shard: None, or ``"optimizer"``, as for ``ScaleStrategy``.
+        shard: None, ``"optimizer"`` or ``"all"``, as for ``ScaleStrategy``.
         wire: wire of gradients, as for ``ScaleStrategy``.
         method: method of gradients, as for ``ScaleStrategy``.
         optimizer: optimizer of a model that is not compiled.

@@ -19,7 +19,11 @@ from tfscale.support import arguments
 from tfscale.support.sizes import in_words, number_of_bytes
 from tfscale.support.text import wrapped
 
-SHARDS = ("optimizer",)
+SHARDS = ("optimizer", "all")
+
+# With shard="all", the largest weight counts so often: two weights are whole at once, and three
+# gradients, of which one is computed and two are sent.
+_WHOLE_AT_ONCE = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,11 +92,12 @@ class RankBytes:
     """Bytes of one rank.
 
     Attributes:
-        weights: all variables of the model.
+        weights: all variables of the model, or this rank's parts of them.
         slots: the optimizer's state.
         working: parts of weights that the optimizer updates in place of the weights.
         residuals: what methods and wires keep from step to step.
         gradients: gradients of a step.
+        whole: whole weights that layers compute with, and whole gradients, at one moment.
         buffers: what is sent and received, while ranks exchange gradients and weights.
         activations: what the forward and the backward pass hold, beside gradients.
     """
@@ -102,6 +107,7 @@ class RankBytes:
     working: int = 0
     residuals: int = 0
     gradients: int = 0
+    whole: int = 0
     buffers: int = 0
     activations: int = 0
 
@@ -113,7 +119,7 @@ class RankBytes:
     @property
     def total(self) -> int:
         """Most bytes at one moment: activations are gone when the last gradients are exchanged."""
-        return self.kept + self.gradients + max(self.buffers, self.activations)
+        return self.kept + self.gradients + self.whole + max(self.buffers, self.activations)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,6 +186,7 @@ def _rows(held: RankBytes) -> Sequence[tuple[str, int, str]]:
         ("working parts", held.working, "the parts of weights that this rank updates"),
         ("residuals", held.residuals, "what the wire or method keeps from step to step"),
         ("gradients", held.gradients, "within a step"),
+        ("whole weights", held.whole, "and gradients, of the layers that compute"),
         ("buffers", held.buffers, "of exchanges, after the backward pass"),
         ("activations", held.activations, "of the forward and backward pass, before that"),
     ]
@@ -201,7 +208,7 @@ def planned(
     Args:
         needs: what the training needs.
         ranks: number of replicas.
-        shard: None, or ``"optimizer"``, as for ``ScaleStrategy``.
+        shard: None, ``"optimizer"`` or ``"all"``, as for ``ScaleStrategy``.
         policy: wire or method of each gradient; by default ``"fp32"``.
 
     Example:
@@ -212,9 +219,10 @@ def planned(
     """
     arguments.whole(ranks, "ranks", 1, what="a number of replicas")
     arguments.optional(arguments.choice, shard, "shard", SHARDS)
-    layouts = _layouts(needs, ranks, shard if ranks > 1 else None)
+    cut = shard if ranks > 1 else None
+    layouts = _layouts(needs, ranks, cut)
     policy = policy_of(None, None, None) if policy is None else policy
-    every = [_held(needs, layouts, r, policy) for r in _ranks_that_differ(layouts, ranks)]
+    every = [_held(needs, layouts, r, cut, policy) for r in _ranks_that_differ(layouts, ranks)]
     by_total = sorted(every, key=lambda held: held.total)
     return Memory(needs, ranks, shard, policy, by_total[-1], by_total[0])
 
@@ -223,6 +231,8 @@ def _layouts(needs: Needs, ranks: int, shard: str | None) -> list[Layout]:
     shapes = [weight.array.shape for weight in needs.weights]
     if shard is None:
         return [Copy(shape, ranks) for shape in shapes]
+    if shard == "all":
+        return [deal.weight_in_parts(shape, ranks) for shape in shapes]
     return deal.dealt(shapes, ranks, needs.even)
 
 
@@ -231,26 +241,35 @@ def _ranks_that_differ(layouts: Sequence[Layout], ranks: int) -> range:
     return range(ranks if any(layout.holder is not None for layout in layouts) else 1)
 
 
-def _held(needs: Needs, layouts: Sequence[Layout], rank: int, policy: MethodPolicy) -> RankBytes:
+def _held(
+    needs: Needs, layouts: Sequence[Layout], rank: int, shard: str | None, policy: MethodPolicy
+) -> RankBytes:
     ranks = layouts[0].ranks if layouts else 1
     weights = [weight.array for weight in needs.weights]
-    gradients = sum(array.bytes() for array in weights)
+    whole = sum(array.bytes() for array in weights)
     parts = [layout.part_shape(rank) for layout in layouts]
     own = sum(array.bytes(part) for array, part in zip(weights, parts, strict=True))
-    is_cut = any(not isinstance(layout, Copy) for layout in layouts)
+    cut = [array.bytes() for array, each in zip(weights, layouts, strict=True) if _is_cut(each)]
+    held = own if shard == "all" else whole
+    is_dealt = shard == "optimizer" and bool(cut)
     return RankBytes(
-        weights=gradients + sum(array.bytes() for array in needs.others),
+        weights=held + sum(array.bytes() for array in needs.others),
         slots=sum(
             _slot_bytes(slot, weight, layout, rank)
             for weight, layout in zip(needs.weights, layouts, strict=True)
             for slot in weight.slots
         ),
-        working=own if is_cut else 0,
+        working=own if is_dealt else 0,
         residuals=sum(weight.residuals(policy) for weight in needs.weights) if ranks > 1 else 0,
-        gradients=gradients,
-        buffers=gradients + (own if is_cut else 0) if ranks > 1 else 0,
+        gradients=held,
+        whole=_WHOLE_AT_ONCE * max(cut, default=0) if shard == "all" else 0,
+        buffers=whole + own * is_dealt if ranks > 1 and shard != "all" else 0,
         activations=needs.activations,
     )
+
+
+def _is_cut(layout: Layout) -> bool:
+    return not isinstance(layout, Copy)
 
 
 def _slot_bytes(slot: Array, weight: Weight, layout: Layout, rank: int) -> int:

@@ -31,7 +31,7 @@ from tfscale.exchange.tensorflow_team import TensorFlowTeam
 from tfscale.exchange.trial import Trials
 from tfscale.strategy import backup, join, shutdown
 from tfscale.strategy.extended import Extended
-from tfscale.strategy.grid.parts import WeightParts
+from tfscale.strategy.grid.parts import SplitWeights, WeightParts
 from tfscale.strategy.grid.teams import GridTeams
 from tfscale.strategy.pipeline.pipelined import Pipelined
 from tfscale.strategy.protocols import Strategy
@@ -157,14 +157,14 @@ def make_parts(
     """Return the teams of a strategy's grid, and its weights in parts; None if there are none."""
     extended, team = strategy.extended, strategy.extended.team
     if settings.shard == ALL and team.size > 1:
-        return None, WeightParts.among(team)
+        return None, SplitWeights.among(team)
     if extended.grid.team == 1:
         return None, None
     teams = GridTeams(extended, extended.grid, team, settings.algorithm, team.schedules)
     shutdown.announce(teams.parts, [each for each in (extended.group, extended.hosts) if each])
     if settings.pipeline is not None:
         return teams, Pipelined(strategy, teams, settings.pipeline)
-    return teams, None if settings.tensor is None else WeightParts.by_rules(teams, settings.tensor)
+    return teams, None if settings.tensor is None else SplitWeights.by_rules(teams, settings.tensor)
 
 
 def _refuse_without_halves(settings: Settings, schedules: CollectiveSchedules) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfscale.exchange.team import Team
+from tfscale.strategy.grid.whole import WholeWeights
 from tfscale.strategy.rows import Rows
 from tfscale.strategy.share import Share
 from tfscale.strategy.step_graph import RESIZES, StepGraph
@@ -76,8 +77,8 @@ class Step:
         counts: whether this replica's samples count in metrics: of the replicas of a grid that read
             the same rows, one counts.
         read_before: whole weights that have been read before a loop, by the ids of their variables.
+        whole_weights: whole weights of the step, if layers gather each weight when they read it.
         sees_parts: whether the replica reads its parts of weights, and not whole weights.
-        sums_in_backward_pass: whether the backward pass sums gradients of replicas with other rows.
         updates_alone: whether an optimizer updates a weight that this replica alone holds: it may
             assign that weight and its slots only, for other replicas do not follow.
         window: a function that sums the gradients of a window, if gradients are accumulated.
@@ -102,8 +103,8 @@ class Step:
 
     counts: bool = True
     read_before: Mapping[int, tf.Tensor] = dataclasses.field(default_factory=dict)
+    whole_weights: WholeWeights | None = None
     sees_parts: bool = False
-    sums_in_backward_pass: bool = False
     is_reduced: bool = False
     updates_alone: bool = False
     window: Callable[[list[Any]], list[Any]] | None = None
@@ -117,6 +118,11 @@ class Step:
             window: function that sums accumulated gradients at the end of their window.
         """
         return dataclasses.replace(self, is_reduced=True, window=window)
+
+    @property
+    def sums_in_backward_pass(self) -> bool:
+        """Whether the backward pass sums gradients of replicas that read different rows."""
+        return self.whole_weights is not None
 
     # -- the team
 

@@ -36,7 +36,7 @@ from tfscale.bridge.objects import (
     trained_by,
 )
 from tfscale.bridge.protocols import Optimizer
-from tfscale.bridge.tapes import gradients_changed
+from tfscale.bridge.tapes import after_backward_passes, gradients_changed
 from tfscale.exchange.slots import Slots
 from tfscale.strategy import (
     gather,
@@ -49,6 +49,7 @@ from tfscale.strategy import (
 )
 from tfscale.strategy.building import refuse_foreign
 from tfscale.strategy.grid.batch import of_first_replica
+from tfscale.strategy.grid.parts import WeightParts
 from tfscale.strategy.protocols import Strategy
 from tfscale.strategy.rows import shared_out
 from tfscale.strategy.share import Share
@@ -90,7 +91,7 @@ def step_of_replica(strategy: Strategy, step: ModelStep, fn: Callable[..., Any])
             model=model,
             is_own=step.is_own,
             losses=Losses(results={}),
-            sums_in_backward_pass=parts is not None and parts.sums_in_backward_pass,
+            whole_weights=None if parts is None else parts.whole_weights(),
         )
         if own_rounds is not None:  # replicas may make the step alone
             with _only_with(data):
@@ -121,7 +122,7 @@ def step_of_replica(strategy: Strategy, step: ModelStep, fn: Callable[..., Any])
                 stage=stage,
             )
             with during(full):
-                with reducing(keras_losses.reduced), _tapes_of(step.is_own, parts), inlined():
+                with reducing(keras_losses.reduced), _tapes_of(full, parts), inlined():
                     result = fn(data)
                 statistics.average(assigned)
                 if step.makes_logs:
@@ -139,7 +140,7 @@ def step_of_replica(strategy: Strategy, step: ModelStep, fn: Callable[..., Any])
 
 def prediction_of_replica(strategy: Strategy, fn: Callable[..., Any]) -> Any:
     """Return a function that predicts on a replica's part of a batch."""
-    model = fitted()
+    model, parts = fitted(), strategy.parts
 
     @tf.autograph.experimental.do_not_convert
     def made(data: Any) -> Any:
@@ -149,8 +150,9 @@ def prediction_of_replica(strategy: Strategy, fn: Callable[..., Any]) -> Any:
         rows, data = shared_out(data, strategy.extended.number_of_replicas)
         shown = rows if strategy.extended.gives_outputs() else rows.as_absent()
         with contextlib.ExitStack() as stack:
-            if strategy.parts is not None and model is not None:
-                stack.enter_context(strategy.parts.computing(model, layers_of(model)))
+            if parts is not None and model is not None:
+                stack.enter_context(parts.computing(model, layers_of(model)))
+                stack.enter_context(during(Step(whole_weights=parts.whole_weights())))
             if strategy.pipeline is not None:
                 rows = rows.of_stage(strategy.extended.grid.stages)
                 of_stage = Step(model, rows=rows, stage=strategy.pipeline.of_stage)
@@ -166,16 +168,20 @@ def _rows_of_team(strategy: Strategy, data: Any) -> Any:
     return data if readers is None else of_first_replica(readers, data)
 
 
-def _tapes_of(own: bool, parts: Any) -> contextlib.AbstractContextManager[None]:
-    """Return a context that weights losses for the tapes of a step, and gives whole gradients.
+@contextlib.contextmanager
+def _tapes_of(step: Step, parts: WeightParts | None) -> Iterator[None]:
+    """Weight losses for the tapes of a step, and give whole gradients, within this context.
 
-    It does nothing for Keras's own steps, whose losses are weighted already, and which pass
-    gradients to the optimizer as they are.
+    Keras's own steps are left alone: their losses are weighted already, and they pass gradients to
+    the optimizer as they are. Whole weights are gathered again for all backward passes.
     """
-    if not own:
-        return contextlib.nullcontext()
-    whole = None if parts is None else parts.whole_gradients
-    return gradients_changed(own_losses.target_of_gradients, whole)
+    with contextlib.ExitStack() as stack:
+        if step.is_own:
+            whole = None if parts is None else parts.whole_gradients
+            stack.enter_context(gradients_changed(own_losses.target_of_gradients, whole))
+        if step.whole_weights is not None:
+            stack.enter_context(after_backward_passes(step.whole_weights.gather_again))
+        yield
 
 
 def _only_with(data: Any) -> Any:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfscale.bridge.layers import variable_being_made
 from tfscale.bridge.objects import (
     ACCUMULATOR,
     LAYER_SEED,
@@ -380,10 +381,12 @@ class Placed(_OfKeras):
     Attributes:
         layout: who holds what.
         team: team of the replicas that hold one whole variable; None for all replicas.
+        keras_path: path of Keras's variable.
     """
 
     layout: Layout
     team: Any = None
+    keras_path: str = ""
 
     @property
     def shape(self) -> tf.TensorShape:
@@ -398,7 +401,7 @@ class Placed(_OfKeras):
     def _get_cross_replica(self) -> tf.Tensor:
         extended = self.distribute_strategy.extended
         parts = [v.read_value() for v in self.values]
-        return extended.whole(self.layout, parts, f"the parts of {self._common_name}")
+        return extended.whole(self.layout, parts, f"the parts of {self.keras_path}")
 
     def _update_cross_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
         whole, done = tf.convert_to_tensor(value, self.dtype), []
@@ -591,6 +594,8 @@ def made(create: Callable[[], Any], keywords: Mapping[str, Any], rounds: Observe
         variable = create()
     if (placement := placed_now()) is not None:
         variable.layout, variable.team = placement.layout, placement.team
+        made = variable_being_made()
+        variable.keras_path = path_of(variable if made is None else made)
         placement.first = None  # TensorFlow keeps the functions that make initial values
     if rounds is not None and isinstance(variable, LocalWeight):
         variable.observer = rounds

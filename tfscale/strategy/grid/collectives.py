@@ -63,17 +63,20 @@ def whole_of(team: Team, cut: Cut, part: tf.Tensor, name: str) -> tf.Tensor:
 
     @tf.custom_gradient
     def forward(part: tf.Tensor) -> Any:
-        rows = _once(team, part[tf.newaxis], lambda replica, own: team.gather(replica, own, name))
-        whole = cut.whole(rows if isinstance(cut, Flat) else tf.unstack(rows, team.size))
-
         def backward(of_whole: Any) -> Any:
             if isinstance(of_whole, tf.IndexedSlices) and isinstance(cut, Layout):
                 return _part_of_rows(team, cut, of_whole, _backward(name))
             return part_of_sum(team, cut, tf.convert_to_tensor(of_whole), _backward(name))
 
-        return whole, backward
+        return joined(team, cut, part, name), backward
 
     return forward(part)
+
+
+def joined(team: Team, cut: Cut, part: tf.Tensor, name: str) -> tf.Tensor:
+    """Return the array of which each replica of a team has a part; it has no gradient."""
+    rows = _once(team, part[tf.newaxis], lambda replica, own: team.gather(replica, own, name))
+    return cut.whole(rows if isinstance(cut, Flat) else tf.unstack(rows, team.size))
 
 
 def part_of_sum(team: Team, cut: Cut, whole: tf.Tensor, name: str) -> tf.Tensor:

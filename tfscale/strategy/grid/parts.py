@@ -24,6 +24,7 @@ from tfscale.strategy.grid.weights import (
     summed_gradient,
     whole_gradient,
 )
+from tfscale.strategy.grid.whole import WholeWeights
 from tfscale.strategy.variables import Placement
 
 
@@ -31,78 +32,39 @@ class WeightParts:
     """Weights in parts: how they are made, computed with and updated.
 
     Args:
-        slicing: says which weights are in parts, and how.
         gradients: sums, norms and checks of gradients.
-        layers: layers that compute with slices; None if all layers read whole weights.
     """
 
-    def __init__(
-        self, slicing: Slicing, gradients: GridGradients, layers: SplitLayers | None = None
-    ) -> None:
-        self._slicing, self._gradients, self._layers = slicing, gradients, layers
-
-    @classmethod
-    def by_rules(cls, teams: GridTeams, rules: Mapping[str, str]) -> WeightParts:
-        """Return weights in slices, by the user's argument ``tensor``."""
-        assert teams.tensor is not None
-        slicing = SlicesByRules(rules, teams.grid, teams.tensor)
-        gradients = GridGradients(teams.tensor, teams.data, teams.everybody)
-        return cls(slicing, gradients, SplitLayers(teams, slicing))
-
-    @classmethod
-    def among(cls, everybody: Team) -> WeightParts:
-        """Return weights in equal parts, one for each replica: ``shard="all"``."""
-        return cls(FlatParts(everybody), GridGradients(everybody, None, everybody))
+    def __init__(self, gradients: GridGradients) -> None:
+        self._gradients = gradients
 
     @property
     def sums_in_backward_pass(self) -> bool:
         """Whether the backward pass sums gradients of replicas that read different rows."""
-        return self._layers is None
+        return False
+
+    def whole_weights(self) -> WholeWeights | None:
+        """Return the whole weights of a step that begins; None if layers compute with parts."""
+        return WholeWeights() if self.sums_in_backward_pass else None
 
     def placement(self, beside: Any) -> Placement | None:
         """Return how the variable is made that is made now: see ``Slicing.placement``."""
-        return self._slicing.placement(beside)
+        raise NotImplementedError
 
     @contextlib.contextmanager
     def computing(self, model: Any, layers: Sequence[Layer]) -> Iterator[None]:
         """Make a model's layers compute with their parts, on replicas, within this context."""
-        self._slicing.check(model)
-        own = contextlib.nullcontext() if self._layers is None else self._layers.computing(layers)
-        with reading_before_loops(layers), own:
-            yield
+        yield
 
     # -- steps of users
 
     def whole_gradients(self, grads: list[Any], sources: list[Any]) -> list[Any]:
         """Return gradients as a user's step expects them: of whole weights; None stays None."""
-
-        def whole(gradient: Any, source: Any) -> Any:
-            if gradient is None or not is_variable(source):
-                return gradient
-            if is_split(source):
-                return whole_gradient(gradient, native(source))
-            # The replicas of a team hold parts of the gradient of their loss.
-            if self.sums_in_backward_pass:
-                return gradient
-            return summed_gradient(
-                self._slicing.team, gradient, f"the gradient of {path_of(source)}"
-            )
-
-        return [whole(g, v) for g, v in zip(grads, sources, strict=True)]
+        return grads
 
     def own_parts(self, grads: list[Any], variables: Sequence[Variable]) -> list[Any]:
         """Return this replica's parts of what ``whole_gradients`` has returned."""
-
-        def part(gradient: Any, variable: Variable) -> Any:
-            if gradient is None:
-                return None
-            if is_split(variable):
-                return part_of_gradient(gradient, native(variable))
-            if self.sums_in_backward_pass:
-                return gradient
-            return share_of_gradient(gradient, self._slicing.team.size)
-
-        return [part(g, v) for g, v in zip(grads, variables, strict=True)]
+        return grads
 
     # -- an update
 
@@ -143,3 +105,80 @@ class WeightParts:
                 finite = self._gradients.finite
                 stack.enter_context(hooks.CHECK_FINITE.on(optimizer, finite, in_thread=True))
             yield
+
+
+class SplitWeights(WeightParts):
+    """Weights in slices by the user's rules, or in equal parts; other layers read whole weights.
+
+    Args:
+        slicing: says which weights are in parts, and how.
+        gradients: sums, norms and checks of gradients.
+        layers: layers that compute with slices; None if all layers read whole weights.
+    """
+
+    def __init__(
+        self, slicing: Slicing, gradients: GridGradients, layers: SplitLayers | None = None
+    ) -> None:
+        super().__init__(gradients)
+        self._slicing, self._layers = slicing, layers
+
+    @classmethod
+    def by_rules(cls, teams: GridTeams, rules: Mapping[str, str]) -> SplitWeights:
+        """Return weights in slices, by the user's argument ``tensor``."""
+        assert teams.tensor is not None
+        slicing = SlicesByRules(rules, teams.grid, teams.tensor)
+        gradients = GridGradients(teams.tensor, teams.data, teams.everybody)
+        return cls(slicing, gradients, SplitLayers(teams, slicing))
+
+    @classmethod
+    def among(cls, everybody: Team) -> SplitWeights:
+        """Return weights in equal parts, one for each replica: ``shard="all"``."""
+        return cls(FlatParts(everybody), GridGradients(everybody, None, everybody))
+
+    @property
+    def sums_in_backward_pass(self) -> bool:
+        """See ``WeightParts``."""
+        return self._layers is None
+
+    def placement(self, beside: Any) -> Placement | None:
+        """See ``WeightParts``."""
+        return self._slicing.placement(beside)
+
+    @contextlib.contextmanager
+    def computing(self, model: Any, layers: Sequence[Layer]) -> Iterator[None]:
+        """See ``WeightParts``."""
+        self._slicing.check(model)
+        own = contextlib.nullcontext() if self._layers is None else self._layers.computing(layers)
+        with reading_before_loops(layers), own:
+            yield
+
+    def whole_gradients(self, grads: list[Any], sources: list[Any]) -> list[Any]:
+        """See ``WeightParts``."""
+
+        def whole(gradient: Any, source: Any) -> Any:
+            if gradient is None or not is_variable(source):
+                return gradient
+            if is_split(source):
+                return whole_gradient(gradient, native(source))
+            # The replicas of a team hold parts of the gradient of their loss.
+            if self.sums_in_backward_pass:
+                return gradient
+            return summed_gradient(
+                self._slicing.team, gradient, f"the gradient of {path_of(source)}"
+            )
+
+        return [whole(g, v) for g, v in zip(grads, sources, strict=True)]
+
+    def own_parts(self, grads: list[Any], variables: Sequence[Variable]) -> list[Any]:
+        """See ``WeightParts``."""
+
+        def part(gradient: Any, variable: Variable) -> Any:
+            if gradient is None:
+                return None
+            if is_split(variable):
+                return part_of_gradient(gradient, native(variable))
+            if self.sums_in_backward_pass:
+                return gradient
+            return share_of_gradient(gradient, self._slicing.team.size)
+
+        return [part(g, v) for g, v in zip(grads, variables, strict=True)]

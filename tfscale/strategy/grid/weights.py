@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -23,11 +22,12 @@ from tfscale.bridge.objects import native, path_of
 from tfscale.bridge.protocols import Layer, Variable
 from tfscale.bridge.tensorflow import replica_id
 from tfscale.exchange.team import Team
+from tfscale.parallel.deal import weight_in_parts
 from tfscale.parallel.grid import Grid
-from tfscale.parallel.layout import Flat, Repeated, Split
+from tfscale.parallel.layout import Copy, Repeated, Split
 from tfscale.parallel.rows import part_of_total
 from tfscale.parallel.rules import COLUMNS, HEADS, ROWS, VOCABULARY, Rules
-from tfscale.strategy.grid.collectives import summed, whole_of
+from tfscale.strategy.grid.collectives import joined, summed, whole_of
 from tfscale.strategy.step import on_a_replica, this_step
 from tfscale.strategy.variables import Placed, Placement, assign_part
 
@@ -38,9 +38,6 @@ CUTS = {
     HEADS: ("MultiHeadAttention", "GroupedQueryAttention"),
     VOCABULARY: ("Embedding",),
 }
-
-# Weights of fewer numbers stay copies with shard="all".
-SMALL = 1024
 
 _NOT_CUT = (
     "tensor[{pattern!r}]={kind!r} matches {path}, a weight of a {layer}, and {kind!r} cuts weights "
@@ -91,9 +88,18 @@ class SplitWeight(Placed):
         if (read := this_step().read_before.get(id(self))) is not None:
             return read
         if is_in_a_loop_of_a_replica():
-            raise ValueError(_IN_A_LOOP.format(self._common_name))
-        part, name = tf.convert_to_tensor(found), f"the parts of {self._common_name}"
-        return whole_of(self.team, self.layout.inner, part, name)
+            raise ValueError(_IN_A_LOOP.format(self.keras_path))
+        part, name = tf.convert_to_tensor(found), f"the parts of {self.keras_path}"
+        team, cut = self.team, self.layout.inner
+
+        def gather(part: tf.Tensor) -> tf.Tensor:
+            return whole_of(team, cut, part, name)
+
+        def again(part: tf.Tensor) -> tf.Tensor:
+            return joined(team, cut, part, f"{name}, again")
+
+        weights = this_step().whole_weights
+        return gather(part) if weights is None else weights.whole(self, part, gather, again)
 
 
 def _sees_parts() -> bool:
@@ -146,11 +152,12 @@ class FlatParts(Slicing):
     """Weights in equal parts, one for each replica of a team: ``shard="all"``."""
 
     def layout(self, layer: Layer, weight: Any) -> Repeated | None:
-        """See ``Slicing``. Small weights stay copies: a message costs more than they do."""
-        shape, ranks = tuple(weight.shape), self.team.size
-        if math.prod(shape) < max(SMALL, ranks) or not tf.as_dtype(weight.dtype).is_floating:
+        """See ``Slicing``."""
+        ranks = self.team.size
+        layout = weight_in_parts(tuple(weight.shape), ranks)
+        if isinstance(layout, Copy) or not tf.as_dtype(weight.dtype).is_floating:
             return None
-        return Repeated.of(Flat(shape, ranks), range(ranks))
+        return Repeated.of(layout, range(ranks))
 
 
 class SlicesByRules(Slicing):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -16,7 +15,6 @@ from tfscale.bridge.fit import JUDGING, TRAINING, ModelStep
 from tfscale.bridge.layers import variable_being_made
 from tfscale.bridge.models import has_own_steps, loss_of
 from tfscale.bridge.objects import loss_tracker
-from tfscale.bridge.protocols import Layer
 from tfscale.bridge.tensorflow import replica_id
 from tfscale.exchange.team import Team
 from tfscale.parallel.layout import Owned
@@ -69,7 +67,7 @@ class Pipelined(WeightParts):
 
     def __init__(self, strategy: Strategy, teams: GridTeams, pipeline: Pipeline) -> None:
         assert teams.stages is not None
-        self._gradients = StageGradients(teams.stages, teams.data, teams.everybody)
+        super().__init__(StageGradients(teams.stages, teams.data, teams.everybody))
         self._extended, self._teams, self._pipeline = strategy.extended, teams, pipeline
         self._scope = strategy.scope
         self._team: Team = teams.stages
@@ -121,16 +119,6 @@ class Pipelined(WeightParts):
         assert isinstance(inner, Owned)
         hooks.ASSIGN_SLOT.put(made, assign_part, weakly=True)
         return Placement(layout_of(self._teams.grid, tuple(made.shape), inner.owner))
-
-    @property
-    def sums_in_backward_pass(self) -> bool:
-        """See ``WeightParts``."""
-        return False
-
-    @contextlib.contextmanager
-    def computing(self, model: Any, layers: Sequence[Layer]) -> Iterator[None]:
-        """See ``WeightParts``: the turns call layers, which compute as they do on one device."""
-        yield
 
     # -- steps
 

@@ -82,6 +82,7 @@ def give_to_stages(model: Any, stages: Stages, grid: Grid) -> None:
         if type(own) is Weight and own.dtype.is_floating:
             with placing(Placement(layout, kind=StageWeight)):
                 make_anew(variable)
+            native(variable).keras_path = variable.path
             hooks.ASSIGN_SLOT.put(variable, assign_part, weakly=True)
         else:
             become(own, StageSeed if isinstance(own, Seed) else StageState)

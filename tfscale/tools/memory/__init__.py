@@ -14,6 +14,8 @@ from tfscale.tools.model_file import ModelError, load_model
 if TYPE_CHECKING:
     from tfscale.parallel.planned import Memory
 
+SHARDS = ("optimizer", "all")  # of ScaleStrategy; named here because --help needs no TensorFlow
+
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; return 1 if the training does not fit, or an argument is wrong."""
@@ -45,14 +47,16 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _advice(found: Memory, limit: int) -> Iterator[str]:
     """Yield what would need less memory."""
-    if found.shard is None and found.ranks > 1:
-        size = found.on(found.ranks, "optimizer").most.total
-        yield f"--shard optimizer needs {in_words(size)}"
-    for ranks in (2**power for power in range(1, 11) if 2**power > found.ranks):
-        more = found.on(ranks, "optimizer")
-        if more.fits(limit):
-            yield f"--replicas {ranks} --shard optimizer needs about {in_words(more.most.total)}"
-            break
+    for shard in SHARDS if found.ranks > 1 else ():
+        if shard != found.shard:
+            size = found.on(found.ranks, shard).most.total
+            yield f"--shard {shard} needs {in_words(size)}"
+    for shard in SHARDS:
+        for ranks in (2**power for power in range(1, 11) if 2**power > found.ranks):
+            more = found.on(ranks, shard)
+            if more.fits(limit):
+                yield f"--replicas {ranks} --shard {shard} needs about {in_words(more.most.total)}"
+                break
     if found.most.activations > found.most.buffers:
         yield "activations need most in a step: use a smaller batch, or the callback Recompute"
 
@@ -71,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         help="samples of a step on all replicas together (default: %(default)s)")  # fmt: skip
     add("--replicas", type=_whole, default=1, metavar="P",
         help="number of replicas (default: %(default)s)")  # fmt: skip
-    add("--shard", choices=("optimizer",), help="what replicas share out, as for ScaleStrategy")
+    add("--shard", choices=SHARDS, help="what replicas share out, as for ScaleStrategy")
     add("--wire", choices=tuple(WIRES), help="format in which gradients are sent (default: fp32)")
     add("--memory", metavar="SIZE", help="memory of each replica, such as 16GB: does it fit?")
     add("--optimizer", default="adam", metavar="NAME",

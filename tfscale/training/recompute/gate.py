@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
-from tfscale.bridge.graphs import KEPT
+from tfscale.bridge.graphs import behind as passed
 from tfscale.training.recompute.traced_step import TracedStep
 
 # TensorFlow rewrites these operations, unless other operations wait for them.
@@ -93,22 +92,8 @@ def _ends_before(step: TracedStep, before: int) -> set[int]:
 
 
 def behind(tensor: Any) -> Any:
-    """Pass a tensor through an operation that costs nothing and that no optimization removes.
-
-    TensorFlow still knows the tensor's shape.
-    """
-    with tf.device(tensor.op.device or None):
-        passing = tensor.graph.create_op(
-            "PreventGradient",
-            [tensor],
-            [tensor.dtype],
-            name=f"{tensor.op.name}/again",
-            attrs={
-                "T": AttrValue(type=tensor.dtype.as_datatype_enum),
-                KEPT: AttrValue(b=True),
-            },
-        )
-    return passing.outputs[0]
+    """Pass a tensor through an operation that costs nothing and that no optimization removes."""
+    return passed(tensor, f"{tensor.op.name}/again")
 
 
 def use(tensor: Any) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale.bridge.graphs import COLOCATED, replace_input
+from tfscale.bridge.graphs import another, replace_input
 from tfscale.training.recompute.gate import behind, make_gate, use
 from tfscale.training.recompute.late import positions
 from tfscale.training.recompute.traced_step import ORIGINAL, SHAPES, Again, TracedStep, Versions
@@ -241,16 +241,7 @@ class _Copies:
 
 
 def _another(original: tf.Operation, inputs: Sequence[Any]) -> tf.Operation:
-    """Return a copy of an operation with other inputs."""
-    attributes = {k: value for k, value in original.node_def.attr.items() if k != COLOCATED}
-    with tf.device(original.device or None):
-        return original.graph.create_op(
-            original.type,
-            inputs,
-            [tensor.dtype for tensor in original.outputs],
-            name=_name(original),
-            attrs=attributes,
-        )
+    return another(original, inputs, _name(original))
 
 
 def _name(original: tf.Operation) -> str:
