@@ -24,6 +24,11 @@ def replace_input(operation: tf.Operation, position: int, tensor: tf.Tensor) -> 
     operation._update_input(position, tensor)
 
 
+def wait_for(operation: tf.Operation, other: tf.Operation) -> None:
+    """Let an operation run only after another one, which was made later."""
+    operation._add_control_input(other)
+
+
 def behind(tensor: tf.Tensor, name: str) -> tf.Tensor:
     """Pass a tensor through an operation that costs nothing and that no optimization removes.
 

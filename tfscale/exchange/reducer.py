@@ -19,6 +19,7 @@ from tfscale.collectives.wires import LOSSLESS
 from tfscale.compression.gradient import Gradient
 from tfscale.compression.method import RESIDUAL, Kept, Method, Wire
 from tfscale.compression.policy import MethodPolicy
+from tfscale.exchange.backpressure import Backpressure
 from tfscale.exchange.bucket_sum import BucketSum, Matrix, Summands, Watch
 from tfscale.exchange.buckets import Bucket, pack
 from tfscale.exchange.packing import Collective, Packing, describe, place_of
@@ -211,12 +212,18 @@ class Reducer:
         own = [variables[i] for i in given]
         summands = self.summands(own, optimizer, state, scale=scale)
 
-        def parts(one: BucketSum, tensors: list[Any]) -> list[Any]:
-            if one.sends_rows:
-                return one.sum(tensors)
-            return one.scatter(tensors, cut.matrix([given[i] for i in one.members]))
+        def scattered(replica: int, tensors: list[Any]) -> list[Any]:
+            backpressure = Backpressure()
 
-        scattered = functools.partial(self._sum, summands, parts, self._bytes_of(cut))
+            def parts(one: BucketSum, tensors: list[Any]) -> list[Any]:
+                if one.sends_rows:
+                    return one.sum(tensors)
+                own = one.scatter(tensors, cut.matrix([given[i] for i in one.members]))
+                backpressure.sent(tensors, own)
+                return own
+
+            return self._sum(summands, parts, self._bytes_of(cut), replica, tensors)
+
         found = self.team.together(scattered, [gradients[i] for i in given])
         done = dict(zip(given, found, strict=True))
         return [done.get(i) for i in range(len(gradients))]
