@@ -1,7 +1,5 @@
 """A backward pass waits for the buckets that it has sent, and never for itself."""
 
-import time
-
 import numpy as np
 import tensorflow as tf
 
@@ -10,79 +8,74 @@ from tfscale.exchange.backpressure import Backpressure
 LAYERS = 8
 
 
-class Events:
-    def __init__(self):
-        self.seen = []
+def layer(x, weight, name):
+    @tf.custom_gradient
+    def forward(x, weight):
+        def backward(gradient):
+            toward = tf.matmul(gradient, weight, transpose_b=True)
+            return toward, tf.matmul(x, gradient, transpose_a=True, name=f"computed_{name}")
 
-    def note(self, event, x, seconds=0.0):
-        def noting(numbers):
-            time.sleep(seconds)
-            self.seen.append(event)
-            return numbers
+        return tf.matmul(x, weight), backward
 
-        found = tf.numpy_function(noting, [x], x.dtype, stateful=False)
-        found.set_shape(x.shape)
-        return found
-
-    def layer(self, i, x, weight):
-        @tf.custom_gradient
-        def forward(x, weight):
-            def backward(gradient):
-                toward = tf.matmul(gradient, weight, transpose_b=True)
-                product = tf.matmul(x, gradient, transpose_a=True)
-                return toward, self.note(("computed", i), product)
-
-            return tf.matmul(x, weight), backward
-
-        return forward(x, weight)
-
-    def most_unsent(self):
-        held, most = 0, 0
-        for kind, _ in self.seen:
-            held += 1 if kind == "computed" else -1
-            most = max(most, held)
-        return most
+    return forward(x, weight)
 
 
-def gradients_of(events, x, weights):
+def waits_for(operation, name):
+    """Return whether an operation runs after the one of that name."""
+    todo, seen = [operation], set()
+    while todo:
+        op = todo.pop()
+        if op.name == name:
+            return True
+        if op not in seen:
+            seen.add(op)
+            todo += [x.op for x in op.inputs] + list(op.control_inputs)
+    return False
+
+
+def gradients_of(x, weights):
     with tf.GradientTape() as tape:
         tape.watch(weights)
         h = x
         for i, weight in enumerate(weights):
-            h = events.layer(i, h, weight)
+            h = layer(h, weight, i)
         total = tf.reduce_sum(h)
     return tape.gradient(total, weights)
 
 
-def sent(events, gradients):
-    """Send gradients slowly, the last first, and return what was sent."""
+def sent(gradients):
+    """Send gradients, the last first, and return what was sent."""
     backpressure, found = Backpressure(), {}
     for i in reversed(range(LAYERS)):
-        found[i] = events.note(("sent", i), gradients[i], seconds=0.03)
+        found[i] = tf.identity(gradients[i], name=f"sent_{i}")
         backpressure.sent([gradients[i]], [found[i]])
     return [found[i] for i in range(LAYERS)]
 
 
 def test_few_gradients_wait_to_be_sent():
-    events, weights = Events(), [tf.eye(3) * (i + 1) for i in range(LAYERS)]
+    weights = [tf.eye(3) * (i + 1) for i in range(LAYERS)]
 
     @tf.function
     def step(x, weights):
-        return sent(events, gradients_of(events, x, weights))
+        return sent(gradients_of(x, weights))
 
     for i, gradient in enumerate(step(tf.ones([2, 3]), weights)):
         np.testing.assert_allclose(gradient, np.full((3, 3), 2 * 40320 / (i + 1)))
-    assert events.most_unsent() <= 3, events.seen
+    graph = step.get_concrete_function(tf.ones([2, 3]), weights).graph
+    for i in range(LAYERS):
+        computed = graph.get_operation_by_name(f"computed_{i}")
+        assert waits_for(computed, f"sent_{i + 2}") == (i + 2 < LAYERS)
+        assert not waits_for(computed, f"sent_{i + 1}"), "one bucket is computed meanwhile"
 
 
 def test_gradients_that_need_each_other_do_not_wait():
     """A norm of all gradients needs the first before the last is sent."""
-    events, weights = Events(), [tf.eye(3) for _ in range(LAYERS)]
+    weights = [tf.eye(3) for _ in range(LAYERS)]
 
     @tf.function
     def step(x, weights):
-        found, _ = tf.clip_by_global_norm(gradients_of(events, x, weights), 1.0)
-        return sent(events, found)
+        found, _ = tf.clip_by_global_norm(gradients_of(x, weights), 1.0)
+        return sent(found)
 
     total = sum(float(tf.reduce_sum(g * g)) for g in step(tf.ones([2, 3]), weights))
     np.testing.assert_allclose(total, 1, rtol=1e-5)
@@ -90,7 +83,6 @@ def test_gradients_that_need_each_other_do_not_wait():
 
 def test_a_gradient_of_two_weights_waits_for_nothing():
     """The gradient of an added weight is also what the layers before get."""
-    events = Events()
 
     @tf.function
     def step(x, weights):
@@ -100,7 +92,7 @@ def test_a_gradient_of_two_weights_waits_for_nothing():
             for weight in weights:
                 h = tf.tanh(h) + weight
             total = tf.reduce_sum(h)
-        return sent(events, tape.gradient(total, weights))
+        return sent(tape.gradient(total, weights))
 
     found = step(tf.zeros([2, 3]), [tf.zeros([2, 3]) for _ in range(LAYERS)])
     np.testing.assert_allclose(found[0], np.ones((2, 3)))
