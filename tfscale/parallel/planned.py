@@ -21,9 +21,11 @@ from tfscale.support.text import wrapped
 
 SHARDS = ("optimizer", "all")
 
-# With shard="all", the largest weight counts so often: two weights are whole at once, and three
-# gradients, of which one is computed and two are sent.
-_WHOLE_AT_ONCE = 5
+# Of what replicas share out, so much is whole at one moment. Three gradients are: one is computed,
+# and two are sent. With shard="all" two weights are, too; with shard="optimizer" replicas send two
+# buckets of new weights, which are there before and after they are packed.
+_GRADIENTS, _WEIGHTS, _PACKED = 3, 2, 4
+_BUCKET = 16 << 20  # bytes; a larger weight is a bucket by itself
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +99,7 @@ class RankBytes:
         working: parts of weights that the optimizer updates in place of the weights.
         residuals: what methods and wires keep from step to step.
         gradients: gradients of a step.
-        whole: whole weights that layers compute with, and whole gradients, at one moment.
+        whole: weights and gradients, of those that are shared out, that are whole at one moment.
         buffers: what is sent and received, while ranks exchange gradients and weights.
         activations: what the forward and the backward pass hold, beside gradients.
     """
@@ -186,7 +188,7 @@ def _rows(held: RankBytes) -> Sequence[tuple[str, int, str]]:
         ("working parts", held.working, "the parts of weights that this rank updates"),
         ("residuals", held.residuals, "what the wire or method keeps from step to step"),
         ("gradients", held.gradients, "within a step"),
-        ("whole weights", held.whole, "and gradients, of the layers that compute"),
+        ("whole", held.whole, "weights and gradients of the layers that compute"),
         ("buffers", held.buffers, "of exchanges, after the backward pass"),
         ("activations", held.activations, "of the forward and backward pass, before that"),
     ]
@@ -250,22 +252,28 @@ def _held(
     parts = [layout.part_shape(rank) for layout in layouts]
     own = sum(array.bytes(part) for array, part in zip(weights, parts, strict=True))
     cut = [array.bytes() for array, each in zip(weights, layouts, strict=True) if _is_cut(each)]
-    held = own if shard == "all" else whole
-    is_dealt = shard == "optimizer" and bool(cut)
-    return RankBytes(
-        weights=held + sum(array.bytes() for array in needs.others),
+    largest = max(cut, default=0)
+    bucket = min(sum(cut), max(largest, _BUCKET)) if needs.even else sum(cut)
+    residuals = sum(weight.residuals(policy) for weight in needs.weights) if ranks > 1 else 0
+    common = RankBytes(
+        weights=whole + sum(array.bytes() for array in needs.others),
         slots=sum(
             _slot_bytes(slot, weight, layout, rank)
             for weight, layout in zip(needs.weights, layouts, strict=True)
             for slot in weight.slots
         ),
-        working=own if is_dealt else 0,
-        residuals=sum(weight.residuals(policy) for weight in needs.weights) if ranks > 1 else 0,
-        gradients=held,
-        whole=_WHOLE_AT_ONCE * max(cut, default=0) if shard == "all" else 0,
-        buffers=whole + own * is_dealt if ranks > 1 and shard != "all" else 0,
+        residuals=residuals,
+        gradients=own if cut else whole,
         activations=needs.activations,
     )
+    if shard == "all":
+        at_once = (_GRADIENTS + _WEIGHTS) * largest
+        return dataclasses.replace(common, weights=common.weights - whole + own, whole=at_once)
+    if cut:
+        return dataclasses.replace(
+            common, working=own, whole=_GRADIENTS * bucket, buffers=_PACKED * bucket
+        )
+    return dataclasses.replace(common, buffers=whole if ranks > 1 else 0)
 
 
 def _is_cut(layout: Layout) -> bool:
