@@ -135,3 +135,9 @@ def test_a_finding_says_where_it_is():
 )
 def test_the_lint_leaves_sentences_alone(text):
     assert not list(findings_in(text))
+
+
+def test_no_page_holds_both_sides_of_a_merge():
+    pages = [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]
+    marked = [p for p in pages if re.search(r"^(<{7}|>{7}) ", p.read_text(), re.MULTILINE)]
+    assert pages and not marked

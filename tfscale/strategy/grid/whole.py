@@ -78,7 +78,7 @@ def _noted(part: tf.Tensor, gradients: list[tf.Tensor]) -> Any:
 
 @dataclasses.dataclass
 class _BackwardUse:
-    """What a backward pass takes of one weight.
+    """The use of one weight by a backward pass.
 
     Attributes:
         read: the weight, as the forward pass has read it.
