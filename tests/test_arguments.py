@@ -24,8 +24,9 @@ from tfscale.support import arguments
 ROOMS = (
     "tfscale", "tfscale.adversarial", "tfscale.callbacks", "tfscale.collectives",
     "tfscale.compression", "tfscale.curvature", "tfscale.extreme", "tfscale.launch", "tfscale.ops",
-    "tfscale.optimizers", "tfscale.plan", "tfscale.quantize", "tfscale.recompute",
-    "tfscale.schedules", "tfscale.strategy", "tfscale.sync", "tfscale.telemetry",
+    "tfscale.optimizers", "tfscale.parallel", "tfscale.plan", "tfscale.quantize",
+    "tfscale.recompute", "tfscale.schedules", "tfscale.strategy", "tfscale.sync",
+    "tfscale.telemetry",
 )  # fmt: skip
 
 WRONG = {
@@ -160,6 +161,7 @@ OF_MODEL = {"x": X, "y": Y}
 RIGHT = {
     "strategy.ScaleStrategy": {"devices": ["CPU:0"]},
     "strategy.auto_strategy": {"devices": ["CPU:0"]},
+    "parallel.Experts": {"experts": 4, "units": 8},
     "parallel.Grid": {},
     "parallel.Pipeline": {},
     "adversarial.FGSM": {"epsilon": 0.1},

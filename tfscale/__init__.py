@@ -14,7 +14,7 @@ from tfscale.support.aliases import Aliases
 from tfscale.support.version import __version__
 
 if TYPE_CHECKING:
-    from tfscale import callbacks, collectives, compression, plan, sync
+    from tfscale import callbacks, collectives, compression, parallel, plan, sync
     from tfscale import native as ops
     from tfscale.analysis import curvature, quantize, telemetry
     from tfscale.cluster.this_worker import is_first, rank
@@ -38,6 +38,7 @@ __all__ = [
     "is_first",
     "ops",
     "optimizers",
+    "parallel",
     "plan",
     "quantize",
     "rank",

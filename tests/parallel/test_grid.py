@@ -6,31 +6,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfscale.parallel.grid import DATA, STAGES, TENSOR, Grid
+from tfscale.parallel.grid import DATA, EXPERTS, STAGES, TENSOR, Grid
 from tfscale.parallel.layout import Owned, Repeated, Split, verify
 from tfscale.parallel.rules import KINDS, Rules, checked
 
 sizes = st.integers(1, 4)
 
 
-@given(sizes, sizes, sizes)
-def test_each_rank_has_one_place(data, stages, tensor):
-    grid = Grid(data, stages, tensor).of(data * stages * tensor)
+@given(sizes, sizes, sizes, sizes)
+def test_each_rank_has_one_place(data, stages, tensor, experts):
+    grid = Grid(data, stages, tensor, experts).of(data * stages * tensor * experts)
     places = [(grid.part_of_batch(r), grid.stage(r), grid.slice(r)) for r in range(grid.replicas)]
-    assert len(set(places)) == len(places) == data * stages * tensor
+    assert len(set(places)) == len(places) == data * stages * tensor * experts
     assert places == sorted(places), "ranks count up, the slice fastest"
-    assert sum(map(grid.gives_outputs, range(grid.replicas))) == data
+    assert sum(map(grid.gives_outputs, range(grid.replicas))) == data * experts
 
 
-@given(sizes, sizes, sizes, st.sets(st.sampled_from([DATA, STAGES, TENSOR])))
-def test_teams_share_the_other_axes_and_cover_all_ranks(data, stages, tensor, axes):
-    grid = Grid(data, stages, tensor).of(data * stages * tensor)
+@given(sizes, sizes, sizes, sizes, st.sets(st.sampled_from([DATA, EXPERTS, STAGES, TENSOR])))
+def test_teams_share_the_other_axes_and_cover_all_ranks(data, stages, tensor, experts, axes):
+    grid = Grid(data, stages, tensor, experts).of(data * stages * tensor * experts)
     teams = grid.teams(*axes)
     assert sorted(rank for team in teams for rank in team) == list(range(grid.replicas))
     for team in teams:
         assert team == sorted(team)
         for axis, place in (
-            (DATA, grid.part_of_batch),
+            (DATA, lambda rank: grid.part_of_batch(rank) // experts),
+            (EXPERTS, grid.share_of_experts),
             (STAGES, grid.stage),
             (TENSOR, grid.slice),
         ):
@@ -49,6 +50,7 @@ def test_a_grid_takes_the_parts_of_the_batch_that_replicas_allow():
         (Grid(tensor=2), 3, "needs a multiple of 2 replicas, but there are 3"),
         (Grid(tensor=4), 2, "needs a multiple of 4 replicas, but there are 2"),
         (Grid(data=2, tensor=2), 8, "needs 4 replicas, but there are 8"),
+        (Grid(experts=2), 3, "needs a multiple of 2 replicas, but there are 3"),
     ],
 )
 def test_a_grid_that_replicas_do_not_fill_is_refused(grid, replicas, words):

@@ -28,6 +28,10 @@ class Scaling:
         """Return a replica's mean loss over its rows as its part of the global batch's loss."""
         raise NotImplementedError
 
+    def before_and_all(self, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return counts of the rows before a replica's in the global batch, and of all rows."""
+        raise NotImplementedError
+
     def figures_of_rounds(self) -> dict[str, Any]:
         """Return figures of the rounds, by name; none if replicas agree after every step."""
         raise NotImplementedError

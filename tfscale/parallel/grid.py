@@ -7,26 +7,31 @@ import math
 
 from tfscale.support import arguments
 
-DATA, STAGES, TENSOR = "data", "stages", "tensor"
+DATA, EXPERTS, STAGES, TENSOR = "data", "experts", "stages", "tensor"
 
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
     r"""Grid of replicas, with an axis for each way to share out a model's training.
 
-    The replicas of rank :math:`r` lie in a grid of :math:`D \times S \times T` places: rank
+    The replicas of rank :math:`r` lie in a grid of :math:`D \times E \times S \times T` places:
+    rank
 
-    .. math:: r = (d S + s) T + t
+    .. math:: r = ((d E + e) S + s) T + t
 
-    has the part :math:`d` of each batch, the stage :math:`s` of the model and the slice :math:`t`
-    of each split weight. The :math:`S T` ranks of one :math:`d` are a *model team*: they hold one
-    model together and read the same rows of a batch. Neighbours have near ranks, so the axis that
-    sends most, ``tensor``, stays within a host if the host has enough devices.
+    has the part :math:`d E + e` of each batch, the share :math:`e` of the experts, the stage
+    :math:`s` of the model and the slice :math:`t` of each split weight. The :math:`S T` ranks of
+    one part of the batch are a *model team*: they hold one model together and read the same rows.
+    Neighbours have near ranks, so the axis that sends most, ``tensor``, stays within a host if the
+    host has enough devices.
 
     Args:
-        data: number of parts of each batch; None for as many as the number of replicas allows.
+        data: number of replicas of each share of the experts, each of which reads a part of the
+            batch; None for as many as the number of replicas allows. Without ``experts``, this is
+            the number of parts of each batch.
         stages: number of stages of the model.
         tensor: number of slices of each split weight.
+        experts: number of shares of the experts of each ``tfscale.parallel.Experts``.
 
     Example:
         >>> grid = Grid(tensor=2).of(replicas=6)
@@ -41,12 +46,14 @@ class Grid:
     data: int | None = None
     stages: int = 1
     tensor: int = 1
+    experts: int = 1
 
     def __post_init__(self) -> None:
         if self.data is not None:
             arguments.whole(self.data, "data", least=1)
         arguments.whole(self.stages, "stages", least=1)
         arguments.whole(self.tensor, "tensor", least=1)
+        arguments.whole(self.experts, "experts", least=1)
 
     def of(self, replicas: int) -> Grid:
         """Return this grid with all its sizes, for a number of replicas.
@@ -54,9 +61,10 @@ class Grid:
         Raises:
             ValueError: the replicas do not fill the grid.
         """
-        data = replicas // self.team if self.data is None else self.data
-        if data * self.team != replicas or not data:
-            needed = f"a multiple of {self.team}" if self.data is None else f"{data * self.team}"
+        each = self.team * self.experts
+        data = replicas // each if self.data is None else self.data
+        if data * each != replicas or not data:
+            needed = f"a multiple of {each}" if self.data is None else f"{data * each}"
             raise ValueError(
                 f"{self} needs {needed} replicas, but there are {replicas}. Start another number "
                 "of workers, give each worker another number of devices, or change the grid"
@@ -71,7 +79,12 @@ class Grid:
     @property
     def replicas(self) -> int:
         """Number of places of the grid, once ``data`` is known."""
-        return math.prod((self.data or 1, self.stages, self.tensor))
+        return math.prod((self.data or 1, self.experts, self.stages, self.tensor))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether each replica holds a whole model."""
+        return self.team == self.experts == 1
 
     def part_of_batch(self, rank: int) -> int:
         """Return which part of each batch a rank has."""
@@ -80,6 +93,10 @@ class Grid:
     def gives_outputs(self, rank: int) -> bool:
         """Return whether a rank gives its team's outputs: the first slice of the last stage."""
         return self.stage(rank) == self.stages - 1 and self.slice(rank) == 0
+
+    def share_of_experts(self, rank: int) -> int:
+        """Return which share of the experts a rank has."""
+        return self.part_of_batch(rank) % self.experts
 
     def stage(self, rank: int) -> int:
         """Return which stage of the model a rank has."""
@@ -99,7 +116,8 @@ class Grid:
         found: dict[tuple[int, ...], list[int]] = {}
         for rank in range(self.replicas):
             place = {
-                DATA: self.part_of_batch(rank),
+                DATA: self.part_of_batch(rank) // self.experts,
+                EXPERTS: self.share_of_experts(rank),
                 STAGES: self.stage(rank),
                 TENSOR: self.slice(rank),
             }

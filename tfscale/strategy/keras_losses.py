@@ -32,6 +32,8 @@ from tfscale.strategy.step import during, this_step
 
 Compute = Callable[..., Any]
 
+_ADDED_IN = "_tfscale_added_in"  # attribute of an eager tensor: losses of the step that adds it
+
 
 @contextlib.contextmanager
 def weighted(model: keras.Model, layers: list[Layer]) -> Iterator[None]:
@@ -87,6 +89,8 @@ def _add_up_losses(add_up: Compute, model: keras.Model, loss: Any) -> Any:
     """Add up losses of layers; ``add_up`` of TensorFlow's trainer also scales them."""
     step = this_step()
     if tf.executing_eagerly():
+        if getattr(loss, _ADDED_IN, step.losses) is not step.losses:
+            return tf.zeros_like(loss)  # another replica has added it, and counts it
         is_scaled = id(loss) in step.losses.scaled
         return sum_of_losses(model, loss) if is_scaled else add_up(model, loss)
     total = sum_of_losses(model, loss)
@@ -94,8 +98,14 @@ def _add_up_losses(add_up: Compute, model: keras.Model, loss: Any) -> Any:
 
 
 def _add_loss(add_loss: Compute, layer: Layer, loss: Any) -> Any:
-    """Record an added loss as scaled if the share was just read: eager steps have no graph."""
+    """Record an added loss as scaled if the share was just read: eager steps have no graph.
+
+    Record the step, too: eager replicas that exchange numbers take turns, and a layer keeps the
+    losses that all of them add.
+    """
     step = this_step()
+    for one in filter(tf.is_tensor, tf.nest.flatten(loss)):
+        setattr(one, _ADDED_IN, step.losses)
     if step.of_rows.reads > step.losses.reads_before:
         step.losses.scaled.update(id(one) for one in tf.nest.flatten(loss))
     step.losses.reads_before = step.of_rows.reads

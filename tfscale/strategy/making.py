@@ -68,7 +68,7 @@ def join_workers(extended: Extended, settings: Settings) -> Settings:
         _say_if_nothing_travels(extended, asked)
     if settings.in_rounds:
         _say_if_nothing_travels(extended, f"sync={settings.sync!r}")
-    if settings.grid is not None and settings.grid.team > 1:
+    if settings.grid is not None and not settings.grid.is_plain:
         _say_if_nothing_travels(extended, f"grid={settings.grid!r}")
     hosts, group = extended.hosts, extended.group
     devices = [name.rsplit("device:", 1)[-1] for name in extended.devices]
@@ -158,12 +158,14 @@ def make_parts(
     extended, team = strategy.extended, strategy.extended.team
     if settings.shard == ALL and team.size > 1:
         return None, SplitWeights.among(team)
-    if extended.grid.team == 1:
+    if extended.grid.is_plain:
         return None, None
     teams = GridTeams(extended, extended.grid, team, settings.algorithm, team.schedules)
     shutdown.announce(teams.parts, [each for each in (extended.group, extended.hosts) if each])
     if settings.pipeline is not None:
         return teams, Pipelined(strategy, teams, settings.pipeline)
+    if teams.experts is not None:
+        return teams, SplitWeights.of_experts(teams)
     return teams, None if settings.tensor is None else SplitWeights.by_rules(teams, settings.tensor)
 
 

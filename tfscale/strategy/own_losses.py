@@ -92,8 +92,10 @@ def one_loss_for_all(loss: Any) -> Any:
 def part_of_mean(compute: Callable[[], Any]) -> Any:
     """Return the mean that ``compute`` gives, over this replica's rows, as its part of the batch's.
 
-    A loss that is scaled already stays as it is.
+    A loss that is scaled already stays as it is, and so does one of a step that adds up no losses.
     """
+    if this_step().share is None:
+        return compute()
     since = _share().reads
     loss = tf.convert_to_tensor(compute())
     return loss if this_step().is_scaled(loss, since) else loss * _share().part(loss.dtype)

@@ -222,8 +222,13 @@ def _refuse_grid(
             'are split. Pass tensor={"ffn/up": "columns", "ffn/down": "rows"}, with patterns of '
             "your weights' paths, or leave the axis tensor out"
         )
-    if grid is None or grid.team == 1:
+    if grid is None or grid.is_plain:
         return
+    if grid.experts > 1 and grid.team > 1:
+        raise ValueError(
+            f"grid={grid!r} shares experts out, and cuts models into stages or slices, too. This "
+            "version does one of both: leave experts out, or stages and tensor"
+        )
     if KERAS_2:
         raise ValueError(f"grid={grid!r} needs Keras 3, and this is Keras 2: leave grid out")
     if shard is not None:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfscale.bridge.objects import reduced_axes
 from tfscale.bridge.protocols import Layer
-from tfscale.bridge.tensorflow import own_copy, sum_without_gradient
+from tfscale.bridge.tensorflow import own_copy, replica_id, sum_without_gradient
 from tfscale.strategy.step import during, this_step
 
 
@@ -113,3 +113,20 @@ def average(variables: list[Any]) -> None:
     means = tf.distribute.get_replica_context().all_reduce("SUM", parts)
     for variable, value, mean in zip(own, values, means, strict=True):
         variable.assign(step.or_own(tf.cast(mean, variable.dtype), value))
+
+
+def before_and_all(extended: Any, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return counts of the rows that come before this replica's in the batch, and of all rows.
+
+    Of the replicas that read the same rows, one counts.
+
+    Args:
+        extended: the strategy's ``extended``.
+        counts: counts of this replica's rows, as a vector of whole numbers.
+    """
+    grid = extended.grid
+    rank = extended.first_rank + replica_id(tf.distribute.get_replica_context())
+    part, own = grid.part_of_batch(rank), counts if grid.slice(rank) == 0 else counts * 0
+    parts = extended.number_of_replicas // grid.team
+    every = this_step().sum_over_rows(tf.one_hot(part, parts, dtype=counts.dtype)[:, None] * own)
+    return tf.reduce_sum(every[:part], 0), tf.reduce_sum(every, 0)

@@ -239,8 +239,9 @@ def _apply(
     is_sharded = strategy.sharding is not None
     if step.is_reduced or not on_a_replica() or (is_sharded and sharding.passes_on(optimizer)):
         return original(grads, trainable_variables)
-    grads = own_losses.scaled_gradients(list(grads)) if step.is_own else list(grads)
-    variables = list(trainable_variables or trained_by(optimizer))
+    grads, variables = list(grads), list(trainable_variables or trained_by(optimizer))
+    if step.is_own:
+        grads = _scaled(strategy.parts, grads, variables)
     gradients.refuse(strategy, optimizer, variables)
     if strategy.sync.bound and not step.is_of_all:
         return strategy.rounds.of(step.model).sum_late(grads, variables)
@@ -278,6 +279,21 @@ def _apply(
         given = [v for g, v in zip(grads, variables, strict=True) if g is not None]
         with parts.updating(optimizer, given):
             return original(grads, trainable_variables)
+
+
+def _scaled(parts: Any, grads: list[Any], variables: list[Any]) -> list[Any]:
+    """Return gradients of a user's own step, whose losses are scaled.
+
+    A replica without rows adds 0 to a sum over replicas. But if the backward pass has summed the
+    gradient of a part, this replica alone has it: it must stay.
+    """
+
+    def scaled(grads: list[Any], variables: Any) -> list[Any]:
+        return own_losses.scaled_gradients(grads)
+
+    if this_step().sums_in_backward_pass and not tf.executing_eagerly():
+        scaled = parts.leaving_slices(scaled)
+    return scaled(grads, variables)
 
 
 def _apply_if_rows(

@@ -40,6 +40,7 @@ from tfscale.strategy.pipeline.pipelined import Pipelined
 from tfscale.strategy.rounds import Rounds
 from tfscale.strategy.settings import DEADLINE, checked
 from tfscale.strategy.sharding import Sharding, layouts
+from tfscale.strategy.statistics import before_and_all
 from tfscale.strategy.step import this_step
 from tfscale.sync import Rule
 
@@ -226,12 +227,20 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
         """Return a replica's mean loss over its rows as its part of the global batch's loss.
 
         Call this in a step of one of several replicas. A loss of Keras's loss objects is such a
-        part already, and stays as it is.
+        part already, and stays as it is. So does the loss of a step that adds up no losses.
 
         Args:
             compute: a function that returns the loss.
         """
         return part_of_mean(compute)
+
+    def before_and_all(self, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return counts of the rows before a replica's in the global batch, and of all rows.
+
+        Args:
+            counts: counts of this replica's rows, as an int32 vector; a replica calls this.
+        """
+        return before_and_all(self.extended, counts)
 
     def figures_of_rounds(self) -> dict[str, Any]:
         """Return figures of the rounds, by name; none if replicas agree after every step."""

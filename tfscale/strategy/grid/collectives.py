@@ -93,6 +93,35 @@ def part_of_sum(team: Team, cut: Cut, whole: tf.Tensor, name: str) -> tf.Tensor:
     return forward(whole)
 
 
+def exchanged(
+    team: Team, x: tf.Tensor, sizes: tf.Tensor, received: tf.Tensor, name: str
+) -> tf.Tensor:
+    """Return the rows that all replicas of a team have for this one; gradients go back.
+
+    Args:
+        team: the team.
+        x: rows of this replica, first those for rank 0.
+        sizes: number of rows for each rank.
+        received: number of rows from each rank.
+        name: name of the exchange.
+    """
+
+    @tf.custom_gradient
+    def forward(x: tf.Tensor) -> Any:
+        def run(replica: int, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+            own, brought, got = tensors
+            rows, _ = team.all_to_all(replica, own, name, sizes=brought, received=got)
+            return [rows]
+
+        def backward(of_rows: tf.Tensor) -> tf.Tensor:
+            return exchanged(team, of_rows, received, sizes, _backward(name))
+
+        (rows,) = team.together(run, [x, sizes, received])
+        return rows, backward
+
+    return forward(x)
+
+
 def _rows_of(cut: Cut, whole: tf.Tensor, ranks: int) -> tf.Tensor:
     if isinstance(cut, Flat):
         return cut.rows(whole)  # another shape of the same memory

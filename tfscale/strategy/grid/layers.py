@@ -158,7 +158,7 @@ class SplitLayers:
     def _columns(
         self, _: Any, layer: Any, inputs: Any, training: Any = None, *, keeps_slices: bool
     ) -> Any:
-        with _seeing_parts():
+        with seeing_parts():
             x = product(layer, inputs, layer.kernel)
             if layer.bias is not None:
                 x = keras.ops.add(x, layer.bias)
@@ -170,7 +170,7 @@ class SplitLayers:
         self, _: Any, layer: Any, inputs: Any, training: Any = None, *, cut_along: int
     ) -> Any:
         axis = axis_of_input(layer, cut_along)
-        with _seeing_parts():
+        with seeing_parts():
             kernel = tf.convert_to_tensor(layer.kernel)
         if inputs.shape[axis] != kernel.shape[cut_along]:
             inputs = self._along(axis).part(inputs, self._slice())
@@ -187,7 +187,7 @@ class SplitLayers:
 
     def _vocabulary(self, _: Any, layer: Any, inputs: Any) -> Any:
         ids = tf.cast(inputs, tf.int32)
-        with _seeing_parts():
+        with seeing_parts():
             table = tf.convert_to_tensor(layer.embeddings)
         own = ids - self._slice() * table.shape[0]
         held = tf.logical_and(own >= 0, own < table.shape[0])
@@ -200,7 +200,8 @@ class SplitLayers:
         return Along(axis, self._team.size)
 
 
-def _seeing_parts() -> contextlib.AbstractContextManager[Any]:
+def seeing_parts() -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which this replica reads its parts of weights."""
     return during(dataclasses.replace(this_step(), sees_parts=True))
 
 

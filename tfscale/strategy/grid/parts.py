@@ -11,11 +11,13 @@ from tfscale.bridge import hooks
 from tfscale.bridge.objects import innermost, is_variable, native, path_of
 from tfscale.bridge.protocols import Layer, Optimizer, Variable
 from tfscale.exchange.team import Team
+from tfscale.strategy.grid.experts import SharedExperts
 from tfscale.strategy.grid.gradients import GridGradients
 from tfscale.strategy.grid.layers import SplitLayers, reading_before_loops
 from tfscale.strategy.grid.teams import GridTeams
 from tfscale.strategy.grid.weights import (
     FlatParts,
+    SharesOfExperts,
     SlicesByRules,
     Slicing,
     is_split,
@@ -113,11 +115,14 @@ class SplitWeights(WeightParts):
     Args:
         slicing: says which weights are in parts, and how.
         gradients: sums, norms and checks of gradients.
-        layers: layers that compute with slices; None if all layers read whole weights.
+        layers: layers that compute with parts; None if all layers read whole weights.
     """
 
     def __init__(
-        self, slicing: Slicing, gradients: GridGradients, layers: SplitLayers | None = None
+        self,
+        slicing: Slicing,
+        gradients: GridGradients,
+        layers: SplitLayers | SharedExperts | None = None,
     ) -> None:
         super().__init__(gradients)
         self._slicing, self._layers = slicing, layers
@@ -135,10 +140,18 @@ class SplitWeights(WeightParts):
         """Return weights in equal parts, one for each replica: ``shard="all"``."""
         return cls(FlatParts(everybody), GridGradients(everybody, None, everybody))
 
+    @classmethod
+    def of_experts(cls, teams: GridTeams) -> SplitWeights:
+        """Return experts that the replicas of a team share."""
+        assert teams.experts is not None
+        gradients = GridGradients(teams.experts, teams.data, teams.everybody)
+        slicing = SharesOfExperts(teams.grid, teams.experts)
+        return cls(slicing, gradients, SharedExperts(teams.experts))
+
     @property
     def sums_in_backward_pass(self) -> bool:
         """See ``WeightParts``."""
-        return self._layers is None
+        return self._slicing.reads_other_rows
 
     def placement(self, beside: Any) -> Placement | None:
         """See ``WeightParts``."""

@@ -8,7 +8,7 @@ from tfscale.collectives import Schedule
 from tfscale.exchange.collective_schedules import Algorithm, CollectiveSchedules
 from tfscale.exchange.team import Team
 from tfscale.native import Group
-from tfscale.parallel.grid import DATA, STAGES, TENSOR, Grid
+from tfscale.parallel.grid import DATA, EXPERTS, STAGES, TENSOR, Grid
 from tfscale.strategy.teams import divided
 
 
@@ -21,6 +21,7 @@ class GridTeams:
         data: team of the replicas that hold the same part of the model; None for one replica.
         stages: team of the replicas that hold the stages of one model; None for one replica.
         tensor: team of the replicas that hold slices of one stage; None for one replica.
+        experts: team of the replicas that hold all experts together; None for one replica.
         readers: model team, if it has replicas of several workers, whose first one reads the rows
             of all; else None.
         parts: groups of the engine.
@@ -53,6 +54,7 @@ class GridTeams:
             return team
 
         self.stages, self.tensor, self.data = along(STAGES), along(TENSOR), along(DATA)
+        self.experts = along(EXPERTS)
         spans_workers = grid.team > len(extended.devices)
         self.readers = along(STAGES, TENSOR) if spans_workers else None
 

@@ -18,11 +18,12 @@ from tfscale.bridge.layers import (
     stock_layer,
     variable_being_made,
 )
-from tfscale.bridge.objects import native, path_of
+from tfscale.bridge.objects import layers_of, native, path_of
 from tfscale.bridge.protocols import Layer, Variable
 from tfscale.bridge.tensorflow import replica_id
 from tfscale.exchange.team import Team
 from tfscale.parallel.deal import weight_in_parts
+from tfscale.parallel.experts import Experts
 from tfscale.parallel.grid import Grid
 from tfscale.parallel.layout import Copy, Repeated, Split
 from tfscale.parallel.rows import part_of_total
@@ -55,6 +56,15 @@ _DOES_NOT_DIVIDE = (
     "tensor[{pattern!r}]={kind!r} cuts {path} of shape {shape} along axis {axis} into {ranks} "
     "slices, and {ranks} does not divide {size}. Change the layer's size, or leave it out of the "
     "rules"
+)
+_EXPERTS_DO_NOT_DIVIDE = (
+    "the layer {layer!r} has {experts} experts, and Grid(experts={ranks}) shares them out among "
+    "{ranks} replicas, and {ranks} does not divide {experts}. Change the number of experts, or the "
+    "grid"
+)
+_NO_EXPERTS = (
+    "Grid(experts={ranks}) shares experts out, and the model {model!r} has no layer "
+    "tfscale.parallel.Experts. Add one, or leave the axis experts out"
 )
 _MATCH_NOTHING = (
     "the rule {pattern!r} of tensor= matches no weight of {model!r}. It is a regular expression "
@@ -112,7 +122,13 @@ class Slicing:
 
     Args:
         team: team of the replicas that hold the parts.
+
+    Attributes:
+        reads_other_rows: whether the replicas of a team read different rows, so that the backward
+            pass sums their gradients.
     """
+
+    reads_other_rows = True
 
     def __init__(self, team: Team) -> None:
         self.team = team
@@ -160,6 +176,33 @@ class FlatParts(Slicing):
         return Repeated.of(layout, range(ranks))
 
 
+class SharesOfExperts(Slicing):
+    """Weights of experts, of which each replica of a team holds an equal share.
+
+    Args:
+        grid: the grid, with all its sizes.
+        team: team of the replicas that hold all experts together.
+    """
+
+    def __init__(self, grid: Grid, team: Team) -> None:
+        super().__init__(team)
+        self._team_ranks = [grid.share_of_experts(rank) for rank in range(grid.replicas)]
+
+    def layout(self, layer: Layer, weight: Any) -> Repeated | None:
+        """See ``Slicing``."""
+        if not isinstance(layer, Experts) or weight.name not in layer.NAMES:
+            return None
+        if layer.experts % self.team.size:
+            words = {"layer": layer.name, "experts": layer.experts, "ranks": self.team.size}
+            raise ValueError(_EXPERTS_DO_NOT_DIVIDE.format(**words))
+        return Repeated.of(Split(tuple(weight.shape), self.team.size, 0), self._team_ranks)
+
+    def check(self, model: Any) -> None:
+        """Raise if a model has no experts."""
+        if not any(isinstance(layer, Experts) for layer in layers_of(model)):
+            raise ValueError(_NO_EXPERTS.format(ranks=self.team.size, model=model.name))
+
+
 class SlicesByRules(Slicing):
     """Weights in slices along one axis, by rules on their paths: ``tensor={...}``.
 
@@ -168,6 +211,8 @@ class SlicesByRules(Slicing):
         grid: the grid, with all its sizes.
         team: team of the replicas that hold the slices.
     """
+
+    reads_other_rows = False
 
     def __init__(self, rules: Mapping[str, str], grid: Grid, team: Team) -> None:
         super().__init__(team)

@@ -32,6 +32,7 @@ BENCHES = {
     "pruning": "integers beside quantized nets; nets without half their channels",
     "convergence": "how well models learn with each wire and method",
     "plan": "forecasts of steps, and measured steps, by schedule and wire",
+    "experts": "a layer of experts beside one that computes all of them",
     "rules": "how well models learn if replicas synchronize once in many steps",
 }
 

@@ -1,0 +1,87 @@
+"""A worker that shares experts with another one.
+
+It prints the numbers of one training as JSON. If there is a VICTIM, that worker is killed while it
+computes its experts in the third step: it prints EVENT, and the other one ERROR with what it was
+told.
+"""
+
+import atexit
+import json
+import os
+import signal
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+DEVICES = int(os.environ["LAYOUT"].split("x")[1])
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * DEVICES)
+
+import tfscale  # noqa: E402
+from tests.strategy import experts  # noqa: E402
+from tfscale.tools.bench.measure import leave  # noqa: E402
+
+ME = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+WORKERS = int(os.environ["LAYOUT"].split("x")[0])
+VICTIM = int(os.environ.get("VICTIM", -1))
+calls = 0
+
+
+def make_strategy():
+    deadline = float(os.environ.get("DEADLINE", 100))
+    return tfscale.ScaleStrategy("ring", grid=tfscale.Grid(experts=2), deadline=deadline)
+
+
+def train():
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    build = getattr(experts, os.environ["BUILD"])
+    model = experts.made(make_strategy(), build, os.environ["OPTIMIZER"])
+    found = experts.trained(model)
+    model.save(os.environ["FILE"])
+    print("\nTRAINED", json.dumps([np.asarray(x).tolist() for x in found]), flush=True)
+    leave(os.environ["MEETING"], "worker", ME, WORKERS)
+
+
+def kill(x):
+    """End this worker while it computes an expert, in the third step."""
+    global calls
+    calls += 1
+    if calls > 2 * 2:  # each worker holds two experts
+        print(f"\nEVENT {time.time()}", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return x
+
+
+def fatal(x):
+    same = tf.numpy_function(kill, [x], x.dtype, stateful=False)
+    same.set_shape(x.shape)
+    return tf.tanh(x) + 0 * tf.stop_gradient(same)
+
+
+def fail():
+    with make_strategy().scope():
+        layer = tfscale.parallel.Experts(
+            4, 8, activation=fatal if ME == VICTIM else "tanh", name="ffn"
+        )
+        model = keras.Sequential([keras.Input([4]), layer])
+        model.compile("sgd", "mse")
+    x = np.ones((320, 4), "f4")
+    model.fit(x, x, 16, 100, verbose=0)
+
+
+def main():
+    try:
+        train() if VICTIM < 0 else fail()
+    except BaseException as error:
+        words = " ".join(str(error).split())
+        print(f"\nERROR {time.time()} {type(error).__name__} {words}", flush=True)
+        atexit.register(time.sleep, 600)  # the test ends it
+        raise
+
+
+if __name__ == "__main__":
+    keras.config.disable_traceback_filtering()
+    main()
