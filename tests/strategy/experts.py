@@ -12,7 +12,7 @@ from tfscale.parallel import Experts
 
 def perceptron(**more):
     x = inputs = keras.Input((6,))
-    x = layers.Dense(8, "tanh")(x)
+    x = layers.Dense(8, "tanh", name="first")(x)
     x = x + Experts(4, 12, k=2, activation="tanh", name="experts", **more)(x)
     return keras.Model(inputs, layers.Dense(3)(layers.BatchNormalization()(x)))
 
@@ -76,7 +76,7 @@ class OwnStep(keras.Model):
     def __init__(self):
         super().__init__()
         self.first = layers.Dense(8, "tanh")
-        self.experts = Experts(4, 12, k=2, balance=0.5)
+        self.experts = Experts(4, 64, k=2, balance=0.5)  # shard="all" cuts weights of this size
         self.last = layers.Dense(3)
 
     def call(self, x):
@@ -87,7 +87,7 @@ class OwnStep(keras.Model):
         x, y = data
         with tf.GradientTape() as tape:
             wrong = tf.one_hot(y, 3, dtype=x.dtype) - self(x, training=True)
-            loss = tf.reduce_mean(tf.reduce_sum(tf.square(wrong), -1)) + sum(self.losses)
+            loss = tf.reduce_mean(tf.reduce_mean(tf.square(wrong), -1)) + sum(self.losses)
         grads = tape.gradient(loss, self.trainable_variables)
         self.optimizer.apply_gradients(zip(grads, self.trainable_variables, strict=True))
         return {"loss": loss}
