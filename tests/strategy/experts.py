@@ -22,7 +22,7 @@ def capped():
 
 
 def lopsided():
-    """At first all tokens go to experts 0 and 1, which the first of two replicas holds."""
+    """All tokens first go to experts 0 and 1, which the first of two replicas holds."""
     return perceptron(router_initializer="zeros")
 
 

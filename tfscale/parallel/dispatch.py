@@ -18,8 +18,8 @@ class Dispatch:
     Attributes:
         choices: number of choices of each token.
         counts: number of rows of each expert.
-        order: for each row, its assignment.
-        places: for each assignment, its row; for one without a row, a row behind the last one.
+        order: assignment of each row.
+        places: row of each assignment; an assignment without a row has one behind the last row.
         lacks_some: whether an assignment may have no row.
     """
 
@@ -52,7 +52,7 @@ class Dispatch:
 
     @property
     def ranks_of_assignments(self) -> tf.Tensor:
-        """For each assignment, the number of earlier assignments to the same expert."""
+        """Number of earlier assignments to the same expert, for each assignment."""
         before = tf.repeat(tf.cumsum(self.counts, exclusive=True), self.counts)
         own = tf.range(tf.size(self.order)) - before
         return self._assignments(own)
