@@ -151,6 +151,7 @@ TO_KERAS = (
     "optimizers.LAMB",
     "optimizers.LARS",
     "optimizers.AdaHessian",
+    "parallel.Experts",
 )
 
 ATTACK = tfscale.adversarial.FGSM(0.1)
@@ -394,6 +395,7 @@ optimizers.LAMB: learning_rate=0,1.5 beta_1=0 beta_2=0 epsilon=0,1.5 weight_deca
 optimizers.LARS: learning_rate=0,1.5 momentum=0 weight_decay=0,1.5 trust_coefficient=0,1.5
     epsilon=0,1.5 exclude_from_weight_decay=None,'x','',[] exclude_from_adaptation=None,'x','',[]
     fused=True
+parallel.Experts: activation=None capacity=1.5 balance=0,1.5
 plan.Host: memory=1.5 rate=1.5
 plan.Numbers: weights=0,1.5 gradients=0,1.5 state=0,1.5
 plan.Unit: name='x' parameters=0,1.5 inputs=0,1.5 outputs=0,1.5 flops=0,1.5 backward_flops=0,1.5

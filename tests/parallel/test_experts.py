@@ -190,7 +190,7 @@ def test_files_and_configurations(tmp_path):
 
 
 def test_what_is_wrong_is_named():
-    with pytest.raises(ValueError, match="k is at most experts=4"):
+    with pytest.raises(ValueError, match="k is a whole number up to experts=4"):
         Experts(4, 12, k=5)
     with pytest.raises(ValueError, match=r"its shape is \(3, None\)"):
         Experts(4, 12, name="ffn").build((3, None))

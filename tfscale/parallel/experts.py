@@ -22,7 +22,10 @@ _NO_FEATURES = (
     "the experts of {name} need to know the size of the last axis of their input, and its shape is "
     "{shape}. Give the input a known last axis"
 )
-_NO_MORE_CHOICES = "at most experts={}: no token can choose more"
+_CHOICES = "a whole number up to experts={}"
+_AN_ACTIVATION = "an activation of Keras, such as 'gelu'"
+_AN_INITIALIZER = "an initializer of Keras, such as 'he_normal'"
+_A_REGULARIZER = "a regularizer of Keras, such as 'l2'"
 
 
 @keras.saving.register_keras_serializable(package="tfscale")
@@ -113,16 +116,23 @@ class Experts(keras.layers.Layer):
         super().__init__(**kwargs)
         self.experts = arguments.whole(experts, "experts", least=1)
         self.units = arguments.whole(units, "units", least=1)
-        most = _NO_MORE_CHOICES.format(self.experts)
-        self.k = arguments.whole(k, "k", 1, self.experts, what=most)
+        what = _CHOICES.format(self.experts)
+        self.k = arguments.whole(k, "k", 1, self.experts, what=what)
         self.capacity = None if capacity is None else arguments.real(capacity, "capacity", above=0)
         self.balance = arguments.real(balance, "balance", least=0)
         self.use_bias = arguments.flag(use_bias, "use_bias")
-        self.activation = keras.activations.get(activation)
-        self.kernel_initializer = keras.initializers.get(kernel_initializer)
-        self.bias_initializer = keras.initializers.get(bias_initializer)
-        self.router_initializer = keras.initializers.get(router_initializer)
-        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
+        optional = arguments.optional
+        self.activation = optional(_of_keras, activation, "activation", _AN_ACTIVATION)
+        self.kernel_initializer = _of_keras(
+            kernel_initializer, "kernel_initializer", _AN_INITIALIZER
+        )
+        self.bias_initializer = _of_keras(bias_initializer, "bias_initializer", _AN_INITIALIZER)
+        self.router_initializer = _of_keras(
+            router_initializer, "router_initializer", _AN_INITIALIZER
+        )
+        self.kernel_regularizer = optional(
+            _of_keras, kernel_regularizer, "kernel_regularizer", _A_REGULARIZER
+        )
         self.supports_masking = True
         self.supports_jit = False  # XLA needs to know how many rows each expert gets
         self.dropped = None
@@ -294,12 +304,30 @@ class Experts(keras.layers.Layer):
         own = ("experts", "units", "k", "capacity", "balance", "use_bias")
         config |= {name: getattr(self, name) for name in own}
         return config | {
-            "activation": keras.activations.serialize(self.activation),
+            "activation": self.activation and keras.activations.serialize(self.activation),
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
             "bias_initializer": keras.initializers.serialize(self.bias_initializer),
             "router_initializer": keras.initializers.serialize(self.router_initializer),
-            "kernel_regularizer": keras.regularizers.serialize(self.kernel_regularizer),
+            "kernel_regularizer": self.kernel_regularizer
+            and keras.regularizers.serialize(self.kernel_regularizer),
         }
+
+
+_GETTERS = {
+    _AN_ACTIVATION: keras.activations.get,
+    _AN_INITIALIZER: keras.initializers.get,
+    _A_REGULARIZER: keras.regularizers.get,
+}
+
+
+def _of_keras(value: Any, name: str, expected: str) -> Any:
+    """Return the object of Keras that an argument names or is."""
+    if not isinstance(value, (str, dict)) and not callable(value):
+        raise arguments.wrong(value, name, expected)
+    try:
+        return _GETTERS[expected](value)
+    except Exception as error:  # Keras raises errors of many kinds
+        raise arguments.wrong(value, name, expected) from error
 
 
 def _dense(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor | None) -> tf.Tensor:
