@@ -242,7 +242,9 @@ def test_a_worker_that_was_killed_with_its_experts_is_named(victim):
 
 
 def event(output):
-    return float(re.search(r"^EVENT (\S+)$", output, re.MULTILINE)[1])
+    found = re.search(r"^EVENT (\S+)$", output, re.MULTILINE)
+    assert found, output[-3000:]
+    return float(found[1])
 
 
 # ------------------------------------------------------------ who holds what, files, bytes
