@@ -1,15 +1,7 @@
-"""A worker that shares experts with another one.
+"""A worker that shares experts with another one: it prints the numbers of one training as JSON."""
 
-It prints the numbers of one training as JSON. If there is a VICTIM, that worker is killed while it
-computes its experts in the third step: it prints EVENT, and the other one ERROR with what it was
-told.
-"""
-
-import atexit
 import json
 import os
-import signal
-import time
 
 import keras
 import numpy as np
@@ -25,13 +17,10 @@ from tfscale.tools.bench.measure import leave  # noqa: E402
 
 ME = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 WORKERS = int(os.environ["LAYOUT"].split("x")[0])
-VICTIM = int(os.environ.get("VICTIM", -1))
-calls = 0
 
 
 def make_strategy():
-    deadline = float(os.environ.get("DEADLINE", 100))
-    return tfscale.ScaleStrategy("ring", grid=tfscale.Grid(experts=2), deadline=deadline)
+    return tfscale.ScaleStrategy("ring", grid=tfscale.Grid(experts=2), deadline=100)
 
 
 def train():
@@ -45,43 +34,6 @@ def train():
     leave(os.environ["MEETING"], "worker", ME, WORKERS)
 
 
-def kill(x):
-    """End this worker while it computes an expert, in the third step."""
-    global calls
-    calls += 1
-    if calls > 2 * 2:  # each worker holds two experts
-        print(f"\nEVENT {time.time()}", flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
-    return x
-
-
-def fatal(x):
-    same = tf.numpy_function(kill, [x], x.dtype, stateful=False)
-    same.set_shape(x.shape)
-    return tf.tanh(x) + 0 * tf.stop_gradient(same)
-
-
-def fail():
-    with make_strategy().scope():
-        layer = tfscale.parallel.Experts(
-            4, 8, activation=fatal if ME == VICTIM else "tanh", name="ffn"
-        )
-        model = keras.Sequential([keras.Input([4]), layer])
-        model.compile("sgd", "mse")
-    x = np.ones((320, 4), "f4")
-    model.fit(x, x, 16, 100, verbose=0)
-
-
-def main():
-    try:
-        train() if VICTIM < 0 else fail()
-    except BaseException as error:
-        words = " ".join(str(error).split())
-        print(f"\nERROR {time.time()} {type(error).__name__} {words}", flush=True)
-        atexit.register(time.sleep, 600)  # the test ends it
-        raise
-
-
 if __name__ == "__main__":
     keras.config.disable_traceback_filtering()
-    main()
+    train()
