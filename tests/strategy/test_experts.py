@@ -8,11 +8,13 @@ import contextlib
 import functools
 import json
 import re
+import time
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import PATIENCE
 from keras import layers, optimizers
 
 import tfscale
@@ -223,6 +225,25 @@ def test_experts_of_processes_train_as_on_one_device(tmp_path, layout, program, 
         loaded = keras.models.load_model(path)
         found = numbers(loaded)
         assert_near(found, on_one_device(program, optimizer)[: len(found)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.full), 1])
+def test_a_worker_that_was_killed_with_its_experts_is_named(victim):
+    with start("mixture.py", "2x1", VICTIM=str(victim), DEADLINE=str(PATIENCE)) as group:
+        end = time.monotonic() + 300
+        while not (found := re.search(r"^ERROR (.*)$", group.output(1 - victim), re.MULTILINE)):
+            assert time.monotonic() < end, group.output(1 - victim)[-3000:]
+            time.sleep(0.05)
+        seconds = float(found[1].split()[0]) - event(group.output(victim))
+    print(f"MEASURED the other worker knew after {seconds:.2f} s")
+    assert f"rank {victim} (worker {victim} at 127.0.0.1:" in found[1], found[1]
+
+
+def event(output):
+    found = re.search(r"^EVENT (\S+)$", output, re.MULTILINE)
+    assert found, output[-3000:]
+    return float(found[1])
 
 
 # ------------------------------------------------------------ who holds what, files, bytes

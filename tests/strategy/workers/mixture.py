@@ -1,7 +1,14 @@
-"""A worker that shares experts with another one: it prints the numbers of one training as JSON."""
+"""A worker that shares experts with another one.
 
+It prints the numbers of one training as JSON. If there is a VICTIM, that worker is killed before
+its third step: it prints EVENT, and the other one ERROR with what it was told.
+"""
+
+import atexit
 import json
 import os
+import signal
+import time
 
 import keras
 import numpy as np
@@ -17,10 +24,12 @@ from tfscale.tools.bench.measure import leave  # noqa: E402
 
 ME = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 WORKERS = int(os.environ["LAYOUT"].split("x")[0])
+VICTIM = int(os.environ.get("VICTIM", -1))
 
 
 def make_strategy():
-    return tfscale.ScaleStrategy("ring", grid=tfscale.Grid(experts=2), deadline=100)
+    deadline = float(os.environ.get("DEADLINE", 100))
+    return tfscale.ScaleStrategy("ring", grid=tfscale.Grid(experts=2), deadline=deadline)
 
 
 def train():
@@ -34,6 +43,34 @@ def train():
     leave(os.environ["MEETING"], "worker", ME, WORKERS)
 
 
+class Kill(keras.callbacks.Callback):
+    """End this worker before its third step."""
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if batch == 2:
+            print(f"\nEVENT {time.time()}", flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fail():
+    with make_strategy().scope():
+        layer = tfscale.parallel.Experts(4, 8, name="ffn")
+        model = keras.Sequential([keras.Input([4]), layer])
+        model.compile("sgd", "mse")
+    x = np.ones((320, 4), "f4")
+    model.fit(x, x, 16, 100, verbose=0, callbacks=[Kill()] if ME == VICTIM else [])
+
+
+def main():
+    try:
+        train() if VICTIM < 0 else fail()
+    except BaseException as error:
+        words = " ".join(str(error).split())
+        print(f"\nERROR {time.time()} {type(error).__name__} {words}", flush=True)
+        atexit.register(time.sleep, 600)  # the test ends it
+        raise
+
+
 if __name__ == "__main__":
     keras.config.disable_traceback_filtering()
-    train()
+    main()
