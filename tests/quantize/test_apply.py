@@ -208,7 +208,7 @@ def test_replicas_train_as_one_device(build, ranges):
 
     def train(model):
         # Answers are not compared: a weight that is off by 1e-8 may be rounded the other way.
-        return model.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0).history
+        return model.fit(x, y, batch_size=16, epochs=8, shuffle=False, verbose=0).history
 
     check_twins(small, train)
 

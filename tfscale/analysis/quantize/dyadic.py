@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 BITS = 20  # of a dyadic number's b
+COARSE_BITS = 12  # of a learned scale
 GRID_BITS = 23  # of a number on the grid, with its sign
 _DROPPED = 53 - BITS  # bits of a float64's fraction that a dyadic number does not have
 LARGEST_ON_GRID = float(2 ** (GRID_BITS - 1) - 1)
@@ -38,6 +39,14 @@ def dyadic_tensor(factor: Any) -> Any:
     mask = tf.constant(~((1 << _DROPPED) - 1), tf.int64)
     kept = tf.bitcast(tf.bitwise.bitwise_and(bits + half, mask), tf.float64)
     return factor + tf.stop_gradient(kept - factor)
+
+
+def coarse(scale: Any) -> Any:
+    """Return the numbers of 12 bits next to positive float32 tensors; they have no gradient."""
+    bits = tf.bitcast(scale, tf.int32)
+    dropped = 24 - COARSE_BITS
+    kept = tf.bitwise.bitwise_and(bits + (1 << (dropped - 1)), ~((1 << dropped) - 1))
+    return tf.bitcast(kept, tf.float32)
 
 
 def rescaled(numbers: np.ndarray, factor: tuple[np.ndarray, np.ndarray]) -> np.ndarray:

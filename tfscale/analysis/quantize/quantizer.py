@@ -25,7 +25,9 @@ class Quantizer(keras.layers.Layer):
 
     With ``learned=True`` the scale is trained (LSQ). Its gradient follows from straight-through
     rounding, and is divided by :math:`\sqrt{n l}` for :math:`n` numbers with the largest integer
-    :math:`l`.
+    :math:`l`. Numbers are rounded with a scale of 12 bits: replicas and one device sum gradients in
+    different orders, and a scale that differs by 1e-8 would round some of thousands of numbers the
+    other way.
 
     Args:
         bits: width of an integer.
@@ -86,9 +88,11 @@ class Quantizer(keras.layers.Layer):
             size: how many numbers there are, which scales the gradient of a learned scale.
         """
         scale = tf.maximum(tf.convert_to_tensor(self.scale), _SMALLEST)
-        if self.learned and size:
-            gain = (size / scale.shape[0] * self.limits[1]) ** -0.5
-            scale = scale * gain + tf.stop_gradient(scale * (1 - gain))
+        if self.learned:
+            gain = (size / scale.shape[0] * self.limits[1]) ** -0.5 if size else 1.0
+            trained = scale * gain
+            # The difference is 0, and passes the gradient.
+            scale = tf.stop_gradient(dyadic.coarse(scale)) + (trained - tf.stop_gradient(trained))
         return self._spread(scale)
 
     def zeros(self) -> Any:
