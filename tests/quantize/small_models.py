@@ -92,6 +92,19 @@ def sequence():
     )
 
 
+def transformer():
+    first = keras.Input([6], dtype="int32")
+    x = layers.Embedding(20, 8, name="words")(first)
+    x = layers.Add()([x, layers.MultiHeadAttention(2, 4, dropout=0.2, name="mha")(x, x)])
+    return keras.Model(first, layers.Dense(CLASSES, name="head")(layers.Flatten()(x)))
+
+
+def words(rows=96):
+    dice = np.random.default_rng(0)
+    x = dice.integers(0, 20, (rows, 6)).astype("int32")
+    return x, x[:, 0] % CLASSES
+
+
 NETS = {each.__name__: each for each in (residual, downsampling, branches, plain, sequence)}
 
 

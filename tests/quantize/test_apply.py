@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+from tests.quantize.nets import data, mixed
 from tests.quantize.small_models import (
     CLASSES,
     NETS,
@@ -15,9 +16,13 @@ from tests.quantize.small_models import (
     plain,
     residual,
     settled,
+    transformer,
+    words,
 )
 from tests.strategy.twins import check_twins
 from tfscale import quantize
+from tfscale.analysis.quantize.apply import kernels_of, leaves
+from tfscale.analysis.quantize.kernels import layer_path
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +45,24 @@ def test_eight_bits_answer_as_float_does(model):
         assert np.abs(answers(small, x) - expected).max() < 0.05 * np.abs(expected).max()
     two = answers(quantize.apply(model, kernels(model, 2), x), x)
     assert np.abs(two - expected).max() > 0.05 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("group, ranges", [(None, "mse"), (2, "minmax")])
+def test_kernels_have_the_errors_that_the_plan_counts(group, ranges):
+    model, (x, y) = mixed(), data()
+    study = quantize.sensitivity(
+        model, x, y, by="error", bits=[3, 4], group=group, ranges=ranges, trained=True,
+        batch_size=40,
+    )  # fmt: skip
+    plan = quantize.plan(study, size="10%")
+    small = quantize.apply(model, plan, fold=False)
+    errors = dict.fromkeys(plan.bits, 0.0)
+    for layer in leaves(small):
+        for quantizer, kernel in kernels_of(layer):
+            value = tf.convert_to_tensor(kernel)
+            errors[layer_path(kernel)] += float(tf.reduce_sum((quantizer.fake(value) - value) ** 2))
+    expected = {path: study[path].errors[bits] for path, bits in plan.bits.items()}
+    assert errors == pytest.approx(expected, rel=1e-4)
 
 
 def test_layers_keep_names_and_batch_norm_leaves(model):
@@ -73,13 +96,6 @@ def test_weights_have_the_values_of_their_bits(model):
     np.testing.assert_allclose(head(x), rounded + np.asarray(head.bias), 1e-6)
 
 
-def transformer():
-    first = keras.Input([6], dtype="int32")
-    x = layers.Embedding(20, 8, name="words")(first)
-    x = layers.Add()([x, layers.MultiHeadAttention(2, 4, dropout=0.2, name="mha")(x, x)])
-    return keras.Model(first, layers.Dense(CLASSES, name="head")(layers.Flatten()(x)))
-
-
 def volumes():
     first = keras.Input([4, 4, 4, 2])
     x = layers.Conv3D(3, 2, activation="relu", name="volume")(first)
@@ -89,12 +105,6 @@ def volumes():
     x = layers.Conv1DTranspose(4, 3, name="transposed_1d")(x)
     x = layers.DepthwiseConv1D(3, name="depthwise")(x)
     return keras.Model(first, layers.Dense(CLASSES, name="head")(layers.Flatten()(x)))
-
-
-def words(rows=96):
-    dice = np.random.default_rng(0)
-    x = dice.integers(0, 20, (rows, 6)).astype("int32")
-    return x, x[:, 0] % CLASSES
 
 
 def cubes(rows=96):

@@ -1,6 +1,9 @@
 """The integer program: equal to brute force, and to HAWQ's published plans."""
 
+import ctypes
+
 import pytest
+import scipy.optimize
 
 from tfscale.analysis.quantize.program import InfeasibleError, Program, Resource
 from tfscale.tools.bench import hawq
@@ -23,6 +26,20 @@ def test_is_never_worse_than_what_hawq_published(case):
     assert found.proven
     assert found.cost <= case.published_cost * (1 + 1e-9)
     assert (found.bits == case.published) == (str(case) != "resnet50 size 0.25")
+
+
+def test_what_the_solver_prints_is_discarded(monkeypatch, capfd):
+    real, c = scipy.optimize.milp, ctypes.CDLL(None)
+
+    def prints(*args, **kwargs):
+        c.printf(b"transformNewIntegerFeasibleSolution tmpSolver.run();\n")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(scipy.optimize, "milp", prints)
+    random_program(0).solve()
+    print("ours")
+    c.fflush(None)
+    assert capfd.readouterr().out == "ours\n"
 
 
 def test_hawqs_published_plan_that_can_be_bettered():

@@ -79,7 +79,7 @@ def test_the_error_is_that_of_the_quantizer(mixed):
     kernels = {kernel.path: kernel for kernel in kernels_of(model)}
     for path in ("stem", "depthwise", "transposed", "attention/query", "head"):
         value = np.asarray(kernels[path].variable)
-        error = np.square(quantized(value, 3, axis=kernels[path].axes) - value).sum()
+        error = np.square(quantized(value, 3, axis=kernels[path].axes, method="mse") - value).sum()
         assert study[path].errors[3] == pytest.approx(error, rel=1e-5)
 
 
@@ -134,7 +134,7 @@ def test_groups_have_a_curvature_and_a_scale_of_their_own(measured):
     for layer, block, kernel in zip(study.layers, blocks, kernels_of(model), strict=True):
         value = np.asarray(kernel.variable)
         diagonal = np.diag(block).reshape(value.shape)
-        lost = np.square(quantized(value, 4, axis=-1, group=2) - value)
+        lost = np.square(quantized(value, 4, axis=-1, group=2, method="mse") - value)
         groups = [slice(i, i + 2) for i in range(0, value.shape[1], 2)]
         exact = sum(diagonal[:, g].mean() * lost[:, g].sum() for g in groups)
         assert abs(layer.costs[4].value - exact) <= 3 * layer.costs[4].error
@@ -153,7 +153,7 @@ def test_slopes_tell_whether_the_model_is_near_a_minimum(measured):
     kernel = kernels_of(model)[0]
     gradient = curvature.Hessian(model, x, y, variables=[kernel.variable], batch_size=48).gradient
     value = np.asarray(kernel.variable)
-    lost = quantized(value, 4, axis=-1) - value
+    lost = quantized(value, 4, axis=-1, method="mse") - value
     assert study["net/first"].slopes[4] == pytest.approx(gradient @ lost.ravel(), rel=1e-3)
     fresh, x, y = nets.dense(trained=False)
     steep = quantize.sensitivity(fresh, x, y, trained=True, samples=8, batch_size=48)

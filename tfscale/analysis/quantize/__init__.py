@@ -7,6 +7,8 @@
 - ``kernels.py``, ``sums.py``: which weights can have few bits; which layers feed one sum.
 - ``numbers.py``: quantizers, as functions of arrays.
 - ``apply.py``: a copy of a model that computes with few bits; ``folding.py``: batch norm leaves it.
+- ``of_keras.py``: Keras's own ``model.quantize``, by a plan.
+- ``litert.py``: files of LiteRT; ``unquantized.py``: Keras's layers again, with rounded weights.
 - ``layers.py``: its layers; ``quantizer.py``: their scales; ``grid.py``: what travels between them.
 - ``dyadic.py``: arithmetic that integers and real numbers do alike.
 - ``integers.py``, ``windows.py``: the same copy as a program of whole numbers, in NumPy.
@@ -20,6 +22,7 @@ from tfscale.native import tensorflow_needed as _  # noqa: F401
 from tfscale.analysis.quantize.apply import apply
 from tfscale.analysis.quantize.front import Front, front
 from tfscale.analysis.quantize.integers import Integers, integers
+from tfscale.analysis.quantize.litert import Exported, ExportError, NotExportableError
 from tfscale.analysis.quantize.masks import Prune
 from tfscale.analysis.quantize.plan import LayerPlan, Plan, plan
 from tfscale.analysis.quantize.program import InfeasibleError
@@ -29,6 +32,7 @@ from tfscale.analysis.quantize.study import Inputs, LayerStudy, Study
 from tfscale.analysis.quantize.wires import wires
 
 __all__ = [
-    "Front", "InfeasibleError", "Inputs", "Integers", "LayerPlan", "LayerStudy", "Plan", "Prune",
-    "Study", "apply", "front", "integers", "plan", "sensitivity", "shrink", "wires",
+    "ExportError", "Exported", "Front", "InfeasibleError", "Inputs", "Integers", "LayerPlan",
+    "LayerStudy", "NotExportableError", "Plan", "Prune", "Study", "apply", "front", "integers",
+    "plan", "sensitivity", "shrink", "wires",
 ]  # fmt: skip

@@ -30,7 +30,7 @@ def apply(
     x: Any = None,
     *,
     activations: int | None = None,
-    ranges: str = "mse",
+    ranges: str | None = None,
     symmetric: bool = True,
     symmetric_activations: bool = False,
     group: int | str | None = None,
@@ -69,7 +69,8 @@ def apply(
         x: some hundreds of samples by which the ranges of activations are chosen. Without it,
             activations stay in float.
         activations: bits of activations, by default the plan's, or else 8.
-        ranges: ``"minmax"``, ``"percentile"`` (99.9%), ``"mse"`` or ``"learned"``.
+        ranges: ``"minmax"``, ``"percentile"`` (99.9%), ``"mse"`` or ``"learned"``; by default the
+            plan's, or else ``"mse"``.
         symmetric: whether weights have the zero point 0.
         symmetric_activations: whether activations have the zero point 0.
         group: number of consecutive channels that share a scale, as in Q-BERT, by default the
@@ -92,7 +93,7 @@ def apply(
     """
     refuse_keras_2("quantize.apply makes layers of Keras 3")
     graph.check(model)
-    ranges = arguments.choice(ranges, "ranges", _RANGES)
+    ranges = arguments.choice(ranges or getattr(plan, "ranges", "mse"), "ranges", _RANGES)
     common = {
         "symmetric": arguments.flag(symmetric, "symmetric"),
         "symmetric_activations": arguments.flag(symmetric_activations, "symmetric_activations"),
@@ -292,13 +293,13 @@ def copy_weights(old: Any, new: Any) -> None:
     if type(old) is type(new):
         new.set_weights(old.get_weights())
         return
-    there = {_within(old, variable): variable for variable in old.variables}
+    there = {within(old, variable): variable for variable in old.variables}
     for variable in new.variables:
-        if (before := there.get(_within(new, variable))) is not None:
+        if (before := there.get(within(new, variable))) is not None:
             variable.assign(before)
 
 
-def _within(layer: Any, variable: Any) -> str:
+def within(layer: Any, variable: Any) -> str:
     """Return the path of a variable within its layer."""
     return str(variable.path).removeprefix(f"{layer.path}/")
 

@@ -168,7 +168,7 @@ def _attributes(layer: Any) -> dict[str, tuple[int, ...]]:
     if getattr(layer, "quantization_mode", None) is not None or not layer.built:
         return {}
     if _is_a(layer, ("EinsumDense",)):
-        return {"kernel": _einsum_axes(layer)}
+        return {"kernel": einsum_axes(layer)}
     if holds_layers(layer):
         return {}
     for names, attributes in _KNOWN:
@@ -177,9 +177,8 @@ def _attributes(layer: Any) -> dict[str, tuple[int, ...]]:
     return {}
 
 
-def _einsum_axes(layer: Any) -> tuple[int, ...]:
-    """Return the axes of the kernel that the output has and the input has not."""
+def einsum_axes(layer: Any) -> tuple[int, ...]:
+    """Return the axes of an EinsumDense's kernel that the output has and the input has not."""
     inputs, rest = layer.equation.replace(" ", "").split(",")
     kernel, outputs = rest.split("->")
-    axes = tuple(i for i, letter in enumerate(kernel) if letter in outputs and letter not in inputs)
-    return axes or (len(kernel) - 1,)
+    return tuple(i for i, letter in enumerate(kernel) if letter in outputs and letter not in inputs)

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from tfscale.analysis.quantize import dyadic
 from tfscale.analysis.quantize.grid import Grid, Watch, registered, rounds_to_grid
+from tfscale.analysis.quantize.kernels import einsum_axes
 from tfscale.analysis.quantize.quantizer import Quantizer
 
 _EXACT_IN_FLOAT32 = 2**24
@@ -202,9 +203,9 @@ class QuantizedEinsumDense(Quantizing, keras.layers.EinsumDense):
 
     def stages(self) -> list[Stage]:
         """Return the product."""
-        kernel, output = self._letters()
-        axes = tuple(i for i, letter in enumerate(kernel) if letter in output)
-        return [Stage("kernel", axes, lambda x, k: keras.ops.einsum(self.equation, x, k))]
+        return [
+            Stage("kernel", einsum_axes(self), lambda x, k: keras.ops.einsum(self.equation, x, k))
+        ]
 
     def channels_of(self, factor: Any) -> Any:
         """Return factors in the order of the outputs' axes."""

@@ -18,6 +18,7 @@ import numpy as np
 METHODS = ("minmax", "percentile", "mse")
 PERCENT = 99.9  # of the values stay inside a percentile's range
 _SHRUNK = np.linspace(0.2, 1.0, 41)  # shares of the largest range that "mse" tries
+_AT_ONCE = 1 << 16  # numbers that a cache holds while "mse" tries all shares
 
 
 class Range(NamedTuple):
@@ -64,6 +65,14 @@ def range_of(rows: np.ndarray, bits: int, symmetric: bool = True, method: str = 
         low, high = np.percentile(rows, [tail, 100 - tail], axis=1)
     if method != "mse":
         return range_between(low, high, bits, symmetric)
+    each = max(1, _AT_ONCE // max(rows.shape[1], 1))
+    found = [_least_squares(rows[i : i + each], bits, symmetric) for i in range(0, len(rows), each)]
+    return Range(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
+
+
+def _least_squares(rows: np.ndarray, bits: int, symmetric: bool) -> Range:
+    """Return the range with the smallest squared error for each row."""
+    low, high = rows.min(1, initial=0.0), rows.max(1, initial=0.0)
     best, least = None, np.full(len(rows), np.inf)
     for share in _SHRUNK:
         found = range_between(share * low, share * high, bits, symmetric)

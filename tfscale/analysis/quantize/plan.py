@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tfscale.analysis.quantize.kernels import fingerprint, kernels_of, shapes_of
+from tfscale.analysis.quantize.litert import Exported, to_litert
+from tfscale.analysis.quantize.of_keras import to_keras
 from tfscale.analysis.quantize.program import Program, Resource
 from tfscale.analysis.quantize.study import FLOAT, LayerStudy, Study, checked_width, table
 from tfscale.support import arguments, figures, records
@@ -59,6 +61,7 @@ class Plan:
         activations: width of all layers' inputs; None for the width of the layer's weights.
         group: number of channels that share a scale; None for one scale for each channel.
         kept: paths of layers that stay in float.
+        ranges: how the range of each scale is chosen.
     """
 
     layers: tuple[LayerPlan, ...]
@@ -69,6 +72,7 @@ class Plan:
     activations: int | None = None
     group: int | None = None
     kept: tuple[str, ...] = ()
+    ranges: str = "mse"
 
     @functools.cached_property
     def bits(self) -> dict[str, int]:
@@ -138,7 +142,8 @@ class Plan:
                 "kind": "quantize.Plan", "fingerprint": self.fingerprint, "cost": self.cost,
                 "proven": self.proven, "limits": dict(self.limits), "latency": self.latency or 0,
                 "activations": self.activations or 0, "group": self.group or 0,
-                "kept": list(self.kept), "layers": [_fields(layer) for layer in self.layers],
+                "kept": list(self.kept), "ranges": self.ranges,
+                "layers": [_fields(layer) for layer in self.layers],
             },
         )  # fmt: skip
 
@@ -160,13 +165,45 @@ class Plan:
             record.number("cost"), record.flag("proven"),
             {name: limits.number(name) for name in names}, record.number("latency") or None,
             record.integer("activations") or None, record.integer("group") or None,
-            tuple(record.texts("kept")),
+            tuple(record.texts("kept")), record.text("ranges"),
         )  # fmt: skip
         if record.text("fingerprint") != plan.fingerprint:
             raise record.wrong("fingerprint", f"{plan.fingerprint!r}, that of the layers below it")
         if model is not None:
             plan.check(model)
         return plan
+
+    def to_keras(self, model: Any, *, strict: bool = False) -> Any:
+        """Return a copy of the model that Keras's own ``model.quantize`` has quantized.
+
+        Keras has 8 and 4 bits for Dense, EinsumDense and Embedding, also within attention. Each
+        width is one call, with ``filters=``. Other layers and widths stay in float.
+
+        Args:
+            model: the model of the plan, in float.
+            strict: whether to raise ``NotExportableError`` if a layer of the plan would stay in
+                float; else a warning lists these layers.
+        """
+        return to_keras(self, model, strict=strict)
+
+    def to_litert(self, path: str | Path, model: Any, x: Any = None) -> Exported:
+        """Write a file for LiteRT by ``ai-edge-quantizer``, check it, and say what is in it.
+
+        - **Weights** have the plan's integers and scales. LiteRT rounds the inputs of each layer to
+          8 bits while it runs (dynamic-range quantization), whatever the plan says of activations.
+        - **Widths**: 2, 4 and 8 bits for Dense, Conv1D and Conv2D; 8 bits for depthwise, separable
+          and transposed convolutions. ``NotExportableError`` lists other layers, with the nearest
+          widths that LiteRT has, before anything is written.
+        - **Checks**: the bytes of weights in the file are within 2% of the plan's. With ``x``,
+          LiteRT's interpreter has the largest output where the quantized model has it, for 99.5% of
+          the samples. ``ExportError`` says what differs; the file is not written then.
+
+        Args:
+            path: path of the file.
+            model: the model of the plan, in float, or the trained result of ``quantize.apply``.
+            x: samples whose answers are compared.
+        """
+        return to_litert(self, path, model, x)
 
     def __str__(self) -> str:
         numbers = sum(layer.numbers for layer in self.layers)
@@ -280,8 +317,9 @@ def plan(
     used = next((one.used(found.bits) for one in resources if one.name == "latency"), None)
     limits = {one.name: float(one.limit) for one in resources}
     return Plan(
-        layers, found.cost, found.proven, limits, used, activations, study.group, study.kept
-    )
+        layers, found.cost, found.proven, limits, used, activations, study.group, study.kept,
+        study.ranges,
+    )  # fmt: skip
 
 
 def checked_widths(bits: Any, study: Study) -> tuple[int, ...]:

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from tfscale.support.quiet import quiet_stdout
+
 # HiGHS ends at an absolute gap of 1e-6, so costs are scaled to this sum.
 _SUM_OF_COSTS = 1e4
 # HiGHS's tolerance of 1e-6 is absolute, so limits are scaled to this number.
@@ -263,13 +265,14 @@ def _milp(costs: np.ndarray, constraints: Sequence[Any], seconds: float) -> Any:
         from scipy.optimize import Bounds, milp
     except ImportError as error:
         raise NoSciPyError from error
-    found = milp(
-        costs,
-        integrality=np.ones(len(costs)),
-        bounds=Bounds(0, 1),
-        constraints=constraints,
-        options={"time_limit": seconds, "mip_rel_gap": 0.0},
-    )
+    with quiet_stdout():
+        found = milp(
+            costs,
+            integrality=np.ones(len(costs)),
+            bounds=Bounds(0, 1),
+            constraints=constraints,
+            options={"time_limit": seconds, "mip_rel_gap": 0.0},
+        )
     if found.x is None and found.status not in (_INFEASIBLE, 1):
         raise RuntimeError(f"HiGHS did not solve the integer program: {found.message}")
     return found

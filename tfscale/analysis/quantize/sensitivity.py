@@ -25,7 +25,7 @@ from tfscale.analysis.quantize.kernels import (
     unknown_of,
     watching,
 )
-from tfscale.analysis.quantize.numbers import as_rows, quantized
+from tfscale.analysis.quantize.numbers import METHODS, as_rows, quantized
 from tfscale.analysis.quantize.study import MEASURES, Inputs, LayerStudy, Study
 from tfscale.analysis.quantize.sums import sums_of
 from tfscale.bridge.data import batches_of
@@ -48,6 +48,7 @@ def sensitivity(
     bits: Iterable[int] = WIDTHS,
     by: str = "trace",
     group: int | None = None,
+    ranges: str = "mse",
     samples: int = 64,
     accuracy: float = 0.05,
     file: str | Path | None = None,
@@ -66,7 +67,8 @@ def sensitivity(
 
     with the Hessian :math:`H_l` of the loss by the :math:`n_l` weights of layer l (HAWQ-V2 and V3).
     Near a minimum, random errors of the weights raise the loss by :math:`\Omega / 2` on average.
-    :math:`Q_b` rounds to b bits, with one scale for each channel (``numbers.quantized``).
+    :math:`Q_b` rounds to b bits, with one scale for each channel, as ``quantize.apply`` does with a
+    plan of this study.
 
     - **Cost.** Random vectors z of signs give :math:`E[z_l^T (H z)_l] = \mathrm{tr} H_l` for all
       layers at once. Four vectors share a pass over the data, and all widths share the vectors.
@@ -90,6 +92,8 @@ def sensitivity(
             squared error alone.
         group: number of consecutive channels that share a scale. Each group is then multiplied by
             the mean eigenvalue of its own weights (Q-BERT: 128 groups for each matrix).
+        ranges: how the range of each scale is chosen: ``"mse"``, ``"minmax"`` or ``"percentile"``,
+            as in ``quantize.apply``.
         samples: largest number of random vectors.
         accuracy: stop when each layer's standard error is at most this share of its curvature.
         file: path of a file that holds the study while it is measured. If it exists, the study goes
@@ -116,6 +120,7 @@ def sensitivity(
     widths = arguments.items(bits, "bits", "a list of widths, such as (2, 4, 8)", _checked_width)
     arguments.choice(by, "by", tuple(MEASURES))
     arguments.optional(arguments.whole, group, "group", 1, what="a number of channels")
+    arguments.choice(ranges, "ranges", METHODS)
     checked_samples(samples)
     arguments.real(accuracy, "accuracy", 0)
     file = None if file is None else Path(arguments.path(file, "file"))
@@ -135,7 +140,7 @@ def sensitivity(
     operator = kind(
         model, x, y, sample_weight, variables=[one.variable for one in kernels], **given
     )
-    task = _Task(operator, kernels, tuple(dict.fromkeys(widths)), by, group, seed)
+    task = _Task(operator, kernels, tuple(dict.fromkeys(widths)), by, group, ranges, seed)
     seen = _Seen(kernels)
     seen.look(model, x, y, batch_size, steps)
     return task.run(samples, accuracy, file, seen)
@@ -190,24 +195,25 @@ class _Task:
 
     def __init__(
         self, operator: OfModel, kernels: Sequence[Kernel], widths: tuple[int, ...], by: str,
-        group: int | None, seed: int,
+        group: int | None, ranges: str, seed: int,
     ) -> None:  # fmt: skip
         self._operator, self._kernels = operator, kernels
         self._widths, self._by, self._group, self._seed = widths, by, group, seed
+        self._ranges = ranges
         self._shapes = shapes_of(kernels)
         self._paths = list(self._shapes)
         values = [_value(kernel.variable) for kernel in kernels]
-        self._pieces = self._cut(values)
+        self._loss = operator.loss  # raises if it is not finite
+        self._pieces = self._cut(values, operator.gradient)
         told = hashlib.sha256(b"".join(value.tobytes() for value in values)).hexdigest()[:16]
         self._settings = {
-            "by": by, "bits": " ".join(map(str, widths)), "group": str(group), "seed": str(seed),
+            "by": by, "bits": " ".join(map(str, widths)), "group": str(group), "ranges": ranges,
+            "seed": str(seed),
             "weights": told, "layers": " ".join(self._paths),
         }  # fmt: skip
 
     def run(self, samples: int, accuracy: float, file: Path | None, seen: _Seen) -> Study:
         """Measure, and write the study after each few vectors."""
-        self._loss = self._operator.loss  # raises if it is not finite
-        self._gradient = self._operator.gradient
         self._seen = seen
         self.rows = self._rows_before(file, samples)
         if self._by == "error":
@@ -227,16 +233,31 @@ class _Task:
 
     # ------------------------------------------------------------- of weights
 
-    def _cut(self, values: Sequence[np.ndarray]) -> list[list[_Piece]]:
+    def _cut(self, values: Sequence[np.ndarray], gradient: np.ndarray) -> list[list[_Piece]]:
         """Return for each layer the pieces of its kernels that have a curvature of their own."""
         places = list(self._operator.parts.values())
         order = {id(v): place for v, place in zip(self._operator.variables, places, strict=True)}
         found: dict[str, list[_Piece]] = {path: [] for path in self._paths}
         for kernel, value in zip(self._kernels, values, strict=True):
             found[kernel.path].append(
-                _Piece(order[id(kernel.variable)], value, kernel.axes, self._group, self._widths)
+                _Piece(
+                    order[id(kernel.variable)],
+                    value,
+                    kernel.axes,
+                    self._group,
+                    self._lost(kernel, value),
+                    gradient,
+                )
             )
         return list(found.values())
+
+    def _lost(self, kernel: Kernel, value: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield the rounding errors of a kernel at each width."""
+        for width in self._widths:
+            yield (
+                quantized(value, width, axis=kernel.axes, group=self._group, method=self._ranges)
+                - value
+            )
 
     def _row(self, each: np.ndarray) -> list[float]:
         """Return a row of numbers, from the terms of a sample of the trace."""
@@ -302,7 +323,7 @@ class _Task:
         return made
 
     def _slopes(self, number: int) -> dict[int, float]:
-        found = np.sum([piece.slopes(self._gradient) for piece in self._pieces[number]], axis=0)
+        found = np.sum([piece.slopes for piece in self._pieces[number]], axis=0)
         return dict(zip(self._widths, found.tolist(), strict=True))
 
     def _estimates(
@@ -329,7 +350,7 @@ class _Task:
         study = Study(
             tuple(self._layers()), self._by, ended, sampled, float(self._loss),
             tuple(unknown_of(model)), tuple(sums_of(model, self._kernels)), self._group, self.rows,
-            self._settings,
+            self._settings, self._ranges,
         )  # fmt: skip
         if file is not None and is_first():
             study.save(file)
@@ -382,30 +403,22 @@ class _Piece:
         value: the kernel's numbers.
         axes: axes of the channels.
         group: number of channels in a group; None for one group.
-        widths: widths to quantize to.
+        lost: the kernel's rounding errors at each width.
+        gradient: the gradient of the loss by all kernels.
     """
 
     def __init__(
         self, place: slice, value: np.ndarray, axes: tuple[int, ...], group: int | None,
-        widths: Sequence[int],
+        lost: Iterable[np.ndarray], gradient: np.ndarray,
     ) -> None:  # fmt: skip
         self.place, self.numbers = place, value.size
         self._shape, self._axes = value.shape, axes
         self._starts = np.arange(0, len(as_rows(value, axes)), group or value.size)
         self._sizes = self._by_group(np.ones(value.shape))
-        self._value, self._group, self._widths = value, group, widths
-        self.errors = np.array([self._by_group(np.square(lost)) for lost in self._lost()])
-
-    def _lost(self) -> Iterator[np.ndarray]:
-        """Yield the rounding errors at each width."""
-        for width in self._widths:
-            rounded = quantized(self._value, width, axis=self._axes, group=self._group)
-            yield rounded - self._value
-
-    def slopes(self, gradient: np.ndarray) -> np.ndarray:
-        """Return the first-order rise of the loss at all widths."""
-        mine = gradient[self.place].reshape(self._shape)
-        return np.array([np.vdot(mine, lost) for lost in self._lost()])
+        mine = gradient[place].reshape(value.shape)
+        each = [(self._by_group(np.square(one)), float(np.vdot(mine, one))) for one in lost]
+        self.errors = np.array([errors for errors, _ in each])
+        self.slopes = [slope for _, slope in each]  # first-order rise of the loss
 
     def costs(self, each: np.ndarray) -> np.ndarray:
         """Return the costs at all widths, from the terms of a sample of the trace."""

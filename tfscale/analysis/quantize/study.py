@@ -114,6 +114,7 @@ class Study:
         group: number of channels that share a scale.
         rows: the measured numbers, from which a study goes on.
         settings: what must be equal for the study to go on.
+        ranges: how the range of each scale was chosen.
     """
 
     layers: tuple[LayerStudy, ...]
@@ -126,6 +127,7 @@ class Study:
     group: int | None = None
     rows: Sequence[Sequence[float]] = dataclasses.field(default=(), repr=False)
     settings: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False)
+    ranges: str = "mse"
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -199,14 +201,14 @@ class Study:
             float(record.text("loss")), tuple(record.texts("kept")),
             tuple(tuple(one.split("\n")) for one in record.texts("sums")), group or None,
             [[float(n) for n in row.split()] for row in record.texts("rows")],
-            {key: record.record("settings").text(key) for key in SETTINGS},
+            {key: record.record("settings").text(key) for key in SETTINGS}, record.text("ranges"),
         )  # fmt: skip
 
     def _fields(self) -> dict[str, Any]:
         return {
             "by": self.by, "ended": self.ended, "samples": self.samples, "loss": repr(self.loss),
             "kept": list(self.kept), "sums": ["\n".join(one) for one in self.sums],
-            "group": self.group or 0, "settings": dict(self.settings),
+            "group": self.group or 0, "settings": dict(self.settings), "ranges": self.ranges,
             "layers": [_layer_fields(one) for one in self.layers],
             "rows": [" ".join(map(repr, row)) for row in self.rows],
         }  # fmt: skip
@@ -231,7 +233,7 @@ class Study:
 
 
 # Settings that must be equal for a study to go on, as texts.
-SETTINGS = ("by", "bits", "group", "seed", "weights", "layers")
+SETTINGS = ("by", "bits", "group", "ranges", "seed", "weights", "layers")
 
 
 def checked_width(value: Any, name: str, widths: Sequence[int]) -> int:

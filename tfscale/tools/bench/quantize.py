@@ -296,7 +296,7 @@ def _rises(model: Any, x: Any, y: Any) -> dict[str, float]:
     before, found = loss(), {}
     for kernel in kernels_of(model):
         value = np.asarray(kernel.variable)
-        kernel.variable.assign(quantized(value, _BITS, axis=kernel.axes))
+        kernel.variable.assign(quantized(value, _BITS, axis=kernel.axes, method="mse"))
         found[kernel.path] = loss() - before
         kernel.variable.assign(value)
     return found
