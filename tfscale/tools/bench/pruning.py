@@ -174,7 +174,7 @@ def integers(options: argparse.Namespace) -> Any:
             how = dict(given)
             plan = dict.fromkeys(paths, how.pop("bits"))
             small = quantize.apply(model, plan, x[:256], **how)
-            _compile(small, 1e-3)
+            compiled(small, 1e-3)
             small.fit(x[:1000], y[:1000], batch_size=_BATCH, epochs=1, verbose=0)
             expected = small.predict(others, verbose=0)
             program = quantize.integers(small)
@@ -202,7 +202,8 @@ def mnist() -> tuple[tuple[Any, Any], tuple[Any, Any]]:
     return (x[:_TRAINING], y[:_TRAINING]), (x[_TRAINING:], y[_TRAINING:])
 
 
-def _compile(model: Any, rate: Any) -> None:
+def compiled(model: Any, rate: Any) -> None:
+    """Compile a classifier with Adam at a rate; without XLA, whose compilation takes longer."""
     import keras
 
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -216,7 +217,7 @@ def _trained(build: Callable[[], Any], x: Any, y: Any, epochs: int, seed: int) -
     keras.utils.set_random_seed(seed)
     model = build()
     steps = epochs * -(-len(x) // _BATCH)
-    _compile(model, keras.optimizers.schedules.CosineDecay(3e-3, steps))
+    compiled(model, keras.optimizers.schedules.CosineDecay(3e-3, steps))
     model.fit(x, y, batch_size=_BATCH, epochs=epochs, verbose=0)
     return model
 
@@ -257,7 +258,7 @@ def channels(options: argparse.Namespace) -> Any:
             masked = keras.models.clone_model(model)
             masked.set_weights(model.get_weights())
             keras.utils.set_random_seed(seed)
-            _compile(masked, keras.optimizers.schedules.CosineDecay(2e-3, steps))
+            compiled(masked, keras.optimizers.schedules.CosineDecay(2e-3, steps))
             by = fisher(masked, x, y) if name == "fisher" else None
             prune = quantize.Prune(0.5, end=steps // 2, every=8, by=by, channels=True)
             masked.fit(

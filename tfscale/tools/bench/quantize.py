@@ -1,8 +1,8 @@
 """``tfscale bench quantize``: plans against published ones, and sensitivities against the truth.
 
 Parts: ``programs`` (HAWQ's 18 programs, brute force, 200 layers), ``traces`` (estimates and exact
-Hessians), ``order`` (predicted and measured rise of the loss, layer by layer), and ``large`` (a
-study of ResNet50).
+Hessians), ``order`` (predicted and measured rise of the loss, layer by layer), ``tuned`` (plans of
+the same size after fine-tuning), ``faces`` (three real nets), and ``large`` (a study of ResNet50).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from tfscale.tools.bench import digits, hawq, machine
+from tfscale.tools.bench import digits, faces, hawq, machine, tuned
 from tfscale.tools.bench.command import list_of, make_console, one_of, whole_number
 
 WIDTHS = (2, 4, 8)
@@ -61,6 +61,12 @@ def make_parser() -> argparse.ArgumentParser:
         help="epochs of the net of 20 layers (default: %(default)s)")  # fmt: skip
     add("--samples", type=whole_number, default=64, metavar="N",
         help="random vectors of a study (default: %(default)s)")  # fmt: skip
+    add("--random", type=whole_number, default=20, metavar="N",
+        help="random plans of the part tuned (default: %(default)s)")  # fmt: skip
+    add("--tuned-epochs", type=whole_number, default=2, metavar="N",
+        help="epochs of fine-tuning in the part tuned (default: %(default)s)")  # fmt: skip
+    add("--tasks", type=list_of(one_of(tuned.TASKS)), default=",".join(tuned.TASKS),
+        metavar="NAME,...", help="tasks of the part tuned (default: %(default)s)")  # fmt: skip
     add("--rows", type=whole_number, default=1000, metavar="N",
         help="images of the part large (default: %(default)s)")  # fmt: skip
     add("--large-samples", type=whole_number, default=8, metavar="N",
@@ -308,6 +314,45 @@ def spearman(one: Sequence[float], other: Sequence[float]) -> float:
     return float(np.corrcoef(first, second)[0, 1])
 
 
+# --------------------------------------------------------------------------- tuned
+
+
+def tuned_plans(options: argparse.Namespace) -> Any:
+    """Yield a table of accuracies of plans of the same size, for each task."""
+    for name in options.tasks:
+        task, rows = tuned.TASKS[name](), []
+        for seed in range(options.seeds):
+            found = tuned.compare(options, task, seed)
+            random = [value for key, value in found.items() if key.startswith("random")]
+            rows.append({"seed": seed, **found, "best": max(random), "mean": np.mean(random)})
+        heads = ["float", "hessian", "error", "uniform", "reversed", "mean", "best"]
+        yield _table(
+            f"{name}: test accuracy at 12.5% of float32's bytes, fine-tuned, %",
+            ["seed", *heads[:5], "random, mean", "random, best"],
+            [[str(row["seed"]), *(f"{row[head]:.1f}" for head in heads)] for row in rows],
+        ), {name: rows}  # fmt: skip
+
+
+# --------------------------------------------------------------------------- faces
+
+
+def real_nets(options: argparse.Namespace) -> Any:
+    """Yield a table of the nets of MTCNN with few bits, for each net."""
+    for name in faces.NETS:
+        rows = faces.compare(name)
+        lines = []
+        for row in rows:
+            for how, (loss, accuracy, off, *bits) in list(row.items())[1:]:
+                told = " ".join(map(str, np.ravel(bits))) if bits else "32"
+                lines.append([row["size"], how, told, f"{loss:.3f}", f"{accuracy:.0f}",
+                              f"{off:.4f}"])  # fmt: skip
+        yield _table(
+            f"{name} of MTCNN, not trained further",
+            ["size", "plan by", "bits", "test loss", "accuracy, %", "mean change of P(face)"],
+            lines,
+        ), {name: rows}  # fmt: skip
+
+
 # --------------------------------------------------------------------------- large
 
 
@@ -338,7 +383,10 @@ def large(options: argparse.Namespace) -> Any:
     ), row  # fmt: skip
 
 
-_PARTS = {"programs": programs, "traces": traces, "order": order, "large": large}
+_PARTS = {
+    "programs": programs, "traces": traces, "order": order, "tuned": tuned_plans,
+    "faces": real_nets, "large": large,
+}  # fmt: skip
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Any:
