@@ -12,7 +12,7 @@ FUZZ_SECONDS ?= 3
 PYTEST_ARGS ?=
 N ?= 30
 SEED ?= 1
-EXTRAS ?= plot,docs,dev
+EXTRAS ?= plot,docs,dev,litert
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; do \
   $$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null \
   && echo $$p && break; done)

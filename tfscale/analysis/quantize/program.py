@@ -122,8 +122,23 @@ class Program:
             self._refuse_together(seconds)
             raise TimeoutError(f"HiGHS found no choice of widths within {seconds:g} s")
         chosen, proven = found
-        cost = sum(float(costs[bits]) for costs, bits in zip(self.costs, chosen, strict=True))
-        return Solution(chosen, cost, proven)
+        return Solution(chosen, self._cost(chosen), proven)
+
+    def solutions(self, count: int, seconds: float = 60.0) -> list[Solution]:
+        """Return the cheapest choices that keep all limits, the cheapest first.
+
+        Args:
+            count: number of choices; the result is shorter if fewer keep all limits.
+            seconds: time limit of HiGHS for each of them.
+        """
+        found: list[Solution] = []
+        for _ in range(count):
+            known = [self._taken(one.bits) for one in found]
+            best = self._minimize(self.costs, self.resources, seconds, known)
+            if best is None:
+                break
+            found.append(Solution(best[0], self._cost(best[0]), best[1]))
+        return found
 
     def smallest(self, resource: Resource, keep: Sequence[Resource] = (), seconds: float = 60.0
                  ) -> float | None:  # fmt: skip
@@ -132,6 +147,12 @@ class Program:
         return None if found is None else resource.used(found[0])
 
     # ------------------------------------------------------------- the program
+
+    def _cost(self, chosen: Sequence[int]) -> float:
+        return sum(float(costs[bits]) for costs, bits in zip(self.costs, chosen, strict=True))
+
+    def _taken(self, chosen: Sequence[int]) -> np.ndarray:
+        return np.array([chosen[group[0]] == bits for group, bits in self._choices])
 
     def _common_widths(self, group: Sequence[int]) -> list[int]:
         common = [b for b in self.costs[group[0]] if all(b in self.costs[i] for i in group)]
@@ -146,17 +167,18 @@ class Program:
         )
 
     def _minimize(
-        self, tables: Sequence[Table], resources: Sequence[Resource], seconds: float
-    ) -> tuple[tuple[int, ...], bool] | None:
+        self, tables: Sequence[Table], resources: Sequence[Resource], seconds: float,
+        known: Sequence[np.ndarray] = (),
+    ) -> tuple[tuple[int, ...], bool] | None:  # fmt: skip
         """Return the choice with the smallest sum, and whether that is proven; None if none fits.
 
         HiGHS may exceed a limit by a rounding error. Such a choice is excluded, and the program is
-        solved again.
+        solved again. So are choices that the caller knows already.
         """
         costs = self._sums(tables)
         size = self._largest_sum(costs)
         costs = costs * (_SUM_OF_COSTS / size) if size > 0 else costs
-        excluded: list[np.ndarray] = []
+        excluded = list(known)
         for _ in range(_CUTS):
             found = _milp(costs, self._constraints(resources, excluded), seconds)
             if found.x is None:
