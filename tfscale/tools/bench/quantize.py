@@ -2,7 +2,8 @@
 
 Parts: ``programs`` (HAWQ's 18 programs, brute force, 200 layers), ``traces`` (estimates and exact
 Hessians), ``order`` (predicted and measured rise of the loss, layer by layer), ``tuned`` (plans of
-the same size after fine-tuning), ``faces`` (three real nets), and ``large`` (a study of ResNet50).
+the same size after fine-tuning), ``faces`` (three real nets), ``search`` (a space of nets against all
+of them), and ``large`` (a study of ResNet50).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from tfscale.tools.bench import digits, faces, hawq, machine, tuned
+from tfscale.tools.bench import digits, faces, hawq, machine, space, tuned
 from tfscale.tools.bench.command import list_of, make_console, one_of, whole_number
 
 WIDTHS = (2, 4, 8)
@@ -353,6 +354,31 @@ def real_nets(options: argparse.Namespace) -> Any:
         ), {name: rows}  # fmt: skip
 
 
+# --------------------------------------------------------------------------- search
+
+
+def searched(options: argparse.Namespace) -> Any:
+    """Yield a table of the nets that a search finds, and the best of all nets."""
+    from tfscale.analysis.quantize import search
+
+    latencies = space.latencies()
+    every = space.nets()
+    scores = [space.score(net, 1.0) for net in every]
+    seconds = np.array([sum(latencies[b][c] for b, c in net.items()) for net in every])
+    rows = []
+    for share in (0.4, 0.6, 0.8):
+        limit = float(np.quantile(seconds, share))
+        found = search(latencies, space.score, latency=limit)
+        best = max(s for s, used in zip(scores, seconds, strict=True) if used <= limit)
+        rows.append((limit, found.best.score, best, found.trainings, len(every)))
+    yield _table(
+        "a search among 64 nets for digits, and the best of all 64",
+        ["latency, ms", "found, %", "best, %", "full trainings", "of all"],
+        [[f"{1e3 * limit:.2f}", f"{ours:.1f}", f"{best:.1f}", f"{trainings:.2f}",
+          f"{trainings / count:.1%}"] for limit, ours, best, trainings, count in rows],
+    ), rows  # fmt: skip
+
+
 # --------------------------------------------------------------------------- large
 
 
@@ -385,7 +411,7 @@ def large(options: argparse.Namespace) -> Any:
 
 _PARTS = {
     "programs": programs, "traces": traces, "order": order, "tuned": tuned_plans,
-    "faces": real_nets, "large": large,
+    "faces": real_nets, "search": searched, "large": large,
 }  # fmt: skip
 
 
