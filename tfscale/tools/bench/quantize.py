@@ -2,8 +2,8 @@
 
 Parts: ``programs`` (HAWQ's 18 programs, brute force, 200 layers), ``traces`` (estimates and exact
 Hessians), ``order`` (predicted and measured rise of the loss, layer by layer), ``tuned`` (plans of
-the same size after fine-tuning), ``faces`` (three real nets), ``search`` (a space of nets against all
-of them), and ``large`` (a study of ResNet50).
+the same size after fine-tuning), ``faces`` (three real nets), ``search`` (few of 64 nets against
+all of them), and ``large`` (a study of ResNet50).
 """
 
 from __future__ import annotations
