@@ -111,16 +111,17 @@ RECORDS = {
         "collectives.Count", "collectives.Kind", "collectives.Move", "collectives.Simulation",
         "compression.Gradient", "compression.Price", "extreme.Plan", "ops.BucketId",
         "ops.Communicator", "ops.Execution", "ops.Taken", "ops.Total", "plan.Cut", "plan.Found",
-        "plan.Plan", "plan.Point", "plan.Price", "quantize.Front", "quantize.Inputs",
-        "quantize.Integers",
-        "quantize.LayerPlan", "quantize.LayerStudy", "quantize.Plan", "quantize.Study",
+        "plan.Plan", "plan.Point", "plan.Price", "quantize.Exported", "quantize.Front",
+        "quantize.Inputs", "quantize.Integers", "quantize.LayerPlan", "quantize.LayerStudy",
+        "quantize.Net", "quantize.Plan", "quantize.Search", "quantize.Study",
         "recompute.Plan", "telemetry.Stragglers",
     ),
     "protocols": ("compression.Load", "sync.Round"),
     "errors": (
         "callbacks.Preempted", "collectives.ScheduleError", "curvature.NotFiniteError",
         "cluster.JoinError", "launch.WorkerFailed", "plan.MemoryLimitError",
-        "quantize.InfeasibleError", "recompute.BudgetError",
+        "quantize.ExportError", "quantize.InfeasibleError", "quantize.NotExportableError",
+        "recompute.BudgetError",
     ),
     "classes to derive from, without arguments": (
         "compression.Method", "compression.Switching", "sync.EveryStep", "sync.Rule",
@@ -270,6 +271,11 @@ RIGHT = {
     "recompute.trace": {
         "model": None, "batch": (tf.TensorSpec([4, 3]), tf.TensorSpec([4, 1]))
     },
+    "quantize.RefreshWires": {"x": X, "y": Y, "every": 1},
+    "quantize.search": {
+        "space": {"a": {1: 1.0, 2: 1.0}}, "score": lambda net, effort: 1.0, "latency": 3.0,
+        "share": 1.0, "finalists": 1,
+    },
     "quantize.Prune": {"sparsity": 0.5, "end": 4},
     "quantize.apply": {"model": None, "plan": {"only": 8}},
     "quantize.shrink": {"model": None},
@@ -403,6 +409,8 @@ plan.Unit: name='x' parameters=0,1.5 inputs=0,1.5 outputs=0,1.5 flops=0,1.5 back
 plan.best: example={1:2},array
 quantize.front: pinned={} ties=[] seconds=1.5
 quantize.plan: size=1.5 pinned={} ties=[] seconds=1.5
+quantize.RefreshWires: x={1:2},array y={1:2},array budget=1.5
+quantize.search: latency=1.5 seed=0
 quantize.sensitivity: accuracy=0,1.5 file='x' memory=1.5 progress=True seed=0
 recompute.plan_budget: seconds=1.5
 recompute.plan_fraction: seconds=1.5

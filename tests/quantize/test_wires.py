@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import keras
 import numpy as np
 import pytest
 
@@ -75,3 +76,34 @@ def test_training_uses_the_policy():
     model.fit(x, y, batch_size=24, verbose=0)
     told = str(strategy.explain())
     assert "int8" in told and "fp32" in told
+
+
+@pytest.mark.slow
+def test_wires_are_chosen_again_while_a_model_trains():
+    strategy = ScaleStrategy("ring", wire="int4", devices=["CPU:0", "CPU:1"])
+    with strategy.scope():
+        model, x, y = nets.dense(trained=False)
+    seen = []
+
+    class Look(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append(str(strategy.explain()))
+
+    refresh = quantize.RefreshWires(
+        x, y, every=2, budget="60%", wires=("fp32", "int8"), batch_size=48
+    )
+    model.fit(x, y, batch_size=24, epochs=3, verbose=0, callbacks=[refresh, Look()])
+    (policy,) = refresh.policies
+    wanted = {
+        path: str(policy.method_of(Gradient(f"net/{path}/kernel", shape, "float32"))).split()[0]
+        for path, shape in {"first": (5, 6), "second": (6, 6), "last": (6, 2)}.items()
+    }
+    assert set(wanted.values()) == {"fp32", "int8"}
+    assert "int8" not in seen[3] and "int8" in seen[4]  # two steps for each epoch
+    assert np.all(np.isfinite(model.predict(x, verbose=0)))
+
+
+def test_wires_cannot_be_refreshed_outside_of_a_strategy():
+    model, x, y = nets.dense(trained=False)
+    with pytest.raises(ValueError, match="made outside of one"):
+        model.fit(x, y, verbose=0, callbacks=[quantize.RefreshWires(x, y, every=1)])

@@ -95,6 +95,21 @@ class Reducer:
         self._told: set[str] = set()
         self._names: collections.Counter[str] = collections.Counter()
 
+    def change_policy(self, policy: MethodPolicy) -> None:
+        """Use another policy in steps that are traced from now on; all workers must do so at once.
+
+        Args:
+            policy: the policy.
+        """
+        lossy = [method for method in policy.methods if not method.lossless]
+        if lossy and not self.team.sends_rows_on_wires:
+            raise ValueError(
+                f"the policy sends gradients as {str(lossy[0])!r}, and TensorFlow's collectives, "
+                "which this strategy uses, were checked for the first policy only: use "
+                "backend='engine'"
+            )
+        self.policy = policy
+
     def check_rules(self, variables: Sequence[Variable]) -> None:
         """Warn once of each rule that matches none of these variables: it may be misspelt."""
         paths = [describe(v).path for v in variables]

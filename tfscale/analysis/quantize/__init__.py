@@ -4,7 +4,7 @@
 - ``plan.py``: a width for each layer; ``front.py``: plans from the smallest to the largest size.
 - ``program.py``: the choice of widths as an integer program.
 - ``search.py``: widths, kernels and bits of blocks, chosen by the same program.
-- ``wires.py``: wires of gradients by sensitivity.
+- ``wires.py``: wires of gradients by sensitivity; ``refresh.py``: chooses them again.
 - ``kernels.py``, ``sums.py``: which weights can have few bits; which layers feed one sum.
 - ``numbers.py``: quantizers, as functions of arrays.
 - ``apply.py``: a copy of a model that computes with few bits; ``folding.py``: batch norm leaves it.
@@ -27,6 +27,7 @@ from tfscale.analysis.quantize.litert import Exported, ExportError, NotExportabl
 from tfscale.analysis.quantize.masks import Prune
 from tfscale.analysis.quantize.plan import LayerPlan, Plan, plan
 from tfscale.analysis.quantize.program import InfeasibleError
+from tfscale.analysis.quantize.refresh import RefreshWires
 from tfscale.analysis.quantize.search import Net, Search, search
 from tfscale.analysis.quantize.sensitivity import sensitivity
 from tfscale.analysis.quantize.shrink import shrink
@@ -35,6 +36,6 @@ from tfscale.analysis.quantize.wires import wires
 
 __all__ = [
     "ExportError", "Exported", "Front", "InfeasibleError", "Inputs", "Integers", "LayerPlan",
-    "LayerStudy", "Net", "NotExportableError", "Plan", "Prune", "Search", "Study", "apply", "front",
-    "integers", "plan", "search", "sensitivity", "shrink", "wires",
+    "LayerStudy", "Net", "NotExportableError", "Plan", "Prune", "RefreshWires", "Search", "Study",
+    "apply", "front", "integers", "plan", "search", "sensitivity", "shrink", "wires",
 ]  # fmt: skip

@@ -93,7 +93,8 @@ def apply(
     """
     refuse_keras_2("quantize.apply makes layers of Keras 3")
     graph.check(model)
-    ranges = arguments.choice(ranges or getattr(plan, "ranges", "mse"), "ranges", _RANGES)
+    ranges = getattr(plan, "ranges", "mse") if ranges is None else ranges
+    ranges = arguments.choice(ranges, "ranges", _RANGES)
     common = {
         "symmetric": arguments.flag(symmetric, "symmetric"),
         "symmetric_activations": arguments.flag(symmetric_activations, "symmetric_activations"),

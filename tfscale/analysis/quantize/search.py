@@ -127,7 +127,7 @@ def search(
     arguments.function(score, "score", "a function of the choices and of an effort")
     latency = arguments.seconds(latency, "latency")
     share = arguments.real(share, "share", 0, 1)
-    effort = arguments.real(effort, "effort", 0, 1)
+    effort = arguments.real(effort, "effort", most=1, above=0)
     finalists = arguments.whole(finalists, "finalists", 1, what="a number of nets")
     workers = arguments.whole(workers, "workers", 1, what="a number of processes")
     seed = arguments.whole(seed, "seed", 0)

@@ -22,13 +22,13 @@ from tfscale.compression import WirePolicy
 from tfscale.support import arguments
 from tfscale.support.sizes import amount, in_words
 
-_WIRES = ("fp32", "bf16", "int8", "int4")
+WIRES = ("fp32", "bf16", "int8", "int4")
 # Mean square of the largest of 256 normally distributed numbers of variance 1, about.
 _LARGEST_OF_BLOCK = 9.0
-_BUDGET = "a number of bytes for a step's gradients, or a share of those in fp32: '25%'"
+BUDGET = "a number of bytes for a step's gradients, or a share of those in fp32: '25%'"
 
 
-def wires(study: Study, budget: float | str = "25%", wires: Iterable[str] = _WIRES) -> WirePolicy:
+def wires(study: Study, budget: float | str = "25%", wires: Iterable[str] = WIRES) -> WirePolicy:
     r"""Choose a wire for the gradient of each layer: the least harm within a budget of bytes.
 
     The choice minimizes :math:`\sum_l \bar h_l^2 n_l r_{w_l}`, with a layer's mean eigenvalue
@@ -50,9 +50,9 @@ def wires(study: Study, budget: float | str = "25%", wires: Iterable[str] = _WIR
     arguments.instance(study, "study", Study, "a study of quantize.sensitivity")
     if study.by not in ("trace", "fisher"):
         raise arguments.wrong(study.by, "study.by", "'trace' or 'fisher', for quantize.wires")
-    names = arguments.items(wires, "wires", "a list of wires, such as ('int8', 'int4')", checked)
+    names = checked_names(wires)
     whole = sum(nbytes("fp32", layer.numbers) for layer in study.layers)
-    limit = amount(budget, "budget", _BUDGET, whole)
+    limit = amount(budget, "budget", BUDGET, whole)
     # The program chooses widths, which are numbers: a wire's number is its place in the list.
     numbered = dict(enumerate(dict.fromkeys(names)))
     costs = [{i: _harm(layer, name) for i, name in numbered.items()} for layer in study.layers]
@@ -67,6 +67,13 @@ def wires(study: Study, budget: float | str = "25%", wires: Iterable[str] = _WIR
         for layer, i in zip(study.layers, found.bits, strict=True)
     }
     return WirePolicy("fp32", rules)
+
+
+def checked_names(wires: Any) -> tuple[str, ...]:
+    """Return names of wires, or raise."""
+    return tuple(
+        arguments.items(wires, "wires", "a list of wires, such as ('int8', 'int4')", checked)
+    )
 
 
 def _harm(layer: LayerStudy, wire: str) -> float:
