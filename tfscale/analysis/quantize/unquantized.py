@@ -31,11 +31,14 @@ def unquantized(model: Any) -> Any:
 
     Activations are not rounded in it.
     """
-    made: dict[int, tuple[Any, Any]] = {}
+    made: dict[int, tuple[Any, Any]] = {}  # old layers and new ones
+    models: dict[int, Any] = {}  # new models within the model
 
     def new_layer(layer: Any) -> Any:
         if isinstance(layer, keras.Model) and graph.is_graph(layer):
-            return graph.rebuilt(layer, new_layer)
+            if id(layer) not in models:
+                models[id(layer)] = graph.rebuilt(layer, new_layer)
+            return models[id(layer)]
         if id(layer) not in made:
             config = {k: v for k, v in layer.get_config().items() if k != "quantization"}
             kind: Any = _PLAIN.get(type(layer), type(layer))
