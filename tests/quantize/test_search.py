@@ -76,7 +76,8 @@ def test_solutions_are_the_cheapest_choices_in_order():
     [
         ({"a": dict.fromkeys(range(600), 1.0)}, {}, "takes at most 512: .*KerasTuner or AutoKeras"),
         ({"a": {1: 1.0, 2: 2.0}}, {"latency": 0.5}, "smallest possible is 1 s"),
-        ({"a": {1: 1.0, 2: 2.0}}, {}, "raise share to"),
+        ({"a": {1: 1.0, 2: 2.0}}, {}, "take 4.5: lower finalists or effort"),
+        (SPACE, {"share": 0.01, "latency": 9.0}, "raise share to 0.015"),
         ({"a": {1: 1.0, 2: "fast"}}, {}, r"space\['a'\]\[2\]"),
         ({}, {}, "space"),
     ],

@@ -121,7 +121,7 @@ def search(
         ...     return net["width"] + net["kernel"] + net["bits"] / 4
         >>> found = tfscale.quantize.search(space, score, latency=5, share=1)
         >>> found.best.choices, found.best.score
-        ({'width': 16, 'kernel': 3, 'bits': 8}, 21.0)
+        ({'width': 16, 'kernel': 5, 'bits': 4}, 22.0)
     """
     blocks = _checked_space(space)
     arguments.function(score, "score", "a function of the choices and of an effort")
@@ -180,11 +180,11 @@ def _number_of_probes(
     count = min(int(left / effort + 1e-9), 3 * effects, nets)
     if count < effects:
         least = (finalists + effects * effort) / nets
+        more = f"raise share to {math.ceil(1e3 * least) / 1e3:g}, or " if least <= 1 else ""
         raise ValueError(
             f"share={share:g} of {nets} nets is {share * nets:.3g} full trainings, and {finalists} "
             f"finalists and {effects} short trainings, one for each effect, take "
-            f"{finalists + effects * effort:.3g}: raise share to {math.ceil(1e3 * least) / 1e3:g}, "
-            "or lower finalists or effort"
+            f"{finalists + effects * effort:.3g}: {more}lower finalists or effort"
         )
     return count
 
