@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
-from tfscale.tools.bench import quantize
+from tfscale.tools.bench import quantize, tuned
 
 
 def test_spearmans_correlation():
@@ -41,3 +42,22 @@ def test_the_order_of_a_small_run(tmp_path, capsys):
     assert quantize.main([*words, "--json", str(file)]) == 0
     ((_, _, correlations),) = json.loads(file.read_text())["order"][0]
     assert len(correlations) == 3
+
+
+def test_random_plans_take_nearly_the_bytes_of_4_bits():
+    numbers = {"a": 1000, "b": 300, "c": 2000, "d": 50}
+    for seed in range(20):
+        bits = tuned.random_bits(numbers, np.random.default_rng(seed))
+        used = sum(numbers[path] * width for path, width in bits.items())
+        assert 0.95 * 4 * 3350 <= used <= 4 * 3350
+
+
+@pytest.mark.full
+def test_tuned_plans_of_a_small_run(tmp_path, capsys):
+    file = tmp_path / "found.json"
+    words = ["--parts", "tuned", "--tasks", "characters", "--seeds", "1", "--random", "1"]
+    assert quantize.main([*words, "--tuned-epochs", "1", "--json", str(file)]) == 0
+    (found,) = json.loads(file.read_text())["tuned"]
+    (row,) = found["characters"]
+    assert {"float", "hessian", "error", "uniform", "reversed", "random 0"} <= row.keys()
+    assert "characters: test accuracy" in capsys.readouterr().out
