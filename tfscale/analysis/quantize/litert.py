@@ -105,12 +105,14 @@ def to_litert(plan: Any, path: str | Path, model: Any, x: Any = None) -> Exporte
     path = Path(arguments.path(path, "path"))
     arguments.instance(model, "model", keras.Model, "the model of the plan, or quantize.apply's")
     arguments.optional(arguments.data, x, "x")
-    plan.check(model)
-    refuse_widths(plan, model)
+    is_quantized = bool(widths_of(model))
+    plain = unquantized(model) if is_quantized else model
+    plan.check(plain)
+    refuse_widths(plan, plain)
     tools = _Tools()
-    small = model if widths_of(model) else apply(model, plan)
+    small = model if is_quantized else apply(model, plan)
     _refuse_other_widths(plan, small)
-    plain = unquantized(small)
+    plain = plain if is_quantized else unquantized(small)
     data, weights = tools.quantized(_converted(plain), _kernels(plan, plain))
     if abs(weights - plan.bytes) > BYTES_OFF * plan.bytes:
         raise ExportError(
@@ -176,13 +178,20 @@ def _kernels(plan: Any, plain: Any) -> list[tuple[Kernel, int]]:
 def _converted(model: Any) -> bytes:
     """Return a model as a file of LiteRT, in float."""
 
+    # The converter leaves variables in the file as such, and the quantizer knows constants only.
+    weights = [
+        [tf.constant(np.asarray(variable)) for variable in variables]
+        for variables in (model.trainable_variables, model.non_trainable_variables)
+    ]
+
     @tf.function(autograph=False)
     def answer(*inputs: Any) -> Any:
-        return model(inputs[0] if len(inputs) == 1 else list(inputs), training=False)
+        given = inputs[0] if len(inputs) == 1 else list(inputs)
+        return model.stateless_call(*weights, given, training=False)[0]
 
     specs = [tf.TensorSpec(each.shape, each.dtype) for each in model.inputs]
     function = answer.get_concrete_function(*specs)
-    return bytes(tf.lite.TFLiteConverter.from_concrete_functions([function], model).convert())
+    return bytes(tf.lite.TFLiteConverter.from_concrete_functions([function]).convert())
 
 
 class _Tools:
