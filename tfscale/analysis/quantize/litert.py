@@ -1,8 +1,8 @@
 """Files of LiteRT: weights with the bits of a plan, by recipes of ``ai-edge-quantizer``.
 
-The kernels are rounded before the export, and ``ai-edge-quantizer`` recovers scales and integers
-from them. Then the file is read again: the bytes of each weight are counted, and LiteRT's
-interpreter answers for some samples.
+The kernels are rounded before the export, and ``ai-edge-quantizer`` finds scales and integers that
+give the same numbers, if its algorithms can. Then the file is read again: the bytes of each weight
+are counted, and LiteRT's interpreter answers for some samples.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from tfscale.analysis.quantize.apply import apply
 from tfscale.analysis.quantize.kernels import Kernel, kernels_of
+from tfscale.analysis.quantize.numbers import as_rows, quantized
 from tfscale.analysis.quantize.study import FLOAT
 from tfscale.analysis.quantize.unquantized import unquantized, widths_of
 from tfscale.support import arguments
@@ -38,8 +39,9 @@ _WIDTHS: tuple[tuple[str, tuple[int, ...]], ...] = (
     ("Conv2D", _ALL),
 )  # fmt: skip
 _OTHERS = (FLOAT,)
-# Operations whose integers the quantizer recovers from rounded kernels; it rounds others again.
+# Operations whose scales the quantizer can take from the steps between rounded weights.
 _RECOVERED = ("CONV_2D", "FULLY_CONNECTED")
+_SMALLEST_STEP = 1e-9  # between two weights of a channel, for the quantizer
 
 
 class NoLiteRTError(ImportError):
@@ -191,7 +193,8 @@ def _converted(model: Any) -> bytes:
 
     specs = [tf.TensorSpec(each.shape, each.dtype) for each in model.inputs]
     function = answer.get_concrete_function(*specs)
-    return bytes(tf.lite.TFLiteConverter.from_concrete_functions([function]).convert())
+    converter = tf.lite.TFLiteConverter.from_concrete_functions([function], tf.Module())
+    return bytes(converter.convert())
 
 
 class _Tools:
@@ -223,19 +226,16 @@ class _Tools:
             for code, operation, tensor in uses:
                 found.append(tensor)
                 if bits != FLOAT:
-                    self._add(made, f"^{re.escape(operation)}$", names[code], bits)
+                    self._add(made, f"^{re.escape(operation)}$", names[code], kernel, bits)
         result = bytes(made.quantize().quantized_model)
         return result, self._bytes_of(result, set(found))
 
-    def _add(self, made: Any, operation: str, kind: Any, bits: int) -> None:
-        recovered = kind.value in _RECOVERED
+    def _add(self, made: Any, operation: str, kind: Any, kernel: Kernel, bits: int) -> None:
         keys = self._quantizer.algorithm_manager.AlgorithmName
-        made.add_dynamic_config(
-            operation, kind, bits,
-            algorithm_key=(
-                keys.DEQUANTIZED_WEIGHT_RECOVERY if recovered else keys.MIN_MAX_UNIFORM_QUANT
-            ),
-        )  # fmt: skip
+        key = keys.MIN_MAX_UNIFORM_QUANT
+        if kind.value in _RECOVERED and not _reaches_the_end(kernel, bits) and _has_step(kernel):
+            key = keys.DEQUANTIZED_WEIGHT_RECOVERY
+        made.add_dynamic_config(operation, kind, bits, algorithm_key=key)
 
     def _uses(self, data: bytes, kernel: Kernel) -> Iterator[tuple[int, str, str]]:
         """Yield code and scope of each operation that reads a kernel, and the tensor's name.
@@ -269,6 +269,24 @@ class _Tools:
             if self._files.get_tensor_name(tensor) in names
         }
         return sum(len(file.buffers[one].data) for one in buffers)
+
+
+def _reaches_the_end(kernel: Kernel, bits: int) -> bool:
+    """Return whether each channel has a weight at the end of its range, so that the largest weight
+    gives the scale.
+    """
+    value = np.asarray(kernel.variable, np.float32)
+    return np.allclose(quantized(value, bits, axis=kernel.axes, method="minmax"), value, 1e-4, 1e-7)
+
+
+def _has_step(kernel: Kernel) -> bool:
+    """Return whether each channel has two weights that are one step apart, or a weight of one step,
+    so that the smallest difference gives the scale.
+    """
+    rows = np.abs(as_rows(np.asarray(kernel.variable, np.float32), kernel.axes))
+    steps = np.diff(np.sort(np.concatenate([np.zeros_like(rows[:, :1]), rows], 1), 1), axis=1)
+    scale = np.where(steps > _SMALLEST_STEP, steps, np.inf).min(1, keepdims=True)
+    return np.allclose(np.rint(rows / scale) * scale, rows, 1e-4, 1e-7)
 
 
 def _compared(found: Exported, tools: _Tools, data: bytes, small: Any, x: np.ndarray) -> Exported:

@@ -6,7 +6,9 @@ study and the plan see 100 of them, and the other 100 are the test.
 
 from __future__ import annotations
 
+import importlib.util
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -75,10 +77,10 @@ def crops(side: int) -> tuple[np.ndarray, np.ndarray]:
     """Return 200 crops as the nets expect them, and whether each is a face."""
     import tensorflow as tf
 
-    try:
-        gray = np.load(str(resources.files("skimage") / "data" / "lfw_subset.npy"))
-    except ImportError as error:
-        raise ImportError(f"the part faces needs other packages: {_PACKAGES}") from error
+    found = importlib.util.find_spec("skimage")  # only a file of it is needed
+    if found is None or found.origin is None:
+        raise ImportError(f"the part faces needs other packages: {_PACKAGES}")
+    gray = np.load(Path(found.origin).parent / "data" / "lfw_subset.npy")
     x = np.repeat(np.asarray(gray, np.float32)[..., None], 3, axis=-1) * 255
     x = tf.image.resize(x, [side, side], antialias=True).numpy()
     order = np.random.default_rng(0).permutation(len(x))
