@@ -140,8 +140,8 @@ def leaves(model: Any) -> Iterator[Any]:
 
 
 def _path(layer: Any) -> str:
-    """Return the path of a layer, which is its name if it has no scope."""
-    return str(layer.path or layer.name)
+    """Return the path of a layer, which is its name if it has no scope, as operations have none."""
+    return str(getattr(layer, "path", None) or layer.name)
 
 
 def kernels_of(layer: Any) -> list[tuple[Any, Any]]:
@@ -289,7 +289,7 @@ class _Copies:
 
 def copy_weights(old: Any, new: Any) -> None:
     """Give a new layer the weights of an old one, which has all but the quantizers'."""
-    if not new.built:  # a batch norm that is folded, or a layer without weights
+    if not getattr(new, "built", False):  # an operation, or a batch norm that is folded
         return
     if type(old) is type(new):
         new.set_weights(old.get_weights())
