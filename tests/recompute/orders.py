@@ -2,7 +2,9 @@
 
 import dataclasses
 
+import keras
 import numpy as np
+import tensorflow as tf
 
 from tests.recompute.models import assert_same_training
 from tfscale.callbacks import Recompute
@@ -34,3 +36,15 @@ def assert_random_orders_train_the_same(build, seeds, **settings):
     for seed in seeds:
         callback = RandomOrder(seed)
         assert_same_training(build, callback, **settings)
+
+
+class OwnStep(keras.Model):
+    """A model with a train step of its own."""
+
+    def train_step(self, batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+        return {"loss": loss}

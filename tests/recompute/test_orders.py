@@ -1,5 +1,11 @@
 """Trainings that compute any results again, any number of times: the bits stay the same."""
 
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import keras
 import pytest
 from helpers import mirrored
@@ -7,10 +13,12 @@ from helpers import mirrored
 import tfscale
 from tests.recompute import models
 from tests.recompute.models import assert_same_training, data, train
-from tests.recompute.orders import RandomOrder
+from tests.recompute.orders import OwnStep, RandomOrder
 from tests.recompute.test_exact import KINDS, SETTINGS, mark
 from tfscale.callbacks import Recompute
 from tfscale.recompute import BudgetError
+
+ROOT = Path(__file__).parents[2]
 
 # These have several events in which some operations run more than twice.
 ALWAYS = ("dropout", "batch norm")
@@ -77,20 +85,6 @@ def test_two_replicas(kind):
     assert {k: v.tobytes() for k, v in plain.items()} == {k: v.tobytes() for k, v in ours.items()}
 
 
-class OwnStep(keras.Model):
-    """A model with a train step of its own."""
-
-    def train_step(self, batch):
-        import tensorflow as tf
-
-        x, y = batch
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
-        gradients = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
-        return {"loss": loss}
-
-
 def test_own_train_steps():
     def build():
         model = models.residual()
@@ -129,3 +123,46 @@ def test_no_budget_that_segments_keep_is_refused():
         return refusal.value.smallest
 
     assert smallest("search") <= smallest("segments")
+
+
+def test_a_batch_of_open_size_is_planned_as_fit_traces_it(caplog):
+    """For such a batch TensorFlow makes other operations than for one of known size."""
+    plan = assert_same_training(
+        models.transformer, Recompute(fraction=0.6, verbose=0, seconds=2), batch=7
+    )
+    assert plan.events is not None
+    assert not [record for record in caplog.records if record.name == "tfscale"]
+
+
+def looped_transformer():
+    """A loop, whose functions cannot be copied, and operations that depend on a known size."""
+    inputs = keras.Input((6, 8))
+    x = keras.layers.LSTM(8, return_sequences=True)(inputs)
+    for _ in range(2):
+        h = keras.layers.LayerNormalization()(x)
+        x = x + keras.layers.MultiHeadAttention(2, 4, dropout=0.2)(h, h)
+    return keras.Model(inputs, keras.layers.Dense(1)(keras.layers.GlobalAveragePooling1D()(x)))
+
+
+def test_steps_that_cannot_be_followed_get_segments(caplog):
+    callback = Recompute(fraction=0.9, verbose=0, seconds=2)
+    plan = assert_same_training(looped_transformer, callback, batch=7)
+    assert plan.events is None
+    assert "chooses among whole segments of layers only: fit does not know" in caplog.text
+
+
+@pytest.mark.slow
+def test_all_ways_without_onednn():
+    """TensorFlow reads the variable when it is loaded, so this takes a process of its own."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.recompute.workers.ways"],
+        env={**os.environ, "TF_ENABLE_ONEDNN_OPTS": "0"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    same = re.findall(r"^SAME (.*)$", ran.stdout, re.MULTILINE)
+    assert same == ["fit", "own step", "mixed", "two steps", "open batch", "convolutions"]

@@ -110,12 +110,12 @@ def test_every_budget_is_kept_and_less_is_refused():
     step = chain(16)
     plain = Plan(step, ()).bound
     with pytest.raises(BudgetError, match=r"at least 1\d\.\d MB \(fraction=0\.\d+\)") as refusal:
-        plan_budget(step, 2 * SIZE)
+        plan_budget(step, 2 * SIZE, solver="segments")
     assert refusal.value.plain == plain
     smallest = refusal.value.smallest
     overheads = []
     for budget in range(int(smallest), plain + SIZE, SIZE // 2):
-        plan = plan_budget(step, budget)
+        plan = plan_budget(step, budget, solver="segments")
         assert plan.peak < plan.bound <= budget
         assert plan.proven
         overheads.append(plan.overhead)
@@ -126,8 +126,8 @@ def test_every_budget_is_kept_and_less_is_refused():
 def test_single_results_are_cheaper_than_segments_and_fit_where_these_do_not():
     step = chain(16)
     with pytest.raises(BudgetError) as refusal:
-        plan_budget(step, 2 * SIZE, solver="auto", seconds=1)
-    smallest = plan_budget(step, refusal.value.smallest, solver="auto", seconds=1)
+        plan_budget(step, 2 * SIZE, seconds=1)
+    smallest = plan_budget(step, refusal.value.smallest, seconds=1)
     assert smallest.bound <= refusal.value.smallest
     with pytest.raises(BudgetError) as of_segments:
         plan_budget(step, refusal.value.smallest, solver="segments")
@@ -146,7 +146,7 @@ def test_single_results_are_cheaper_than_segments_and_fit_where_these_do_not():
 def test_another_trace_of_the_step_is_followed_or_gets_segments(caplog):
     step = chain(6)
     budget = 0.7 * Plan(step, ()).bound
-    plan = plan_budget(step, budget, solver="auto", seconds=1)
+    plan = plan_budget(step, budget, seconds=1)
     pieces = [Piece((unit.name,), unit.start, unit.stop) for unit in step.units]
     assert plan.events is not None
     assert plan.again_in(step, pieces) == plan.again
@@ -208,8 +208,8 @@ def test_draw(budget, planned, said):
 def test_the_refusal_and_the_plan_say_the_same_of_a_plain_step():
     step = chain(16)
     with pytest.raises(BudgetError) as refusal:
-        plan_budget(step, 2 * SIZE)
-    plan = plan_budget(step, refusal.value.smallest)
+        plan_budget(step, 2 * SIZE, seconds=1)
+    plan = plan_budget(step, refusal.value.smallest, seconds=1)
     (taken,) = re.findall(r"a step takes up to ([\d.]+ MB)", str(refusal.value))
     assert f"of {taken} (" in plan.summary()
 

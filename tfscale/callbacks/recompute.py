@@ -27,7 +27,7 @@ from tfscale.training.recompute import (
     recomputing,
     trace,
 )
-from tfscale.training.recompute.batch import batch_of_fit
+from tfscale.training.recompute.batch import batch_of_fit, open_batch_of_fit
 from tfscale.training.recompute.budget import Effort, checked_effort, checked_fraction
 from tfscale.training.recompute.plan import checked_layers
 from tfscale.training.recompute.traced_step import TracedStep
@@ -49,8 +49,8 @@ class Recompute(keras.callbacks.Callback):
 
     Before training, the callback derives from the step's graph, for the real batch, the memory and
     the cost of each layer. With ``budget`` or ``fraction`` it then searches for the cheapest plan
-    within the limit. Ctrl-C ends the search of ``solver="auto"``, and the best plan so far is
-    taken. The callback prints ``plan.summary()``.
+    within the limit: any result may be computed again, any number of times [2]. Ctrl-C ends the
+    search, and the best plan so far is taken. The callback prints ``plan.summary()``.
 
     Memory here is the memory of a step of one replica, without variables (weights, optimizer
     state). Replicas that share a device add up.
@@ -61,9 +61,9 @@ class Recompute(keras.callbacks.Callback):
         layers: names of layers to compute again; neighbours are computed together.
         segments: "sqrt": about sqrt(n) segments of equal size, the last of which is kept.
         plan: file that ``plan.save`` wrote for this model and batch.
-        solver: "segments" computes whole segments of layers again. "auto" also computes single
-            results again, any number of times [2], wherever that is cheaper, and never returns a
-            more expensive plan. "search", "exact", "integer" and "rounded" are its solvers.
+        solver: "auto" tries several solvers, and its plan is never more expensive than that of
+            "segments", which computes whole segments of layers again. "search", "exact",
+            "integer" and "rounded" are the single solvers.
         seconds: time limit of the search with ``budget`` or ``fraction``, about.
         example: a batch as ``fit`` gives it to a step, for example ``(x, y)``. Only its shapes
             count. Needed if they are unknown: generators, lengths that vary.
@@ -88,7 +88,7 @@ class Recompute(keras.callbacks.Callback):
         layers: Sequence[str] | None = None,
         segments: str | None = None,
         plan: str | Path | None = None,
-        solver: str = "segments",
+        solver: str = "auto",
         seconds: float = 10.0,
         example: Any = None,
         verbose: int = 1,
@@ -131,7 +131,8 @@ class Recompute(keras.callbacks.Callback):
         """Plan, and replace the model's training function for this ``fit``."""
         _check(self.model)
         self._tell(f"Recompute: tracing a training step of {self.model.name}")
-        step = trace(self.model, batch_of_fit(self.model, self._example))
+        batch = batch_of_fit(self.model, self._example)
+        step = trace(self.model, batch, open_batch_of_fit())
         self._tell(f"Recompute: planning {len(step.units)} units, {len(step.ops)} operations")
         self._last_line = time.monotonic()
         self._plan = plan = self._choose(step, _gradients_pile_up(self.model), self._effort)

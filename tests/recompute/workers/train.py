@@ -1,5 +1,7 @@
 """One worker that trains without recomputation and with it, and prints whether that was the same.
 
+It computes segments again, random results at random moments, and what is cheapest for a budget.
+
 Argument: how many devices it has.
 """
 
@@ -10,7 +12,9 @@ import sys
 import tensorflow as tf
 
 import tfscale
-from tests.recompute.models import assert_same_training, residual
+from tests.recompute.models import assert_same_training, chain, residual
+from tests.recompute.orders import RandomOrder
+from tfscale.callbacks import Recompute
 
 if __name__ == "__main__":
     devices = int(sys.argv[1])
@@ -19,5 +23,10 @@ if __name__ == "__main__":
         cpu, [tf.config.LogicalDeviceConfiguration()] * devices
     )
     strategy = tfscale.ScaleStrategy(algorithm="ring")
-    plan = assert_same_training(residual, scope=strategy, optimizer="sgd")
+    settings = {"scope": strategy, "optimizer": "sgd"}
+    plan = assert_same_training(residual, **settings)
+    assert_same_training(residual, RandomOrder(seed=1), **settings)
+    cheapest = Recompute(fraction=0.7, verbose=0, seconds=4)
+    best = assert_same_training(lambda: chain(depth=6, shape=(64, 64)), cheapest, **settings)
+    assert best.events is not None, "the plan has segments, which were tested already"
     print("\nSAME", strategy.num_replicas_in_sync, plan.parts, plan.peak, flush=True)

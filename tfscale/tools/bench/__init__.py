@@ -19,6 +19,7 @@ BENCHES = {
     "fit": "training with this strategy, with stock strategies, and with none",
     "adaptive": "a method chosen live, and fixed methods, while links change",
     "memory": "the memory of training steps, with and without Recompute",
+    "budgets": "whether ten nets keep the budgets of Recompute",
     "checkmate": "largest batches with optimal recomputation, beside Checkmate's",
     "telemetry": "steps of fit, with and without telemetry",
     "first": "what the first step of a fit costs: tracing",

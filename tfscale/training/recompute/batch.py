@@ -28,15 +28,27 @@ def batch_of_fit(model: keras.Model, example: Any = None) -> Any:
     Returns:
         The structure that ``train_step`` takes, of ``tf.TensorSpec`` without unknown lengths.
     """
-    iterator = fit.iterator()
-    if iterator is None:
-        raise UnknownBatch("Recompute is a callback for model.fit, which is not running")
-    specs = tf.nest.map_structure(of_first_replica, fit.element_spec(iterator))
+    iterator, specs = _iterator(), open_batch_of_fit()
     replicas = model.distribute_strategy.num_replicas_in_sync
     if example is not None:
         return _like(specs, example, replicas)
     size = iterator.data_adapter.batch_size or fit.batch_size(iterator)
     return tf.nest.map_structure(lambda spec: _known(spec, size and -(-size // replicas)), specs)
+
+
+def open_batch_of_fit() -> Any:
+    """Return the specifications of a replica's batch that the running ``fit`` knows.
+
+    Lengths that may vary are open: usually the number of samples, since the last batch is smaller.
+    """
+    return tf.nest.map_structure(of_first_replica, fit.element_spec(_iterator()))
+
+
+def _iterator() -> Any:
+    iterator = fit.iterator()
+    if iterator is None:
+        raise UnknownBatch("Recompute is a callback for model.fit, which is not running")
+    return iterator
 
 
 def _known(spec: Any, size: int | None) -> Any:

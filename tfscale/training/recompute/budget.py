@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
 from tfscale.support import arguments
-from tfscale.training.recompute.graph import Graph, peak
+from tfscale.training.recompute.graph import Graph, Order, peak
+from tfscale.training.recompute.levels import Levels, order_of
 from tfscale.training.recompute.measure import measure
 from tfscale.training.recompute.optimum import SOLVERS as SOLVERS_OF_ORDERS
 from tfscale.training.recompute.optimum import Optimum, optimum
 from tfscale.training.recompute.plan import WASTED, Plan, check_step
+from tfscale.training.recompute.search import Search
 from tfscale.training.recompute.solve import solve
 from tfscale.training.recompute.text import rounded_up, show
 from tfscale.training.recompute.traced_step import TracedStep
+
+_log = logging.getLogger("tfscale")
 
 SOLVERS = (*SOLVERS_OF_ORDERS, "segments")
 
@@ -69,7 +74,7 @@ class Effort(NamedTuple):
         better: is called with the overhead of each better plan of single results.
     """
 
-    solver: str = "segments"
+    solver: str = "auto"
     seconds: float = 10.0
     tell: Tell = _no_report
     better: Better = _no_better
@@ -81,7 +86,7 @@ def plan_budget(
     pile_up: bool = False,
     tell: Tell = _no_report,
     *,
-    solver: str = "segments",
+    solver: str = "auto",
     seconds: float = 10.0,
     better: Better = _no_better,
 ) -> Plan:
@@ -93,9 +98,9 @@ def plan_budget(
         pile_up: whether all gradients stay until the last one exists, as with clipping by their
             global norm.
         tell: is called now and then with the progress of a long search.
-        solver: "segments" computes whole segments of layers again, at most once. All others also
-            try to compute single results again, any number of times: "auto", "search", "exact",
-            "integer" and "rounded".
+        solver: "auto" also tries to compute single results again, any number of times, and never
+            returns a more expensive plan than "segments", which computes whole segments of layers
+            again, at most once. "search", "exact", "integer" and "rounded" are its solvers.
         seconds: time limit for single results, about.
         better: is called with the overhead of each better plan of single results.
 
@@ -113,7 +118,7 @@ def plan_budget(
         return plain
     candidates = _of_segments(plain, effort)
     rival = _cheapest(candidates, budget)
-    if solver != "segments":
+    if solver != "segments" and _can_be_followed(step):
         candidates += _of_results(plain, rival, effort)
     best = _cheapest(candidates, budget)
     if best is None:
@@ -136,6 +141,16 @@ def checked_effort(solver: str, seconds: float, tell: Tell, better: Better) -> E
 def _cheapest(plans: list[Plan], budget: float) -> Plan | None:
     fitting = [plan for plan in plans if plan.bound <= budget]
     return min(fitting, key=lambda plan: (plan.overhead, plan.peak), default=None)
+
+
+def _can_be_followed(step: TracedStep) -> bool:
+    if not step.followed:
+        _log.warning(
+            "Recompute chooses among whole segments of layers only: fit does not know the size of "
+            "a batch, and then traces other operations than for the known size. Batches of one "
+            "size (drop_remainder=True) avoid that"
+        )
+    return step.followed
 
 
 def _refuse_unknown_sizes(step: TracedStep) -> None:
@@ -239,25 +254,46 @@ def _solved(
 
 
 def _planned(plain: Plan, best: Optimum) -> Plan:
-    events = plain.results.events(best.order)
-    return dataclasses.replace(plain, events=events, proven=best.gap == 0, gap=best.gap)
+    return dataclasses.replace(_follow(plain, best.order), proven=best.gap == 0, gap=best.gap)
 
 
 def _smallest(plain: Plan, graph: Graph, effort: Effort) -> list[Plan]:
-    """Return plans down to the smallest limit that the solver can keep."""
+    """Return plans down to the smallest limit that the search can keep.
+
+    A refusal names the smallest budget, and whoever then asks for it must get it. So the result
+    does not depend on the machine's speed, unless the time is over.
+    """
     low = max(graph.working_set(number) for number in range(len(graph.nodes)))
     high = peak(graph, graph.plain)
-    quick = effort._replace(solver="search", seconds=effort.seconds / (4 * ROUNDS))
-    found = []
+    found: list[tuple[Plan, Levels]] = []
     for _ in range(ROUNDS):
         middle = (low + high) / 2
-        best = _solved(graph, middle, quick, (), plain)
-        if best is None:
+        levels = Search(graph, middle, effort.seconds / TRIES, _no_order).fitting()
+        if levels is None:
             low = middle
         else:
-            high = min(middle, peak(graph, best.order))
-            found.append(_planned(plain, best))
-    return found
+            order = order_of(graph, levels)
+            high = min(middle, peak(graph, order))
+            found.append((_follow(plain, order), levels))
+    plans = [plan for plan, _ in found]
+    fitting = _cheapest(plans, plain.budget or 0.0)
+    better = (_improved(graph, *one, effort) for one in found if one[0] is fitting)
+    return [*plans, *better]
+
+
+def _improved(graph: Graph, plan: Plan, levels: Levels, effort: Effort) -> Plan:
+    """Return a plan that is not more expensive, and takes no more memory."""
+    limit = peak(graph, order_of(graph, levels))
+    order = Search(graph, limit, effort.seconds / TRIES, _no_order).run(levels=levels)
+    return plan if order is None else _follow(plan, order)
+
+
+def _follow(plain: Plan, order: Order) -> Plan:
+    return dataclasses.replace(plain, events=plain.results.events(order), proven=False)
+
+
+def _no_order(order: Order) -> None:
+    pass
 
 
 # -------------------------------------------------------------------- fractions
@@ -274,7 +310,7 @@ def plan_fraction(
     pile_up: bool = False,
     tell: Tell = _no_report,
     *,
-    solver: str = "segments",
+    solver: str = "auto",
     seconds: float = 10.0,
     better: Better = _no_better,
 ) -> Plan:

@@ -16,7 +16,7 @@ from tfscale.support import arguments
 from tfscale.support.files import replacing
 from tfscale.training.recompute.measure import measure
 from tfscale.training.recompute.picture import Curve, draw, runs_of
-from tfscale.training.recompute.results import Event, Results
+from tfscale.training.recompute.results import Event, Results, has_same_results, ops_of
 from tfscale.training.recompute.simulate import memory, moments_of
 from tfscale.training.recompute.text import show
 from tfscale.training.recompute.traced_step import ORIGINAL, Again, Piece, TracedStep
@@ -76,9 +76,7 @@ class Plan:
         """
         if self.events is not None:
             results = Results(step)
-            own = [range(unit.start, unit.stop) for unit in self.step.units]
-            units = (_ops_of(unit.pieces, pieces) for unit in self.step.units)
-            if results.counts(units) == self.results.counts(own):
+            if has_same_results(self.step, step, pieces):
                 return results.again(self.events)
             what = (
                 "fit traces the step with other operations than the plan: "
@@ -90,7 +88,7 @@ class Plan:
                     "a larger budget"
                 )
             _log.warning("Recompute computes whole segments again, since %s", what)
-        return _again(step, [_ops_of(part, pieces) for part in self.parts])
+        return _again(step, [ops_of(part, pieces) for part in self.parts])
 
     @cached_property
     def timeline(self) -> list[int]:
@@ -240,10 +238,6 @@ def load_plan(path: str | Path, step: TracedStep) -> Plan:
             f"takes {show(plan.plain_peak)}: plan again for this model and batch"
         )
     return plan
-
-
-def _ops_of(part: range, pieces: Sequence[Piece]) -> range:
-    return range(pieces[part.start].start, pieces[part.stop - 1].stop)
 
 
 def _again(step: TracedStep, segments: Iterable[range]) -> tuple[Again, ...]:

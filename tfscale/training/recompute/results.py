@@ -20,6 +20,7 @@ from tfscale.training.recompute.traced_step import (
     ORIGINAL,
     SHAPES,
     Again,
+    Piece,
     TracedStep,
     Versions,
 )
@@ -51,11 +52,7 @@ class Results:
         }
 
     def counts(self, units: Iterable[range]) -> list[int]:
-        """Return how many nodes each unit has, given the units' operations.
-
-        These numbers tell whether two traces of a model have the same nodes. The kinds of nodes may
-        differ: for batches of unknown size TensorFlow transposes and reshapes more often.
-        """
+        """Return how many nodes each unit has, given the units' operations."""
         return [sum(op in unit for op in self._ops) for unit in units]
 
     def _homes(self) -> Iterable[int]:
@@ -325,3 +322,24 @@ class _Measured:
                 before = size
             nodes[number] = Node(cost, size, node.needs, extra, node.once)
         return Graph(tuple(nodes), fixed, count)
+
+
+def has_same_results(step: TracedStep, other: TracedStep, pieces: Sequence[Piece]) -> bool:
+    """Return whether two traces of a model have as many results in each unit.
+
+    The kinds of results may differ: for batches of unknown size TensorFlow transposes and reshapes
+    more often.
+
+    Args:
+        step: one trace.
+        other: the other trace.
+        pieces: the other trace's pieces of units.
+    """
+    own = [range(unit.start, unit.stop) for unit in step.units]
+    units = [ops_of(unit.pieces, pieces) for unit in step.units]
+    return Results(step).counts(own) == Results(other).counts(units)
+
+
+def ops_of(part: range, pieces: Sequence[Piece]) -> range:
+    """Return the operations of consecutive pieces."""
+    return range(pieces[part.start].start, pieces[part.stop - 1].stop)

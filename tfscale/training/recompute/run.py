@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -13,8 +14,10 @@ from tfscale.support import arguments
 from tfscale.training.recompute.early import with_early_products
 from tfscale.training.recompute.plan import Plan
 from tfscale.training.recompute.read import read
+from tfscale.training.recompute.results import has_same_results
 from tfscale.training.recompute.rewrite import rewrite
-from tfscale.training.recompute.traced_step import TracedStep
+from tfscale.training.recompute.sized import with_sizes
+from tfscale.training.recompute.traced_step import Piece, TracedStep
 from tfscale.training.recompute.watch import Forward, Watch
 
 
@@ -22,43 +25,81 @@ class _TracedFarEnough(Exception):
     """Raised when the step has been traced far enough."""
 
 
-def trace(model: keras.Model, batch: Any) -> TracedStep:
+def trace(model: keras.Model, batch: Any, open_batch: Any = None) -> TracedStep:
     """Return the operations of a model's training step, up to its gradients. Nothing runs.
 
     Args:
         model: a compiled model, with all its variables.
         batch: specifications of the batch that ``train_step`` takes.
+        open_batch: the same specifications as ``fit`` knows them, which may leave lengths open.
 
     Example:
         >>> step = trace(model, (tf.TensorSpec([64, 8]), tf.TensorSpec([64, 1])))
     """
     arguments.instance(model, "model", keras.Model, "a keras.Model that is compiled")
-    specs = tf.nest.flatten(batch)
-    if not specs or not all(hasattr(x, "dtype") and hasattr(x, "shape") for x in specs):
-        raise arguments.wrong(batch, "batch", "a structure of tensors or of tf.TensorSpec")
-    steps: list[TracedStep] = []
+    for name, specs in (
+        ("batch", batch),
+        ("open_batch", batch if open_batch is None else open_batch),
+    ):
+        flat = tf.nest.flatten(specs)
+        if not flat or not all(hasattr(x, "dtype") and hasattr(x, "shape") for x in flat):
+            raise arguments.wrong(specs, name, "a structure of tensors or of tf.TensorSpec")
+    known = [spec.shape for spec in tf.nest.flatten(batch)]
+    if open_batch is None or known == [spec.shape for spec in tf.nest.flatten(open_batch)]:
+        return _Tracing(model).trace(batch)
+    tracing = _Tracing(model, known)
+    as_in_fit = tracing.trace(open_batch)
+    if tracing.has_sizes and not as_in_fit.unknown:
+        return as_in_fit
+    step = _Tracing(model).trace(batch)
+    return dataclasses.replace(step, followed=has_same_results(step, as_in_fit, tracing.pieces))
 
-    def look(forward: Forward, gradients: list[Any]) -> None:
-        step = read(forward, gradients, forward.graph.get_operations())
-        steps.append(with_early_products(step))
+
+class _Tracing:
+    """One trace of a model's step.
+
+    Args:
+        model: the model.
+        known: the shapes of the batch's tensors, if the traced batch leaves lengths open.
+    """
+
+    def __init__(self, model: keras.Model, known: Sequence[tf.TensorShape] = ()) -> None:
+        self._model = model
+        self._known = known
+        self._shapes: dict[str, tf.TensorShape] = {}  # of placeholders, by name
+        self._step: TracedStep | None = None
+        self.has_sizes = not known
+        self.pieces: list[Piece] = []
+
+    def trace(self, batch: Any) -> TracedStep:
+        """Return the step that takes a batch of these specifications."""
+
+        @tf.autograph.experimental.do_not_convert
+        def one_step() -> None:
+            data = tf.nest.map_structure(
+                lambda spec: tf.compat.v1.placeholder(spec.dtype, spec.shape), batch
+            )
+            for tensor, shape in zip(tf.nest.flatten(data), self._known):
+                self._shapes[tensor.op.name] = shape
+            self._model.distribute_strategy.run(self._model.train_step, args=(data,))
+
+        with contextlib.suppress(_TracedFarEnough), Watch(self._model, self._look).looking():
+            tf.function(one_step, autograph=False).get_concrete_function()
+        if self._step is None:
+            raise ValueError(
+                f"{type(self._model).__name__}.train_step passed no gradients to "
+                "self.optimizer.apply_gradients after it called the model. Recompute needs that "
+                "call to find the backward pass"
+            )
+        return self._step
+
+    def _look(self, forward: Forward, gradients: list[Any]) -> None:
+        self.pieces = forward.pieces()
+        traced = with_sizes(forward, gradients, self._shapes) if self._known else None
+        self.has_sizes = self.has_sizes or traced is not None
+        step = read(*(traced or (forward, gradients, forward.graph.get_operations())))
+        self._step = with_early_products(step)
         raise _TracedFarEnough
-
-    @tf.autograph.experimental.do_not_convert
-    def one_step() -> None:
-        data = tf.nest.map_structure(
-            lambda spec: tf.compat.v1.placeholder(spec.dtype, spec.shape), batch
-        )
-        model.distribute_strategy.run(model.train_step, args=(data,))
-
-    with contextlib.suppress(_TracedFarEnough), Watch(model, look).looking():
-        tf.function(one_step, autograph=False).get_concrete_function()
-    if not steps:
-        raise ValueError(
-            f"{type(model).__name__}.train_step passed no gradients to "
-            "self.optimizer.apply_gradients after it called the model. Recompute needs that call "
-            "to find the backward pass"
-        )
-    return steps[0]
 
 
 @contextlib.contextmanager

@@ -61,15 +61,28 @@ class Search:
         self._last_forward = np.array([max(users, default=-1) for users in forward])
         self._random = np.random.default_rng(0)
 
-    def run(self, starts: Iterable[Order] = ()) -> Order | None:
-        """Return the cheapest order that the search finds; None if it finds none."""
-        best = self._first(starts)
+    def run(self, starts: Iterable[Order] = (), levels: Levels | None = None) -> Order | None:
+        """Return the cheapest order that the search finds; None if it finds none.
+
+        Args:
+            starts: orders to begin with.
+            levels: levels that fit, to begin with instead.
+        """
+        best = self._first(starts) if levels is None else self._state(levels)
         if best is None:
             return None
         self._found(best.order)
         best = self._filled(best, noise=0.0)
         self._found(best.order)
         return self._improved(best).order
+
+    def fitting(self) -> Levels | None:
+        """Return the first levels that fit; None if none do.
+
+        The result does not depend on the machine's speed, unless the time is over.
+        """
+        state = self._first(())
+        return None if state is None else state.levels
 
     def _first(self, starts: Iterable[Order]) -> _State | None:
         """Return the cheapest of the first orders, once it fits; None if none can be made to."""

@@ -141,6 +141,7 @@ class TracedStep:
         gradients: the tensors that the optimizer gets.
         constant: the tensors that depend on nothing but constants.
         unknown: names of operations with results of unknown size, which counts as 0.
+        followed: whether ``fit`` traces the same results, so that a plan of single results fits.
     """
 
     ops: Sequence[Op]
@@ -149,6 +150,7 @@ class TracedStep:
     gradients: Sequence[int] = field(default=())
     constant: frozenset[int] = frozenset()
     unknown: tuple[str, ...] = ()
+    followed: bool = True
 
     @property
     def begin(self) -> int:
