@@ -13,7 +13,7 @@ from helpers import mirrored
 import tfscale
 from tests.recompute import models
 from tests.recompute.models import assert_same_training, data, train
-from tests.recompute.orders import OwnStep, RandomOrder
+from tests.recompute.orders import OwnStep, PartsStep, RandomOrder
 from tests.recompute.test_exact import KINDS, SETTINGS, mark
 from tfscale.callbacks import Recompute
 from tfscale.recompute import BudgetError
@@ -93,6 +93,18 @@ def test_own_train_steps():
     assert_same_training(build, RandomOrder(seed=3))
 
 
+def test_own_train_steps_may_call_parts_of_a_model():
+    """An encoder and a decoder, for example, as in a variational autoencoder."""
+
+    def build():
+        model = models.residual()
+        *_, pooling, dense = model.layers
+        return PartsStep(keras.Model(model.inputs, pooling.output), dense)
+
+    plan = assert_same_training(build, RandomOrder(seed=3))
+    assert {"functional", "dense_3"} & models.again(plan)
+
+
 def test_a_plan_of_single_results_is_cheaper_saved_and_trained(tmp_path):
     """A Dense with a gelu: its product is kept, and all else is computed again."""
 
@@ -145,7 +157,7 @@ def looped_transformer():
 
 
 def test_steps_that_cannot_be_followed_get_segments(caplog):
-    callback = Recompute(fraction=0.9, verbose=0, seconds=2)
+    callback = Recompute(fraction=0.97, verbose=0, seconds=2)
     plan = assert_same_training(looped_transformer, callback, batch=7)
     assert plan.events is None
     assert "chooses among whole segments of layers only: fit does not know" in caplog.text

@@ -88,8 +88,9 @@ class _Tracing:
         if self._step is None:
             raise ValueError(
                 f"{type(self._model).__name__}.train_step passed no gradients to "
-                "self.optimizer.apply_gradients after it called the model. Recompute needs that "
-                "call to find the backward pass"
+                "self.optimizer.apply_gradients after it called the model or its layers. Recompute "
+                "needs that call to find the backward pass. A step with several optimizers is not "
+                "supported"
             )
         return self._step
 

@@ -65,24 +65,17 @@ class Watch:
             yield
 
     def _in_model(self, call: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-        if tf.executing_eagerly() or getattr(self._now, "layers", None):
+        if tf.executing_eagerly() or self._runs():
             return call(model, *args, **kwargs)
-        graph = tf.compat.v1.get_default_graph()
-        seen: Forward | None = getattr(self._now, "forward", None)
-        known = seen is not None and seen.graph is graph
-        forward = seen if seen and known else Forward(graph, _device_of_replica())
-        self._now.forward = forward
-        self._now.layers = [self._model.name]
-        forward.note(self._now.layers)
-        try:
-            return call(model, *args, **kwargs)
-        finally:
-            self._now.layers = []
-            forward.note([])
+        return self._in_whole("forward", call, model, *args, **kwargs)
 
     def _in_layer(self, call: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
-        forward: Forward | None = getattr(self._now, "forward", None)
-        if forward is None or not self._now.layers or not _is_current(forward.graph):
+        if tf.executing_eagerly():
+            return call(layer, *args, **kwargs)
+        if not self._runs():
+            return self._in_whole("parts", call, layer, *args, **kwargs)
+        forward: Forward = self._now.running
+        if not _is_current(forward.graph):
             return call(layer, *args, **kwargs)
         self._now.layers.append(layer.name)
         forward.note(self._now.layers)
@@ -92,13 +85,42 @@ class Watch:
             self._now.layers.pop()
             forward.note(self._now.layers)
 
+    def _runs(self) -> bool:
+        return bool(getattr(self._now, "layers", None))
+
+    def _in_whole(self, kind: str, call: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
+        """Record a call that no other layer makes.
+
+        Args:
+            kind: "forward" for the model, "parts" for a layer of it. A step of the user's own may
+                call the model's parts, an encoder and a decoder, and never the model itself.
+            call: the layer's own ``call``.
+            layer: the model or the layer.
+            args: its arguments.
+            kwargs: its arguments by name.
+        """
+        graph = tf.compat.v1.get_default_graph()
+        seen: Forward | None = getattr(self._now, kind, None)
+        known = seen is not None and seen.graph is graph
+        forward = seen if seen and known else Forward(graph, _device_of_replica())
+        setattr(self._now, kind, forward)
+        self._now.running = forward
+        self._now.layers = [layer.name]
+        forward.note(self._now.layers)
+        try:
+            return call(layer, *args, **kwargs)
+        finally:
+            self._now.layers = []
+            forward.note([])
+
     def _apply_gradients(
         self, apply: Any, optimizer: Any, grads_and_vars: Any, *args: Any, **kwargs: Any
     ) -> Any:
         pairs = list(grads_and_vars)
-        forward = getattr(self._now, "forward", None)
-        if forward and _is_current(forward.graph):
-            self._now.forward = None
+        both = (getattr(self._now, kind, None) for kind in ("forward", "parts"))
+        forward = next((one for one in both if one and _is_current(one.graph)), None)
+        if forward:
+            self._now.forward = self._now.parts = None
             self._then(forward, [gradient for gradient, _ in pairs])
         return apply(optimizer, pairs, *args, **kwargs)
 
