@@ -10,7 +10,7 @@ from tfscale.training.recompute.budget import BudgetError, plan_budget
 from tfscale.training.recompute.early import with_early_products
 from tfscale.training.recompute.late import positions
 from tfscale.training.recompute.plan import Plan, plan_layers, plan_sqrt
-from tfscale.training.recompute.simulate import memory
+from tfscale.training.recompute.simulate import memory, moments_of
 from tfscale.training.recompute.text import show
 from tfscale.training.recompute.traced_step import Again, Op, Piece, Tensor, TracedStep, Unit
 
@@ -134,13 +134,35 @@ def test_single_results_are_cheaper_than_segments_and_fit_where_these_do_not():
     assert of_segments.value.smallest > refusal.value.smallest
     for budget in (20 * SIZE, 23 * SIZE, 30 * SIZE):
         plan, segments = (
-            plan_budget(step, budget, solver=s, seconds=1) for s in ("auto", "segments")
+            plan_budget(step, budget, solver=s, seconds=20) for s in ("search", "segments")
         )
         assert plan.bound <= budget
         assert plan.rival == segments
         assert plan.overhead < 0.8 * segments.overhead
         assert f"most {plan.gap:.0%} of the overhead" in plan.summary() or plan.proven
         assert "of its operations" in plan.summary()
+
+
+def test_a_step_that_fit_traces_otherwise_gets_segments(caplog):
+    step = dataclasses.replace(chain(16), followed=False)
+    plan = plan_budget(step, 20 * SIZE, seconds=1)
+    assert plan == plan_budget(step, 20 * SIZE, solver="segments")
+    assert "chooses among whole segments of layers only: fit does not know" in caplog.text
+
+
+def test_what_is_ready_runs_first():
+    """Two results are computed again from two that are in memory, each by two operations."""
+    ops = [
+        *(Op("Placeholder", (), (0,)), Op("Placeholder", (), (1,))),
+        *(Op("Exp", (0,), (2,)), Op("Tanh", (2,), (3,))),
+        *(Op("Exp", (1,), (4,)), Op("Tanh", (4,), (5,))),
+        *(Op("Loss", (3, 5), (6,)), Op("Backward", (6, 3, 5), (7,))),
+    ]
+    units = [Unit("all", frozenset({"all"}), 2, 6, range(0, 1))]
+    step = TracedStep(ops, units, [Tensor(SIZE, number) for number in range(8)], (7,))
+    again = Again((2, 3, 4, 5), frozenset({2, 3, 4, 5}), 7)
+    copies = [one.op for one in moments_of(step, [again]) if one.version == 0]
+    assert copies == [2, 4, 3, 5]
 
 
 def test_another_trace_of_the_step_is_followed_or_gets_segments(caplog):

@@ -34,7 +34,10 @@ COST_OF_A_BYTE = 10
 
 
 def read(
-    forward: Forward, gradients: Sequence[Any], operations: Sequence[tf.Operation]
+    forward: Forward,
+    gradients: Sequence[Any],
+    operations: Sequence[tf.Operation],
+    originals: Sequence[tf.Operation] | None = None,
 ) -> TracedStep:
     """Return a graph's operations up to now, as a step.
 
@@ -42,14 +45,22 @@ def read(
         forward: the forward pass in the graph.
         gradients: the gradients that the optimizer gets; None for variables without one.
         operations: the graph's list of operations.
+        originals: the operations of which these are copies with known sizes, if they are. What may
+            be computed again depends on what TensorFlow knows of the originals.
     """
-    return _Reader(forward, operations).step(gradients)
+    return _Reader(forward, operations, originals or operations).step(gradients)
 
 
 class _Reader:
-    def __init__(self, forward: Forward, operations: Sequence[tf.Operation]) -> None:
+    def __init__(
+        self,
+        forward: Forward,
+        operations: Sequence[tf.Operation],
+        originals: Sequence[tf.Operation],
+    ) -> None:
         self._forward = forward
         self._operations = operations
+        self._originals = originals
         self._numbers: dict[tuple[str, int], int] = {}
         self._tensors: list[Tensor] = []
         self._given: set[str] = set()  # operations that depend on nothing but constants
@@ -59,7 +70,7 @@ class _Reader:
         for operation in self._operations:  # a loop may take what is made after it
             for tensor in operation.outputs:
                 self._numbers[_key(tensor)] = len(self._numbers)
-        ops = [self._op(operation) for operation in self._operations]
+        ops = list(map(self._op, self._operations, self._originals))
         flat = tf.nest.flatten([g for g in gradients if g is not None], expand_composites=True)
         units = _single_units(self._forward)
         wanted = [self._numbers[_key(g)] for g in flat]
@@ -77,7 +88,7 @@ class _Reader:
         step = TracedStep(ops, units, self._tensors, wanted, constant, unknown)
         return replace(step, units=_merged(step))
 
-    def _op(self, operation: tf.Operation) -> Op:
+    def _op(self, operation: tf.Operation, original: tf.Operation) -> Op:
         inputs = list(operation.inputs)
         numbers = tuple(self._numbers[_key(tensor)] for tensor in inputs)
         lasting = not self._repeatable(operation, inputs)
@@ -88,7 +99,7 @@ class _Reader:
             home = self._tensors[numbers[position]].home if alias else number
             empty = operation.type in _HOLD_NOTHING
             size = 0 if empty else size_of(tensor)
-            rank = tensor.shape.rank
+            rank = original.outputs[position].shape.rank
             small = rank is not None and rank < 2 and tensor.dtype != tf.variant
             self._tensors.append(Tensor(size, home, lasting or small))
             outputs.append(number)

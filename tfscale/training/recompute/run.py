@@ -96,9 +96,11 @@ class _Tracing:
 
     def _look(self, forward: Forward, gradients: list[Any]) -> None:
         self.pieces = forward.pieces()
-        traced = with_sizes(forward, gradients, self._shapes) if self._known else None
-        self.has_sizes = self.has_sizes or traced is not None
-        step = read(*(traced or (forward, gradients, forward.graph.get_operations())))
+        originals = forward.graph.get_operations()
+        sized = with_sizes(forward, gradients, self._shapes) if self._known else None
+        self.has_sizes = self.has_sizes or sized is not None
+        seen, found, operations = sized or (forward, gradients, originals)
+        step = read(seen, found, operations, originals)
         self._step = with_early_products(step)
         raise _TracedFarEnough
 

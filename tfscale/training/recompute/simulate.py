@@ -78,8 +78,31 @@ def moments_of(step: TracedStep, again: Sequence[Again]) -> Iterator[Moment]:
         first.setdefault(one.before, []).append(number)
     for index in range(len(step.ops)):
         for number in first.get(index, ()):
-            yield from (Moment(op, number) for op in again[number].ops)
+            yield from (Moment(op, number) for op in _as_they_get_ready(step, again[number]))
         yield Moment(index)
+
+
+def _as_they_get_ready(step: TracedStep, again: Again) -> list[int]:
+    """Return operations that are computed again, in the order in which TensorFlow runs them.
+
+    TensorFlow runs what is ready first. So if an event computes many results from others that are
+    in memory, all their first operations run before the second ones, and all intermediate results
+    are in memory at the same time.
+    """
+    inside = set(again.ops)
+    waits, users = dict.fromkeys(again.ops, 0), dict[int, list[int]]()
+    for op in again.ops:
+        made = (step.producer[tensor] for tensor in step.ops[op].inputs if tensor in again.tensors)
+        for maker in inside.intersection(made):
+            waits[op] += 1
+            users.setdefault(maker, []).append(op)
+    ready = [op for op in again.ops if not waits[op]]
+    for op in ready:  # grows while it is read
+        for user in users.get(op, ()):
+            waits[user] -= 1
+            if not waits[user]:
+                ready.append(user)
+    return ready
 
 
 def memory(step: TracedStep, again: Sequence[Again] = (), pile_up: bool = False) -> list[int]:
