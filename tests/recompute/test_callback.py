@@ -86,6 +86,21 @@ def test_layers_of_a_subclassed_model():
     assert "block_1" not in models.again(plan)
 
 
+def test_a_model_whose_layers_make_layers_when_they_are_called():
+    """Keras builds a subclassed model in its first step, so the first trace makes these layers."""
+
+    class Attends(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.attention = keras.layers.MultiHeadAttention(2, 4)
+            self.rest = keras.Sequential([keras.layers.Dense(8, "gelu"), keras.layers.Dense(1)])
+
+        def call(self, x):
+            return self.rest(keras.ops.mean(x + self.attention(x, x), axis=1))
+
+    assert_same_training(Attends)
+
+
 def test_the_summary_is_printed_before_training(capsys):
     fit(compiled(), Recompute(segments="sqrt"))
     printed = capsys.readouterr().out

@@ -64,7 +64,7 @@ class _Reader:
         self._numbers: dict[tuple[str, int], int] = {}
         self._tensors: list[Tensor] = []
         self._given: set[str] = set()  # operations that depend on nothing but constants
-        self._written = _written_resources(operations)
+        self._written = _written_resources(originals)
 
     def step(self, gradients: Sequence[Any]) -> TracedStep:
         for operation in self._operations:  # a loop may take what is made after it
@@ -91,7 +91,7 @@ class _Reader:
     def _op(self, operation: tf.Operation, original: tf.Operation) -> Op:
         inputs = list(operation.inputs)
         numbers = tuple(self._numbers[_key(tensor)] for tensor in inputs)
-        lasting = not self._repeatable(operation, inputs)
+        lasting = not self._repeatable(original, list(original.inputs))
         outputs = []
         for position, tensor in enumerate(operation.outputs):
             number = len(self._tensors)

@@ -10,15 +10,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfscale.bridge.hooks import ADVERSARIAL_STEP
 from tfscale.support import arguments
 from tfscale.training.recompute.early import with_early_products
 from tfscale.training.recompute.plan import Plan
 from tfscale.training.recompute.read import read
 from tfscale.training.recompute.results import has_same_results
 from tfscale.training.recompute.rewrite import rewrite
-from tfscale.training.recompute.sized import with_sizes
+from tfscale.training.recompute.sized import Output, with_sizes
 from tfscale.training.recompute.traced_step import Piece, TracedStep
-from tfscale.training.recompute.watch import Forward, Watch
+from tfscale.training.recompute.watch import Forward, Watch, parts_of
 
 
 class _TracedFarEnough(Exception):
@@ -66,25 +67,17 @@ class _Tracing:
     def __init__(self, model: keras.Model, known: Sequence[tf.TensorShape] = ()) -> None:
         self._model = model
         self._known = known
-        self._shapes: dict[str, tf.TensorShape] = {}  # of placeholders, by name
+        self._shapes: dict[Output, tf.TensorShape] = {}  # of the batch's tensors
         self._step: TracedStep | None = None
         self.has_sizes = not known
         self.pieces: list[Piece] = []
 
     def trace(self, batch: Any) -> TracedStep:
         """Return the step that takes a batch of these specifications."""
-
-        @tf.autograph.experimental.do_not_convert
-        def one_step() -> None:
-            data = tf.nest.map_structure(
-                lambda spec: tf.compat.v1.placeholder(spec.dtype, spec.shape), batch
-            )
-            for tensor, shape in zip(tf.nest.flatten(data), self._known):
-                self._shapes[tensor.op.name] = shape
-            self._model.distribute_strategy.run(self._model.train_step, args=(data,))
-
-        with contextlib.suppress(_TracedFarEnough), Watch(self._model, self._look).looking():
-            tf.function(one_step, autograph=False).get_concrete_function()
+        known = len(parts_of(self._model))
+        self._trace(batch)
+        if len(parts_of(self._model)) > known:  # layers have made layers, to be watched, too
+            self._trace(batch)
         if self._step is None:
             raise ValueError(
                 f"{type(self._model).__name__}.train_step passed no gradients to "
@@ -93,6 +86,30 @@ class _Tracing:
                 "supported"
             )
         return self._step
+
+    def _trace(self, batch: Any) -> None:
+        @tf.autograph.experimental.do_not_convert
+        def one_step() -> None:
+            data = tf.nest.map_structure(
+                lambda spec: tf.compat.v1.placeholder(spec.dtype, spec.shape), batch
+            )
+            self._model.distribute_strategy.run(self._model.train_step, args=(data,))
+
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(contextlib.suppress(_TracedFarEnough))
+            stack.enter_context(Watch(self._model, self._look).looking())
+            if self._known:
+                stack.enter_context(ADVERSARIAL_STEP.on(self._model, self._take_batch))
+            tf.function(one_step, autograph=False).get_concrete_function()
+
+    def _take_batch(self, train_step: Any, model: keras.Model, data: Any) -> Any:
+        """Note the tensors that the step gets: a strategy may have made them of the batch's."""
+        tensors = tf.nest.flatten(data)
+        self._shapes = {
+            (tensor.op.name, tensor.value_index): shape
+            for tensor, shape in zip(tensors, self._known)
+        }
+        return train_step(model, data)
 
     def _look(self, forward: Forward, gradients: list[Any]) -> None:
         self.pieces = forward.pieces()

@@ -58,7 +58,7 @@ class Watch:
     def looking(self) -> Iterator[None]:
         """Record the steps that are traced in this context."""
         with contextlib.ExitStack() as stack:
-            for layer in _parts_of(self._model):
+            for layer in parts_of(self._model):
                 stack.enter_context(LAYER_CALL.on(layer, self._in_layer))
             stack.enter_context(LAYER_CALL.on(self._model, self._in_model))
             stack.enter_context(APPLY_GRADIENTS.on(self._model.optimizer, self._apply_gradients))
@@ -125,7 +125,7 @@ class Watch:
         return apply(optimizer, pairs, *args, **kwargs)
 
 
-def _parts_of(model: keras.Model) -> list[Any]:
+def parts_of(model: keras.Model) -> list[Any]:
     """Return all named objects that run within a model: layers, and operations of its graph."""
     found: dict[int, Any] = {}
     for layer in [model, *layers_of(model)]:
