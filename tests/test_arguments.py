@@ -269,7 +269,8 @@ RIGHT = {
     "recompute.plan_sqrt": {"step": None},
     "recompute.recomputing": {"model": None, "plan": None},
     "recompute.trace": {
-        "model": None, "batch": (tf.TensorSpec([4, 3]), tf.TensorSpec([4, 1]))
+        "model": None, "batch": (tf.TensorSpec([4, 3]), tf.TensorSpec([4, 1])),
+        "open_batch": (tf.TensorSpec([None, 3]), tf.TensorSpec([None, 1])),
     },
     "quantize.RefreshWires": {"x": X, "y": Y, "every": 1},
     "quantize.search": {

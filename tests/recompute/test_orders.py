@@ -137,7 +137,7 @@ def test_no_budget_that_segments_keep_is_refused():
 
 
 def test_a_batch_of_open_size_is_planned_as_fit_traces_it(caplog):
-    """For such a batch TensorFlow makes other operations than for one of known size."""
+    """TensorFlow makes other operations for such a batch than for one of known size."""
     plan = assert_same_training(
         models.transformer, Recompute(fraction=0.6, verbose=0, seconds=2), batch=7
     )

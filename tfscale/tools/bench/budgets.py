@@ -50,7 +50,7 @@ class Planned:
         promised: the budget in bytes.
         plain: upper bound of a step's bytes without recomputation.
         overhead: recomputation, as a share of a step's operations.
-        segments: the same of the cheapest segments; None if no segments keep the budget.
+        segments: recomputation of the cheapest segments; None if no segments keep the budget.
         seconds: time of planning.
     """
 

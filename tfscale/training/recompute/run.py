@@ -32,7 +32,7 @@ def trace(model: keras.Model, batch: Any, open_batch: Any = None) -> TracedStep:
     Args:
         model: a compiled model, with all its variables.
         batch: specifications of the batch that ``train_step`` takes.
-        open_batch: the same specifications as ``fit`` knows them, which may leave lengths open.
+        open_batch: specifications as ``fit`` knows them, which may leave lengths open.
 
     Example:
         >>> step = trace(model, (tf.TensorSpec([64, 8]), tf.TensorSpec([64, 1])))
