@@ -28,7 +28,8 @@ def batch_of_fit(model: keras.Model, example: Any = None) -> Any:
     Returns:
         The structure that ``train_step`` takes, of ``tf.TensorSpec`` without unknown lengths.
     """
-    iterator, specs = _iterator(), open_batch_of_fit()
+    iterator = _iterator()
+    specs = tf.nest.map_structure(of_first_replica, fit.element_spec(iterator))
     replicas = model.distribute_strategy.num_replicas_in_sync
     if example is not None:
         return _like(specs, example, replicas)
@@ -40,8 +41,11 @@ def open_batch_of_fit() -> Any:
     """Return the specifications of a replica's batch that the running ``fit`` knows.
 
     Lengths that may vary are open: usually the number of samples, since the last batch is smaller.
+    If no length is open, the result is None.
     """
-    return tf.nest.map_structure(of_first_replica, fit.element_spec(_iterator()))
+    specs = tf.nest.map_structure(of_first_replica, fit.element_spec(_iterator()))
+    known = (spec.shape.is_fully_defined() for spec in tf.nest.flatten(specs))
+    return None if all(known) else specs
 
 
 def _iterator() -> Any:

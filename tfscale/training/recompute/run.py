@@ -38,13 +38,11 @@ def trace(model: keras.Model, batch: Any, open_batch: Any = None) -> TracedStep:
         >>> step = trace(model, (tf.TensorSpec([64, 8]), tf.TensorSpec([64, 1])))
     """
     arguments.instance(model, "model", keras.Model, "a keras.Model that is compiled")
-    for name, specs in (
-        ("batch", batch),
-        ("open_batch", batch if open_batch is None else open_batch),
-    ):
-        flat = tf.nest.flatten(specs)
-        if not flat or not all(hasattr(x, "dtype") and hasattr(x, "shape") for x in flat):
-            raise arguments.wrong(specs, name, "a structure of tensors or of tf.TensorSpec")
+    specs = tf.nest.flatten(batch)
+    if not specs or not all(hasattr(x, "dtype") and hasattr(x, "shape") for x in specs):
+        raise arguments.wrong(batch, "batch", "a structure of tensors or of tf.TensorSpec")
+    if open_batch is not None and not _may_be(batch, open_batch):
+        raise arguments.wrong(open_batch, "open_batch", "a structure of tf.TensorSpec, like batch")
     known = [spec.shape for spec in tf.nest.flatten(batch)]
     if open_batch is None or known == [spec.shape for spec in tf.nest.flatten(open_batch)]:
         return _Tracing(model).trace(batch)
@@ -54,6 +52,15 @@ def trace(model: keras.Model, batch: Any, open_batch: Any = None) -> TracedStep:
         return as_in_fit
     step = _Tracing(model).trace(batch)
     return dataclasses.replace(step, followed=has_same_results(step, as_in_fit, tracing.pieces))
+
+
+def _may_be(batch: Any, open_batch: Any) -> bool:
+    """Return whether a batch has the shapes that other specifications leave open."""
+    known, specs = tf.nest.flatten(batch), tf.nest.flatten(open_batch)
+    return len(known) == len(specs) and all(
+        isinstance(other, tf.TensorSpec) and other.shape.is_compatible_with(one.shape)
+        for one, other in zip(known, specs)
+    )
 
 
 class _Tracing:
