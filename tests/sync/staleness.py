@@ -451,7 +451,8 @@ def never_later_than_the_bound(steps, seconds, make, folder):
         path.with_suffix(".new").rename(path)
     agree(regression(strategy))  # all workers have come
     wanders = Wanders(Counters(path, workers), worker, seconds)
-    model = regression(strategy)
+    # The rate of the other checks is not stable with momentum and late sums.
+    model = regression(strategy, lambda: keras.optimizers.SGD(0.01))
     epochs = -(-steps // 9)
     x, y = simulation.problem()
     data = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH).repeat()

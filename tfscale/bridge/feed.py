@@ -17,6 +17,7 @@ So replicas get copies of these.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -24,6 +25,7 @@ import tensorflow as tf
 from tfscale.bridge.tensorflow import (
     DistributedDataset,
     DistributedDatasetsFromFunction,
+    DistributedDatasetSpec,
     DistributedIterator,
     DistributedIteratorSpec,
     VariantDataset,
@@ -59,6 +61,54 @@ class Batches(DistributedDataset):
 
     def __iter__(self) -> DistributedIterator:
         return _iterator(self, self._cloned_datasets)
+
+
+class WholeBatches(Batches):
+    """A dataset of global batches, of which each replica takes its rows in the step itself.
+
+    The strategy's ``extended.part`` says which rows.
+    """
+
+    def _create_cloned_datasets_from_dataset(self, dataset: Any, *_: Any) -> None:
+        """Keep the dataset, whose batches TensorFlow would cut into equal parts."""
+        spec = tf.nest.map_structure(_of_any_length, dataset.element_spec)
+        self._cloned_datasets = [VariantDataset(dataset._variant_tensor, spec)]
+
+    @property
+    def _type_spec(self) -> _WholeBatchesSpec:
+        return _WholeBatchesSpec.from_value(self)
+
+
+class _WholeBatchesSpec(DistributedDatasetSpec):
+    value_type = property(lambda self: WholeBatches)
+
+    def _from_components(self, components: list[Any]) -> WholeBatches:
+        return WholeBatches(
+            self._input_workers,
+            self._strategy,
+            components=components,
+            element_spec=self._element_spec,
+            enable_get_next_as_optional=self._enable_get_next_as_optional,
+            options=self._options,
+        )
+
+    @staticmethod
+    def from_value(value: WholeBatches) -> _WholeBatchesSpec:
+        return _WholeBatchesSpec(
+            value._input_workers,
+            value._element_spec,
+            value._strategy,
+            value._options,
+            enable_get_next_as_optional=value._enable_get_next_as_optional,
+        )
+
+
+def _of_any_length(spec: Any) -> Any:
+    """Return the specification of a batch's part, with any number of rows."""
+    try:
+        return spec._unbatch()._batch(None)
+    except (AttributeError, ValueError):  # no batch: None, or a type of the user's
+        return spec
 
 
 class BatchesOfReplicas(DistributedDatasetsFromFunction):
@@ -141,6 +191,11 @@ def _iterator(distributed: Any, datasets: list[tf.data.Dataset]) -> DistributedI
 
 
 class _Iterator(DistributedIterator):
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        for turns in self._iterators:
+            turns.part = self._strategy.extended.part
+
     @property
     def _type_spec(self) -> _IteratorSpec:
         return _IteratorSpec.from_value(self)
@@ -179,7 +234,14 @@ class _IteratorSpec(DistributedIteratorSpec):
 
 
 class _Turns(WorkerIterator):
-    """The host's iterator, asked once for each replica and step."""
+    """The host's iterator, asked once for each replica and step.
+
+    Attributes:
+        part: function that returns, of a whole batch, the rows of a local replica; then the
+            iterator is asked once for a step. None if the iterator gives the rows of a replica.
+    """
+
+    part: Callable[[Any, int], Any] | None = None
 
     def _make_iterator(self) -> None:
         with tf.device(self._worker):
@@ -187,15 +249,33 @@ class _Turns(WorkerIterator):
 
     def get_next_as_list(self, name: str | None = None) -> list[Any]:
         with tf.device(self._worker):
-            return [self._iterator.get_next() for _ in self._devices]
+            if self.part is None:
+                return [self._iterator.get_next() for _ in self._devices]
+            batch = self._iterator.get_next()
+            return [self.part(batch, place) for place in range(len(self._devices))]
 
     def get_next_as_optional_list(self) -> list[Any]:
         with tf.device(self._worker):
-            return [self._iterator.get_next_as_optional() for _ in self._devices]
+            if self.part is None:
+                return [self._iterator.get_next_as_optional() for _ in self._devices]
+            batch = self._iterator.get_next_as_optional()
+            return [_OptionalPart(batch, self.part, i) for i in range(len(self._devices))]
 
     @property
     def _type_spec(self) -> _TurnsSpec:
         return _TurnsSpec.from_value(self)
+
+
+class _OptionalPart:
+    """The rows of one replica, if there is a batch: what TensorFlow asks of an optional."""
+
+    def __init__(self, batch: Any, part: Callable[[Any, int], Any], place: int) -> None:
+        self._batch, self._part, self._place = batch, part, place
+        self.element_spec = batch.element_spec
+        self.has_value = batch.has_value
+
+    def get_value(self) -> Any:
+        return self._part(self._batch.get_value(), self._place)
 
 
 class _TurnsSpec(WorkerIteratorSpec):

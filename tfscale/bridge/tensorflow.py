@@ -26,6 +26,7 @@ from tensorflow.python.distribute.distribute_utils import regroup
 from tensorflow.python.distribute.input_lib import (
     DistributedDataset,
     DistributedDatasetsFromFunction,
+    DistributedDatasetSpec,
     DistributedIterator,
     DistributedIteratorSpec,
 )
@@ -166,6 +167,7 @@ __all__ = [
     "CollectiveAllReduceExtended",
     "CommunicationImplementation",
     "DistributedDataset",
+    "DistributedDatasetSpec",
     "DistributedDatasetsFromFunction",
     "DistributedIterator",
     "DistributedIteratorSpec",

@@ -27,7 +27,8 @@ def checked(backend: str, policy: MethodPolicy, error_feedback: bool | None, **e
         backend: the user's choice.
         policy: the policy that says which method sums which gradient.
         error_feedback: the user's choice.
-        engines: arguments that need the engine, unless they are None or "auto".
+        engines: arguments that need the engine, unless they are None, or "auto" where that leaves
+            the choice.
     """
     lacking = next(_lacking(policy, error_feedback, engines), None)
     if lacking is None or backend == ENGINE:
@@ -59,7 +60,7 @@ def _lacking(
     if error_feedback:
         yield f"has no error feedback (error_feedback=True): {_NO_RESIDUAL}"
     for name, value in engines.items():
-        if value not in (None, AUTO):
+        if value is not None and (value != AUTO or name == "shares"):
             yield (
                 f"runs TensorFlow's collectives, but {name}={value!r} needs tfscale's own "
                 "collectives"

@@ -233,6 +233,7 @@ class Explanation(list[Row]):
         ways: transports from this process's first replica to the others, in words.
         rounds: note for rules that synchronize once in many steps: when they do, and at what cost.
         title: title of the table.
+        shares: note on the parts of a batch that replicas take, unless all are equal.
         memory: note on whether TensorFlow keeps the memory of tensors, on CPUs.
     """
 
@@ -244,12 +245,14 @@ class Explanation(list[Row]):
         rounds: str = "",
         title: str = "Gradients, in the order in which they are sent",
         memory: str = "",
+        shares: str = "",
     ) -> None:
         super().__init__(rows)
         self._replicas = replicas
         self.ways = ways
         self.rounds = rounds
         self.memory = memory
+        self.shares = shares
         self._title = title
 
     def __repr__(self) -> str:
@@ -259,7 +262,7 @@ class Explanation(list[Row]):
             return "Nothing to show yet: explain() describes the steps that have been traced."
         table = entries(_COLUMNS, [(row.words, _cells(row)) for row in self])
         ways = self.ways and f"They go {self.ways}"
-        notes = [self.rounds, ways, *self._without_gain(), self.memory]
+        notes = [self.rounds, self.shares, ways, *self._without_gain(), self.memory]
         said = "".join("\n" + textwrap.fill(note, WIDTH) for note in notes if note)
         return f"{self._title}\n{table}{said}"
 

@@ -36,6 +36,10 @@ class Scaling:
         """Return figures of the rounds, by name; none if replicas agree after every step."""
         raise NotImplementedError
 
+    def shares_of_batch(self) -> list[float] | None:
+        """Return which part of a batch's rows each replica takes; None if all parts are equal."""
+        raise NotImplementedError
+
     def seconds_behind(self) -> float:
         """Return how long this process has waited for sums in the background, in seconds."""
         raise NotImplementedError

@@ -40,3 +40,12 @@ class Cell:
         """Free the memory: the cell holds no numbers until a new value is assigned."""
         with tf.device(self._handle.device):
             self.assign(tf.zeros([0], self._dtype))
+
+
+def make_cell(device: str, dtype: tf.DType, value: Any = None) -> Cell:
+    """Return a new cell on a device; without a value, nobody may read it before it is assigned."""
+    with tf.init_scope(), tf.device(device):
+        cell = Cell(dtype)
+        if value is not None:
+            cell.assign(value)
+    return cell

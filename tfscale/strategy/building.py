@@ -159,11 +159,14 @@ def _build_with_state(
 
 
 def watch_seeds(strategy: Strategy) -> None:
-    """Save the seeds of a model that is about to train with its optimizer.
+    """Save the seeds of a model that is about to train with its optimizer, and measured shares.
 
     This does nothing with Keras 2, whose layers do not expose their seeds.
     """
     model = None if KERAS_2 else fit.fitted()
     if model is not None:
         for optimizer in optimizers_of(model):
-            Slots.of(optimizer, strategy).watch(model)
+            slots = Slots.of(optimizer, strategy)
+            slots.watch(model)
+            if strategy.balance is not None:
+                strategy.balance.keep_in(slots)

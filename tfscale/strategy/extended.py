@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfscale.bridge.calls import caller, goes_back
-from tfscale.bridge.feed import Batches, BatchesOfReplicas, untuned
+from tfscale.bridge.feed import Batches, BatchesOfReplicas, WholeBatches, untuned
 from tfscale.bridge.fit import compiling, joins_predictions
 from tfscale.bridge.objects import OPTIMIZERS, native
 from tfscale.bridge.tensorflow import (
@@ -50,6 +50,7 @@ from tfscale.strategy.building import take_over
 from tfscale.strategy.own_losses import summed_backwards
 from tfscale.strategy.settings import Settings
 from tfscale.strategy.sharding import placement_beside
+from tfscale.strategy.shares import Shares
 from tfscale.strategy.step import during, this_step
 from tfscale.strategy.variables import (
     Placed,
@@ -118,6 +119,7 @@ class Extended(ExtendedOfWorkers):
         team: team of all replicas.
         first_rank: rank of this process's first replica.
         grid: grid of the replicas, with all its sizes.
+        shares: how many rows of a batch each replica takes; None if all take equally many.
     """
 
     _enable_check_health = False  # the engine detects failed workers by itself, and sooner
@@ -143,6 +145,7 @@ class Extended(ExtendedOfWorkers):
         wanted = settings.grid if self.number_of_replicas > 1 else None
         self.grid = (wanted or Grid()).of(self.number_of_replicas)
         self.grid.check_workers(len(self._devices))
+        self.shares = _shares(settings.shares, self)
 
     def connect(self, team: Team, hosts: CollectiveSchedules) -> None:
         """Make replicas reduce by this team, and hosts by these schedules, from now on."""
@@ -186,13 +189,21 @@ class Extended(ExtendedOfWorkers):
             pipelines, own = teams, self.first_rank // team
         return tf.distribute.InputContext(pipelines, own, teams)
 
+    @property
+    def part(self) -> Callable[[Any, int], Any] | None:
+        """Function that returns the rows of a batch that a local replica takes, if shares say."""
+        return self.shares and self.shares.part
+
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
         dataset = untuned(dataset)
-        is_plain = self.grid.team == 1
+        kind, is_plain = Batches, self.grid.team == 1
+        if self.shares is not None:
+            self.shares.check(dataset, self._num_workers)
+            kind, is_plain = WholeBatches, False
         if is_plain and (options is not None or self._local_device_type != "CPU"):
             return super()._experimental_distribute_dataset(dataset, options)
         context = self._make_input_context()
-        batches = Batches(
+        batches = kind(
             self._input_workers,
             self._container_strategy(),
             dataset,
@@ -206,6 +217,8 @@ class Extended(ExtendedOfWorkers):
         def of_worker(context: Any) -> Any:
             return untuned(dataset_fn(context))
 
+        if self.shares is not None:
+            raise ValueError(_OWN_BATCHES)
         is_plain = self.grid.team == 1
         if is_plain and (options is not None or self._local_device_type != "CPU"):
             return super()._distribute_datasets_from_function(of_worker, options)
@@ -245,7 +258,9 @@ class Extended(ExtendedOfWorkers):
                 found = [_divided(x, holders) for x in found]
             return found
 
-        flat = step.together(self.team, reduced, tf.nest.flatten(value))
+        own = tf.nest.flatten(value)
+        combine = functools.partial(step.together, self.team, reduced)
+        flat = combine(own) if step.clock is None else step.clock.leave_out(combine, own)
         return tf.nest.pack_sequence_as(value, flat)
 
     def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
@@ -370,6 +385,20 @@ class Extended(ExtendedOfWorkers):
             return value
         whole = read_from_outside(own)
         return PerReplica(tuple(WholeView(own, i, whole) for i in range(len(own.values))))
+
+
+_OWN_BATCHES = (
+    "shares cuts global batches, and distribute_datasets_from_function gives each replica batches "
+    "of its own. Use experimental_distribute_dataset with a dataset of global batches; or leave "
+    "shares out, and give each replica batches of the size that suits it"
+)
+
+
+def _shares(given: Any, extended: Extended) -> Shares | None:
+    replicas = extended.number_of_replicas
+    if given is None or replicas == 1:
+        return None
+    return Shares(given, replicas, extended.devices, extended.worker)
 
 
 def local_devices(wanted: Sequence[str] | None, worker: str | None = None) -> tuple[str, list[str]]:

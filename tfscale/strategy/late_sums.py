@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfscale.bridge.objects import counter_of, innermost, measures_curvature
+from tfscale.bridge.runtime import moment
 from tfscale.bridge.tensorflow import own_copy
 from tfscale.exchange.background import BackgroundSums
 from tfscale.native import Flight
@@ -100,7 +101,7 @@ class LateSums:
         with tf.control_dependencies(dense):
             self._drop_if_void(replica, flags)
             if self._state.rule.skips:
-                self._pace(replica).begun(tf.timestamp())
+                self._pace(replica).begun(moment())
             self._begin(replica, flags, dense, self._measured(grads, variables))
             held = self._flight(replica).counts().held
             flags.staleness.assign(
@@ -110,7 +111,7 @@ class LateSums:
         if self._state.rule.skips:
             steps = own_copy(counter_of(self._state.optimizer)).read_value()
             with tf.control_dependencies([steps]):
-                self._pace(replica).ended(tf.timestamp())
+                self._pace(replica).ended(moment())
 
     def catch_up(self, replica: int) -> None:
         """Apply all sums that are on their way, on all replicas."""

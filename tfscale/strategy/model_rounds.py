@@ -10,11 +10,11 @@ import tensorflow as tf
 from tfscale.bridge.gradients import ending_with_their_graphs
 from tfscale.bridge.objects import counter_of, innermost, optimizers_of
 from tfscale.bridge.tensorflow import PerReplica, own_copy, read_from_outside, replica_id
-from tfscale.native.cell import Cell
+from tfscale.native.cell import Cell, make_cell
 from tfscale.native.group import host_of
 from tfscale.strategy.late_sums import LateSums
 from tfscale.strategy.round import ReplicaRound
-from tfscale.strategy.round_state import NOTHING_IN_FLIGHT, RoundState, make_cell
+from tfscale.strategy.round_state import NOTHING_IN_FLIGHT, RoundState
 from tfscale.strategy.step import Step, during, this_step
 from tfscale.strategy.variables import LocalWeight
 

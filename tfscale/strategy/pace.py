@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale.strategy.round_state import make_cell
+from tfscale.native.cell import make_cell
 from tfscale.strategy.rows import is_batch
 
 _GAIN = 0.05  # slow enough for news that are as old as the largest bounds

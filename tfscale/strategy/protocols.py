@@ -25,6 +25,7 @@ class Strategy(Protocol):
         pipeline: models that teams of a grid hold in stages, which are their parts; None if they
             hold none in stages.
         rounds: rounds of all models; None if replicas agree after every step.
+        balance: changes the shares of the batch; None if they are fixed, or equal.
     """
 
     extended: Any
@@ -39,6 +40,7 @@ class Strategy(Protocol):
     parts: Any
     pipeline: Any
     rounds: Any
+    balance: Any
 
     @property
     def reducers(self) -> Iterable[Reducer]:

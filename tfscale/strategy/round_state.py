@@ -16,7 +16,7 @@ from tfscale.exchange.background import BackgroundSums
 from tfscale.exchange.packing import describe, place_of
 from tfscale.exchange.reducer import Reducer
 from tfscale.exchange.slots import COMMON, IN_SHARDS, Slot, Slots
-from tfscale.native.cell import Cell
+from tfscale.native.cell import make_cell
 from tfscale.native.group import host_of
 from tfscale.strategy.teams import Teams
 from tfscale.strategy.variables import LocalWeight
@@ -78,15 +78,6 @@ class RoundFlags:
         self.shown.assign(False)
         for cell in self.aside:
             cell.clear()
-
-
-def make_cell(device: str, dtype: tf.DType, value: Any = None) -> Cell:
-    """Return a new cell on a device; without a value, nobody may read it before it is assigned."""
-    with tf.init_scope(), tf.device(device):
-        cell = Cell(dtype)
-        if value is not None:
-            cell.assign(value)
-    return cell
 
 
 class RoundState:

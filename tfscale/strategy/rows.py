@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -20,6 +20,20 @@ from tfscale.exchange.team import can_exchange
 from tfscale.native.cell import Cell
 
 _SMALL = 4096  # elements
+
+
+class News(Protocol):
+    """What a replica tells all others with its numbers of rows.
+
+    Attributes:
+        own: whole numbers.
+    """
+
+    own: tf.Tensor
+
+    def told(self, total: tf.Tensor) -> None:
+        """Follow the sum of what all replicas have told."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,11 +120,14 @@ class Rows:
                 "needs one result for each row. Return one result for each row, or predict on one "
                 "device."
             )
-        return output[: tf.where(self.absent, tf.zeros([], tf.int64), _rows(output))]
+        return output[: tf.where(self.absent, tf.zeros([], tf.int64), number_of_rows(output))]
 
 
 def shared_out(
-    data: Any, replicas: int, spare: Callable[[int, tf.Tensor], Cell] | None = None
+    data: Any,
+    replicas: int,
+    spare: Callable[[int, tf.Tensor], Cell] | None = None,
+    news: News | None = None,
 ) -> tuple[Rows, Any]:
     """Return the numbers of rows of a global batch, and this replica's part with at least one row.
 
@@ -120,16 +137,23 @@ def shared_out(
         spare: function that gives the cell in which the replica keeps a row of a dense tensor of
             earlier batches. It is needed if the replica may make this step alone, without asking
             another replica for a row.
+        news: whole numbers that replicas tell each other with their numbers of rows.
     """
     tensors = [x for x in tf.nest.flatten(data) if is_batch(x)]
-    local, *others = map(_rows, tensors)
+    local, *others = map(number_of_rows, tensors)
     holds = tf.cast(local > 0, tf.int64)
     sent = [local, holds]
     if others:
         differs = tf.reduce_any(tf.not_equal(tf.stack(others), local))
         others = [x * holds for x in others]
         sent += [tf.cast(differs, tf.int64), *others]
-    total, holders, *more = tf.unstack(_sum([tf.stack(sent)])[0])
+    if news is not None:
+        (summed,) = _sum([tf.concat([tf.stack(sent), news.own], 0)])
+        news.told(summed[len(sent) :])
+        summed = summed[: len(sent)]
+    else:
+        (summed,) = _sum([tf.stack(sent)])
+    total, holders, *more = tf.unstack(summed)
     uniform = tf.equal(more[0], 0) if others else None
     rows = Rows(local, total, holders, uniform, tuple(zip(others, more[1:], strict=True)))
     if spare is None:
@@ -146,7 +170,8 @@ def is_batch(x: Any) -> bool:
     return getattr(x, "shape", None) is not None
 
 
-def _rows(x: Any) -> tf.Tensor:
+def number_of_rows(x: Any) -> tf.Tensor:
+    """Return the number of rows of a dense, sparse or ragged tensor."""
     if isinstance(x, tf.SparseTensor):
         return x.dense_shape[0]
     if isinstance(x, tf.RaggedTensor):

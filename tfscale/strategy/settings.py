@@ -18,6 +18,7 @@ from tfscale.native.transport import checked as checked_transport
 from tfscale.parallel import rules
 from tfscale.parallel.grid import Grid
 from tfscale.parallel.pipeline import Pipeline
+from tfscale.strategy import shares
 from tfscale.strategy.own_losses import CHOICES
 from tfscale.support import arguments, records
 from tfscale.support.sizes import number_of_bytes
@@ -55,6 +56,7 @@ class Settings:
     grid: Grid | None
     tensor: Mapping[str, str] | None
     pipeline: Pipeline | None
+    shares: Any
     schedule_file: str | Path | None
     deadline: float
     slow_after: float
@@ -85,6 +87,7 @@ class Settings:
             "grid": self.grid and repr(self.grid),
             "tensor": self.tensor and dict(self.tensor),
             "pipeline": self.pipeline and self.pipeline.described(),
+            "shares": self.shares,
             "schedule_file": file and _choices_of(Path(file)),
         }
 
@@ -98,12 +101,15 @@ def checked(**given: Any) -> Settings:
     of_engine = {name: given[name] for name in ("algorithm", "schedule_file", "transport")}
     of_engine["sync"] = None if isinstance(rule, EveryStep) else rule
     of_engine["grid"] = given["grid"]
+    # The engine's log says how long a step has waited.
+    of_engine["shares"] = given["shares"] if given["shares"] == shares.MEASURED else None
     if rule.bound:
         refuse_several_exchanges(policy.methods)
     if given["shard"] is not None:
         _refuse_unsharded(given["shard"], policy, rule)
     _refuse_grid(given["grid"], given["tensor"], given["shard"], rule)
     _refuse_pipeline(given["grid"], given["pipeline"])
+    _refuse_shares(given["shares"], given["grid"], given["shard"], rule)
     feedback, size = given["error_feedback"], given["bucket_bytes"]
     given |= {
         "sync": rule,
@@ -151,6 +157,7 @@ _UNLESS_NONE: dict[str, Callable[[Any, str], Any]] = {
     "grid": lambda value, name: arguments.instance(value, name, Grid, _A_GRID),
     "tensor": rules.checked,
     "pipeline": lambda value, name: arguments.instance(value, name, Pipeline, _A_PIPELINE),
+    "shares": shares.checked,
 }
 
 
@@ -263,6 +270,37 @@ def _refuse_pipeline(grid: Grid | None, pipeline: Pipeline | None) -> None:
             "stages: leave out stages or tensor"
         )
     pipeline.order_of(stages)
+
+
+def _refuse_shares(given: Any, grid: Grid | None, shard: str | None, rule: Rule) -> None:
+    """Raise if an argument does not work together with ``shares``."""
+    if given is None:
+        return
+    said = f"shares={given!r}"
+    if KERAS_2:
+        raise ValueError(f"{said} needs Keras 3, and this is Keras 2: leave shares out")
+    if grid is not None and grid.team > 1:
+        raise ValueError(
+            f"{said} does not work with grid={grid!r} yet: replicas of a team read the same rows. "
+            "Leave out one of the two"
+        )
+    if not isinstance(rule, EveryStep) and not rule.bound:
+        raise ValueError(
+            f"{said} weights what replicas sum by their rows, and sync={rule!r} mixes weights of "
+            "replicas, which all count equally. Leave out one of the two, or take "
+            "sync=tfscale.sync.BoundedStaleness(8)"
+        )
+    if given == shares.MEASURED and rule.bound:
+        raise ValueError(
+            f"{said} measures steps that replicas make together, and with sync={rule!r} they make "
+            "them apart. Give numbers instead, such as shares=[3, 1], or leave out one of the two"
+        )
+    if given == shares.MEASURED and shard == ALL:
+        raise ValueError(
+            f"{said} measures how long a replica computes, and with shard={shard!r} it waits for "
+            "weights while it computes. Give numbers instead, such as shares=[3, 1], or take "
+            "shard='optimizer'"
+        )
 
 
 def _choices_of(schedule_file: Path) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfscale.exchange.team import Team
+from tfscale.strategy.balance import Clock
 from tfscale.strategy.grid.whole import WholeWeights
 from tfscale.strategy.rows import Rows
 from tfscale.strategy.share import Share
@@ -84,6 +85,7 @@ class Step:
         window: a function that sums the gradients of a window, if gradients are accumulated.
         assigned: variables that this replica has assigned and that must be averaged; None if
             assignments are not noted.
+        clock: measures how long the replica computes in this step; None if nobody asks.
         agreed: references to tensors that are the same on all replicas: a statistic that is
             computed from these only need not be averaged.
     """
@@ -109,6 +111,7 @@ class Step:
     updates_alone: bool = False
     window: Callable[[list[Any]], list[Any]] | None = None
     assigned: list[Any] | None = None
+    clock: Clock | None = None
     agreed: set[Any] = dataclasses.field(default_factory=set)
 
     def as_reduced(self, window: Callable[[list[Any]], list[Any]] | None = None) -> Step:

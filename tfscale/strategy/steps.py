@@ -37,6 +37,7 @@ from tfscale.bridge.objects import (
 )
 from tfscale.bridge.protocols import Optimizer
 from tfscale.bridge.tapes import after_backward_passes, gradients_changed
+from tfscale.bridge.tensorflow import replica_id
 from tfscale.exchange.slots import Slots
 from tfscale.strategy import (
     gather,
@@ -47,6 +48,7 @@ from tfscale.strategy import (
     sharding,
     statistics,
 )
+from tfscale.strategy.balance import Clock, News
 from tfscale.strategy.building import refuse_foreign
 from tfscale.strategy.grid.batch import of_first_replica
 from tfscale.strategy.grid.parts import WeightParts
@@ -106,7 +108,10 @@ def step_of_replica(strategy: Strategy, step: ModelStep, fn: Callable[..., Any])
         of_stage = dataclasses.replace(begun, stage=stage)
         with during(begun), gather.over_team(of_stage, extended.team):
             spare = None if own_rounds is None else own_rounds.spare_row
-            rows, data = shared_out(data, extended.number_of_replicas, spare)
+            news, clock = _measuring(strategy, step)
+            rows, data = shared_out(data, extended.number_of_replicas, spare, news)
+            if clock is not None:
+                data = clock.start(rows.local, rows.total, data)
             rows = rows.of_stage(extended.grid.stages)
             share = Share(
                 extended.number_of_replicas, rows.local, rows.total, copies=extended.grid.tensor
@@ -120,6 +125,7 @@ def step_of_replica(strategy: Strategy, step: ModelStep, fn: Callable[..., Any])
                 assigned=assigned,
                 counts=extended.gives_outputs(),
                 stage=stage,
+                clock=clock,
             )
             with during(full):
                 with reducing(keras_losses.reduced), _tapes_of(full, parts), inlined():
@@ -136,6 +142,14 @@ def step_of_replica(strategy: Strategy, step: ModelStep, fn: Callable[..., Any])
             return result
 
     return made
+
+
+def _measuring(strategy: Strategy, step: ModelStep) -> tuple[News | None, Clock | None]:
+    """Return what this replica tells others of its last step, and a clock of this one."""
+    if strategy.balance is None or not step.changes_weights:
+        return None, None
+    replica = replica_id(tf.distribute.get_replica_context())
+    return strategy.balance.news(replica), strategy.balance.clock(replica)
 
 
 def prediction_of_replica(strategy: Strategy, fn: Callable[..., Any]) -> Any:
@@ -242,6 +256,8 @@ def _apply(
     grads, variables = list(grads), list(trainable_variables or trained_by(optimizer))
     if step.is_own:
         grads = _scaled(strategy.parts, grads, variables)
+    if step.clock is not None:
+        step.clock.stop(grads)
     gradients.refuse(strategy, optimizer, variables)
     if strategy.sync.bound and not step.is_of_all:
         return strategy.rounds.of(step.model).sum_late(grads, variables)
@@ -270,6 +286,8 @@ def _apply(
         grads, window = gradients.accumulated(strategy, optimizer, grads, variables, reduce)
     elif reduce is not None:
         grads = reduce(grads, variables, scale=gradients.scale_of_losses(optimizer))
+    if step.clock is not None:
+        step.clock.go_on(grads)
     curvature = gradients.sum_of_curvature(strategy, optimizer, variables, curvature)
     if not step.is_of_all:
         return _apply_if_rows(optimizer, original, grads, trainable_variables, curvature, window)

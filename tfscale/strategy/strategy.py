@@ -32,6 +32,7 @@ from tfscale.parallel.grid import Grid
 from tfscale.parallel.pipeline import Pipeline
 from tfscale.parallel.table import Table
 from tfscale.strategy import building, keras2_applying, making, origin, predictions, steps
+from tfscale.strategy.balance import Balance
 from tfscale.strategy.extended import Extended
 from tfscale.strategy.grid.parts import WeightParts
 from tfscale.strategy.grid.teams import GridTeams
@@ -93,6 +94,11 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
             docs/large-models.md.
         pipeline: how a model is cut into the stages of the grid, and in which order they take
             microbatches: a ``tfscale.Pipeline``. See docs/large-models.md.
+        shares: which part of the rows of each batch a replica takes: ``[3, 1]``, one number for
+            each replica, or ``{"worker:1": 0.5}``, a number for each replica of a worker, where all
+            others have 1; or ``"auto"``, which measures steps, so that all replicas finish
+            together. By default all take equally many rows. The result is the same. See
+            docs/strategy.md.
         schedule_file: a file that ``strategy.dump`` has written and you may have edited;
             ``"auto"`` then follows the file and measures nothing.
         deadline: the number of seconds without any progress after which an exchange fails.
@@ -134,6 +140,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
         grid: Grid | None = None,
         tensor: Mapping[str, str] | None = None,
         pipeline: Pipeline | None = None,
+        shares: str | Sequence[float] | Mapping[str, float] | None = None,
         schedule_file: str | Path | None = None,
         deadline: float = DEADLINE,
         slow_after: float = DEFAULT_SLOW_AFTER,
@@ -146,7 +153,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
             algorithm=algorithm, wire=wire, devices=devices, cluster_resolver=cluster_resolver,
             sync=sync, method=method, error_feedback=error_feedback, bucket_bytes=bucket_bytes,
             batch_norm=batch_norm, own_losses=own_losses, shard=shard, grid=grid, tensor=tensor,
-            pipeline=pipeline, schedule_file=schedule_file, deadline=deadline,
+            pipeline=pipeline, shares=shares, schedule_file=schedule_file, deadline=deadline,
             slow_after=slow_after, join_timeout=join_timeout, transport=transport, backend=backend,
         )  # fmt: skip
         self.sync, self.own_losses = settings.sync, own_losses
@@ -157,6 +164,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
         self.teams: GridTeams | None = None
         self.parts: WeightParts | None = None
         self.pipeline: Pipelined | None = None
+        self.balance: Balance | None = None
         tf.distribute.Strategy.__init__(self, Extended(self, settings))
         settings = making.join_workers(self.extended, settings)
         parts = making.make_reducers(self, settings)
@@ -164,6 +172,8 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
         self.teams, self.parts = making.make_parts(self, settings)
         if isinstance(self.parts, Pipelined):
             self.pipeline = self.parts
+        if (shares := self.extended.shares) is not None and shares.is_measured:
+            self.balance = Balance(shares, self.extended.team, self.extended.devices)
 
     @property
     def reducers(self) -> list[Reducer]:
@@ -246,6 +256,10 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
         """Return figures of the rounds, by name; none if replicas agree after every step."""
         return {} if self.rounds is None else self.rounds.figures()
 
+    def shares_of_batch(self) -> list[float] | None:
+        """Return which part of a batch's rows each replica takes; None if all parts are equal."""
+        return None if self.extended.shares is None else self.extended.shares.now()
+
     def seconds_behind(self) -> float:
         """Return how long this process has waited for sums in the background, in seconds."""
         return 0.0 if self.rounds is None else self.rounds.seconds_behind()
@@ -296,6 +310,8 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
         if self.rounds is not None:
             more |= {"rounds": self.rounds.words(), "title": self.rounds.title}
             every += self.rounds.sent_by_rules()
+        if self.extended.shares is not None:
+            more["shares"] = self.extended.shares.words(self.balance and self.balance.changes)
         return Explanation(every, team.size, team.ways(), **more)
 
     def layouts(self) -> Table:
