@@ -1,8 +1,9 @@
 """Worker of these tests: it takes cases in turn, and prints a line of JSON for each.
 
 STRATEGY is scale, sharded and all (scale with shard="optimizer" and "all"), grid (scale with teams
-of two replicas), tensorflow (scale on TensorFlow's collectives), stock (TensorFlow's own strategy)
-or none (one device); LAYOUT is workers x devices, of which KIND is CPU or GPU. All leave together,
+of two replicas), shares (scale where the first replica takes three times as many rows), measured
+(scale with shares that change after each step or two), tensorflow (scale on TensorFlow's
+collectives), stock (TensorFlow's own strategy) or none (one device); LAYOUT is workers x devices, of which KIND is CPU or GPU. All leave together,
 through a folder called MEETING.
 """
 
@@ -42,6 +43,7 @@ def make_strategy(algorithm):
             return tf.distribute.MultiWorkerMirroredStrategy()
         return tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(DEVICES)])
     import tfscale
+    from tfscale.strategy import balance
     from tfscale.strategy.grid import weights
 
     if os.environ["STRATEGY"] == "tensorflow":
@@ -49,13 +51,18 @@ def make_strategy(algorithm):
     shard = {"sharded": "optimizer", "all": "all"}.get(os.environ["STRATEGY"])
     if shard == "all":
         weights.SMALL = 1  # the models of the tests are small
-    grid = {}
+    more = {}
+    if os.environ["STRATEGY"] == "shares":
+        more = {"shares": [3] + [1] * (WORKERS * DEVICES - 1)}
+    if os.environ["STRATEGY"] == "measured":
+        balance.WARM_UP, balance.FIRST_WINDOW, balance.WORTHWHILE = 0, 1, -1
+        more = {"shares": "auto"}
     if os.environ["STRATEGY"] == "grid":
         weights.SlicesByRules.layout = first_axis
         weights.SlicesByRules.check = lambda self, model: None
-        grid = {"grid": tfscale.Grid(tensor=2), "tensor": {".": "columns"}}
+        more = {"grid": tfscale.Grid(tensor=2), "tensor": {".": "columns"}}
     return tfscale.ScaleStrategy(
-        algorithm, wire="fp32", deadline=DEADLINE, backend="engine", shard=shard, **grid
+        algorithm, wire="fp32", deadline=DEADLINE, backend="engine", shard=shard, **more
     )
 
 

@@ -34,6 +34,7 @@ BENCHES = {
     "convergence": "how well models learn with each wire and method",
     "plan": "forecasts of steps, and measured steps, by schedule and wire",
     "experts": "a layer of experts beside one that computes all of them",
+    "shares": "training with a slow worker, by shares of the batch",
     "rules": "how well models learn if replicas synchronize once in many steps",
 }
 

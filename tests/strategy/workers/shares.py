@@ -1,0 +1,130 @@
+"""One worker whose first rank computes four times longer for each row than the other one."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+
+import tfscale
+from tests.strategy.turns import DEADLINE, ME, take
+from tfscale.strategy import balance
+
+ROWS, SLOW = 40, 4
+
+
+class Sleeps(layers.Layer):
+    """Sleeps for each row of its inputs."""
+
+    seconds = 0.0
+
+    def call(self, inputs):
+        def sleep(rows):
+            time.sleep(type(self).seconds * float(rows))
+            return np.float32(0)
+
+        slept = tf.numpy_function(sleep, [tf.shape(inputs)[0]], tf.float32)
+        slept.set_shape([])
+        return inputs + tf.stop_gradient(slept)
+
+
+def made(shares="auto"):
+    strategy = tfscale.ScaleStrategy("ring", shares=shares, deadline=DEADLINE)
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input([5]),
+                Sleeps(),
+                layers.Dense(4),
+                layers.BatchNormalization(),
+                layers.Dense(1),
+            ]
+        )
+        model.compile("adam", "mse")
+    return strategy, model
+
+
+def data():
+    numbers = np.random.default_rng(0)
+    x = numbers.standard_normal((4 * ROWS, 5)).astype("float32")
+    return x, x.sum(1, keepdims=True)
+
+
+def train(model, epochs, **how):
+    x, y = data()
+    return model.fit(x, y, batch_size=ROWS, epochs=epochs, verbose=0, shuffle=False, **how)
+
+
+def follows():
+    """Shares follow a worker that is slow, and then another one; one function serves all."""
+    strategy, model = made()
+    for slow in (0, 1):
+        Sleeps.seconds = 0.001 * (SLOW if slow == ME else 1)
+        train(model, 12)
+        now = strategy.shares_of_batch()
+        assert 0.1 < now[slow] < 0.3, (slow, now, strategy.balance.changes)
+    traced = model.train_function.experimental_get_tracing_count()
+    assert traced <= 1, traced
+
+
+def restarts():
+    """Shares are in the backup, and the steps after a restart follow them at once."""
+    folder = Path(os.environ["MEETING"]) / "backup"
+    Sleeps.seconds = 0.001 * (SLOW if ME == 0 else 1)
+
+    class Stops(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 12:
+                raise InterruptedError
+
+    strategy, model = made()
+    backup = keras.callbacks.BackupAndRestore(str(folder), delete_checkpoint=False)
+    with contextlib.suppress(InterruptedError):
+        train(model, 20, callbacks=[backup, Stops()])
+    before = strategy.shares_of_batch()
+    assert before[0] < 0.3, before
+    seen = []
+
+    class Looks(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            seen.append(self.model.distribute_strategy.shares_of_batch())
+
+    strategy, model = made()
+    backup = keras.callbacks.BackupAndRestore(str(folder), delete_checkpoint=False)
+    train(model, 14, callbacks=[backup, Looks()])
+    assert 1 <= len(seen) <= 8 and seen[0][0] < 0.35, seen[:2]
+
+
+def says():
+    """The log, ``explain()`` and telemetry tell of a change."""
+    lines = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logging.getLogger("tfscale").addHandler(handler)
+    Sleeps.seconds = 0.001 * (SLOW if ME == 0 else 1)
+    strategy, model = made()
+    train(model, 10)
+    told = [line for line in lines if line.startswith("shares: after")]
+    assert bool(told) == (ME == 0), lines
+    assert "of the rows of each batch, as measured" in str(strategy.explain()).replace("\n", " ")
+
+
+CASES = {case.__name__: case for case in (follows, restarts, says)}
+
+
+def check(strategy, name):
+    """Make one of these checks."""
+    balance.FIRST_WINDOW = 3
+    CASES[name]()
+
+
+if __name__ == "__main__":
+    take(check, "ring")
