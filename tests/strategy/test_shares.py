@@ -185,7 +185,7 @@ def test_nothing_is_decided_by_steps_that_were_not_measured():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["follows", "restarts", "says"])
+@pytest.mark.parametrize("case", ["follows", "restarts", "says", "names"])
 def test_measured_shares(case):
     for record in take("shares.py", "scale", "2x1", [case])[case]:
         assert "error" not in record, record["error"]

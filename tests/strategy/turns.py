@@ -3,8 +3,8 @@
 STRATEGY is scale, sharded and all (scale with shard="optimizer" and "all"), grid (scale with teams
 of two replicas), shares (scale where the first replica takes three times as many rows), measured
 (scale with shares that change after each step or two), tensorflow (scale on TensorFlow's
-collectives), stock (TensorFlow's own strategy) or none (one device); LAYOUT is workers x devices, of which KIND is CPU or GPU. All leave together,
-through a folder called MEETING.
+collectives), stock (TensorFlow's own strategy) or none (one device); LAYOUT is workers x devices,
+of which KIND is CPU or GPU. All leave together, through a folder called MEETING.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from tfscale.analysis.telemetry import report
 from tfscale.analysis.telemetry.engine_log import EngineLog, engine_log_of
 from tfscale.analysis.telemetry.errors import Distortion, Samples
 from tfscale.analysis.telemetry.fit import Batches, Size, batches_of_fit
+from tfscale.analysis.telemetry.meetings import Meetings
 from tfscale.analysis.telemetry.sinks import JsonLines, TensorBoard
 from tfscale.analysis.telemetry.steps import EFFICIENCIES, Lap, Mean, split
 from tfscale.analysis.telemetry.timeline import Recording
@@ -160,6 +161,11 @@ class Telemetry(keras.callbacks.Callback):
         self._sent_before = 0
         self._behind: dict[int, float] = {}  # by the first step of an interval
         self._waited_before = 0.0
+        self._meetings: Meetings | None = None
+        self._meets_in_epochs = True
+        self._begun_steps = 0  # of this fit, alike on all workers
+        self._slowest: str | None = None
+        self._shares: list[float] | None = None
         self._began = time.perf_counter()
         self._spent = 0.0
 
@@ -183,6 +189,10 @@ class Telemetry(keras.callbacks.Callback):
             self._sent_before = self._engine_log.sent()
             ours = scaling(strategy)
             self._waited_before = 0.0 if ours is None else ours.seconds_behind()
+            if ours is not None and ours.meets and self._engine_log.is_measured:
+                self._meetings = Meetings(ours.told_by_workers, self._engine_log.ranks_of_workers)
+                # Otherwise workers do not make the same steps at the same time.
+                self._meets_in_epochs = not ours.figures_of_rounds()
             if self._watches(self.model):
                 self._samples = Samples(self._engine_log.communicators[0].device)
                 self._engine_log.watch(self._samples.watch)
@@ -200,6 +210,11 @@ class Telemetry(keras.callbacks.Callback):
         """Begin a measured interval; called once for each execution, in the thread that trains."""
         now = time.time()
         steps = self._batches.steps(batch, int(self.model.steps_per_execution))
+        self._begun_steps += steps
+        if self._meets_in_epochs and self._meetings and self._meetings.are_due(self._begun_steps):
+            self._close(now)
+            self._read()
+            self._meet(self._meetings)
         if self._open is not None and self._may_join(self._open, now):
             self._open.steps += steps
             return
@@ -225,11 +240,24 @@ class Telemetry(keras.callbacks.Callback):
             self._open.steps = min(self._open.steps, last + 1 - self._open.batch)
         self._close(now)
         self._read()
+        if self._meetings is not None:
+            self._meet(self._meetings)
         numbers = self._numbers(self._epoch_whole, self._epoch_usual)
         figures = self._round_figures()
         self._write("epoch", epoch=epoch, step=self._step, **numbers, **figures)
         if self._progress and logs is not None:
             logs.update(_without_step_ms(numbers))
+
+    def _meet(self, meetings: Meetings) -> None:
+        """Compare this worker's steps with those of all others, and say who waits for whom."""
+        found = meetings.meet()
+        if found is None:
+            return
+        figures = found.figures()
+        self._write("straggler", step=self._step, **figures)
+        if figures["worker"] != self._slowest and self._ranks()[0] == 0:
+            logging.getLogger("tfscale").info("telemetry: %s", " ".join(str(found).split()))
+        self._slowest = figures["worker"]
 
     def _round_figures(self) -> dict[str, Any]:
         """Return the figures of rounds, if replicas synchronize only in rounds."""
@@ -341,6 +369,12 @@ class Telemetry(keras.callbacks.Callback):
             if lap.begin >= since and log.is_measured:
                 behind = self._behind.pop(lap.step, 0.0)
                 lap.account(ranks, log.saved, log.is_behind_steps, behind)
+        if self._meetings is not None:
+            self._meetings.add(laps)
+        ours = scaling(self.model.distribute_strategy)
+        if ours is not None and (shares := ours.shares_of_batch()) != self._shares:
+            self._shares = shares
+            self._write("shares", step=self._step, shares=shares)
         if self._samples is not None and laps:
             for distortion in self._samples.distortions():
                 self._distortions[distortion.bucket] = distortion

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfscale.exchange.reducer import Reducer
@@ -15,9 +16,12 @@ class Scaling:
 
     Attributes:
         reducer: reducer of gradients.
+        meets: whether all workers compare their steps in the ``fit`` that runs, since each has
+            the callback ``Telemetry``.
     """
 
     reducer: Reducer
+    meets: bool = False
 
     @property
     def reducers(self) -> list[Reducer]:
@@ -38,6 +42,10 @@ class Scaling:
 
     def shares_of_batch(self) -> list[float] | None:
         """Return which part of a batch's rows each replica takes; None if all parts are equal."""
+        raise NotImplementedError
+
+    def told_by_workers(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the arrays of all workers, which are of one shape; all workers call this."""
         raise NotImplementedError
 
     def seconds_behind(self) -> float:

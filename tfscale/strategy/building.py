@@ -50,27 +50,32 @@ def begin_fit(
     """Compare the model and the length of a ``fit`` that begins with those of other workers."""
     join.same_model(strategy.extended.hosts, model)
     join.same_length(strategy.extended.hosts, length)
-    if strategy.extended.worker == 0:
-        _say_if_no_timeline(callbacks)
+    has_telemetry = _has_telemetry(callbacks)
+    strategy.meets = join.have_all(strategy.extended.hosts, "telemetry of workers", has_telemetry)
+    if strategy.extended.worker == 0 and not has_telemetry:
+        _say_if_no_timeline()
     if strategy.rounds is not None:
         strategy.rounds.begins(model, callbacks, length)
     agreement.check_at_the_end(strategy, model)
 
 
-def _say_if_no_timeline(callbacks: Sequence[Any]) -> None:
-    """Warn if a timeline is requested and no callback records it.
+def _has_telemetry(callbacks: Sequence[Any]) -> bool:
+    from tfscale.callbacks import telemetry
+
+    return any(isinstance(each, telemetry.Telemetry) for each in callbacks)
+
+
+def _say_if_no_timeline() -> None:
+    """Warn if a timeline is requested, which no callback records.
 
     The launcher could only report this at the end, perhaps after days.
     """
     if not os.environ.get(TIMELINE_VARIABLE):
         return
-    from tfscale.callbacks import telemetry
-
-    if not any(isinstance(each, telemetry.Telemetry) for each in callbacks):
-        logging.getLogger("tfscale").warning(
-            "tfscale launch --timeline asks for a timeline, and this fit records none: give it the "
-            "callback tfscale.callbacks.Telemetry(), which records steps 10 to 12"
-        )
+    logging.getLogger("tfscale").warning(
+        "tfscale launch --timeline asks for a timeline, and this fit records none: give it the "
+        "callback tfscale.callbacks.Telemetry(), which records steps 10 to 12"
+    )
 
 
 def _build_if_possible(

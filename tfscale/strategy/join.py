@@ -160,11 +160,22 @@ def _differ(one: str | None, other: str | None) -> bool:
 def _exchanged(hosts: Group, what: str, own: Description) -> list[Description]:
     """Return the descriptions of all workers."""
     sent = np.frombuffer(_packed(own), np.int32)
-    (me,) = hosts.communicators
-    with tf.device(me.device):
-        every = all_gather(sent, me, name=f"the description of the {what}")
-    rows = np.split(every.numpy(), hosts.ranks)
+    rows = exchanged(hosts, f"the description of the {what}", sent)
     return [_unpacked(row.tobytes(), peer) for row, peer in zip(rows, hosts.peers, strict=True)]
+
+
+def exchanged(hosts: Group, what: str, own: np.ndarray) -> np.ndarray:
+    """Return the arrays of all workers, which are of one shape; all workers call this."""
+    (me,) = hosts.communicators
+    words = own.reshape(-1).view(np.int32)
+    with tf.device(me.device):
+        every = all_gather(words, me, name=what)
+    return np.ascontiguousarray(every.numpy()).view(own.dtype).reshape(hosts.ranks, *own.shape)
+
+
+def have_all(hosts: Group | None, what: str, has: bool) -> bool:
+    """Return whether there are several workers, and all of them have something."""
+    return hosts is not None and bool(exchanged(hosts, what, np.array([has], np.int32)).all())
 
 
 def _packed(description: Description) -> bytes:

@@ -25,6 +25,7 @@ class Strategy(Protocol):
         pipeline: models that teams of a grid hold in stages, which are their parts; None if they
             hold none in stages.
         rounds: rounds of all models; None if replicas agree after every step.
+        meets: whether workers compare their steps in the ``fit`` that runs.
         balance: changes the shares of the batch; None if they are fixed, or equal.
     """
 
@@ -41,6 +42,7 @@ class Strategy(Protocol):
     pipeline: Any
     rounds: Any
     balance: Any
+    meets: bool
 
     @property
     def reducers(self) -> Iterable[Reducer]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfscale.bridge import fit, installed
@@ -31,7 +32,7 @@ from tfscale.native.group import DEFAULT_JOIN_TIMEOUT, DEFAULT_SLOW_AFTER
 from tfscale.parallel.grid import Grid
 from tfscale.parallel.pipeline import Pipeline
 from tfscale.parallel.table import Table
-from tfscale.strategy import building, keras2_applying, making, origin, predictions, steps
+from tfscale.strategy import building, join, keras2_applying, making, origin, predictions, steps
 from tfscale.strategy.balance import Balance
 from tfscale.strategy.extended import Extended
 from tfscale.strategy.grid.parts import WeightParts
@@ -259,6 +260,10 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
     def shares_of_batch(self) -> list[float] | None:
         """Return which part of a batch's rows each replica takes; None if all parts are equal."""
         return None if self.extended.shares is None else self.extended.shares.now()
+
+    def told_by_workers(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the arrays of all workers, which are of one shape; all workers call this."""
+        return join.exchanged(self.extended.hosts, "steps of the workers", numbers)
 
     def seconds_behind(self) -> float:
         """Return how long this process has waited for sums in the background, in seconds."""

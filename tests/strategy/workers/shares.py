@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import time
@@ -15,6 +16,8 @@ from keras import layers
 
 import tfscale
 from tests.strategy.turns import DEADLINE, ME, take
+from tfscale.analysis.telemetry import meetings
+from tfscale.callbacks import Telemetry
 from tfscale.strategy import balance
 
 ROWS, SLOW = 40, 4
@@ -103,6 +106,32 @@ def restarts():
     assert 1 <= len(seen) <= 8 and seen[0][0] < 0.35, seen[:2]
 
 
+def names():
+    """Telemetry says while a training runs who waits for whom, and what would help."""
+    lines = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logging.getLogger("tfscale").addHandler(handler)
+    Sleeps.seconds = 0.002 * (SLOW if ME == 1 else 1)
+    _, model = made(shares=None)
+    file = Path(os.environ["MEETING"]) / "run.jsonl"
+    seen = []
+
+    class Looks(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append(any("The others wait for rank 1" in line for line in lines))
+
+    meetings.FIRST = 6
+    train(model, 3, callbacks=[Telemetry(file), Looks()])
+    assert (True in seen[:9]) == (ME == 0), (seen, lines)
+    written = map(json.loads, file.with_name(f"run.rank{ME}.jsonl").read_text().splitlines())
+    told = [line for line in written if line["kind"] == "straggler"]
+    assert told and told[-1]["worker"] == "rank 1", told
+    assert told[-1]["shares_save"] > 0.2 > told[-1]["bound_saves"], told
+    # One worker alone has the callback: the others must not be waited for.
+    train(model, 1, callbacks=[Telemetry()] if ME == 0 else [])
+
+
 def says():
     """The log, ``explain()`` and telemetry tell of a change."""
     lines = []
@@ -114,10 +143,11 @@ def says():
     train(model, 10)
     told = [line for line in lines if line.startswith("shares: after")]
     assert bool(told) == (ME == 0), lines
+    assert strategy.shares_of_batch()[0] < 0.3
     assert "of the rows of each batch, as measured" in str(strategy.explain()).replace("\n", " ")
 
 
-CASES = {case.__name__: case for case in (follows, restarts, says)}
+CASES = {case.__name__: case for case in (follows, restarts, says, names)}
 
 
 def check(strategy, name):

@@ -40,6 +40,12 @@ class EngineLog:
         return [each.rank for each in self.communicators]
 
     @property
+    def ranks_of_workers(self) -> list[list[int]]:
+        """The ranks of each process."""
+        count, local = self.communicators[0].ranks, len(self.communicators)
+        return [list(range(first, first + local)) for first in range(0, count, local)]
+
+    @property
     def is_measured(self) -> bool:
         """Whether gradients go through the engine, which logs times and bytes."""
         return self._team.is_measured

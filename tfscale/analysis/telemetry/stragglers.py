@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,22 +79,39 @@ class Stragglers:
         mean = self.computed.mean(1)
         return float(len(self.steps) * len(mean) / np.sum(1 / np.maximum(mean, 1e-9)))
 
+    def figures(self) -> dict[str, Any]:
+        """Return who waits for whom, since when, and what would help, by name.
+
+        Without a worker that others wait for, the name is None, and nothing else is there.
+        """
+        if self.slowest is None:
+            return {"worker": None}
+        first = self.since
+        later = np.delete(self.waited, self.slowest, 0)[:, first:]
+        return {
+            "worker": self.workers[self.slowest],
+            "wait": float(later.mean()),
+            "since": int(self.steps[first]),
+            "time": float(self.begins[first]),
+            "waited": float(later.mean(0).sum()),
+            "shares_save": 1 - self.with_shares() / self.seconds,
+            "bound_saves": 1 - self.with_bound(BOUND) / self.seconds,
+        }
+
     def __str__(self) -> str:
         """Return in words who waits for whom, since when, and what would help."""
         if self.slowest is None:
             return "No worker waits for another one for long."
-        first, name = self.since, self.workers[self.slowest]
-        began = time.strftime("%H:%M:%S", time.localtime(float(self.begins[first])))
-        later = np.delete(self.waited, self.slowest, 0)[:, first:]
+        found = self.figures()
+        began = time.strftime("%H:%M:%S", time.localtime(found["time"]))
         lines = [
-            f"The others wait for {name}: {1e3 * later.mean():,.0f} ms of a step, since step "
-            f"{self.steps[first]:,} ({began}), {later.mean(0).sum():,.1f} s in all."
+            f"The others wait for {found['worker']}: {1e3 * found['wait']:,.0f} ms of a step, "
+            f"since step {found['since']:,} ({began}), {found['waited']:,.1f} s in all."
         ]
-        for what, seconds in (
-            ("Shares of the batch that fit each worker's speed", self.with_shares()),
-            (f"sync=BoundedStaleness(bound={BOUND})", self.with_bound(BOUND)),
+        for what, saves in (
+            ("Shares of the batch that fit each worker's speed", found["shares_save"]),
+            (f"sync=BoundedStaleness(bound={BOUND})", found["bound_saves"]),
         ):
-            saves = 1 - seconds / self.seconds
             lines.append(
                 f"{what} would save {saves:.0%} of the time."
                 if saves > _CLEAR
@@ -205,16 +222,32 @@ def stragglers(files: Sequence[str | Path]) -> Stragglers:
     for number, file in enumerate(files):
         lines = [json.loads(line) for line in Path(file).read_text().splitlines()]
         ranks = next((line["ranks"] for line in lines if line["kind"] == "start"), [number])
-        several = f"ranks {ranks[0]} to {ranks[-1]}" if len(ranks) > 1 else f"rank {ranks[0]}"
-        workers.append(several)
-        rows.append(dict(_steps(lines)))
-    common = sorted(set.intersection(*(set(row) for row in rows)))
-    if not common:
+        workers.append(name_of(ranks))
+        rows.append(dict(steps_of(lines)))
+    found = compared(workers, rows)
+    if found is None:
         raise ValueError(
             f"the files {[str(file) for file in files]} have no step in common whose waits were "
             "measured. Pass the files of all workers of one training, which "
             'Telemetry(jsonl="run.jsonl") wrote; its first step is left out'
         )
+    return found
+
+
+def name_of(ranks: Sequence[int]) -> str:
+    """Return the name of the worker that has these ranks."""
+    return f"ranks {ranks[0]} to {ranks[-1]}" if len(ranks) > 1 else f"rank {ranks[0]}"
+
+
+# For each step: seconds, waited seconds, and the moment at which the step began.
+Steps = Mapping[int, Sequence[float]]
+
+
+def compared(workers: Sequence[str], rows: Sequence[Steps]) -> Stragglers | None:
+    """Return who waits for whom, from the steps of each worker; None if none is common to all."""
+    common = sorted(set.intersection(*(set(row) for row in rows)))
+    if not common:
+        return None
     seconds, waited, begins = (
         np.array([[row[step][place] for step in common] for row in rows]) for place in range(3)
     )
@@ -223,11 +256,13 @@ def stragglers(files: Sequence[str | Path]) -> Stragglers:
     return Stragglers(workers, np.array(common), begins.min(0), seconds - waited, waited - exchange)
 
 
-def _steps(lines: Sequence[dict[str, Any]]) -> Sequence[tuple[int, tuple[float, float, float]]]:
+def steps_of(
+    lines: Iterable[Mapping[str, Any]],
+) -> Sequence[tuple[int, tuple[float, float, float]]]:
     """Return seconds, waits and the beginning of each step; a line may be of several steps."""
     found = []
     for line in lines:
-        if line["kind"] != "step" or not line["usual"] or line.get("waited") is None:
+        if line.get("kind", "step") != "step" or not line["usual"] or line.get("waited") is None:
             continue
         count = line["steps"]
         for place in range(count):

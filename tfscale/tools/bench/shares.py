@@ -129,8 +129,13 @@ def _train(
     arguments: argparse.Namespace, workers: int, kind: str, rows: int | None = None
 ) -> Training:
     with tempfile.TemporaryDirectory(prefix="tfscale-shares-") as folder:
-        words = {"steps": arguments.steps, "ms": arguments.ms if workers > 1 else 0,
-                 "slow": arguments.slow, "rows": rows or ROWS * workers, "folder": folder}  # fmt: skip
+        words = {
+            "steps": arguments.steps,
+            "ms": arguments.ms if workers > 1 else 0,
+            "slow": arguments.slow,
+            "rows": rows or ROWS * workers,
+            "folder": folder,
+        }
         options = [f"--{name}={value}" for name, value in words.items()]
         command = [sys.executable, "-m", "tfscale", "bench", "shares", f"--worker={kind}", *options]
         with LocalWorkers(command, workers, environment=QUIET) as group:
@@ -173,7 +178,7 @@ def _work(arguments: argparse.Namespace) -> None:
                 keras.layers.Dense(64, "relu"),
                 keras.layers.BatchNormalization(),
                 keras.layers.Dense(1),
-            ]  # fmt: skip
+            ]
         )
         model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse")
     x = np.random.default_rng(0).standard_normal((4 * arguments.rows, FEATURES)).astype("float32")
