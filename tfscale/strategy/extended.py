@@ -192,7 +192,7 @@ class Extended(ExtendedOfWorkers):
     @property
     def part(self) -> Callable[[Any, int], Any] | None:
         """Function that returns the rows of a batch that a local replica takes, if shares say."""
-        return self.shares and self.shares.part
+        return None if self.shares is None else self.shares.part
 
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
         dataset = untuned(dataset)

@@ -69,7 +69,7 @@ def weights_of(shares: Any, replicas: int, local: int) -> list[int]:
 
     Example:
         >>> weights_of([3, 1], replicas=2, local=1)
-        [65536, 21845]
+        [3, 1]
         >>> weights_of({"worker:1": 0.5}, replicas=4, local=2)
         [65536, 65536, 32768, 32768]
     """
@@ -96,8 +96,10 @@ def weights_of(shares: Any, replicas: int, local: int) -> list[int]:
 
 
 def weights_for(numbers: Sequence[float]) -> list[int]:
-    """Return whole numbers in proportion to positive numbers, the largest of them ``UNIT``."""
+    """Return whole numbers in proportion to positive numbers, at most ``UNIT``."""
     most = max(numbers)
+    if most <= UNIT and all(number == int(number) for number in numbers):
+        return [int(number) for number in numbers]
     return [max(1, math.floor(UNIT * (number / most) + 0.5)) for number in numbers]
 
 
@@ -177,8 +179,8 @@ class Shares:
 
     def rows_of_ranks(self, weights: np.ndarray, rows: int) -> np.ndarray:
         """Return how many of a batch's rows each rank takes with some weights."""
-        parts = np.diff(ends(weights[self._order], np.int64(rows)), prepend=0)
-        return parts[self.places]
+        parts: np.ndarray = np.diff(ends(weights[self._order], np.int64(rows)), prepend=0)
+        return np.take(parts, self.places)
 
     def check(self, dataset: tf.data.Dataset, workers: int) -> None:
         """Raise if a dataset cannot be cut by shares."""

@@ -69,9 +69,9 @@ def train(model, epochs, **how):
 def follows():
     """Shares follow a worker that is slow, and then another one; one function serves all."""
     strategy, model = made()
-    for slow in (0, 1):
+    for slow, epochs in ((0, 10), (1, 30)):  # the second change waits for the end of a window
         Sleeps.seconds = 0.001 * (SLOW if slow == ME else 1)
-        train(model, 12)
+        train(model, epochs)
         now = strategy.shares_of_batch()
         assert 0.1 < now[slow] < 0.3, (slow, now, strategy.balance.changes)
     traced = model.train_function.experimental_get_tracing_count()

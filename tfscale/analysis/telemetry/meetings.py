@@ -36,7 +36,7 @@ class Meetings:
 
     def add(self, laps: Sequence[Lap]) -> None:
         """Note intervals of this worker."""
-        self._fresh.update(steps_of(map(vars, laps)))
+        self._fresh.update(steps_of({**vars(lap), "seconds": lap.seconds} for lap in laps))
 
     def are_due(self, steps: int) -> bool:
         """Return whether workers meet before a step of ``fit``, which all of them count alike."""

@@ -159,7 +159,7 @@ def _work(arguments: argparse.Namespace) -> None:
         "ring", shares=shares[arguments.worker] if workers > 1 else None
     )
 
-    class Costs(keras.layers.Layer):  # type: ignore[misc]
+    class Costs(keras.layers.Layer):
         def call(self, inputs: Any) -> Any:
             def sleep(rows: Any) -> Any:
                 time.sleep(seconds * float(rows))
