@@ -202,7 +202,7 @@ class Balance:
 
 
 class News:
-    """What a replica tells all others with its numbers of rows, and what becomes of it."""
+    """Message of a replica to all others, which travels with its numbers of rows."""
 
     def __init__(self, balance: Balance, replica: int) -> None:
         self._balance, self._replica = balance, replica

@@ -23,7 +23,7 @@ _SMALL = 4096  # elements
 
 
 class News(Protocol):
-    """What a replica tells all others with its numbers of rows.
+    """Message of a replica to all others, which travels with its numbers of rows.
 
     Attributes:
         own: whole numbers.
