@@ -102,6 +102,7 @@ class Fault:
         victim: the worker.
         wire: a wire, or a method.
         sync: a rule; empty for every step.
+        shares: the shares of the batch, in Python; empty if all are equal.
         epoch: in which, for the moments that each epoch has.
         step: step of the epoch.
         delay: seconds from the moment on, so that it is under way.
@@ -116,6 +117,7 @@ class Fault:
     schedule: str
     wire: str
     sync: str = EVERY_STEP
+    shares: str = ""
     transport: str = "shared memory"
     epoch: int = 1
     step: int = 1
@@ -326,6 +328,7 @@ def _train(fault: Fault, folder: str, meets: bool) -> Told:
         "SCHEDULE": fault.schedule,
         "WIRE": fault.wire,
         "SYNC": fault.sync,
+        "SHARES": fault.shares,
         "FOLDER": os.path.join(folder, "backup"),
         "PREEMPTION": "yes" if fault.kind == "term" else "",
         "FAULT": json.dumps(dataclasses.asdict(fault)) if meets else "",
@@ -428,12 +431,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", type=int, help="one of them, by its number")
     parser.add_argument("--sync", help="the rule of all faults, such as LocalSGD(every=3)")
+    parser.add_argument("--shares", default="", help="shares of the batch: {'worker:1': 0.5}")
     given = parser.parse_args()
     how = {} if given.sync is None else {"rules": [given.sync]}
     numbers = range(given.first, given.n) if given.only is None else [given.only]
     counts: collections.Counter[str] = collections.Counter()
     for number in numbers:
         fault, began = draw(given.seed, number, **how), time.monotonic()
+        fault = dataclasses.replace(fault, shares=given.shares)
         outcome, why = run(fault)
         counts[outcome] += 1
         print(f"{number:4}  {fault!s:95} {outcome} ({time.monotonic() - began:.0f} s)", flush=True)

@@ -120,14 +120,15 @@ def digest(model):
 
 
 def how_and_when():
-    """The wire or the method, and the rule."""
-    wire = os.environ["WIRE"]
+    """The wire or the method, the rule, and the shares of the batch."""
+    wire, shares = os.environ["WIRE"], eval(os.environ.get("SHARES") or "None")
     if os.environ["SYNC"]:
         rule = eval(os.environ["SYNC"], vars(tfscale.sync))
-        return {"sync": rule, "wire": wire} if rule.bound else {"sync": rule}
+        wires = {"wire": wire} if rule.bound else {}
+        return {"sync": rule, "shares": shares, **wires}
     if "(" in wire:
-        return {"method": eval(wire, vars(tfscale.compression))}
-    return {"wire": wire}
+        return {"method": eval(wire, vars(tfscale.compression)), "shares": shares}
+    return {"wire": wire, "shares": shares}
 
 
 def train(strategy, *callbacks):
