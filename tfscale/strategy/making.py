@@ -68,6 +68,8 @@ def join_workers(extended: Extended, settings: Settings) -> Settings:
         _say_if_nothing_travels(extended, asked)
     if settings.in_rounds:
         _say_if_nothing_travels(extended, f"sync={settings.sync!r}")
+    if settings.shares is not None:
+        _say_if_nothing_travels(extended, f"shares={settings.shares!r}")
     if settings.grid is not None and not settings.grid.is_plain:
         _say_if_nothing_travels(extended, f"grid={settings.grid!r}")
     hosts, group = extended.hosts, extended.group

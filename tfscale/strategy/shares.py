@@ -41,7 +41,7 @@ _OWN_ROWS = (
 
 def checked(shares: Any, name: str) -> Any:
     """Return a valid argument ``shares``, or raise."""
-    if shares == MEASURED and isinstance(shares, str):
+    if isinstance(shares, str) and shares == MEASURED:
         return shares
     if isinstance(shares, Mapping):
         for key in arguments.mapping(shares, name, _EXPECTED):
