@@ -112,7 +112,6 @@ QUICK = {
     ),
     ("measured", "1x2"): ("run_eagerly", "two_optimizers", "sparse_input_adam"),
     ("measured", "2x1"): ("adam", "batch_norm", "steps_per_execution", "float16_overflow"),
-    ("shares", "2x2"): ("judge", "global_clipnorm"),
 }
 
 
