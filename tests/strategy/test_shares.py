@@ -58,7 +58,8 @@ def test_wrong_shares_are_refused(given, said):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"grid": Grid(tensor=2), "tensor": {".": "columns"}}, "replicas of a team read the same"),
+        ({"grid": Grid(tensor=2), "tensor": {".": "columns"}}, "replicas share a model"),
+        ({"grid": Grid(experts=2)}, "replicas share a model"),
         ({"sync": sync.LocalSGD(4)}, "all count equally"),
         ({"sync": sync.DiLoCo(4)}, "all count equally"),
         ({"shares": "auto", "sync": sync.BoundedStaleness(2)}, "make them apart"),

@@ -279,10 +279,10 @@ def _refuse_shares(given: Any, grid: Grid | None, shard: str | None, rule: Rule)
     said = f"shares={given!r}"
     if KERAS_2:
         raise ValueError(f"{said} needs Keras 3, and this is Keras 2: leave shares out")
-    if grid is not None and grid.team > 1:
+    if grid is not None and not grid.is_plain:
         raise ValueError(
-            f"{said} does not work with grid={grid!r} yet: replicas of a team read the same rows. "
-            "Leave out one of the two"
+            f"{said} does not work with grid={grid!r} yet: there replicas share a model, and need "
+            "each other's rows. Leave out one of the two"
         )
     if not isinstance(rule, EveryStep) and not rule.bound:
         raise ValueError(
