@@ -145,11 +145,12 @@ def test_weights_are_the_same_rule_for_all_heads_of_one_trunk():
     several.fit(X, Y[:, None], sample_weight=of_samples, **QUICK)
 
 
-def test_a_dataset_that_does_not_say_its_shapes():
-    kinds = (tf.float32, tf.int64)
+def test_a_dataset_that_does_not_say_the_shape_of_labels():
+    kinds = tf.TensorSpec([None, WIDTH]), tf.TensorSpec(None, tf.int64)
     for column in (Y, Y[:, None]):
         data = tf.data.Dataset.from_generator(
-            lambda y=column: ((X[i : i + 100], y[i : i + 100]) for i in range(0, 600, 100)), kinds
+            lambda y=column: ((X[i : i + 100], y[i : i + 100]) for i in range(0, 600, 100)),
+            output_signature=kinds,
         )
         made = mach(**ONE)
         made.fit(data, verbose=0)
@@ -198,7 +199,7 @@ def test_a_sequential_model_is_a_shared_trunk():
 
 
 def test_losses_by_name_take_logits():
-    """By its name, Keras's loss would take logits for probabilities."""
+    """Keras's losses by name would take logits for probabilities."""
     named = {"dense": "sparse_categorical_crossentropy"}
     losses = [None, "sparse_categorical_crossentropy", keras.losses.sparse_categorical_crossentropy]
     found = []
@@ -334,7 +335,8 @@ def test_several_labels():
 @pytest.mark.parametrize("shared_trunk", [False, True])
 def test_metrics_of_several_labels_see_rows_of_zeros_and_ones(shared_trunk):
     made = mach(multilabel=True, repetitions=2, shared_trunk=shared_trunk, compiled=False)
-    made.compile("adam", metrics=["accuracy", keras.metrics.Recall(thresholds=0.0), positives])
+    recall = keras.metrics.Recall(thresholds=0.0, name="recall")
+    made.compile("adam", metrics=["accuracy", recall, positives])
     two = np.stack([Y, np.where(Y < 100, -1, (Y + 1) % CLASSES)], 1)
     made.fit(X, two, **QUICK)
     buckets = np.where(two[None] < 0, -1, made.table()[:, two])

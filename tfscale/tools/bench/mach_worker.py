@@ -17,7 +17,7 @@ from pathlib import Path
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """What all workers together train.
+    """Training that all workers share.
 
     Attributes:
         words: file of a list of words, or None for the largest that this machine has.

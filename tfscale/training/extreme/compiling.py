@@ -1,4 +1,4 @@
-"""How the models of a MACH are compiled: each has an optimizer, a loss and metrics of its own."""
+"""Optimizers, losses and metrics of a MACH's models: each model has its own."""
 
 from __future__ import annotations
 

@@ -24,10 +24,14 @@ def export(ensemble: Ensemble, k: int, path: str, input_signature: Any) -> None:
         scores, labels = search.best(ensemble.values_of(x), k, candidates)
         return {"scores": scores, "labels": labels if texts is None else tf.gather(texts, labels)}
 
+    # Traced here, since Keras's archive knows no signature of sparse inputs.
+    signature = [input_signature or _signature(models[0])]
+    traced = tf.function(serve, input_signature=signature, autograph=False)
+    traced.get_concrete_function()
     archive = keras.export.ExportArchive()
     for model in models:
         archive.track(model)
-    archive.add_endpoint("serve", serve, [input_signature or _signature(models[0])])
+    archive.add_endpoint("serve", traced)
     archive.write_out(path, verbose=False)
 
 
