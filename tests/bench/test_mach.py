@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from tfscale.tools.bench import mach, spelling
+from tfscale.tools.bench import definitions, mach, mach_task, mach_workers, spelling
 
 WORDS = [a + b + c for a in ("ab", "tre", "os") for b in ("lin", "ta", "quer") for c in ("de", "o")]
 
@@ -42,7 +42,7 @@ def test_an_edit_is_one_edit():
 def test_words_are_those_of_a_list(tmp_path):
     file = tmp_path / "words"
     file.write_text("Zebra\napple 99\nan\nit's\nnaïve\nantidisestablishmentarianism\napple\n")
-    assert spelling.load(file) == ["apple", "zebra"]
+    assert spelling.load(file).words == ["apple", "zebra"]
 
 
 def test_without_a_list_it_says_how_to_get_one(monkeypatch, tmp_path, capsys):
@@ -51,19 +51,65 @@ def test_without_a_list_it_says_how_to_get_one(monkeypatch, tmp_path, capsys):
     with pytest.raises(OSError, match="apt-get install wamerican-huge"):
         spelling.load()
     assert mach.main([]) == 1
+    assert mach.main(["--task", "definitions", "--words", str(tmp_path)]) == 1
+    assert "apt-get install wordnet-base" in capsys.readouterr().err
 
 
-def test_a_small_run(tmp_path, capsys):
+ENTRY = "0000{} 03 n 01 thing 0 000 @ | {}\n"
+
+
+def test_definitions_are_those_of_wordnets_files(tmp_path):
+    """Each sample has a part of the words of its definition, and examples do not count."""
+    for name in ("noun", "verb", "adj", "adv"):
+        text = f'the first {name} of two; "such as none"', f"another {name}"
+        entries = [ENTRY.format(i, each) for i, each in enumerate(text)]
+        (tmp_path / f"data.{name}").write_text("  1 a line of the licence\n" + "".join(entries))
+    found = definitions.load(tmp_path)
+    assert found.classes == 8 and definitions.load(tmp_path, one_in=4).classes == 2
+    x, y = found.draw(np.random.default_rng(0), 200)
+    assert (x > 0).any(1).all() and set(y) == set(range(8))
+    words = [set(row[row > 0]) for row in x]
+    assert all(each <= set(found._rows[label]) for each, label in zip(words, y, strict=True))
+    assert (found._rows[0] > 0).sum() == 5
+
+
+@pytest.fixture
+def few_words(tmp_path):
     file = tmp_path / "words"
     file.write_text("\n".join(WORDS))
-    words = ["--words", str(file), "--seconds", "0.2", "--buckets", "8", "--repetitions", "2"]
-    words += ["--width", "8", "--samples", "4", "--search", "5000", "--json", str(tmp_path / "out")]
-    assert mach.main(words) == 0
+    return ["--words", str(file), "--buckets", "8", "--repetitions", "2", "--width", "8"]
+
+
+def test_a_small_run(few_words, tmp_path, capsys):
+    how = ["--seconds", "0.2", "--samples", "4", "--classes", "5000", "--parts", "task,search"]
+    how += ["--json", str(tmp_path / "out"), "--serve", "--clock", "processor"]
+    assert mach.main([*few_words, *how]) == 0
     printed = capsys.readouterr().out
     assert "command: tfscale bench mach" in printed
     assert "ten best of 5,000 classes, R=2, B=8, candidates=4" in printed
-    results = json.loads((tmp_path / "out").read_text())
-    machs = [f"{name}, {by}" for name in ("mach", "shared") for by in mach.ESTIMATORS]
+    results = json.loads((tmp_path / "out").read_text())["task"]
+    machs = [f"{name}, {by}" for name in ("mach", "shared") for by in mach_task.ESTIMATORS]
     assert [each["name"] for each in results] == [*machs, "full", "sampled"]
     assert [each["head"] for each in results] == [16 * 9] * 4 + [18 * 9] * 2
     assert all(each["steps"] > 0 and 0 <= each["top1"] <= each["top5"] for each in results)
+    assert [bool(each["served"]) for each in results] == [False, True] * 2 + [False] * 2
+
+
+def test_bytes_are_those_that_interfaces_have_sent():
+    counters = """Inter-|   Receive                  |  Transmit
+ face |bytes    packets errs drop fifo frame compressed multicast|bytes packets errs drop
+    lo:     100       1    0    0    0     0          0         0      120       1    0    0
+  eth0:       7       1    0    0    0     0          0         0        3       1    0    0
+"""
+    assert mach_workers.bytes_sent(counters) == 123
+
+
+@pytest.mark.full
+def test_workers_train_repetitions_and_send_nothing(few_words, tmp_path):
+    how = ["--parts", "workers", "--steps", "2", "--rounds", "1", "--json", str(tmp_path / "out")]
+    assert mach.main([*few_words, *how]) == 0
+    rates = json.loads((tmp_path / "out").read_text())["workers"]
+    assert [rate["name"].split(",")[0] for rate in rates] == ["1 worker", "1 worker", "2 workers"]
+    assert all(rate["per_hour"][0] > 0 for rate in rates)
+    counted = mach_workers.can_count()
+    assert [rate["sent"] for rate in rates] == [0 if counted else None] * 3

@@ -98,6 +98,38 @@ def test_what_does_not_belong_together_is_refused(damage, folder, tmp_path):
         MACH.load(path, build)
 
 
+def test_weights_of_another_model_are_refused(folder):
+    def other(buckets):
+        return keras.Sequential([keras.Input([X.shape[1]]), keras.layers.Dense(buckets)])
+
+    with pytest.raises(RecordError, match="do not fit the model that build returns"):
+        MACH.load(folder[1], other)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_classes_that_come_later_stay_in_their_folder(named, tmp_path):
+    """Models that saw none of the new classes are valid; a MACH of another size is not."""
+    names = [f"name {i}" for i in range(CLASSES)]
+    new = ["new", "newer"] if named else 2
+    y = [names[label] for label in Y] if named else Y
+    made = mach(names if named else CLASSES, repetitions=2, folder=tmp_path)
+    made.fit(X, y, **QUICK)
+    before = records(tmp_path)
+    made.add_classes(new)
+    made.fit(X, y, **QUICK)  # has nothing to train
+    assert records(tmp_path) == before
+    loaded = MACH.load(tmp_path, build)
+    assert np.array_equal(loaded.table(), made.table())
+    assert np.array_equal(loaded.top(X[:5], 4)[1], made.top(X[:5], 4)[1])
+    later = ["name 1", "newer"] if named else np.array([1, CLASSES + 1])
+    loaded.compile("adam")
+    loaded.fit(X[:2], later, epochs=2, verbose=0)
+    assert records(tmp_path) != before
+    assert MACH.load(tmp_path, build).explain().startswith(f"{CLASSES + 2} classes")
+    with pytest.raises(RecordError, match="classes: expected 300"):
+        mach(names if named else CLASSES, repetitions=2, folder=tmp_path).fit(X, y, **QUICK)
+
+
 def test_another_mach_does_not_train_into_a_folder(folder):
     with pytest.raises(RecordError, match="buckets: expected 32"):
         mach(buckets=32, repetitions=2, folder=folder[1]).fit(X, Y, **QUICK)

@@ -122,6 +122,124 @@ def test_sample_weights_and_class_weights_are_one_rule():
     assert all(np.allclose(each, found[0], atol=1e-6) for each in found)
 
 
+def test_weights_are_the_same_rule_for_all_heads_of_one_trunk():
+    """A weight of a sample, or of its class, counts in each repetition."""
+    weights = {int(c): 0.0 for c in range(0, CLASSES, 2)}
+    of_samples = np.array([weights.get(int(label), 1.0) for label in Y], "float32")
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(100)
+    found = []
+    for data in (
+        {**of_arrays(), "sample_weight": of_samples},
+        {"x": dataset, "class_weight": weights},
+    ):
+        made = mach(repetitions=3, shared_trunk=True)
+        made.fit(**data, validation_data=(X, Y, of_samples), verbose=0)
+        found.append(weights_of(made))
+    assert np.allclose(*found, atol=1e-6)
+    kept = of_samples > 0
+    assert 0 < kept.mean() < 1
+    plain = mach(repetitions=3, shared_trunk=True)
+    plain.fit(X, Y, batch_size=100, shuffle=False, verbose=0)
+    assert not np.allclose(found[0], weights_of(plain), atol=1e-3)
+    several = mach(repetitions=3, shared_trunk=True, multilabel=True)
+    several.fit(X, Y[:, None], sample_weight=of_samples, **QUICK)
+
+
+def test_a_dataset_that_does_not_say_the_shape_of_labels():
+    kinds = tf.TensorSpec([None, WIDTH]), tf.TensorSpec(None, tf.int64)
+    for column in (Y, Y[:, None]):
+        data = tf.data.Dataset.from_generator(
+            lambda y=column: ((X[i : i + 100], y[i : i + 100]) for i in range(0, 600, 100)),
+            output_signature=kinds,
+        )
+        made = mach(**ONE)
+        made.fit(data, verbose=0)
+        alone = mach(**ONE)
+        alone.fit(**of_arrays(), verbose=0)
+        assert np.allclose(weights_of(made), weights_of(alone), atol=1e-6)
+
+
+class Scored(keras.Model):
+    """A model with a step of its own."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": loss, "own": loss * 0}
+
+
+def scored(ending=()):
+    def made(outputs):
+        inputs = keras.Input([WIDTH])
+        logits = keras.layers.Dense(outputs)(inputs)
+        for layer in ending:
+            logits = layer(logits)
+        return Scored(inputs, logits)
+
+    return made
+
+
+def test_a_step_of_its_own_trains_each_repetition_and_a_shared_trunk():
+    reshaped = scored([keras.layers.Reshape([2, 16])])
+    for how in ({"build": scored()}, {"build": reshaped, "shared_trunk": True}):
+        made = mach(repetitions=2, **how)
+        assert made.fit(X, Y, **QUICK).history["own"] == [0]
+        assert made.top(X[:2], 3)[1].shape == (2, 3)
+    with pytest.raises(ValueError, match=r"own train_step.*Reshape\(\[2, 16\]\)"):
+        mach(build=scored(), repetitions=2, shared_trunk=True).fit(X, Y, **QUICK)
+
+
+def test_a_sequential_model_is_a_shared_trunk():
+    made = mach(build=full_build, repetitions=2, shared_trunk=True)
+    made.fit(X, Y, **QUICK)
+    assert made.top(X[:2], 3)[1].shape == (2, 3)
+
+
+def test_losses_by_name_take_logits():
+    """Keras's losses by name would take logits for probabilities."""
+    named = {"dense": "sparse_categorical_crossentropy"}
+    losses = [None, "sparse_categorical_crossentropy", keras.losses.sparse_categorical_crossentropy]
+    found = []
+    for loss in (*losses, [losses[1]], named):
+        made = mach(**ONE, compiled=False)
+        made.compile(keras.optimizers.Adam(0.02), loss)
+        made.fit(**of_arrays(), verbose=0)
+        found.append(weights_of(made))
+    assert all(np.allclose(each, found[0], atol=1e-6) for each in found)
+    several = []
+    for loss in (None, "binary_crossentropy"):
+        made = mach(**ONE, compiled=False, multilabel=True)
+        made.compile(keras.optimizers.Adam(0.02), loss)
+        made.fit(X, Y[:, None], shuffle=False, **QUICK)
+        several.append(weights_of(made))
+    assert np.allclose(*several, atol=1e-6)
+
+
+class Renamed(keras.optimizers.SGD):
+    """An optimizer whose ``get_config`` lacks an argument."""
+
+    def __init__(self, own, **given):
+        super().__init__(**given)
+        self.own = own
+
+
+def test_functions_make_what_has_no_config():
+    made = mach(repetitions=2, compiled=False)
+    made.compile(lambda: Renamed(3, learning_rate=0.1), metrics=lambda: ["accuracy"])
+    assert "accuracy" in made.fit(X, Y, **QUICK).history
+    assert all(model.optimizer.own == 3 for model in made.models.values())
+    by_class = mach(**ONE, compiled=False)
+    by_class.compile(keras.optimizers.Adam)
+    by_class.fit(X, Y, **QUICK)
+    made = mach(repetitions=2, compiled=False)
+    made.compile(Renamed(3))
+    with pytest.raises(ValueError, match="optimizer has a Renamed .*a function that returns new"):
+        made.fit(X, Y, **QUICK)
+
+
 def test_it_learns_and_validation_measures_classes(trained):
     x, y = samples(300, seed=9)
     found = trained.evaluate(x, y, k=(1, 5))
@@ -214,6 +332,35 @@ def test_several_labels():
     assert made.evaluate(X, padded, k=2).keys() == {"precision@2", "recall@2"}
 
 
+@pytest.mark.parametrize("shared_trunk", [False, True])
+def test_metrics_of_several_labels_see_rows_of_zeros_and_ones(shared_trunk):
+    made = mach(multilabel=True, repetitions=2, shared_trunk=shared_trunk, compiled=False)
+    recall = keras.metrics.Recall(thresholds=0.0, name="recall")
+    made.compile("adam", metrics=["accuracy", recall, positives])
+    two = np.stack([Y, np.where(Y < 100, -1, (Y + 1) % CLASSES)], 1)
+    made.fit(X, two, **QUICK)
+    buckets = np.where(two[None] < 0, -1, made.table()[:, two])
+    expected = np.stack([rows_of(each) for each in buckets], 1)
+    (model, *_) = made.models.values()
+    y = buckets.transpose(1, 0, 2) if shared_trunk else buckets[0]
+    found = model.evaluate(X, y, verbose=0, return_dict=True)
+    expected = expected if shared_trunk else expected[:, 0]
+    guesses = model.predict(X, verbose=0) > 0
+    assert found["accuracy"] == pytest.approx((guesses == expected).mean(), abs=1e-5)
+    assert found["recall"] == pytest.approx(guesses[expected > 0].mean(), abs=1e-5)
+    assert found["positives"] == pytest.approx(expected.mean(), abs=1e-5)
+
+
+def positives(y_true, y_pred):
+    return keras.ops.mean(y_true, axis=-1)
+
+
+def rows_of(buckets):
+    rows = np.zeros([len(buckets), 17])
+    np.put_along_axis(rows, np.where(buckets < 0, 16, buckets), 1, axis=1)
+    return rows[:, :16]
+
+
 def test_several_labels_and_a_shared_trunk():
     made = mach(multilabel=True, shared_trunk=True, estimator="mean")
     two = np.stack([Y, (Y + 1) % CLASSES], 1)
@@ -227,13 +374,17 @@ def sparse_build(buckets):
     return keras.Model(inputs, keras.layers.Dense(buckets)(hidden))
 
 
-def test_sparse_inputs_are_hashed():
+def test_sparse_inputs_are_hashed(tmp_path):
     """The kernel has a row for each bucket, not for each of the inputs."""
     rng = np.random.default_rng(0)
     dense = (rng.random([200, 4000]) < 0.002).astype("float32")
     x, y = scipy.sparse.csr_matrix(dense), rng.integers(0, CLASSES, 200)
     made = mach(build=sparse_build, **ONE)
     made.fit(x, y, epochs=15, batch_size=50, verbose=0)
+    made.export(tmp_path, k=3)
+    served = tf.saved_model.load(tmp_path)
+    labels = served.serve(tf.sparse.from_dense(dense[:5]))["labels"]
+    assert np.array_equal(labels, made.top(x[:5], 3)[1])
     (model,) = made.models.values()
     layer = next(each for each in model.layers if isinstance(each, HashedFeatures))
     assert layer.kernel.shape == (512, 32)
@@ -345,6 +496,22 @@ def test_the_saved_model_answers_as_top_does(trained, tmp_path):
     scores, labels = trained.top(X[:9], 4)
     assert np.array_equal(served["labels"], labels)
     assert np.allclose(served["scores"], scores, atol=1e-6)
+    none, of_none = trained.top(X[:0], 4)
+    assert none.shape == of_none.shape == (0, 4)
+
+
+def test_the_saved_model_looks_into_the_best_buckets_first(tmp_path):
+    """Samples that they prove nothing for, and parts of a batch, answer as ``top`` does."""
+    made = mach(classes=20_000, buckets=500, repetitions=2)
+    made.fit(X, Y, **QUICK)
+    assert made._ensemble.candidates() > 0
+    made.export(tmp_path, k=3)
+    x = np.concatenate([X[:90], 100 * X[:9]])
+    served = tf.saved_model.load(tmp_path)
+    scores, labels = made.top(x, 3, candidates=0)
+    found = served.serve(x)
+    assert np.array_equal(found["labels"], labels)
+    assert np.allclose(found["scores"], scores, atol=1e-6)
 
 
 def test_propensities_weigh_rare_labels(trained):
@@ -364,6 +531,12 @@ def test_one_model_built_twice_is_refused():
     made.compile("adam")
     with pytest.raises(ValueError, match="one model twice"):
         made.fit(X, Y, **QUICK)
+
+
+def lossy(loss):
+    made = mach(compiled=False)
+    made.compile("adam", loss)
+    return made
 
 
 REFUSED = {
@@ -396,6 +569,18 @@ REFUSED = {
         lambda: mach(multilabel=True).fit(X, Y[:, None], class_weight={0: 1.0}), "sample_weight",
     ),
     "k": (lambda: mach().top(X, 301), "from 1 to 300"),
+    "a dict of labels": (lambda: mach().fit(X, {"out": Y}, **QUICK), r"the keys \['out'\]"),
+    "no batches": (
+        lambda: mach().fit(tf.data.Dataset.from_tensor_slices((X, Y)), verbose=0), "call batch",
+    ),
+    "nothing to compare with": (lambda: mach().evaluate(X), "arrays need y"),
+    "a propensity of 0": (
+        lambda: mach().evaluate(X, Y, propensity=np.zeros(CLASSES)), "above 0 and up to 1",
+    ),
+    "a loss of probabilities": (
+        lambda: lossy(keras.losses.SparseCategoricalCrossentropy()).fit(X, Y, **QUICK),
+        r"SparseCategoricalCrossentropy\(from_logits=True\)",
+    ),
 }  # fmt: skip
 
 

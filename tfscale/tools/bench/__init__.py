@@ -28,7 +28,7 @@ BENCHES = {
     "learning": "how well optimizers learn with small, large and full batches",
     "curvature": "sharpness by batch size, and batches that grow by curvature",
     "products": "products with a Hessian: time, memory, processes",
-    "mach": "MACH, full and sampled softmax: spelling repair; top-k search",
+    "mach": "MACH, full and sampled softmax: accuracy, search, workers",
     "quantize": "plans of bits against published ones; sensitivities of layers",
     "pruning": "integers beside quantized nets; nets without half their channels",
     "convergence": "how well models learn with each wire and method",

@@ -7,7 +7,7 @@ letters, pairs and triples of letters, each hashed to a row of a table.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,14 @@ _DEBIANS = ("american-english-insane", "american-english-huge", "american-englis
 _SYMSPELL = "frequency_dictionary_en_82_765.txt"
 
 
-def load(path: Path | None = None) -> list[str]:
+def load(path: Path | None = None, one_in: int = 1) -> Words:
     """Return the words of a list, or of the largest list that this machine has.
 
     Only words of 3 to 20 letters from a to z count.
+
+    Args:
+        path: the file of the list.
+        one_in: number N, to take one word in N.
 
     Raises:
         OSError: if there is no list; the message says how to get one.
@@ -32,7 +36,7 @@ def load(path: Path | None = None) -> list[str]:
     lines = _find(path).read_text(encoding="utf-8", errors="ignore").split("\n")
     words = {line.split(" ")[0].lower() for line in lines}
     kept = (w for w in words if 3 <= len(w) <= LONGEST and w.isascii() and w.isalpha())
-    return sorted(kept)
+    return Words(sorted(kept)[::one_in])
 
 
 def _find(path: Path | None) -> Path:
@@ -44,8 +48,9 @@ def _find(path: Path | None) -> Path:
     package = importlib.util.find_spec("symspellpy")
     if package is None or package.origin is None:
         raise OSError(
-            "no list of words found: `apt-get install wamerican-huge` (about 345,000) or "
-            "`pip install symspellpy` (82,765) brings one, or name a file with --words"
+            "no list of words found: `sudo apt-get install wamerican-huge` (about 345,000), "
+            "`sudo apt-get install wamerican-insane` (about 650,000) or `pip install symspellpy` "
+            "(82,765) brings one, or name a file with --words"
         )
     return Path(package.origin).with_name(_SYMSPELL)
 
@@ -58,13 +63,13 @@ class Words:
     """
 
     def __init__(self, words: list[str]) -> None:
-        self.words = words
+        self.words, self.classes = words, len(words)
         self._letters = np.zeros([len(words), LONGEST + 2], np.int32)
         for row, word in zip(self._letters, words, strict=True):
             row[: len(word)] = [1 + LETTERS.index(letter) for letter in word]
         self._lengths = np.array([len(word) for word in words])
 
-    def misspelt(self, rng: np.random.Generator, rows: int) -> tuple[Any, Any]:
+    def draw(self, rng: np.random.Generator, rows: int) -> tuple[Any, Any]:
         """Return grams of misspelt words [rows, n], and the numbers of the right words.
 
         Three quarters of the words have one edit, the others two.
@@ -75,11 +80,9 @@ class Words:
         letters = np.where(rng.random([rows, 1]) < 0.25, again, letters)
         return grams(letters), labels
 
-    def batches(self, rows: int, seed: int) -> Iterator[tuple[Any, Any]]:
-        """Yield batches without end."""
-        rng = np.random.default_rng(seed)
-        while True:
-            yield self.misspelt(rng, rows)
+    def trunk(self, width: int) -> Callable[[], tuple[Any, Any]]:
+        """Return a function that makes inputs and the last hidden layer."""
+        return bag_of_rows(3 * (LONGEST + 2), GRAMS, width)
 
 
 def edited(letters: Any, lengths: Any, rng: np.random.Generator) -> tuple[Any, Any]:
@@ -109,15 +112,21 @@ def grams(letters: Any) -> Any:
     return np.concatenate([np.where(second > 0, h, 0) for h in hashed], 1).astype(np.int32)
 
 
-def trunk(width: int) -> Callable[[], tuple[Any, Any]]:
-    """Return a function that makes inputs and the last hidden layer."""
+def bag_of_rows(columns: int, rows: int, width: int) -> Callable[[], tuple[Any, Any]]:
+    """Return a function that makes inputs, which are rows of a table, and the last hidden layer.
+
+    Args:
+        columns: number of inputs; row 0 of the table is nothing.
+        rows: number of rows of the table, which has 64 columns.
+        width: size of the last hidden layer.
+    """
     import keras
 
     def made() -> tuple[Any, Any]:
-        inputs = keras.Input([3 * (LONGEST + 2)], dtype="int32")
-        rows = keras.layers.Embedding(GRAMS, 64, mask_zero=False)(inputs)
+        inputs = keras.Input([columns], dtype="int32")
+        found = keras.layers.Embedding(rows, 64, mask_zero=False)(inputs)
         some = keras.ops.expand_dims(keras.ops.cast(inputs > 0, "float32"), -1)
-        bag = keras.ops.sum(rows * some, axis=1)
+        bag = keras.ops.sum(found * some, axis=1)
         return inputs, keras.layers.Dense(width, "relu")(bag)
 
     return made

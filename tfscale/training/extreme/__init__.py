@@ -4,7 +4,8 @@
 - ``ensemble.py``, ``heads.py``: the models, and the values that they give to buckets.
 - ``hashing.py``: from classes to buckets; ``labels.py``: from users' labels to classes.
 - ``estimators.py``, ``search.py``: scores of classes, and the k best ones.
-- ``data.py``, ``losses.py``: data with buckets in place of labels; the loss of several labels.
+- ``data.py``, ``compiling.py``, ``losses.py``: data with buckets in place of labels; arguments of
+  ``compile``; losses and metrics of several labels.
 - ``files.py``: a folder of trained models; ``serving.py``: a SavedModel.
 - ``metrics.py``, ``planner.py``, ``features.py``: precision and recall; B and R; hashed inputs.
 """

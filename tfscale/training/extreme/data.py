@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,22 +44,28 @@ class BucketLabels:
             return x.map(self._of_element, num_parallel_calls=tf.data.AUTOTUNE), None, None
         if isinstance(x, keras.utils.PyDataset):
             return _Mapped(x, self._of_arrays), None, None
-        if isinstance(x, types.GeneratorType):
-            return self._generated(x), None, None
-        raise ValueError(f"x is {_KINDS}, and arrays need y; got {type(x).__name__} without y")
+        check_labels(x, y)
+        return self._generated(x), None, None
 
     def _of_batch(self, y: Any, sample_weight: Any) -> tuple[Any, Any]:
         ids = self._labels.ids(y)
-        if self._weights is not None:
-            weights = tf.gather(self._weights, ids)
-            if sample_weight is not None:
-                weights *= tf.reshape(tf.cast(sample_weight, tf.float32), [-1])
-            sample_weight = weights
+        sample_weight = self._weight(ids, sample_weight)
         buckets = tf.gather(self._table, tf.maximum(ids, 0), axis=1)
         buckets = tf.where(ids < 0, -1, buckets)
         if not self._stacked:
             return buckets[0], sample_weight
         return tf.transpose(buckets, [1, 0, 2][: 1 + ids.shape.rank]), sample_weight
+
+    def _weight(self, ids: Any, sample_weight: Any) -> Any:
+        """Return the weight of each sample, for each of its repetitions; None if all weigh 1."""
+        if sample_weight is not None:
+            sample_weight = tf.reshape(tf.cast(sample_weight, tf.float32), [-1])
+        if self._weights is not None:
+            of_class = tf.gather(self._weights, ids)
+            sample_weight = of_class if sample_weight is None else of_class * sample_weight
+        if sample_weight is None or not self._stacked:
+            return sample_weight
+        return tf.repeat(sample_weight[:, None], self._table.shape[0], axis=1)
 
     def _of_element(self, *element: Any) -> tuple[Any, ...]:
         x, y, *weight = _checked(element)
@@ -100,6 +105,13 @@ class _Mapped(keras.utils.PyDataset):
     def on_epoch_end(self) -> None:
         """Tell the user's dataset."""
         self._dataset.on_epoch_end()
+
+
+def check_labels(x: Any, y: Any) -> None:
+    """Raise if labels are neither in ``y`` nor in data that gives them."""
+    gives = isinstance(x, (tf.data.Dataset, keras.utils.PyDataset)) or hasattr(x, "__next__")
+    if y is None and not gives:
+        raise ValueError(f"x is {_KINDS}, and arrays need y; got {type(x).__name__} without y")
 
 
 def _checked(element: Any) -> Any:

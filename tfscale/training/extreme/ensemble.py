@@ -35,6 +35,7 @@ class Ensemble:
     Attributes:
         allow_missing: whether the trained repetitions answer if others are missing.
         compiled: arguments of ``compile``; None before.
+        earlier: earlier numbers of classes, before others were added.
         strategy: the strategy in whose scope the ensemble was made.
     """
 
@@ -47,6 +48,7 @@ class Ensemble:
         self.strategy = tf.distribute.get_strategy()
         self.compiled: dict[str, Any] | None = None
         self.allow_missing = False
+        self.earlier: list[int] = []
         self._heads: dict[str, Heads] = {}
         self._trained: set[str] = set()
         self.hash(labels)
@@ -57,6 +59,11 @@ class Ensemble:
         of = self.buckets, self.seed
         self.table = np.stack([buckets_of(labels.keys, *of, r) for r in range(self.repetitions)])
         self._answering: tuple[list[str], Search, Any] | None = None
+
+    def grow(self, labels: Labels) -> None:
+        """Take these classes, which begin with those of before."""
+        self.earlier.append(self.labels.count)
+        self.hash(labels)
 
     def estimate_by(self, estimator: str) -> None:
         """Take another estimator."""
@@ -152,7 +159,7 @@ class Ensemble:
             "multilabel": int(self.labels.multilabel),
             "shared_trunk": int(self.shared_trunk),
         }
-        return Folder(path, settings, self.labels.names)
+        return Folder(path, settings, self.labels.names, self.earlier)
 
     def read(self, folder: Folder) -> None:
         """Load all models that are not trained here, and that a folder has."""

@@ -3,6 +3,9 @@
 The manifest says how classes are hashed. Each record repeats that, so that no model answers for
 classes that it was not trained for, and has the digest of its file of weights. A file of weights
 is complete before the record names it, and the old one is deleted after that.
+
+Classes that are added later leave the buckets of the others as they are. So the manifest also lists
+the earlier numbers of classes, and a record of a model that was trained with one of them is valid.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import hashlib
 import json
 import secrets
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,7 @@ from tfscale.support.files import replacing
 from tfscale.support.records import Record, RecordError
 
 MANIFEST, CLASSES = "mach.json", "classes.json"
+EARLIER = "earlier"  # field of the manifest
 _ENDING = ".weights.h5"
 
 
@@ -29,13 +34,23 @@ class Folder:
         path: the folder; ``open`` makes it.
         settings: fields of the manifest: how classes are hashed, and the number of models.
         names: the names of classes, or None.
+        earlier: earlier numbers of classes, before others were added.
     """
 
-    def __init__(self, path: str | Path, settings: dict[str, Any], names: Any = None) -> None:
-        self.path, self._settings = Path(path), settings
-        self._text = None if names is None else json.dumps(list(names))
-        if self._text is not None:
-            self._settings = {**settings, "names": _digest(self._text.encode())}
+    def __init__(
+        self, path: str | Path, settings: dict[str, Any], names: Any = None,
+        earlier: Sequence[int] = (),
+    ) -> None:  # fmt: skip
+        self.path, self._earlier = Path(path), list(earlier)
+        self._names = None if names is None else list(names)
+        counts = [*self._earlier, settings["classes"]]
+        self._valid = [self._with_classes(settings, count) for count in counts]
+        self._settings = self._valid[-1]
+
+    def _with_classes(self, settings: dict[str, Any], count: int) -> dict[str, Any]:
+        """Return the settings with the first ``count`` classes only."""
+        names = {} if self._names is None else {"names": _digest_of_names(self._names[:count])}
+        return {**settings, "classes": count, **names}
 
     def open(self) -> None:
         """Write the manifest, or check the one that is there.
@@ -45,13 +60,26 @@ class Folder:
         """
         manifest = self.path / MANIFEST
         if manifest.exists():
-            _compare(Record.read(manifest), self._settings)
-            return
-        if self._text is not None:
+            record = Record.read(manifest)
+            self._check(record)
+            if _difference(record, self._settings) is None:
+                return
+        if self._names is not None:
             self.path.mkdir(parents=True, exist_ok=True)
             with replacing(self.path / CLASSES) as fresh:
-                fresh.write_text(self._text)
-        records.write(manifest, self._settings)
+                fresh.write_text(json.dumps(self._names))
+        records.write(manifest, {**self._settings, EARLIER: self._earlier})
+
+    def _check(self, record: Record) -> None:
+        """Raise if a record is of another MACH."""
+        if any(_difference(record, valid) is None for valid in self._valid):
+            return
+        key = _difference(record, self._settings) or ""
+        raise record.wrong(
+            key,
+            f"{self._settings[key]!r}, as this MACH has; take another folder, or make the MACH as "
+            "it was",
+        )
 
     def epochs(self, name: str) -> int:
         """Return how many epochs a model was trained; 0 if it has no files."""
@@ -92,7 +120,13 @@ class Folder:
         optimizer = getattr(model, "optimizer", None)
         if optimizer is not None and not optimizer.built:
             optimizer.build(model.trainable_variables)
-        model.load_weights(weights)
+        try:
+            model.load_weights(weights)
+        except ValueError as error:
+            raise RecordError(
+                f"{weights}: these weights do not fit the model that build returns; pass the build "
+                f"that {name} was trained with"
+            ) from error
         return True
 
     def backup(self, name: str) -> Path:
@@ -108,7 +142,7 @@ class Folder:
         if not path.exists():
             return None
         record = Record.read(path)
-        _compare(record, self._settings)
+        self._check(record)
         return record
 
 
@@ -120,19 +154,23 @@ def read_settings(path: str | Path) -> tuple[Record, list[str] | None]:
     record = Record.read(manifest)
     if "names" not in record:
         return record, None
-    text = (manifest.parent / CLASSES).read_text()
-    if _digest(text.encode()) != record.text("names"):
+    # A process that ended while it added classes has left more names than the manifest says.
+    names = list(json.loads((manifest.parent / CLASSES).read_text()))[: record.integer("classes")]
+    if _digest_of_names(names) != record.text("names"):
         raise RecordError(f"{manifest.parent / CLASSES}: these are not the names of {manifest}")
-    return record, list(json.loads(text))
+    return record, names
 
 
-def _compare(record: Record, settings: dict[str, Any]) -> None:
+def _difference(record: Record, settings: dict[str, Any]) -> str | None:
+    """Return the first field in which a record differs from settings; None if it does not."""
     for key, value in settings.items():
-        read = record.text if isinstance(value, str) else record.integer
-        if read(key) != value:
-            raise record.wrong(
-                key, f"{value!r}, as this MACH has; take another folder, or make the MACH as it was"
-            )
+        if (record.text if isinstance(value, str) else record.integer)(key) != value:
+            return key
+    return None
+
+
+def _digest_of_names(names: Sequence[str]) -> str:
+    return _digest(json.dumps(list(names)).encode())
 
 
 def _digest(content: bytes) -> str:

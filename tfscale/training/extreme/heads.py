@@ -9,7 +9,9 @@ import keras
 import tensorflow as tf
 
 from tfscale.support import arguments
-from tfscale.training.extreme.losses import MultiHot
+from tfscale.training.extreme.compiling import of_one_model
+
+_STEPS = ("train_step", "test_step", "compute_loss", "compute_metrics")
 
 
 class Heads:
@@ -29,17 +31,35 @@ class Heads:
     ) -> None:
         self.repetitions, self.stacked, self.epochs = list(repetitions), stacked, 0
         self.name = self.name_of(repetitions, stacked)
-        width = buckets * len(self.repetitions)
-        self.model = self.built = built = _checked(build(width), width)
-        if self.stacked:
-            if not (built.built and getattr(built, "inputs", None)):
-                raise ValueError(
-                    "shared_trunk=True needs a functional model, or a Sequential one that begins "
-                    f"with keras.Input; build returned {type(built).__name__} without inputs"
-                )
-            shape = [len(self.repetitions), buckets]
-            heads = keras.layers.Reshape(shape, dtype="float32", name="heads")(built.output)
-            self.model = keras.Model(built.inputs, heads)
+        self.built = _checked(build(buckets * len(self.repetitions)), self._shapes(buckets))
+        self.model = self._stacked(buckets) if stacked else self.built
+
+    def _shapes(self, buckets: int) -> list[tuple[int | None, ...]]:
+        """Return the shapes of outputs that a model may have."""
+        count = len(self.repetitions)
+        flat: tuple[int | None, ...] = (None, buckets * count)
+        return [flat, (None, count, buckets)] if self.stacked else [flat]
+
+    def _stacked(self, buckets: int) -> Any:
+        """Return a model whose outputs have an axis of repetitions."""
+        built = self.built
+        if not (built.built and getattr(built, "inputs", None)):
+            raise ValueError(
+                "shared_trunk=True needs a functional model, or a Sequential one that begins "
+                f"with keras.Input; build returned {type(built).__name__} without inputs"
+            )
+        shape = [len(self.repetitions), buckets]
+        (output,) = built.outputs
+        if output.shape[1:] == tuple(shape):
+            return built
+        if own := [name for name in _STEPS if _overrides(type(built), name)]:
+            raise ValueError(
+                f"{type(built).__name__} has its own {' and '.join(own)}, and shared_trunk=True "
+                "puts another model around one that ends in a row of logits. End it in "
+                f"keras.layers.Reshape({shape}), and it is trained as it is"
+            )
+        heads = keras.layers.Reshape(shape, dtype="float32", name="heads")(output)
+        return keras.Model(built.inputs, heads)
 
     @staticmethod
     def name_of(repetitions: Sequence[int], stacked: bool) -> str:
@@ -59,29 +79,23 @@ class Heads:
             multilabel: whether samples have several labels.
             given: arguments of ``MACH.compile``.
         """
-        given = dict(given)
-        loss = given.pop("loss", None)
-        if multilabel:
-            loss = keras.losses.get(loss) or keras.losses.BinaryCrossentropy(from_logits=True)
-            loss = MultiHot(_as_object(loss), buckets)
-        elif loss is None:
-            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        metrics = {
-            name: keras.tree.map_structure(_copied, given.pop(name, None))
-            for name in ("metrics", "weighted_metrics")
-        }
-        self.model.compile(_copied(given.pop("optimizer")), loss, **metrics, **given)
+        self.model.compile(**of_one_model(given, buckets, multilabel))
 
 
-def _checked(model: Any, width: int) -> Any:
+def _overrides(kind: type, name: str) -> bool:
+    return getattr(kind, name, None) is not getattr(keras.Model, name, None)
+
+
+def _checked(model: Any, shapes: Sequence[tuple[int | None, ...]]) -> Any:
     arguments.instance(
         model, "the result of build", keras.Model, "a keras.Model that ends in logits"
     )
     shape = tuple(model.output_shape) if model.built and hasattr(model, "output_shape") else None
-    if shape not in (None, (None, width)):
+    if shape not in (None, *shapes):
+        width = shapes[0][1]
         raise ValueError(
             f"build({width}) returned a model with outputs of shape {shape}; expected "
-            f"(None, {width}): end it in keras.layers.Dense(buckets)"
+            f"{' or '.join(map(str, shapes))}: end it in keras.layers.Dense(buckets)"
         )
     last = model.layers[-1] if getattr(model, "layers", None) else None
     kind = getattr(getattr(last, "activation", None), "__name__", "linear")
@@ -91,23 +105,3 @@ def _checked(model: Any, width: int) -> Any:
             "MACH takes logits: leave the activation of the last layer out"
         )
     return model
-
-
-def _copied(given: Any) -> Any:
-    """Return a new object like an optimizer or a metric, since models cannot share one."""
-    if isinstance(given, (keras.optimizers.Optimizer, keras.metrics.Metric)):
-        return type(given).from_config(given.get_config())
-    return given
-
-
-def _as_object(loss: Any) -> Any:
-    if isinstance(loss, keras.losses.Loss):
-        return loss
-
-    class Given(keras.losses.Loss):
-        """A user's function as a loss."""
-
-        def call(self, y_true: Any, y_pred: Any) -> Any:
-            return loss(y_true, y_pred)
-
-    return Given(name=getattr(loss, "__name__", "loss"))

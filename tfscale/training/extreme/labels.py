@@ -7,7 +7,7 @@ list of lists, or in the columns of a sparse matrix of samples times classes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -74,16 +74,25 @@ class Labels:
         return tf.constant(weights)
 
     def _shaped(self, ids: tf.Tensor) -> tf.Tensor:
+        if ids.shape.rank is None:  # a dataset that does not say it
+            return self._as_declared(ids)
         if not self.multilabel and ids.shape.rank == 2 and ids.shape[1] == 1:
             return ids[:, 0]
         if ids.shape.rank == 1 + self.multilabel:
             return ids
+        if ids.shape.rank == 0:
+            raise ValueError("y is one label; got data without batches: call batch on the dataset")
         rows = "rows of labels" if self.multilabel else "one label for each sample"
         other = "" if self.multilabel else (
             ". One-hot rows would need a matrix of samples times classes: give the numbers of the "
             "classes. If samples have several labels, make the MACH with multilabel=True"
         )  # fmt: skip
         raise ValueError(f"y is {rows}; got an array of shape {tuple(ids.shape)}{other}")
+
+    def _as_declared(self, ids: tf.Tensor) -> tf.Tensor:
+        if self.multilabel:
+            return tf.ensure_shape(ids, [None, None])
+        return tf.reshape(ids, [tf.shape(ids)[0]])
 
     def _numbers(self, y: tf.Tensor) -> tf.Tensor:
         if self.names is None:
@@ -130,6 +139,8 @@ def _name(value: Any, name: str) -> str:
 def _as_tensor(y: Any) -> Any:
     if isinstance(y, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)):
         return y
+    if isinstance(y, Mapping):
+        raise ValueError(f"y is the labels of one output; got a dict with the keys {list(y)}")
     if hasattr(y, "tocoo"):  # of scipy
         entries = y.tocoo()
         places = np.stack([entries.row, entries.col], 1).astype(np.int64)
@@ -148,7 +159,7 @@ def _checks(wrong: tf.Tensor, y: tf.Tensor, expected: str) -> list[Any]:
     """Raise for labels that are no class; within a graph return the operation that does."""
     words = f"y has a label that is no class of this MACH; a label is {expected}"
     if not tf.executing_eagerly():
-        found = tf.boolean_mask(y, wrong)
+        found = tf.boolean_mask(tf.reshape(y, [-1]), tf.reshape(wrong, [-1]))
         return [tf.debugging.Assert(~tf.reduce_any(wrong), [f"{words}; got", found])]
     if found := y[wrong].numpy().tolist():
         label = found[0].decode() if isinstance(found[0], bytes) else found[0]

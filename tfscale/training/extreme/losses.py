@@ -1,4 +1,4 @@
-"""The loss of samples that have several labels."""
+"""The loss and metrics of samples that have several labels."""
 
 from __future__ import annotations
 
@@ -24,9 +24,38 @@ class MultiHot(keras.losses.Loss):
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
         """Return the loss of each sample."""
-        shape = tf.concat([tf.shape(y_true)[:-1], [self._buckets]], 0)
-        rows = multi_hot(tf.reshape(y_true, [-1, tf.shape(y_true)[-1]]), self._buckets)
-        return self._loss.call(tf.cast(tf.reshape(rows, shape), y_pred.dtype), y_pred)
+        return self._loss.call(_rows(y_true, y_pred, self._buckets), y_pred)
+
+
+class MultiHotMetric(keras.metrics.Metric):
+    """A metric of rows of zeros and ones, for rows of buckets that are filled up with -1.
+
+    Args:
+        metric: a metric of Keras that takes zeros and ones.
+        buckets: number of buckets.
+    """
+
+    def __init__(self, metric: keras.metrics.Metric, buckets: int) -> None:
+        super().__init__(name=metric.name)
+        self._metric, self._buckets = metric, buckets
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        """Count a batch."""
+        self._metric.update_state(_rows(y_true, y_pred, self._buckets), y_pred, sample_weight)
+
+    def result(self) -> Any:
+        """Return the metric's result."""
+        return self._metric.result()
+
+    def reset_state(self) -> None:
+        """Forget all batches."""
+        self._metric.reset_state()
+
+
+def _rows(places: tf.Tensor, like: tf.Tensor, buckets: int) -> tf.Tensor:
+    """Return rows of zeros and ones with the shape and the type of a model's outputs."""
+    rows = multi_hot(tf.reshape(places, [-1, tf.shape(places)[-1]]), buckets)
+    return tf.reshape(tf.cast(rows, like.dtype), tf.shape(like))
 
 
 def multi_hot(places: tf.Tensor, width: int) -> tf.Tensor:

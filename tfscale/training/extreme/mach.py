@@ -12,9 +12,10 @@ import numpy as np
 from tfscale.bridge.data import batches_of
 from tfscale.support import arguments
 from tfscale.training.extreme import fitting, serving
+from tfscale.training.extreme.data import check_labels
 from tfscale.training.extreme.ensemble import Ensemble
 from tfscale.training.extreme.estimators import ESTIMATORS, LOGITS, UNBIASED
-from tfscale.training.extreme.files import read_settings
+from tfscale.training.extreme.files import EARLIER, read_settings
 from tfscale.training.extreme.hashing import FAMILY
 from tfscale.training.extreme.history import History
 from tfscale.training.extreme.labels import Labels
@@ -111,6 +112,7 @@ class MACH:
             folder=folder,
         )
         made.allow_missing = arguments.flag(allow_missing, "allow_missing")
+        made._ensemble.earlier = settings.integers(EARLIER) if EARLIER in settings else []
         made._ensemble.folder(folder).open()
         made._ensemble.read(made._ensemble.folder(folder))
         made._ensemble.ready()
@@ -149,9 +151,11 @@ class MACH:
         Each model gets an optimizer and metrics of its own. Metrics see buckets, not classes.
 
         Args:
-            optimizer: an optimizer of Keras, or its name.
-            loss: a loss of buckets and logits; cross-entropy by default.
-            **given: other arguments of ``keras.Model.compile``.
+            optimizer: an optimizer of Keras, its name, or a function that returns a new one.
+            loss: a loss of buckets and logits; cross-entropy by default. Keras's losses by name,
+                such as ``"sparse_categorical_crossentropy"``, get ``from_logits=True``.
+            **given: other arguments of ``keras.Model.compile``; ``metrics`` may be a function that
+                returns new ones.
         """
         self._ensemble.compile({"optimizer": optimizer, "loss": loss, **given})
 
@@ -227,7 +231,8 @@ class MACH:
         search = self._ensemble.search()
         values = self._ensemble.values(x, batch_size)
         found = [search.top(each, k, looked_into) for each in values]
-        scores, ids = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        none = np.zeros([0, k], np.float32), np.zeros([0, k], np.int32)
+        scores, ids = (np.concatenate(parts) for parts in zip(none, *found, strict=True))
         return scores, self._ensemble.labels.named(ids)
 
     def evaluate(
@@ -245,13 +250,14 @@ class MACH:
             batch_size: number of samples that the models see at once.
             steps: number of batches to read; None for all.
         """
+        check_labels(x, y)
         labels = self._ensemble.labels
         ks = arguments.items(
             [k] if arguments.is_number(k) else k, "k", "a number of classes, or several",
             lambda v, n: arguments.whole(v, n, 1, labels.count, **_NUMBER_OF_CLASSES),
         )  # fmt: skip
-        if propensity is not None and np.shape(propensity) != (labels.count,):
-            expected = f"an array of {labels.count:,} numbers, one for each class"
+        if propensity is not None and not _are_propensities(propensity, labels.count):
+            expected = f"an array of {labels.count:,} numbers above 0 and up to 1"
             raise arguments.wrong(propensity, "propensity", expected)
         search, totals = self._ensemble.search(), AtK(ks, propensity)
         ids = None if y is None else np.asarray(labels.ids(y))
@@ -304,10 +310,10 @@ class MACH:
         old = self._ensemble.labels
         if old.names is None:
             number = arguments.whole(classes, "classes", 1, what="how many classes to add")
-            self._ensemble.hash(Labels(old.count + number, old.multilabel))
+            self._ensemble.grow(Labels(old.count + number, old.multilabel))
         else:
             names = arguments.items(classes, "classes", "a list of names")
-            self._ensemble.hash(Labels([*old.names, *names], old.multilabel))
+            self._ensemble.grow(Labels([*old.names, *names], old.multilabel))
 
     def export(self, path: str | Path, k: int = 10, *, input_signature: Any = None) -> None:
         """Write a SavedModel whose endpoint ``serve`` returns the k best classes.
@@ -339,3 +345,8 @@ class MACH:
         if self._seconds:
             lines.append(f"time of a model in the last fit: {self._seconds:,.1f} s")
         return "\n".join(lines)
+
+
+def _are_propensities(given: Any, classes: int) -> bool:
+    array = np.asarray(given)
+    return array.shape == (classes,) and bool(((array > 0) & (array <= 1)).all())

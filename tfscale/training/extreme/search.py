@@ -46,29 +46,45 @@ class Search:
             k: number of classes for each sample.
             candidates: number of buckets per repetition to look into first; 0 looks at all classes.
         """
-        found = [
-            self._top_of_rows(values[:, begin : begin + _ROWS], k, candidates)
-            for begin in range(0, values.shape[1], _ROWS)
-        ]
-        scores, labels = (tf.concat(parts, 0) for parts in zip(*found, strict=True))
+        scores, labels = self._traced(self.best, k, candidates)(values)
         return scores.numpy(), labels.numpy()
 
-    def _top_of_rows(self, values: tf.Tensor, k: int, candidates: int) -> tuple[Any, Any]:
-        among_all = self._traced(self.all_classes, k)
-        if not candidates or candidates >= self.buckets:
-            return among_all(values)  # type: ignore[no-any-return]
+    def best(self, values: tf.Tensor, k: int, candidates: int) -> tuple[Any, Any]:
+        """Return what ``top`` returns, as tensors, within a graph; some samples at a time."""
+        if not 0 < candidates < self.buckets:
+            return self._in_parts(values, lambda part: self.all_classes(part, k))
         if self._members is None:
-            self._members = self._inverted()
-        scores, labels, proven = self._traced(self._best_buckets, k, candidates)(values)
-        open_rows = tf.where(~proven)[:, 0]
-        if not len(open_rows):
-            return scores, labels
-        others = among_all(tf.gather(values, open_rows, axis=1))
-        places = open_rows[:, None]
-        return (
-            tf.tensor_scatter_nd_update(scores, places, others[0]),
-            tf.tensor_scatter_nd_update(labels, places, others[1]),
+            with tf.init_scope():
+                self._members = self._inverted()
+        return self._in_parts(values, lambda part: self._by_candidates(part, k, candidates))
+
+    def _in_parts(self, values: tf.Tensor, search: Any) -> tuple[Any, Any]:
+        """Search for some samples at a time, so that the memory does not depend on their number."""
+        parts = tf.maximum((tf.shape(values)[1] + _ROWS - 1) // _ROWS, 1)
+
+        def more(part: Any, scores: Any, labels: Any) -> tuple[Any, Any, Any]:
+            found = search(values[:, part * _ROWS : (part + 1) * _ROWS])
+            return part + 1, scores.write(part, found[0]), labels.write(part, found[1])
+
+        arrays = [tf.TensorArray(kind, parts, infer_shape=False) for kind in (tf.float32, tf.int32)]
+        _, scores, labels = tf.while_loop(
+            lambda part, *_: part < parts, more, (0, *arrays), parallel_iterations=1
         )
+        return scores.concat(), labels.concat()
+
+    def _by_candidates(self, values: tf.Tensor, k: int, candidates: int) -> tuple[Any, Any]:
+        """Search in the best buckets, and in all classes where that proves nothing."""
+        scores, labels, proven = self._best_buckets(values, k, candidates)
+
+        def mended() -> tuple[Any, Any]:
+            open_rows = tf.where(~proven)
+            others = self.all_classes(tf.gather(values, open_rows[:, 0], axis=1), k)
+            return (
+                tf.tensor_scatter_nd_update(scores, open_rows, others[0]),
+                tf.tensor_scatter_nd_update(labels, open_rows, others[1]),
+            )
+
+        return tf.cond(tf.reduce_all(proven), lambda: (scores, labels), mended)  # type: ignore[no-any-return]
 
     def _traced(self, search: Any, *numbers: int) -> Any:
         """Return a function of values that is traced once for any number of samples."""
