@@ -15,3 +15,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return importlib.import_module("tfscale.parallel.experts").Experts
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -37,7 +37,7 @@ class Experts(keras.layers.Layer):
     largest :math:`p_e`, and the output is
 
     .. math:: y = \sum_{e \in \mathrm{top}_k} g_e \, f_e(x), \qquad
-        g_e = p_e \Big/ \sum_{i \in \mathrm{top}_k} p_i, \qquad
+        g_e = \frac{p_e}{\sum_{i \in \mathrm{top}_k} p_i}, \qquad
         f_e(x) = V_e \, a(U_e x + b_e) + c_e,
 
     with :math:`g_e = p_e` for :math:`k = 1`, since the router would get no gradient otherwise. The
