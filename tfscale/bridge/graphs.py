@@ -32,8 +32,8 @@ def wait_for(operation: tf.Operation, other: tf.Operation) -> None:
 def behind(tensor: tf.Tensor, name: str) -> tf.Tensor:
     """Pass a tensor through an operation that costs nothing and that no optimization removes.
 
-    TensorFlow still knows the tensor's shape. It does not rewrite operations that others wait for:
-    whoever waits for this one leaves the tensor's own operation as it is.
+    TensorFlow still knows the tensor's shape. It does not rewrite operations that others wait for,
+    so others should wait for this operation instead of the tensor's own.
     """
     with tf.device(tensor.op.device or None):
         passing = tensor.graph.create_op(

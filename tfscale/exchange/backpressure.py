@@ -28,7 +28,7 @@ class Backpressure:
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         # The first number after those of the backward pass.
         self._end = 0 if self._graph is None else next_number(self._graph)
-        # Of each bucket: the largest number of its gradients' operations, and what it gives.
+        # The largest number of the operations of each bucket's gradients, and the bucket's result.
         self._sent: list[tuple[int, tf.Tensor]] = []
 
     def sent(self, gradients: Sequence[Any], results: Sequence[Any]) -> None:

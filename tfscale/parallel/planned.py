@@ -21,8 +21,8 @@ from tfscale.support.text import wrapped
 
 SHARDS = ("optimizer", "all")
 
-# Of what replicas share out, so much is whole at one moment. Three gradients are: one is computed,
-# and two are sent. With shard="all" two weights are, too; with shard="optimizer" replicas send two
+# Numbers of arrays that are whole at one moment. Three gradients are: one is computed, and two are
+# sent. With shard="all" two weights are, too; with shard="optimizer" replicas send two
 # buckets of new weights, which are there before and after they are packed.
 _GRADIENTS, _WEIGHTS, _PACKED = 3, 2, 4
 _BUCKET = 16 << 20  # bytes; a larger weight is a bucket by itself

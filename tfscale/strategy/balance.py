@@ -111,9 +111,9 @@ class Balance:
         self._last: Window | None = None
         self._length, self._steps = FIRST_WINDOW, 0
         ranks = [0] * team.size
-        # Of the last step of each replica: rows, and microseconds in which the replica computed.
+        # Rows of each replica's last step, and microseconds in which the replica computed.
         self._measured = [make_cell(host, tf.int64, [0, 0]) for host in self._hosts]
-        # Of the first replica: steps, rows and microseconds of the window; and the new weights.
+        # The first replica keeps the window's steps, rows and microseconds, and the new weights.
         begin = [[-WARM_UP] * team.size, ranks, ranks]
         self._window = make_cell(self._hosts[0], tf.int64, begin)
         self._pending = make_cell(self._hosts[0], tf.int64, ranks)

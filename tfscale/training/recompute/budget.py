@@ -260,7 +260,7 @@ def _planned(plain: Plan, best: Optimum) -> Plan:
 def _smallest(plain: Plan, graph: Graph, effort: Effort) -> list[Plan]:
     """Return plans down to the smallest limit that the search can keep.
 
-    A refusal names the smallest budget, and whoever then asks for it must get it. So the result
+    A refusal names the smallest budget, and a user who then asks for it must get it. So the result
     does not depend on the machine's speed, unless the time is over.
     """
     low = max(graph.working_set(number) for number in range(len(graph.nodes)))
