@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfscale.bridge.graphs import next_number, number_of, wait_for
+from tfscale.exchange.rows import numbers_of
 
 _IN_FLIGHT = 2  # buckets
 
@@ -40,7 +41,7 @@ class Backpressure:
         """
         if self._graph is None:
             return
-        made = [_numbers(each).op for each in gradients]
+        made = [numbers_of(each).op for each in gradients]
         if any(op.graph is not self._graph or number_of(op) >= self._end for op in made):
             return
         if len(self._sent) >= _IN_FLIGHT:
@@ -49,17 +50,13 @@ class Backpressure:
             if all(number_of(op) > last for op in made) and not _needs(result.op, waiting, last):
                 for op in waiting:
                     wait_for(op, result.op)
-        self._sent.append((max(map(number_of, made)), _numbers(results[-1])))
+        self._sent.append((max(map(number_of, made)), numbers_of(results[-1])))
 
     def _beside(self, made: Sequence[tf.Operation], last: int) -> Iterator[tf.Operation]:
         """Yield operations, and those of the backward pass that take what they take."""
         found = dict.fromkeys(made)
         found |= dict.fromkeys(op for each in made for x in each.inputs for op in x.consumers())
         return (op for op in found if last < number_of(op) < self._end)
-
-
-def _numbers(value: Any) -> tf.Tensor:
-    return value.values if isinstance(value, tf.IndexedSlices) else value
 
 
 def _needs(operation: tf.Operation, others: Sequence[tf.Operation], last: int) -> bool:

@@ -29,6 +29,11 @@ JOIN_UP_TO = 4
 JOIN_ALWAYS = 1 << 18
 
 
+def numbers_of(gradient: Any) -> tf.Tensor:
+    """Return the numbers of a gradient, dense or of rows."""
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
 def sum_all(team: Team, replica: int, values: Sequence[Any], name: Name) -> list[Any]:
     """Return the sums of tensors and ``IndexedSlices``, in the precision of their types."""
     dense = [x for x in values if not isinstance(x, tf.IndexedSlices)]

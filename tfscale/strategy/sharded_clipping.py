@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfscale.exchange.rows import numbers_of
 from tfscale.exchange.team import Team
 
 
@@ -87,11 +88,6 @@ def _factor(square: tf.Tensor, limit: float) -> tf.Tensor:
     """Return the factor that makes a norm at most the limit."""
     limit = tf.constant(limit, square.dtype)
     return limit / tf.maximum(tf.sqrt(square), limit)
-
-
-def numbers_of(gradient: Any) -> tf.Tensor:
-    """Return the numbers of a gradient, dense or of rows."""
-    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
 def _times(gradient: Any, factor: tf.Tensor) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfscale.exchange.rows import numbers_of
 from tfscale.exchange.team import Team
 from tfscale.strategy.balance import Clock
 from tfscale.strategy.grid.whole import WholeWeights
@@ -262,8 +263,7 @@ class Step:
         """
         if tf.executing_eagerly():
             return [self.of_rows.reads > since] * len(values)
-        tensors = [v.values if isinstance(v, tf.IndexedSlices) else v for v in values]
-        return self.graph.are_scaled(tensors)
+        return self.graph.are_scaled([numbers_of(v) for v in values])
 
     def is_scaled(self, value: Any, since: int = 0) -> bool:
         """Return whether one loss, or gradient of a loss, has a share as a factor."""

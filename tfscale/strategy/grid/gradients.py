@@ -15,13 +15,12 @@ import tensorflow as tf
 from tfscale.bridge.objects import innermost, path_of
 from tfscale.bridge.optimizers import is_elementwise, works_on_slices
 from tfscale.bridge.protocols import Optimizer, Variable
-from tfscale.exchange.rows import sum_as_one_device, sum_equal_rows
+from tfscale.exchange.rows import numbers_of, sum_as_one_device, sum_equal_rows
 from tfscale.exchange.team import Team
 from tfscale.strategy.grid.weights import is_split
 from tfscale.strategy.sharded_clipping import (
     clipped_by_squares,
     finite_on_all,
-    numbers_of,
     summed_numbers,
 )
 from tfscale.strategy.step import during, this_step

@@ -21,6 +21,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfscale.bridge.graphs import another, behind, number_of, replace_input
+from tfscale.exchange.rows import numbers_of
 
 # Operations that show the numbers of their first input in another shape or precision.
 _VIEWS = ("Cast", "ExpandDims", "Identity", "IdentityN", "Reshape", "Squeeze", "Transpose")
@@ -67,8 +68,7 @@ def _noted(part: tf.Tensor, gradients: list[tf.Tensor]) -> Any:
     @tf.custom_gradient
     def noting(part: tf.Tensor) -> Any:
         def backward(gradient: Any) -> Any:
-            is_rows = isinstance(gradient, tf.IndexedSlices)
-            gradients.append(gradient.values if is_rows else gradient)
+            gradients.append(numbers_of(gradient))
             return gradient
 
         return tf.identity(part), backward
