@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import re
 
 import keras
@@ -10,6 +12,8 @@ import pytest
 
 import tfscale
 from tfscale import plan
+from tfscale.plan.cut import Cut
+from tfscale.plan.price import Pricer
 from tfscale.tools.plan import main
 
 
@@ -81,6 +85,10 @@ def test_a_subclassed_model_asks_for_an_example() -> None:
     units = plan.read(model, np.ones([5, 12], "int32"))
     assert [unit.kind for unit in units] == ["embedding", "pair", "pair", "pair", "dense"]
     assert {unit.pairs for unit in units[1:4]} == {2}  # attention and perceptron
+    kinds = [kind for _, kind in units[1].cuts]
+    assert kinds == ["heads", "columns", "rows"]
+    weights = [weight.path for weight in model.weights]
+    assert all(any(re.search(path, one) for one in weights) for path, _ in units[1].cuts)
     assert len({unit.signature for unit in units[1:4]}) == 1  # equal blocks
     products = 2 * 12 * (4 * 16 * 16 + 2 * 4 * 16 * 16) + 4 * 12 * 12 * 16
     assert products < units[1].flops < 1.2 * products
@@ -127,6 +135,60 @@ def test_a_strategy_takes_the_arguments_of_a_plan() -> None:
     found = plan.best(model, 64, "2 x (1 device), 10gbit", runnable=True)
     strategy = tfscale.ScaleStrategy(devices=["CPU:0", "CPU:1"], **found.strategy_arguments())
     assert strategy.num_replicas_in_sync == found.cut.columns == 2
+
+
+def pair(wide: int = 64) -> keras.Model:
+    """Two layers that a plan cuts in any way."""
+    return keras.Sequential(
+        [
+            keras.Input([32]),
+            keras.layers.Dense(wide, "relu", name="up"),
+            keras.layers.Dense(8, name="down"),
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("cut", "given"),
+    [
+        (Cut(rows=2), ("grid", "tensor")),
+        (Cut(stages=2, microbatches=4), ("grid", "pipeline")),
+        (Cut(columns=2, shard="all"), ("shard",)),
+        (Cut(columns=2, shard="gradients"), ("shard",)),
+    ],
+)
+def test_a_plan_runs_as_one_device_does(cut: Cut, given: tuple[str, ...]) -> None:
+    found = plan.best(pair(), 16, "(2 devices, 1GFLOPS), 10gbit")
+    price = Pricer(found.units, 16, found.cluster, runnable=True).price(cut)
+    found = dataclasses.replace(found, found=dataclasses.replace(found.found, prices=(price,)))
+    assert not found.cannot_run()
+    words = found.strategy_arguments()
+    assert all(name in words for name in given)
+    x, y = np.random.default_rng(0).normal(size=(2, 16, 32))
+    losses = []
+    for strategy in (None, tfscale.ScaleStrategy(devices=["CPU:0", "CPU:1"], **words)):
+        keras.utils.set_random_seed(0)
+        with strategy.scope() if strategy else contextlib.nullcontext():
+            model = pair()
+            model.compile("sgd", "mse")
+        losses.append(model.fit(x, y[:, :8], batch_size=16, epochs=3, verbose=0).history["loss"])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+
+
+def test_what_a_grid_does_not_know_is_named() -> None:
+    with pytest.raises(ValueError, match="a key of grid is .*'tensor'.* got 'tensr'"):
+        tfscale.ScaleStrategy(grid={"tensr": 2})
+
+
+def test_measured_layers_take_the_time_of_the_model() -> None:
+    model = pair(2048)
+    units, rate = plan.read_here(model, 256)
+    counted = plan.read(model)
+    assert [unit.name for unit in units] == ["up", "down"]
+    assert [unit.cuts for unit in units] == [unit.cuts for unit in counted]
+    total = sum(unit.all_flops for unit in units)
+    assert total == pytest.approx(sum(unit.all_flops for unit in counted))
+    assert rate > 1e6 and units[0].flops > units[1].flops
 
 
 SCRIPT = """

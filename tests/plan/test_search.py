@@ -15,9 +15,10 @@ import pytest
 from tfscale import plan
 from tfscale.collectives import Link
 from tfscale.plan import pipelines
-from tfscale.plan.cluster import Cluster, Host
+from tfscale.plan.cluster import Cluster, Host, Racks
+from tfscale.plan.cut import Cut
 from tfscale.plan.formulas import grids
-from tfscale.plan.price import Cut, Pricer, balanced
+from tfscale.plan.price import Pricer, balanced
 from tfscale.plan.search import MemoryLimitError, search
 from tfscale.plan.spreads import Row, cheapest, spreads_of
 from tfscale.plan.units import Unit, transformer
@@ -37,6 +38,14 @@ def test_a_transformer_of_32_blocks_on_64_devices(cluster: str) -> None:
     assert [price.seconds for price in found.prices] == sorted(p.seconds for p in found.prices)
 
 
+def orders_of(stages: int, microbatches: int, units: int) -> list[str]:
+    """The orders that a pipeline of these sizes can work in."""
+    if stages == 1 or microbatches == 1:
+        return ["1f1b"]
+    fits = microbatches % stages == 0 and 2 * stages <= units
+    return ["1f1b", "zero bubble", *["interleaved"] * fits]
+
+
 def every_price(units, batch: int, cluster: Cluster):
     """All cuts of a cluster, priced without a bound."""
     pricer = Pricer(units, batch, cluster)
@@ -44,7 +53,7 @@ def every_price(units, batch: int, cluster: Cluster):
         if rows * columns * stages == cluster.devices and stages <= len(units):
             for microbatches in (1, 2, 4, 8, 16, 32):
                 if batch % (columns * microbatches) == 0 and microbatches <= 16 * stages:
-                    for order in ("1f1b", "zero bubble")[: 1 + (stages > 1 < microbatches)]:
+                    for order in orders_of(stages, microbatches, len(units)):
                         price = pricer.price(Cut(rows, columns, stages, microbatches, order))
                         if price is not None:
                             yield price, pricer.bound(price.cut)
@@ -61,15 +70,21 @@ def test_the_search_misses_nothing_and_bounds_hold(link: str) -> None:
     assert found.bound <= least
 
 
+def in_two_chunks(stages: int, microbatches: int) -> pipelines.PipelineOrder:
+    return pipelines.interleaved(stages, microbatches, 2)
+
+
 def test_prices_of_equal_stages_are_those_of_the_simulation() -> None:
     units = [Unit(f"block_{n}", "other", flops=1e9, outputs=0) for n in range(8)]
-    cluster = Cluster([Host(8, rate=1e12, link=Link(0, 0))], Link(0, 0))
+    cluster = Cluster([Host(8, rate=1e12, link=Link(0, 0), launch=0)], Link(0, 0))
     pricer = Pricer(units, 64, cluster)
     for stages, microbatches in ((2, 4), (4, 8), (8, 64)):
-        for order in (pipelines.one_f_one_b, pipelines.zero_bubble):
+        for order in (pipelines.one_f_one_b, pipelines.zero_bubble, in_two_chunks):
             made = order(stages, microbatches)
+            if made.stages > len(units):
+                continue
             cut = Cut(stages=stages, columns=1, microbatches=microbatches, order=made.name)
-            times = pipelines.Times(*[64 / microbatches * 8e9 / stages / 1e12] * 3)
+            times = pipelines.Times(*[64 / microbatches * 8e9 / made.stages / 1e12] * 3)
             price = pricer.price(cut)
             assert price.seconds == pytest.approx(pipelines.simulate(made, times).seconds)
 
@@ -77,7 +92,7 @@ def test_prices_of_equal_stages_are_those_of_the_simulation() -> None:
 def test_prices_of_uneven_stages_are_near_the_simulation() -> None:
     flops = [3e9, 1e9, 1e9, 2e9, 2e9, 1e9, 1e9, 1e9]
     units = [Unit(f"block_{n}", "other", flops=one, outputs=0) for n, one in enumerate(flops)]
-    cluster = Cluster([Host(4, rate=1e12, link=Link(0, 0))], Link(0, 0))
+    cluster = Cluster([Host(4, rate=1e12, link=Link(0, 0), launch=0)], Link(0, 0))
     price = Pricer(units, 64, cluster).price(Cut(stages=4, microbatches=16))
     stages = [sum(flops[a:b]) / 1e9 for a, b in itertools.pairwise((0, *price.ends))]
     assert max(stages) == 4  # 12 on four stages, the first of which cannot be split
@@ -174,7 +189,8 @@ def test_a_limit_of_memory_makes_shards_and_then_recomputation() -> None:
     sizes, shards = [], []
     for gigabytes in (80, 20, 9):
         text = f"16 x (4 devices, {gigabytes}GB, 100TFLOPS, 300GB/s), 400gbit"
-        price = plan.best(GPT, 512, text, runnable=True).price
+        found = search(GPT, 512, Cluster.parse(text), runnable=True, staged=False)
+        price = found.prices[0]
         assert price.bytes <= gigabytes * 1e9
         sizes.append(price.bytes)
         shards.append((price.cut.shard, price.cut.microbatches > 1))
@@ -201,22 +217,81 @@ def test_memory_is_that_of_zero() -> None:
 # ------------------------------------------------------ plans
 
 
+ONE = [Unit("dense", "dense", parameters=1e6, flops=1e9)]
+
+
+def plan_of(cut: Cut, units=SMALL, cluster: str = "(4 devices), 10gbit", **more) -> plan.Plan:
+    """The plan whose best cut is ``cut``."""
+    found = plan.best(units, 64, cluster, **more)
+    price = Pricer(units, 64, found.cluster).price(cut)
+    return dataclasses.replace(found, found=dataclasses.replace(found.found, prices=(price,)))
+
+
 def test_a_plan_says_what_runs_it() -> None:
-    runs = plan.best(SMALL, 64, "4 x (1 device, 10TFLOPS), 10gbit", runnable=True)
+    runs = plan.best(ONE, 64, "4 x (1 device, 10TFLOPS), 10gbit", runnable=True)
     assert runs.cut.columns == 4 and not runs.cannot_run()
     assert runs.strategy_arguments()["wire"] == "fp32"
     assert runs.strategy_arguments()["algorithm"] in ("ring", "tree", "halving", "direct")
-    lossy = plan.best(SMALL, 64, "4 x (1 device), 1gbit", runnable=True, wires=["fp32", "int8"])
+    lossy = plan.best(ONE, 64, "4 x (1 device), 1gbit", runnable=True, wires=["fp32", "int8"])
     assert lossy.strategy_arguments()["wire"] == "int8"
-    sharded = dataclasses.replace(runs.price, cut=dataclasses.replace(runs.cut, shard="state"))
-    held = dataclasses.replace(runs, found=dataclasses.replace(runs.found, prices=(sharded,)))
-    assert held.strategy_arguments()["shard"] == "optimizer"
-    (words,) = plan.best(GPT, 512, BOXES).cannot_run()
-    assert re.fullmatch(r"a pipeline of \d stages in the order zero bubble", words)
+
+
+@pytest.mark.parametrize(
+    ("cut", "given"),
+    [
+        (Cut(columns=4, shard="state"), {"shard": "optimizer"}),
+        (Cut(columns=4, shard="all"), {"shard": "all"}),
+        (
+            Cut(stages=4, microbatches=8),
+            {
+                "grid": {"stages": 4},
+                "pipeline": {
+                    "cuts": ["attention_1", "attention_2", "attention_3"],
+                    "microbatches": 8,
+                    "order": "1f1b",
+                },
+            },
+        ),
+    ],
+)
+def test_a_plan_becomes_arguments(cut: Cut, given: dict) -> None:
+    found = plan_of(cut)
+    assert {name: found.strategy_arguments()[name] for name in given} == given
+    assert not found.cannot_run()
+
+
+@pytest.mark.parametrize(
+    ("cut", "words"),
+    [
+        (Cut(rows=4), r"rows of 4 ranks that share layers \(rows"),  # units without paths
+        (Cut(stages=4, microbatches=8, order="zero bubble"), "4 stages in the order zero bubble"),
+        (Cut(columns=4, recompute=True), "use tfscale.callbacks.Recompute"),
+        (Cut(columns=4, microbatches=2), "gradient_accumulation_steps"),
+        (Cut(columns=4, every=50), r"tfscale.sync.DiLoCo\(50\)"),
+    ],
+)
+def test_a_plan_says_what_cannot_be_run(cut: Cut, words: str) -> None:
+    wide = [Unit("wide", "dense", 1e8, 4e3, 4e3, 2e8)]
+    (said,) = plan_of(cut, wide if cut.rows > 1 else SMALL).cannot_run()
+    assert re.search(words, said)
+
+
+def test_rules_of_tensor_parallelism_come_from_the_units() -> None:
+    up = Unit("up", "dense", 1e7, 4e4, 4e4, 2e7, cuts=(("^up/", "either"),))
+    down = Unit("down", "dense", 1e7, 4e4, 4e4, 2e7, cuts=(("^down/", "either"),))
+    found = plan.best([up, down], 1, "(2 devices, 1GFLOPS), 10gbit", runnable=True)
+    assert found.cut == Cut(rows=2)
+    assert found.strategy_arguments()["tensor"] == {"^up/": "columns", "^down/": "rows"}
+    assert found.strategy_arguments()["grid"] == {"tensor": 2} and not found.cannot_run()
+
+
+def test_unequal_devices_get_shares() -> None:
+    given = plan.best(ONE, 64, "(1 device, 3TFLOPS) + (1 device, 1TFLOPS), 100gbit")
+    assert given.strategy_arguments()["shares"] == [3, 1]
 
 
 def test_a_plan_explains_itself() -> None:
-    found = plan.best(SMALL, 64, "8 x (1 device, 10TFLOPS), 1gbit", runnable=True)
+    found = plan.best(ONE, 64, "8 x (1 device, 10TFLOPS), 1gbit", runnable=True)
     words = found.explain()
     assert "bound by the sums of gradients" in words
     assert "Gap: no cut in the search is more than" in words
@@ -260,7 +335,7 @@ def test_nonsense_in_a_file_is_named(change, words: str, tmp_path) -> None:
 
 def test_unequal_devices_share_samples_by_their_rates() -> None:
     units = [Unit("dense", "dense", flops=1e9)]
-    fast, slow = Host(rate=3e12), Host(rate=1e12)
+    fast, slow = Host(rate=3e12, launch=0), Host(rate=1e12, launch=0)
     free = Link(0, 0)
     price = Pricer(units, 400, Cluster([fast, slow], free)).price(Cut(columns=2))
     assert price.seconds == pytest.approx(300 * 3e9 / 3e12)  # 300 samples on one, 100 on the other
@@ -281,6 +356,50 @@ def test_planning_needs_no_tensorflow() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0, ran.stderr
+
+
+# ------------------------------------------------------ what changes results, or waits
+
+
+def test_rounds_sum_between_hosts_less_often() -> None:
+    cluster = Cluster.parse("4 x (2 devices), 1gbit")
+    units = [Unit("own", "other", parameters=1e7, flops=1e6)]
+    pricer = Pricer(units, 64, cluster)
+    each, rounds = (pricer.price(Cut(columns=8, every=every)) for every in (1, 100))
+    assert pricer.near(Cut(columns=8)) == 2
+    inner, _ = pricer._sum(2, 1, 1e7, "fp32")
+    outer, _ = pricer._sum(4, 2, 1e7, "fp32")
+    assert rounds.parts["sums"] == pytest.approx(inner + outer / 100)
+    assert rounds.parts["sums"] < each.parts["sums"] / 10
+    assert rounds.memory["state"] == each.memory["state"] + 2 * 4 * 1e7
+    told = plan.best(units, 64, cluster, diloco=100)
+    assert told.cut.every == 100 and "DiLoCo 100" in told.table()
+    assert all(price.cut.every == 1 for price in plan.best(units, 64, cluster).found.prices)
+
+
+def test_rounds_are_between_racks_if_there_are_any() -> None:
+    cluster = Cluster.parse("8 x (2 devices), 25gbit, racks of 4, 1gbit")
+    assert Pricer(ONE, 64, cluster).near(Cut(columns=16)) == 8
+
+
+def test_offload_is_zero_infinitys_efficiency() -> None:
+    """Check the price against the formula of the paper, with what an update moves."""
+    from tfscale.plan.formulas.state import offload_efficiency
+
+    units = [Unit("dense", "dense", parameters=1e9, flops=1e12)]
+    host = Host(1, 10e9, 50e12, bus=12e9, launch=0)
+    pricer = Pricer(units, 8, Cluster([host]))
+    cut = Cut(offload=True)
+    compute = 8 * 3e12 / 50e12
+    moved = 1e9 * (4 + 4)
+    efficiency = offload_efficiency(8 * 3e12 / moved, 12e9, 50e12)
+    assert pricer.price(cut).seconds == pytest.approx(compute / efficiency)
+    assert pricer.price(cut).memory["state"] == 0
+    found = plan.best(units, 8, Cluster([host]))  # 16 bytes a parameter do not fit into 10 GB
+    assert found.cut.offload and "offload" in found.table()
+    assert found.cannot_run() == ["optimizer state in the memory of the hosts"]
+    with pytest.raises(MemoryLimitError):
+        plan.best(units, 8, Cluster([dataclasses.replace(host, bus=0.0)]))
 
 
 # ------------------------------------------------------ scaling
@@ -319,9 +438,35 @@ def test_a_cluster_is_read_from_its_text_and_its_file(tmp_path) -> None:
     assert cluster.first(100).devices == 100
 
 
+def test_racks_are_a_third_level(tmp_path) -> None:
+    text = "8 x (4 devices, 16 GB, 10 TFLOPS, 10 GB/s), 25 gbit, racks of 4, 10 gbit"
+    cluster = Cluster.parse(text)
+    assert str(cluster) == text
+    assert cluster.racks == Racks(4, Link(5e-5, 8 / 10e9))
+    cluster.dump(tmp_path / "cluster.json")
+    assert Cluster.load(tmp_path / "cluster.json") == cluster
+    assert cluster.machines(4, 1) == [cluster.inner]
+    (within,) = cluster.machines(16, 1)  # one rack
+    assert within.sizes == (4,) * 4 and within.outer.beta == 4 * 8 / 25e9
+    by_host, by_rack = cluster.machines(32, 1)
+    assert by_host.sizes == (4,) * 8 and by_rack.sizes == (16, 16)
+    assert by_host.outer == by_rack.outer == Link(5e-5, 16 * 8 / 10e9)
+    assert by_rack.inner == within.outer
+    # A hierarchy by racks sends a sixteenth over the uplinks; one by hosts sends a quarter.
+    units = [Unit("dense", "dense", parameters=1e8, flops=1e6)]
+    flat = dataclasses.replace(cluster, racks=None)
+    for_racks, for_flat = (
+        Pricer(units, 64, one).price(Cut(columns=32)).parts["sums"] for one in (cluster, flat)
+    )
+    by_hosts = 2 * 7 / 8 * 4e8 / 4 * by_host.outer.beta
+    assert for_flat < for_racks < 0.6 * by_hosts
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        ("4 x (1 device), 1gbit, racks of 0, 1gbit", "racks"),
+        ("4 x (1 device), 1gbit, racks of 2, 16GB", "Memory stands inside the brackets"),
         ("", "cluster is a text such as"),
         ("64 hosts", "cluster is a text such as .* got '64 hosts'"),
         ("(4 devices), 25gbut", "'25gbut' is not understood"),

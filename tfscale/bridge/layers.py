@@ -58,7 +58,7 @@ def stock_layer(layer: Layer, names: Sequence[str]) -> Any:
     """
     if type(layer).__name__ in names and _is_keras(type(layer)):
         return layer
-    kinds = tuple(kind for kind in _ATTENTIONS if kind.__name__ in names)
+    kinds = tuple(kind for kind in ATTENTIONS if kind.__name__ in names)
     if not kinds:
         return None
     outermost = caller(keras.layers.Layer)
@@ -71,7 +71,7 @@ def _projects(attention: Any, layer: Layer) -> bool:
     return any(layer is each for each in vars(attention).values())
 
 
-_ATTENTIONS = tuple(
+ATTENTIONS = tuple(
     getattr(keras.layers, name)
     for name in ("MultiHeadAttention", "GroupQueryAttention")
     if hasattr(keras.layers, name)

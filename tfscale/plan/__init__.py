@@ -11,11 +11,11 @@ Example:
 from __future__ import annotations
 
 from tfscale.plan import pipelines
-from tfscale.plan.cluster import Cluster, Host
+from tfscale.plan.cluster import Cluster, Host, Racks
+from tfscale.plan.cut import Cut, Price
 from tfscale.plan.formulas.state import Numbers
-from tfscale.plan.measure import rate_here
+from tfscale.plan.measure import rate_here, read_here
 from tfscale.plan.plan import Plan, best
-from tfscale.plan.price import Cut, Price
 from tfscale.plan.read import read
 from tfscale.plan.scaling import Point, curve
 from tfscale.plan.search import Found, MemoryLimitError
@@ -31,11 +31,13 @@ __all__ = [
     "Plan",
     "Point",
     "Price",
+    "Racks",
     "Unit",
     "best",
     "curve",
     "pipelines",
     "rate_here",
     "read",
+    "read_here",
     "transformer",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tfscale.plan.price import Price
+from tfscale.plan.cut import Price
 from tfscale.support import figures
 
 if TYPE_CHECKING:

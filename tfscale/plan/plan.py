@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfscale.collectives import ALGORITHMS, Link, wires
+from tfscale.collectives import Link, wires
 from tfscale.plan import pipelines
 from tfscale.plan.cluster import Cluster, read_cluster
+from tfscale.plan.cut import ORDERS, Cut, Price
 from tfscale.plan.formulas.state import ADAM, SHARDS, Numbers
-from tfscale.plan.price import ORDERS, Cut, Price, Pricer
-from tfscale.plan.read import read
+from tfscale.plan.price import Pricer
+from tfscale.plan.read import can_be_staged, read
+from tfscale.plan.runs import missing, strategy_arguments
 from tfscale.plan.search import Found, MemoryLimitError, search
 from tfscale.plan.units import Unit, checked_units
 from tfscale.support import arguments, records
@@ -21,9 +23,9 @@ from tfscale.support.records import Record
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_CUT = (
-    "rows", "columns", "stages", "microbatches", "order", "shard", "wire", "recompute", "lean",
-)  # fmt: skip
+_SIZES = ("rows", "columns", "stages", "microbatches", "every")
+_TEXTS = ("order", "shard", "wire")
+_FLAGS = ("recompute", "lean", "offload")
 _BOUNDS = {
     "compute": "the devices' rate: {share:.0%} of the step is computation",
     "row": "messages between the ranks that share a sample: {share:.0%} of the step",
@@ -44,6 +46,8 @@ class Plan:
         found: prices of the best cuts, and the bound of the search.
         wires: formats in which gradients may be sent.
         runnable: whether cuts that ``ScaleStrategy`` cannot run were left out.
+        staged: whether the model can be cut into stages: it is Sequential or functional.
+        diloco: number of steps of rounds that were priced, too; None for none.
 
     Example:
         >>> cluster = "2 x (1 device), 10gbit"
@@ -59,6 +63,8 @@ class Plan:
     found: Found
     wires: tuple[str, ...] = ("fp32",)
     runnable: bool = False
+    staged: bool = True
+    diloco: int | None = None
 
     @property
     def price(self) -> Price:
@@ -72,36 +78,11 @@ class Plan:
 
     def strategy_arguments(self) -> dict[str, Any]:
         """Return the arguments of ``ScaleStrategy`` that run the plan, as far as it can be run."""
-        name = self.price.algorithm
-        given: dict[str, Any] = {
-            "algorithm": name if name in ALGORITHMS else "auto",
-            "wire": self.cut.wire,
-        }
-        if self.cut.shard in ("state", "gradients"):
-            given["shard"] = "optimizer"
-        return given
+        return strategy_arguments(self.price, self.units, self.cluster)
 
     def cannot_run(self) -> list[str]:
         """Return what no argument of ``ScaleStrategy`` does yet; empty if the plan can be run."""
-        cut = self.cut
-        missing = []
-        if cut.rows > 1:
-            used = sorted(set(self.price.spreads) - {"samples", "copies"})
-            missing.append(f"rows of {cut.rows} ranks that share layers ({', '.join(used)})")
-        if cut.stages > 1:
-            missing.append(f"a pipeline of {cut.stages} stages in the order {cut.order}")
-        if cut.shard == "all":
-            missing.append("weights in shards (ZeRO-3)")
-        if cut.recompute:
-            missing.append("recomputation as an argument: use tfscale.callbacks.Recompute")
-        if cut.stages == 1 and cut.microbatches > 1:
-            missing.append(
-                f"{cut.microbatches} microbatches as an argument: use the optimizer's "
-                "gradient_accumulation_steps"
-            )
-        if len(set(self.cluster.rates)) > 1 and cut.rows == cut.stages == 1:
-            missing.append("samples in proportion to the devices' rates")
-        return missing
+        return missing(self.price, self.units, self.staged)
 
     def table(self) -> str:
         """Return the best cuts as a table for a terminal."""
@@ -187,13 +168,16 @@ class Plan:
     def _again(self, cluster: Cluster, batch: int) -> Found:
         return search(
             self.units, batch, cluster, numbers=self.numbers, wires=self.wires, keep=1,
-            runnable=self.runnable,
+            runnable=self.runnable, staged=self.staged, diloco=self.diloco,
         )  # fmt: skip
 
     def order(self) -> pipelines.PipelineOrder:
         """Return the pipeline's order as data; with one stage, that of one rank."""
-        make = pipelines.zero_bubble if self.cut.order == "zero bubble" else pipelines.one_f_one_b
-        return make(self.cut.stages, self.cut.microbatches)
+        cut = self.cut
+        if cut.order == "interleaved":
+            return pipelines.interleaved(cut.stages, cut.microbatches, cut.chunks)
+        make = pipelines.zero_bubble if cut.order == "zero bubble" else pipelines.one_f_one_b
+        return make(cut.stages, cut.microbatches)
 
     def draw(self) -> Figure:
         """Plot the best cuts: what their time goes to, and the memory that they take."""
@@ -213,6 +197,8 @@ class Plan:
             "priced": self.found.priced,
             "wires": list(self.wires),
             "runnable": self.runnable,
+            "staged": self.staged,
+            "diloco": self.diloco or 0,
         }
         records.write(Path(arguments.path(path, "path")), fields)
 
@@ -221,20 +207,23 @@ class Plan:
         """Read a file that ``save`` has written, and price its cuts again."""
         file = Record.read(Path(arguments.path(path, "path")))
         file.only(
-            "batch", "cluster", "numbers", "units", "cuts", "bound", "priced", "wires", "runnable"
-        )
+            "batch", "cluster", "numbers", "units", "cuts", "bound", "priced", "wires", "runnable",
+            "staged", "diloco",
+        )  # fmt: skip
         units = checked_units([_unit(row) for row in file.records("units")])
         cluster = read_cluster(file.record("cluster"))
         numbers = file.record("numbers")
         numbers.only("weights", "gradients", "state")
         of = Numbers(*(numbers.number(name) for name in ("weights", "gradients", "state")))
-        pricer = Pricer(units, file.integer("batch"), cluster, of)
+        runnable, staged = file.flag("runnable"), file.flag("staged")
+        pricer = Pricer(units, file.integer("batch"), cluster, of, runnable)
         prices = [_priced(pricer, row) for row in file.records("cuts")]
         if not prices:
             raise file.wrong("cuts", "one cut or more")
         found = Found(tuple(prices), file.number("bound"), file.integer("priced"))
         wires = arguments.items(file.texts("wires"), "wires", "a list of wires", _wire)
-        return cls(units, pricer.batch, cluster, of, found, wires, file.flag("runnable"))
+        diloco = file.integer("diloco") or None
+        return cls(units, pricer.batch, cluster, of, found, wires, runnable, staged, diloco)
 
 
 def best(
@@ -247,6 +236,7 @@ def best(
     example: Any = None,
     keep: int = 5,
     runnable: bool = False,
+    diloco: int | None = None,
 ) -> Plan:
     """Return a plan: the fastest known cuts of a model on a cluster.
 
@@ -259,6 +249,8 @@ def best(
         example: a batch of the model's inputs, if the model does not know its shapes.
         keep: number of cuts to return.
         runnable: whether to leave out cuts that ``ScaleStrategy`` cannot run yet.
+        diloco: a number of steps, to price rounds of so many steps between hosts, or between racks
+            if the cluster has racks. DiLoCo changes results.
 
     Example:
         >>> plan = tfscale.plan.best(model, batch=64, cluster="4 x (2 devices, 16GB), 10gbit")
@@ -273,13 +265,16 @@ def best(
     expected = "a Cluster, or a text such as '4 x (2 devices, 16GB), 10gbit'"
     arguments.instance(machines, "cluster", Cluster, expected)
     arguments.optional(arguments.data, example, "example")
-    units = model if isinstance(model, (list, tuple)) else read(model, example)
-    units = checked_units(units, "model")
-    runnable = arguments.flag(runnable, "runnable")
+    arguments.optional(arguments.whole, diloco, "diloco", 2, what="a number of steps, or None")
+    arguments.flag(runnable, "runnable")
+    listed = isinstance(model, (list, tuple))
+    units = checked_units(model if listed else read(model, example), "model")
+    staged = listed or can_be_staged(model)
     found = search(
-        units, batch, machines, numbers=numbers, wires=checked, keep=keep, runnable=runnable
-    )
-    return Plan(units, batch, machines, numbers, found, checked, runnable)
+        units, batch, machines, numbers=numbers, wires=checked, keep=keep, runnable=runnable,
+        staged=staged, diloco=diloco,
+    )  # fmt: skip
+    return Plan(units, batch, machines, numbers, found, checked, runnable, staged, diloco)
 
 
 def _half(link: Link) -> Link:
@@ -305,6 +300,7 @@ def told_seconds(seconds: float) -> str:
 
 def _as_fields(unit: Unit) -> dict[str, Any]:
     fields = {k: v for k, v in dataclasses.asdict(unit).items() if v is not None}
+    fields["cuts"] = [{"path": path, "kind": kind} for path, kind in unit.cuts]
     if unit.halo is not None:
         fields["halo"] = dict(zip(("forward", "backward"), unit.halo))
     return fields
@@ -312,7 +308,7 @@ def _as_fields(unit: Unit) -> dict[str, Any]:
 
 def _unit(row: Record) -> Unit:
     sizes = ("parameters", "inputs", "outputs", "flops", "backward_flops", "kept")
-    row.only("name", "kind", *sizes, "pairs", "halo", "routed")
+    row.only("name", "kind", *sizes, "pairs", "halo", "routed", "cuts")
     numbers: dict[str, Any] = {name: row.number(name) for name in sizes}
     halo = _halo(row.record("halo")) if "halo" in row else None
     return Unit(
@@ -322,6 +318,7 @@ def _unit(row: Record) -> Unit:
         pairs=row.integer("pairs"),
         routed=row.number("routed"),
         halo=halo,
+        cuts=tuple((cut.text("path"), cut.text("kind")) for cut in row.records("cuts")),
     )
 
 
@@ -331,17 +328,16 @@ def _halo(row: Record) -> tuple[float, float]:
 
 
 def _priced(pricer: Pricer, row: Record) -> Price:
-    sizes, texts, flags = _CUT[:4], _CUT[4:7], _CUT[7:]
-    row.only(*_CUT)
-    fields: dict[str, Any] = {name: row.integer(name) for name in sizes}
+    row.only(*_SIZES, *_TEXTS, *_FLAGS)
+    fields: dict[str, Any] = {name: row.integer(name) for name in _SIZES}
     if min(fields.values()) < 1:
         raise row.wrong(min(fields, key=lambda name: fields[name]), "a number of 1 or more")
-    fields |= {name: row.text(name) for name in texts} | {name: row.flag(name) for name in flags}
-    cut = Cut(**fields)
-    arguments.choice(cut.order, "order", ORDERS)
-    arguments.choice(cut.shard, "shard", SHARDS)
-    _wire(cut.wire, "wire")
-    price = pricer.price(cut)
+    fields |= {name: row.text(name) for name in _TEXTS}
+    fields |= {name: row.flag(name) for name in _FLAGS}
+    arguments.choice(fields["order"], "order", ORDERS)
+    arguments.choice(fields["shard"], "shard", SHARDS)
+    _wire(fields["wire"], "wire")
+    price = pricer.price(Cut(**fields))
     if price is None:
         raise row.wrong("rows", "1: rows share nothing of this model")
     return price

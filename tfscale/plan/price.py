@@ -11,87 +11,13 @@ import numpy as np
 
 from tfscale.collectives import wires
 from tfscale.collectives.choose import Chooser
-from tfscale.collectives.cost import Machine, slowest
+from tfscale.collectives.cost import Machine
 from tfscale.plan.cluster import Cluster
+from tfscale.plan.cut import Cut, Price
 from tfscale.plan.formulas.grids import gather_seconds
-from tfscale.plan.formulas.state import ADAM, SHARDS, Numbers, bytes_per_rank
+from tfscale.plan.formulas.state import ADAM, Numbers, bytes_per_rank
 from tfscale.plan.spreads import HEIGHT, Load, Row, Spread, cheapest, spreads_of
 from tfscale.plan.units import Unit
-
-ORDERS = ("1f1b", "zero bubble")
-
-
-@dataclasses.dataclass(frozen=True)
-class Cut:
-    """The sizes of a cut of a model, and what is done to save memory.
-
-    Args:
-        rows: ranks that share each sample (model, tensor or domain parallelism).
-        columns: parts into which a microbatch is cut (data parallelism).
-        stages: stages of the pipeline.
-        microbatches: parts of a batch that pass the pipeline one after another.
-        order: order of the pipeline's work.
-        shard: what the columns hold in shards: see ``formulas.state``.
-        recompute: whether the backward pass computes activations again.
-        wire: the format in which gradients are sent.
-        lean: whether rows share units so that each rank holds little, not so that a step is short.
-    """
-
-    rows: int = 1
-    columns: int = 1
-    stages: int = 1
-    microbatches: int = 1
-    order: str = "1f1b"
-    shard: str = "none"
-    recompute: bool = False
-    wire: str = "fp32"
-    lean: bool = False
-
-    @property
-    def ranks(self) -> int:
-        """Number of devices."""
-        return self.rows * self.columns * self.stages
-
-    def __str__(self) -> str:
-        parts = [f"data {self.columns}"]
-        parts += [f"rows {self.rows}"] * (self.rows > 1)
-        parts += [f"stages {self.stages}, {self.order}"] * (self.stages > 1)
-        parts += [f"{self.microbatches} microbatches"] * (self.microbatches > 1)
-        zero = SHARDS.index(self.shard)
-        parts += (
-            [f"ZeRO-{zero}"] * (zero > 0) + ["recompute"] * self.recompute + ["lean"] * self.lean
-        )
-        return ", ".join([*parts, self.wire] if self.wire != "fp32" else parts)
-
-
-@dataclasses.dataclass(frozen=True)
-class Price:
-    """The price of a cut.
-
-    Args:
-        cut: the cut.
-        seconds: time of a step.
-        parts: seconds by what they go to: ``compute``; ``row``, messages in rows; ``bubble``,
-            waiting for other stages; ``sums``, gradients.
-        memory: bytes on the fullest rank by what takes them: ``weights``, ``gradients``,
-            ``state``, ``activations``, ``buffers``.
-        spreads: for each unit the way in which a row shares it.
-        ends: for each stage the number of the unit after its last one.
-        algorithm: the schedule that sums gradients; empty if there is nothing to sum.
-    """
-
-    cut: Cut
-    seconds: float
-    parts: dict[str, float]
-    memory: dict[str, float]
-    spreads: tuple[str, ...]
-    ends: tuple[int, ...]
-    algorithm: str
-
-    @property
-    def bytes(self) -> float:
-        """Bytes on the fullest rank."""
-        return sum(self.memory.values())
 
 
 class Pricer:
@@ -102,13 +28,20 @@ class Pricer:
         batch: samples of a step.
         cluster: the machines.
         numbers: bytes of a parameter.
+        runnable: whether rows share units only as ``ScaleStrategy`` does.
     """
 
     def __init__(
-        self, units: Sequence[Unit], batch: int, cluster: Cluster, numbers: Numbers = ADAM
+        self,
+        units: Sequence[Unit],
+        batch: int,
+        cluster: Cluster,
+        numbers: Numbers = ADAM,
+        runnable: bool = False,
     ) -> None:
         self.units, self.batch, self.cluster, self.numbers = units, batch, cluster, numbers
-        self._laid: dict[tuple[object, ...], list[Spread]] = {}
+        self._runnable = runnable
+        self._laid: dict[tuple[Cut, float], list[Spread]] = {}
 
     # ------------------------------------------------------ the machine
 
@@ -121,18 +54,20 @@ class Pricer:
         least, mean = self._rates
         # Data parallelism alone gives each device samples in proportion to its rate.
         rate = mean if cut.rows == cut.stages == 1 else least
-        link = slowest(self.cluster.machine(cut.rows, 1))
+        link = self.cluster.slowest(cut.rows, 1)
         samples = self.batch / (cut.columns * cut.microbatches)
         gather = lambda nbytes: gather_seconds(cut.rows, nbytes, link)  # noqa: E731
         halo = lambda nbytes: 2 * link.seconds(nbytes)  # noqa: E731
-        return Row(cut.rows, samples, rate, gather, halo)
+        return Row(cut.rows, samples, rate, gather, halo, self._runnable, self.cluster.launch)
 
     def _sum(self, ranks: int, stride: int, parameters: float, wire: str) -> tuple[float, str]:
         """Return the seconds of a sum of gradients, and its schedule."""
         if ranks == 1 or not parameters:
             return 0, ""
-        chooser = _chooser(self.cluster.machine(ranks, stride), ranks)
-        choice = chooser.choose(wires.nbytes(wire, math.ceil(parameters)))
+        nbytes = wires.nbytes(wire, math.ceil(parameters))
+        machines = self.cluster.machines(ranks, stride)
+        choices = [_chooser(one, self.cluster.gamma, ranks).choose(nbytes) for one in machines]
+        choice = min(choices, key=lambda one: one.seconds)
         return choice.seconds, choice.algorithm
 
     def _sum_slope(self, cut: Cut, everywhere: bool) -> float:
@@ -151,6 +86,18 @@ class Pricer:
         state between units and the latency of sums were free.
         """
         row, weight = self._row(cut), _Weight(cut, self._slopes(cut))
+        times, weights = self._least(cut)
+        bottleneck = max(_by_rank(weights, self._ends(cut, weights), cut.stages))
+        narrowest = [min(unit.outputs for unit in self.units)] * (cut.stages - 1)
+        filling = self._filling(cut, row, narrowest)
+        return weight.fill * sum(times) + bottleneck + filling
+
+    def _least(self, cut: Cut) -> tuple[list[float], list[float]]:
+        """Return for each unit the least seconds of a microbatch, and the least weight in a stage.
+
+        Each is that of the fastest spread.
+        """
+        row, weight = self._row(cut), _Weight(cut, self._slopes(cut))
 
         @functools.cache
         def least(unit: Unit) -> tuple[float, float]:
@@ -159,11 +106,17 @@ class Pricer:
             return min(times), min(map(weight.slowest_stage, times, loads))
 
         found = [least(unit.signature) for unit in self.units]
-        pairs = balanced([slowest_stage for _, slowest_stage in found], cut.stages)
-        bottleneck = max(_by_stage([slowest_stage for _, slowest_stage in found], pairs))
-        narrowest = [min(unit.outputs for unit in self.units)] * (cut.stages - 1)
-        filling = self._filling(cut, row, narrowest)
-        return weight.fill * sum(seconds for seconds, _ in found) + bottleneck + filling
+        return [seconds for seconds, _ in found], [stage for _, stage in found]
+
+    def _ends(self, cut: Cut, weights: Sequence[float]) -> list[int]:
+        """Return the ends of the stages whose slowest one is as fast as possible.
+
+        If a rank has several stages, their balance says little of the ranks' balance. So the search
+        does not look for the best ends then, and takes those of the least weights.
+        """
+        if cut.chunks > 1:
+            weights = self._least(cut)[1]
+        return balanced(weights, cut.stages * cut.chunks)
 
     def _slopes(self, cut: Cut) -> tuple[float, float]:
         """Return the least seconds per parameter of sums over columns, and over all ranks."""
@@ -174,7 +127,8 @@ class Pricer:
 
     def _spreads(self, cut: Cut, row: Row, per_byte: float) -> list[Spread]:
         """Return the fastest spreads, or for seconds ``per_byte`` those that hold less."""
-        key = (cut.rows, cut.columns, cut.stages, cut.microbatches, cut.order, cut.wire, per_byte)
+        same = dataclasses.replace(cut, shard="none", recompute=False, lean=False, offload=False)
+        key = (same, per_byte)
         if key not in self._laid:
             weight = _Weight(cut, self._slopes(cut))
 
@@ -204,8 +158,8 @@ class Pricer:
         loads = [row.load(unit, spread) for unit, spread in zip(self.units, spreads)]
         times = self._times(cut, row, spreads, loads)
         weight = _Weight(cut, self._slopes(cut))
-        ends = balanced(list(map(weight.slowest_stage, times, loads)), cut.stages)
-        stages, sums = _by_stage(times, ends), self._sums(cut, loads, ends)
+        ends = self._ends(cut, list(map(weight.slowest_stage, times, loads)))
+        stages, sums = _by_rank(times, ends, cut.stages), self._sums(cut, loads, ends)
         work = [(cut.microbatches - weight.fill) * seconds for seconds in stages]
         last = max(range(cut.stages), key=lambda stage: work[stage] + sums[stage][0])
         edges = [self.units[end - 1].outputs for end in ends[:-1]]
@@ -244,52 +198,100 @@ class Pricer:
             row: its rows.
             edges: bytes of one sample that pass from each stage to the next.
         """
-        link = slowest(self.cluster.machine(2, cut.rows * cut.columns))
+        link = self.cluster.slowest(2, cut.rows * cut.columns)
         return sum(2 * link.seconds(nbytes * row.samples / cut.rows) for nbytes in edges)
 
     def _sums(
         self, cut: Cut, loads: Sequence[Load], ends: Sequence[int]
     ) -> list[tuple[float, str]]:
-        """Return for each stage the seconds of its gradients' sums, and their schedule."""
-        own = _by_stage([load.own for load in loads], ends)
-        common = _by_stage([load.common for load in loads], ends)
+        """Return for each rank of the pipeline the seconds of its sums, and their schedule."""
+        own = _by_rank([load.own for load in loads], ends, cut.stages)
+        common = _by_rank([load.common for load in loads], ends, cut.stages)
         # Shards of weights: a reduce-scatter, and two all-gathers for each microbatch.
         factor = 0.5 + cut.microbatches if cut.shard == "all" else 1
         found = []
         for mine, shared in zip(own, common):
-            first = self._sum(cut.columns, cut.rows, mine, cut.wire)
-            second = self._sum(cut.columns * cut.rows, 1, shared, cut.wire)
-            found.append((factor * (first[0] + second[0]), first[1] or second[1]))
+            first = self._sum_in_turns(cut, mine, everywhere=False)
+            second = self._sum_in_turns(cut, shared, everywhere=True)
+            seconds = factor * (first[0] + second[0]) + self._carried(cut, mine + shared)
+            found.append((seconds, first[1] or second[1]))
         return found
+
+    def _sum_in_turns(self, cut: Cut, parameters: float, everywhere: bool) -> tuple[float, str]:
+        """Return the seconds of a step's sum, and its schedule.
+
+        In rounds, ranks sum over those that are near in each step, and over all others by turns.
+
+        Args:
+            cut: the cut.
+            parameters: number of gradients.
+            everywhere: whether the sum is over the ranks of rows, too, and not over columns only.
+        """
+        rows, stride = (cut.rows, 1) if everywhere else (1, cut.rows)
+        if cut.every == 1:
+            return self._sum(cut.columns * rows, stride, parameters, cut.wire)
+        near = self.near(cut)
+        inner = self._sum(near * rows, stride, parameters, cut.wire)
+        outer = self._sum(cut.columns // near, cut.rows * near, parameters, cut.wire)
+        return inner[0] + outer[0] / cut.every, inner[1] or outer[1]
+
+    def near(self, cut: Cut) -> int:
+        """Return how many columns of a cut are near each other: in one host, or in one rack."""
+        racks = self.cluster.racks
+        devices = self.cluster.width * (1 if racks is None else racks.hosts)
+        return math.gcd(max(1, devices // cut.rows), cut.columns)
+
+    def _carried(self, cut: Cut, parameters: float) -> float:
+        """Return the seconds in which a rank's gradients and weights pass the bus of its host.
+
+        This is ZeRO-Infinity's efficiency: compute over efficiency is compute plus these seconds.
+        """
+        if not cut.offload:
+            return 0
+        held = parameters / (1 if cut.shard == "none" else cut.columns)
+        return held * (self.numbers.gradients + self.numbers.weights) / self.cluster.bus
 
     def _compute(
         self, cut: Cut, row: Row, spreads: Sequence[Spread], ends: Sequence[int]
     ) -> list[float]:
-        """Return for each stage the seconds of a microbatch without messages."""
+        """Return for each rank of the pipeline the seconds of a microbatch without messages."""
         work = [
-            (unit.all_flops + cut.recompute * unit.flops) * (1 if spread.repeats else 1 / cut.rows)
+            row.samples * (unit.all_flops + cut.recompute * unit.flops) / row.rate
+            * (1 if spread.repeats else 1 / cut.rows)
+            + (2 + cut.recompute) * row.launch
             for unit, spread in zip(self.units, spreads)
-        ]
-        return [row.samples * flops / row.rate for flops in _by_stage(work, ends)]
+        ]  # fmt: skip
+        return _by_rank(work, ends, cut.stages)
 
     def _memory(self, cut: Cut, loads: Sequence[Load], ends: Sequence[int]) -> dict[str, float]:
-        """Return the bytes on a rank of the fullest stage."""
+        """Return the bytes on the fullest rank."""
+        ranges = list(zip([0, *ends], ends))
         found = []
-        for stage, (first, end) in enumerate(zip([0, *ends], ends)):
-            held = loads[first:end]
-            kept = [load.kept for load in held]
-            live = min(cut.microbatches, cut.stages - (stage if cut.order == "1f1b" else 0))
+        for stage in range(cut.stages):
+            held = [load for a, b in ranges[stage :: cut.stages] for load in loads[a:b]]
+            kept, live = [load.kept for load in held], self._live(cut, stage)
             activations = live * sum(kept)
             if cut.recompute:
                 activations = live * sum(load.entry for load in held) + max(kept)
-            parameters = [load.own + load.common for load in held]
-            gathered = self.numbers.weights * max(parameters) if cut.shard == "all" else 0
+            each = [load.own + load.common for load in held]
+            gathered = self.numbers.weights * max(each) if cut.shard == "all" else 0
             memory = {
-                name: bytes_per_rank(sum(parameters), cut.columns, cut.shard, numbers)
+                name: bytes_per_rank(sum(each), cut.columns, cut.shard, numbers)
                 for name, numbers in self.numbers.each().items()
             }
+            if cut.offload:
+                memory["state"] = 0.0
+            if cut.every > 1:  # weights at the last agreement, and an outer momentum
+                memory["state"] += 2 * self.numbers.weights * sum(each)
             found.append({**memory, "activations": activations, "buffers": gathered})
         return max(found, key=lambda one: sum(one.values()))
+
+    def _live(self, cut: Cut, stage: int) -> float:
+        """Return of how many microbatches a rank keeps activations."""
+        if cut.order == "interleaved":
+            factor = 1 + (cut.stages - 1) / (cut.stages * cut.chunks)  # Korthikanti et al.
+            return min(cut.microbatches, cut.stages * factor)
+        return min(cut.microbatches, cut.stages - (stage if cut.order == "1f1b" else 0))
 
 
 class _Weight:
@@ -298,7 +300,7 @@ class _Weight:
     def __init__(self, cut: Cut, slopes: tuple[float, float]) -> None:
         # A zero bubble's first and last microbatch cost F + B - W, a third, instead of F + B + W.
         zero_bubble = cut.order == "zero bubble" and not cut.recompute
-        self.fill = 0 if cut.stages == 1 else 1 / 3 if zero_bubble else 1
+        self.fill = 0.0 if cut.stages == 1 else 1 / 3 if zero_bubble else 1 / cut.chunks
         self.often = cut.microbatches - self.fill
         self.slopes = slopes
 
@@ -308,21 +310,23 @@ class _Weight:
 
 
 @functools.lru_cache(maxsize=256)
-def _cached_chooser(key: str, ranks: int) -> Chooser:
-    return Chooser(_MACHINES[key], 0, ranks)
+def _cached_chooser(key: str, gamma: float, ranks: int) -> Chooser:
+    return Chooser(_MACHINES[key], gamma, ranks)
 
 
 _MACHINES: dict[str, Machine] = {}
 
 
-def _chooser(machine: Machine, ranks: int) -> Chooser:
+def _chooser(machine: Machine, gamma: float, ranks: int) -> Chooser:
     key = repr(machine)
     _MACHINES.setdefault(key, machine)
-    return _cached_chooser(key, ranks)
+    return _cached_chooser(key, gamma, ranks)
 
 
-def _by_stage(values: Sequence[float], ends: Sequence[int]) -> list[float]:
-    return [sum(values[first:end]) for first, end in zip([0, *ends], ends)]
+def _by_rank(values: Sequence[float], ends: Sequence[int], ranks: int) -> list[float]:
+    """Return sums of values over the units of each rank; stages are dealt out in turns."""
+    stages = [sum(values[first:end]) for first, end in zip([0, *ends], ends)]
+    return [sum(stages[rank::ranks]) for rank in range(ranks)]
 
 
 def balanced(times: Sequence[float], stages: int) -> list[int]:

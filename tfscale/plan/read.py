@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import itertools
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfscale.plan.units import Unit
@@ -39,31 +42,44 @@ def read(model: Any, example: Any = None) -> list[Unit]:
 
     arguments.instance(model, "model", keras.Model, "a Keras model")
     arguments.optional(arguments.data, example, "example")
-    calls = _calls(model, example_specs(model, example))
+    units = unit_of_each(model, calls_of(model, example_specs(model, example)))
+    if not units:
+        raise arguments.wrong(model, "model", "a Keras model that calls one layer or more")
+    return units
+
+
+def can_be_staged(model: Any) -> bool:
+    """Return whether a model's layers can be cut into stages: it is Sequential or functional."""
+    from tfscale.bridge.objects import operations_of
+
+    return bool(operations_of(getattr(model, "_functional", None) or model))
+
+
+def unit_of_each(model: Any, calls: Sequence[Call]) -> list[Unit]:
+    """Return a unit for each call of a layer of a model."""
     known: dict[str, Unit] = {}
     units: dict[str, Unit] = {}
     for call in calls:
-        key, name = call.key(), call.layer.name
-        unit = known.get(key) or known.setdefault(key, _unit(call))
+        name = call.layer.name
+        unit = known.get(call.key) or known.setdefault(call.key, _unit(call))
         if name in units:  # the second call of a layer reads the weights of the first one
             again = sum(other.startswith(f"{name}#") for other in units) + 2
             unit, name = dataclasses.replace(unit, parameters=0), f"{name}#{again}"
-        units[name] = dataclasses.replace(unit, name=name)
-    if not units:
-        raise arguments.wrong(model, "model", "a Keras model that calls one layer or more")
+        units[name] = dataclasses.replace(unit, name=name, cuts=_cuts(model, call.layer))
     return list(units.values())
 
 
 @dataclasses.dataclass(frozen=True)
-class _Call:
+class Call:
     """A layer and the shapes on which the model calls it."""
 
     layer: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
+    @functools.cached_property
     def key(self) -> str:
-        """Return a text that equal calls of equal layers share."""
+        """A text that equal calls of equal layers share."""
         try:
             config = {k: v for k, v in self.layer.get_config().items() if k != "name"}
             told = json.dumps(config, sort_keys=True, default=repr)
@@ -106,11 +122,11 @@ def _leaves(model: Any) -> Iterator[Any]:
             yield layer
 
 
-def _calls(model: Any, inputs: Any) -> list[_Call]:
+def calls_of(model: Any, inputs: Any) -> list[Call]:
     """Return the calls of a model's layers, in order."""
     import tensorflow as tf
 
-    found: list[_Call] = []
+    found: list[Call] = []
     with contextlib.ExitStack() as stack:
         for layer in {id(one): one for one in _leaves(model)}.values():
             stack.enter_context(_noting(layer, found))
@@ -124,7 +140,7 @@ def _calls(model: Any, inputs: Any) -> list[_Call]:
 
 
 @contextlib.contextmanager
-def _noting(layer: Any, found: list[_Call]) -> Iterator[None]:
+def _noting(layer: Any, found: list[Call]) -> Iterator[None]:
     """Note each call of a layer, while its ``call`` is shadowed on the instance."""
     import tensorflow as tf
 
@@ -134,7 +150,7 @@ def _noting(layer: Any, found: list[_Call]) -> Iterator[None]:
         def as_spec(x: Any) -> Any:
             return tf.TensorSpec(x.shape, x.dtype) if isinstance(x, tf.Tensor) else x
 
-        found.append(_Call(layer, *tf.nest.map_structure(as_spec, (args, kwargs))))
+        found.append(Call(layer, *tf.nest.map_structure(as_spec, (args, kwargs))))
         return plain(*args, **kwargs)
 
     layer.call = call
@@ -144,7 +160,7 @@ def _noting(layer: Any, found: list[_Call]) -> Iterator[None]:
         del layer.call
 
 
-def _unit(call: _Call) -> Unit:
+def _unit(call: Call) -> Unit:
     from tfscale.plan.graph_cost import count
 
     counted = count(call.layer, call.args, call.kwargs)
@@ -172,6 +188,7 @@ def _kind(layer: Any) -> tuple[str, int]:
     from keras import layers
 
     from tfscale.bridge import objects
+    from tfscale.bridge.layers import ATTENTIONS
 
     if isinstance(layer, (layers.Dense, layers.EinsumDense)):
         return "dense", 1
@@ -181,15 +198,52 @@ def _kind(layer: Any) -> tuple[str, int]:
         return "embedding", 1
     if isinstance(layer, (layers.LayerNormalization, layers.RMSNormalization)):
         return "norm", 1
-    attention = (layers.MultiHeadAttention, layers.GroupQueryAttention)
-    if isinstance(layer, attention):
+    if isinstance(layer, ATTENTIONS):
         return "pair", 1
     inside = objects.layers_of(layer)
     dense = sum(isinstance(one, layers.Dense) for one in inside)
-    pairs = sum(isinstance(one, attention) for one in inside) + dense // 2
+    pairs = sum(isinstance(one, ATTENTIONS) for one in inside) + dense // 2
     if pairs:  # a block of a transformer: its sums over ranks are those of its parts
         return "pair", pairs
     return ("other", 1) if layer.weights else ("plain", 1)
+
+
+def _cuts(model: Any, layer: Any) -> tuple[tuple[str, str], ...]:
+    """Return patterns of the paths of a layer's parts, and how ranks may cut each part.
+
+    ``ScaleStrategy(tensor={...})`` takes them, with "columns" or "rows" instead of "either". Dense
+    layers within a block are taken to be pairs: the first one in columns, the second one in rows.
+    """
+    from keras import layers
+
+    from tfscale.bridge import objects
+    from tfscale.bridge.layers import ATTENTIONS
+
+    dense = (layers.Dense, layers.EinsumDense)
+    if isinstance(layer, dense):
+        return ((_pattern(model, layer), "either"),)
+    if isinstance(layer, layers.Embedding):
+        return ((_pattern(model, layer), "vocabulary"),)
+    if isinstance(layer, ATTENTIONS):
+        return ((_pattern(model, layer), "heads"),)
+    inside = objects.layers_of(layer)
+    heads = [one for one in inside if isinstance(one, ATTENTIONS)]
+    of_heads = {id(part) for one in heads for part in objects.layers_of(one)}
+    loose = [one for one in inside if isinstance(one, dense) and id(one) not in of_heads]
+    found = [(_pattern(model, one), "heads") for one in heads]
+    kinds = itertools.cycle(("columns", "rows"))
+    pairs = loose if len(loose) % 2 == 0 else []
+    return (*found, *((_pattern(model, one), next(kinds)) for one in pairs))
+
+
+def _pattern(model: Any, layer: Any) -> str:
+    """Return a pattern of the paths of a layer's weights, in any model that is made alike.
+
+    Keras gives each new model without a name another one, and some begin paths with it.
+    """
+    path = layer.path or layer.name
+    rest = path.removeprefix(f"{model.name}/")
+    return f"^{re.escape(rest)}/" if rest == path else f"^[^/]+/{re.escape(rest)}/"
 
 
 def _halo(layer: Any, counted: Counted) -> tuple[float, float] | None:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from tfscale.collectives import Link
 from tfscale.plan.cluster import Cluster
-from tfscale.plan.price import Cut, Pricer
+from tfscale.plan.cut import Cut
+from tfscale.plan.price import Pricer
 from tfscale.plan.units import Unit, checked_units
 from tfscale.support import arguments
 
@@ -103,7 +104,12 @@ def _limit(units: Sequence[Unit], batch: int, cluster: Cluster, ranks: int) -> s
     """Return what takes the most time: the sums without latency are their bandwidth's part."""
     price = Pricer(units, batch, cluster.first(ranks)).price(Cut(columns=ranks))
     hosts = [dataclasses.replace(h, link=_without_latency(h.link)) for h in cluster.hosts]
-    free = Cluster(hosts, _without_latency(cluster.link))
+    racks = cluster.racks
+    if racks is not None:
+        racks = dataclasses.replace(racks, link=_without_latency(racks.link))
+    free = dataclasses.replace(
+        cluster, hosts=hosts, link=_without_latency(cluster.link), racks=racks
+    )
     fast = Pricer(units, batch, free.first(ranks)).price(Cut(columns=ranks))
     assert price is not None and fast is not None
     parts = {

@@ -8,9 +8,11 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 
 from tfscale.plan.cluster import Cluster
+from tfscale.plan.cut import CHUNKS, ORDERS, Cut, Price
 from tfscale.plan.formulas.grids import divisors
 from tfscale.plan.formulas.state import ADAM, SHARDS, Numbers
-from tfscale.plan.price import ORDERS, Cut, Price, Pricer
+from tfscale.plan.price import Pricer
+from tfscale.plan.runs import runs
 from tfscale.plan.units import Unit
 
 _MOST_PER_STAGE = 16  # microbatches; more shorten a pipeline's bubble by less than 1/16
@@ -41,7 +43,9 @@ class Found:
         return max(0.0, 1 - self.bound / self.prices[0].seconds)
 
 
-def cuts(ranks: int, batch: int, units: int, wires: Sequence[str]) -> Iterator[Cut]:
+def cuts(
+    ranks: int, batch: int, units: int, wires: Sequence[str], diloco: int | None = None
+) -> Iterator[Cut]:
     """Yield all sizes of grids and pipelines on so many ranks, without what only saves memory."""
     for stages in divisors(ranks):
         if stages > units:
@@ -50,9 +54,22 @@ def cuts(ranks: int, batch: int, units: int, wires: Sequence[str]) -> Iterator[C
             columns = ranks // stages // rows
             many = _microbatches(batch, columns, stages)
             for microbatches in many if stages > 1 else many[:1]:
-                for order in ORDERS if stages > 1 and microbatches > 1 else ORDERS[:1]:
+                for order in _orders(stages, microbatches, units):
                     for wire in wires:
                         yield Cut(rows, columns, stages, microbatches, order, wire=wire)
+                if diloco and columns > 1:
+                    yield Cut(rows, columns, stages, microbatches, every=diloco)
+
+
+def _orders(stages: int, microbatches: int, units: int) -> list[str]:
+    """Return the orders that so many stages can work in."""
+    if stages == 1 or microbatches == 1:
+        return list(ORDERS[:1])
+    return [
+        order
+        for order, chunks in CHUNKS.items()
+        if chunks == 1 or (microbatches % stages == 0 and chunks * stages <= units)
+    ]
 
 
 def _microbatches(batch: int, columns: int, stages: int) -> list[int]:
@@ -75,6 +92,8 @@ def search(
     wires: Sequence[str] = ("fp32",),
     keep: int = 5,
     runnable: bool = False,
+    staged: bool = True,
+    diloco: int | None = None,
 ) -> Found:
     """Return the fastest cuts that fit into memory.
 
@@ -88,11 +107,13 @@ def search(
         wires: formats in which gradients may be sent.
         keep: number of cuts to return.
         runnable: whether to leave out cuts that ``ScaleStrategy`` cannot run yet.
+        staged: whether ``ScaleStrategy`` can cut the model into stages.
+        diloco: number of steps of rounds to price, too; None for none.
     """
-    pricer = Pricer(units, batch, cluster, numbers)
-    every: Iterable[Cut] = cuts(cluster.devices, batch, len(units), wires)
+    pricer = Pricer(units, batch, cluster, numbers, runnable)
+    every: Iterable[Cut] = cuts(cluster.devices, batch, len(units), wires, diloco)
     if runnable:
-        every = (cut for cut in every if cut.rows == cut.stages == 1)
+        every = (cut for cut in every if runs(cut, staged))
     waiting = sorted(((pricer.bound(cut), index, cut) for index, cut in enumerate(every)))
     best: list[Price] = []
     smallest: Price | None = None
@@ -101,7 +122,7 @@ def search(
     for bound, _, cut in waiting:
         if (len(best) >= keep and bound >= best[-1].seconds) or time.monotonic() > deadline:
             break
-        for price in _variants(pricer, cut, cluster.memory, runnable):
+        for price in _variants(pricer, cut, cluster, runnable):
             priced += 1
             smallest = price if smallest is None or price.bytes < smallest.bytes else smallest
             if price.bytes <= cluster.memory:
@@ -116,24 +137,30 @@ def _rank(price: Price) -> tuple[float, float]:
     return float(f"{price.seconds:.9e}"), price.bytes
 
 
-def _variants(pricer: Pricer, cut: Cut, memory: float, runnable: bool) -> Iterator[Price]:
+def _variants(pricer: Pricer, cut: Cut, cluster: Cluster, runnable: bool) -> Iterator[Price]:
     """Yield prices of a cut, without recomputation and with it, until one of each fits.
 
     What costs no time is tried first: shards, and microbatches without a pipeline.
     """
-    shards = SHARDS[: 1 if cut.columns == 1 else 3 if runnable else 4]
+    shards = SHARDS[: 1 if cut.columns == 1 or cut.every > 1 else 4]
     many = [cut.microbatches]
     if cut.stages == 1:
         many = _microbatches(pricer.batch, cut.columns, cut.stages)
-    for recompute, lean in itertools.product((False, True), (False, True)[: min(cut.rows, 2)]):
+    flags = [
+        (False, True),
+        (False, True)[: min(cut.rows, 2)],
+        (False, True)[: 1 + (cluster.bus > 0)],
+    ]
+    for recompute, lean, offload in itertools.product(*flags):
         for shard, microbatches in itertools.product(shards, many):
             variant = dataclasses.replace(
-                cut, shard=shard, microbatches=microbatches, recompute=recompute, lean=lean
-            )
-            price = pricer.price(variant)
+                cut, shard=shard, microbatches=microbatches, recompute=recompute, lean=lean,
+                offload=offload,
+            )  # fmt: skip
+            price = pricer.price(variant) if not runnable or runs(variant, staged=True) else None
             if price is not None:
                 yield price
-                if price.bytes <= memory:
+                if price.bytes <= cluster.memory:
                     break
 
 

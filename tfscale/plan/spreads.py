@@ -59,7 +59,17 @@ def _pair(name: str, state: str, sums: int) -> Spread:
 
 def spreads_of(unit: Unit, row: Row) -> tuple[Spread, ...]:
     """Return the ways in which a row of ranks can share a unit."""
-    return _spreads_of(unit, row.rows > 1, row.samples >= row.rows)
+    every = _spreads_of(unit, row.rows > 1, row.samples >= row.rows)
+    if not row.runnable or row.rows == 1:
+        return every
+    return tuple(spread for spread in every if _runs(spread, unit))
+
+
+def _runs(spread: Spread, unit: Unit) -> bool:
+    """Return whether ``ScaleStrategy`` shares a unit in this way: by rules for its weights."""
+    return spread in (COPIES, CHANNELS) or (
+        spread.name in ("columns", "rows", "heads", "vocabulary") and bool(unit.cuts)
+    )
 
 
 @functools.cache
@@ -116,6 +126,8 @@ class Row:
         rate: operations per second of a rank.
         gather: seconds of an all-gather in the row; an all-reduce takes twice as long.
         halo: seconds of a message to a neighbour in the row.
+        runnable: whether ranks share units only as ``ScaleStrategy`` does.
+        launch: seconds that a pass of a unit takes at least, beside its operations.
     """
 
     rows: int
@@ -123,13 +135,16 @@ class Row:
     rate: float
     gather: Gather
     halo: Gather
+    runnable: bool = False
+    launch: float = 0.0
 
     def load(self, unit: Unit, spread: Spread) -> Load:
         """Return what a rank does for a unit in a spread."""
         assert unit.backward_flops is not None and unit.kept is not None
         share = self.samples if spread.repeats else self.samples / self.rows
-        forward = unit.flops * share / self.rate
-        backward = unit.backward_flops * share / self.rate
+        forward, backward = (
+            flops * share / self.rate + self.launch for flops in (unit.flops, unit.backward_flops)
+        )
         forward += 2 * spread.forward * self.gather(self.samples * unit.outputs)
         backward += 2 * spread.backward * self.gather(self.samples * unit.inputs)
         if spread is HEIGHT and unit.halo is not None:

@@ -31,6 +31,8 @@ class Unit:
         halo: bytes that a rank needs of one neighbour if ranks split the height of images, in the
             forward and in the backward pass; None if they cannot.
         routed: bytes that ``"experts"`` send to the ranks that hold them, and get back.
+        cuts: patterns of paths of weights, and how ranks may cut these: ``"columns"``, ``"rows"``,
+            ``"either"`` of both, ``"heads"`` or ``"vocabulary"``.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Unit:
     pairs: int = 1
     halo: tuple[float, float] | None = None
     routed: float = 0
+    cuts: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         arguments.text(self.name, "name")
@@ -69,7 +72,9 @@ class Unit:
     @property
     def signature(self) -> Unit:
         """The unit without its name: equal blocks of a model have equal signatures."""
-        return dataclasses.replace(self, name="any")
+        # Whether a unit has rules counts, and the paths in them do not.
+        cuts = tuple(("any", kind) for _, kind in self.cuts)
+        return dataclasses.replace(self, name="any", cuts=cuts)
 
 
 def transformer(

@@ -94,6 +94,7 @@ class Settings:
 
 def checked(**given: Any) -> Settings:
     """Return the settings that arguments of ``ScaleStrategy`` make, or raise."""
+    given = {name: _made(name, value) for name, value in given.items()}
     check(**given)
     of_gradients = {name: given[name] for name in ("wire", "method", "error_feedback")}
     policy = policy_of(**of_gradients)
@@ -117,6 +118,17 @@ def checked(**given: Any) -> Settings:
         "bucket_bytes": None if size is None else number_of_bytes(size, "bucket_bytes"),
     }
     return Settings(**given, policy=policy)
+
+
+def _made(name: str, value: Any) -> Any:
+    """Return a grid or a pipeline that is given by its fields; any other value as it is."""
+    kind = {"grid": Grid, "pipeline": Pipeline}.get(name)
+    if kind is None or not isinstance(value, Mapping):
+        return value
+    known = [field.name for field in dataclasses.fields(kind)]
+    for key in value:
+        arguments.choice(key, f"a key of {name}", known)
+    return kind(**value)
 
 
 def check(**given: Any) -> None:

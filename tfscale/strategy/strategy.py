@@ -89,12 +89,14 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
             part of it. ``"all"`` shares out the weights, too: layers gather what they compute with.
             The result is the same. See docs/large-models.md.
         grid: how replicas share one model: ``tfscale.Grid(tensor=2)`` makes teams of two replicas
-            that hold one model together; by default each replica holds a whole model.
+            that hold one model together; by default each replica holds a whole model. A mapping of
+            its fields does, too: ``{"tensor": 2}``.
         tensor: which weights the replicas of a team hold in slices: a mapping from patterns of
             weights' paths to ``"columns"``, ``"rows"``, ``"heads"`` or ``"vocabulary"``. See
             docs/large-models.md.
         pipeline: how a model is cut into the stages of the grid, and in which order they take
-            microbatches: a ``tfscale.Pipeline``. See docs/large-models.md.
+            microbatches: a ``tfscale.Pipeline``, or a mapping of its fields. See
+            docs/large-models.md.
         shares: which part of the rows of each batch a replica takes: ``[3, 1]``, one number for
             each replica, or ``{"worker:1": 0.5}``, a number for each replica of a worker, where all
             others have 1; or ``"auto"``, which measures steps, so that all replicas finish
@@ -138,9 +140,9 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
         batch_norm: str = "synchronized",
         own_losses: str | None = None,
         shard: str | None = None,
-        grid: Grid | None = None,
+        grid: Grid | Mapping[str, int] | None = None,
         tensor: Mapping[str, str] | None = None,
-        pipeline: Pipeline | None = None,
+        pipeline: Pipeline | Mapping[str, Any] | None = None,
         shares: str | Sequence[float] | Mapping[str, float] | None = None,
         schedule_file: str | Path | None = None,
         deadline: float = DEADLINE,
