@@ -65,6 +65,20 @@ def pytest_collection_finish(session):
     gc.set_threshold(youngest, middle, 40)
 
 
+_seconds = collections.Counter()  # of each file of tests, with what its fixtures took
+
+
+def pytest_runtest_logreport(report):
+    _seconds[report.nodeid.partition("::")[0]] += report.duration
+
+
+def pytest_sessionfinish():
+    """Note what each file took for .ci/timed, which prints the slowest ones."""
+    if times := os.environ.get("TIMES"):
+        with open(f"{times}.files", "a") as notes:
+            notes.writelines(f"{seconds:.0f} {file}\n" for file, seconds in _seconds.items())
+
+
 @pytest.fixture(scope="session", autouse=True)
 def logical_devices():
     """Eight logical CPUs, if any test of this session brought TensorFlow in: it wants to know

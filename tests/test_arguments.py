@@ -111,8 +111,9 @@ RECORDS = {
         "collectives.Count", "collectives.Kind", "collectives.Move", "collectives.Simulation",
         "compression.Gradient", "compression.Price", "extreme.Plan", "ops.BucketId",
         "ops.Communicator", "ops.Execution", "ops.Taken", "ops.Total", "plan.Cut", "plan.Found",
-        "plan.Plan", "plan.Point", "plan.Price", "quantize.Exported", "quantize.Front",
-        "quantize.Inputs", "quantize.Integers", "quantize.LayerPlan", "quantize.LayerStudy",
+        "plan.Measured", "plan.Plan", "plan.Point", "plan.Price", "quantize.Exported",
+        "quantize.Front", "quantize.Inputs", "quantize.Integers", "quantize.LayerPlan",
+        "quantize.LayerStudy",
         "quantize.Net", "quantize.Plan", "quantize.Search", "quantize.Study",
         "recompute.Plan", "telemetry.Stragglers",
     ),
@@ -245,13 +246,14 @@ RIGHT = {
     "plan.Cluster.parse": {"text": "(1 device)"},
     "plan.Host": {},
     "plan.Numbers": {},
+    "plan.Racks": {"hosts": 2},
     "plan.Unit": {"name": "dense"},
     "plan.best": {"model": [UNIT], "batch": 8, "cluster": "(1 device)"},
     "plan.curve": {
         "units": [UNIT], "batch": 8, "ranks": [1],
         "cluster": tfscale.plan.Cluster([tfscale.plan.Host()]),
     },
-    "plan.rate_here": {"model": None, "batch": 4},
+    "plan.measured": {"model": None, "batch": 4},
     "plan.read": {"model": None},
     "plan.transformer": {
         "blocks": 1, "hidden": 8, "heads": 2, "sequence": 4, "vocabulary": 10
@@ -325,7 +327,7 @@ extreme.MACH.load: folder='x'
 curvature.Fisher: x={1:2},array y=None,{1:2},array sample_weight={1:2},array
 curvature.GaussNewton: x={1:2},array y=None,{1:2},array sample_weight={1:2},array
 curvature.Hessian: x={1:2},array y=None,{1:2},array sample_weight={1:2},array
-plan.rate_here: example={1:2},array
+plan.measured: example={1:2},array
 plan.read: example={1:2},array
 quantize.apply: x={1:2},array
 quantize.sensitivity: x={1:2},array y=None,{1:2},array sample_weight={1:2},array
@@ -403,10 +405,11 @@ optimizers.LARS: learning_rate=0,1.5 momentum=0 weight_decay=0,1.5 trust_coeffic
     epsilon=0,1.5 exclude_from_weight_decay=None,'x','',[] exclude_from_adaptation=None,'x','',[]
     fused=True
 parallel.Experts: activation=None capacity=1.5 balance=0,1.5
-plan.Host: memory=1.5 rate=1.5
+plan.Cluster: gamma=0,1.5 step=0,1.5
+plan.Host: memory=1.5 rate=1.5 bus=0,1.5 launch=0,1.5 update=0,1.5
 plan.Numbers: weights=0,1.5 gradients=0,1.5 state=0,1.5
 plan.Unit: name='x' parameters=0,1.5 inputs=0,1.5 outputs=0,1.5 flops=0,1.5 backward_flops=0,1.5
-    kept=0,1.5 pairs=0 halo=array routed=0,1.5
+    kept=0,1.5 pairs=0 halo=array routed=0,1.5 cuts=[]
 plan.best: example={1:2},array
 quantize.front: pinned={} ties=[] seconds=1.5
 quantize.plan: size=1.5 pinned={} ties=[] seconds=1.5

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
+import subprocess
+import sys
 
 import keras
 import numpy as np
@@ -12,9 +14,12 @@ import pytest
 
 import tfscale
 from tfscale import plan
+from tfscale.plan.cluster import RATE
 from tfscale.plan.cut import Cut
 from tfscale.plan.price import Pricer
 from tfscale.tools.plan import main
+
+LAUNCH = (sys.executable, "-m", "tfscale", "launch")
 
 
 def test_layers_are_counted() -> None:
@@ -182,7 +187,8 @@ def test_what_a_grid_does_not_know_is_named() -> None:
 
 def test_measured_layers_take_the_time_of_the_model() -> None:
     model = pair(2048)
-    units, rate = plan.read_here(model, 256)
+    found = plan.measured(model, 256)
+    units, rate = found.units, found.rate
     counted = plan.read(model)
     assert [unit.name for unit in units] == ["up", "down"]
     assert [unit.cuts for unit in units] == [unit.cuts for unit in counted]
@@ -208,6 +214,8 @@ def test_the_command(tmp_path, capsys) -> None:
     said = capsys.readouterr().out
     assert "Best: data" in said and "Run it with ScaleStrategy(" in said
     assert (tmp_path / "plan.png").stat().st_size > 1000
+    assert main([*words, "--here", "--measure"]) == 0
+    assert "Measured here: 1 x (8 devices" in capsys.readouterr().out
     assert main([*words, "--measure"]) == 0
     assert re.match(r"This machine reaches [\d.e+-]+ GFLOPS", capsys.readouterr().out)
     curve = ["--curve", "1:128", "--draw", str(tmp_path / "curve.png")]
@@ -219,6 +227,20 @@ def test_the_command(tmp_path, capsys) -> None:
     assert [line.split()[1] for line in capsys.readouterr().out.splitlines()[1:]] == [
         "16", "32", "64", "128"
     ]  # fmt: skip
+
+
+def test_the_workers_of_a_job_measure_their_links(tmp_path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    command = [*LAUNCH, "-n", "2", sys.executable, "-m", "tfscale", "plan", "train.py:model"]
+    ran = subprocess.run(
+        [*command, "--here", "--save", "plan.json"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.count("Measured here") == 1  # one worker speaks for both
+    found = plan.Plan.load(tmp_path / "plan.json")
+    assert found.cluster.devices == 2 and found.cluster.link.beta > 0
+    assert found.cluster.rates != [RATE] * 2
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from tfscale.plan import pipelines
 from tfscale.plan.cluster import Cluster, Host, Racks
 from tfscale.plan.cut import Cut, Price
 from tfscale.plan.formulas.state import Numbers
-from tfscale.plan.measure import rate_here, read_here
+from tfscale.plan.measure import Measured, measured
 from tfscale.plan.plan import Plan, best
 from tfscale.plan.read import read
 from tfscale.plan.scaling import Point, curve
@@ -26,6 +26,7 @@ __all__ = [
     "Cut",
     "Found",
     "Host",
+    "Measured",
     "MemoryLimitError",
     "Numbers",
     "Plan",
@@ -35,9 +36,8 @@ __all__ = [
     "Unit",
     "best",
     "curve",
+    "measured",
     "pipelines",
-    "rate_here",
     "read",
-    "read_here",
     "transformer",
 ]

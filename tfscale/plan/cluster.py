@@ -39,6 +39,7 @@ class Host:
         link: the link between its devices.
         bus: bytes per second between a device and the host's memory; 0 if nothing is kept there.
         launch: seconds that the forward or backward pass of a layer takes at least.
+        update: seconds in which an optimizer updates one parameter.
     """
 
     devices: int = 1
@@ -47,10 +48,12 @@ class Host:
     link: Link = INSIDE
     bus: float = 0.0
     launch: float = LAUNCH
+    update: float = 0.0
 
     def __post_init__(self) -> None:
         arguments.real(self.bus, "bus", 0, what="a number of bytes per second")
-        arguments.real(self.launch, "launch", 0, what="a number of seconds")
+        for name in ("launch", "update"):
+            arguments.real(getattr(self, name), name, 0, what="a number of seconds")
         arguments.whole(self.devices, "devices", 1, what="a number of devices")
         arguments.real(self.memory, "memory", above=0, what="a number of bytes")
         arguments.real(self.rate, "rate", above=0, what="a number of operations per second")
@@ -85,6 +88,7 @@ class Cluster:
         link: the link of each host to the others.
         racks: the racks in which the hosts stand; None if all hosts are equally far apart.
         gamma: seconds in which a device adds a byte that has arrived; links were measured with it.
+        step: seconds that a step takes beside its passes, sums and updates.
 
     Example:
         >>> cluster = Cluster.parse("64 x (4 devices, 16GB, 100GB/s), 25gbit")
@@ -98,6 +102,7 @@ class Cluster:
     link: Link = BETWEEN
     racks: Racks | None = None
     gamma: float = 0.0
+    step: float = 0.0
 
     def __post_init__(self) -> None:
         expected = "a list of Hosts, such as [Host(devices=4)] * 8"
@@ -109,6 +114,7 @@ class Cluster:
             expected = "Racks, such as Racks(hosts=16), or None"
             arguments.instance(self.racks, "racks", Racks, expected)
         arguments.real(self.gamma, "gamma", 0, what="a number of seconds per byte")
+        arguments.real(self.step, "step", 0, what="a number of seconds")
 
     @property
     def devices(self) -> int:
@@ -129,6 +135,11 @@ class Cluster:
     def launch(self) -> float:
         """The longest time of a launch."""
         return max(host.launch for host in self.hosts)
+
+    @property
+    def update(self) -> float:
+        """The longest time in which an optimizer updates a parameter."""
+        return max(host.update for host in self.hosts)
 
     @property
     def rates(self) -> list[float]:
@@ -250,7 +261,10 @@ class Cluster:
                 joined[-1]["count"] += 1
             else:
                 joined.append(host)
-        found = {"hosts": joined, "link": dataclasses.asdict(self.link), "gamma": self.gamma}
+        found = {
+            "hosts": joined, "link": dataclasses.asdict(self.link), "gamma": self.gamma,
+            "step": self.step,
+        }  # fmt: skip
         return found if self.racks is None else {**found, "racks": dataclasses.asdict(self.racks)}
 
 
@@ -268,10 +282,10 @@ def _in_groups(ranks: int, together: int, inner: Link, outer: Link) -> Machine:
 
 def read_cluster(file: Record) -> Cluster:
     """Return the cluster that a file describes."""
-    file.only("hosts", "link", "racks", "gamma")
+    file.only("hosts", "link", "racks", "gamma", "step")
     hosts: list[Host] = []
     for row in file.records("hosts"):
-        row.only("count", "devices", "memory", "rate", "link", "bus", "launch")
+        row.only("count", "devices", "memory", "rate", "link", "bus", "launch", "update")
         link = _link(row.record("link")) if "link" in row else INSIDE
         host = Host(
             row.integer("devices"),
@@ -280,6 +294,7 @@ def read_cluster(file: Record) -> Cluster:
             link,
             row.number("bus") if "bus" in row else 0.0,
             row.number("launch") if "launch" in row else LAUNCH,
+            row.number("update") if "update" in row else 0.0,
         )
         count = row.integer("count") if "count" in row else 1
         if not 1 <= count <= 100_000:
@@ -287,8 +302,8 @@ def read_cluster(file: Record) -> Cluster:
         hosts += [host] * count
     if not hosts:
         raise file.wrong("hosts", "one host or more")
-    gamma = file.number("gamma") if "gamma" in file else 0.0
-    return Cluster(hosts, _link(file.record("link")), _racks(file), gamma)
+    more = {name: file.number(name) for name in ("gamma", "step") if name in file}
+    return Cluster(hosts, _link(file.record("link")), _racks(file), **more)
 
 
 def _racks(file: Record) -> Racks | None:

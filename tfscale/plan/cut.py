@@ -76,7 +76,8 @@ class Price:
         cut: the cut.
         seconds: time of a step.
         parts: seconds by what they go to: ``compute``; ``row``, messages in rows; ``bubble``,
-            waiting for other stages; ``sums``, gradients, and state that lies in a host's memory.
+            waiting for other stages; ``sums``, gradients, and state that lies in a host's memory;
+            ``update``, the optimizer, and what a step takes at least.
         memory: bytes on the fullest rank by what takes them: ``weights``, ``gradients``,
             ``state``, ``activations``, ``buffers``.
         spreads: for each unit the way in which a row shares it.

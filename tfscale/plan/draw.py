@@ -19,6 +19,7 @@ _PARTS = {
     "row": "#9ccc9c",
     "bubble": "#d9dce1",
     "sums": "#f0b27a",
+    "update": "#e3a8b4",
 }
 _MEMORY = {
     "weights": "#7da7d9",

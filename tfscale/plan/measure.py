@@ -3,43 +3,50 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 import time
 from collections.abc import Callable
 from typing import Any
 
-from tfscale.plan.read import Call, calls_of, example_specs, read, unit_of_each
+from tfscale.plan.cluster import Host
+from tfscale.plan.read import Call, calls_of, can_be_staged, example_specs, units_of
 from tfscale.plan.units import Unit
 from tfscale.support import arguments
 
 _ROUNDS = 5
 
 
-def rate_here(model: Any, batch: int, example: Any = None) -> float:
-    """Return the operations per second of a forward and backward pass on this machine's device.
-
-    The optimizer and the reading of data are left out. Weights do not change.
-
-    Args:
-        model: a built Keras model.
-        batch: samples of a pass, as many as one device will have.
-        example: a batch of the model's inputs, if the model does not know its shapes.
-
-    Example:
-        >>> tfscale.plan.rate_here(model, batch=64) > 1e6
-        True
-    """
-    arguments.whole(batch, "batch", 1, what="a number of samples")
-    flops = batch * sum(unit.all_flops for unit in read(model, example))
-    return flops / _seconds_of_model(model, batch, example)
-
-
-def read_here(model: Any, batch: int, example: Any = None) -> tuple[list[Unit], float]:
-    """Return a model's units with the work that they are on this machine, and its rate.
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """A model as measured on one device of this machine.
 
     Counted operations say little of the time that a small or a memory-bound layer takes. So each
-    layer's passes are timed alone, and its operations become those that the device makes in this
-    time at the rate of the whole model: ``flops / rate`` is the measured time.
+    layer's operations are those that the device makes, at its rate, in the layer's measured time.
+
+    Args:
+        units: the units of the model.
+        rate: operations per second in the passes of a large batch.
+        launch: seconds that a pass of a unit takes at least, on a batch of any size.
+        update: seconds in which the optimizer updates a parameter; 0 without an optimizer.
+        staged: whether the model can be cut into stages: it is Sequential or functional.
+    """
+
+    units: tuple[Unit, ...]
+    rate: float
+    launch: float
+    update: float
+    staged: bool = True
+
+    def on(self, host: Host) -> Host:
+        """Return a host whose devices are as fast as this one."""
+        return dataclasses.replace(host, rate=self.rate, launch=self.launch, update=self.update)
+
+
+def measured(model: Any, batch: int, example: Any = None) -> Measured:
+    """Measure a model's layers, passes and optimizer on this machine's device.
+
+    The reading of data is left out. Weights and the optimizer's state stay as they are.
 
     Args:
         model: a built Keras model.
@@ -47,24 +54,57 @@ def read_here(model: Any, batch: int, example: Any = None) -> tuple[list[Unit], 
         example: a batch of the model's inputs, if the model does not know its shapes.
 
     Example:
-        >>> units, rate = tfscale.plan.read_here(model, batch=64)
-        >>> all(unit.flops > 0 for unit in units)
-        True
+        >>> found = tfscale.plan.measured(model, batch=64)
+        >>> found.rate > 1e6, len(found.units) > 0
+        (True, True)
     """
-    rate = rate_here(model, batch, example)
+    arguments.whole(batch, "batch", 1, what="a number of samples")
+    calls = calls_of(model, example)
+    counted = units_of(model, calls)
+    flops = sum(unit.all_flops for unit in counted)
+    launch, per_sample = _passes(model, batch, example, 2 * len(counted))
     times: dict[str, tuple[float, float]] = {}
-    calls = calls_of(model, example_specs(model, example))
     for call in calls:
         if call.key not in times:
             times[call.key] = _seconds_of_layer(call, batch)
     # Alone, layers pay for calls that the whole model pays for once.
-    factor = sum(unit.all_flops for unit in read(model, example))
-    factor /= rate * sum(sum(times[call.key]) for call in calls) / batch
-    units = []
-    for call, unit in zip(calls, unit_of_each(model, calls), strict=True):
-        forward, backward = (factor * rate * one / batch for one in times[call.key])
-        units.append(dataclasses.replace(unit, flops=forward, backward_flops=backward))
-    return units, rate
+    share = flops / sum(sum(times[call.key]) for call in calls)
+    units = tuple(
+        dataclasses.replace(unit, flops=share * forward, backward_flops=share * backward)
+        for unit, (forward, backward) in zip(counted, (times[call.key] for call in calls))
+    )
+    update = 0.0 if getattr(model, "optimizer", None) is None else _seconds_of_update(model)
+    return Measured(units, flops / per_sample, launch, update, can_be_staged(model))
+
+
+def _passes(model: Any, batch: int, example: Any, launches: int) -> tuple[float, float]:
+    """Return the seconds of a launch, and of both passes of a sample: a line through two sizes."""
+    small = max(1, batch // 8)
+    large = max(batch, 2 * small)
+    times = [_seconds_of_model(model, samples, example) for samples in (small, large)]
+    slope = max(times[1] - times[0], 0.05 * times[1]) / (large - small)
+    return max(0.0, times[1] - slope * large) / launches, slope
+
+
+def _seconds_of_update(model: Any) -> float:
+    """Return the seconds in which a compiled model's optimizer updates one parameter."""
+    import keras
+    import tensorflow as tf
+
+    optimizer, weights = model.optimizer, list(model.trainable_weights)
+    optimizer.build(weights)
+    state = [*weights, *optimizer.variables]
+    before = [keras.ops.convert_to_numpy(one) for one in state]
+    gradients = [tf.zeros(weight.shape, weight.dtype) for weight in weights]
+
+    def update() -> Any:
+        optimizer.apply(gradients)
+        return tf.constant(0.0)
+
+    seconds = _median_seconds(update)
+    for variable, value in zip(state, before, strict=True):
+        variable.assign(value)
+    return seconds / float(sum(math.prod(weight.shape) for weight in weights))
 
 
 def _seconds_of_model(model: Any, batch: int, example: Any) -> float:

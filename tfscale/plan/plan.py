@@ -12,6 +12,7 @@ from tfscale.plan import pipelines
 from tfscale.plan.cluster import Cluster, read_cluster
 from tfscale.plan.cut import ORDERS, Cut, Price
 from tfscale.plan.formulas.state import ADAM, SHARDS, Numbers
+from tfscale.plan.measure import Measured
 from tfscale.plan.price import Pricer
 from tfscale.plan.read import can_be_staged, read
 from tfscale.plan.runs import missing, strategy_arguments
@@ -31,6 +32,7 @@ _BOUNDS = {
     "row": "messages between the ranks that share a sample: {share:.0%} of the step",
     "bubble": "the pipeline's bubble: its stages wait for {share:.0%} of the step",
     "sums": "the sums of gradients: {share:.0%} of the step",
+    "update": "the optimizer, and what each step takes at least: {share:.0%} of the step",
 }
 
 
@@ -86,7 +88,18 @@ class Plan:
 
     def table(self) -> str:
         """Return the best cuts as a table for a terminal."""
-        head = ("cut", "step", "samples/s", "compute", "rows", "bubble", "sums", "GB", "schedule")
+        head = (
+            "cut",
+            "step",
+            "samples/s",
+            "compute",
+            "rows",
+            "bubble",
+            "sums",
+            "update",
+            "GB",
+            "schedule",
+        )
         rows: list[tuple[str, ...]] = [head]
         for price in self.found.prices:
             parts = [f"{price.parts[name] / price.seconds:.0%}" for name in _BOUNDS]
@@ -241,7 +254,7 @@ def best(
     """Return a plan: the fastest known cuts of a model on a cluster.
 
     Args:
-        model: a built Keras model, or a list of ``Unit``.
+        model: a built Keras model; what ``measured`` returns of one; or a list of ``Unit``.
         batch: samples of a step, of all devices.
         cluster: a ``Cluster``, or its short text.
         wires: formats in which gradients may be sent. All but ``fp32`` change results.
@@ -267,9 +280,12 @@ def best(
     arguments.optional(arguments.data, example, "example")
     arguments.optional(arguments.whole, diloco, "diloco", 2, what="a number of steps, or None")
     arguments.flag(runnable, "runnable")
-    listed = isinstance(model, (list, tuple))
-    units = checked_units(model if listed else read(model, example), "model")
-    staged = listed or can_be_staged(model)
+    if isinstance(model, Measured):
+        units, staged = model.units, model.staged
+    elif isinstance(model, (list, tuple)):
+        units, staged = checked_units(model, "model"), True
+    else:
+        units, staged = checked_units(read(model, example), "model"), can_be_staged(model)
     found = search(
         units, batch, machines, numbers=numbers, wires=checked, keep=keep, runnable=runnable,
         staged=staged, diloco=diloco,

@@ -90,7 +90,9 @@ class Pricer:
         bottleneck = max(_by_rank(weights, self._ends(cut, weights), cut.stages))
         narrowest = [min(unit.outputs for unit in self.units)] * (cut.stages - 1)
         filling = self._filling(cut, row, narrowest)
-        return weight.fill * sum(times) + bottleneck + filling
+        parameters = sum(unit.parameters for unit in self.units)
+        update = self.cluster.step + self.cluster.update * parameters / cut.ranks
+        return weight.fill * sum(times) + bottleneck + filling + update
 
     def _least(self, cut: Cut) -> tuple[list[float], list[float]]:
         """Return for each unit the least seconds of a microbatch, and the least weight in a stage.
@@ -168,15 +170,17 @@ class Pricer:
         )
         busy = cut.microbatches * stages[last]
         compute = cut.microbatches * self._compute(cut, row, spreads, ends)[last]
+        update = self._update(cut, loads, ends)
         parts = {
             "compute": compute,
             "row": max(0.0, busy - compute),
             "bubble": max(0.0, total - busy - sums[last][0]),
             "sums": sums[last][0],
+            "update": update,
         }
         memory = self._memory(cut, loads, ends)
         names = tuple(spread.name for spread in spreads)
-        return Price(cut, total, parts, memory, names, tuple(ends), sums[last][1])
+        return Price(cut, total + update, parts, memory, names, tuple(ends), sums[last][1])
 
     def _times(
         self, cut: Cut, row: Row, spreads: Sequence[Spread], loads: Sequence[Load]
@@ -250,6 +254,12 @@ class Pricer:
             return 0
         held = parameters / (1 if cut.shard == "none" else cut.columns)
         return held * (self.numbers.gradients + self.numbers.weights) / self.cluster.bus
+
+    def _update(self, cut: Cut, loads: Sequence[Load], ends: Sequence[int]) -> float:
+        """Return the seconds of a step's end, on the rank that updates the most parameters."""
+        held = max(_by_rank([load.own + load.common for load in loads], ends, cut.stages))
+        share = cut.columns if cut.shard != "none" else 1
+        return self.cluster.step + self.cluster.update * held / share
 
     def _compute(
         self, cut: Cut, row: Row, spreads: Sequence[Spread], ends: Sequence[int]

@@ -38,24 +38,17 @@ def read(model: Any, example: Any = None) -> list[Unit]:
         >>> units[0].kind, units[0].parameters, units[0].flops
         ('dense', 72, 144.0)
     """
-    import keras
-
-    arguments.instance(model, "model", keras.Model, "a Keras model")
-    arguments.optional(arguments.data, example, "example")
-    units = unit_of_each(model, calls_of(model, example_specs(model, example)))
-    if not units:
-        raise arguments.wrong(model, "model", "a Keras model that calls one layer or more")
-    return units
+    return units_of(model, calls_of(model, example))
 
 
 def can_be_staged(model: Any) -> bool:
     """Return whether a model's layers can be cut into stages: it is Sequential or functional."""
-    from tfscale.bridge.objects import operations_of
+    from tfscale.bridge.models import graph_of
 
-    return bool(operations_of(getattr(model, "_functional", None) or model))
+    return graph_of(model) is not None
 
 
-def unit_of_each(model: Any, calls: Sequence[Call]) -> list[Unit]:
+def units_of(model: Any, calls: Sequence[Call]) -> list[Unit]:
     """Return a unit for each call of a layer of a model."""
     known: dict[str, Unit] = {}
     units: dict[str, Unit] = {}
@@ -122,10 +115,14 @@ def _leaves(model: Any) -> Iterator[Any]:
             yield layer
 
 
-def calls_of(model: Any, inputs: Any) -> list[Call]:
-    """Return the calls of a model's layers, in order."""
+def calls_of(model: Any, example: Any = None) -> list[Call]:
+    """Return the calls of a model's layers, in order; raise if it is no model, or calls none."""
+    import keras
     import tensorflow as tf
 
+    arguments.instance(model, "model", keras.Model, "a Keras model")
+    arguments.optional(arguments.data, example, "example")
+    inputs = example_specs(model, example)
     found: list[Call] = []
     with contextlib.ExitStack() as stack:
         for layer in {id(one): one for one in _leaves(model)}.values():
@@ -136,6 +133,8 @@ def calls_of(model: Any, inputs: Any) -> list[Call]:
             return model(x, training=True)
 
         tf.function(run).get_concrete_function(inputs)
+    if not found:
+        raise arguments.wrong(model, "model", "a Keras model that calls one layer or more")
     return found
 
 

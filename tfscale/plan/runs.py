@@ -1,4 +1,4 @@
-"""What ``ScaleStrategy`` can run of a cut, and the arguments that run it."""
+"""Arguments of ``ScaleStrategy`` that run a cut, and what they cannot run of it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tfscale.plan.units import Unit
 
 _ORDERS = ("1f1b", "interleaved")
 _OF_SHARDS = {"state": "optimizer", "gradients": "optimizer", "all": "all"}
+_UNEVEN = 1.2  # rates that differ by less than this factor get equal shares
 # The kind of a rule for a unit's parts, if a row shares the unit in some spread.
 _RULES = {
     "columns": {"either": "columns"},
@@ -100,4 +101,6 @@ def missing(price: Price, units: Sequence[Unit], staged: bool) -> list[str]:
 
 
 def _is_uneven(cut: Cut, cluster: Cluster) -> bool:
-    return len(set(cluster.rates)) > 1 and cut.rows == cut.stages == 1 and cut.every == 1
+    """Return whether data parallelism gains by unequal shares: measured rates differ always."""
+    uneven = max(cluster.rates) > _UNEVEN * min(cluster.rates)
+    return uneven and cut.rows == cut.stages == 1 and cut.every == 1

@@ -152,16 +152,21 @@ def _variants(pricer: Pricer, cut: Cut, cluster: Cluster, runnable: bool) -> Ite
         (False, True)[: 1 + (cluster.bus > 0)],
     ]
     for recompute, lean, offload in itertools.product(*flags):
-        for shard, microbatches in itertools.product(shards, many):
-            variant = dataclasses.replace(
-                cut, shard=shard, microbatches=microbatches, recompute=recompute, lean=lean,
-                offload=offload,
-            )  # fmt: skip
-            price = pricer.price(variant) if not runnable or runs(variant, staged=True) else None
-            if price is not None:
-                yield price
-                if price.bytes <= cluster.memory:
-                    break
+        for shard in shards:
+            fits = False
+            for microbatches in many:
+                variant = dataclasses.replace(
+                    cut, shard=shard, microbatches=microbatches, recompute=recompute, lean=lean,
+                    offload=offload,
+                )  # fmt: skip
+                may = not runnable or runs(variant, staged=True)
+                price = pricer.price(variant) if may else None
+                if price is not None:
+                    yield price
+                    if fits := price.bytes <= cluster.memory:
+                        break
+            if fits and not cluster.update:  # or a shorter update may pay for shards
+                break
 
 
 def _too_large(smallest: Price | None, cluster: Cluster, batch: int) -> MemoryLimitError:

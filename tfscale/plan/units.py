@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from tfscale.support import arguments
 
+CUTS = ("columns", "rows", "either", "heads", "vocabulary")
 KINDS = ("dense", "pair", "conv", "embedding", "experts", "norm", "plain", "other")
 
 
@@ -57,6 +58,10 @@ class Unit:
             found = arguments.optional(arguments.real, getattr(self, name), name, 0)
             object.__setattr__(self, name, default if found is None else found)
         arguments.whole(self.pairs, "pairs", 0)
+        expected = "pairs of a pattern of paths and how ranks cut it, such as [('^up/', 'columns')]"
+        object.__setattr__(
+            self, "cuts", arguments.items(self.cuts, "cuts", expected, _cut, least=0)
+        )
         if self.halo is not None:
             bytes_of = lambda value, name: arguments.real(value, name, 0)  # noqa: E731
             expected = "two numbers of bytes, or None"
@@ -75,6 +80,14 @@ class Unit:
         # Whether a unit has rules counts, and the paths in them do not.
         cuts = tuple(("any", kind) for _, kind in self.cuts)
         return dataclasses.replace(self, name="any", cuts=cuts)
+
+
+def _cut(value: object, name: str) -> tuple[str, str]:
+    pair = arguments.items(
+        value, name, "a pattern and a way to cut", arguments.text, least=2, most=2
+    )
+    arguments.pattern(pair[0], name)
+    return pair[0], arguments.choice(pair[1], name, CUTS)
 
 
 def transformer(

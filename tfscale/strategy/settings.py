@@ -123,7 +123,7 @@ def checked(**given: Any) -> Settings:
 def _made(name: str, value: Any) -> Any:
     """Return a grid or a pipeline that is given by its fields; any other value as it is."""
     kind = {"grid": Grid, "pipeline": Pipeline}.get(name)
-    if kind is None or not isinstance(value, Mapping):
+    if kind is None or not isinstance(value, Mapping) or not value:
         return value
     known = [field.name for field in dataclasses.fields(kind)]
     for key in value:

@@ -27,6 +27,7 @@ class FitContestant:
         wire: name of a wire, or a method as a Python expression.
         rule: sync rule as a Python expression.
         algorithm: name of a schedule, or ``"auto"``.
+        arguments: arguments of ``ScaleStrategy`` as JSON, of the way ``"planned"``.
     """
 
     part: str
@@ -38,6 +39,7 @@ class FitContestant:
     wire: str = "fp32"
     rule: str = RULES[0]
     algorithm: str = "auto"
+    arguments: str = "{}"
 
     @property
     def replicas(self) -> int:

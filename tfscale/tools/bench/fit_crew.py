@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import socket
 import sys
@@ -15,6 +16,8 @@ from tfscale.tools.bench.fit_contestants import FitContestant
 from tfscale.tools.bench.link import Network
 from tfscale.tools.bench.run import MPI, QUIET, by_mpirun
 from tfscale.tools.launch import LocalWorkers, WorkerFailed
+
+_numbers = itertools.count()  # of crews, whose sockets may lie in one folder
 
 
 class Crew:
@@ -34,7 +37,7 @@ class Crew:
         self, contestant: FitContestant, network: Network | None, folder: Path, timeout: float
     ) -> None:
         self.timeout = timeout
-        address = str(folder / f"{id(self)}.socket")
+        address = str(folder / f"{next(_numbers)}.socket")
         text = json.dumps(dataclasses.asdict(contestant))
         shaped = network if contestant.processes > 1 else None
         alone = contestant.processes == 1 or contestant.way in ("apart", "horovod")

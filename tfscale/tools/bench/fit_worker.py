@@ -7,6 +7,7 @@ steps of the order, and writes their time.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import socket
@@ -18,6 +19,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfscale import plan
 from tfscale.collectives.choose import machine_fields
 from tfscale.exchange.slots import Slots
 from tfscale.exchange.trial import TURNS
@@ -132,6 +134,7 @@ class Fit:
     """Training by ``model.fit``, as users call it.
 
     Attributes:
+        batch: number of samples of a batch.
         sent: for each step of the last turn, the bytes that the first replica of this process had
             sent by its end; empty if not measured.
         behind: for each step of the last turn, the seconds waited for background exchanges by its
@@ -145,7 +148,7 @@ class Fit:
     behind: Sequence[tuple[float, float]] = ()
 
     def __init__(self, contestant: FitContestant, strategy: Any, batch: int) -> None:
-        self.strategy = strategy
+        self.strategy, self.batch = strategy, batch
         with strategy.scope():
             self.model = make_model(contestant.model, self.make_optimizer())
             self.model.optimizer.build(self.model.trainable_variables)
@@ -286,6 +289,11 @@ def _of_adam(contestant: FitContestant) -> Any:
     return ScaleStrategy("ring", shard=shard, deadline=DEADLINE, backend="engine")
 
 
+def _planned(contestant: FitContestant) -> Any:
+    given = json.loads(contestant.arguments)
+    return ScaleStrategy(**given, deadline=DEADLINE, backend="engine")
+
+
 def _scale_by_tensorflow(contestant: FitContestant) -> Any:
     return ScaleStrategy(wire=contestant.wire, deadline=DEADLINE, backend="tensorflow")
 
@@ -296,6 +304,7 @@ _WAYS: dict[str, tuple[Callable[[FitContestant], Any], type[Fit], bool]] = {
     "auto": (lambda _: auto_strategy(), Fit, False),
     "scale": (_scale, Fit, False),
     "tensorflow": (_scale_by_tensorflow, Fit, False),
+    "planned": (_planned, Fit, False),
     "rules": (_by_rule, ByRule, False),
     "copies": (_of_adam, OfAdam, False),
     "sharded": (_of_adam, OfAdam, False),
@@ -342,6 +351,10 @@ def _answer(training: Fit, order: dict[str, int]) -> Any:
     if "links" in order:
         chooser = training.strategy.reducer.team.schedules
         return {**machine_fields(chooser.machine), "gamma": chooser.gamma, "ranks": chooser.ranks}
+    if "batch" in order:
+        return training.batch
+    if "units" in order:
+        return _units(training.model, order["units"])
     if "trace" in order:
         from tfscale.tools.bench import fit_trace
 
@@ -358,6 +371,13 @@ def _answer(training: Fit, order: dict[str, int]) -> Any:
     ends = training.steps(steps)
     training.faults = (page_faults() - faults) / steps
     return (ends[-1] - ends[UNTIMED - 1]) / order["steps"]
+
+
+def _units(model: Any, batch: int) -> Any:
+    """Return what a plan needs to know of a model on this machine, for batches of a size."""
+    found = plan.measured(model, batch)
+    units = [{**dataclasses.asdict(unit), "cuts": list(unit.cuts)} for unit in found.units]
+    return {**dataclasses.asdict(found), "units": units}
 
 
 def _make_devices(count: int) -> None:

@@ -100,12 +100,10 @@ def _cpu_quota() -> float | None:
 
 def memory() -> Check:
     """Check how much memory is free, within the container's limits."""
-    total, free = _meminfo_bytes("MemTotal"), _meminfo_bytes("MemAvailable")
-    found = f"{free / GB:.1f} of {total / GB:.1f} GB free"
-    for limit, used in _memory_limits():
-        if limit - used < free:
-            free = max(0, limit - used)
-            found = f"{free / GB:.1f} GB free: the container's limit is {limit / GB:.1f} GB"
+    free, limit = _free_memory()
+    found = f"{free / GB:.1f} of {_meminfo_bytes('MemTotal') / GB:.1f} GB free"
+    if limit is not None:
+        found = f"{free / GB:.1f} GB free: the container's limit is {limit / GB:.1f} GB"
     if free >= LITTLE_MEMORY:
         return ok("memory", found)
     return warning(
@@ -114,6 +112,20 @@ def memory() -> Check:
         "A process with TensorFlow takes 0.5 GB before it has a model, and the system kills it "
         "when memory runs out. Free some, or raise the limit (docker run --memory).",
     )
+
+
+def free_memory() -> int:
+    """Return how many bytes of memory are free, within the container's limits."""
+    return _free_memory()[0]
+
+
+def _free_memory() -> tuple[int, int | None]:
+    """Return the free bytes, and the limit that leaves no more; None if there is none."""
+    free, limit = _meminfo_bytes("MemAvailable"), None
+    for one, used in _memory_limits():
+        if one - used < free:
+            free, limit = max(0, one - used), one
+    return free, limit
 
 
 def pages(keeps_memory: bool) -> Check:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tfscale.collectives.wires import WIRES
-from tfscale.plan import Cluster, MemoryLimitError, Plan, best, curve, rate_here
+from tfscale.plan import Cluster, MemoryLimitError, Plan, best, curve, measured
 from tfscale.plan.draw import draw_curve
 from tfscale.plan.scaling import KINDS, powers
 from tfscale.support.records import RecordError
@@ -31,6 +32,8 @@ def main(argv: Sequence[str]) -> int:
 def run(arguments: argparse.Namespace) -> None:
     """Print what the arguments ask for, and write the files that they name."""
     plan = _plan(arguments)
+    if plan is None:
+        return
     if arguments.curve:
         _show_curve(plan, arguments)
     else:
@@ -41,19 +44,31 @@ def run(arguments: argparse.Namespace) -> None:
     _written(arguments.save, plan.save)
 
 
-def _plan(arguments: argparse.Namespace) -> Plan:
+def _plan(arguments: argparse.Namespace) -> Plan | None:
+    """Return the plan; None on a worker that leaves the words to another one."""
     if arguments.model.endswith(".json"):
         return Plan.load(arguments.model)
-    cluster = arguments.cluster
-    machines = Cluster.load(cluster) if cluster.endswith(".json") else Cluster.parse(cluster)
-    model = load_model(arguments.model)
-    if arguments.measure:
-        rate = rate_here(model, max(1, arguments.batch // machines.devices))
-        print(f"This machine reaches {rate / 1e9:.4g} GFLOPS with this model.")
-        hosts = [dataclasses.replace(host, rate=rate) for host in machines.hosts]
-        machines = dataclasses.replace(machines, hosts=hosts)
-    wires = arguments.wires.split(",")
-    return best(model, arguments.batch, machines, wires=wires, runnable=arguments.runnable)
+    make = functools.cache(lambda: load_model(arguments.model))
+    model: Any = None
+    if arguments.here:
+        from tfscale.tools.plan.here import measure
+
+        here = measure(make, arguments.batch)
+        if not here.speaks:
+            return None
+        model, machines = here.model, here.cluster
+        print(f"Measured here: {machines}\n")
+    else:
+        text = arguments.cluster
+        machines = Cluster.load(text) if text.endswith(".json") else Cluster.parse(text)
+        if arguments.measure:
+            model = measured(make(), max(1, arguments.batch // machines.devices))
+            print(f"This machine reaches {model.rate / 1e9:.4g} GFLOPS with this model.")
+            machines = dataclasses.replace(machines, hosts=list(map(model.on, machines.hosts)))
+    return best(
+        model or make(), arguments.batch, machines, wires=arguments.wires.split(","),
+        runnable=arguments.runnable, diloco=arguments.diloco,
+    )  # fmt: skip
 
 
 def _show_curve(plan: Plan, arguments: argparse.Namespace) -> None:
@@ -99,9 +114,23 @@ def _parser() -> argparse.ArgumentParser:
         "others change results)")  # fmt: skip
     add("--runnable", action="store_true",
         help="leave out cuts that ScaleStrategy cannot run yet")  # fmt: skip
-    add("--measure", action="store_true",
-        help="measure the rate that this machine reaches with the model, and take it for all "
-        "devices of the cluster")  # fmt: skip
+    add(
+        "--measure",
+        action="store_true",
+        help="measure how long each layer takes on this machine, for all devices of the cluster",
+    )
+    add(
+        "--here",
+        action="store_true",
+        help="measure layers, memory and links where this runs, instead of --cluster: of this "
+        "machine, or of all workers that a launcher starts (tfscale launch -n 4 tfscale plan ...)",
+    )
+    add(
+        "--diloco",
+        type=_whole,
+        metavar="STEPS",
+        help="also price DiLoCo: hosts, or racks, agree every STEPS steps, which changes results",
+    )
     add("--curve", type=_range, metavar="FIRST:LAST",
         help="print how data parallelism scales from FIRST to LAST devices")  # fmt: skip
     add("--scaling", choices=KINDS, default="strong",

@@ -1,0 +1,120 @@
+"""``tfscale bench plan --parts layouts``: forecasts of layouts, from measured layers and links.
+
+Nothing that a forecast uses comes from a training in that layout. On each process, at the same
+time, layers and the optimizer are timed one by one, and so is a step of ``fit`` that sums nothing;
+a strategy measures the links. The planner prices each layout on these, and then ``fit`` trains in
+it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tfscale.collectives import Cluster as Groups
+from tfscale.collectives.choose import read_machine
+from tfscale.plan import Cluster, Cut, Host, Price, Unit
+from tfscale.plan.price import Pricer
+from tfscale.plan.runs import missing, strategy_arguments
+from tfscale.support.records import Record
+from tfscale.tools.bench import link
+from tfscale.tools.bench.fit_contestants import FitContestant
+from tfscale.tools.bench.fit_crew import Crew
+
+MICROBATCHES = (2, 4)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """A layout that is priced and measured.
+
+    Args:
+        cut: the cut.
+        price: its price.
+        arguments: arguments of ``ScaleStrategy``.
+    """
+
+    cut: Cut
+    price: Price
+    arguments: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """Name in the table: the cut."""
+        return str(self.cut)
+
+
+def contestant(way: str, model: str, processes: int, **more: Any) -> FitContestant:
+    """Return the training of a model in one way."""
+    return FitContestant("plan", way, way, model, processes, **more)
+
+
+def measured(
+    arguments: Any,
+    model: str,
+    processes: int,
+    network: link.Network | None,
+    folder: Path,
+    show: Callable[[str, float], None],
+) -> Iterator[tuple[str, float, float]]:
+    """Yield the name, the measured and the forecast seconds of a step in each layout."""
+    seconds = arguments.timeout
+    with Crew(contestant("apart", model, processes), network, folder, seconds) as apart:
+        show("the layers and the links", 0.0)
+        batch = apart.ask(batch=1)[0]
+        with Crew(contestant("scale", model, processes), network, folder, seconds) as crew:
+            links = Record(crew.ask(links=1)[0], Path("links"))
+        units, cluster = _known(apart, batch, processes, links, arguments.steps)
+        layouts = list(_layouts(units, batch * processes, cluster))
+        for number, layout in enumerate(layouts):
+            show(layout.name, number / len(layouts))
+            given = json.dumps(layout.arguments)
+            crew_of = contestant("planned", model, processes, arguments=given)
+            with Crew(crew_of, network, folder, seconds) as crew:
+                times = [crew.turn(arguments.steps) for _ in range(arguments.rounds)]
+            yield layout.name, statistics.median(times), layout.price.seconds
+
+
+def _known(
+    apart: Crew, batch: int, processes: int, links: Record, steps: int
+) -> tuple[list[Unit], Cluster]:
+    """Return the model's units, and the cluster of these processes, both as measured."""
+    answers = apart.ask(units=batch)
+    units = [_unit(fields) for fields in answers[0]["units"]]
+    rate, launch, update = (
+        statistics.mean(float(answer[name]) for answer in answers)
+        for name in ("rate", "launch", "update")
+    )
+    host = Host(1, 1e12, rate, launch=launch, update=update)
+    machine = read_machine(links, processes)
+    assert not isinstance(machine, Groups)  # each process has one device
+    cluster = Cluster([host] * processes, machine, gamma=links.number("gamma"))
+    priced = Pricer(units, batch, cluster.first(1)).price(Cut())
+    assert priced is not None
+    rest = max(0.0, apart.turn(steps) - priced.seconds)
+    return units, dataclasses.replace(cluster, step=rest)
+
+
+def _unit(fields: dict[str, Any]) -> Unit:
+    cuts = tuple(tuple(one) for one in fields.pop("cuts"))
+    halo = fields.pop("halo")
+    return Unit(**fields, halo=halo and tuple(halo), cuts=cuts)
+
+
+def _layouts(units: list[Unit], batch: int, cluster: Cluster) -> Iterator[Layout]:
+    """Yield all layouts that the model can be trained in."""
+    ranks = cluster.devices
+    cuts = [Cut(columns=ranks, shard=shard) for shard in ("none", "gradients", "all")]
+    cuts.append(Cut(rows=ranks))
+    cuts += [Cut(stages=ranks, microbatches=number) for number in MICROBATCHES]
+    if ranks > 2:
+        cuts += [Cut(columns=ranks // 2, rows=2), Cut(columns=ranks // 2, stages=2, microbatches=4)]
+    pricer = Pricer(units, batch, cluster, runnable=True)
+    for cut in cuts:
+        price = pricer.price(cut) if cut.stages <= len(units) else None
+        if price is not None and not missing(price, units, staged=True):
+            yield Layout(cut, price, strategy_arguments(price, units, cluster))
