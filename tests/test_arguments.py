@@ -407,6 +407,7 @@ optimizers.LARS: learning_rate=0,1.5 momentum=0 weight_decay=0,1.5 trust_coeffic
 parallel.Experts: activation=None capacity=1.5 balance=0,1.5
 plan.Cluster: gamma=0,1.5 step=0,1.5
 plan.Host: memory=1.5 rate=1.5 bus=0,1.5 launch=0,1.5 update=0,1.5
+    pack=0,1.5
 plan.Numbers: weights=0,1.5 gradients=0,1.5 state=0,1.5
 plan.Unit: name='x' parameters=0,1.5 inputs=0,1.5 outputs=0,1.5 flops=0,1.5 backward_flops=0,1.5
     kept=0,1.5 pairs=0 halo=array routed=0,1.5 cuts=[]

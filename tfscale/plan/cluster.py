@@ -40,6 +40,7 @@ class Host:
         bus: bytes per second between a device and the host's memory; 0 if nothing is kept there.
         launch: seconds that the forward or backward pass of a layer takes at least.
         update: seconds in which an optimizer updates one parameter.
+        pack: seconds in which a device packs a number for a message, and unpacks it.
     """
 
     devices: int = 1
@@ -49,10 +50,11 @@ class Host:
     bus: float = 0.0
     launch: float = LAUNCH
     update: float = 0.0
+    pack: float = 0.0
 
     def __post_init__(self) -> None:
         arguments.real(self.bus, "bus", 0, what="a number of bytes per second")
-        for name in ("launch", "update"):
+        for name in ("launch", "update", "pack"):
             arguments.real(getattr(self, name), name, 0, what="a number of seconds")
         arguments.whole(self.devices, "devices", 1, what="a number of devices")
         arguments.real(self.memory, "memory", above=0, what="a number of bytes")
@@ -140,6 +142,11 @@ class Cluster:
     def update(self) -> float:
         """The longest time in which an optimizer updates a parameter."""
         return max(host.update for host in self.hosts)
+
+    @property
+    def pack(self) -> float:
+        """The longest time in which a number is packed and unpacked."""
+        return max(host.pack for host in self.hosts)
 
     @property
     def rates(self) -> list[float]:
@@ -285,7 +292,7 @@ def read_cluster(file: Record) -> Cluster:
     file.only("hosts", "link", "racks", "gamma", "step")
     hosts: list[Host] = []
     for row in file.records("hosts"):
-        row.only("count", "devices", "memory", "rate", "link", "bus", "launch", "update")
+        row.only("count", "devices", "memory", "rate", "link", "bus", "launch", "update", "pack")
         link = _link(row.record("link")) if "link" in row else INSIDE
         host = Host(
             row.integer("devices"),
@@ -295,6 +302,7 @@ def read_cluster(file: Record) -> Cluster:
             row.number("bus") if "bus" in row else 0.0,
             row.number("launch") if "launch" in row else LAUNCH,
             row.number("update") if "update" in row else 0.0,
+            row.number("pack") if "pack" in row else 0.0,
         )
         count = row.integer("count") if "count" in row else 1
         if not 1 <= count <= 100_000:

@@ -218,6 +218,8 @@ class Pricer:
             first = self._sum_in_turns(cut, mine, everywhere=False)
             second = self._sum_in_turns(cut, shared, everywhere=True)
             seconds = factor * (first[0] + second[0]) + self._carried(cut, mine + shared)
+            sent = mine * (cut.columns > 1) + shared * (cut.columns * cut.rows > 1)
+            seconds += self.cluster.pack * sent * (1 if cut.shard == "none" else 1.5)
             found.append((seconds, first[1] or second[1]))
         return found
 

@@ -1,8 +1,7 @@
-"""``tfscale bench plan``: forecasts of steps against measured steps, by schedule and wire.
+"""``tfscale bench plan``: forecasts of steps against measured steps.
 
-For each link and number of processes, the benchmark measures a step without an exchange, the links
-as a strategy measures them, and steps of ``fit`` with each schedule and wire. The forecast of a
-step is the time without an exchange, plus the price of the schedule on the measured links.
+For each link and number of processes, ``fit`` trains a model by several schedules and wires, and in
+several layouts. The forecasts use measured links and layers, and no training of the same kind.
 """
 
 from __future__ import annotations
@@ -20,15 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from tfscale.collectives import ALGORITHMS, wires
-from tfscale.collectives.choose import read_machine
-from tfscale.collectives.registry import resolve
-from tfscale.support.records import Record
-from tfscale.tools.bench import command, link, machine
-from tfscale.tools.bench.fit_contestants import FitContestant
-from tfscale.tools.bench.fit_crew import Crew
+from tfscale.tools.bench import command, link, machine, plan_layouts, plan_schedules
 from tfscale.tools.launch import WorkerFailed
 
 _LOOPBACK = "memory"  # processes of one machine, over shared memory
+PARTS = {"schedules": plan_schedules.measured, "layouts": plan_layouts.measured}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,18 +31,18 @@ class Row:
     """A forecast and its measurement.
 
     Args:
+        part: what was compared: a key of ``PARTS``.
         link: rate of the links, or ``"memory"``.
         processes: number of processes.
-        algorithm: the schedule.
-        wire: the wire.
+        name: a schedule and a wire, or a layout.
         measured: median seconds of a step.
-        forecast: seconds that the price says.
+        forecast: seconds that the planner says.
     """
 
+    part: str
     link: str
     processes: int
-    algorithm: str
-    wire: str
+    name: str
     measured: float
     forecast: float
 
@@ -97,6 +92,12 @@ def make_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
+    add("--parts", type=command.list_of(command.one_of(PARTS)), default=",".join(PARTS),
+        metavar="PART,...", help="what to compare: schedules and wires of gradients, layouts of "
+        "the model (default: %(default)s)")  # fmt: skip
+    add("--model", choices=("wide", "deep", "stack"), default="wide",
+        help="three layers of 3 million parameters, a VGG-like network, or six layers of 25 "
+        "million (default: %(default)s)")  # fmt: skip
     add("--links", type=command.list_of(str), default=_LOOPBACK, metavar="RATE,...",
         help="rates of links, such as 1gbit (root only), or memory "
         "(default: %(default)s)")  # fmt: skip
@@ -119,72 +120,42 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _measure(arguments: argparse.Namespace, rate: str, processes: int, show: Any) -> Iterator[Row]:
-    """Measure all schedules and wires on a link, in turns with a training that sums nothing."""
-    model = "tiny" if arguments.tiny else "wide"
-
-    def contestant(way: str, wire: str, algorithm: str) -> FitContestant:
-        return FitContestant("plan", way, way, model, processes, wire=wire, algorithm=algorithm)
-
+    """Measure all parts on a link."""
+    model = "tiny" if arguments.tiny else arguments.model
     with contextlib.ExitStack() as stack:
         network = None
         if rate != _LOOPBACK:
             network = stack.enter_context(link.Network(processes, rate))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tfscale-plan-")))
-        seconds = arguments.timeout
-        apart = stack.enter_context(
-            Crew(contestant("apart", "fp32", "auto"), network, folder, seconds)
-        )
-        for wire in arguments.wires:
-            show(f"{rate}, {processes} processes: the links with {wire}", 0.0)
-            with Crew(contestant("scale", wire, "auto"), network, folder, seconds) as crew:
-                links = Record(crew.ask(links=1)[0], Path("links"))
-            for number, algorithm in enumerate(arguments.algorithms):
-                share = number / len(arguments.algorithms)
-                show(f"{rate}, {processes} processes: {algorithm}, {wire}", share)
-                with Crew(contestant("scale", wire, algorithm), network, folder, seconds) as crew:
-                    pairs = [
-                        (apart.turn(arguments.steps), crew.turn(arguments.steps))
-                        for _ in range(arguments.rounds)
-                    ]
-                    price = sums(links, algorithm, processes, wire, crew.parameters)
-                alone, together = (statistics.median(times) for times in zip(*pairs))
-                yield Row(rate, processes, algorithm, wire, together, alone + price)
+        for part in arguments.parts:
 
+            def told(what: str, share: float) -> None:
+                show(f"{rate}, {processes} processes: {what}", share)
 
-def sums(links: Record, algorithm: str, ranks: int, wire: str, parameters: int) -> float:
-    """Return the price of the sums of a step's gradients.
-
-    Args:
-        links: the measured links, as ``Chooser`` has them.
-        algorithm: name of a schedule.
-        ranks: number of ranks.
-        wire: name of a wire.
-        parameters: number of parameters.
-    """
-    cost = resolve(algorithm, ranks).cost
-    assert cost is not None
-    measured = read_machine(links, ranks)
-    return float(cost.time(wires.nbytes(wire, parameters), measured, links.number("gamma")))
+            found = PARTS[part](arguments, model, processes, network, folder, told)
+            for name, seconds, forecast in found:
+                yield Row(part, rate, processes, name, seconds, forecast)
 
 
 def report(rows: Sequence[Row]) -> list[str]:
     """Return the lines of the table, and what the forecasts are worth."""
-    lines = ["link      processes  schedule      wire     measured ms  forecast ms  error"]
+    width = max(len(row.name) for row in rows)
+    lines = [f"link      processes  {'step':{width}}  measured ms  forecast ms  error"]
     lines += [
-        f"{row.link:9} {row.processes:<10} {row.algorithm:13} {row.wire:8} "
-        f"{1e3 * row.measured:<12.2f} {1e3 * row.forecast:<12.2f} {row.error:.0%}"
+        f"{row.link:9} {row.processes:<10} {row.name:{width}}  {1e3 * row.measured:<12.2f} "
+        f"{1e3 * row.forecast:<12.2f} {row.error:.0%}"
         for row in rows
     ]
     errors = [row.error for row in rows]
     middle, worst = statistics.median(errors), max(errors)
     lines.append(f"error of a step: median {middle:.0%}, worst {worst:.0%}")
-    for place in sorted({(row.link, row.processes) for row in rows}):
-        group = [row for row in rows if (row.link, row.processes) == place]
+    for part, place, processes in sorted({(row.part, row.link, row.processes) for row in rows}):
+        group = [r for r in rows if (r.part, r.link, r.processes) == (part, place, processes)]
         chosen = min(group, key=lambda row: row.forecast)
         best = min(group, key=lambda row: row.measured)
         lost = chosen.measured / best.measured - 1
         lines.append(
-            f"{place[0]}, {place[1]} processes: the plan chooses {chosen.algorithm} {chosen.wire}, "
-            f"which is {lost:.0%} slower than the best ({best.algorithm} {best.wire})"
+            f"{part}, {place}, {processes} processes: the plan chooses {chosen.name}, which is "
+            f"{lost:.0%} slower than the best ({best.name})"
         )
     return lines

@@ -68,7 +68,9 @@ def measured(
         batch = apart.ask(batch=1)[0]
         with Crew(contestant("scale", model, processes), network, folder, seconds) as crew:
             links = Record(crew.ask(links=1)[0], Path("links"))
-        units, cluster = _known(apart, batch, processes, links, arguments.steps)
+        with Crew(contestant("sums", model, processes), network, folder, seconds) as crew:
+            exchange = crew.turn(arguments.steps)
+        units, cluster = _known(apart, batch, processes, links, exchange, arguments.steps)
         layouts = list(_layouts(units, batch * processes, cluster))
         for number, layout in enumerate(layouts):
             show(layout.name, number / len(layouts))
@@ -80,23 +82,34 @@ def measured(
 
 
 def _known(
-    apart: Crew, batch: int, processes: int, links: Record, steps: int
+    apart: Crew, batch: int, processes: int, links: Record, exchange: float, steps: int
 ) -> tuple[list[Unit], Cluster]:
-    """Return the model's units, and the cluster of these processes, both as measured."""
+    """Return the model's units, and the cluster of these processes, both as measured.
+
+    Args:
+        apart: processes that train and exchange nothing.
+        batch: samples of a batch of each.
+        processes: number of processes.
+        links: the links, as a strategy has measured them.
+        exchange: seconds of an exchange of all gradients, without a training.
+        steps: number of steps to time.
+    """
     answers = apart.ask(units=batch)
     units = [_unit(fields) for fields in answers[0]["units"]]
     rate, launch, update = (
         statistics.mean(float(answer[name]) for answer in answers)
         for name in ("rate", "launch", "update")
     )
-    host = Host(1, 1e12, rate, launch=launch, update=update)
     machine = read_machine(links, processes)
     assert not isinstance(machine, Groups)  # each process has one device
+    host = Host(1, 1e12, rate, launch=launch, update=update)
     cluster = Cluster([host] * processes, machine, gamma=links.number("gamma"))
-    priced = Pricer(units, batch, cluster.first(1)).price(Cut())
-    assert priced is not None
-    rest = max(0.0, apart.turn(steps) - priced.seconds)
-    return units, dataclasses.replace(cluster, step=rest)
+    price = Pricer(units, batch * processes, cluster).price(Cut(columns=processes))
+    assert price is not None
+    pack = max(0.0, exchange - price.parts["sums"]) / sum(unit.parameters for unit in units)
+    rest = max(0.0, apart.turn(steps) - price.seconds + price.parts["sums"])
+    hosts = [dataclasses.replace(host, pack=pack)] * processes
+    return units, dataclasses.replace(cluster, hosts=hosts, step=rest)
 
 
 def _unit(fields: dict[str, Any]) -> Unit:
