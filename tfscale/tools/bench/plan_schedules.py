@@ -1,7 +1,8 @@
 """``tfscale bench plan --parts schedules``: forecasts of sums by schedule and wire.
 
 The forecast of a step is the time of a step without an exchange, which is measured in turns with
-the training, plus the price of the schedule on the measured links.
+the training, plus the price of the schedule on the measured links, plus the time in which gradients
+are packed: what an exchange of all gradients takes alone, as fp32, beyond its price.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tfscale.collectives import wires
-from tfscale.collectives.choose import read_machine
+from tfscale.collectives.choose import Chooser, read_machine
 from tfscale.collectives.registry import resolve
 from tfscale.support.records import Record
 from tfscale.tools.bench.fit_contestants import FitContestant
@@ -34,6 +35,9 @@ def measured(
         given = FitContestant("plan", way, way, model, processes, wire=wire, algorithm=algorithm)
         return Crew(given, network, folder, arguments.timeout)
 
+    with crew_of("sums", "fp32", "auto") as crew:
+        links = Record(crew.ask(links=1)[0], Path("links"))
+        pack = max(0.0, crew.turn(arguments.steps) - fastest(links, processes, crew.parameters))
     with crew_of("apart", "fp32", "auto") as apart:
         for wire in arguments.wires:
             show(f"the links with {wire}", 0.0)
@@ -49,7 +53,13 @@ def measured(
                     ]
                     price = sums(links, algorithm, processes, wire, crew.parameters)
                 alone, together = (statistics.median(times) for times in zip(*pairs))
-                yield name, together, alone + price
+                yield name, together, alone + price + pack
+
+
+def fastest(links: Record, ranks: int, parameters: int) -> float:
+    """Return the price of the sums of a step's gradients by the best schedule, as fp32."""
+    chooser = Chooser(read_machine(links, ranks), links.number("gamma"), ranks)
+    return chooser.predicted(wires.nbytes("fp32", parameters))
 
 
 def sums(links: Record, algorithm: str, ranks: int, wire: str, parameters: int) -> float:
