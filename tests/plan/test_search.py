@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+import tfscale
 from tfscale import plan
 from tfscale.collectives import Link
 from tfscale.plan import pipelines
@@ -339,6 +340,47 @@ def test_unequal_devices_share_samples_by_their_rates() -> None:
     free = Link(0, 0)
     price = Pricer(units, 400, Cluster([fast, slow], free)).price(Cut(columns=2))
     assert price.seconds == pytest.approx(300 * 3e9 / 3e12)  # 300 samples on one, 100 on the other
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_stages_are_in_proportion_to_their_devices(stages: int) -> None:
+    times = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0]
+    speeds = [1.0, 3.0, 2.0, 1.0][:stages]
+    ends = balanced(times, stages, speeds)
+
+    def slowest_of(inner) -> float:
+        parts = itertools.pairwise((0, *inner, 6))
+        return max(sum(times[a:b]) / speed for (a, b), speed in zip(parts, speeds))
+
+    best = min(map(slowest_of, itertools.combinations(range(1, 6), stages - 1)))
+    assert slowest_of(ends[:-1]) == best
+
+
+@pytest.mark.parametrize("runnable", [False, True])
+def test_a_pipeline_on_unequal_devices(runnable: bool) -> None:
+    """Check that the fast host gets three units of four, and that bounds hold."""
+    units = [Unit(f"block_{n}", "other", flops=1e9) for n in range(8)]
+    hosts = [Host(1, rate=3e12, launch=0), Host(1, rate=1e12, launch=0)]
+    pricer = Pricer(units, 64, Cluster(hosts, Link(0, 0)), runnable=runnable)
+    price = pricer.price(Cut(stages=2, microbatches=16))
+    assert price.ends == (6, 8)
+    each = 64 / 16 * 6 * 3e9 / 3e12
+    assert price.seconds == pytest.approx((16 + 1) * each)
+    assert pricer.bound(price.cut) <= price.seconds
+
+
+def test_stages_stand_where_the_strategy_puts_them() -> None:
+    """Check that runnable plans send gradients between hosts, and others send activations."""
+    units = [Unit(f"block_{n}", "other", 1e7, 1e4, 1e4, 1e6) for n in range(4)]
+    cluster = Cluster.parse("2 x (2 devices), 1gbit")
+    cut = Cut(columns=2, stages=2, microbatches=4)
+    near, far = (
+        Pricer(units, 64, cluster, runnable=runnable).price(cut) for runnable in (False, True)
+    )
+    assert far.parts["sums"] > 10 * near.parts["sums"]
+    grid = tfscale.Grid(data=2, stages=2)
+    teams = [[r for r in range(4) if grid.stage(r) == stage] for stage in range(2)]
+    assert teams == [[0, 2], [1, 3]]
 
 
 def test_pictures_of_plans(tmp_path) -> None:

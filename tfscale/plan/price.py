@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -70,12 +71,33 @@ class Pricer:
         choice = min(choices, key=lambda one: one.seconds)
         return choice.seconds, choice.algorithm
 
-    def _sum_slope(self, cut: Cut, everywhere: bool) -> float:
-        """Return the least seconds per parameter that a large sum takes."""
-        ranks = cut.columns * (cut.rows if everywhere else 1)
-        large = 1e15  # so many that latency does not count
-        seconds, _ = self._sum(ranks, 1 if everywhere else cut.rows, large, cut.wire)
-        return seconds / large
+    def _strides(self, cut: Cut) -> _Strides:
+        """Return how far the ranks of each team stand from each other.
+
+        Ranks of a row are neighbours. ``ScaleStrategy`` puts the stages of a model next to each
+        other; a plan that need not run puts stages far apart, for they send least.
+        """
+        if self._runnable:
+            return _Strides(cut.rows * cut.stages, cut.rows, cut.stages)
+        return _Strides(cut.rows, cut.rows * cut.columns, 1)
+
+    def _speeds(self, cut: Cut) -> list[float]:
+        """Return the rate of each rank of a pipeline, in rates of the slowest device.
+
+        A stage is as fast as the slowest of the devices that hold it.
+        """
+        if cut.stages == 1:
+            return [1.0]
+        team, rates = cut.rows * cut.columns, self.cluster.rates
+        ranks = range(cut.ranks)
+        if self._runnable:
+            stage = [rank // cut.rows % cut.stages for rank in ranks]
+        else:
+            stage = [rank // team for rank in ranks]
+        return [
+            min(rates[rank] for rank in ranks if stage[rank] == one) / min(rates)
+            for one in range(cut.stages)
+        ]
 
     # ------------------------------------------------------ bounds
 
@@ -87,12 +109,13 @@ class Pricer:
         """
         row, weight = self._row(cut), _Weight(cut, self._slopes(cut))
         times, weights = self._least(cut)
-        bottleneck = max(_by_rank(weights, self._ends(cut, weights), cut.stages))
+        loads = _by_rank(weights, self._ends(cut, weights), cut.stages)
+        bottleneck = max(load / speed for load, speed in zip(loads, self._speeds(cut)))
         narrowest = [min(unit.outputs for unit in self.units)] * (cut.stages - 1)
         filling = self._filling(cut, row, narrowest)
         parameters = sum(unit.parameters for unit in self.units)
         update = self.cluster.step + self.cluster.update * parameters / cut.ranks
-        return weight.fill * sum(times) + bottleneck + filling + update
+        return weight.fill * sum(times) / max(self._speeds(cut)) + bottleneck + filling + update
 
     def _least(self, cut: Cut) -> tuple[list[float], list[float]]:
         """Return for each unit the least seconds of a microbatch, and the least weight in a stage.
@@ -118,13 +141,14 @@ class Pricer:
         """
         if cut.chunks > 1:
             weights = self._least(cut)[1]
-        return balanced(weights, cut.stages * cut.chunks)
+        return balanced(weights, cut.stages * cut.chunks, self._speeds(cut) * cut.chunks)
 
     def _slopes(self, cut: Cut) -> tuple[float, float]:
         """Return the least seconds per parameter of sums over columns, and over all ranks."""
         large = 1e9
-        over_columns, _ = self._sum(cut.columns, cut.rows, large, cut.wire)
-        over_all, _ = self._sum(cut.columns * cut.rows, 1, large, cut.wire)
+        strides = self._strides(cut)
+        over_columns, _ = self._sum(cut.columns, strides.columns, large, cut.wire)
+        over_all, _ = self._sum(cut.columns * cut.rows, strides.both, large, cut.wire)
         return over_columns / large, over_all / large
 
     def _spreads(self, cut: Cut, row: Row, per_byte: float) -> list[Spread]:
@@ -161,7 +185,7 @@ class Pricer:
         times = self._times(cut, row, spreads, loads)
         weight = _Weight(cut, self._slopes(cut))
         ends = self._ends(cut, list(map(weight.slowest_stage, times, loads)))
-        stages, sums = _by_rank(times, ends, cut.stages), self._sums(cut, loads, ends)
+        stages, sums = self._by_stage(cut, times, ends), self._sums(cut, loads, ends)
         work = [(cut.microbatches - weight.fill) * seconds for seconds in stages]
         last = max(range(cut.stages), key=lambda stage: work[stage] + sums[stage][0])
         edges = [self.units[end - 1].outputs for end in ends[:-1]]
@@ -202,7 +226,7 @@ class Pricer:
             row: its rows.
             edges: bytes of one sample that pass from each stage to the next.
         """
-        link = self.cluster.slowest(2, cut.rows * cut.columns)
+        link = self.cluster.slowest(2, self._strides(cut).stages)
         return sum(2 * link.seconds(nbytes * row.samples / cut.rows) for nbytes in edges)
 
     def _sums(
@@ -233,19 +257,20 @@ class Pricer:
             parameters: number of gradients.
             everywhere: whether the sum is over the ranks of rows, too, and not over columns only.
         """
-        rows, stride = (cut.rows, 1) if everywhere else (1, cut.rows)
+        strides = self._strides(cut)
+        rows, stride = (cut.rows, strides.both) if everywhere else (1, strides.columns)
         if cut.every == 1:
             return self._sum(cut.columns * rows, stride, parameters, cut.wire)
         near = self.near(cut)
         inner = self._sum(near * rows, stride, parameters, cut.wire)
-        outer = self._sum(cut.columns // near, cut.rows * near, parameters, cut.wire)
+        outer = self._sum(cut.columns // near, strides.columns * near, parameters, cut.wire)
         return inner[0] + outer[0] / cut.every, inner[1] or outer[1]
 
     def near(self, cut: Cut) -> int:
         """Return how many columns of a cut are near each other: in one host, or in one rack."""
         racks = self.cluster.racks
         devices = self.cluster.width * (1 if racks is None else racks.hosts)
-        return math.gcd(max(1, devices // cut.rows), cut.columns)
+        return math.gcd(max(1, devices // self._strides(cut).columns), cut.columns)
 
     def _carried(self, cut: Cut, parameters: float) -> float:
         """Return the seconds in which a rank's gradients and weights pass the bus of its host.
@@ -273,7 +298,12 @@ class Pricer:
             + (2 + cut.recompute) * row.launch
             for unit, spread in zip(self.units, spreads)
         ]  # fmt: skip
-        return _by_rank(work, ends, cut.stages)
+        return self._by_stage(cut, work, ends)
+
+    def _by_stage(self, cut: Cut, times: Sequence[float], ends: Sequence[int]) -> list[float]:
+        """Return the seconds of each rank of the pipeline, by its own devices' rate."""
+        seconds = _by_rank(times, ends, cut.stages)
+        return [one / speed for one, speed in zip(seconds, self._speeds(cut))]
 
     def _memory(self, cut: Cut, loads: Sequence[Load], ends: Sequence[int]) -> dict[str, float]:
         """Return the bytes on the fullest rank."""
@@ -304,6 +334,20 @@ class Pricer:
             factor = 1 + (cut.stages - 1) / (cut.stages * cut.chunks)  # Korthikanti et al.
             return min(cut.microbatches, cut.stages * factor)
         return min(cut.microbatches, cut.stages - (stage if cut.order == "1f1b" else 0))
+
+
+class _Strides(NamedTuple):
+    """How many ranks lie between two members of a team.
+
+    Attributes:
+        columns: between two columns.
+        stages: between two stages.
+        both: between two ranks of all columns and rows.
+    """
+
+    columns: int
+    stages: int
+    both: int
 
 
 class _Weight:
@@ -341,22 +385,32 @@ def _by_rank(values: Sequence[float], ends: Sequence[int], ranks: int) -> list[f
     return [sum(stages[rank::ranks]) for rank in range(ranks)]
 
 
-def balanced(times: Sequence[float], stages: int) -> list[int]:
+def balanced(
+    times: Sequence[float], stages: int, speeds: Sequence[float] | None = None
+) -> list[int]:
     """Return the ends of contiguous stages whose slowest one is as fast as possible.
+
+    Args:
+        times: times of the units, on a device of speed 1.
+        stages: number of stages.
+        speeds: speed of each stage; 1 by default.
 
     Example:
         >>> balanced([1, 1, 1, 3], stages=2)
         [3, 4]
+        >>> balanced([1, 1, 1, 3], stages=2, speeds=[1, 3])
+        [1, 4]
     """
     if stages == 1:
         return [len(times)]
+    speeds = speeds or [1.0] * stages
     total = np.concatenate([[0.0], np.cumsum(times)])
     between = total[None, :] - total[:, None]
     between[np.tril_indices(len(total))] = np.inf
-    best = between[0]
+    best = between[0] / speeds[0]
     steps = []
-    for _ in range(stages - 1):
-        slowest_of = np.maximum(best[:, None], between)
+    for speed in speeds[1:]:
+        slowest_of = np.maximum(best[:, None], between / speed)
         steps.append(slowest_of.argmin(axis=0))
         best = slowest_of.min(axis=0)
     ends = [len(times)]
