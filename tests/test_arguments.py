@@ -114,7 +114,7 @@ RECORDS = {
         "plan.Plan", "plan.Point", "plan.Price", "quantize.Exported", "quantize.Front",
         "quantize.Inputs", "quantize.Integers", "quantize.LayerPlan", "quantize.LayerStudy",
         "quantize.Net", "quantize.Plan", "quantize.Search", "quantize.Study",
-        "recompute.Plan", "telemetry.Stragglers",
+        "recompute.PhasedPlan", "recompute.Plan", "telemetry.Stragglers",
     ),
     "protocols": ("compression.Load", "sync.Round"),
     "errors": (

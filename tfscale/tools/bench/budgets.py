@@ -215,7 +215,7 @@ def _plan(net: str, folder: str, seconds: float) -> Iterator[Planned]:
     try:
         recompute.plan_budget(step, 1, seconds=seconds)
     except recompute.BudgetError as refusal:
-        smallest, plain = refusal.smallest, refusal.plain
+        smallest, plain = refusal.moderate, refusal.plain
     shares = {"75 %": 0.75, "50 %": 0.5, "smallest": smallest / plain}
     shares["between"] = (shares["50 %"] + shares["smallest"]) / 2
     for budget in BUDGETS:

@@ -15,11 +15,12 @@ from typing import Any
 from tfscale.support import arguments
 from tfscale.support.files import replacing
 from tfscale.training.recompute.measure import measure
+from tfscale.training.recompute.phases import PhasedPlan, for_each
 from tfscale.training.recompute.picture import Curve, draw, runs_of
 from tfscale.training.recompute.results import Event, Results, has_same_results, ops_of
 from tfscale.training.recompute.simulate import memory, moments_of
 from tfscale.training.recompute.text import show
-from tfscale.training.recompute.traced_step import ORIGINAL, Again, Piece, TracedStep
+from tfscale.training.recompute.traced_step import ORIGINAL, Again, Phases, Piece, TracedStep
 
 _log = logging.getLogger("tfscale")
 
@@ -54,6 +55,11 @@ class Plan:
     events: tuple[Event, ...] | None = None
     gap: float | None = None
     rival: Plan | None = None
+
+    @property
+    def phases(self) -> tuple[Plan, ...]:
+        """The plans of all phases of the step: this one."""
+        return (self,)
 
     @cached_property
     def results(self) -> Results:
@@ -189,7 +195,12 @@ class Plan:
         Args:
             path: name of the file.
         """
-        words = {
+        with replacing(Path(arguments.path(path, "path"))) as fresh:
+            fresh.write_text(json.dumps(self.words()))
+
+    def words(self) -> dict[str, Any]:
+        """Return what ``save`` writes."""
+        return {
             "budget": self.budget,
             "pile_up": self.pile_up,
             "plain_peak": self.plain_peak,
@@ -198,11 +209,9 @@ class Plan:
             "proven": self.proven,
             "gap": self.gap,
         }
-        with replacing(Path(arguments.path(path, "path"))) as fresh:
-            fresh.write_text(json.dumps(words))
 
 
-def load_plan(path: str | Path, step: TracedStep) -> Plan:
+def load_plan(path: str | Path, step: TracedStep | Phases) -> Plan | PhasedPlan:
     """Return a plan that ``plan.save`` wrote, or raise if it is not of this step.
 
     Args:
@@ -216,28 +225,39 @@ def load_plan(path: str | Path, step: TracedStep) -> Plan:
         >>> plan = recompute.load_plan("plan.json", step)
     """
     path = Path(arguments.path(path, "path"))
-    arguments.instance(step, "step", TracedStep, "what tfscale.recompute.trace returns")
+    arguments.instance(step, "step", (TracedStep, Phases), _TRACED)
+    steps = step.steps if isinstance(step, Phases) else (step,)
     try:
         words = json.loads(path.read_text())
-        events, segments = words["events"], words["segments"]
-        plan = Plan(
-            step,
-            tuple(range(start, stop) for start, stop in segments),
-            words["budget"],
-            words["pile_up"],
-            words["proven"],
-            events and tuple(Event(first, tuple(nodes)) for first, *nodes in events),
-            words["gap"],
-        )
-        plain_peak = words["plain_peak"]
-    except (ValueError, KeyError, TypeError) as error:
+        each = words.get("phases", [words])
+        plans = tuple(_of_words(one, phase) for one, phase in zip(steps, each))
+        peaks = [one["plain_peak"] for one in each]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is no plan that plan.save wrote: {error!r}") from error
-    if plan.plain_peak != plain_peak:
+    found = [plan.plain_peak for plan in plans]
+    if found != peaks or len(plans) != len(steps):
         raise ValueError(
-            f"{path} has a plan of a step that takes {show(plain_peak)} without it, and this step "
-            f"takes {show(plan.plain_peak)}: plan again for this model and batch"
+            f"{path} has a plan of a step that takes {_all_of(peaks)} without it, and this step "
+            f"takes {_all_of(found)}: plan again for this model and batch"
         )
-    return plan
+    return PhasedPlan(plans) if isinstance(step, Phases) else plans[0]
+
+
+def _of_words(step: TracedStep, words: dict[str, Any]) -> Plan:
+    events, segments = words["events"], words["segments"]
+    return Plan(
+        step,
+        tuple(range(start, stop) for start, stop in segments),
+        words["budget"],
+        words["pile_up"],
+        words["proven"],
+        events and tuple(Event(first, tuple(nodes)) for first, *nodes in events),
+        words["gap"],
+    )
+
+
+def _all_of(sizes: Iterable[float]) -> str:
+    return " and then ".join(map(show, sizes))
 
 
 def _again(step: TracedStep, segments: Iterable[range]) -> tuple[Again, ...]:
@@ -245,9 +265,12 @@ def _again(step: TracedStep, segments: Iterable[range]) -> tuple[Again, ...]:
     return tuple(sorted(found, key=lambda one: one.before))
 
 
-def check_step(step: TracedStep, pile_up: bool) -> None:
+_TRACED = "what tfscale.recompute.trace returns"
+
+
+def check_step(step: TracedStep | Phases, pile_up: bool) -> None:
     """Raise if these are not a traced step and a flag."""
-    arguments.instance(step, "step", TracedStep, "what tfscale.recompute.trace returns")
+    arguments.instance(step, "step", (TracedStep, Phases), _TRACED)
     arguments.flag(pile_up, "pile_up")
 
 
@@ -256,7 +279,9 @@ def checked_layers(layers: Sequence[str]) -> tuple[str, ...]:
     return arguments.items(layers, "layers", "a list of names of layers", arguments.text)
 
 
-def plan_layers(step: TracedStep, layers: Sequence[str], pile_up: bool = False) -> Plan:
+def plan_layers(
+    step: TracedStep | Phases, layers: Sequence[str], pile_up: bool = False
+) -> Plan | PhasedPlan:
     """Return a plan that computes these layers again, and no others; neighbours together.
 
     Args:
@@ -272,17 +297,22 @@ def plan_layers(step: TracedStep, layers: Sequence[str], pile_up: bool = False) 
     """
     layers = checked_layers(layers)
     check_step(step, pile_up)
-    there = {name for unit in step.units for name in unit.layers}
+    steps = step.steps if isinstance(step, Phases) else (step,)
+    there = {name for one in steps for unit in one.units for name in unit.layers}
     if missing := [name for name in layers if name not in there]:
         raise ValueError(
             f"layers={list(layers)!r}: the model runs no layer named {missing[0]!r}. "
             f"It runs {', '.join(sorted(there))}."
         )
-    chosen = [bool(set(unit.layers) & set(layers)) for unit in step.units]
-    return Plan(step, tuple(runs_of(chosen)), pile_up=pile_up)
+
+    def planned(one: TracedStep) -> Plan:
+        chosen = [bool(set(unit.layers) & set(layers)) for unit in one.units]
+        return Plan(one, tuple(runs_of(chosen)), pile_up=pile_up)
+
+    return for_each(step, planned)
 
 
-def plan_sqrt(step: TracedStep, pile_up: bool = False) -> Plan:
+def plan_sqrt(step: TracedStep | Phases, pile_up: bool = False) -> Plan | PhasedPlan:
     """Return a plan of about sqrt(n) segments of n units that save about equal amounts.
 
     The last segment is kept.
@@ -298,6 +328,10 @@ def plan_sqrt(step: TracedStep, pile_up: bool = False) -> Plan:
         >>> plan = recompute.plan_sqrt(step)
     """
     check_step(step, pile_up)
+    return for_each(step, lambda one: _sqrt(one, pile_up))
+
+
+def _sqrt(step: TracedStep, pile_up: bool) -> Plan:
     saved = measure(step, pile_up).saved
     parts = max(2, round(math.sqrt(sum(saved > 0))))
     total = saved.cumsum()
