@@ -108,28 +108,31 @@ class WassersteinGan(Adversaries):
 class OneForwardPass(Adversaries):
     """The step of TensorFlow's DCGAN: one forward pass, two gradients, and then two updates."""
 
-    late = False  # whether the second gradient is computed after the first update
-
     def train_step(self, real):
         with tf.GradientTape(persistent=True) as tape:
-            fake = self.generator(self.noise(real), training=True)
-            judged, judged_real = self.discriminator(fake), self.discriminator(real)
+            judged = self.discriminator(self.generator(self.noise(real), training=True))
+            judged_real = self.discriminator(real)
             g_loss = cross_entropy(keras.ops.ones_like(judged), judged)
             d_loss = cross_entropy(keras.ops.zeros_like(judged), judged)
             d_loss += cross_entropy(keras.ops.ones_like(judged_real), judged_real)
         for_g, for_d = self.generator.trainable_weights, self.discriminator.trainable_weights
-        d_gradients = tape.gradient(d_loss, for_d)
-        if self.late:
-            self.d_optimizer.apply(d_gradients, for_d)
-        g_gradients = tape.gradient(g_loss, for_g)
-        if not self.late:
-            self.d_optimizer.apply(d_gradients, for_d)
-        self.g_optimizer.apply(g_gradients, for_g)
+        self.d_optimizer.apply(tape.gradient(d_loss, for_d), for_d)
+        self.g_optimizer.apply(tape.gradient(g_loss, for_g), for_g)
         return {"loss": g_loss, "d_loss": d_loss}
 
 
-class Late(OneForwardPass):
-    late = True
+class Together(Adversaries):
+    """One backward pass, whose gradients two optimizers apply, by ``apply``."""
+
+    def train_step(self, real):
+        with tf.GradientTape() as tape:
+            judged = self.discriminator(self.generator(self.noise(real), training=True))
+            loss = cross_entropy(keras.ops.ones_like(judged), judged)
+        for_g, for_d = self.generator.trainable_weights, self.discriminator.trainable_weights
+        gradients = tape.gradient(loss, [*for_d, *for_g])
+        self.d_optimizer.apply(gradients[: len(for_d)], for_d)
+        self.g_optimizer.apply(gradients[len(for_d) :], for_g)
+        return {"loss": loss}
 
 
 def cross_entropy(labels, judged):

@@ -50,24 +50,24 @@ def test_gans_train_the_same(name, replicas):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [8, pytest.param(7, marks=pytest.mark.full)])
-@pytest.mark.parametrize("kind", [*SEVERAL.values(), phases.OneForwardPass])
+@pytest.mark.parametrize("kind", [*SEVERAL.values(), phases.Together])
 def test_more_orders_of_gans(kind, batch):
     assert_same_training(kind, Recompute(segments="sqrt", verbose=0), batch=batch)
     assert_same_training(kind, RandomOrder(seed=2), batch=batch, steps_per_execution=2)
 
 
-def test_one_forward_pass_for_two_optimizers():
-    """The gradients that the second optimizer gets belong to the same backward pass."""
-    plan = assert_same_training(phases.OneForwardPass, RandomOrder(seed=0))
+def test_one_backward_pass_for_two_optimizers():
+    """The gradients that the second optimizer gets belong to the same phase."""
+    plan = assert_same_training(phases.Together, RandomOrder(seed=0))
     (alone,) = plan.phases
     weights = sum(v.numpy().size for v in phases.discriminator().trainable_weights)
     weights += sum(v.numpy().size for v in phases.generator().trainable_weights)
     assert sum(alone.step.updated) == 4 * weights
 
 
-def test_gradients_that_come_after_an_update_are_refused():
-    with pytest.raises(ValueError, match="Compute all gradients of a forward pass first"):
-        train(phases.Late, Recompute(segments="sqrt"))
+def test_two_backward_passes_through_one_forward_pass_are_refused():
+    with pytest.raises(ValueError, match="Call the layers again for the second gradients"):
+        train(phases.OneForwardPass, Recompute(segments="sqrt"))
 
 
 def test_a_budget_holds_for_all_phases(tmp_path, capsys):

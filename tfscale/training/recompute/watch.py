@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -60,12 +60,6 @@ class Forward:
         """
         return replace(self, events=[], phase=self.phase + 1, since=applied.stop, applied=applied)
 
-    def takes_from(self, operations: Iterable[tf.Operation]) -> bool:
-        """Return whether any of these operations needs a result of the forward pass."""
-        made = self.graph.get_operations()[self.events[0][0] : self.events[-1][0]]
-        names = {one.name for one in made}
-        return any(tensor.op.name in names for one in operations for tensor in one.inputs)
-
 
 WhenDifferentiated = Callable[[Forward, list[Any]], None]
 
@@ -83,6 +77,7 @@ class _Now(threading.local):
         next: an empty forward pass: that of the phase that begins with the next call.
         done: the forward pass of the phase before, whose gradients were applied.
         gradients: what tapes returned in this phase, and the variable of each.
+        called: whether a layer was called since a tape last computed gradients of variables.
     """
 
     def __init__(self) -> None:
@@ -99,6 +94,7 @@ class _Now(threading.local):
         self.next: Forward | None = None
         self.done: Forward | None = None
         self.gradients: list[tuple[Any, Any]] = []
+        self.called = False
 
 
 class Watch:
@@ -186,6 +182,7 @@ class Watch:
             forward = self._begun()
             setattr(self._now, kind, forward)
         self._now.running = forward
+        self._now.called = True
         self._now.layers = [layer.name]
         forward.note(self._now.layers)
         try:
@@ -206,19 +203,19 @@ class Watch:
     def _gradient(
         self, gradient: Any, tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        before = _made()
         result = gradient(tape, target, sources, *args, **kwargs)
-        self._now.gradients += zip(tf.nest.flatten(sources), tf.nest.flatten(result))
-        done = self._now.done
-        begun = self._now.forward or self._now.parts
-        late = done is not None and not begun and _is_current(done.graph)
-        if done and late and done.takes_from(done.graph.get_operations()[before:]):
+        pairs = zip(tf.nest.flatten(sources), tf.nest.flatten(result))
+        found = [pair for pair in pairs if isinstance(pair[0], (keras.Variable, tf.Variable))]
+        if found and not self._now.called:
             raise ValueError(
-                f"{type(self._model).__name__}.train_step computes gradients of a forward pass "
-                "after an optimizer applied other gradients of it, and Recompute has to know "
-                "all of them before. Compute all gradients of a forward pass first, and apply "
-                "them then"
+                f"{type(self._model).__name__}.train_step computes gradients twice without a "
+                "forward pass between, and Recompute follows one backward pass for each forward "
+                "pass. Call the layers again for the second gradients, or compute both by one call "
+                "of tape.gradient"
             )
+        if found:
+            self._now.called = False
+        self._now.gradients += found
         return result
 
     def _apply(
@@ -256,8 +253,7 @@ class Watch:
         return [
             gradient
             for variable, gradient in self._now.gradients
-            if isinstance(variable, (keras.Variable, tf.Variable))
-            and id(gradient) not in given
+            if id(gradient) not in given
             and getattr(gradient, "graph", None) is graph
             and (id(variable) not in mine or _is_unused(gradient))
         ]
