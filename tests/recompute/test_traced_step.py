@@ -9,7 +9,8 @@ import pytest
 from tfscale.training.recompute.budget import BudgetError, plan_budget
 from tfscale.training.recompute.early import with_early_products
 from tfscale.training.recompute.late import positions
-from tfscale.training.recompute.plan import Plan, plan_layers, plan_sqrt
+from tfscale.training.recompute.plan import Plan
+from tfscale.training.recompute.planners import plan_layers, plan_sqrt
 from tfscale.training.recompute.simulate import memory, moments_of
 from tfscale.training.recompute.text import show
 from tfscale.training.recompute.traced_step import Again, Op, Piece, Tensor, TracedStep, Unit

@@ -30,7 +30,7 @@ from tfscale.training.recompute import (
 )
 from tfscale.training.recompute.batch import batch_of_fit, open_batch_of_fit
 from tfscale.training.recompute.budget import Effort, checked_effort, checked_fraction
-from tfscale.training.recompute.plan import checked_layers
+from tfscale.training.recompute.planners import checked_layers
 from tfscale.training.recompute.traced_step import Phases, TracedStep
 
 SECONDS_BETWEEN_LINES = 2  # seconds between two messages of a search

@@ -14,7 +14,8 @@ from tfscale.training.recompute.measure import measure
 from tfscale.training.recompute.optimum import SOLVERS as SOLVERS_OF_ORDERS
 from tfscale.training.recompute.optimum import Optimum, optimum
 from tfscale.training.recompute.phases import PhasedPlan
-from tfscale.training.recompute.plan import WASTED, Plan, check_step
+from tfscale.training.recompute.plan import WASTED, Plan
+from tfscale.training.recompute.planners import check_step
 from tfscale.training.recompute.search import Search
 from tfscale.training.recompute.solve import solve
 from tfscale.training.recompute.text import rounded_up, show

@@ -11,16 +11,14 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tfscale.support import arguments
 from tfscale.support.files import replacing
 from tfscale.training.recompute.picture import Curve, draw
+from tfscale.training.recompute.plan import Plan
 from tfscale.training.recompute.text import show
 from tfscale.training.recompute.traced_step import Again, Phases, TracedStep
-
-if TYPE_CHECKING:
-    from tfscale.training.recompute.plan import Plan
 
 
 @dataclass(frozen=True)
