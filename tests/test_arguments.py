@@ -115,7 +115,7 @@ RECORDS = {
         "quantize.Front", "quantize.Inputs", "quantize.Integers", "quantize.LayerPlan",
         "quantize.LayerStudy",
         "quantize.Net", "quantize.Plan", "quantize.Search", "quantize.Study",
-        "recompute.Plan", "telemetry.Stragglers",
+        "recompute.PhasedPlan", "recompute.Plan", "telemetry.Stragglers",
     ),
     "protocols": ("compression.Load", "sync.Round"),
     "errors": (

@@ -1,9 +1,10 @@
-"""Draw the pictures of docs/, but for the demo's: ``python docs/images/make.py``."""
+"""Draw the pictures of docs/, but for the demo's: ``python docs/images/make.py [NAME ...]``."""
 
 from __future__ import annotations
 
 import io
 import pathlib
+import sys
 
 import house
 import numpy as np
@@ -110,5 +111,6 @@ def save(figure: Figure, path: pathlib.Path) -> None:
 
 if __name__ == "__main__":
     for name, figure in pictures().items():
-        save(figure, HERE / f"{name}.png")
-        print(HERE / f"{name}.png")
+        if name in (sys.argv[1:] or [name]):
+            save(figure, HERE / f"{name}.png")
+            print(HERE / f"{name}.png")

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tests.recompute.models import assert_same_training
 from tfscale.callbacks import Recompute
+from tfscale.training.recompute.phases import for_each
 from tfscale.training.recompute.plan import Plan
 from tfscale.training.recompute.results import Event
 
@@ -17,7 +18,9 @@ class RandomOrder(Recompute):
 
     def __init__(self, seed):
         super().__init__(segments="sqrt", verbose=0)
-        self._choose = lambda step, pile_up, tell: random_plan(step, pile_up, seed)
+        self._choose = lambda step, pile_up, tell: for_each(
+            step, lambda one: random_plan(one, pile_up, seed)
+        )
 
 
 def random_plan(step, pile_up, seed):

@@ -203,7 +203,7 @@ def test_a_step_without_apply_gradients_is_refused():
 
     inputs = keras.Input((6, 8))
     outputs = keras.layers.GlobalAveragePooling1D()(keras.layers.Dense(1)(inputs))
-    with pytest.raises(ValueError, match="passed no gradients to self.optimizer.apply_gradients"):
+    with pytest.raises(ValueError, match="passed no gradients to an optimizer"):
         fit(compiled(lambda: Own(inputs, outputs)), Recompute(fraction=0.5))
 
 

@@ -9,7 +9,8 @@ import pytest
 from tfscale.training.recompute.budget import BudgetError, plan_budget
 from tfscale.training.recompute.early import with_early_products
 from tfscale.training.recompute.late import positions
-from tfscale.training.recompute.plan import Plan, plan_layers, plan_sqrt
+from tfscale.training.recompute.plan import Plan
+from tfscale.training.recompute.planners import plan_layers, plan_sqrt
 from tfscale.training.recompute.simulate import memory, moments_of
 from tfscale.training.recompute.text import show
 from tfscale.training.recompute.traced_step import Again, Op, Piece, Tensor, TracedStep, Unit
@@ -236,8 +237,22 @@ def test_the_refusal_and_the_plan_say_the_same_of_a_plain_step():
     assert f"of {taken} (" in plan.summary()
 
 
+def test_a_refusal_asks_for_a_budget_that_does_not_take_several_times_as_long():
+    step = chain(40)
+    with pytest.raises(BudgetError) as refusal:
+        plan_budget(step, 2 * SIZE, seconds=1)
+    smallest, moderate = refusal.value.smallest, refusal.value.moderate
+    assert smallest < moderate
+    assert plan_budget(step, smallest, seconds=1).overhead > 0.5
+    assert plan_budget(step, moderate, seconds=1).overhead <= 0.5
+    said = str(refusal.value)
+    assert f"at least {show(moderate)} (" in said
+    assert f"; {show(smallest)} (" in said
+    assert "takes several times as long" in said
+
+
 def test_a_refusal_can_be_pickled():
-    refusal = BudgetError(1e6, 3e6, 5e3)
+    refusal = BudgetError(1e6, 3e6, 5e3, 4e6)
     again = pickle.loads(pickle.dumps(refusal))
     assert str(again) == str(refusal)
     assert vars(again) == vars(refusal)

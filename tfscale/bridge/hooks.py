@@ -342,7 +342,10 @@ _EPOCHS = "keras.src.trainers.epoch_iterator.EpochIterator"
 
 # While a step is traced, or runs eagerly.
 APPLY = _declare(
-    _OPTIMIZER, "apply", STEP, "gradients are summed over replicas before they are clipped"
+    _OPTIMIZER,
+    "apply",
+    STEP,
+    "gradients are summed over replicas before they are clipped; Recompute sees them before that",
 )
 CLIP_GRADIENTS = _declare(
     _OPTIMIZER, "_clip_gradients", STEP, "accumulated gradients are summed at the end of a window"
@@ -393,7 +396,10 @@ REDUCE_LOSSES = _declare(
     "a loss object divides by what the global batch holds",
 )  # fmt: skip
 TAPE_GRADIENT = _declare(
-    "tf.GradientTape", "gradient", STEP, "losses of a user's own step become parts"
+    "tf.GradientTape",
+    "gradient",
+    STEP,
+    "losses of a user's own step become parts; Recompute notes gradients",
 )
 FUNCTION_CALL = _declare(
     "tf.function", "__call__", STEP, "functions are traced as parts of the step that calls them"
@@ -407,9 +413,6 @@ SPLIT_CALL = _declare(_LAYER, "call", STEP, "a layer computes with slices of its
 INPUT_SPEC = _declare(_LAYER, "_input_spec", STEP, "a layer may get a slice of its input")
 SEED_OF_SLICE = _declare(
     "keras.random.SeedGenerator", "next", STEP, "dropout differs between slices of an array"
-)
-APPLY_GRADIENTS = _declare(
-    _OPTIMIZER, "apply_gradients", STEP, "Recompute sees all gradients of a step"
 )
 
 # During one call.

@@ -12,12 +12,13 @@ import keras
 
 from tfscale.bridge.grappler import sums_in_order
 from tfscale.bridge.installed import refuse_keras_2
-from tfscale.bridge.objects import innermost
+from tfscale.bridge.objects import innermost, optimizers_of
 from tfscale.callbacks.one_fit import OneFit
 from tfscale.support import arguments
 from tfscale.support.sizes import number_of_bytes
 from tfscale.training.optimizers import AdaHessian
 from tfscale.training.recompute import (
+    PhasedPlan,
     Plan,
     load_plan,
     plan_budget,
@@ -29,8 +30,8 @@ from tfscale.training.recompute import (
 )
 from tfscale.training.recompute.batch import batch_of_fit, open_batch_of_fit
 from tfscale.training.recompute.budget import Effort, checked_effort, checked_fraction
-from tfscale.training.recompute.plan import checked_layers
-from tfscale.training.recompute.traced_step import TracedStep
+from tfscale.training.recompute.planners import checked_layers
+from tfscale.training.recompute.traced_step import Phases, TracedStep
 
 SECONDS_BETWEEN_LINES = 2  # seconds between two messages of a search
 
@@ -117,11 +118,11 @@ class Recompute(keras.callbacks.Callback):
         arguments.whole(int(verbose) if isinstance(verbose, bool) else verbose, "verbose", 0, 2)
         self._example = example
         self._verbose = verbose
-        self._plan: Plan | None = None
+        self._plan: Plan | PhasedPlan | None = None
         self._fit: OneFit | None = None
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> Plan | PhasedPlan:
         """The plan of what is computed again; known when training has begun."""
         if self._plan is None:
             raise ValueError("there is no plan yet: model.fit makes it before the first step")
@@ -133,7 +134,8 @@ class Recompute(keras.callbacks.Callback):
         self._tell(f"Recompute: tracing a training step of {self.model.name}")
         batch = batch_of_fit(self.model, self._example)
         step = trace(self.model, batch, open_batch_of_fit())
-        self._tell(f"Recompute: planning {len(step.units)} units, {len(step.ops)} operations")
+        for one in step.steps if isinstance(step, Phases) else (step,):
+            self._tell(f"Recompute: planning {len(one.units)} units, {len(one.ops)} operations")
         self._last_line = time.monotonic()
         self._plan = plan = self._choose(step, _gradients_pile_up(self.model), self._effort)
         self._tell(plan.summary())
@@ -175,7 +177,7 @@ def _check(model: keras.Model) -> None:
             "Recompute works on the graph of a training step, and this model runs eagerly: "
             "compile it with run_eagerly=False"
         )
-    if isinstance(model.optimizer, AdaHessian):
+    if any(isinstance(one, AdaHessian) for one in optimizers_of(model)):
         raise ValueError(
             "Recompute saves nothing under AdaHessian: its second derivatives need all that "
             "Recompute would free. Train with another optimizer, or with smaller batches"
@@ -188,14 +190,15 @@ def _check(model: keras.Model) -> None:
 
 def _gradients_pile_up(model: keras.Model) -> bool:
     """Return whether all gradients must exist before the first can be applied."""
-    optimizer = innermost(model.optimizer)
     several = model.distribute_strategy.num_replicas_in_sync > 1
-    return several or bool(optimizer.global_clipnorm) or optimizer is not model.optimizer
+    return several or any(
+        innermost(one) is not one or innermost(one).global_clipnorm for one in optimizers_of(model)
+    )
 
 
 # ------------------------------------------------------------------ arguments
 
-_Choose = Callable[[TracedStep, bool, Effort], Plan]
+_Choose = Callable[[TracedStep | Phases, bool, Effort], Plan | PhasedPlan]
 
 
 def _budget(value: float | str) -> _Choose:
@@ -221,7 +224,7 @@ def _segments(value: str) -> _Choose:
 def _saved(value: str | Path) -> _Choose:
     path = arguments.path(value, "plan")
 
-    def load(step: TracedStep, pile_up: bool, _: Effort) -> Plan:
+    def load(step: TracedStep | Phases, pile_up: bool, _: Effort) -> Plan | PhasedPlan:
         plan = load_plan(path, step)
         if plan.pile_up != pile_up:
             raise ValueError(

@@ -152,9 +152,16 @@ def _target(output: Any, loss: Any, batch: int) -> tf.TensorSpec:
 def _traced(model: keras.Model, specs: tuple[Any, ...]) -> TracedStep:
     _called(model, specs[0])  # makes weights that wait for the shapes of inputs
     try:
-        return trace(model, specs)
+        step = trace(model, specs)
     except Exception as error:
         raise _untraced(model, specs, error) from error
+    if not isinstance(step, TracedStep):
+        raise ValueError(
+            f"a training step of model {model.name!r} applies gradients {len(step.steps)} times, "
+            "as that of a GAN does. Plan a model whose step applies them once, such as one of its "
+            "parts"
+        )
+    return step
 
 
 def _called(model: keras.Model, inputs: Any) -> Any:

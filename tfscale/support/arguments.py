@@ -110,8 +110,10 @@ def choice(value: Any, name: str, known: Collection[str], other: str = "") -> st
     raise wrong(value, name, _either([*map(repr, known), *([other] if other else [])]), hint)
 
 
-def instance(value: Any, name: str, kind: type[Kind], expected: str) -> Kind:
-    """Return an instance of a class."""
+def instance(
+    value: Any, name: str, kind: type[Kind] | tuple[type[Kind], ...], expected: str
+) -> Kind:
+    """Return an instance of a class, or of one of several."""
     if isinstance(value, kind):
         return value
     raise wrong(value, name, expected)

@@ -7,11 +7,14 @@ docs/recompute.md.
 """
 
 from tfscale.training.recompute.budget import BudgetError, plan_budget, plan_fraction
-from tfscale.training.recompute.plan import Plan, load_plan, plan_layers, plan_sqrt
+from tfscale.training.recompute.phases import PhasedPlan
+from tfscale.training.recompute.plan import Plan
+from tfscale.training.recompute.planners import load_plan, plan_layers, plan_sqrt
 from tfscale.training.recompute.run import recomputing, trace
 
 __all__ = [
     "BudgetError",
+    "PhasedPlan",
     "Plan",
     "load_plan",
     "plan_budget",

@@ -13,11 +13,13 @@ from tfscale.training.recompute.levels import Levels, order_of
 from tfscale.training.recompute.measure import measure
 from tfscale.training.recompute.optimum import SOLVERS as SOLVERS_OF_ORDERS
 from tfscale.training.recompute.optimum import Optimum, optimum
-from tfscale.training.recompute.plan import WASTED, Plan, check_step
+from tfscale.training.recompute.phases import PhasedPlan
+from tfscale.training.recompute.plan import WASTED, Plan
+from tfscale.training.recompute.planners import check_step
 from tfscale.training.recompute.search import Search
 from tfscale.training.recompute.solve import solve
 from tfscale.training.recompute.text import rounded_up, show
-from tfscale.training.recompute.traced_step import TracedStep
+from tfscale.training.recompute.traced_step import Phases, TracedStep
 
 _log = logging.getLogger("tfscale")
 
@@ -25,6 +27,9 @@ SOLVERS = (*SOLVERS_OF_ORDERS, "segments")
 
 # Number of halvings in the search for the solver's memory limit: the result is exact to 1/256.
 ROUNDS = 8
+
+# Recomputation up to this share of a step's operations is about one and a half forward passes.
+MODERATE = 0.5
 
 # Number of limits that the search for single results tries.
 TRIES = 4
@@ -40,20 +45,35 @@ class BudgetError(ValueError):
         budget: the budget in bytes.
         smallest: the smallest budget that a plan keeps.
         plain: the smallest budget that needs no recomputation.
+        moderate: the smallest budget that a plan keeps whose recomputation takes at most half a
+            step's operations; by default ``smallest``.
     """
 
-    def __init__(self, budget: float, smallest: float, plain: float) -> None:
+    def __init__(
+        self, budget: float, smallest: float, plain: float, moderate: float | None = None
+    ) -> None:
+        moderate = smallest if moderate is None else moderate
+        less = ""
+        if moderate > smallest:
+            less = (
+                f"; {_asked_for(smallest, plain)} is possible, too, but takes several times as long"
+            )
         super().__init__(
             f"the budget of {show(budget)} is too small: a step takes up to {show(plain)}, and "
-            f"recomputation can reduce that to {show(smallest)}. Ask for at least "
-            f"{show(smallest)} (fraction={rounded_up(smallest / plain)}), or use smaller batches."
+            f"recomputation can reduce that to {show(moderate)}. Ask for at least "
+            f"{_asked_for(moderate, plain)}{less}, or use smaller batches."
         )
         self.budget = budget
         self.smallest = smallest
         self.plain = plain
+        self.moderate = moderate
 
-    def __reduce__(self) -> tuple[type[BudgetError], tuple[float, float, float]]:
-        return type(self), (self.budget, self.smallest, self.plain)
+    def __reduce__(self) -> tuple[type[BudgetError], tuple[float, float, float, float]]:
+        return type(self), (self.budget, self.smallest, self.plain, self.moderate)
+
+
+def _asked_for(budget: float, plain: float) -> str:
+    return f"{show(budget)} (fraction={rounded_up(budget / plain)})"
 
 
 def _no_report(done: int, of: int) -> None:
@@ -81,7 +101,7 @@ class Effort(NamedTuple):
 
 
 def plan_budget(
-    step: TracedStep,
+    step: TracedStep | Phases,
     budget: float,
     pile_up: bool = False,
     tell: Tell = _no_report,
@@ -89,7 +109,7 @@ def plan_budget(
     solver: str = "auto",
     seconds: float = 10.0,
     better: Better = _no_better,
-) -> Plan:
+) -> Plan | PhasedPlan:
     """Return the cheapest plan whose step stays within a budget.
 
     Args:
@@ -112,21 +132,48 @@ def plan_budget(
     arguments.real(budget, "budget", 0, what="a number of bytes")
     check_step(step, pile_up)
     effort = checked_effort(solver, seconds, tell, better)
+    if isinstance(step, Phases):
+        return _phases_within(step, budget, pile_up, effort)
+    return _within(step, budget, pile_up, effort)
+
+
+def _phases_within(step: Phases, budget: float, pile_up: bool, effort: Effort) -> PhasedPlan:
+    effort = effort._replace(seconds=effort.seconds / len(step.steps))
+    plans, refusals = [], []
+    for one in step.steps:
+        try:
+            plans.append(_within(one, budget, pile_up, effort))
+        except BudgetError as refusal:
+            refusals.append(refusal)
+    if refusals:
+        smallest = max(refusal.smallest for refusal in refusals)
+        moderate = max(refusal.moderate for refusal in refusals)
+        raise BudgetError(budget, smallest, _plain_bound(step, pile_up), moderate)
+    return PhasedPlan(tuple(plans))
+
+
+def _within(step: TracedStep, budget: float, pile_up: bool, effort: Effort) -> Plan:
     _refuse_unknown_sizes(step)
     plain = Plan(step, (), budget, pile_up, proven=True)
     if plain.bound <= budget:
         return plain
     candidates = _of_segments(plain, effort)
     rival = _cheapest(candidates, budget)
-    if solver != "segments" and _can_be_followed(step):
+    if effort.solver != "segments" and _can_be_followed(step):
         candidates += _of_results(plain, rival, effort)
     best = _cheapest(candidates, budget)
     if best is None:
-        smallest = min((plan.bound for plan in candidates), default=plain.bound)
-        raise BudgetError(budget, smallest, plain.bound)
+        raise _refusal(candidates, plain, budget)
     if best is rival or rival is None:
         return best
     return dataclasses.replace(best, segments=rival.segments, rival=rival)
+
+
+def _refusal(candidates: list[Plan], plain: Plan, budget: float) -> BudgetError:
+    candidates = [*candidates, plain]
+    smallest = min(plan.bound for plan in candidates)
+    moderate = min(plan.bound for plan in candidates if plan.overhead <= MODERATE)
+    return BudgetError(budget, smallest, plain.bound, moderate)
 
 
 def checked_effort(solver: str, seconds: float, tell: Tell, better: Better) -> Effort:
@@ -305,7 +352,7 @@ def checked_fraction(fraction: float) -> float:
 
 
 def plan_fraction(
-    step: TracedStep,
+    step: TracedStep | Phases,
     fraction: float,
     pile_up: bool = False,
     tell: Tell = _no_report,
@@ -313,7 +360,7 @@ def plan_fraction(
     solver: str = "auto",
     seconds: float = 10.0,
     better: Better = _no_better,
-) -> Plan:
+) -> Plan | PhasedPlan:
     """Return the cheapest plan within a share of the step's memory without a plan.
 
     Args:
@@ -333,5 +380,10 @@ def plan_fraction(
     """
     fraction = checked_fraction(fraction)
     check_step(step, pile_up)
-    budget = fraction * Plan(step, (), pile_up=pile_up).bound
+    budget = fraction * _plain_bound(step, pile_up)
     return plan_budget(step, budget, pile_up, tell, solver=solver, seconds=seconds, better=better)
+
+
+def _plain_bound(step: TracedStep | Phases, pile_up: bool) -> int:
+    steps = step.steps if isinstance(step, Phases) else (step,)
+    return max(Plan(one, (), pile_up=pile_up).bound for one in steps)

@@ -19,7 +19,7 @@ def positions(step: TracedStep) -> list[int]:
         op = step.ops[index]
         makers = [step.producer[tensor] for tensor in op.inputs]
         waits = [result[maker] for maker in makers if maker >= step.end]
-        if op.kind == BIAS:
+        if op.kind == BIAS and makers:  # a gradient that nobody wants has no inputs
             waits += _filters(step, makers[0])
         result[index] = max([index, *waits])
     return result

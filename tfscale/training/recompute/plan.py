@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import math
@@ -54,6 +53,11 @@ class Plan:
     events: tuple[Event, ...] | None = None
     gap: float | None = None
     rival: Plan | None = None
+
+    @property
+    def phases(self) -> tuple[Plan, ...]:
+        """The plans of all phases of the step: this one."""
+        return (self,)
 
     @cached_property
     def results(self) -> Results:
@@ -189,7 +193,12 @@ class Plan:
         Args:
             path: name of the file.
         """
-        words = {
+        with replacing(Path(arguments.path(path, "path"))) as fresh:
+            fresh.write_text(json.dumps(self.words()))
+
+    def words(self) -> dict[str, Any]:
+        """Return what ``save`` writes."""
+        return {
             "budget": self.budget,
             "pile_up": self.pile_up,
             "plain_peak": self.plain_peak,
@@ -198,113 +207,11 @@ class Plan:
             "proven": self.proven,
             "gap": self.gap,
         }
-        with replacing(Path(arguments.path(path, "path"))) as fresh:
-            fresh.write_text(json.dumps(words))
-
-
-def load_plan(path: str | Path, step: TracedStep) -> Plan:
-    """Return a plan that ``plan.save`` wrote, or raise if it is not of this step.
-
-    Args:
-        path: name of the file.
-        step: a step that ``trace`` returned.
-
-    Example:
-        >>> from tfscale import recompute
-        >>> step = recompute.trace(model, (tf.TensorSpec([64, 8]), tf.TensorSpec([64, 1])))
-        >>> recompute.plan_sqrt(step).save("plan.json")
-        >>> plan = recompute.load_plan("plan.json", step)
-    """
-    path = Path(arguments.path(path, "path"))
-    arguments.instance(step, "step", TracedStep, "what tfscale.recompute.trace returns")
-    try:
-        words = json.loads(path.read_text())
-        events, segments = words["events"], words["segments"]
-        plan = Plan(
-            step,
-            tuple(range(start, stop) for start, stop in segments),
-            words["budget"],
-            words["pile_up"],
-            words["proven"],
-            events and tuple(Event(first, tuple(nodes)) for first, *nodes in events),
-            words["gap"],
-        )
-        plain_peak = words["plain_peak"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is no plan that plan.save wrote: {error!r}") from error
-    if plan.plain_peak != plain_peak:
-        raise ValueError(
-            f"{path} has a plan of a step that takes {show(plain_peak)} without it, and this step "
-            f"takes {show(plan.plain_peak)}: plan again for this model and batch"
-        )
-    return plan
 
 
 def _again(step: TracedStep, segments: Iterable[range]) -> tuple[Again, ...]:
     found = [one for one in map(step.again, segments) if one]
     return tuple(sorted(found, key=lambda one: one.before))
-
-
-def check_step(step: TracedStep, pile_up: bool) -> None:
-    """Raise if these are not a traced step and a flag."""
-    arguments.instance(step, "step", TracedStep, "what tfscale.recompute.trace returns")
-    arguments.flag(pile_up, "pile_up")
-
-
-def checked_layers(layers: Sequence[str]) -> tuple[str, ...]:
-    """Return names of layers, or raise."""
-    return arguments.items(layers, "layers", "a list of names of layers", arguments.text)
-
-
-def plan_layers(step: TracedStep, layers: Sequence[str], pile_up: bool = False) -> Plan:
-    """Return a plan that computes these layers again, and no others; neighbours together.
-
-    Args:
-        step: a step that ``trace`` returned.
-        layers: names of the layers.
-        pile_up: whether all gradients stay until the last one exists, as with clipping by their
-            global norm.
-
-    Example:
-        >>> from tfscale import recompute
-        >>> step = recompute.trace(model, (tf.TensorSpec([64, 8]), tf.TensorSpec([64, 1])))
-        >>> plan = recompute.plan_layers(step, [model.layers[0].name])
-    """
-    layers = checked_layers(layers)
-    check_step(step, pile_up)
-    there = {name for unit in step.units for name in unit.layers}
-    if missing := [name for name in layers if name not in there]:
-        raise ValueError(
-            f"layers={list(layers)!r}: the model runs no layer named {missing[0]!r}. "
-            f"It runs {', '.join(sorted(there))}."
-        )
-    chosen = [bool(set(unit.layers) & set(layers)) for unit in step.units]
-    return Plan(step, tuple(runs_of(chosen)), pile_up=pile_up)
-
-
-def plan_sqrt(step: TracedStep, pile_up: bool = False) -> Plan:
-    """Return a plan of about sqrt(n) segments of n units that save about equal amounts.
-
-    The last segment is kept.
-
-    Args:
-        step: a step that ``trace`` returned.
-        pile_up: whether all gradients stay until the last one exists, as with clipping by their
-            global norm.
-
-    Example:
-        >>> from tfscale import recompute
-        >>> step = recompute.trace(model, (tf.TensorSpec([64, 8]), tf.TensorSpec([64, 1])))
-        >>> plan = recompute.plan_sqrt(step)
-    """
-    check_step(step, pile_up)
-    saved = measure(step, pile_up).saved
-    parts = max(2, round(math.sqrt(sum(saved > 0))))
-    total = saved.cumsum()
-    part = [min(int(parts * before / total[-1]), parts - 1) for before in total - saved]
-    borders = [part.index(number) for number in range(parts) if number in part]
-    segments = tuple(range(a, b) for a, b in itertools.pairwise(borders))
-    return Plan(step, segments, pile_up=pile_up)
 
 
 def _table(plan: Plan) -> list[str]:

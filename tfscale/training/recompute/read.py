@@ -64,7 +64,7 @@ class _Reader:
         self._numbers: dict[tuple[str, int], int] = {}
         self._tensors: list[Tensor] = []
         self._given: set[str] = set()  # operations that depend on nothing but constants
-        self._written = _written_resources(originals)
+        self._written = _written_resources(originals[forward.since :])
 
     def step(self, gradients: Sequence[Any]) -> TracedStep:
         for operation in self._operations:  # a loop may take what is made after it
@@ -77,8 +77,19 @@ class _Reader:
         constant = frozenset(
             number for (name, _), number in self._numbers.items() if name in self._given
         )
-        live = _live(ops, wanted)
-        ops = [op if index in live else replace(op, inputs=()) for index, op in enumerate(ops)]
+        since = self._forward.since
+        live = _live(ops, wanted, since)
+        for index in set(range(since)) - live:
+            for tensor in ops[index].outputs:
+                self._tensors[tensor] = replace(self._tensors[tensor], size=0)
+        ops = [
+            replace(
+                op,
+                inputs=op.inputs if index in live else (),
+                cost=op.cost if index >= since else 0.0,
+            )
+            for index, op in enumerate(ops)
+        ]
         begin = units[0].start
         unknown = tuple(
             operation.name
@@ -95,7 +106,8 @@ class _Reader:
         outputs = []
         for position, tensor in enumerate(operation.outputs):
             number = len(self._tensors)
-            alias = operation.type in ALIASES
+            # An operation of an earlier phase may already take a copy, which was made after it.
+            alias = operation.type in ALIASES and numbers[position] < number
             home = self._tensors[numbers[position]].home if alias else number
             empty = operation.type in _HOLD_NOTHING
             size = 0 if empty else size_of(tensor)
@@ -121,14 +133,21 @@ class _Reader:
     def _is_mine(self, operation: tf.Operation) -> bool:
         if self._forward.device is None or not operation.device:
             return True
-        return _short(operation.device) == _short(self._forward.device)
+        return short_device(operation.device) == short_device(self._forward.device)
 
 
-def _live(ops: Sequence[Op], gradients: Sequence[int]) -> set[int]:
-    """Return the operations that gradients need or that have effects; all others are pruned."""
+def _live(ops: Sequence[Op], gradients: Sequence[int], since: int) -> set[int]:
+    """Return the operations that gradients need or that have effects; all others are pruned.
+
+    Effects of earlier phases, which end at ``since``, are over.
+    """
     producer = {tensor: index for index, op in enumerate(ops) for tensor in op.outputs}
     waiting = [producer[tensor] for tensor in gradients]
-    waiting += [i for i, op in enumerate(ops) if is_stateful(op.kind) and op.kind not in READS]
+    waiting += [
+        index
+        for index, op in enumerate(ops)
+        if index >= since and is_stateful(op.kind) and op.kind not in READS
+    ]
     live: set[int] = set()
     while waiting:
         index = waiting.pop()
@@ -138,7 +157,7 @@ def _live(ops: Sequence[Op], gradients: Sequence[int]) -> set[int]:
     return live
 
 
-def _short(device: str) -> str:
+def short_device(device: str) -> str:
     """Return the last part of a device's name; the other parts may be missing."""
     return device.rsplit("/", 1)[-1].lower()
 

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfscale.bridge.fit import TRAINING, ModelStep
+from tfscale.bridge.graphs import wait_for
 from tfscale.bridge.hooks import ADVERSARIAL_STEP
 from tfscale.support import arguments
 from tfscale.training.recompute.early import with_early_products
+from tfscale.training.recompute.phases import PhasedPlan
 from tfscale.training.recompute.plan import Plan
-from tfscale.training.recompute.read import read
+from tfscale.training.recompute.read import read, short_device, writes
 from tfscale.training.recompute.results import has_same_results
 from tfscale.training.recompute.rewrite import rewrite
 from tfscale.training.recompute.sized import Output, with_sizes
-from tfscale.training.recompute.traced_step import Piece, TracedStep
+from tfscale.training.recompute.traced_step import Phases, Piece, TracedStep
 from tfscale.training.recompute.watch import Forward, Watch, parts_of
 
 
@@ -26,8 +30,10 @@ class _TracedFarEnough(Exception):
     """Raised when the step has been traced far enough."""
 
 
-def trace(model: keras.Model, batch: Any, open_batch: Any = None) -> TracedStep:
+def trace(model: keras.Model, batch: Any, open_batch: Any = None) -> TracedStep | Phases:
     """Return the operations of a model's training step, up to its gradients. Nothing runs.
+
+    A step that applies gradients several times, as that of a GAN, has several phases.
 
     Args:
         model: a compiled model, with all its variables.
@@ -45,13 +51,22 @@ def trace(model: keras.Model, batch: Any, open_batch: Any = None) -> TracedStep:
         raise arguments.wrong(open_batch, "open_batch", "a structure of tf.TensorSpec, like batch")
     known = [spec.shape for spec in tf.nest.flatten(batch)]
     if open_batch is None or known == [spec.shape for spec in tf.nest.flatten(open_batch)]:
-        return _Tracing(model).trace(batch)
+        return _joined(_Tracing(model).trace(batch))
     tracing = _Tracing(model, known)
     as_in_fit = tracing.trace(open_batch)
-    if tracing.has_sizes and not as_in_fit.unknown:
-        return as_in_fit
-    step = _Tracing(model).trace(batch)
-    return dataclasses.replace(step, followed=has_same_results(step, as_in_fit, tracing.pieces))
+    if tracing.has_sizes and not any(one.unknown for one in as_in_fit):
+        return _joined(as_in_fit)
+    steps = _Tracing(model).trace(batch)
+    return _joined(
+        [
+            dataclasses.replace(step, followed=has_same_results(step, other, pieces))
+            for step, other, pieces in zip(steps, as_in_fit, tracing.pieces, strict=True)
+        ]
+    )
+
+
+def _joined(steps: Sequence[TracedStep]) -> TracedStep | Phases:
+    return steps[0] if len(steps) == 1 else Phases(tuple(steps))
 
 
 def _may_be(batch: Any, open_batch: Any) -> bool:
@@ -75,26 +90,30 @@ class _Tracing:
         self._model = model
         self._known = known
         self._shapes: dict[Output, tf.TensorShape] = {}  # of the batch's tensors
-        self._step: TracedStep | None = None
-        self.has_sizes = not known
-        self.pieces: list[Piece] = []
+        self._steps: list[TracedStep] = []  # one for each phase
+        self._thread: int | None = None  # of the replica whose step is read
+        self.has_sizes = True
+        self.pieces: list[list[Piece]] = []  # of each phase
 
-    def trace(self, batch: Any) -> TracedStep:
-        """Return the step that takes a batch of these specifications."""
+    def trace(self, batch: Any) -> list[TracedStep]:
+        """Return the phases of the step that takes a batch of these specifications."""
         known = len(parts_of(self._model))
         self._trace(batch)
         if len(parts_of(self._model)) > known:  # layers have made layers, to be watched, too
             self._trace(batch)
-        if self._step is None:
+        if not self._steps:
             raise ValueError(
-                f"{type(self._model).__name__}.train_step passed no gradients to "
-                "self.optimizer.apply_gradients after it called the model or its layers. Recompute "
-                "needs that call to find the backward pass. A step with several optimizers is not "
-                "supported"
+                f"{type(self._model).__name__}.train_step passed no gradients to an optimizer "
+                "after it called the model or its layers. Recompute needs that to find the "
+                "backward pass. Keep optimizers in attributes of the model, and pass gradients to "
+                "their apply or apply_gradients"
             )
-        return self._step
+        return self._steps
 
     def _trace(self, batch: Any) -> None:
+        self._steps, self.pieces, self._thread = [], [], None
+        self.has_sizes = True
+
         @tf.autograph.experimental.do_not_convert
         def one_step() -> None:
             data = tf.nest.map_structure(
@@ -104,7 +123,7 @@ class _Tracing:
 
         with contextlib.ExitStack() as stack:
             stack.enter_context(contextlib.suppress(_TracedFarEnough))
-            stack.enter_context(Watch(self._model, self._look).looking())
+            stack.enter_context(Watch(self._model, self._look, applies=False).looking())
             if self._known:
                 stack.enter_context(ADVERSARIAL_STEP.on(self._model, self._take_batch))
             tf.function(one_step, autograph=False).get_concrete_function()
@@ -119,18 +138,23 @@ class _Tracing:
         return train_step(model, data)
 
     def _look(self, forward: Forward, gradients: list[Any]) -> None:
-        self.pieces = forward.pieces()
+        thread = threading.get_ident()
+        self._thread = self._thread or thread
+        if thread != self._thread:  # all replicas make the same step
+            return
+        self.pieces.append(forward.pieces())
         originals = forward.graph.get_operations()
         sized = with_sizes(forward, gradients, self._shapes) if self._known else None
-        self.has_sizes = self.has_sizes or sized is not None
+        self.has_sizes = self.has_sizes and (sized is not None or not self._known)
         seen, found, operations = sized or (forward, gradients, originals)
         step = read(seen, found, operations, originals)
-        self._step = with_early_products(step)
-        raise _TracedFarEnough
+        self._steps.append(with_early_products(step))
+        if not ModelStep(self._model, TRAINING, True).is_own:  # Keras applies gradients once
+            raise _TracedFarEnough
 
 
 @contextlib.contextmanager
-def recomputing(model: keras.Model, plan: Plan) -> Iterator[None]:
+def recomputing(model: keras.Model, plan: Plan | PhasedPlan) -> Iterator[None]:
     """Make training steps that are traced in this context compute again what the plan says.
 
     Args:
@@ -145,18 +169,47 @@ def recomputing(model: keras.Model, plan: Plan) -> Iterator[None]:
     """
 
     arguments.instance(model, "model", keras.Model, "a keras.Model")
-    arguments.instance(plan, "plan", Plan, "a Plan, such as plan_sqrt(step) returns")
+    arguments.instance(plan, "plan", (Plan, PhasedPlan), "a plan, such as plan_sqrt(step) returns")
 
     def change(forward: Forward, gradients: list[Any]) -> None:
         operations = forward.graph.get_operations()
         step = read(forward, gradients, operations)
-        pieces = forward.pieces()
-        if len(pieces) != plan.pieces:
+        pieces, planned = forward.pieces(), [one.pieces for one in plan.phases]
+        if len(pieces) not in planned[forward.phase : forward.phase + 1]:
             raise RuntimeError(
-                f"{model.name} was planned with {plan.pieces} calls of layers in a step, and now "
-                f"makes {len(pieces)}: Recompute needs a model that always runs the same layers"
+                f"{model.name} was planned with {' and then '.join(map(str, planned))} calls of "
+                f"layers before gradients are applied, and now makes {len(pieces)} in phase "
+                f"{forward.phase + 1}: Recompute needs a model that always runs the same layers"
             )
-        rewrite(forward.graph, operations, step, plan.again_in(step, pieces))
+        _wait_for_phase_before(forward, operations, range(step.begin, step.end))
+        again = plan.phases[forward.phase].again_in(step, pieces)
+        rewrite(forward.graph, operations, step, again)
 
     with Watch(model, change).looking():
         yield
+
+
+def _wait_for_phase_before(
+    forward: Forward, operations: Sequence[tf.Operation], ops: range
+) -> None:
+    """Let a phase begin when the phase before has changed its variables.
+
+    TensorFlow would compute both at the same time, as far as they don't need each other, and would
+    hold the results of both. A forward pass can't begin before it has read its weights, and
+    TensorFlow fuses nothing with that.
+    """
+    changed = [operations[i] for i in forward.applied if writes(operations[i])]
+    if forward.device is not None:  # other replicas may be further
+        own = short_device(forward.device)
+        changed = [one for one in changed if short_device(one.device or forward.device) == own]
+    if not changed:
+        return
+    with (
+        forward.graph.as_default(),
+        tf.control_dependencies(None),
+        tf.control_dependencies(changed),
+    ):
+        gate = tf.no_op("again/phase")
+    for index in ops:
+        if operations[index].type == "ReadVariableOp":
+            wait_for(operations[index], gate)

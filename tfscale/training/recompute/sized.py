@@ -8,6 +8,7 @@ has the known shapes: TensorFlow infers all other shapes again.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
@@ -52,7 +53,7 @@ def with_sizes(
         for one in gradients
     ]
     operations = [copy.get_operation_by_name(one.name) for one in originals]
-    return Forward(copy, forward.device, forward.events), own, operations
+    return replace(forward, graph=copy), own, operations
 
 
 def _is_list(tensor: Any) -> bool:

@@ -265,3 +265,14 @@ class TracedStep:
             for tensor in self._outputs(inside)
             if any(index in forward and index not in inside for index in self.consumers[tensor])
         }
+
+
+@dataclass(frozen=True)
+class Phases:
+    """A training step that applies gradients several times, each time after a new forward pass.
+
+    Args:
+        steps: the phases. They run one after the other.
+    """
+
+    steps: tuple[TracedStep, ...]

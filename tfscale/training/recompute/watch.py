@@ -1,7 +1,10 @@
 """Recording of the operations that a model's layers make while its training step is traced.
 
-During the recording, hooks are on the ``call`` of the model and its layers, and on the optimizer's
-``apply_gradients``.
+During the recording, hooks are on the ``call`` of the model and its layers. When a step calls the
+first one, hooks follow on the optimizers' ``apply`` and on ``tf.GradientTape.gradient``.
+
+A step has one phase for each forward pass whose gradients an optimizer applies before the next
+forward pass: a GAN's discriminator learns in one phase, and its generator in another one.
 """
 
 from __future__ import annotations
@@ -9,24 +12,36 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfscale.bridge.hooks import APPLY_GRADIENTS, LAYER_CALL
-from tfscale.bridge.objects import layers_of
+from tfscale.bridge.hooks import APPLY, LAYER_CALL, TAPE_GRADIENT, ActiveHook
+from tfscale.bridge.objects import layers_of, optimizers_of
 from tfscale.training.recompute.traced_step import Piece
 
 
 @dataclass
 class Forward:
-    """A forward pass in a graph: the places in the graph's list where the running layers change."""
+    """A forward pass in a graph.
+
+    Args:
+        graph: the graph.
+        device: device of the replica, if this process has several replicas.
+        events: places in the graph's list of operations where the running layers change.
+        phase: number of earlier phases of the step.
+        since: number of operations that were made before this phase, if it is not the first one.
+        applied: operations with which the phase before applied its gradients.
+    """
 
     graph: tf.Graph
     device: str | None
     events: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
+    phase: int = 0
+    since: int = 0
+    applied: range = range(0)
 
     def note(self, layers: list[str]) -> None:
         """Note that these layers run from here on."""
@@ -37,8 +52,49 @@ class Forward:
         pairs = zip(self.events, self.events[1:])
         return [Piece(layers, start, stop) for (start, layers), (stop, _) in pairs]
 
+    def next_phase(self, applied: range) -> Forward:
+        """Return the forward pass of the next phase, without events.
+
+        Args:
+            applied: operations with which this phase applies its gradients.
+        """
+        return replace(self, events=[], phase=self.phase + 1, since=applied.stop, applied=applied)
+
 
 WhenDifferentiated = Callable[[Forward, list[Any]], None]
+
+
+class _Now(threading.local):
+    """The step that is being traced; each replica is traced in its own thread.
+
+    Attributes:
+        graph: the graph of the step.
+        hooks: hooks on optimizers and tapes during this step.
+        layers: names of the running layers, from outer to inner.
+        running: the forward pass that the running layers belong to.
+        forward: the forward pass of the model's own calls.
+        parts: the forward pass of calls of layers outside the model's own calls.
+        next: an empty forward pass: that of the phase that begins with the next call.
+        done: the forward pass of the phase before, whose gradients were applied.
+        gradients: what tapes returned in this phase, and the variable of each.
+        called: whether a layer was called since a tape last computed gradients of variables.
+    """
+
+    def __init__(self) -> None:
+        self.layers: list[str] = []
+        self.running: Forward | None = None
+        self.graph: tf.Graph | None = None
+        self.hooks: list[ActiveHook] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a step, or its next phase."""
+        self.forward: Forward | None = None
+        self.parts: Forward | None = None
+        self.next: Forward | None = None
+        self.done: Forward | None = None
+        self.gradients: list[tuple[Any, Any]] = []
+        self.called = False
 
 
 class Watch:
@@ -47,12 +103,15 @@ class Watch:
     Args:
         model: a compiled Keras model.
         then: receives the forward pass and its gradients, before the optimizer does.
+        applies: whether optimizers apply the gradients; otherwise the trace goes on without that.
     """
 
-    def __init__(self, model: keras.Model, then: WhenDifferentiated) -> None:
+    def __init__(self, model: keras.Model, then: WhenDifferentiated, applies: bool = True) -> None:
         self._model = model
         self._then = then
-        self._now = threading.local()  # each replica is traced in its own thread
+        self._applies = applies
+        self._now = _Now()
+        self._hooks: list[ActiveHook] = []  # of all threads
 
     @contextlib.contextmanager
     def looking(self) -> Iterator[None]:
@@ -61,8 +120,27 @@ class Watch:
             for layer in parts_of(self._model):
                 stack.enter_context(LAYER_CALL.on(layer, self._in_layer))
             stack.enter_context(LAYER_CALL.on(self._model, self._in_model))
-            stack.enter_context(APPLY_GRADIENTS.on(self._model.optimizer, self._apply_gradients))
-            yield
+            try:
+                yield
+            finally:
+                for hook in self._hooks:
+                    hook.off()
+
+    def _watch_step(self, graph: tf.Graph) -> None:
+        """Watch tapes and optimizers while a step is traced into a graph.
+
+        A strategy has its hooks on them by now, so these are called before it: they get what the
+        step itself computes, and the strategy what other replicas compute, too.
+        """
+        for hook in self._now.hooks:
+            hook.off()
+        self._now.begin()
+        self._now.graph = graph
+        self._now.hooks = [
+            TAPE_GRADIENT.put(tf.GradientTape, self._gradient, in_thread=True),
+            *(APPLY.put(one, self._apply, in_thread=True) for one in optimizers_of(self._model)),
+        ]
+        self._hooks += self._now.hooks
 
     def _in_model(self, call: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
         if tf.executing_eagerly() or self._runs():
@@ -74,8 +152,8 @@ class Watch:
             return call(layer, *args, **kwargs)
         if not self._runs():
             return self._in_whole("parts", call, layer, *args, **kwargs)
-        forward: Forward = self._now.running
-        if not _is_current(forward.graph):
+        forward = self._now.running
+        if forward is None or not _is_current(forward.graph):
             return call(layer, *args, **kwargs)
         self._now.layers.append(layer.name)
         forward.note(self._now.layers)
@@ -86,7 +164,7 @@ class Watch:
             forward.note(self._now.layers)
 
     def _runs(self) -> bool:
-        return bool(getattr(self._now, "layers", None))
+        return bool(self._now.layers)
 
     def _in_whole(self, kind: str, call: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
         """Record a call that no other layer makes.
@@ -99,12 +177,12 @@ class Watch:
             args: its arguments.
             kwargs: its arguments by name.
         """
-        graph = tf.compat.v1.get_default_graph()
-        seen: Forward | None = getattr(self._now, kind, None)
-        known = seen is not None and seen.graph is graph
-        forward = seen if seen and known else Forward(graph, _device_of_replica())
-        setattr(self._now, kind, forward)
+        forward: Forward | None = getattr(self._now, kind)
+        if forward is None or not _is_current(forward.graph):
+            forward = self._begun()
+            setattr(self._now, kind, forward)
         self._now.running = forward
+        self._now.called = True
         self._now.layers = [layer.name]
         forward.note(self._now.layers)
         try:
@@ -113,16 +191,77 @@ class Watch:
             self._now.layers = []
             forward.note([])
 
-    def _apply_gradients(
-        self, apply: Any, optimizer: Any, grads_and_vars: Any, *args: Any, **kwargs: Any
+    def _begun(self) -> Forward:
+        """Return the forward pass of a call that is about to begin, without events."""
+        graph = tf.compat.v1.get_default_graph()
+        if self._now.graph is not graph:
+            self._watch_step(graph)
+        if self._now.next is not None:
+            return replace(self._now.next, events=[])
+        return Forward(graph, _device_of_replica())
+
+    def _gradient(
+        self, gradient: Any, tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        pairs = list(grads_and_vars)
-        both = (getattr(self._now, kind, None) for kind in ("forward", "parts"))
+        result = gradient(tape, target, sources, *args, **kwargs)
+        pairs = zip(tf.nest.flatten(sources), tf.nest.flatten(result))
+        found = [pair for pair in pairs if isinstance(pair[0], (keras.Variable, tf.Variable))]
+        if found and not self._now.called:
+            raise ValueError(
+                f"{type(self._model).__name__}.train_step computes gradients twice without a "
+                "forward pass between, and Recompute follows one backward pass for each forward "
+                "pass. Call the layers again for the second gradients, or compute both by one call "
+                "of tape.gradient"
+            )
+        if found:
+            self._now.called = False
+        self._now.gradients += found
+        return result
+
+    def _apply(
+        self,
+        apply: Any,
+        optimizer: Any,
+        grads: Any,
+        trainable_variables: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        grads, variables = list(grads), list(trainable_variables or ())
+        both = (self._now.forward, self._now.parts)
         forward = next((one for one in both if one and _is_current(one.graph)), None)
+        begun = _made()
         if forward:
-            self._now.forward = self._now.parts = None
-            self._then(forward, [gradient for gradient, _ in pairs])
-        return apply(optimizer, pairs, *args, **kwargs)
+            self._then(forward, [*grads, *self._for_others(forward.graph, grads, variables)])
+            self._now.begin()
+            self._now.done = forward
+        elif self._now.next is not None:  # gradients of the same phase for another optimizer
+            begun = self._now.next.applied.start
+        result = optimizer.iterations
+        if self._applies:
+            result = apply(optimizer, grads, trainable_variables, **kwargs)
+        if self._now.done is not None:
+            self._now.next = self._now.done.next_phase(range(begun, _made()))
+        return result
+
+    def _for_others(self, graph: tf.Graph, grads: list[Any], variables: list[Any]) -> list[Any]:
+        """Return the gradients that tapes returned for other optimizers, or other updates.
+
+        A gradient of one of the variables from which others were computed is of the same update:
+        it was clipped, for example.
+        """
+        given, mine = set(map(id, grads)), set(map(id, variables))
+        return [
+            gradient
+            for variable, gradient in self._now.gradients
+            if id(gradient) not in given
+            and getattr(gradient, "graph", None) is graph
+            and (id(variable) not in mine or _is_unused(gradient))
+        ]
+
+
+def _is_unused(gradient: Any) -> bool:
+    tensors = tf.nest.flatten(gradient, expand_composites=True)
+    return not any(one.consumers() for one in tensors)
 
 
 def parts_of(model: keras.Model) -> list[Any]:
@@ -133,6 +272,11 @@ def parts_of(model: keras.Model) -> list[Any]:
             found[id(one)] = one
     found.pop(id(model))
     return list(found.values())
+
+
+def _made() -> int:
+    """Return how many operations the current graph has."""
+    return len(tf.compat.v1.get_default_graph().get_operations())
 
 
 def _is_current(graph: tf.Graph) -> bool:

@@ -1,0 +1,121 @@
+"""Train steps that apply gradients several times, such as those of GANs."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfscale
+from tests.recompute import phases
+from tests.recompute.models import rewritten
+from tests.recompute.orders import RandomOrder
+from tfscale.callbacks import Recompute
+from tfscale.recompute import BudgetError, PhasedPlan
+
+SEVERAL = {"gan": phases.Gan, "wgan-gp": phases.WassersteinGan}
+
+
+def train(kind, callback=None, scope=None, batch=8, **settings):
+    """All bits of a model and its optimizers after a training, and the losses."""
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(7)
+    with (scope or tf.distribute.get_strategy()).scope():
+        model = kind()
+        model.compile(**settings)
+    images = np.random.default_rng(0).random((16, 8, 8, 1), np.float32)
+    callbacks = [callback] if callback else []
+    history = model.fit(images, batch_size=batch, epochs=2, verbose=0, callbacks=callbacks)
+    optimizers = (model.d_optimizer, model.g_optimizer)
+    every = [*model.variables, *(v for one in optimizers for v in one.variables)]
+    return [v.numpy().tobytes() for v in every], history.history
+
+
+def assert_same_training(kind, callback, **settings):
+    plain = train(kind, **settings)
+    with rewritten():
+        assert train(kind, callback, **settings) == plain
+    assert callback.plan.again
+    return callback.plan
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("name", SEVERAL)
+def test_gans_train_the_same(name, replicas):
+    devices = [f"CPU:{i}" for i in range(replicas)]
+    settings = {"scope": tfscale.ScaleStrategy(devices=devices)} if replicas > 1 else {}
+    plan = assert_same_training(SEVERAL[name], RandomOrder(seed=1), **settings)
+    assert [bool(one.again) for one in plan.phases] == [True] * len(plan.phases)
+    assert len(plan.phases) == {"gan": 2, "wgan-gp": 3}[name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [8, pytest.param(7, marks=pytest.mark.full)])
+@pytest.mark.parametrize("kind", [*SEVERAL.values(), phases.Together])
+def test_more_orders_of_gans(kind, batch):
+    assert_same_training(kind, Recompute(segments="sqrt", verbose=0), batch=batch)
+    assert_same_training(kind, RandomOrder(seed=2), batch=batch, steps_per_execution=2)
+
+
+def test_one_backward_pass_for_two_optimizers():
+    """The gradients that the second optimizer gets belong to the same phase."""
+    plan = assert_same_training(phases.Together, RandomOrder(seed=0))
+    (alone,) = plan.phases
+    weights = sum(v.numpy().size for v in phases.discriminator().trainable_weights)
+    weights += sum(v.numpy().size for v in phases.generator().trainable_weights)
+    assert sum(alone.step.updated) == 4 * weights
+
+
+def test_two_backward_passes_through_one_forward_pass_are_refused():
+    with pytest.raises(ValueError, match="Call the layers again for the second gradients"):
+        train(phases.OneForwardPass, Recompute(segments="sqrt"))
+
+
+def test_a_budget_holds_for_all_phases(tmp_path, capsys):
+    with pytest.raises(BudgetError) as refusal:
+        train(phases.Gan, Recompute(budget=1, seconds=1))
+    smallest = refusal.value.smallest
+    plan = assert_same_training(phases.Gan, Recompute(budget=smallest, seconds=1))
+    assert isinstance(plan, PhasedPlan)
+    assert max(one.bound for one in plan.phases) == plan.bound <= smallest < plan.plain_bound
+    assert 0 < plan.overhead < 1
+    assert "phase 2 of 2:" in capsys.readouterr().out
+    plan.save(tmp_path / "plan.json")
+    loaded = assert_same_training(phases.Gan, Recompute(plan=tmp_path / "plan.json", verbose=0))
+    assert loaded.again == plan.again
+    assert loaded.draw().axes
+    with pytest.raises(ValueError, match="plan again for this model and batch"):
+        train(phases.Gan, Recompute(plan=tmp_path / "plan.json"), batch=4)
+    with pytest.raises(ValueError, match="plan again for this model and batch"):
+        train(phases.WassersteinGan, Recompute(plan=tmp_path / "plan.json"))
+
+
+def test_layers_are_found_in_all_phases():
+    plan = assert_same_training(phases.Gan, Recompute(layers=["generator"], verbose=0))
+    assert all(one.again for one in plan.phases)  # the discriminator needs what it makes
+    with pytest.raises(ValueError, match="no layer named 'nobody'"):
+        train(phases.Gan, Recompute(layers=["nobody"]))
+
+
+def test_a_phase_begins_when_the_one_before_has_changed_its_weights():
+    """Otherwise TensorFlow would hold the results of both at the same time."""
+    model = phases.Gan()
+    model.compile()
+    step = tfscale.recompute.trace(model, tf.TensorSpec([8, 8, 8, 1]))
+    plan = tfscale.recompute.plan_sqrt(step)
+    graphs = []
+
+    class Keeps(phases.Gan):
+        def train_step(self, real):
+            graphs.append(tf.compat.v1.get_default_graph())
+            return super().train_step(real)
+
+    model = Keeps()
+    model.compile()
+    with tfscale.recompute.recomputing(model, plan):
+        model.fit(np.ones((8, 8, 8, 1), np.float32), batch_size=8, verbose=0)
+    (gate,) = (op for op in graphs[-1].get_operations() if op.name == "again/phase")
+    assert any("Assign" in op.type for op in gate.control_inputs)
+    waiting = [op for op in graphs[-1].get_operations() if gate in op.control_inputs]
+    assert {op.type for op in waiting} == {"ReadVariableOp"}
+    held = {id(op.inputs[0]) for op in waiting}
+    assert len(held) >= len(model.trainable_variables)
