@@ -263,7 +263,7 @@ class Held:
 @pytest.mark.parametrize("ms", [2, 3, 5, 10])
 @pytest.mark.parametrize("quotas", [[0.5, 1.0], [0.225, 0.45, 0.45, 0.45], [0.25, 1.0]])
 def test_processes_that_are_stopped_in_each_period_find_shares_and_keep_them(quotas, ms):
-    """Their times jump: shares in proportion to their speeds jumped, too, for ever."""
+    """The times of these processes jump, and shares in proportion to speeds jumped for ever."""
     ranks, rows, steps = len(quotas), 32 * len(quotas), 1500
     shares, weights = search(ranks), [1] * ranks
     held, times, changes = [Held(quota) for quota in quotas], [], 0

@@ -27,6 +27,7 @@ import numpy as np
 from tfscale.support.records import read_text
 from tfscale.tools.bench import holding, machine, measure
 from tfscale.tools.bench.command import (
+    ended_by_signals,
     list_of,
     make_console,
     one_of,
@@ -109,7 +110,7 @@ def main(argv: Sequence[str]) -> int:
         parser.error(f"--who {TURNS} needs --hold {SLEEP}; got --hold {arguments.hold}")
     about, console = machine.describe(), make_console()
     try:
-        with progress(console) as show:
+        with ended_by_signals(), progress(console) as show:
             for number, workers in enumerate(arguments.workers):
                 show(f"{workers} workers", number / len(arguments.workers))
                 best = ideal(arguments, workers)
