@@ -5,7 +5,8 @@ when replicas agree, and a transport. What comes of it is good or bad:
 
 - ended: the others soon ended with an error that names the worker, each with the exit code of that
   error; started again, the training ended as one that nothing has interrupted, to the bit. (Rules
-  whose replicas never become equal are saved as their mean: then only all workers must be equal.)
+  whose replicas never become equal are saved as their mean, and measured shares are never the same
+  twice: then only all workers must be equal.)
 - preempted: all saved and left; started again, the training began with what was saved. (If that
   was in the middle of an epoch, Keras begins it again, and the end is another.)
 - survived: the training ended so at once.
@@ -84,6 +85,7 @@ RULES = (
 )
 SENDS_GRADIENTS = "BoundedStaleness"
 UNEQUAL = ("ElasticAveraging", "Gossip")  # these replicas are saved as their mean
+MEASURED = "'auto'"  # shares that follow times, so that sums are rounded in another way each time
 TRANSPORTS = {
     "shared memory": {},
     "tcp": {"TFSCALE_SHARED_MEMORY": "0"},
@@ -131,6 +133,11 @@ class Fault:
             how = f"{self.sync} on {self.wire}"
         where = f"{self.schedule}, {how}, {self.transport}, {self.workers} workers"
         return f"{self.kind:10}{self.moment:11} of worker {self.victim}  {where}"
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether a training that is restarted, or repeated, ends with the same bits."""
+        return not self.sync.startswith(UNEQUAL) and self.shares != MEASURED
 
     @property
     def patience(self) -> float:
@@ -208,7 +215,7 @@ class Told:
 
 
 def run(fault: Fault) -> tuple[str, str]:
-    """Run a fault, and return its outcome, with a message if it is a bad one."""
+    """Run a fault, and return its outcome, with a message."""
     with tempfile.TemporaryDirectory() as folder:
         met = _train(fault, folder, meets=True)
         outcome, why = judge_end(fault, met)
@@ -216,7 +223,17 @@ def run(fault: Fault) -> tuple[str, str]:
             return outcome, why
         again = _train(fault, folder, meets=False)
         wrong = judge_restart(fault, met, again)
-        return (outcome, "") if not wrong else ("hung" if again.hung else "wrong", wrong)
+        if not wrong:
+            return outcome, how_soon(fault, met)
+        return "hung" if again.hung else "wrong", wrong
+
+
+def how_soon(fault: Fault, met: Told) -> str:
+    """Return when the last of the others was told of a fault."""
+    (came,) = (float(time) for time in met.of("FAULT", fault.victim))
+    others = [i for i in range(fault.workers) if i != fault.victim]
+    times = [float(error.split()[0]) for i in others for error in met.of("ERROR", i)]
+    return f"named after {max(times) - came:.1f} s" if times else ""
 
 
 def judge_end(fault: Fault, met: Told) -> tuple[str, str]:
@@ -237,8 +254,9 @@ def judge_end(fault: Fault, met: Told) -> tuple[str, str]:
 
 
 def _judge_survival(fault: Fault, met: Told) -> tuple[str, str]:
-    ends = {*met.all_of("END"), *met.all_of("WHOLE")}
-    if len(met.all_of("WHOLE")) < fault.workers or len(ends) != 1:
+    ends, whole = met.all_of("END"), met.all_of("WHOLE")
+    kinds = [{*ends, *whole}] if fault.is_repeatable else [{*ends}, {*whole}]
+    if len(whole) < fault.workers or any(len(kind) != 1 for kind in kinds):
         return "wrong", met.said()
     return ("crashed", met.said()) if any(met.codes) else ("survived", "")
 
@@ -310,7 +328,7 @@ def judge_restart(fault: Fault, met: Told, again: Told) -> str:
     same = {*ends, *whole, *met.all_of("END")}
     if any(int(steps) != epoch * STEPS for (steps, _), epoch in zip(begun, epochs, strict=False)):
         same = set(ends)  # Keras repeats the epoch, of which some steps were saved
-    if fault.sync.startswith(UNEQUAL):
+    if not fault.is_repeatable:
         same = set(ends)
     if len(same) != 1:
         return f"started again, it ended with {ends}, uninterrupted with {whole}"
@@ -430,10 +448,12 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="leave out those before this one")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", type=int, help="one of them, by its number")
-    parser.add_argument("--sync", help="the rule of all faults, such as LocalSGD(every=3)")
-    parser.add_argument("--shares", default="", help="shares of the batch: {'worker:1': 0.5}")
+    parser.add_argument("--sync", help="rules, such as LocalSGD(every=3);Gossip(every=1)")
+    parser.add_argument(
+        "--shares", default="", help="shares of the batch, in Python: {'worker:1': 0.5}, or 'auto'"
+    )
     given = parser.parse_args()
-    how = {} if given.sync is None else {"rules": [given.sync]}
+    how = {} if given.sync is None else {"rules": given.sync.split(";")}
     numbers = range(given.first, given.n) if given.only is None else [given.only]
     counts: collections.Counter[str] = collections.Counter()
     for number in numbers:
@@ -441,7 +461,8 @@ def main() -> int:
         fault = dataclasses.replace(fault, shares=given.shares)
         outcome, why = run(fault)
         counts[outcome] += 1
-        print(f"{number:4}  {fault!s:95} {outcome} ({time.monotonic() - began:.0f} s)", flush=True)
+        took, soon = f"{time.monotonic() - began:.0f} s", why if outcome in GOOD else ""
+        print(f"{number:4}  {fault!s:95} {outcome} ({took}) {soon}", flush=True)
         if outcome not in GOOD:
             print(f"      {why}", flush=True)
     print("\n" + ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common()))

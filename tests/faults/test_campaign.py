@@ -31,6 +31,9 @@ SHORT = {
         "kill", "step", 1, 2, "tree", "int4", sync="BoundedStaleness(bound=2)", step=2
     ),
     "shares": Fault("kill", "step", 1, 2, "ring", "int8", step=2, shares="{'worker:1': 0.5}"),
+    "measured shares": Fault(
+        "kill", "step", 1, 2, "ring", "fp32", sync="BoundedStaleness(bound=2)", shares="'auto'"
+    ),
     "exit": Fault("exit", "step", 1, 2, "ring", "TopK(0.25)", transport="tcp"),
 }
 
@@ -235,6 +238,16 @@ def test_replicas_that_never_become_equal_restart_from_their_mean():
     assert not judge_restart(gossip, MET, restarted)
     restarted.outputs[1] = "AT 1\nEND 56ef\nWHOLE 12ab\n"
     assert "workers ended with" in judge_restart(gossip, MET, restarted)
+
+
+def test_trainings_with_measured_shares_need_not_end_with_the_same_bits():
+    measured = dataclasses.replace(KILLED, shares="'auto'")
+    assert not judge_restart(measured, MET, again("AT 1\nEND 34cd\nWHOLE 12ab\n"))
+    paused = dataclasses.replace(measured, kind="pause")
+    for end, outcome in (("34cd", "survived"), ("12ab", "wrong")):
+        victim = f"{VICTIM}END {end}\nWHOLE 12ab\n"
+        met = told("END 34cd\nWHOLE 12ab\n", (0, 0), victim=victim)
+        assert judge_end(paused, met)[0] == outcome
 
 
 LEFT = told(other("PREEMPTED 56ef"), (75, 75), victim=f"{VICTIM}PREEMPTED 56ef\n")

@@ -10,9 +10,10 @@ import tensorflow as tf
 from tests.strategy.cases import BY_NAME
 from tests.strategy.compare import check
 from tests.strategy.groups import SECONDS, judge, take, trained_once
+from tests.strategy.restless import make_restless
 from tests.strategy.twins import two
 from tfscale import Grid, ScaleStrategy, sync
-from tfscale.strategy.balance import Window, wanted
+from tfscale.strategy.share_search import ShareSearch, Window
 from tfscale.strategy.shares import UNIT, Shares, ends, weights_of
 
 pytestmark = pytest.mark.timeout(2 * SECONDS + 60)
@@ -62,7 +63,7 @@ def test_wrong_shares_are_refused(given, said):
         ({"grid": Grid(experts=2)}, "replicas share a model"),
         ({"sync": sync.LocalSGD(4)}, "all count equally"),
         ({"sync": sync.DiLoCo(4)}, "all count equally"),
-        ({"shares": "auto", "sync": sync.BoundedStaleness(2)}, "make them apart"),
+        ({"shares": "auto", "sync": sync.BoundedStaleness(2, skips=True)}, "Leave out skips"),
         ({"shares": "auto", "shard": "all"}, "waits for weights"),
         ({"shares": "auto", "backend": "tensorflow"}, "shares='auto' needs tfscale's own"),
     ],
@@ -142,50 +143,148 @@ def test_replicas_with_shares_train_as_one_device(trained, strategy, layout, cas
     )
 
 
-def test_replicas_with_late_sums_may_have_shares():
+@pytest.fixture
+def restless(monkeypatch):
+    make_restless(monkeypatch.setattr)
+
+
+@pytest.mark.parametrize("shares", [[3, 1], "auto"])
+def test_replicas_with_late_sums_may_have_shares(restless, shares):
     """Gradients are weighted by rows, so shares do not change them."""
     found = []
-    for shares in (None, [3, 1]):
+    for given in (None, shares):
         keras.utils.set_random_seed(1)
-        with two(sync=sync.BoundedStaleness(2), shares=shares).scope():
+        strategy = two(sync=sync.BoundedStaleness(2), shares=given)
+        with strategy.scope():
             model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1)])
             model.compile(keras.optimizers.SGD(0.01), "mse")
         x = np.random.default_rng(0).standard_normal((40, 3)).astype("float32")
-        model.fit(x, x.sum(1), batch_size=8, epochs=3, verbose=0)
+        model.fit(x, x.sum(1), batch_size=8, epochs=4, verbose=0)
         found.append(model.get_weights())
     for one, other in zip(*found, strict=True):
         np.testing.assert_allclose(other, one, 0, 1e-6)
+    assert strategy.balance is None or len(strategy.balance.changes) > 2
+
+
+def loop(strategy, how):
+    """Train in a loop of one's own; return the weights."""
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1)])
+        optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
+        optimizer.build(model.trainable_variables)
+    x = np.random.default_rng(0).standard_normal((61, 3)).astype("float32")
+    data = tf.data.Dataset.from_tensor_slices((x, x.sum(1, keepdims=True))).batch(8).repeat(3)
+
+    def gradients_of(x, y):
+        with tf.GradientTape() as tape:
+            errors = tf.reduce_sum((model(x) - y) ** 2, -1)
+            loss = tf.nn.compute_average_loss(errors, global_batch_size=8)
+        return tape.gradient(loss, model.trainable_variables)
+
+    def step(x, y):
+        if how == "microbatches":  # a replica of fewer rows makes fewer of them
+            gradients = [tf.zeros_like(v) for v in model.trainable_variables]
+            for begin in tf.range(0, tf.shape(x)[0], 2):
+                more = gradients_of(x[begin : begin + 2], y[begin : begin + 2])
+                gradients = [tf.add(one, other) for one, other in zip(gradients, more)]
+        else:
+            gradients = gradients_of(x, y)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    inner = tf.function(step) if how == "function of a replica" else step
+
+    def whole(batch):
+        strategy.run(inner, args=batch)
+
+    whole = tf.function(whole) if how in ("function", "microbatches") else whole
+    for batch in strategy.experimental_distribute_dataset(data):
+        whole(batch)
+    return model.get_weights()
+
+
+@pytest.mark.parametrize("how", ["function", "microbatches", "function of a replica", "eager"])
+def test_loops_of_users_measure_shares(restless, how):
+    expected = loop(tf.distribute.get_strategy(), how)
+    strategy = two(shares="auto")
+    for one, other in zip(expected, loop(strategy, how), strict=True):
+        np.testing.assert_allclose(other, one, 0, 1e-6)
+    assert len(strategy.balance.changes) > 2
 
 
 # ------------------------------------------------------------------- measured shares
 
 
-def shares_of(replicas):
-    return Shares("auto", replicas, [f"/device:CPU:{i}" for i in range(replicas)], 0)
+def search(replicas):
+    shares = Shares("auto", replicas, [f"/device:CPU:{i}" for i in range(replicas)], 0)
+    return ShareSearch(shares.rows_of_ranks)
 
 
 def test_all_replicas_are_to_finish_together():
-    shares = shares_of(2)
     window = Window(10, np.array([320, 320]), np.array([1000, 3000]))
-    made, saves = wanted(shares, shares.weights.numpy(), window)
+    made, saves = search(2).wanted([1, 1], window)
     assert np.allclose(np.array(made) / sum(made), [0.75, 0.25], atol=1e-4)
     assert saves == pytest.approx(0.5)
 
 
 def test_a_change_that_no_row_follows_saves_nothing():
-    shares = shares_of(2)
     window = Window(10, np.array([20, 20]), np.array([1000, 1200]))  # 2 rows each: 3 and 1 is worse
-    assert wanted(shares, shares.weights.numpy(), window)[1] <= 0.05
+    assert search(2).wanted([1, 1], window)[1] <= 0.05
 
 
 def test_nothing_is_decided_by_steps_that_were_not_measured():
-    shares = shares_of(2)
     window = Window(10, np.array([20, 0]), np.array([1000, 1]))
-    assert wanted(shares, shares.weights.numpy(), window) == ([1, 1], 0.0)
+    assert search(2).wanted([1, 1], window) == ([1, 1], 0.0)
+
+
+class Held:
+    """Process that may run for a part of each tenth of a second only, as the kernel's quotas do."""
+
+    PERIOD = 0.1
+
+    def __init__(self, quota):
+        self.quota, self.period, self.ran = quota * self.PERIOD, 0, 0.0
+
+    def seconds(self, processor, begin):
+        """Return how long the process takes for so many processor seconds."""
+        now, left = begin, processor
+        while left > 1e-9:
+            period = int(now / self.PERIOD + 1e-6)
+            if period > self.period:
+                self.period, self.ran = period, 0.0
+            end = (period + 1) * self.PERIOD
+            runs = max(0.0, min(left, self.quota - self.ran, end - now))
+            left, self.ran, now = left - runs, self.ran + runs, now + runs
+            if left > 1e-9:
+                now = end
+        return now - begin
+
+
+@pytest.mark.parametrize("ms", [2, 3, 5, 10])
+@pytest.mark.parametrize("quotas", [[0.5, 1.0], [0.225, 0.45, 0.45, 0.45], [0.25, 1.0]])
+def test_processes_that_are_stopped_in_each_period_find_shares_and_keep_them(quotas, ms):
+    """The times of these processes jump, and shares in proportion to speeds jumped for ever."""
+    ranks, rows, steps = len(quotas), 32 * len(quotas), 1500
+    shares, weights = search(ranks), [1] * ranks
+    held, times, changes = [Held(quota) for quota in quotas], [], 0
+    while len(times) < steps:
+        own, busy, length = shares.rows_of(np.array(weights), rows), np.zeros(ranks), shares.length
+        for _ in range(length):
+            computed = own * ms / 1e3
+            took = [one.seconds(c, sum(times)) for one, c in zip(held, computed, strict=True)]
+            busy += took
+            times.append(max(took) + 0.003)
+        if found := shares.decide(Window(length, own * length, 1e6 * busy), weights):
+            weights, changes = found.weights, changes + 1
+    reached = rows * ms / 1e3 / sum(quotas) / np.mean(times[steps // 3 :])
+    assert changes < 20 and reached > 0.8, (changes, reached, weights)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["follows", "restarts", "says", "names"])
+@pytest.mark.parametrize(
+    "case",
+    ["follows", "follows_late", "follows_in_a_loop", "restarts", "restarts_late", "says", "names"],
+)
 def test_measured_shares(case):
     for record in take("shares.py", "scale", "2x1", [case])[case]:
         assert "error" not in record, record["error"]

@@ -43,7 +43,7 @@ def make_strategy(algorithm):
             return tf.distribute.MultiWorkerMirroredStrategy()
         return tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(DEVICES)])
     import tfscale
-    from tfscale.strategy import balance
+    from tests.strategy.restless import make_restless
     from tfscale.strategy.grid import weights
 
     if os.environ["STRATEGY"] == "tensorflow":
@@ -55,7 +55,7 @@ def make_strategy(algorithm):
     if os.environ["STRATEGY"] == "shares":
         more = {"shares": [3] + [1] * (WORKERS * DEVICES - 1)}
     if os.environ["STRATEGY"] == "measured":
-        balance.WARM_UP, balance.FIRST_WINDOW, balance.WORTHWHILE = 0, 1, -1
+        make_restless()
         more = {"shares": "auto"}
     if os.environ["STRATEGY"] == "grid":
         weights.SlicesByRules.layout = first_axis

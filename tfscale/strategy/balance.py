@@ -1,8 +1,10 @@
 """Shares that follow what steps cost, so that all replicas finish their steps together.
 
-Each replica measures how long it computes in a step, without its waits for others. The sum of the
-numbers of rows, which each step begins with, carries these times to all replicas, and the weights
-that the first replica wants to them: so all replicas change their shares after the same step.
+Each replica measures how long it computes in a step, without its waits for others. A sum over all
+replicas carries these times, and the weights that the first replica wants: so all replicas change
+their shares after the same step. In ``fit`` this is the sum of the numbers of rows with which each
+step begins; under a rule with a ``bound``, the sum that travels with the gradients; in a custom
+training loop, a sum of its own at the end of each call of ``optimizer.apply``.
 """
 
 from __future__ import annotations
@@ -16,40 +18,18 @@ import numpy as np
 import tensorflow as tf
 
 from tfscale.bridge.runtime import moment
+from tfscale.bridge.tensorflow import DistributedValues, sum_without_gradient
 from tfscale.exchange.slots import Slots
 from tfscale.exchange.team import Team
 from tfscale.native.cell import Cell, make_cell
 from tfscale.native.group import host_of
-from tfscale.strategy.shares import OWNER, Shares, weights_for
+from tfscale.strategy.rows import number_of_rows
+from tfscale.strategy.share_search import ShareSearch, Window
+from tfscale.strategy.shares import OWNER, Shares
 
-FIRST_WINDOW, LAST_WINDOW = 10, 160  # steps that are measured before a decision
 WARM_UP = 3  # steps that no decision counts
-WORTHWHILE = 0.05  # share of a step's time that a change must save, in two windows
 
 _log = logging.getLogger("tfscale")
-
-
-@dataclasses.dataclass(frozen=True)
-class Window:
-    """Sums over some steps, for each rank.
-
-    Attributes:
-        steps: number of steps.
-        rows: rows that each rank has taken.
-        busy: microseconds in which each rank has computed.
-    """
-
-    steps: int
-    rows: np.ndarray
-    busy: np.ndarray
-
-    def __add__(self, other: Window) -> Window:
-        return Window(self.steps + other.steps, self.rows + other.rows, self.busy + other.busy)
-
-    @property
-    def seconds(self) -> np.ndarray:
-        """Seconds in which each rank has computed, on average in a step."""
-        return self.busy / self.steps / 1e6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,21 +57,6 @@ class Change:
         )
 
 
-def wanted(shares: Shares, weights: np.ndarray, window: Window) -> tuple[list[int], float]:
-    """Return the weights with which all ranks finish together, and the share of time they save.
-
-    A rank's speed is the number of rows that it has taken in a second. If a part of its time does
-    not depend on rows, the next window shows what is left to change.
-    """
-    if not (window.rows.all() and window.busy.all()):
-        return [int(weight) for weight in weights], 0.0
-    speeds = window.rows / window.busy
-    made = weights_for(speeds.tolist())
-    rows = shares.rows_of_ranks(np.array(made), round(window.rows.sum() / window.steps))
-    before = (window.busy / window.steps).max()
-    return made, float(1 - (rows / speeds).max() / before)
-
-
 class Balance:
     """Measures the steps of a strategy's replicas, and changes their shares.
 
@@ -99,25 +64,27 @@ class Balance:
         shares: the shares to change.
         team: all replicas.
         devices: devices of this process's replicas.
+        bound: how many steps later replicas are told what others have measured.
 
     Attributes:
         changes: changes that this process knows of, the last one last.
     """
 
-    def __init__(self, shares: Shares, team: Team, devices: list[str]) -> None:
-        self.shares, self._team = shares, team
+    def __init__(self, shares: Shares, team: Team, devices: list[str], bound: int = 0) -> None:
+        self.shares, self._team, self._bound = shares, team, bound
         self._hosts = [host_of(device) for device in devices]
         self.changes: list[Change] = []
-        self._last: Window | None = None
-        self._length, self._steps = FIRST_WINDOW, 0
+        self._search, self._steps = ShareSearch(shares.rows_of_ranks), 0
         ranks = [0] * team.size
         # Rows of each replica's last step, and microseconds in which the replica computed.
         self._measured = [make_cell(host, tf.int64, [0, 0]) for host in self._hosts]
+        self._clocks = [make_cell(host, tf.float64, [0, 0, 0]) for host in self._hosts]
         # The first replica keeps the window's steps, rows and microseconds, and the new weights.
         begin = [[-WARM_UP] * team.size, ranks, ranks]
         self._window = make_cell(self._hosts[0], tf.int64, begin)
+        # Zeros, or weights that not all replicas follow yet.
         self._pending = make_cell(self._hosts[0], tf.int64, ranks)
-        self._wanted_length = make_cell(self._hosts[0], tf.int64, FIRST_WINDOW)
+        self._wanted_length = make_cell(self._hosts[0], tf.int64, self._search.length)
 
     def keep_in(self, slots: Slots) -> None:
         """Save the shares with an optimizer."""
@@ -125,11 +92,32 @@ class Balance:
 
     def clock(self, replica: int) -> Clock:
         """Return a clock of the step that a replica makes."""
-        return Clock(self._hosts[replica], self._measured[replica])
+        return Clock(self._hosts[replica], self._measured[replica], self._clocks[replica])
+
+    def begin(self, arguments: Any) -> None:
+        """Begin to measure a step of a custom training loop.
+
+        Args:
+            arguments: arguments of the step; the rows of the first batch among them count.
+        """
+        local = range(len(self._hosts))
+        for x in tf.nest.flatten(arguments):
+            parts = x.values if isinstance(x, DistributedValues) else [x for _ in local]
+            if _is_batch_of_rows(parts[0]):
+                for replica in local:
+                    rows = number_of_rows(parts[replica])
+                    self.clock(replica).start(rows, rows, ())
+                return
 
     def news(self, replica: int) -> News:
-        """Return what a replica tells all others at the beginning of a step."""
+        """Return what a replica tells all others of the last step that it has measured."""
         return News(self, replica)
+
+    def tell(self, replica: int) -> None:
+        """Tell all other replicas what this one has measured, in a sum of its own."""
+        news = self.news(replica)
+        (total,) = sum_without_gradient([news.own])
+        news.told(total)
 
     def told(self, total: tf.Tensor) -> None:
         """Follow what all replicas have told, on each worker's first replica.
@@ -148,6 +136,9 @@ class Balance:
         steps += tf.cast(counts, tf.int64)
         is_full = steps[0] >= self._wanted_length.read()
 
+        pending = tf.ensure_shape(self._pending.read(), [self._team.size])
+        pending *= tf.cast(tf.reduce_any(tf.not_equal(weights, pending)), tf.int64)
+
         def decided() -> list[tf.Tensor]:
             found = tf.numpy_function(
                 self._decide, [steps[0], *sums, weights], [tf.int64, tf.int64]
@@ -155,14 +146,17 @@ class Balance:
             return [tf.ensure_shape(found[0], weights.shape), tf.ensure_shape(found[1], [])]
 
         def kept() -> list[tf.Tensor]:
-            return [tf.zeros_like(weights), self._wanted_length.read()]
+            return [pending, self._wanted_length.read()]
 
         pending, length = tf.cond(is_full, decided, kept)
-        begins = tf.where(tf.reduce_any(pending > 0), tf.constant(-WARM_UP, tf.int64), 0)
+        # The next steps that others tell of were made with the shares of before.
+        changes = tf.reduce_any(pending > 0)
+        begins = tf.where(changes, tf.constant(-WARM_UP - self._bound, tf.int64), 0)
         fresh = tf.stack(
             [begins + tf.zeros_like(weights), tf.zeros_like(rows), tf.zeros_like(busy)]
         )
-        self._window.assign(tf.where(is_full, fresh, tf.stack([steps, *sums])))
+        starts_anew = tf.logical_or(is_full, changes)
+        self._window.assign(tf.where(starts_anew, fresh, tf.stack([steps, *sums])))
         self._wanted_length.assign(length)
         self._pending.assign(pending)
 
@@ -185,28 +179,28 @@ class Balance:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return new weights, or zeros for no change; and the length of the next window."""
         window = Window(int(steps), rows, busy)
-        self._steps += window.steps + WARM_UP * (self._last is None)
-        both = window if self._last is None else window + self._last
-        made, saves = wanted(self.shares, weights, both)
-        saved = [wanted(self.shares, weights, one)[1] for one in (window, self._last) if one]
-        if len(saved) == 2 and min(*saved, saves) > WORTHWHILE:
-            self._last, self._length = None, FIRST_WINDOW
-            shares = [weight / sum(made) for weight in made]
-            self.changes.append(Change(self._steps, shares, both.seconds.tolist(), saves))
-            _log.info("shares: %s", self.changes[-1])
-            return np.array(made, np.int64), np.int64(self._length)
-        if min(saves, saved[0]) <= WORTHWHILE:
-            self._length = min(2 * self._length, LAST_WINDOW)
-        self._last = window
-        return np.zeros_like(weights), np.int64(self._length)
+        self._steps += window.steps + WARM_UP * self._search.is_new
+        found = self._search.decide(window, weights.tolist())
+        length = np.int64(self._search.length)
+        if found is None:
+            return np.zeros_like(weights), length
+        shares = [weight / sum(found.weights) for weight in found.weights]
+        seconds = found.window.seconds.tolist()
+        self.changes.append(Change(self._steps, shares, seconds, found.saves))
+        _log.info("shares: %s", self.changes[-1])
+        return np.array(found.weights, np.int64), length
 
 
 class News:
-    """Message of a replica to all others, which travels with its numbers of rows."""
+    """Message of a replica to all others, which travels with another sum."""
 
     def __init__(self, balance: Balance, replica: int) -> None:
         self._balance, self._replica = balance, replica
-        self.own = balance.told_by(replica)
+
+    @property
+    def own(self) -> tf.Tensor:
+        """Whole numbers of this replica."""
+        return self._balance.told_by(self._replica)
 
     def told(self, total: tf.Tensor) -> None:
         """Follow the sum of what all replicas have told."""
@@ -218,19 +212,18 @@ class Clock:
     """Time that a replica computes in one step, without its waits for others.
 
     The clock stops while gradients are summed, and during the sums within the computation, such as
-    those of batch normalization.
+    those of batch normalization. Its state is in cells, since a step may call functions that were
+    traced before, and no tensor may leave a branch.
 
     Args:
         host: device of the processor.
         measured: cell that gets the rows and microseconds of the step.
+        state: cell for the moment since when the replica computes, for the seconds in which it has
+            computed before in this step, and for its rows.
     """
 
-    def __init__(self, host: str, measured: Cell) -> None:
-        self._host, self._measured = host, measured
-        self._rows = tf.zeros([], tf.int64)
-        self._busy = tf.zeros([], tf.float64)
-        self._begin = tf.zeros([], tf.float64)
-        self._graph: Any = None
+    def __init__(self, host: str, measured: Cell, state: Cell) -> None:
+        self._host, self._measured, self._state = host, measured, state
 
     def start(self, rows: tf.Tensor, total: tf.Tensor, data: Any) -> Any:
         """Begin to measure a step, once replicas have told each other their rows; return the data.
@@ -240,39 +233,51 @@ class Clock:
             total: number of rows that all replicas take.
             data: structure of the tensors that the step computes with.
         """
-        self._rows, self._graph = rows, _graph()
-        self._begin = self._now([total])
-        return _after(self._begin, data)
+        begin = self._now([total])
+        self._state.assign(tf.stack([begin, tf.zeros_like(begin), tf.cast(rows, begin.dtype)]))
+        return _after(begin, data)
 
     def leave_out(self, combine: Callable[[list[Any]], list[Any]], own: list[Any]) -> list[Any]:
         """Return what other replicas and this one make of some tensors, and leave out its time."""
-        if _graph() is not self._graph:  # no tensor may leave a branch
-            return combine(own)
         begin = self._now(own)
         found = combine(_after(begin, own))
         end = self._now(found)
-        self._busy -= end - begin
+        since, before, rows = self._read()
+        self._state.assign(tf.stack([since + end - begin, before, rows]))
         return _after(end, found)  # type: ignore[no-any-return]
 
     def stop(self, gradients: list[Any]) -> None:
         """Note that the replica has computed its gradients."""
         now = self._now([x for x in gradients if x is not None])
-        busy = self._busy + now - self._begin
-        micros = tf.cast(tf.maximum(1e6 * busy, 1), tf.int64)
-        self._measured.assign(tf.stack([self._rows, micros]))
-        if _graph() is self._graph:
-            self._busy, self._begin = busy, now
+        since, before, rows = self._read()
+        busy = before + now - since
+        micros = tf.maximum(1e6 * busy, 1)
+        self._measured.assign(tf.cast(tf.stack([rows, micros]), tf.int64))
+        self._state.assign(tf.stack([now, busy, rows]))
 
-    def go_on(self, sums: list[Any]) -> None:
-        """Note that the replica has the sums of all gradients."""
-        if _graph() is self._graph:
-            self._begin = self._now([x for x in sums if x is not None])
+    def go_on(self, sums: list[Any], anew: bool = False) -> None:
+        """Note that the replica has the sums of all gradients.
+
+        Args:
+            sums: the sums.
+            anew: whether others have been told of the time until here.
+        """
+        now = self._now([x for x in sums if x is not None])
+        _, before, rows = self._read()
+        self._state.assign(tf.stack([now, tf.zeros_like(before) if anew else before, rows]))
+
+    def _read(self) -> list[tf.Tensor]:
+        return tf.unstack(tf.ensure_shape(self._state.read(), [3]))  # type: ignore[no-any-return]
 
     def _now(self, after: list[Any]) -> tf.Tensor:
         """Return the moment at which tensors are there."""
         flat = tf.nest.flatten(after, expand_composites=True)
         with tf.control_dependencies(flat), tf.device(self._host):
             return moment()
+
+
+def _is_batch_of_rows(x: Any) -> bool:
+    return tf.is_tensor(x) and not isinstance(x, tf.Variable) and x.shape.rank != 0
 
 
 def _after(moment: tf.Tensor, tensors: Any) -> Any:
@@ -283,7 +288,3 @@ def _after(moment: tf.Tensor, tensors: Any) -> Any:
 
     with tf.control_dependencies([moment]):
         return tf.nest.map_structure(later, tensors, expand_composites=True)
-
-
-def _graph() -> Any:
-    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()

@@ -46,6 +46,7 @@ from tfscale.native.memory import keep_memory
 from tfscale.parallel.grid import Grid
 from tfscale.parallel.layout import Layout
 from tfscale.strategy import signals
+from tfscale.strategy.balance import Balance, Clock
 from tfscale.strategy.building import take_over
 from tfscale.strategy.own_losses import summed_backwards
 from tfscale.strategy.settings import Settings
@@ -190,6 +191,15 @@ class Extended(ExtendedOfWorkers):
         return tf.distribute.InputContext(pipelines, own, teams)
 
     @property
+    def clock(self) -> Clock | None:
+        """Clock of the step that this replica makes; None if nobody measures steps."""
+        step = this_step()
+        balance: Balance | None = self._container_strategy().balance
+        if step.model is None and balance is not None:  # a custom training loop
+            return balance.clock(replica_id(tf.distribute.get_replica_context()))
+        return step.clock
+
+    @property
     def part(self) -> Callable[[Any, int], Any] | None:
         """Function that returns the rows of a batch that a local replica takes, if shares say."""
         return None if self.shares is None else self.shares.part
@@ -260,7 +270,7 @@ class Extended(ExtendedOfWorkers):
 
         own = tf.nest.flatten(value)
         combine = functools.partial(step.together, self.team, reduced)
-        flat = combine(own) if step.clock is None else step.clock.leave_out(combine, own)
+        flat = combine(own) if self.clock is None else self.clock.leave_out(combine, own)
         return tf.nest.pack_sequence_as(value, flat)
 
     def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:

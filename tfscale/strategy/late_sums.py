@@ -170,7 +170,11 @@ class LateSums:
         if curvature:
             begin(self._curvature, CURVATURE, curvature)
         waited = tf.cast(flags.waited_last.read(), tf.float32)
-        waits = tf.one_hot(self._team.rank(replica), self._team.size, waited, 0.0)
+        facts = [rows[tf.newaxis]]
+        facts.append(tf.one_hot(self._team.rank(replica), self._team.size, waited, 0.0))
+        if (balance := state.strategy.balance) is not None:
+            # Each number comes from one replica, and has less than 24 bits or needs no more.
+            facts.append(tf.cast(balance.news(replica).own, tf.float32))
 
         def begun(number: int, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
             self._flight(number).begin(
@@ -180,7 +184,7 @@ class LateSums:
             )
             return []
 
-        self._team.together(begun, [tf.concat([rows[tf.newaxis], waits], 0)])
+        self._team.together(begun, [tf.concat(facts, 0)])
         flags.in_flight.assign(0)
 
     def _applied(self, replica: int, flags: RoundFlags) -> tf.Tensor:
@@ -188,11 +192,16 @@ class LateSums:
         state, optimizer = self._state, self._state.optimizer
         flags.in_flight.assign(NOTHING_IN_FLIGHT)  # the others are void, if this one fails
 
+        balance, size = state.strategy.balance, self._team.size
+
         def taken(number: int, _: list[Any]) -> list[tf.Tensor]:
-            found = self._flight(number).take([1 + self._team.size])
+            found = self._flight(number).take([1 + size if balance is None else 1 + 4 * size])
             return [found.total, found.waited]
 
         facts, waited_for_facts = self._team.together(taken, [])
+        if balance is not None:
+            balance.news(replica).told(tf.cast(facts[1 + size :], tf.int64))
+        facts = facts[: 1 + size]
         sums, waited, took = self._sums.take(GRADIENTS, self._variables, optimizer, state.saved)
         waited = tf.maximum(waited, waited_for_facts)
         flags.waited.assign(flags.waited.read() + waited)

@@ -23,13 +23,12 @@ _SMALL = 4096  # elements
 
 
 class News(Protocol):
-    """Message of a replica to all others, which travels with its numbers of rows.
+    """Message of a replica to all others, which travels with its numbers of rows."""
 
-    Attributes:
-        own: whole numbers.
-    """
-
-    own: tf.Tensor
+    @property
+    def own(self) -> tf.Tensor:
+        """Whole numbers of this replica."""
+        ...
 
     def told(self, total: tf.Tensor) -> None:
         """Follow the sum of what all replicas have told."""

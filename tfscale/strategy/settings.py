@@ -302,10 +302,11 @@ def _refuse_shares(given: Any, grid: Grid | None, shard: str | None, rule: Rule)
             "replicas, which all count equally. Leave out one of the two, or take "
             "sync=tfscale.sync.BoundedStaleness(8)"
         )
-    if given == shares.MEASURED and rule.bound:
+    if given == shares.MEASURED and rule.bound and rule.skips:
         raise ValueError(
-            f"{said} measures steps that replicas make together, and with sync={rule!r} they make "
-            "them apart. Give numbers instead, such as shares=[3, 1], or leave out one of the two"
+            f"{said} gives a slow replica fewer rows, and sync={rule!r} leaves out its batches: "
+            "each would undo what the other one measures. Leave out skips, or give numbers, such "
+            "as shares=[3, 1]"
         )
     if given == shares.MEASURED and shard == ALL:
         raise ValueError(

@@ -108,7 +108,7 @@ def step_of_replica(strategy: Strategy, step: ModelStep, fn: Callable[..., Any])
         of_stage = dataclasses.replace(begun, stage=stage)
         with during(begun), gather.over_team(of_stage, extended.team):
             spare = None if own_rounds is None else own_rounds.spare_row
-            news, clock = _measuring(strategy, step)
+            news, clock = _measuring(strategy, step, is_late=begun.alone is not False)
             rows, data = shared_out(data, extended.number_of_replicas, spare, news)
             if clock is not None:
                 data = clock.start(rows.local, rows.total, data)
@@ -144,12 +144,21 @@ def step_of_replica(strategy: Strategy, step: ModelStep, fn: Callable[..., Any])
     return made
 
 
-def _measuring(strategy: Strategy, step: ModelStep) -> tuple[News | None, Clock | None]:
-    """Return what this replica tells others of its last step, and a clock of this one."""
+def _measuring(
+    strategy: Strategy, step: ModelStep, is_late: bool
+) -> tuple[News | None, Clock | None]:
+    """Return what this replica tells others of its last step, and a clock of this one.
+
+    Args:
+        strategy: the strategy.
+        step: a step of a model.
+        is_late: whether what replicas tell each other travels with late sums.
+    """
     if strategy.balance is None or not step.changes_weights:
         return None, None
     replica = replica_id(tf.distribute.get_replica_context())
-    return strategy.balance.news(replica), strategy.balance.clock(replica)
+    news = None if is_late else strategy.balance.news(replica)
+    return news, strategy.balance.clock(replica)
 
 
 def prediction_of_replica(strategy: Strategy, fn: Callable[..., Any]) -> Any:
@@ -256,8 +265,8 @@ def _apply(
     grads, variables = list(grads), list(trainable_variables or trained_by(optimizer))
     if step.is_own:
         grads = _scaled(strategy.parts, grads, variables)
-    if step.clock is not None:
-        step.clock.stop(grads)
+    if (clock := strategy.extended.clock) is not None:
+        clock.stop(grads)
     gradients.refuse(strategy, optimizer, variables)
     if strategy.sync.bound and not step.is_of_all:
         return strategy.rounds.of(step.model).sum_late(grads, variables)
@@ -286,8 +295,10 @@ def _apply(
         grads, window = gradients.accumulated(strategy, optimizer, grads, variables, reduce)
     elif reduce is not None:
         grads = reduce(grads, variables, scale=gradients.scale_of_losses(optimizer))
-    if step.clock is not None:
-        step.clock.go_on(grads)
+    if clock is not None:
+        if step.model is None:
+            strategy.balance.tell(replica_id(tf.distribute.get_replica_context()))
+        clock.go_on(grads, anew=step.model is None)
     curvature = gradients.sum_of_curvature(strategy, optimizer, variables, curvature)
     if not step.is_of_all:
         return _apply_if_rows(optimizer, original, grads, trainable_variables, curvature, window)

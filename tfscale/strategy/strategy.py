@@ -176,7 +176,9 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
         if isinstance(self.parts, Pipelined):
             self.pipeline = self.parts
         if (shares := self.extended.shares) is not None and shares.is_measured:
-            self.balance = Balance(shares, self.extended.team, self.extended.devices)
+            self.balance = Balance(
+                shares, self.extended.team, self.extended.devices, self.sync.bound
+            )
 
     @property
     def reducers(self) -> list[Reducer]:
@@ -229,6 +231,8 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
             if step is None:
                 stack.enter_context(_summing(self, self.optimizers))
                 stack.enter_context(origin.named_by_us(self, OPTIMIZERS))
+                if self.balance is not None:
+                    self.balance.begin((args, kwargs))
             else:
                 if self.pipeline is not None:
                     fn = self.pipeline.step(step)

@@ -20,6 +20,7 @@ import keras
 import numpy as np
 
 import tfscale
+from tests.strategy.restless import make_restless
 
 CONFIG = json.loads(os.environ["TF_CONFIG"])
 ME = CONFIG["task"]["index"]
@@ -122,6 +123,7 @@ def digest(model):
 def how_and_when():
     """The wire or the method, the rule, and the shares of the batch."""
     wire, shares = os.environ["WIRE"], eval(os.environ.get("SHARES") or "None")
+    make_restless()
     if os.environ["SYNC"]:
         rule = eval(os.environ["SYNC"], vars(tfscale.sync))
         wires = {"wire": wire} if rule.bound else {}

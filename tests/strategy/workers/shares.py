@@ -18,7 +18,7 @@ import tfscale
 from tests.strategy.turns import DEADLINE, ME, take
 from tfscale.analysis.telemetry import meetings
 from tfscale.callbacks import Telemetry
-from tfscale.strategy import balance
+from tfscale.strategy import share_search
 
 ROWS, SLOW = 40, 4
 
@@ -41,8 +41,8 @@ class Sleeps(layers.Layer):
         return inputs + tf.stop_gradient(slept)
 
 
-def made(shares="auto"):
-    strategy = tfscale.ScaleStrategy("ring", shares=shares, deadline=DEADLINE)
+def made(shares="auto", **settings):
+    strategy = tfscale.ScaleStrategy("ring", shares=shares, deadline=DEADLINE, **settings)
     keras.utils.set_random_seed(1)
     with strategy.scope():
         model = keras.Sequential(
@@ -83,9 +83,58 @@ def follows():
     assert Sleeps.traced == traced, "a change of shares traces nothing anew"
 
 
+def follows_late():
+    """Shares follow a slow worker though sums are applied steps later, and change together."""
+    strategy, model = made(sync=tfscale.sync.BoundedStaleness(3))
+    seen = []
+
+    class Looks(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append(strategy.shares_of_batch())
+
+    Sleeps.seconds = 0.001 * (SLOW if ME == 0 else 1)
+    train(model, 12, callbacks=[Looks()])
+    changes = [i for i in range(1, len(seen)) if seen[i] != seen[i - 1]]
+    told = strategy.told_by_workers(np.array([len(changes), *changes[:1], *seen[-1]]))
+    assert changes and (told[0] == told[1]).all(), told
+    assert 0.1 < seen[-1][0] < 0.3, (seen[-1], strategy.balance.changes)
+
+
+def follows_in_a_loop():
+    """Shares follow a slow worker in a training loop of one's own."""
+    strategy, model = made()
+    optimizer = model.optimizer
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            errors = tf.reduce_sum((model(x, training=True) - y) ** 2, -1)
+            loss = tf.nn.compute_average_loss(errors, global_batch_size=ROWS)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    @tf.function
+    def whole(batch):
+        strategy.run(step, args=batch)
+
+    Sleeps.seconds = 0.001 * (SLOW if ME == 0 else 1)
+    batches = tf.data.Dataset.from_tensor_slices(data()).batch(ROWS).repeat(10)
+    for batch in strategy.experimental_distribute_dataset(batches):
+        whole(batch)
+    assert 0.1 < strategy.shares_of_batch()[0] < 0.3, strategy.balance.changes
+
+
 def restarts():
     """Shares are in the backup, and the steps after a restart follow them at once."""
-    folder = Path(os.environ["MEETING"]) / "backup"
+    restarts_with()
+
+
+def restarts_late():
+    """Shares are in the backup of a training with late sums, too."""
+    restarts_with(sync=tfscale.sync.BoundedStaleness(3))
+
+
+def restarts_with(**settings):
+    folder = Path(os.environ["MEETING"]) / f"backup{len(settings)}"
     Sleeps.seconds = 0.001 * (SLOW if ME == 0 else 1)
 
     class Stops(keras.callbacks.Callback):
@@ -93,7 +142,7 @@ def restarts():
             if epoch == 12:
                 raise InterruptedError
 
-    strategy, model = made()
+    strategy, model = made(**settings)
     backup = keras.callbacks.BackupAndRestore(str(folder), delete_checkpoint=False)
     with contextlib.suppress(InterruptedError):
         train(model, 20, callbacks=[backup, Stops()])
@@ -105,7 +154,7 @@ def restarts():
         def on_train_batch_begin(self, batch, logs=None):
             seen.append(self.model.distribute_strategy.shares_of_batch())
 
-    strategy, model = made()
+    strategy, model = made(**settings)
     backup = keras.callbacks.BackupAndRestore(str(folder), delete_checkpoint=False)
     train(model, 14, callbacks=[backup, Looks()])
     assert 1 <= len(seen) <= 8 and seen[0][0] < 0.35, seen[:2]
@@ -152,12 +201,15 @@ def says():
     assert "of the rows of each batch, as measured" in str(strategy.explain()).replace("\n", " ")
 
 
-CASES = {case.__name__: case for case in (follows, restarts, says, names)}
+CASES = {
+    case.__name__: case
+    for case in (follows, follows_late, follows_in_a_loop, restarts, restarts_late, says, names)
+}
 
 
 def check(strategy, name):
     """Make one of these checks."""
-    balance.FIRST_WINDOW = 3
+    share_search.FIRST_WINDOW = 3
     CASES[name]()
 
 
