@@ -266,6 +266,27 @@ def test_another_estimator_needs_no_training(trained):
         trained.estimator = "meen"
 
 
+def test_graphs_of_several_machs_are_no_retracing(trained, caplog):
+    """TensorFlow counted the graphs of all of them together, and warned of the fifth."""
+    before = trained.estimator
+    for trained.estimator in ["min", "mean"] * 4:
+        for rows in (3, 5):
+            trained.top(X[:rows], 2)
+        assert len(trained._ensemble._answers()[2].graphs) == 1
+    trained.estimator = before
+    assert "retracing" not in caplog.text
+
+
+def test_one_graph_serves_batches_of_all_lengths():
+    inputs = keras.Input([None], dtype="int32")
+    hidden = keras.layers.GlobalAveragePooling1D()(keras.layers.Embedding(20, 8)(inputs))
+    made = mach(build=lambda n: keras.Model(inputs, keras.layers.Dense(n)(hidden)), **ONE)
+    made.fit(np.ones([100, 7], "int32"), Y[:100], **QUICK)
+    for rows, length in ((3, 5), (3, 6), (4, 7), (2, 5)):
+        made.top(np.ones([rows, length], "int32"), 2)
+    assert len(made._ensemble._answers()[2].graphs) == 2
+
+
 def test_more_repetitions_are_better(trained):
     x, y = samples(300, seed=9)
     one = mach(**ONE)
