@@ -568,7 +568,10 @@ REFUSED = {
         lambda: mach(NAMES).fit(X[:2], ["name 1", "nobody"], **QUICK), "got 'nobody'",
     ),
     "names for numbers": (lambda: mach().fit(X[:1], ["name 1"], **QUICK), "give numbers"),
-    "numbers for names": (lambda: mach(NAMES).fit(X, Y, **QUICK), "y is names"),
+    "numbers for names": (lambda: mach(NAMES).fit(X, Y, **QUICK), "y has numbers .*give names"),
+    "weight of no class": (
+        lambda: mach().fit(X, Y, class_weight={300: 2.0}), "class_weight has a label.*got 300",
+    ),
     "one-hot": (lambda: mach().fit(X, np.eye(CLASSES)[Y], **QUICK), "give the numbers"),
     "no compile": (lambda: mach(compiled=False).fit(X, Y), "call compile"),
     "not trained": (lambda: mach().top(X), "repetitions 0, 1, 2, 3 of 4 are missing"),
