@@ -525,7 +525,7 @@ def test_the_saved_model_looks_into_the_best_buckets_first(tmp_path):
     """Samples that they prove nothing for, and parts of a batch, answer as ``top`` does."""
     made = mach(classes=20_000, buckets=500, repetitions=2)
     made.fit(X, Y, **QUICK)
-    assert made._ensemble.candidates() > 0
+    assert made._ensemble.search().candidates() > 0
     made.export(tmp_path, k=3)
     x = np.concatenate([X[:90], 100 * X[:9]])
     served = tf.saved_model.load(tmp_path)

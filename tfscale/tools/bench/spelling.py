@@ -128,8 +128,8 @@ def bag_of_rows(columns: int, rows: int, width: int, table: int) -> Callable[[],
     class Bag(keras.layers.Layer):
         """Sum of the rows of a table.
 
-        An embedding whose result is summed does the same, and takes ten times as long: it writes
-        all rows of a batch to memory, forwards and backwards.
+        An embedding whose result is summed does the same, and writes all rows of a batch to memory,
+        forwards and backwards. With 256 columns, MACH's step took 2.7 times as long.
         """
 
         def build(self, shape: Any) -> None:
