@@ -83,10 +83,11 @@ def few_words(tmp_path):
 def test_a_small_run(few_words, tmp_path, capsys):
     how = ["--seconds", "0.2", "--samples", "4", "--classes", "5000", "--parts", "task,search"]
     how += ["--json", str(tmp_path / "out"), "--serve", "--clock", "processor"]
+    how += ["--precision", "bfloat16", "--table", "16"]
     assert mach.main([*few_words, *how]) == 0
     printed = capsys.readouterr().out
     assert "command: tfscale bench mach" in printed
-    assert "ten best of 5,000 classes, R=2, B=8, candidates=4" in printed
+    assert "ten best of 5,000 classes, R=2, B=8, 4 best buckets first, flat" in printed
     results = json.loads((tmp_path / "out").read_text())["task"]
     machs = [f"{name}, {by}" for name in ("mach", "shared") for by in mach_task.ESTIMATORS]
     assert [each["name"] for each in results] == [*machs, "full", "sampled"]

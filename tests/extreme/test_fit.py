@@ -266,6 +266,27 @@ def test_another_estimator_needs_no_training(trained):
         trained.estimator = "meen"
 
 
+def test_graphs_of_several_machs_are_no_retracing(trained, caplog):
+    """TensorFlow counted the graphs of all of them together, and warned of the fifth."""
+    before = trained.estimator
+    for trained.estimator in ["min", "mean"] * 4:
+        for rows in (3, 5):
+            trained.top(X[:rows], 2)
+        assert len(trained._ensemble._answers()[2].graphs) == 1
+    trained.estimator = before
+    assert "retracing" not in caplog.text
+
+
+def test_one_graph_serves_batches_of_all_lengths():
+    inputs = keras.Input([None], dtype="int32")
+    hidden = keras.layers.GlobalAveragePooling1D()(keras.layers.Embedding(20, 8)(inputs))
+    made = mach(build=lambda n: keras.Model(inputs, keras.layers.Dense(n)(hidden)), **ONE)
+    made.fit(np.ones([100, 7], "int32"), Y[:100], **QUICK)
+    for rows, length in ((3, 5), (3, 6), (4, 7), (2, 5)):
+        made.top(np.ones([rows, length], "int32"), 2)
+    assert len(made._ensemble._answers()[2].graphs) == 2
+
+
 def test_more_repetitions_are_better(trained):
     x, y = samples(300, seed=9)
     one = mach(**ONE)
@@ -504,7 +525,7 @@ def test_the_saved_model_looks_into_the_best_buckets_first(tmp_path):
     """Samples that they prove nothing for, and parts of a batch, answer as ``top`` does."""
     made = mach(classes=20_000, buckets=500, repetitions=2)
     made.fit(X, Y, **QUICK)
-    assert made._ensemble.candidates() > 0
+    assert made._ensemble.search().candidates() > 0
     made.export(tmp_path, k=3)
     x = np.concatenate([X[:90], 100 * X[:9]])
     served = tf.saved_model.load(tmp_path)
@@ -547,7 +568,10 @@ REFUSED = {
         lambda: mach(NAMES).fit(X[:2], ["name 1", "nobody"], **QUICK), "got 'nobody'",
     ),
     "names for numbers": (lambda: mach().fit(X[:1], ["name 1"], **QUICK), "give numbers"),
-    "numbers for names": (lambda: mach(NAMES).fit(X, Y, **QUICK), "y is names"),
+    "numbers for names": (lambda: mach(NAMES).fit(X, Y, **QUICK), "y has numbers .*give names"),
+    "weight of no class": (
+        lambda: mach().fit(X, Y, class_weight={300: 2.0}), "class_weight has a label.*got 300",
+    ),
     "one-hot": (lambda: mach().fit(X, np.eye(CLASSES)[Y], **QUICK), "give the numbers"),
     "no compile": (lambda: mach(compiled=False).fit(X, Y), "call compile"),
     "not trained": (lambda: mach().top(X), "repetitions 0, 1, 2, 3 of 4 are missing"),

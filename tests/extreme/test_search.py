@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfscale.native import library
+from tfscale.native.toolchain import BuildError
+from tfscale.training.extreme import search as searching
 from tfscale.training.extreme.estimators import ESTIMATORS, combined, scaled, values_of
 from tfscale.training.extreme.hashing import buckets_of, keys_of
 from tfscale.training.extreme.search import Search
@@ -52,12 +55,13 @@ def test_the_estimator_is_unbiased_over_the_family():
     assert (abs(np.mean(scores, axis=0) - true) < 3 * error).all()
 
 
-@pytest.mark.parametrize("candidates", [0, 2, 5])
+@pytest.mark.parametrize("candidates", [0, 2, 5, None])
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize("peak", [0, 12])
 def test_the_best_are_those_of_brute_force(estimator, candidates, peak, monkeypatch):
     """Blocks are small and do not divide the number of classes; 70 samples are two parts."""
-    monkeypatch.setattr("tfscale.training.extreme.search._ELEMENTS", 64 * 400)
+    monkeypatch.setattr(searching, "_ELEMENTS", 64 * 400)
+    monkeypatch.setattr(searching, "_LARGE", 0)
     classes, buckets, repetitions, samples, k = 3001, 40, 5, 70, 7
     table = table_of(classes, buckets, repetitions)
     rng = np.random.default_rng(0)
@@ -74,9 +78,80 @@ def test_the_best_are_those_of_brute_force(estimator, candidates, peak, monkeypa
     assert all(len(set(row)) == k for row in labels.tolist())
 
 
-def test_equal_scores_come_by_class():
+def test_the_search_in_cpp_adds_in_the_order_of_repetitions(monkeypatch):
+    """Scores and the order of equal ones are those of a stable sort, bit for bit."""
+    monkeypatch.setattr(searching, "_LARGE", 0)
+    classes, buckets, repetitions, samples, k = 20_000, 300, 7, 130, 12
+    table = table_of(classes, buckets, repetitions)
+    rng = np.random.default_rng(0)
+    for logits in (
+        rng.standard_normal([repetitions, samples, buckets]),
+        rng.integers(0, 9, [repetitions, samples, buckets]),
+    ):
+        values = logits.astype("float32")
+        sums = np.zeros([samples, classes], "float32")
+        for row, of in zip(values, table, strict=True):
+            sums += row[:, of]
+        order = np.argsort(-sums, axis=1, kind="stable")[:, :k]
+        scores, labels = Search(table, buckets, "logits").top(tf.constant(values), k)
+        assert (labels == order).all()
+        assert (scores == np.take_along_axis(sums, order, 1)).all()
+
+
+@pytest.fixture
+def no_library(monkeypatch):
+    """Pretend that the machine has no compiler."""
+
+    def load():
+        raise BuildError("there is no compiler; install g++\nand other lines")
+
+    monkeypatch.setattr(library, "load", load)
+    for cached in (library.trouble, searching._warn_once):
+        cached.cache_clear()
+    yield
+    for cached in (library.trouble, searching._warn_once):
+        cached.cache_clear()
+
+
+def test_without_a_library_tensorflow_searches_and_a_warning_says_so(
+    no_library, monkeypatch, caplog
+):
+    monkeypatch.setattr(searching, "_LARGE", 0)
+    search = Search(table_of(500, 20, 3), 20, "mean")
+    values = tf.nn.softmax(tf.random.stateless_normal([3, 5, 20], [1, 2]))
+    found = [search.top(values, 4, candidates)[1].tolist() for candidates in (None, None, 0)]
+    assert found[0] == found[1] == found[2]
+    assert caplog.text.count("there is no compiler") == 1
+    why = "there is no native library: there is no compiler; install g++"
+    assert searching.obstacle(500, 3, "mean") == why
+
+
+def test_what_the_search_in_cpp_is_not_for():
+    assert searching.obstacle(10**6, 16, "unbiased") is None
+    assert searching.obstacle(10**6, 16, "median") == "scores by 'median' are no sums"
+    assert "more than 256" in searching.obstacle(10**6, 257, "mean")
+    assert "few" in searching.obstacle(1000, 16, "mean")
+
+
+def test_the_op_refuses_other_shapes_and_places():
+    from tfscale.native.search import best_classes
+
+    values, places = tf.zeros([2, 3, 4]), tf.constant([[0, 4], [3, 7]])
+    assert best_classes(values, places, 2)[1].numpy().tolist() == [[0, 1]] * 3
+    assert best_classes(values[:, :0], places, 2)[1].shape == [0, 2]
+    for wrong, k, words in (
+        (places[:, :1], 1, "expected .repetitions,samples,buckets. and .classes,repetitions."),
+        (places, 3, "k is 3, of 2 classes"),
+        (places + 1, 1, "not one of the 4 buckets of its repetition"),
+    ):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=words):
+            best_classes(values, wrong, k)
+
+
+def test_equal_scores_come_by_class(monkeypatch):
+    monkeypatch.setattr(searching, "_LARGE", 0)
     table = table_of(1000, 4, 2)
-    for candidates in (0, 1):
+    for candidates in (0, 1, None):
         _, labels = Search(table, 4, "mean").top(tf.fill([2, 3, 4], 0.25), 5, candidates)
         assert labels.tolist() == [list(range(5))] * 3
 
@@ -84,7 +159,7 @@ def test_equal_scores_come_by_class():
 def test_few_candidates_are_less_than_k():
     table = table_of(60, 50, 1)
     values = tf.nn.softmax(tf.random.stateless_normal([1, 3, 50], [1, 2]))
-    for candidates in (0, 1):
+    for candidates in (0, 1, None):
         _, labels = Search(table, 50, "mean").top(values, 60, candidates)
         assert sorted(labels[0]) == list(range(60))
 
@@ -108,7 +183,9 @@ def test_memory_is_bounded_by_blocks():
     table = np.random.default_rng(0).integers(0, 500, [2, classes], np.int32)
     values = tf.nn.softmax(tf.random.stateless_normal([2, samples, 500], [1, 2]))
     search = Search(table, 500, "mean")
+    library.load()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    search.top(values, 10)
+    for candidates in (0, None):
+        search.top(values, 10, candidates)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < 300_000  # kB

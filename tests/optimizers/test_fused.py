@@ -120,10 +120,10 @@ def no_library(monkeypatch):
         raise BuildError("there is no compiler; install g++")
 
     monkeypatch.setattr(library, "load", load)
-    fused._trouble_with_library.cache_clear()
+    library.trouble.cache_clear()
     fused._tell_once.cache_clear()
     yield tried
-    fused._trouble_with_library.cache_clear()
+    library.trouble.cache_clear()
     fused._tell_once.cache_clear()
 
 

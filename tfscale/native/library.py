@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import threading
 from typing import Any
 
@@ -23,6 +24,16 @@ def load() -> Any:
             _loaded = _load(_file)
             _native = ctypes.CDLL(_file.name)  # the same library: TensorFlow has loaded it
         return _loaded
+
+
+@functools.cache  # do not try a failed build again
+def trouble() -> str:
+    """Return why there is no native library; empty if there is one."""
+    try:
+        load()
+    except toolchain.BuildError as error:
+        return str(error)
+    return ""
 
 
 def signal_writer(pipe: int) -> int:

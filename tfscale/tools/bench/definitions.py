@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tfscale.tools.bench.spelling import bag_of_rows
+from tfscale.tools.bench.spelling import TABLE, bag_of_rows
 
 ROWS = 32768  # of the table; row 0 is no word
 LONGEST = 24  # words of a definition that count
@@ -68,6 +68,6 @@ class Definitions:
         kept[:, 0] |= ~(kept & (found > 0)).any(1)
         return np.where(kept, found, 0), labels
 
-    def trunk(self, width: int) -> Callable[[], tuple[Any, Any]]:
+    def trunk(self, width: int, table: int = TABLE) -> Callable[[], tuple[Any, Any]]:
         """Return a function that makes inputs and the last hidden layer."""
-        return bag_of_rows(LONGEST, ROWS, width)
+        return bag_of_rows(LONGEST, ROWS, width, table)

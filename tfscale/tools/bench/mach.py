@@ -43,6 +43,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _task(options: argparse.Namespace, console: Any) -> list[dict[str, Any]]:
+    if options.threads:
+        import tensorflow as tf
+
+        tf.config.threading.set_intra_op_parallelism_threads(options.threads)
+        tf.config.threading.set_inter_op_parallelism_threads(options.threads)
     task = Task(TASKS[options.task](options.words, options.one_in), options)
     results = [result for name in options.contestants for result in task.run(name)]
     console.print(make_table(results, task))
@@ -102,6 +107,13 @@ def make_parser() -> argparse.ArgumentParser:
     add("--repetitions", type=whole_number, default=4, metavar="R", help="(default: %(default)s)")
     add("--width", type=whole_number, default=256, metavar="N",
         help="inputs of the last layer (default: %(default)s)")  # fmt: skip
+    add("--table", type=whole_number, default=spelling.TABLE, metavar="N",
+        help="columns of the table of inputs (default: %(default)s)")  # fmt: skip
+    add("--precision", choices=("float32", "bfloat16"), default="float32",
+        help="what dense layers multiply; bfloat16 is fast on processors with AMX (default: "
+        "%(default)s)")  # fmt: skip
+    add("--threads", type=whole_number, metavar="N",
+        help="threads of TensorFlow in the part task (default: TensorFlow's)")  # fmt: skip
     add("--batch", type=whole_number, default=256, metavar="N", help="(default: %(default)s)")
     add("--samples", type=whole_number, default=1024, metavar="N",
         help="classes that sampled softmax draws in a step (default: %(default)s)")  # fmt: skip
@@ -125,9 +137,9 @@ def make_table(results: Sequence[Result], task: Task) -> Any:
     options = task.options
     table = Table(
         title=f"{options.task}, {task.classes:,} classes, {options.seconds:g} s of training each "
-        f"({options.clock} clock), width {options.width}, B={options.buckets}, "
-        f"R={options.repetitions}", box=box.SIMPLE_HEAD, pad_edge=False,
-        title_justify="left", title_style="bold",
+        f"({options.clock} clock), table {options.table}, width {options.width}, "
+        f"B={options.buckets}, R={options.repetitions}, {options.precision}",
+        box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left", title_style="bold",
     )  # fmt: skip
     table.add_column("contestant")
     for name in ("last layers, parameters", "MB in training", "steps", "top-1, %", "top-5, %"):

@@ -10,7 +10,7 @@ import argparse
 import dataclasses
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,13 +57,22 @@ class Task:
         self.pairs, self.options, self.classes = pairs, options, pairs.classes
         self._clock = CLOCKS[options.clock]
         self._test = pairs.draw(np.random.default_rng(_TEST_SEED), _TEST)
-        self._trunk = pairs.trunk(options.width)
+        self._trunk = pairs.trunk(options.width, options.table)
 
     def run(self, name: str) -> list[Result]:
         """Train a contestant, and judge it; MACH by two estimators, on the same models."""
         import keras
 
         keras.utils.set_random_seed(1)
+        policy = "float32" if self.options.precision == "float32" else "mixed_bfloat16"
+        before = keras.config.dtype_policy()
+        keras.config.set_dtype_policy(policy)
+        try:
+            return self._run(name)
+        finally:
+            keras.config.set_dtype_policy(before)
+
+    def _run(self, name: str) -> list[Result]:
         if name in ("mach", "shared"):
             return self._mach(name, name == "shared")
         return [self._softmax(name, name == "sampled")]
@@ -178,24 +187,73 @@ def _until(seconds: float, clock: Callable[[], float]) -> Any:
 
 
 def _sampled(model: Any, samples: int) -> Any:
-    """Return a model that trains the last layer of another one on sampled classes."""
+    """Return a model that trains the last layer of another one on sampled classes.
+
+    A step reads and writes only the rows of its classes: Adam's numbers of other rows stay. Keras's
+    Adam would change all rows in each step, as a full softmax does.
+    """
     import keras
     import tensorflow as tf
 
-    head = model.layers[-1]
-    hidden = keras.Model(model.inputs, head.input)
+    classes, trained = model.layers[-1].units, model.layers[-1].compute_dtype
+    hidden = keras.Model(model.inputs, model.layers[-1].input)
+    width = hidden.output_shape[-1]
+    deviation = (2 / (width + classes)) ** 0.5  # as that of keras.layers.Dense
+    weights = tf.random.truncated_normal([classes, width], stddev=deviation)
+    table = tf.Variable(tf.pad(weights, [[0, 0], [0, 1]]))  # the last column is the bias
+    moments = [tf.Variable(tf.zeros_like(table)) for _ in range(2)]
+
+    def with_one(x: Any) -> Any:
+        return tf.pad(tf.cast(hidden(x), trained), [[0, 0], [0, 1]], constant_values=1)
 
     class Sampled(keras.Model):
         def call(self, x: Any, training: bool = False) -> Any:
-            return hidden(x) if training else head(hidden(x))
+            return tf.matmul(with_one(x), tf.cast(table, trained), transpose_b=True)
 
-        def compute_loss(self, x: Any, y: Any, y_pred: Any, *_: Any, **__: Any) -> Any:
-            losses = tf.nn.sampled_softmax_loss(
-                tf.transpose(head.kernel), head.bias, tf.cast(y[:, None], tf.int64), y_pred,
-                samples, head.units,
-            )  # fmt: skip
-            return tf.reduce_mean(losses)
+        def train_step(self, data: Any) -> Any:
+            x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+            drawn = tf.random.uniform([samples], maxval=classes, dtype=y.dtype)
+            rows, places = tf.unique(tf.concat([y, drawn], 0))
+            weights = hidden.trainable_variables
+            with tf.GradientTape() as tape:
+                some = tf.gather(table, rows)
+                tape.watch(some)
+                loss = _sampled_loss(with_one(x), tf.cast(some, trained), y, drawn, places)
+            *gradients, of_rows = tape.gradient(loss, [*weights, some])
+            self.optimizer.apply(gradients, weights)
+            step = tf.cast(self.optimizer.iterations, tf.float32)
+            _adam_of_rows(table, moments, rows, some, tf.convert_to_tensor(of_rows), step)
+            return {"loss": loss}
 
     made = Sampled()
-    made.parts = [hidden, head]
+    made.parts = [hidden]
     return made
+
+
+def _sampled_loss(hidden: Any, some: Any, y: Any, drawn: Any, places: Any) -> Any:
+    """Return the loss of labels among the drawn classes; those equal to the label do not count.
+
+    All classes are drawn with one probability, so no logit needs a correction.
+    """
+    import tensorflow as tf
+
+    true = tf.gather(some, places[: tf.size(y)])
+    others = tf.matmul(hidden, tf.gather(some, places[tf.size(y) :]), transpose_b=True)
+    others = tf.where(y[:, None] == drawn[None], -1e9, tf.cast(others, tf.float32))
+    logit = tf.reduce_sum(tf.cast(hidden * true, tf.float32), 1)
+    both = tf.concat([logit[:, None], others], 1)
+    return tf.reduce_mean(tf.reduce_logsumexp(both, 1) - logit)
+
+
+def _adam_of_rows(
+    table: Any, moments: Sequence[Any], rows: Any, old: Any, gradient: Any, step: Any
+) -> None:
+    """Make a step of Adam for some rows of a variable."""
+    import tensorflow as tf
+
+    first = 0.9 * tf.gather(moments[0], rows) + 0.1 * gradient
+    second = 0.999 * tf.gather(moments[1], rows) + 0.001 * gradient**2
+    rate = RATE * tf.sqrt(1 - 0.999**step) / (1 - 0.9**step)
+    new = old - rate * first / (tf.sqrt(second) + 1e-7)
+    for variable, value in ((moments[0], first), (moments[1], second), (table, new)):
+        variable.scatter_update(tf.IndexedSlices(value, rows))

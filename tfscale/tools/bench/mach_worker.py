@@ -2,17 +2,20 @@
 
 Usage: ``python -m tfscale.tools.bench.mach_worker FOLDER OPTIONS``, where FOLDER is shared by all
 workers and OPTIONS is a JSON object with the fields of ``Load``. Writes ``FOLDER/worker-RANK.json``
-with the time before and after ``fit``, and its processor time. The clock starts after imports and
-after the data are made.
+with the time before and after ``fit``, and its processor time. The clock starts when all workers
+have imported TensorFlow and made their data.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 import time
 from pathlib import Path
+
+from tfscale.cluster.sources import find_source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +63,7 @@ def main() -> None:
     data = tf.data.Dataset.from_tensor_slices(pairs).batch(load.batch, drop_remainder=True)
     made = MACH(build, words.classes, load.buckets, load.repetitions, folder=folder / "run")
     made.compile("adam")
+    _meet(folder)
     begin, begin_processor = time.time(), time.process_time()
     history = made.fit(data, verbose=0)
     report = {
@@ -67,6 +71,15 @@ def main() -> None:
         "repetitions": len(history.models),
     }  # fmt: skip
     (folder / f"worker-{tfscale.rank()}.json").write_text(json.dumps(report))
+
+
+def _meet(folder: Path) -> None:
+    """Wait until all workers are here, so that none trains alone while others still import."""
+    source = find_source(os.environ)
+    (folder / f"ready-{0 if source is None else source.index}").touch()
+    count = 1 if source is None else source.count
+    while len(list(folder.glob("ready-*"))) < count:
+        time.sleep(0.01)
 
 
 if __name__ == "__main__":

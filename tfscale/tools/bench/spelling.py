@@ -16,6 +16,7 @@ import numpy as np
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 LONGEST = 20
 GRAMS = 8192  # rows of the table; row 0 is no letters
+TABLE = 64  # columns of the table
 _FOLDER = Path("/usr/share/dict")
 _DEBIANS = ("american-english-insane", "american-english-huge", "american-english", "words")
 _SYMSPELL = "frequency_dictionary_en_82_765.txt"
@@ -80,9 +81,9 @@ class Words:
         letters = np.where(rng.random([rows, 1]) < 0.25, again, letters)
         return grams(letters), labels
 
-    def trunk(self, width: int) -> Callable[[], tuple[Any, Any]]:
+    def trunk(self, width: int, table: int = TABLE) -> Callable[[], tuple[Any, Any]]:
         """Return a function that makes inputs and the last hidden layer."""
-        return bag_of_rows(3 * (LONGEST + 2), GRAMS, width)
+        return bag_of_rows(3 * (LONGEST + 2), GRAMS, width, table)
 
 
 def edited(letters: Any, lengths: Any, rng: np.random.Generator) -> tuple[Any, Any]:
@@ -112,21 +113,41 @@ def grams(letters: Any) -> Any:
     return np.concatenate([np.where(second > 0, h, 0) for h in hashed], 1).astype(np.int32)
 
 
-def bag_of_rows(columns: int, rows: int, width: int) -> Callable[[], tuple[Any, Any]]:
+def bag_of_rows(columns: int, rows: int, width: int, table: int) -> Callable[[], tuple[Any, Any]]:
     """Return a function that makes inputs, which are rows of a table, and the last hidden layer.
 
     Args:
         columns: number of inputs; row 0 of the table is nothing.
-        rows: number of rows of the table, which has 64 columns.
+        rows: number of rows of the table.
         width: size of the last hidden layer.
+        table: number of columns of the table.
     """
     import keras
+    import tensorflow as tf
+
+    class Bag(keras.layers.Layer):
+        """Sum of the rows of a table.
+
+        An embedding whose result is summed does the same, and writes all rows of a batch to memory,
+        forwards and backwards. With 256 columns, MACH's step took 2.7 times as long.
+        """
+
+        def build(self, shape: Any) -> None:
+            self.table = self.add_weight(shape=[rows, table], initializer="uniform", name="table")
+
+        def call(self, x: Any) -> Any:
+            places = tf.where(x > 0)
+            return tf.sparse.segment_sum(
+                tf.convert_to_tensor(self.table), tf.gather_nd(x, places),
+                tf.cast(places[:, 0], tf.int32), num_segments=tf.shape(x)[0],
+            )  # fmt: skip
+
+        def compute_output_shape(self, shape: Any) -> Any:
+            return shape[0], table
 
     def made() -> tuple[Any, Any]:
         inputs = keras.Input([columns], dtype="int32")
-        found = keras.layers.Embedding(rows, 64, mask_zero=False)(inputs)
-        some = keras.ops.expand_dims(keras.ops.cast(inputs > 0, "float32"), -1)
-        bag = keras.ops.sum(found * some, axis=1)
+        bag = Bag(dtype="float32")(inputs)  # in bfloat16 the sum of many rows is not exact enough
         return inputs, keras.layers.Dense(width, "relu")(bag)
 
     return made

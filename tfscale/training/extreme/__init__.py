@@ -1,7 +1,8 @@
 """Classifiers for very many classes: MACH, which needs no communication.
 
 - ``mach.py``: ``MACH``, what users call; ``fitting.py``: its ``fit``; ``history.py``: the result.
-- ``ensemble.py``, ``heads.py``: the models, and the values that they give to buckets.
+- ``ensemble.py``, ``heads.py``: the models, and the values that they give to buckets;
+  ``tracing.py``: graphs of them.
 - ``hashing.py``: from classes to buckets; ``labels.py``: from users' labels to classes.
 - ``estimators.py``, ``search.py``: scores of classes, and the k best ones.
 - ``data.py``, ``compiling.py``, ``losses.py``: data with buckets in place of labels; arguments of

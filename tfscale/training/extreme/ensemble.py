@@ -16,8 +16,7 @@ from tfscale.training.extreme.hashing import FAMILY, buckets_of
 from tfscale.training.extreme.heads import Heads
 from tfscale.training.extreme.labels import Labels
 from tfscale.training.extreme.search import Search
-
-_CANDIDATES = 4  # buckets of each repetition that a search looks into first
+from tfscale.training.extreme.tracing import Traced
 
 
 class Ensemble:
@@ -189,12 +188,11 @@ class Ensemble:
             used = [repetition for heads in ready for repetition in heads.repetitions]
             search = Search(self.table[used], self.buckets, self.estimator)
 
-            @tf.function(reduce_retracing=True, autograph=False)
             def values(x: Any) -> tf.Tensor:
                 logits = tf.concat([heads.logits(x) for heads in ready], 0)
                 return values_of(logits, self.estimator, self.labels.multilabel)
 
-            self._answering = names, search, values
+            self._answering = names, search, Traced(values)
         return self._answering
 
     def values(self, x: Any, batch_size: int) -> Iterator[tf.Tensor]:
@@ -205,10 +203,3 @@ class Ensemble:
             return
         for batch in batches_of(x, batch_size=batch_size):
             yield self.values_of(keras.utils.unpack_x_y_sample_weight(batch)[0])
-
-    def candidates(self) -> int:
-        """Return how many buckets of each repetition to look into first; 0 for all classes."""
-        load = self.labels.count / self.buckets
-        fullest = load + 4 * load**0.5  # nearly the largest number of classes of a bucket
-        work = self.repetitions * _CANDIDATES * fullest
-        return _CANDIDATES if 4 * work <= self.labels.count else 0

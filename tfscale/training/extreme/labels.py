@@ -70,7 +70,9 @@ class Labels:
         given = arguments.mapping(class_weight, "class_weight", "a dict from labels to weights")
         weights = np.ones(self.count, np.float32)
         labels = np.array(list(given))
-        weights[np.asarray(self._numbers(tf.constant(labels)))] = list(given.values())
+        weights[np.asarray(self._numbers(tf.constant(labels), "class_weight"))] = list(
+            given.values()
+        )
         return tf.constant(weights)
 
     def _shaped(self, ids: tf.Tensor) -> tf.Tensor:
@@ -94,20 +96,25 @@ class Labels:
             return tf.ensure_shape(ids, [None, None])
         return tf.reshape(ids, [tf.shape(ids)[0]])
 
-    def _numbers(self, y: tf.Tensor) -> tf.Tensor:
+    def _numbers(self, y: tf.Tensor, name: str = "y") -> tf.Tensor:
         if self.names is None:
             if y.dtype == tf.string:
-                raise ValueError("y has names, and this MACH has classes=<a number>; give numbers")
+                raise ValueError(
+                    f"{name} has names, and this MACH has classes=<a number>; give numbers"
+                )
             ids = tf.cast(y, tf.int64)
             wrong = (ids < (_NONE if self.multilabel else 0)) | (ids >= self.count)
             wrong |= tf.cast(ids, y.dtype) != y  # such as 1.5
             expected = f"a number from 0 to {self.count - 1:,}"
         else:
             if y.dtype != tf.string:
-                raise ValueError(f"y is names, as classes are; got an array of {y.dtype.name}")
+                raise ValueError(
+                    f"{name} has numbers ({y.dtype.name}), and the classes of this MACH have "
+                    "names; give names"
+                )
             ids = self._lookup(y)
             wrong, expected = ids == _UNKNOWN, "one of the names in classes"
-        with tf.control_dependencies(_checks(wrong, y, expected)):
+        with tf.control_dependencies(_checks(wrong, y, name, expected)):
             return tf.cast(ids, tf.int32)
 
     def _lookup(self, y: tf.Tensor) -> tf.Tensor:
@@ -155,9 +162,9 @@ def _as_tensor(y: Any) -> Any:
     return tf.constant(array.astype(str) if array.dtype == object else array)
 
 
-def _checks(wrong: tf.Tensor, y: tf.Tensor, expected: str) -> list[Any]:
+def _checks(wrong: tf.Tensor, y: tf.Tensor, name: str, expected: str) -> list[Any]:
     """Raise for labels that are no class; within a graph return the operation that does."""
-    words = f"y has a label that is no class of this MACH; a label is {expected}"
+    words = f"{name} has a label that is no class of this MACH; a label is {expected}"
     if not tf.executing_eagerly():
         found = tf.boolean_mask(tf.reshape(y, [-1]), tf.reshape(wrong, [-1]))
         return [tf.debugging.Assert(~tf.reduce_any(wrong), [f"{words}; got", found])]

@@ -21,6 +21,7 @@ from tfscale.training.extreme.history import History
 from tfscale.training.extreme.labels import Labels
 from tfscale.training.extreme.metrics import AtK
 from tfscale.training.extreme.planner import confusion_of
+from tfscale.training.extreme.search import obstacle
 
 _MOST_BUCKETS = 1 << 24  # float32, in which Keras holds labels, has all whole numbers up to here
 _BUILD = "a function that gets a number of buckets and returns a new keras.Model ending in logits"
@@ -218,16 +219,19 @@ class MACH:
             x: samples, as for ``keras.Model.predict``.
             k: number of classes.
             batch_size: number of samples that the models see at once.
-            candidates: number of buckets of each repetition to look into first. Where that does
-                not prove which classes are best, all classes are scored. 0 scores all; by default
-                4 if that is less work. The result is exact with any number.
+            candidates: number of buckets of each repetition to look into first, by TensorFlow's
+                operations. Where that does not prove which classes are best, all classes are
+                scored. 0 scores all. By default, a search in C++ scores all if classes are many
+                (``explain`` says whether it can be used), or TensorFlow's operations look into 4
+                buckets if that is less work. The result is exact with any number.
 
         Returns:
             Scores and labels, two arrays [samples, k], best first.
         """
         k = arguments.whole(k, "k", 1, self._ensemble.labels.count, **_NUMBER_OF_CLASSES)
         batch_size = arguments.whole(batch_size, "batch_size", 1, example="256")
-        looked_into = self._candidates(candidates)
+        expected = {"what": "a number of buckets", "example": "4"}
+        looked_into = arguments.optional(arguments.whole, candidates, "candidates", 0, **expected)
         search = self._ensemble.search()
         values = self._ensemble.values(x, batch_size)
         found = [search.top(each, k, looked_into) for each in values]
@@ -263,14 +267,9 @@ class MACH:
         ids = None if y is None else np.asarray(labels.ids(y))
         for part, true, *_ in batches_of(x, ids, batch_size, steps):
             true = np.asarray(labels.ids(true) if ids is None else true)
-            _, found = search.top(self._ensemble.values_of(part), max(ks), self._candidates(None))
+            _, found = search.top(self._ensemble.values_of(part), max(ks))
             totals.add(true.reshape(len(found), -1), found)
         return totals.result()
-
-    def _candidates(self, given: int | None) -> int:
-        if given is None:
-            return self._ensemble.candidates()
-        return arguments.whole(given, "candidates", 0, what="a number of buckets", example="4")
 
     def save(self, folder: str | Path) -> None:
         """Write the trained models into a folder, for ``load``."""
@@ -333,6 +332,7 @@ class MACH:
         buckets, repetitions = ensemble.buckets, ensemble.repetitions
         equal = classes - len(np.unique(ensemble.table.T, axis=0))
         bound = confusion_of(classes, buckets, repetitions)
+        why = obstacle(classes, ensemble.trained or repetitions, ensemble.estimator)
         lines = [
             f"{classes:,} classes in {repetitions} repetitions of {buckets:,} buckets: "
             f"{classes / (buckets * repetitions):,.1f} times fewer outputs than classes",
@@ -340,6 +340,7 @@ class MACH:
             f"classes that share all buckets with an earlier one: {equal:,} "
             f"(probability of any: at most {bound:.2g})",
             f"score of a class: {ensemble.estimator}",
+            f"top searches {'in C++' if why is None else f'by operations of TensorFlow: {why}'}",
             f"repetitions that are trained: {ensemble.trained} of {repetitions}",
         ]
         if self._seconds:

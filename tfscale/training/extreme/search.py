@@ -1,5 +1,8 @@
 """The k best classes of each sample, exactly, without a matrix of classes times samples.
 
+For sums of values there is a search in C++ (``native/search.py``). SavedModels, other estimators
+and machines without the native library use TensorFlow's operations, in one of two ways:
+
 ``all_classes`` scores all classes, a block at a time, and keeps the k best of each sample.
 ``best_buckets`` scores only the classes in the m best buckets of each repetition. A class that is
 in none of them scores at most what the next best buckets would give it, so for most samples k
@@ -8,15 +11,20 @@ classes are proven to be the best (the threshold algorithm of Fagin, Lotem and N
 
 from __future__ import annotations
 
+import functools
+import logging
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tfscale.native import library, search
 from tfscale.training.extreme.estimators import combined, is_sum, scaled
 
 _ELEMENTS = 1 << 22  # largest number of values that a block holds, 16 MB
 _ROWS = 64  # samples at a time
+_CANDIDATES = 4  # buckets of each repetition that a search looks into first
+_LARGE = 1 << 18  # classes times repetitions, from which on the library is worth its loading
 
 
 class Search:
@@ -38,16 +46,34 @@ class Search:
         self._members: tf.Tensor | None = None
         self._functions: dict[tuple[Any, ...], Any] = {}
 
-    def top(self, values: tf.Tensor, k: int, candidates: int = 0) -> tuple[Any, Any]:
+    def top(self, values: tf.Tensor, k: int, candidates: int | None = None) -> tuple[Any, Any]:
         """Return scores and classes [samples, k], best first; equal scores by class.
 
         Args:
             values: values of buckets [repetitions, samples, buckets].
             k: number of classes for each sample.
-            candidates: number of buckets per repetition to look into first; 0 looks at all classes.
+            candidates: number of buckets per repetition to look into first, by TensorFlow's
+                operations; 0 looks at all classes. None takes the fastest search that there is.
         """
-        scores, labels = self._traced(self.best, k, candidates)(values)
+        if candidates is None and obstacle(self.classes, self.repetitions, self.estimator) is None:
+            scores, labels = self._native(values, k)
+        else:
+            if candidates is None:
+                candidates = self.candidates()
+            scores, labels = self._traced(self.best, k, candidates)(values)
         return scores.numpy(), labels.numpy()
+
+    def _native(self, values: tf.Tensor, k: int) -> tuple[Any, Any]:
+        with tf.device("CPU:0"):
+            sums, labels = search.best_classes(values, self._places, k)
+            return self._scaled(sums), labels
+
+    def candidates(self) -> int:
+        """Return how many buckets of each repetition to look into first; 0 for all classes."""
+        load = self.classes / self.buckets
+        fullest = load + 4 * load**0.5  # nearly the largest number of classes of a bucket
+        work = self.repetitions * _CANDIDATES * fullest
+        return _CANDIDATES if 4 * work <= self.classes else 0
 
     def best(self, values: tf.Tensor, k: int, candidates: int) -> tuple[Any, Any]:
         """Return what ``top`` returns, as tensors, within a graph; some samples at a time."""
@@ -58,12 +84,12 @@ class Search:
                 self._members = self._inverted()
         return self._in_parts(values, lambda part: self._by_candidates(part, k, candidates))
 
-    def _in_parts(self, values: tf.Tensor, search: Any) -> tuple[Any, Any]:
+    def _in_parts(self, values: tf.Tensor, find: Any) -> tuple[Any, Any]:
         """Search for some samples at a time, so that the memory does not depend on their number."""
         parts = tf.maximum((tf.shape(values)[1] + _ROWS - 1) // _ROWS, 1)
 
         def more(part: Any, scores: Any, labels: Any) -> tuple[Any, Any, Any]:
-            found = search(values[:, part * _ROWS : (part + 1) * _ROWS])
+            found = find(values[:, part * _ROWS : (part + 1) * _ROWS])
             return part + 1, scores.write(part, found[0]), labels.write(part, found[1])
 
         arrays = [tf.TensorArray(kind, parts, infer_shape=False) for kind in (tf.float32, tf.int32)]
@@ -86,14 +112,13 @@ class Search:
 
         return tf.cond(tf.reduce_all(proven), lambda: (scores, labels), mended)  # type: ignore[no-any-return]
 
-    def _traced(self, search: Any, *numbers: int) -> Any:
+    def _traced(self, find: Any, *numbers: int) -> Any:
         """Return a function of values that is traced once for any number of samples."""
-        key = search.__name__, *numbers
+        key = find.__name__, *numbers
         if key not in self._functions:
             shape = tf.TensorSpec([self.repetitions, None, self.buckets])
-            self._functions[key] = tf.function(
-                lambda values: search(values, *numbers), input_signature=[shape], autograph=False
-            )
+            function = tf.function(lambda values: find(values, *numbers), autograph=False)
+            self._functions[key] = function.get_concrete_function(shape)
         return self._functions[key]
 
     def scores_of(self, values: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
@@ -166,6 +191,32 @@ class Search:
             members[present, np.arange(len(order)) - np.searchsorted(present, present)] = order
         with tf.device("CPU:0"):
             return tf.constant(members)
+
+
+def obstacle(classes: int, repetitions: int, estimator: str) -> str | None:
+    """Return why TensorFlow's operations search, and not those in C++; None if C++ does.
+
+    If there is no native library, a warning says so once.
+    """
+    if classes * repetitions < _LARGE:
+        return "classes are so few that the library need not be loaded"
+    if not is_sum(estimator):
+        return f"scores by {estimator!r} are no sums"
+    if repetitions > search.MOST_REPETITIONS:
+        return f"repetitions are more than {search.MOST_REPETITIONS}"
+    if trouble := library.trouble():
+        _warn_once(trouble)
+        return f"there is no native library: {trouble.splitlines()[0]}"
+    return None
+
+
+@functools.cache
+def _warn_once(trouble: str) -> None:
+    logging.getLogger("tfscale").warning(
+        "there is no native library, so TensorFlow's operations search for the best classes. They "
+        "find the same, and can be several times slower: %s",
+        trouble,
+    )
 
 
 def _without_copies(classes: tf.Tensor) -> tf.Tensor:

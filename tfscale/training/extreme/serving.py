@@ -16,7 +16,7 @@ def export(ensemble: Ensemble, k: int, path: str, input_signature: Any) -> None:
     All operations are TensorFlow's own, so that TensorFlow Serving can load the model.
     """
     search, names = ensemble.search(), ensemble.labels.names
-    candidates = ensemble.candidates()
+    candidates = search.candidates()
     texts = None if names is None else tf.constant(list(names))
     models = [heads.model for heads in ensemble.ready()]
 

@@ -36,7 +36,7 @@ def choose(name: str, asked: bool | None, variable: Any) -> Callable[..., Any] |
                 f"fused=True, but {obstacle}. Use fused=None, which uses TensorFlow's ops there."
             )
         return None
-    if trouble := _trouble_with_library():
+    if trouble := library.trouble():
         if asked:
             raise BuildError(trouble)
         _tell_once(trouble)
@@ -59,16 +59,6 @@ def _obstacle(variable: Any) -> str:
         return f"{variable.name} lives on {variable.device or 'no device'}, not on a CPU"
     if is_compiled_by_xla():
         return "XLA compiles this step, and it cannot call the op"
-    return ""
-
-
-@functools.cache  # do not try a failed build again for each variable
-def _trouble_with_library() -> str:
-    """Return why there is no native library; empty if there is one."""
-    try:
-        library.load()
-    except BuildError as error:
-        return str(error)
     return ""
 
 
