@@ -80,10 +80,11 @@ struct Scale {
   std::vector<float> lowest;  // of each repetition
   float step = 0;             // the same for all repetitions, so that codes can be added
   double base = 0;
+  double guess = 0;  // sum that the k best probably reach
   double error = 0;  // of sums in float32, and of codes
 
   // Returns the smallest sum of codes that a class with a sum of values of `worst` may have.
-  uint16_t Limit(float worst) const {
+  uint16_t Limit(double worst) const {
     if (!std::isfinite(worst)) return 0;
     const double codes = std::floor((worst - base - error) / step) - 1;
     if (!(codes > 0)) return 0;  // also NaN
@@ -117,6 +118,19 @@ class Scan {
     over_repetitions(p_.repetitions, [&](int64_t r, int64_t last) {
       for (; r < last; ++r) EncodeRepetition(r);
     });
+  }
+
+  // Returns whether no class that was left out because of the guess is one of the best.
+  bool IsProven() const {
+    for (int64_t s = 0; s < count_; ++s) {
+      if (!best_[s].IsFull() || !(best_[s].Worst() >= scales_[s].guess)) return false;
+    }
+    return true;
+  }
+
+  void ForgetGuess() {
+    guesses_ = false;
+    best_.assign(count_, Heap(p_.k));
   }
 
   bool Read(const Runner& over_classes) {
@@ -161,6 +175,8 @@ class Scan {
     }
     scale->step = static_cast<float>(widest / (kLargestCode - 1));
     scale->error = magnitudes * std::ldexp(static_cast<double>(p_.repetitions) + 4, -22);
+    // A bucket has more than k classes, if classes are many, and one has the largest distance.
+    scale->guess = scale->base + widest - scale->error;
   }
 
   // Codes of a value: the next whole number of steps above the lowest one.
@@ -239,7 +255,9 @@ class Scan {
   }
 
   uint16_t LimitOf(int64_t s, const Heap& heap) const {
-    return heap.IsFull() ? scales_[s].Limit(heap.Worst()) : 0;
+    const Scale& scale = scales_[s];
+    const uint16_t guessed = guesses_ ? scale.Limit(scale.guess) : 0;
+    return heap.IsFull() ? std::max(guessed, scale.Limit(heap.Worst())) : guessed;
   }
 
   bool AreBuckets(const int32_t* places, int64_t classes) const {
@@ -258,6 +276,7 @@ class Scan {
   uint8_t* const codes_;
   const Kernels::Reach reach_;
   std::vector<Scale> scales_;
+  bool guesses_ = true;
   std::mutex mutex_;
   std::vector<Heap> best_;
 };
@@ -274,6 +293,10 @@ bool Best(const Problem& problem, uint8_t* codes, float* sums, int32_t* classes,
     Scan scan(problem, first, codes, level);
     scan.Encode(over_repetitions);
     if (!scan.Read(over_classes)) return false;
+    if (!scan.IsProven()) {
+      scan.ForgetGuess();
+      if (!scan.Read(over_classes)) return false;
+    }
     scan.Write(sums, classes);
   }
   return true;

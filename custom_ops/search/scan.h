@@ -6,8 +6,10 @@
 // reads one cache line for each repetition of a class. Only where the bound reaches the k-th best
 // sum so far, it adds the values themselves.
 //
-// If the buckets have at least k classes each, the k-th best sum is at least the largest distance
-// of a value from its repetition's smallest one. So the bound is at most 1/255 of that above for
+// If the bucket whose value is farthest above its repetition's smallest one has k classes, the k-th
+// best sum is at least that distance above the sum of smallest values. So the scan begins with
+// this guess of the k-th best sum. If it was too high, which the result shows, another scan begins
+// without a guess. By the same argument the bound is at most 1/254 of the distance too high for
 // each repetition, whatever the values.
 //
 // A sum is that of float32 values, added in the order of repetitions. Of equal sums, the class
