@@ -93,4 +93,5 @@ def test_wrong_rules_are_refused(rules):
 
 
 def test_the_kinds_are_known():
-    assert set(KINDS) == {"columns", "rows", "heads", "vocabulary"}
+    of_weights, of_activations = "columns rows heads vocabulary", "length depth height width"
+    assert set(KINDS) == {*of_weights.split(), *of_activations.split()}

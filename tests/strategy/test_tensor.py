@@ -94,7 +94,20 @@ def grouped():
     return keras.Model(words, layers.Dense(3)(layers.GlobalAveragePooling1D()(x)))
 
 
+def convolutions():
+    words = keras.Input((5,), dtype="int32")
+    x = layers.Reshape((5, 4, 2))(layers.Embedding(16, 8)(words))
+    x = layers.Conv2D(6, 3, padding="same", activation="relu", name="wide1")(x)
+    x = layers.Conv2D(4, 2, 2, name="narrow1")(layers.MaxPooling2D(2, 1)(x))
+    x = layers.Reshape((2, 4))(x)
+    x = layers.Conv1D(8, 2, padding="causal", name="wide2")(x)
+    x = layers.BatchNormalization()(x)
+    x = layers.Conv1D(6, 1, use_bias=False, name="narrow2")(x)
+    return keras.Model(words, layers.Dense(3)(layers.Flatten()(x)))
+
+
 PROGRAMS = {
+    "convolutions": (convolutions, {"wide": "columns", "narrow": "rows"}),
     "functional": (functional, FUNCTIONAL),
     "subclassed": (
         Language,
@@ -158,6 +171,7 @@ def assert_near(found, expected, tolerance=1e-12):
         ("subclassed", "sgd", 4, 2),
         pytest.param("subclassed", "adamw", 2, 2, marks=pytest.mark.full),
         ("grouped", "sgd", 2, 2),
+        ("convolutions", "adamw", 4, 2),
     ],
 )
 def test_slices_train_as_one_device(program, optimizer, devices, tensor):

@@ -8,13 +8,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfscale.bridge import hooks
 from tfscale.bridge.calls import caller
 from tfscale.bridge.installed import KERAS_2
 from tfscale.bridge.protocols import Layer
 
 # Operations that compute each number of their result from the number at the same place.
-_ELEMENTWISE_LAYERS = ("Activation", "Dropout", "ELU", "LeakyReLU", "ReLU")
-_ELEMENTWISE_OPERATIONS = (
+ELEMENTWISE_LAYERS = ("Activation", "Dropout", "ELU", "LeakyReLU", "ReLU")
+ELEMENTWISE_OPERATIONS = (
     *("Celu", "Elu", "Gelu", "HardSigmoid", "HardSilu", "HardTanh", "LeakyRelu", "Relu", "Relu6"),
     *("Selu", "Sigmoid", "Silu", "Softplus", "Softsign", "SquarePlus", "Tanh", "TanhShrink"),
 )
@@ -22,6 +23,17 @@ _ELEMENTWISE_FUNCTIONS = (
     *("celu", "elu", "exponential", "gelu", "hard_sigmoid", "hard_silu", "hard_tanh"),
     *("leaky_relu", "linear", "mish", "relu", "relu6", "selu", "sigmoid", "silu", "softplus"),
     *("softsign", "swish", "tanh", "tanh_shrink"),
+)
+
+
+# Convolutions each of whose channels needs all channels of the input.
+CONVOLUTIONS = ("Conv1D", "Conv2D", "Conv3D")
+
+# Layers that compute each channel by itself, if channels lie last.
+_PER_CHANNEL = tuple(
+    f"{name}{number}D"
+    for name in ("MaxPooling", "AveragePooling", "UpSampling", "ZeroPadding", "Cropping")
+    for number in (1, 2, 3)
 )
 
 
@@ -56,7 +68,7 @@ def stock_layer(layer: Layer, names: Sequence[str]) -> Any:
         layer: the layer that makes the weight.
         names: names of classes. An attention's weights are made by its projections.
     """
-    if type(layer).__name__ in names and _is_keras(type(layer)):
+    if type(layer).__name__ in names and is_keras(type(layer)):
         return layer
     kinds = tuple(kind for kind in ATTENTIONS if kind.__name__ in names)
     if not kinds:
@@ -78,14 +90,15 @@ ATTENTIONS = tuple(
 )
 
 
-def _is_keras(kind: type) -> bool:
+def is_keras(kind: type) -> bool:
+    """Return whether a class is one of Keras."""
     return kind.__module__.split(".")[0] == "keras"
 
 
 def calls_stock_code(layer: Layer) -> bool:
     """Return whether a layer computes as its class in Keras does, with its weights as they are."""
     has_more = getattr(layer, "lora_enabled", False) or getattr(layer, "quantization_mode", None)
-    return _is_keras(type(layer)) and not has_more and "call" not in vars(layer)
+    return is_keras(type(layer)) and not has_more and not hooks.is_assigned(layer, "call")
 
 
 # ---------------------------------------------------------------------- attention
@@ -120,7 +133,9 @@ def axis_of_heads(path: str) -> dict[str, int]:
 
 
 def axes_of_columns(layer: Layer) -> dict[str, int]:
-    """Return the axes of a dense layer's weights that belong to the last axis of its output."""
+    """Return the axes of a layer's weights that belong to the last axis of its output."""
+    if _is_convolution(layer):
+        return {"kernel": layer.rank + 1, "bias": 0}  # type: ignore[attr-defined]
     if type(layer).__name__ == "Dense":
         return {"kernel": 1, "bias": 0}
     _, kernel, output = _labels(layer)
@@ -138,7 +153,9 @@ def _place_in_bias(bias: str, output: str) -> int:
 
 
 def axes_of_rows(layer: Layer) -> dict[str, int]:
-    """Return the axis of a dense layer's kernel that is summed over; none if there are several."""
+    """Return the axis of a layer's kernel that is summed over; none if there are several."""
+    if _is_convolution(layer):
+        return {"kernel": layer.rank}  # type: ignore[attr-defined]
     if type(layer).__name__ == "Dense":
         return {"kernel": 0}
     _, kernel, output = _labels(layer)
@@ -147,8 +164,8 @@ def axes_of_rows(layer: Layer) -> dict[str, int]:
 
 
 def axis_of_input(layer: Layer, axis: int) -> int:
-    """Return the axis of a dense layer's input, from the end, that belongs to one of its kernel."""
-    if type(layer).__name__ == "Dense":
+    """Return the axis of a layer's input, from the end, that belongs to one of its kernel."""
+    if type(layer).__name__ == "Dense" or _is_convolution(layer):
         return -1
     inputs, kernel, _ = _labels(layer)
     return inputs.index(kernel[axis]) - len(inputs)
@@ -162,10 +179,35 @@ def _labels(layer: Layer) -> tuple[str, str, str]:
 
 
 def product(layer: Layer, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
-    """Return a dense layer's product of its input and a kernel."""
+    """Return a layer's product of its input and a kernel: for a convolution, what it computes."""
+    if _is_convolution(layer):
+        return _convolved(layer, inputs, kernel)
     if type(layer).__name__ == "Dense":
         return keras.ops.matmul(inputs, kernel)
     return keras.ops.einsum(layer.equation, inputs, kernel)  # type: ignore[attr-defined]
+
+
+def _is_convolution(layer: Layer) -> bool:
+    return type(layer).__name__ in CONVOLUTIONS
+
+
+def _convolved(layer: Any, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
+    padding = layer.padding
+    if padding == "causal":
+        wide = layer.dilation_rate[0] * (layer.kernel_size[0] - 1)
+        inputs, padding = keras.ops.pad(inputs, [[0, 0], [wide, 0], [0, 0]]), "valid"
+    strides, dilation = list(layer.strides), layer.dilation_rate
+    return keras.ops.conv(inputs, kernel, strides, padding, layer.data_format, dilation)
+
+
+def channels_can_be_cut(layer: Any) -> bool:
+    """Return whether each channel of a layer's output needs all channels of its input, lying last.
+
+    Layers other than convolutions have units instead of channels, which lie last.
+    """
+    if not _is_convolution(layer):
+        return True
+    return bool(layer.groups == 1 and layer.data_format == "channels_last")
 
 
 def activation_is_elementwise(layer: Layer) -> bool:
@@ -190,7 +232,9 @@ def outputs_of(layers: Sequence[Layer]) -> set[Any]:
 def region_until(
     layer: Layer, ends: Callable[[Any], bool], outputs: set[Any]
 ) -> list[Layer] | None:
-    """Return the elementwise operations between a layer of a functional model and the next layers.
+    """Return the operations between a layer of a functional model and the next layers.
+
+    Each of them computes each index of the last axis by itself.
 
     Args:
         layer: the layer.
@@ -220,8 +264,10 @@ def region_until(
 
 def _is_elementwise(operation: Any) -> bool:
     name = type(operation).__name__
-    if not _is_keras(type(operation)):
+    if not is_keras(type(operation)):
         return False
-    if name in _ELEMENTWISE_LAYERS:
+    if name in ELEMENTWISE_LAYERS:
         return activation_is_elementwise(operation)
-    return name in _ELEMENTWISE_OPERATIONS
+    if name in _PER_CHANNEL:
+        return getattr(operation, "data_format", "channels_last") == "channels_last"
+    return name in ELEMENTWISE_OPERATIONS

@@ -1,4 +1,4 @@
-"""Rules that say which weights are cut into slices: patterns of paths, and ways to cut a layer."""
+"""Rules that say what is cut into slices: patterns of weights' paths, and ways to cut a layer."""
 
 from __future__ import annotations
 
@@ -7,9 +7,16 @@ from collections.abc import Iterable, Mapping
 
 from tfscale.support import arguments
 
+# Ways to cut weights.
 COLUMNS, ROWS, HEADS, VOCABULARY = "columns", "rows", "heads", "vocabulary"
 
-KINDS = (COLUMNS, ROWS, HEADS, VOCABULARY)
+WEIGHTS = (COLUMNS, ROWS, HEADS, VOCABULARY)
+
+# Axes of images, sequences and volumes along which activations are cut, while weights stay copies.
+LENGTH, DEPTH, HEIGHT, WIDTH = "length", "depth", "height", "width"
+
+AXES = (LENGTH, DEPTH, HEIGHT, WIDTH)
+KINDS = (*WEIGHTS, *AXES)
 
 
 class Rules:

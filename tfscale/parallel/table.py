@@ -41,11 +41,17 @@ class Held:
 
 
 class Table(list[Held]):
-    """Weights and their slots; ``print`` shows the table, with bytes for each rank."""
+    """Weights and their slots; ``print`` shows the table, with bytes for each rank.
 
-    def __init__(self, rows: Sequence[Held], ranks: int) -> None:
+    Args:
+        rows: the weights.
+        ranks: number of ranks.
+        notes: sentences about layers that compute with parts of activations.
+    """
+
+    def __init__(self, rows: Sequence[Held], ranks: int, notes: Sequence[str] = ()) -> None:
         super().__init__(rows)
-        self.ranks = ranks
+        self.ranks, self.notes = ranks, list(notes)
 
     def numbers(self, rank: int) -> int:
         """Return how many numbers a rank holds of all weights and slots, without padding."""
@@ -58,7 +64,8 @@ class Table(list[Held]):
         total = [
             _both(*(sum(row.bytes(rank)[of] for row in self) for of in (0, 1))) for rank in ranks
         ]
-        return entries(columns, [*every, ("all: weights + slots", total)])
+        table = entries(columns, [*every, ("all: weights + slots", total)])
+        return "\n".join([table, *self.notes])
 
     __repr__ = __str__
 

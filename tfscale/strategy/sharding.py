@@ -374,7 +374,7 @@ def layouts(strategy: Strategy) -> Table:
     for optimizer in sorted(strategy.optimizers, key=lambda each: str(each.name)):
         if optimizer.built and not _is_wrapper(optimizer):
             rows += _rows(strategy.sharding, optimizer, ranks)
-    return Table(rows, ranks)
+    return Table(rows, ranks, [] if strategy.parts is None else strategy.parts.notes())
 
 
 def _rows(sharding: Sharding | None, optimizer: Optimizer, ranks: int) -> Iterator[Held]:

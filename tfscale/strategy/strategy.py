@@ -92,8 +92,9 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
             that hold one model together; by default each replica holds a whole model. A mapping of
             its fields does, too: ``{"tensor": 2}``.
         tensor: which weights the replicas of a team hold in slices: a mapping from patterns of
-            weights' paths to ``"columns"``, ``"rows"``, ``"heads"`` or ``"vocabulary"``. See
-            docs/large-models.md.
+            weights' paths to ``"columns"``, ``"rows"``, ``"heads"`` or ``"vocabulary"``; or, for
+            convolutions, along which axis activations are cut: ``"height"``, ``"width"``,
+            ``"depth"`` or ``"length"``. See docs/large-models.md.
         pipeline: how a model is cut into the stages of the grid, and in which order they take
             microbatches: a ``tfscale.Pipeline``, or a mapping of its fields. See
             docs/large-models.md.

@@ -25,6 +25,7 @@ from tfscale.bridge.layers import (
     axes_of_rows,
     axis_of_input,
     calls_stock_code,
+    channels_can_be_cut,
     dropout_of,
     output_projection_of,
     outputs_of,
@@ -35,7 +36,7 @@ from tfscale.bridge.layers import (
 from tfscale.bridge.objects import native
 from tfscale.bridge.protocols import Layer
 from tfscale.bridge.tensorflow import replica_id
-from tfscale.parallel.rules import COLUMNS, HEADS, ROWS
+from tfscale.parallel.rules import COLUMNS, HEADS, ROWS, WEIGHTS
 from tfscale.strategy.grid.collectives import Along, summed, whole_of
 from tfscale.strategy.grid.teams import GridTeams
 from tfscale.strategy.grid.weights import SlicesByRules, is_split
@@ -91,7 +92,7 @@ class SplitLayers:
 
     def _kind(self, layer: Layer) -> str | None:
         kind = self._slicing.kind_of(layer)
-        if kind is None or not calls_stock_code(layer):
+        if kind not in WEIGHTS or not calls_stock_code(layer) or not channels_can_be_cut(layer):
             return None
         if kind != HEADS:
             return kind

@@ -11,6 +11,7 @@ from tfscale.bridge import hooks
 from tfscale.bridge.objects import innermost, is_variable, native, path_of
 from tfscale.bridge.protocols import Layer, Optimizer, Variable
 from tfscale.exchange.team import Team
+from tfscale.strategy.grid.domain import SpreadLayers
 from tfscale.strategy.grid.experts import SharedExperts
 from tfscale.strategy.grid.gradients import GridGradients
 from tfscale.strategy.grid.layers import SplitLayers, reading_before_loops
@@ -57,6 +58,10 @@ class WeightParts:
     def computing(self, model: Any, layers: Sequence[Layer]) -> Iterator[None]:
         """Make a model's layers compute with their parts, on replicas, within this context."""
         yield
+
+    def notes(self) -> list[str]:
+        """Return sentences about layers that compute with parts of activations."""
+        return []
 
     # -- steps of users
 
@@ -115,7 +120,8 @@ class SplitWeights(WeightParts):
     Args:
         slicing: says which weights are in parts, and how.
         gradients: sums, norms and checks of gradients.
-        layers: layers that compute with parts; None if all layers read whole weights.
+        layers: layers that compute with parts of weights; None if all layers read whole weights.
+        spread: layers that compute with slices of activations; None if no rule names an axis.
     """
 
     def __init__(
@@ -123,9 +129,10 @@ class SplitWeights(WeightParts):
         slicing: Slicing,
         gradients: GridGradients,
         layers: SplitLayers | SharedExperts | None = None,
+        spread: SpreadLayers | None = None,
     ) -> None:
         super().__init__(gradients)
-        self._slicing, self._layers = slicing, layers
+        self._slicing, self._layers, self._spread = slicing, layers, spread
 
     @classmethod
     def by_rules(cls, teams: GridTeams, rules: Mapping[str, str]) -> SplitWeights:
@@ -133,7 +140,7 @@ class SplitWeights(WeightParts):
         assert teams.tensor is not None
         slicing = SlicesByRules(rules, teams.grid, teams.tensor)
         gradients = GridGradients(teams.tensor, teams.data, teams.everybody)
-        return cls(slicing, gradients, SplitLayers(teams, slicing))
+        return cls(slicing, gradients, SplitLayers(teams, slicing), SpreadLayers(slicing))
 
     @classmethod
     def among(cls, everybody: Team) -> SplitWeights:
@@ -161,9 +168,17 @@ class SplitWeights(WeightParts):
     def computing(self, model: Any, layers: Sequence[Layer]) -> Iterator[None]:
         """See ``WeightParts``."""
         self._slicing.check(model)
-        own = contextlib.nullcontext() if self._layers is None else self._layers.computing(layers)
-        with reading_before_loops(layers), own:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(reading_before_loops(layers))
+            if self._layers is not None:
+                stack.enter_context(self._layers.computing(layers))
+            if self._spread is not None:
+                stack.enter_context(self._spread.computing([model, *layers]))
             yield
+
+    def notes(self) -> list[str]:
+        """See ``WeightParts``."""
+        return [] if self._spread is None else self._spread.notes()
 
     def whole_gradients(self, grads: list[Any], sources: list[Any]) -> list[Any]:
         """See ``WeightParts``."""

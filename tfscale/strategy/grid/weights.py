@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfscale.bridge import hooks
 from tfscale.bridge.calls import is_in_a_loop_of_a_replica
 from tfscale.bridge.layers import (
+    CONVOLUTIONS,
     axes_of_columns,
     axes_of_rows,
     axis_of_heads,
@@ -20,6 +21,7 @@ from tfscale.bridge.layers import (
 )
 from tfscale.bridge.objects import layers_of, native, path_of
 from tfscale.bridge.protocols import Layer, Variable
+from tfscale.bridge.spatial import convolutions
 from tfscale.bridge.tensorflow import replica_id
 from tfscale.exchange.team import Team
 from tfscale.parallel.deal import weight_in_parts
@@ -27,22 +29,23 @@ from tfscale.parallel.experts import Experts
 from tfscale.parallel.grid import Grid
 from tfscale.parallel.layout import Copy, Repeated, Split
 from tfscale.parallel.rows import part_of_total
-from tfscale.parallel.rules import COLUMNS, HEADS, ROWS, VOCABULARY, Rules
+from tfscale.parallel.rules import AXES, COLUMNS, HEADS, ROWS, VOCABULARY, Rules
 from tfscale.strategy.grid.collectives import joined, summed, whole_of
 from tfscale.strategy.step import on_a_replica, this_step
 from tfscale.strategy.variables import Placed, Placement, assign_part
 
 # Layers that a kind of rule can cut.
 CUTS = {
-    COLUMNS: ("Dense", "EinsumDense"),
-    ROWS: ("Dense", "EinsumDense"),
+    COLUMNS: ("Dense", "EinsumDense", *CONVOLUTIONS),
+    ROWS: ("Dense", "EinsumDense", *CONVOLUTIONS),
     HEADS: ("MultiHeadAttention", "GroupedQueryAttention"),
     VOCABULARY: ("Embedding",),
+    **{axis: convolutions(axis) for axis in AXES},
 }
 
 _NOT_CUT = (
-    "tensor[{pattern!r}]={kind!r} matches {path}, a weight of a {layer}, and {kind!r} cuts weights "
-    "of {known}. Make the pattern match fewer paths, or choose another way to cut"
+    "tensor[{pattern!r}]={kind!r} matches {path}, a weight of a {layer}, and {kind!r} is for "
+    "{known}. Make the pattern match fewer paths, or choose another way to cut"
 )
 _IN_A_LOOP = (
     "a loop reads {}, of which each replica holds a part, and the gradient of the exchange is not "
@@ -259,6 +262,8 @@ def _axes(layer: Layer, kind: str, path: str) -> dict[str, int]:
         return axes_of_columns(layer)
     if kind == ROWS:
         return axes_of_rows(layer)
+    if kind in AXES:
+        return {}
     return axis_of_heads(path) if kind == HEADS else {"embeddings": 0}
 
 
