@@ -84,6 +84,14 @@ RULES = (
 )
 SENDS_GRADIENTS = "BoundedStaleness"
 UNEQUAL = ("ElasticAveraging", "Gossip")  # these replicas are saved as their mean
+# Arguments of ScaleStrategy for two workers, in Python; workers/training.py has the model.
+GRIDS = {
+    "stages": "grid=Grid(stages=2), pipeline=Pipeline(['down'], 3)",
+    "late gradients": "grid=Grid(stages=2), pipeline=Pipeline(['down'], 3, 'zero_bubble')",
+    "slices": "grid=Grid(tensor=2), tensor={'up': 'columns', 'down': 'rows'}",
+    "shards of slices": "grid=Grid(tensor=2), tensor={'up': 'columns'}, shard='optimizer'",
+    "parts": "shard='all'",
+}
 TRANSPORTS = {
     "shared memory": {},
     "tcp": {"TFSCALE_SHARED_MEMORY": "0"},
@@ -103,6 +111,7 @@ class Fault:
         wire: a wire, or a method.
         sync: a rule; empty for every step.
         shares: the shares of the batch, in Python; empty if all are equal.
+        grid: how two workers share one model; empty if each has a model.
         epoch: in which, for the moments that each epoch has.
         step: step of the epoch.
         delay: seconds from the moment on, so that it is under way.
@@ -118,6 +127,7 @@ class Fault:
     wire: str
     sync: str = EVERY_STEP
     shares: str = ""
+    grid: str = ""
     transport: str = "shared memory"
     epoch: int = 1
     step: int = 1
@@ -129,6 +139,8 @@ class Fault:
         how = self.sync or self.wire
         if self.sync.startswith(SENDS_GRADIENTS):
             how = f"{self.sync} on {self.wire}"
+        if self.grid:
+            how = f"{self.grid} on {self.wire}"
         where = f"{self.schedule}, {how}, {self.transport}, {self.workers} workers"
         return f"{self.kind:10}{self.moment:11} of worker {self.victim}  {where}"
 
@@ -161,6 +173,15 @@ def draw(seed: int, number: int, rules: Sequence[str] = (EVERY_STEP, EVERY_STEP,
         pause=dice.uniform(0.5, 8),
         double=dice.random() < 0.5,
     )
+
+
+def in_a_grid(fault: Fault, number: int) -> Fault:
+    """Return the fault of two workers that share one model, by the number of the fault."""
+    grid = list(GRIDS)[number % len(GRIDS)]
+    wire = fault.wire if fault.wire in WIRES and "shard" not in GRIDS[grid] else "fp32"
+    schedule = fault.schedule if "optimizer" not in GRIDS[grid] else "ring"
+    changed = {"workers": 2, "victim": fault.victim % 2, "wire": wire, "schedule": schedule}
+    return dataclasses.replace(fault, grid=grid, sync=EVERY_STEP, **changed)
 
 
 def _wires_of(sync: str) -> Sequence[str]:
@@ -329,6 +350,7 @@ def _train(fault: Fault, folder: str, meets: bool) -> Told:
         "WIRE": fault.wire,
         "SYNC": fault.sync,
         "SHARES": fault.shares,
+        "GRID": GRIDS.get(fault.grid, ""),
         "FOLDER": os.path.join(folder, "backup"),
         "PREEMPTION": "yes" if fault.kind == "term" else "",
         "FAULT": json.dumps(dataclasses.asdict(fault)) if meets else "",
@@ -432,6 +454,7 @@ def main() -> int:
     parser.add_argument("--only", type=int, help="one of them, by its number")
     parser.add_argument("--sync", help="the rule of all faults, such as LocalSGD(every=3)")
     parser.add_argument("--shares", default="", help="shares of the batch: {'worker:1': 0.5}")
+    parser.add_argument("--grids", action="store_true", help="two workers share one model")
     given = parser.parse_args()
     how = {} if given.sync is None else {"rules": [given.sync]}
     numbers = range(given.first, given.n) if given.only is None else [given.only]
@@ -439,6 +462,7 @@ def main() -> int:
     for number in numbers:
         fault, began = draw(given.seed, number, **how), time.monotonic()
         fault = dataclasses.replace(fault, shares=given.shares)
+        fault = in_a_grid(fault, number) if given.grids else fault
         outcome, why = run(fault)
         counts[outcome] += 1
         print(f"{number:4}  {fault!s:95} {outcome} ({time.monotonic() - began:.0f} s)", flush=True)

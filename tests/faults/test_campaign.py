@@ -31,6 +31,7 @@ SHORT = {
         "kill", "step", 1, 2, "tree", "int4", sync="BoundedStaleness(bound=2)", step=2
     ),
     "shares": Fault("kill", "step", 1, 2, "ring", "int8", step=2, shares="{'worker:1': 0.5}"),
+    "stages": Fault("kill", "step", 1, 2, "ring", "fp32", grid="late gradients", step=2),
     "exit": Fault("exit", "step", 1, 2, "ring", "TopK(0.25)", transport="tcp"),
 }
 
