@@ -119,3 +119,26 @@ def test_what_is_no_single_file_is_keras_own(tmp_path):
     assert content.getbuffer().nbytes
     one.save_weights(tmp_path / "parts.weights.json", max_shard_size=0.1)
     assert list(tmp_path.glob("parts*.h5"))
+
+
+def test_models_that_workers_share_out_are_written_and_read_weight_by_weight(tmp_path, monkeypatch):
+    stores = []
+
+    class Store(saving_lib.H5IOStore):
+        def __init__(self, path, archive=None, mode="r"):
+            stores.append((mode, archive is not None))
+            super().__init__(path, archive, mode)
+
+    monkeypatch.setattr(saving_lib, "H5IOStore", Store)
+    model, strategy = keras.Sequential([keras.Input([3]), keras.layers.Dense(2)]), Strategy()
+    model.compile("adam", "mse")
+    model.fit(np.ones([4, 3]), np.ones([4, 2]), verbose=0)
+    saving.write_through_files(strategy)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert stores == [("w", False), ("r", False)]
+    del strategy
+    model.save(tmp_path / "other.keras")
+    assert stores[2:] == [("w", True)]
+    for one, other in zip(loaded.variables, model.variables, strict=True):
+        np.testing.assert_array_equal(one, other)

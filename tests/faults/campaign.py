@@ -86,6 +86,14 @@ RULES = (
 SENDS_GRADIENTS = "BoundedStaleness"
 UNEQUAL = ("ElasticAveraging", "Gossip")  # these replicas are saved as their mean
 MEASURED = "'auto'"  # shares that follow times, so that sums are rounded in another way each time
+# Arguments of ScaleStrategy for two workers, in Python; workers/training.py has the model.
+GRIDS = {
+    "stages": "grid=Grid(stages=2), pipeline=Pipeline(['down'], 3)",
+    "late gradients": "grid=Grid(stages=2), pipeline=Pipeline(['down'], 3, 'zero_bubble')",
+    "slices": "grid=Grid(tensor=2), tensor={'up': 'columns', 'down': 'rows'}",
+    "shards of slices": "grid=Grid(tensor=2), tensor={'up': 'columns'}, shard='optimizer'",
+    "parts": "shard='all'",
+}
 TRANSPORTS = {
     "shared memory": {},
     "tcp": {"TFSCALE_SHARED_MEMORY": "0"},
@@ -105,6 +113,7 @@ class Fault:
         wire: a wire, or a method.
         sync: a rule; empty for every step.
         shares: the shares of the batch, in Python; empty if all are equal.
+        grid: how two workers share one model; empty if each has a model.
         epoch: in which, for the moments that each epoch has.
         step: step of the epoch.
         delay: seconds from the moment on, so that it is under way.
@@ -120,6 +129,7 @@ class Fault:
     wire: str
     sync: str = EVERY_STEP
     shares: str = ""
+    grid: str = ""
     transport: str = "shared memory"
     epoch: int = 1
     step: int = 1
@@ -131,6 +141,8 @@ class Fault:
         how = self.sync or self.wire
         if self.sync.startswith(SENDS_GRADIENTS):
             how = f"{self.sync} on {self.wire}"
+        if self.grid:
+            how = f"{self.grid} on {self.wire}"
         where = f"{self.schedule}, {how}, {self.transport}, {self.workers} workers"
         return f"{self.kind:10}{self.moment:11} of worker {self.victim}  {where}"
 
@@ -168,6 +180,15 @@ def draw(seed: int, number: int, rules: Sequence[str] = (EVERY_STEP, EVERY_STEP,
         pause=dice.uniform(0.5, 8),
         double=dice.random() < 0.5,
     )
+
+
+def in_a_grid(fault: Fault, number: int) -> Fault:
+    """Return the fault of two workers that share one model, by the number of the fault."""
+    grid = list(GRIDS)[number % len(GRIDS)]
+    wire = fault.wire if fault.wire in WIRES and "shard" not in GRIDS[grid] else "fp32"
+    schedule = fault.schedule if "optimizer" not in GRIDS[grid] else "ring"
+    changed = {"workers": 2, "victim": fault.victim % 2, "wire": wire, "schedule": schedule}
+    return dataclasses.replace(fault, grid=grid, sync=EVERY_STEP, **changed)
 
 
 def _wires_of(sync: str) -> Sequence[str]:
@@ -347,6 +368,7 @@ def _train(fault: Fault, folder: str, meets: bool) -> Told:
         "WIRE": fault.wire,
         "SYNC": fault.sync,
         "SHARES": fault.shares,
+        "GRID": GRIDS.get(fault.grid, ""),
         "FOLDER": os.path.join(folder, "backup"),
         "PREEMPTION": "yes" if fault.kind == "term" else "",
         "FAULT": json.dumps(dataclasses.asdict(fault)) if meets else "",
@@ -452,6 +474,7 @@ def main() -> int:
     parser.add_argument(
         "--shares", default="", help="shares of the batch, in Python: {'worker:1': 0.5}, or 'auto'"
     )
+    parser.add_argument("--grids", action="store_true", help="two workers share one model")
     given = parser.parse_args()
     how = {} if given.sync is None else {"rules": given.sync.split(";")}
     numbers = range(given.first, given.n) if given.only is None else [given.only]
@@ -459,6 +482,7 @@ def main() -> int:
     for number in numbers:
         fault, began = draw(given.seed, number, **how), time.monotonic()
         fault = dataclasses.replace(fault, shares=given.shares)
+        fault = in_a_grid(fault, number) if given.grids else fault
         outcome, why = run(fault)
         counts[outcome] += 1
         took, soon = f"{time.monotonic() - began:.0f} s", why if outcome in GOOD else ""

@@ -34,6 +34,7 @@ SHORT = {
     "measured shares": Fault(
         "kill", "step", 1, 2, "ring", "fp32", sync="BoundedStaleness(bound=2)", shares="'auto'"
     ),
+    "stages": Fault("kill", "step", 1, 2, "ring", "fp32", grid="late gradients", step=2),
     "exit": Fault("exit", "step", 1, 2, "ring", "TopK(0.25)", transport="tcp"),
 }
 

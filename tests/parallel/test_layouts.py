@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfscale.parallel import deal
-from tfscale.parallel.layout import Copy, Flat, Layout, Owned, Split, verify
+from tfscale.parallel.grid import Grid
+from tfscale.parallel.layout import Copy, Flat, Layout, Owned, Repeated, SharedOut, Split, verify
 from tfscale.parallel.matrix import Matrix
 
 shapes = st.lists(st.integers(0, 5), min_size=0, max_size=3).map(tuple)
@@ -45,6 +46,39 @@ def test_parts_make_the_whole_again(layout):
     for rank, part in enumerate(parts):
         held = part.numpy().ravel()[: layout.held(rank)]
         np.testing.assert_array_equal(held, flat[list(layout.places(rank))])
+
+
+@given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.data())
+def test_what_stages_and_slices_hold_is_shared_out_among_those_who_hold_the_same(
+    data, stages, tensor, draw
+):
+    """Each number is then held once."""
+    grid = Grid(data, stages, tensor)
+    shape = (draw.draw(st.integers(0, 4)), draw.draw(st.integers(1, 3)))
+    ranks, stage = range(grid.replicas), draw.draw(st.integers(0, stages - 1))
+    slices = [grid.slice(rank) if grid.stage(rank) == stage else None for rank in ranks]
+    layouts = [
+        (
+            Repeated.of(Owned(shape, stages, stage), list(map(grid.stage, ranks))),
+            ["data", "tensor"],
+        ),
+        (Repeated.of(Split(shape, tensor, 0), slices), ["data"]),
+        (Repeated.of(Split(shape, tensor, 1), list(map(grid.slice, ranks))), ["data", "stages"]),
+    ]
+    whole = numbers(shape)
+    for outer, axes in layouts:
+        teams = grid.teams(*axes)
+        kind = draw.draw(st.sampled_from([Flat, Owned]))
+        inners = [kind(outer.part_shape(team[0]), len(team)) for team in teams]
+        layout = SharedOut.of(outer, teams, inners)
+        for each in (outer, layout):
+            verify(each)
+            parts = [each.part(whole, rank) for rank in ranks]
+            assert [tuple(x.shape) for x in parts] == [each.part_shape(rank) for rank in ranks]
+            np.testing.assert_array_equal(each.whole(parts), whole)
+        assert sum(layout.held(rank) for rank in ranks) == math.prod(shape)
+        if layout.holder is not None:
+            np.testing.assert_array_equal(layout.part(whole, layout.holder), whole)
 
 
 @given(st.lists(shapes.filter(math.prod), min_size=1, max_size=4), ranks, st.booleans())

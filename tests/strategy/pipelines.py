@@ -49,7 +49,7 @@ class Tied(layers.Layer):
     def compute_output_spec(self, x, reverse=False):
         last = (self.words,) if reverse else (self.size,)
         shape = (*x.shape[:-1], *last) if reverse else (*x.shape, *last)
-        return keras.KerasTensor(shape, "float32")
+        return keras.KerasTensor(shape, self.compute_dtype)
 
     def get_config(self):
         return {**super().get_config(), "words": self.words, "size": self.size}

@@ -325,7 +325,7 @@ def test_models_that_do_not_fit_are_refused(program, optimizer, words):
     ("settings", "words"),
     [
         ({"grid": tfscale.Grid(experts=2, tensor=2), "tensor": {"a": "rows"}}, "does one of both"),
-        ({"grid": tfscale.Grid(experts=2), "shard": "optimizer"}, "shard='optimizer'"),
+        ({"grid": tfscale.Grid(experts=2), "shard": "all"}, "shard='all'"),
         (
             {"grid": tfscale.Grid(experts=2), "sync": tfscale.sync.LocalSGD(every=2)},
             "each replica trains alone",

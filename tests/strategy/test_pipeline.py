@@ -30,13 +30,16 @@ from tfscale.plan import pipelines
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS)]
 
 layers = keras.layers
+full = pytest.mark.full
 
 
-def pipelined(stages=2, devices=None, **settings):
+def pipelined(stages=2, devices=None, shard=None, **settings):
     names = [f"CPU:{place}" for place in range(devices or stages)]
-    pipeline = Pipeline(**{"microbatches": 4, **settings})
-    grid = tfscale.Grid(stages=stages)
-    return tfscale.ScaleStrategy("ring", devices=names, grid=grid, pipeline=pipeline, deadline=60)
+    own = {
+        "pipeline": Pipeline(**{"microbatches": 4, **settings}),
+        "grid": tfscale.Grid(stages=stages),
+    }
+    return tfscale.ScaleStrategy("ring", devices=names, deadline=60, shard=shard, **own)
 
 
 def assert_near(found, expected, tolerance=1e-6):
@@ -57,6 +60,7 @@ def assert_near(found, expected, tolerance=1e-6):
         (perceptron, "lamb", 2, {}),
         (perceptron, "sgd", 3, {"microbatches": 2}),  # fewer microbatches than stages
         (perceptron, "sgd", 2, {"order": "interleaved"}),
+        (perceptron, "adam", 3, {"order": "zero_bubble"}),
         (residual, "adam", 2, {"cuts": ["block1"]}),
         (residual, "sgd", 3, {"microbatches": 3, "order": "gpipe"}),
         (embedded, "adam", 2, {"cuts": ["next"]}),
@@ -97,6 +101,25 @@ def test_stages_times_data(build):
     _, found = trained(pipelined(2, devices=4, microbatches=3), build, OPTIMIZERS["adam"])
     # Logs within an epoch are means over the parts of the data.
     assert_near(found | {"logs": expected["logs"]}, expected)
+
+
+@pytest.mark.parametrize(
+    ("build", "optimizer"),
+    [(perceptron, "lamb"), (embedded, "averages"), pytest.param(perceptron, "window", marks=full)],
+)
+def test_replicas_of_one_stage_share_out_its_state(build, optimizer):
+    _, expected = trained(None, build, OPTIMIZERS[optimizer])
+    strategy = pipelined(2, devices=4, shard="optimizer")
+    model, found = trained(strategy, build, OPTIMIZERS[optimizer])
+    assert_near(found | {"logs": expected["logs"]}, expected)
+    rows = strategy.layouts()
+    assert len(rows) == len(model.trainable_variables)
+    for row in rows:
+        for layout, _ in row.slots:  # one replica holds each number
+            assert sum(layout.held(rank) for rank in range(4)) == layout.numbers, row.path
+        assert [row.weight[0].held(rank) for rank in (0, 1)] == [
+            row.weight[0].held(rank) for rank in (2, 3)
+        ]
 
 
 @pytest.mark.parametrize(
@@ -152,13 +175,24 @@ def test_each_replica_holds_its_stage_only():
             assert sizes[owner] == np.prod(variable.shape) and sizes[1 - owner] == 0, variable.path
 
 
-@pytest.mark.parametrize("other", [None, 3])
-def test_files_are_those_of_one_device(tmp_path, other):
+SHARDED = {"stages": 2, "devices": 4, "shard": "optimizer"}
+
+
+@pytest.mark.parametrize(
+    ("first", "other"),
+    [
+        ({}, None),
+        ({}, {"stages": 3, "microbatches": 2}),
+        pytest.param(SHARDED, None, marks=full),
+        pytest.param({}, SHARDED, marks=full),
+    ],
+)
+def test_files_are_those_of_one_device(tmp_path, first, other):
     path = tmp_path / "model.keras"
-    model, _ = trained(pipelined(2), perceptron, OPTIMIZERS["adam"], epochs=1)
+    model, _ = trained(pipelined(**first), perceptron, OPTIMIZERS["adam"], epochs=1)
     model.save(path)
     x, y = data(model, 48)
-    strategy = None if other is None else pipelined(other, microbatches=2)
+    strategy = None if other is None else pipelined(**other)
     with strategy.scope() if strategy else contextlib.nullcontext():
         loaded = keras.models.load_model(path)
     for one, expected in zip(loaded.weights, model.weights, strict=True):
@@ -216,22 +250,14 @@ def test_what_cannot_be_cut_is_refused_by_name():
     [
         ({"grid": tfscale.Grid(stages=2)}, "nothing says how the model is cut"),
         ({"pipeline": Pipeline()}, "has one stage"),
-        (
-            {
-                "grid": tfscale.Grid(stages=2, tensor=2),
-                "pipeline": Pipeline(),
-                "tensor": {"up": "columns"},
-            },
-            "no slices within stages",
-        ),
         ({"grid": tfscale.Grid(stages=2), "pipeline": Pipeline(["a", "b"])}, "makes 3 stages"),
         (
             {"grid": tfscale.Grid(stages=2), "pipeline": Pipeline(order=pipelines.chimera)},
             "puts stage 0 on several ranks",
         ),
         (
-            {"grid": tfscale.Grid(stages=2), "pipeline": Pipeline(order=pipelines.zero_bubble)},
-            "in two turns",
+            {"grid": tfscale.Grid(stages=2), "pipeline": Pipeline(), "shard": "all"},
+            "take shard='optimizer'",
         ),
     ],
 )

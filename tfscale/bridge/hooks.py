@@ -490,6 +490,10 @@ SAVE_MODEL = _declare(
 SAVE_WEIGHTS = _declare(
     "keras.src.saving.saving_lib", "save_weights_only", STRATEGY, "workers may write to one path"
 )
+ROOM_FOR_FILES = _declare(
+    "keras.src.saving.saving_lib", "is_memory_sufficient", STRATEGY,
+    "a model may be larger than the memory of a worker, which is not all memory of its host",
+)  # fmt: skip
 SAVE_HDF5 = _declare(
     "keras.src.legacy.saving.legacy_h5_format", "save_model_to_hdf5", STRATEGY,
     "workers may write to one path",

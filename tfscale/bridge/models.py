@@ -110,9 +110,9 @@ def with_mask(tensor: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
     return tensor
 
 
-def symbol_words(symbol: Any) -> str:
-    """Return words for a symbolic tensor: the layer that makes it."""
-    return str(symbol._keras_history.operation.name)
+def operation_of(symbol: Any) -> Any:
+    """Return the layer or operation that makes a symbolic tensor."""
+    return symbol._keras_history.operation
 
 
 def weights_of(operation: Any) -> list[Any]:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tfscale.bridge.hooks import SAVE_HDF5, SAVE_MODEL, SAVE_WEIGHTS
+from tfscale.bridge.hooks import ROOM_FOR_FILES, SAVE_HDF5, SAVE_MODEL, SAVE_WEIGHTS
 from tfscale.bridge.installed import KERAS_2
 from tfscale.support.files import replacing
 
@@ -37,6 +37,17 @@ def write_whole_files(strategy: Any) -> None:
         (SAVE_HDF5, legacy_h5_format),
     ):
         hook.put(module, _save, while_lives=strategy)
+
+
+def write_through_files(strategy: Any) -> None:
+    """Make Keras write and read models weight by weight, as long as a strategy lives.
+
+    Where the host has room for a model, Keras makes all of a ``.keras`` file in memory, twice, and
+    reads it whole. But workers that share out a model do so because it is too large for each, and
+    Keras does not count the optimizer's slots, nor other workers of the host, nor limits.
+    """
+    if not KERAS_2 and hasattr(saving_lib, "is_memory_sufficient"):
+        ROOM_FOR_FILES.put(saving_lib, lambda original, model: False, while_lives=strategy)
 
 
 def _save(save: Callable[..., Any], model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from tfscale.parallel.layout import Copy, Flat, Layout, Owned
+from tfscale.parallel.layout import Copy, Flat, Layout, Owned, SharedOut
 
 # Weights of fewer numbers stay copies with shard="all": a message costs more than they do.
-_SMALL = 1024
+SMALL = 1024
 
 
 def dealt(shapes: Sequence[tuple[int, ...]], ranks: int, is_elementwise: bool) -> list[Layout]:
@@ -39,8 +39,35 @@ def weight_in_parts(shape: tuple[int, ...], ranks: int) -> Layout:
         >>> [type(weight_in_parts(shape, ranks=2)).__name__ for shape in ((3, 4), (40, 30))]
         ['Copy', 'Flat']
     """
-    kind = Copy if math.prod(shape) < max(_SMALL, ranks) else Flat
+    kind = Copy if math.prod(shape) < max(SMALL, ranks) else Flat
     return kind(shape, ranks)
+
+
+def shared_out(
+    outers: Sequence[Layout], teams: Sequence[Sequence[int]], is_elementwise: bool
+) -> list[Layout]:
+    """Return the layouts of the state of weights of which each replica holds a part.
+
+    Args:
+        outers: layouts of the weights.
+        teams: ranks that hold the same parts, which share them out.
+        is_elementwise: whether the optimizer updates each number by itself.
+
+    Example:
+        >>> from tfscale.parallel.layout import Repeated
+        >>> halves = Repeated.of(Flat((8,), 2), team_ranks=(0, 1, 0, 1))
+        >>> (layout,) = shared_out([halves], [[0, 2], [1, 3]], is_elementwise=True)
+        >>> [list(layout.places(rank)) for rank in range(4)]
+        [[0, 1], [4, 5], [2, 3], [6, 7]]
+    """
+    of_teams = [
+        dealt([outer.part_shape(team[0]) for outer in outers], len(team), is_elementwise)
+        for team in teams
+    ]
+    return [
+        SharedOut.of(outer, teams, inners)
+        for outer, inners in zip(outers, zip(*of_teams, strict=True), strict=True)
+    ]
 
 
 def whole(shapes: Sequence[tuple[int, ...]], ranks: int) -> list[Layout]:

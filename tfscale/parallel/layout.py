@@ -16,6 +16,8 @@ import tensorflow as tf
 
 from tfscale.exchange import shards
 
+_NOTHING = (0,)  # shape of the part of a rank that holds no numbers
+
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
@@ -193,11 +195,11 @@ class Owned(Layout):
 
     def part_shape(self, rank: int) -> tuple[int, ...]:
         """See ``Layout``."""
-        return self.shape if rank == self.owner else (0,)
+        return self.shape if rank == self.owner else _NOTHING
 
     def part(self, whole: tf.Tensor, rank: int) -> tf.Tensor:
         """See ``Layout``."""
-        return whole if rank == self.owner else tf.zeros([0], whole.dtype)
+        return whole if rank == self.owner else tf.zeros(_NOTHING, whole.dtype)
 
     def whole(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
         """See ``Layout``."""
@@ -262,7 +264,8 @@ class Repeated(Layout):
 
     Args:
         inner: the layout within a team.
-        team_ranks: for each rank, its rank in its team.
+        team_ranks: for each rank, its rank in its team; None for a rank of no team, which holds
+            nothing.
 
     Example:
         >>> halves = Split((4, 2), ranks=2, axis=0)
@@ -272,18 +275,18 @@ class Repeated(Layout):
     """
 
     inner: Layout
-    team_ranks: tuple[int, ...]
+    team_ranks: tuple[int | None, ...]
     kind = "repeated"
 
     @classmethod
-    def of(cls, inner: Layout, team_ranks: Sequence[int]) -> Repeated:
-        """Return the layout of as many ranks as have a rank in a team."""
+    def of(cls, inner: Layout, team_ranks: Sequence[int | None]) -> Repeated:
+        """Return the layout of as many ranks as ``team_ranks`` has."""
         return cls(inner.shape, len(team_ranks), inner, tuple(team_ranks))
 
     @property
     def words(self) -> str:
         """See ``Layout``."""
-        teams = self.ranks // self.inner.ranks
+        teams = self.team_ranks.count(0)
         among = f"among {self.inner.ranks} ranks"
         return f"{self.inner.words} {among}" + (f", in each of {teams} teams" * (teams > 1))
 
@@ -295,24 +298,112 @@ class Repeated(Layout):
 
     def held(self, rank: int) -> int:
         """See ``Layout``."""
-        return self.inner.held(self.team_ranks[rank])
+        own = self.team_ranks[rank]
+        return 0 if own is None else self.inner.held(own)
 
     def places(self, rank: int) -> Iterator[int]:
         """See ``Layout``."""
-        yield from self.inner.places(self.team_ranks[rank])
+        own = self.team_ranks[rank]
+        yield from () if own is None else self.inner.places(own)
 
     def part_shape(self, rank: int) -> tuple[int, ...]:
         """See ``Layout``."""
-        return self.inner.part_shape(self.team_ranks[rank])
+        own = self.team_ranks[rank]
+        return _NOTHING if own is None else self.inner.part_shape(own)
 
     def part(self, whole: tf.Tensor, rank: int) -> tf.Tensor:
         """See ``Layout``."""
-        return self.inner.part(whole, self.team_ranks[rank])
+        own = self.team_ranks[rank]
+        return tf.zeros(_NOTHING, whole.dtype) if own is None else self.inner.part(whole, own)
 
     def whole(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
         """See ``Layout``."""
         first = [self.team_ranks.index(rank) for rank in range(self.inner.ranks)]
         return self.inner.whole([parts[rank] for rank in first])
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedOut(Layout):
+    """A layout of which ranks that hold the same part share it out among themselves.
+
+    Args:
+        outer: the layout.
+        teams: ranks that hold the same part, for each part that ranks hold.
+        inners: layout of each team's part among the ranks of the team.
+
+    Example:
+        >>> stage = Repeated.of(Owned((6,), 2, owner=1), team_ranks=(0, 1, 0, 1))
+        >>> layout = SharedOut.of(stage, [[0, 2], [1, 3]], [Flat((0,), 2), Flat((6,), 2)])
+        >>> [list(layout.places(rank)) for rank in range(4)]
+        [[], [0, 1, 2], [], [3, 4, 5]]
+    """
+
+    outer: Layout
+    teams: tuple[tuple[int, ...], ...]
+    inners: tuple[Layout, ...]
+    kind = "shared out"
+
+    @classmethod
+    def of(
+        cls, outer: Layout, teams: Sequence[Sequence[int]], inners: Sequence[Layout]
+    ) -> SharedOut:
+        """Return the layout of all ranks of ``outer``."""
+        return cls(outer.shape, outer.ranks, outer, tuple(map(tuple, teams)), tuple(inners))
+
+    def among(self, rank: int) -> tuple[Layout, int]:
+        """Return how the part that a rank's team holds is shared out, and the rank in the team."""
+        place = next(i for i, team in enumerate(self.teams) if rank in team)
+        return self.inners[place], self.teams[place].index(rank)
+
+    @property
+    def words(self) -> str:
+        """See ``Layout``."""
+        twins = len(self.teams[0])
+        return self.outer.words + f", shared out among {twins} ranks" * (twins > 1)
+
+    @property
+    def holder(self) -> int | None:
+        """See ``Layout``."""
+        if self.outer.holder is None:
+            return None
+        inner, _ = self.among(self.outer.holder)
+        team = next(team for team in self.teams if self.outer.holder in team)
+        return None if inner.holder is None else team[inner.holder]
+
+    def held(self, rank: int) -> int:
+        """See ``Layout``."""
+        inner, own = self.among(rank)
+        return inner.held(own)
+
+    def places(self, rank: int) -> Iterator[int]:
+        """See ``Layout``."""
+        inner, own = self.among(rank)
+        every = list(self.outer.places(rank))
+        yield from (every[place] for place in inner.places(own))
+
+    def part_shape(self, rank: int) -> tuple[int, ...]:
+        """See ``Layout``."""
+        inner, own = self.among(rank)
+        return inner.part_shape(own)
+
+    def part(self, whole: tf.Tensor, rank: int) -> tf.Tensor:
+        """See ``Layout``."""
+        return self.share(self.outer.part(whole, rank), rank)
+
+    def share(self, part: tf.Tensor, rank: int) -> tf.Tensor:
+        """Return a rank's share of the part that its team holds."""
+        inner, own = self.among(rank)
+        return inner.part(part, own)
+
+    def whole(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
+        """See ``Layout``."""
+        of_ranks = {
+            rank: part
+            for team, inner in zip(self.teams, self.inners, strict=True)
+            for part in [inner.whole([parts[rank] for rank in team])]
+            for rank in team
+        }
+        return self.outer.whole([of_ranks[rank] for rank in range(self.ranks)])
 
 
 def _slice(x: tf.Tensor, begin: Sequence[int], size: Sequence[int]) -> tf.Tensor:

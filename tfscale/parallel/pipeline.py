@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tfscale.plan import pipelines
-from tfscale.plan.pipelines import PipelineOrder, Work
+from tfscale.plan.pipelines import PipelineOrder
 from tfscale.support import arguments
 
 OrderOf = Callable[[int, int], PipelineOrder]
@@ -16,6 +16,7 @@ ORDERS: Mapping[str, OrderOf] = {
     "gpipe": pipelines.gpipe,
     "1f1b": pipelines.one_f_one_b,
     "interleaved": lambda ranks, microbatches: pipelines.interleaved(ranks, microbatches, 2),
+    "zero_bubble": pipelines.zero_bubble,
 }
 
 _EXPECTED = (
@@ -25,11 +26,7 @@ _EXPECTED = (
 )
 _NO_SINGLE_RANK = (
     "the order {name!r} puts stage {stage} on several ranks, {ranks}, and this version keeps each "
-    'stage on one rank. Take "gpipe", "1f1b" or "interleaved"'
-)
-_HALVES = (
-    "the order {name!r} computes gradients of inputs and of weights in two turns, and this "
-    'version computes both in one turn. Take "gpipe", "1f1b" or "interleaved"'
+    'stage on one rank. Take "gpipe", "1f1b", "interleaved" or "zero_bubble"'
 )
 
 
@@ -45,8 +42,9 @@ class Pipeline:
             smaller part of the time.
         order: ``"gpipe"`` makes all forward passes, then all backward passes; ``"1f1b"`` makes
             each backward pass as soon as possible, and keeps fewer activations;
-            ``"interleaved"`` gives each rank two stages, which are far apart; or a function from a
-            number of ranks and a number of microbatches to a ``PipelineOrder``, or such an order.
+            ``"interleaved"`` gives each rank two stages, which are far apart; ``"zero_bubble"``
+            computes gradients of weights where a rank would wait; or a function from a number of
+            ranks and a number of microbatches to a ``PipelineOrder``, or such an order.
 
     Example:
         >>> pipeline = Pipeline(cuts=["block2"], microbatches=4)
@@ -105,8 +103,6 @@ F3 of stage 1, B3 of stage 1
 
 
 def _refuse_unknown(order: PipelineOrder) -> None:
-    if any(t.work not in (Work.FORWARD, Work.BACKWARD) for turns in order.turns for t in turns):
-        raise ValueError(_HALVES.format(name=order.name))
     for stage, ranks in enumerate(ranks_of_stages(order)):
         if len(ranks) > 1:
             raise ValueError(

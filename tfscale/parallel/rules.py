@@ -44,6 +44,11 @@ class Rules:
         return [text for text, regex, _ in self._rules if not any(map(regex.search, every))]
 
 
+def cuts_activations(rules: Mapping[str, str]) -> bool:
+    """Return whether a rule cuts activations along an axis, and not weights."""
+    return any(kind in AXES for kind in rules.values())
+
+
 def checked(rules: object, name: str = "tensor") -> dict[str, str]:
     """Return rules that a user has given, or raise."""
     expected = 'a mapping from patterns of paths to ways to cut, such as {"ffn/up": "columns"}'

@@ -157,7 +157,7 @@ def _build_with_state(
     if strategy.sharding is None:
         build(optimizer, variables)
     else:
-        strategy.sharding.build(build, optimizer, variables)
+        strategy.sharding.build(build, optimizer, variables, strategy.parts)
     state = Slots.of(optimizer, strategy)
     if strategy.rounds is not None:
         strategy.rounds.built(optimizer, state)

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -361,10 +362,11 @@ class Extended(ExtendedOfWorkers):
         """
         with tf.device(host_of(self._devices[0])):
             if layout.holder is None:
-                rows = tf.stack(parts)
+                shapes = [layout.part_shape(rank) for rank in range(layout.ranks)]
+                rows = _rows(parts, shapes)
                 if self._num_workers > 1:
                     rows = self.host_team.gather(0, rows, name)
-                return layout.whole(rows)
+                return layout.whole(_parts(rows, shapes))
             root, place = divmod(layout.holder, len(self._devices))
             is_here = root == self._id_in_cluster
             held = parts[place] if is_here else tf.zeros(layout.shape, parts[0].dtype)
@@ -372,10 +374,12 @@ class Extended(ExtendedOfWorkers):
 
     def _replica_ctx_update(self, var: Any, fn: Any, args: Any, kwargs: Any, group: Any) -> Any:
         """Update this replica's copy of a variable; parts without numbers need no update."""
-        if not isinstance(var, Placed) or var.layout.holder is None:
+        if not isinstance(var, Placed):
             return super()._replica_ctx_update(var, fn, args, kwargs, group)
         if not own_copy(var).shape.num_elements():
             return None
+        if var.layout.holder is None:
+            return super()._replica_ctx_update(var, fn, args, kwargs, group)
         with during(dataclasses.replace(this_step(), updates_alone=True)):
             return super()._replica_ctx_update(var, fn, args, kwargs, group)
 
@@ -402,6 +406,24 @@ _OWN_BATCHES = (
     "of its own. Use experimental_distribute_dataset with a dataset of global batches; or leave "
     "shares out, and give each replica batches of the size that suits it"
 )
+
+
+def _rows(parts: Sequence[tf.Tensor], shapes: Sequence[tuple[int, ...]]) -> tf.Tensor:
+    """Return parts as rows of one length, which zeros fill up, unless all shapes are equal."""
+    if len({*shapes}) == 1:
+        return tf.stack(parts)
+    length = max(map(math.prod, shapes))
+    flat = [tf.reshape(part, [-1]) for part in parts]
+    return tf.stack([tf.pad(each, [[0, length - each.shape[0]]]) for each in flat])
+
+
+def _parts(rows: tf.Tensor, shapes: Sequence[tuple[int, ...]]) -> Any:
+    """Return the parts of these shapes from what ``_rows`` has made."""
+    if len({*shapes}) == 1:
+        return rows
+    return [
+        tf.reshape(rows[place, : math.prod(shape)], shape) for place, shape in enumerate(shapes)
+    ]
 
 
 def _shares(given: Any, extended: Extended) -> Shares | None:

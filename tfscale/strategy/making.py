@@ -158,17 +158,26 @@ def make_parts(
 ) -> tuple[GridTeams | None, WeightParts | None]:
     """Return the teams of a strategy's grid, and its weights in parts; None if there are none."""
     extended, team = strategy.extended, strategy.extended.team
+    if settings.shard is not None or not extended.grid.is_plain:
+        saving.write_through_files(strategy)
     if settings.shard == ALL and team.size > 1:
         return None, SplitWeights.among(team)
     if extended.grid.is_plain:
         return None, None
     teams = GridTeams(extended, extended.grid, team, settings.algorithm, team.schedules)
+    parts = _parts_of(strategy, teams, settings)
     shutdown.announce(teams.parts, [each for each in (extended.group, extended.hosts) if each])
-    if settings.pipeline is not None:
-        return teams, Pipelined(strategy, teams, settings.pipeline)
+    return teams, parts
+
+
+def _parts_of(strategy: Strategy, teams: GridTeams, settings: Settings) -> WeightParts | None:
+    """Return the weights of a grid in parts."""
     if teams.experts is not None:
-        return teams, SplitWeights.of_experts(teams)
-    return teams, None if settings.tensor is None else SplitWeights.by_rules(teams, settings.tensor)
+        return SplitWeights.of_experts(teams)
+    slices = None if settings.tensor is None else SplitWeights.by_rules(teams, settings.tensor)
+    if settings.pipeline is None:
+        return slices
+    return Pipelined(strategy, teams, settings.pipeline, slices)
 
 
 def _refuse_without_halves(settings: Settings, schedules: CollectiveSchedules) -> None:

@@ -250,9 +250,16 @@ def _refuse_grid(
         )
     if KERAS_2:
         raise ValueError(f"grid={grid!r} needs Keras 3, and this is Keras 2: leave grid out")
-    if shard is not None:
+    if shard == ALL:
         raise ValueError(
-            f"shard={shard!r} does not work with grid={grid!r} yet: leave out one of the two"
+            f"shard={shard!r} shares all weights out among all replicas, and grid={grid!r} cuts "
+            "models otherwise: leave out one of the two, or take shard='optimizer'"
+        )
+    if rules.cuts_activations(tensor or {}) and (grid.stages > 1 or shard is not None):
+        given = f"shard={shard!r}" if grid.stages == 1 else f"grid={grid!r}"
+        raise ValueError(
+            f"tensor={tensor!r} cuts activations along an axis, and with {given} this was never "
+            "tried. Leave out one of the two"
         )
     if not isinstance(rule, EveryStep):
         raise ValueError(
@@ -275,11 +282,6 @@ def _refuse_pipeline(grid: Grid | None, pipeline: Pipeline | None) -> None:
         raise ValueError(
             f"pipeline={pipeline!r} cuts models into stages, and grid={grid!r} has one stage. Pass "
             "grid=tfscale.Grid(stages=2), or leave pipeline out"
-        )
-    if grid.tensor > 1:
-        raise ValueError(
-            f"grid={grid!r} has both stages and slices, and this version has no slices within "
-            "stages: leave out stages or tensor"
         )
     pipeline.order_of(stages)
 

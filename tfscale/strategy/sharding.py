@@ -34,7 +34,7 @@ from tfscale.bridge.tensorflow import become, own_copy, replica_id
 from tfscale.exchange.reducer import Reducer
 from tfscale.exchange.slots import Slots
 from tfscale.parallel import deal
-from tfscale.parallel.layout import Copy, Flat, Layout, Owned, Repeated
+from tfscale.parallel.layout import Copy, Flat, Layout, Owned, Repeated, SharedOut
 from tfscale.parallel.matrix import Matrix
 from tfscale.parallel.rows import part_of_rows
 from tfscale.parallel.table import Held, Table
@@ -80,11 +80,12 @@ class Parts:
         why: reason for the layouts.
     """
 
-    def __init__(self, optimizer: Optimizer, variables: Sequence[Variable], ranks: int) -> None:
-        shapes = [tuple(v.shape) for v in variables]
+    def __init__(
+        self, optimizer: Optimizer, variables: Sequence[Variable], ranks: int, grid: Any
+    ) -> None:
         self.variables = list(variables)
         self.is_even, self.why = is_elementwise(optimizer), _reason(optimizer)
-        self.layouts = deal.dealt(shapes, ranks, self.is_even)
+        self.layouts = _dealt(variables, ranks, self.is_even, grid)
         self._places = {key_of(v): place for place, v in enumerate(variables)}
         # Slots that the optimizer made without saying of which weight.
         self.listed: list[list[Variable]] = [[] for _ in self.layouts]
@@ -107,6 +108,16 @@ class Parts:
             [v for v, own in every if own is layout] + listed
             for layout, listed in zip(self.layouts, self.listed, strict=True)
         ]
+
+    def fill(self, rank: int) -> None:
+        """Fill a rank's working parts from its weights."""
+        for working, layout in zip(self._working, self.layouts, strict=True):
+            held = tf.convert_to_tensor(native(working.weight))
+            working.assign(layout.share(held, rank) if isinstance(layout, SharedOut) else held)
+
+    def are_shared_out(self, variables: Sequence[Variable]) -> list[bool]:
+        """Return which of these weights are parts, that those who hold the same share out."""
+        return [isinstance(layout, SharedOut) for layout in self.of(variables).layouts]
 
     def of(self, variables: Sequence[Variable]) -> Cut:
         """Return what replicas hold of these weights."""
@@ -162,30 +173,57 @@ class Sharding:
         return self._of[inner]
 
     def build(
-        self, build: Callable[..., None], optimizer: Optimizer, variables: Sequence[Variable]
+        self,
+        build: Callable[..., None],
+        optimizer: Optimizer,
+        variables: Sequence[Variable],
+        grid: Any,
     ) -> None:
-        """Build an optimizer, with slots of which each replica holds its parts."""
+        """Build an optimizer, with slots of which each replica holds its parts.
+
+        Args:
+            build: method of the optimizer.
+            optimizer: the optimizer.
+            variables: weights that it updates.
+            grid: weights in parts, ``strategy.parts``; None if replicas hold whole weights.
+        """
         try:
             _refuse(optimizer)
             if _is_wrapper(optimizer):
                 build(optimizer, variables)
                 return
-            self._of[optimizer] = _built(build, optimizer, list(variables), self.spreader.team.size)
+            ranks = self.spreader.team.size
+            parts = Parts(optimizer, list(variables), ranks, grid)
+            _build(build, optimizer, parts)
+            self._of[optimizer] = parts
         except Exception as error:
             self._failed[optimizer] = error
             raise
 
 
-def _built(
-    build: Callable[..., None], optimizer: Optimizer, variables: list[Variable], ranks: int
-) -> Parts:
-    """Build an optimizer, and return its parts."""
-    parts = Parts(optimizer, variables, ranks)
+def _dealt(variables: Sequence[Variable], ranks: int, is_even: bool, grid: Any) -> list[Layout]:
+    """Return the layouts of weights' state: those who hold the same of a weight share it out."""
+    of_twins: dict[Any, list[int]] = {}
+    for place, variable in enumerate(variables):
+        of_twins.setdefault(grid and grid.twins_of(variable), []).append(place)
+    found: dict[int, Layout] = {}
+    for twins, places in of_twins.items():
+        if twins is None:
+            made = deal.dealt([tuple(variables[i].shape) for i in places], ranks, is_even)
+        else:
+            outers = [native(variables[i]).layout for i in places]
+            made = deal.shared_out(outers, twins.ranks, is_even)
+        found |= dict(zip(places, made, strict=True))
+    return [found[i] for i in range(len(variables))]
+
+
+def _build(build: Callable[..., None], optimizer: Optimizer, parts: Parts) -> None:
+    """Build an optimizer, whose slots are made in parts."""
     before = {id(v) for v in optimizer.variables}
     token = _building.set(parts)
     try:
         with hooks.ADD_VARIABLE.on(optimizer, _add_variable):
-            build(optimizer, variables)
+            build(optimizer, parts.variables)
         parts.make_working_parts()
     finally:
         _building.reset(token)
@@ -195,7 +233,6 @@ def _built(
     for slot in made:
         if isinstance(native(slot), Placed):
             hooks.ASSIGN_SLOT.put(slot, assign_part, weakly=True)
-    return parts
 
 
 def _own_listed(optimizer: Optimizer, parts: Parts, made: set[int]) -> None:
@@ -274,13 +311,18 @@ def apply(
     parts, state = strategy.sharding.of(optimizer), Slots.of(optimizer, strategy)
     replica = replica_id(tf.distribute.get_replica_context())
     rank = strategy.extended.first_rank + replica
-    strategy.reducer.prepare(state, optimizer, variables, grads)
+    grid = strategy.parts
+    copies = grads if grid is None else grid.of_copies(grads, variables)
+    strategy.reducer.prepare(state, optimizer, variables, copies)
     inner, cut = innermost(optimizer), parts.of(variables)
     curvature = gradients.measured_curvature(optimizer, grads, variables)
     scale = gradients.scale_of_losses(optimizer)
-    sums = strategy.reducer.scatter(grads, variables, optimizer, state, cut, scale)
+    sums = strategy.reducer.scatter(copies, variables, optimizer, state, cut, scale)
     curvature = gradients.sum_of_curvature(strategy, optimizer, variables, curvature)
     sums = [part_of_rows(x, layout, rank) for x, layout in zip(sums, cut.layouts, strict=True)]
+    if grid is not None:
+        shares = grid.scatter_sums(grads, variables, cut.layouts, rank)
+        sums = [one if share is None else share for one, share in zip(sums, shares, strict=True)]
     working = parts.working(variables)
     held = parts.updated_by(rank, cut, sums)
     with (
@@ -288,8 +330,7 @@ def apply(
         _seeing(strategy, optimizer, parts),
         gradients.given_to(optimizer, [curvature[i] for i in held] if curvature else []),
     ):
-        for one in parts.working(parts.variables):
-            one.assign(tf.convert_to_tensor(native(one.weight)))
+        parts.fill(rank)
         before = own_copy(counter_of(inner)).read_value()
         original([sums[i] for i in held], [working[i] for i in held])
         counted = own_copy(counter_of(inner)).read_value()
@@ -342,8 +383,13 @@ def _spread(
     changed = parts.variables if inner.use_ema else variables  # all may have become averages
 
     def spread() -> tf.Operation:
-        own = [own_copy(one).read_value() for one in parts.working(changed)]
-        strategy.sharding.spreader.spread(own, changed, optimizer, parts.of(changed))
+        are_shared = parts.are_shared_out(changed)
+        copies = [v for v, shared in zip(changed, are_shared, strict=True) if not shared]
+        own = [own_copy(one).read_value() for one in parts.working(copies)]
+        strategy.sharding.spreader.spread(own, copies, optimizer, parts.of(copies))
+        if any(are_shared):
+            others = [v for v, shared in zip(changed, are_shared, strict=True) if shared]
+            _join_shares(strategy, parts, others)
         return tf.no_op()
 
     def constrain() -> tf.Operation:
@@ -362,6 +408,16 @@ def _spread(
         constrain()
     else:
         tf.cond(counted > 0, constrain, tf.no_op)
+
+
+def _join_shares(strategy: Strategy, parts: Parts, variables: Sequence[Variable]) -> None:
+    """Give all replicas that hold the same parts of weights what each has updated of them."""
+    replica = replica_id(tf.distribute.get_replica_context())
+    own = [own_copy(one).read_value() for one in parts.working(variables)]
+    rank, layouts = strategy.extended.first_rank + replica, parts.of(variables).layouts
+    wholes = strategy.parts.join_shares(own, variables, layouts, rank)
+    for variable, whole in zip(variables, wholes, strict=True):
+        native(variable).values[replica].assign(whole)
 
 
 # ------------------------------------------------------------------------- shown

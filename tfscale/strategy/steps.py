@@ -270,16 +270,19 @@ def _apply(
     gradients.refuse(strategy, optimizer, variables)
     if strategy.sync.bound and not step.is_of_all:
         return strategy.rounds.of(step.model).sum_late(grads, variables)
+    parts = strategy.parts
+    if parts is not None:
+        if step.is_own:
+            grads = parts.own_parts(grads, variables)
+        grads = parts.begin_update(optimizer, grads, variables)
     if is_sharded:
         return sharding.apply(strategy, original, optimizer, grads, variables)
     state, inner = Slots.of(optimizer, strategy), innermost(optimizer)
     windows = bool(inner.gradient_accumulation_steps)
     reduce: Callable[..., list[Any]] | None = None
-    window, parts, copies = None, strategy.parts, grads
+    window, copies = None, grads
     if parts is not None:
-        if step.is_own:
-            grads = parts.own_parts(grads, variables)
-        grads = parts.begin_update(optimizer, grads, variables)
+        grads = parts.sum_slices(grads, variables)
         copies = parts.of_copies(grads, variables)
     if not step.is_single:
         if not step.is_of_all:

@@ -21,6 +21,7 @@ import numpy as np
 
 import tfscale
 from tests.strategy.restless import make_restless
+from tfscale.parallel import deal
 
 CONFIG = json.loads(os.environ["TF_CONFIG"])
 ME = CONFIG["task"]["index"]
@@ -121,7 +122,11 @@ def digest(model):
 
 
 def how_and_when():
-    """The wire or the method, the rule, and the shares of the batch."""
+    """The wire or the method, the rule, the shares of the batch, and how workers share a model."""
+    if os.environ.get("GRID"):
+        deal.SMALL = 1  # the model is small
+        names = {"Grid": tfscale.Grid, "Pipeline": tfscale.Pipeline}
+        return {"wire": os.environ["WIRE"], **eval(f"dict({os.environ['GRID']})", names)}
     wire, shares = os.environ["WIRE"], eval(os.environ.get("SHARES") or "None")
     make_restless()
     if os.environ["SYNC"]:
@@ -136,8 +141,8 @@ def how_and_when():
 def train(strategy, *callbacks):
     keras.utils.set_random_seed(1)
     with strategy.scope():
-        layers = [keras.Input([8]), keras.layers.Dense(64), keras.layers.Dropout(0.2)]
-        model = keras.Sequential([*layers, keras.layers.Dense(1)])
+        layers = [keras.Input([8]), keras.layers.Dense(64, name="up"), keras.layers.Dropout(0.2)]
+        model = keras.Sequential([*layers, keras.layers.Dense(1, name="down")])
         # Under rules the state of the inner optimizer is each replica's own: let there be none.
         make = keras.optimizers.SGD if os.environ["SYNC"] else keras.optimizers.Adam
         model.compile(make(0.01), "mse")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -80,10 +80,15 @@ class SplitLayers:
         self._team = slicing.team
 
     @contextlib.contextmanager
-    def computing(self, layers: Sequence[Layer]) -> Iterator[None]:
-        """Make these layers compute with their slices, on replicas, within this context."""
+    def computing(self, layers: Sequence[Layer], shown: Collection[Any] = ()) -> Iterator[None]:
+        """Make these layers compute with their slices, on replicas, within this context.
+
+        Args:
+            layers: the layers.
+            shown: operations whose whole results others than the next layers need.
+        """
         kinds = {layer: kind for layer in layers if (kind := self._kind(layer)) is not None}
-        outputs = outputs_of(layers)
+        outputs = {*outputs_of(layers), *shown}
         with contextlib.ExitStack() as stack:
             for layer, kind in kinds.items():
                 for hook in self._hooks(layer, kind, kinds, outputs):

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfscale.bridge import hooks
 from tfscale.bridge.objects import innermost, is_variable, native, path_of
 from tfscale.bridge.protocols import Layer, Optimizer, Variable
 from tfscale.exchange.team import Team
+from tfscale.parallel.grid import DATA
+from tfscale.parallel.layout import Layout
 from tfscale.strategy.grid.domain import SpreadLayers
 from tfscale.strategy.grid.experts import SharedExperts
 from tfscale.strategy.grid.gradients import GridGradients
 from tfscale.strategy.grid.layers import SplitLayers, reading_before_loops
-from tfscale.strategy.grid.teams import GridTeams
+from tfscale.strategy.grid.teams import GridTeams, Twins
 from tfscale.strategy.grid.weights import (
     FlatParts,
     SharesOfExperts,
@@ -78,15 +80,43 @@ class WeightParts:
     def begin_update(
         self, optimizer: Optimizer, grads: list[Any], variables: Sequence[Variable]
     ) -> list[Any]:
-        """Return gradients, of which those of slices are summed over their twins.
+        """Return gradients that can be summed over the replicas that hold the same weights.
 
         Raises:
             ValueError: the optimizer cannot update slices.
         """
         self._gradients.refuse(optimizer, variables)
-        if not self.sums_in_backward_pass:
-            grads = self._gradients.sum_rows_of_copies(grads, variables)
+        if self.sums_in_backward_pass:
+            return grads
+        return self._gradients.sum_rows_of_copies(grads, variables)
+
+    def sum_slices(self, grads: list[Any], variables: Sequence[Variable]) -> list[Any]:
+        """Return gradients, of which those of slices are summed over their twins."""
         return self._gradients.sum_slices(grads, variables)
+
+    def twins_of(self, variable: Variable) -> Twins | None:
+        """Return the replicas that hold the same part of a weight; None if all hold copies."""
+        return self._gradients.twins_of(variable)
+
+    def scatter_sums(
+        self,
+        grads: Sequence[Any],
+        variables: Sequence[Variable],
+        layouts: Sequence[Layout],
+        rank: int,
+    ) -> list[Any]:
+        """Return a rank's shares of the sums of slices' gradients: see ``GridGradients``."""
+        return self._gradients.scatter_sums(grads, variables, layouts, rank)
+
+    def join_shares(
+        self,
+        shares: Sequence[Any],
+        variables: Sequence[Variable],
+        layouts: Sequence[Layout],
+        rank: int,
+    ) -> list[Any]:
+        """Return a rank's slices from the shares of all who hold the same: see there."""
+        return self._gradients.join_shares(shares, variables, layouts, rank)
 
     def of_copies(self, grads: Sequence[Any], variables: Sequence[Variable]) -> list[Any]:
         """Return the gradients of weights with copies; None stands for those of slices."""
@@ -139,19 +169,20 @@ class SplitWeights(WeightParts):
         """Return weights in slices, by the user's argument ``tensor``."""
         assert teams.tensor is not None
         slicing = SlicesByRules(rules, teams.grid, teams.tensor)
-        gradients = GridGradients(teams.tensor, teams.data, teams.everybody)
+        gradients = GridGradients(teams.tensor, teams.twins(DATA), teams.everybody)
         return cls(slicing, gradients, SplitLayers(teams, slicing), SpreadLayers(slicing))
 
     @classmethod
     def among(cls, everybody: Team) -> SplitWeights:
         """Return weights in equal parts, one for each replica: ``shard="all"``."""
-        return cls(FlatParts(everybody), GridGradients(everybody, None, everybody))
+        alone = Twins.alone(everybody.size)
+        return cls(FlatParts(everybody), GridGradients(everybody, alone, everybody))
 
     @classmethod
     def of_experts(cls, teams: GridTeams) -> SplitWeights:
         """Return experts that the replicas of a team share."""
         assert teams.experts is not None
-        gradients = GridGradients(teams.experts, teams.data, teams.everybody)
+        gradients = GridGradients(teams.experts, teams.twins(DATA), teams.everybody)
         slicing = SharesOfExperts(teams.grid, teams.experts)
         return cls(slicing, gradients, SharedExperts(teams.experts))
 
@@ -165,13 +196,21 @@ class SplitWeights(WeightParts):
         return self._slicing.placement(beside)
 
     @contextlib.contextmanager
-    def computing(self, model: Any, layers: Sequence[Layer]) -> Iterator[None]:
-        """See ``WeightParts``."""
+    def computing(
+        self, model: Any, layers: Sequence[Layer], shown: Collection[Any] = ()
+    ) -> Iterator[None]:
+        """See ``WeightParts``.
+
+        Args:
+            model: the model.
+            layers: its layers.
+            shown: operations whose whole results others than the next layers need.
+        """
         self._slicing.check(model)
         with contextlib.ExitStack() as stack:
             stack.enter_context(reading_before_loops(layers))
             if self._layers is not None:
-                stack.enter_context(self._layers.computing(layers))
+                stack.enter_context(self._layers.computing(layers, shown))
             if self._spread is not None:
                 stack.enter_context(self._spread.computing([model, *layers]))
             yield

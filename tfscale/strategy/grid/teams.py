@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from tfscale.collectives import Schedule
 from tfscale.exchange.collective_schedules import Algorithm, CollectiveSchedules
 from tfscale.exchange.team import Team
 from tfscale.native import Group
-from tfscale.parallel.grid import DATA, EXPERTS, STAGES, TENSOR, Grid
+from tfscale.parallel.grid import EXPERTS, STAGES, TENSOR, Grid
 from tfscale.strategy.teams import divided
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Twins:
+    """Replicas that hold the same part of some weights.
+
+    Attributes:
+        team: team of such replicas; None if each replica holds a part of its own.
+        ranks: ranks of all such teams.
+    """
+
+    team: Team | None
+    ranks: Sequence[Sequence[int]]
+
+    @classmethod
+    def alone(cls, ranks: int) -> Twins:
+        """Return twins of which each rank has none."""
+        return cls(None, [[rank] for rank in range(ranks)])
 
 
 class GridTeams:
@@ -18,7 +38,6 @@ class GridTeams:
     Attributes:
         grid: the grid, with all its sizes.
         everybody: team of all replicas.
-        data: team of the replicas that hold the same part of the model; None for one replica.
         stages: team of the replicas that hold the stages of one model; None for one replica.
         tensor: team of the replicas that hold slices of one stage; None for one replica.
         experts: team of the replicas that hold all experts together; None for one replica.
@@ -45,18 +64,24 @@ class GridTeams:
         self._first_rank = extended.first_rank
         self.parts: list[Group] = []
 
-        def along(*axes: str) -> Team | None:
-            teams = grid.teams(*axes)
-            if len(teams[0]) == 1:
-                return None
-            parts, team = divided(extended, teams, algorithm, schedules)
-            self.parts += parts
-            return team
-
-        self.stages, self.tensor, self.data = along(STAGES), along(TENSOR), along(DATA)
-        self.experts = along(EXPERTS)
+        self._extended, self._algorithm, self._schedules = extended, algorithm, schedules
+        self._twins: dict[str, Twins] = {}
+        self.stages = self.twins(STAGES).team
+        self.tensor = self.twins(TENSOR).team
+        self.experts = self.twins(EXPERTS).team
         spans_workers = grid.team > len(extended.devices)
-        self.readers = along(STAGES, TENSOR) if spans_workers else None
+        self.readers = self.twins(STAGES, TENSOR).team if spans_workers else None
+
+    def twins(self, *axes: str) -> Twins:
+        """Return teams of the replicas that differ in these axes only."""
+        ranks = self.grid.teams(*axes)
+        if str(ranks) not in self._twins:
+            team = None
+            if len(ranks[0]) > 1:
+                parts, team = divided(self._extended, ranks, self._algorithm, self._schedules)
+                self.parts += parts
+            self._twins[str(ranks)] = Twins(team, ranks)
+        return self._twins[str(ranks)]
 
     def slice(self, replica: int) -> int:
         """Return which slice of split weights a replica of this process has."""

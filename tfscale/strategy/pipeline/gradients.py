@@ -7,33 +7,51 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale.bridge.protocols import Optimizer, Variable
+from tfscale.bridge.objects import native
+from tfscale.bridge.protocols import Variable
+from tfscale.bridge.tensorflow import own_copy
+from tfscale.exchange.team import Team
+from tfscale.parallel.grid import DATA, STAGES, TENSOR
 from tfscale.strategy.grid.gradients import GridGradients
+from tfscale.strategy.grid.teams import GridTeams, Twins
+from tfscale.strategy.grid.weights import is_split
 from tfscale.strategy.pipeline.weights import is_of_one_stage
 from tfscale.strategy.sharded_clipping import summed_numbers
 
 
 class StageGradients(GridGradients):
-    """Sums and norms of the gradients of weights that stages hold, whole."""
+    """Sums and norms of the gradients of weights that stages hold, whole or in slices.
 
-    def is_part(self, variable: Variable) -> bool:
+    Args:
+        teams: teams of the grid, with a team along the axis ``stages``.
+    """
+
+    def __init__(self, teams: GridTeams) -> None:
+        super().__init__(teams.tensor, teams.twins(DATA), teams.everybody)
+        assert teams.stages is not None
+        self._stages: Team = teams.stages
+        self._of_stage = teams.twins(DATA, TENSOR)
+        self._of_slice = teams.twins(DATA, STAGES)
+
+    def twins_of(self, variable: Variable) -> Twins | None:
         """See ``GridGradients``."""
-        return is_of_one_stage(variable)
-
-    def refuse(self, optimizer: Optimizer, variables: Sequence[Variable]) -> None:
-        """See ``GridGradients``: a stage holds whole weights, which all optimizers can update."""
+        if not is_of_one_stage(variable):
+            return self._of_slice if is_split(variable) else None
+        return self._twins if is_split(variable) else self._of_stage
 
     def squares(
         self, optimizer: Any, variables: Sequence[Variable], own: list[tf.Tensor]
     ) -> list[tf.Tensor]:
         """Return sums of squares; those of all stages' weights are added up for a global norm."""
+        own = super().squares(optimizer, variables, own)
         if not optimizer.global_clipnorm:
             return own
-        parts = [self.is_part(v) for v in variables]
-        held = [tf.cast(x, tf.float32) for x, part in zip(own, parts, strict=True) if part]
+        parts = [is_of_one_stage(v) for v in variables]
+        held = [x for x, part in zip(own, parts, strict=True) if part]
         copies = [x for x, part in zip(own, parts, strict=True) if not part]
-        total = tf.add_n(held) if held else tf.zeros([])
-        return [*summed_numbers(self._parts, [total], "square of the norm of stages"), *copies]
+        # Stages may hold weights of different types, and all send numbers of one type.
+        total = tf.add_n([tf.zeros([], tf.float64), *(tf.cast(x, tf.float64) for x in held)])
+        return [*summed_numbers(self._stages, [total], "square of the norm of stages"), *copies]
 
 
 class Accumulated:
@@ -91,7 +109,7 @@ class Accumulated:
             if is_of_one_stage(weight):
                 found.append(own if id(weight) in held else tf.zeros([0], dtype))
             elif own is None:
-                found.append(tf.zeros(weight.shape, dtype))
+                found.append(tf.zeros(own_copy(native(weight)).shape, dtype))
             else:
                 found.append(tf.convert_to_tensor(own))
         return found

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -13,14 +14,16 @@ import tensorflow as tf
 from tfscale.bridge import hooks
 from tfscale.bridge.fit import JUDGING, TRAINING, ModelStep
 from tfscale.bridge.layers import variable_being_made
-from tfscale.bridge.models import has_own_steps, loss_of
+from tfscale.bridge.models import has_own_steps, loss_of, operation_of
 from tfscale.bridge.objects import loss_tracker
+from tfscale.bridge.protocols import Layer
 from tfscale.bridge.tensorflow import replica_id
 from tfscale.exchange.team import Team
+from tfscale.parallel.grid import DATA, TENSOR
 from tfscale.parallel.layout import Owned
 from tfscale.parallel.pipeline import Pipeline
 from tfscale.plan.pipelines import Simulation, Times, Turn, Work, simulate
-from tfscale.strategy.grid.parts import WeightParts
+from tfscale.strategy.grid.parts import SplitWeights, WeightParts
 from tfscale.strategy.grid.teams import GridTeams
 from tfscale.strategy.pipeline.gradients import StageGradients
 from tfscale.strategy.pipeline.stages import Stages
@@ -59,20 +62,28 @@ class Pipelined(WeightParts):
         strategy: the strategy.
         teams: teams of the grid, with a team along the axis ``stages``.
         pipeline: how models are cut, and in which order stages take microbatches.
+        slices: weights that the replicas of a stage hold in slices; None if none are.
 
     Attributes:
         order: for each rank its turns.
         of_stage: team of the replicas that hold the same stage.
     """
 
-    def __init__(self, strategy: Strategy, teams: GridTeams, pipeline: Pipeline) -> None:
+    def __init__(
+        self,
+        strategy: Strategy,
+        teams: GridTeams,
+        pipeline: Pipeline,
+        slices: SplitWeights | None,
+    ) -> None:
         assert teams.stages is not None
-        super().__init__(StageGradients(teams.stages, teams.data, teams.everybody))
+        super().__init__(StageGradients(teams))
+        self._slices = slices
         self._extended, self._teams, self._pipeline = strategy.extended, teams, pipeline
         self._scope = strategy.scope
         self._team: Team = teams.stages
         self.order = pipeline.order_of(teams.grid.stages)
-        self.of_stage = teams.data or Team(None, teams.everybody.schedules)
+        self.of_stage = teams.twins(DATA, TENSOR).team or Team(None, teams.everybody.schedules)
         self._cut: weakref.WeakKeyDictionary[Any, Stages] = weakref.WeakKeyDictionary()
 
     # -- models
@@ -113,12 +124,23 @@ class Pipelined(WeightParts):
     def placement(self, beside: Any) -> Placement | None:
         """See ``WeightParts``."""
         made = variable_being_made()
-        if made is None or not isinstance(beside, StageWeight):
-            return None
-        inner = beside.layout.inner
-        assert isinstance(inner, Owned)
-        hooks.ASSIGN_SLOT.put(made, assign_part, weakly=True)
-        return Placement(layout_of(self._teams.grid, tuple(made.shape), inner.owner))
+        if made is not None and isinstance(beside, StageWeight):
+            inner = beside.layout.inner
+            assert isinstance(inner, Owned)
+            hooks.ASSIGN_SLOT.put(made, assign_part, weakly=True)
+            return Placement(layout_of(self._teams.grid, tuple(made.shape), inner.owner))
+        return None if self._slices is None else self._slices.placement(beside)
+
+    @contextlib.contextmanager
+    def computing(self, model: Any, layers: Sequence[Layer]) -> Iterator[None]:
+        """See ``WeightParts``; what crosses a cut must be whole."""
+        if self._slices is None:
+            yield
+            return
+        cuts = self.stages_of(model).boundaries
+        shown = {operation_of(symbol) for cut in cuts for symbol in cut}
+        with self._slices.computing(model, layers, shown):
+            yield
 
     # -- steps
 

@@ -13,12 +13,14 @@ from typing import Any
 import tensorflow as tf
 
 from tfscale.bridge import hooks
+from tfscale.bridge.graphs import next_number
 from tfscale.bridge.models import added_losses_of, spec_of_mask, with_mask
 from tfscale.bridge.objects import mask_of
 from tfscale.exchange.team import Team
 from tfscale.plan.pipelines import Turn, Work
 from tfscale.plan.pipelines.order import Transfer
 from tfscale.strategy.pipeline.gradients import Accumulated
+from tfscale.strategy.pipeline.late import put_off
 from tfscale.strategy.pipeline.stages import Stages
 from tfscale.strategy.share import Share
 from tfscale.strategy.step import Step, during, this_step
@@ -39,6 +41,23 @@ class Passed:
     received: list[tf.Tensor]
     targets: list[tf.Tensor]
     added: tf.Tensor | None = None
+
+
+@dataclasses.dataclass
+class Late:
+    """Gradients of weights that a backward pass leaves for a later turn.
+
+    Attributes:
+        weights: weights of the stage.
+        gradients: their gradients.
+        back: gradients of what the stage has received, from the same pass.
+        begin: number of the pass's first operation.
+    """
+
+    weights: Sequence[Any]
+    gradients: Sequence[Any]
+    back: list[tf.Tensor]
+    begin: int
 
 
 class Microbatches:
@@ -137,6 +156,7 @@ class Turns:
         # Tensors of a stage and microbatch, as they come from a neighbour or from this rank.
         self._forward: dict[tuple[int, int], list[tf.Tensor]] = {}
         self._backward: dict[tuple[int, int], list[tf.Tensor]] = {}
+        self._late: dict[tuple[int, int], Late] = {}
         model = stages.graph.model
         self._trainable = model.trainable_variables
 
@@ -149,6 +169,8 @@ class Turns:
                     (self._send if one.sends else self._receive)(one)
                 elif one.work is Work.FORWARD:
                     after = self._pass_forward(one)
+                elif one.work is Work.BACKWARD_WEIGHT:
+                    after = self._add_late(one, after)
                 else:
                     after = self._pass_back(one)
 
@@ -220,6 +242,7 @@ class Turns:
             if passed.added is not None:
                 targets, slopes = [*targets, passed.added], [*slopes, tf.ones_like(passed.added)]
         sources = [*passed.received, *weights]
+        begin = next_number(tf.compat.v1.get_default_graph())
         with during(self._microbatches.step(this_step(), i)):
             found = passed.tape.gradient(targets, sources, slopes) if sources else []
         back, own = found[: len(passed.received)], found[len(passed.received) :]
@@ -227,9 +250,19 @@ class Turns:
             tf.zeros_like(x) if g is None else tf.convert_to_tensor(g)
             for x, g in zip(passed.received, back, strict=True)
         ]
-        self.gradients.add(weights, own)
         self._backward[i, stage] = back
+        if turn.work is Work.BACKWARD_INPUT:
+            self._late[i, stage] = Late(weights, own, back, begin)
+            return back or list(slopes or targets)
+        self.gradients.add(weights, own)
         return [*self.gradients.tensors(), *back] or list(slopes or targets)
+
+    def _add_late(self, turn: Turn, after: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Add the gradients of weights that an earlier turn has left for this one."""
+        late = self._late.pop((turn.microbatch, turn.stage))
+        put_off(late.gradients, late.back, late.begin, after)
+        self.gradients.add(late.weights, late.gradients)
+        return self.gradients.tensors() or after
 
     def _regularizing(self, stage: int) -> Any:
         """Return a context in which the model regularizes the weights of one stage."""
@@ -245,7 +278,7 @@ class Turns:
 
     def _send(self, one: Transfer) -> None:
         stage, i = one.turn.stage, one.turn.microbatch
-        if one.turn.work is Work.BACKWARD:
+        if one.turn.work is not Work.FORWARD:
             for k, x in enumerate(self._backward.pop((i, stage))):
                 self._move(x, one, _name("gradient", one, k))
             return
@@ -257,7 +290,7 @@ class Turns:
 
     def _receive(self, one: Transfer) -> None:
         stage, i = one.turn.stage, one.turn.microbatch
-        if one.turn.work is Work.BACKWARD:
+        if one.turn.work is not Work.FORWARD:
             sent = [x for x in self._passed[i, stage - 1].targets if x.dtype.is_floating]
             self._backward[i, stage] = [
                 self._move(tf.zeros_like(x), one, _name("gradient", one, k))

@@ -11,6 +11,7 @@ from tfscale.bridge.objects import make_anew, native
 from tfscale.bridge.tensorflow import become
 from tfscale.parallel.grid import Grid
 from tfscale.parallel.layout import Owned, Repeated
+from tfscale.strategy.grid.weights import SplitWeight
 from tfscale.strategy.pipeline.stages import Stages
 from tfscale.strategy.step import this_step
 from tfscale.strategy.variables import (
@@ -34,6 +35,10 @@ class StageWeight(Placed):
     """Weight of one stage: the replicas of the stage hold it, and those of others hold nothing."""
 
     layout: Repeated
+
+
+class StageSlice(SplitWeight):
+    """Weight of one stage of which each replica of the stage holds a slice."""
 
 
 class StageState(OwnedCopy):
@@ -64,6 +69,15 @@ def layout_of(grid: Grid, shape: tuple[int, ...], rank: int) -> Repeated:
     return Repeated.of(Owned(shape, grid.stages, rank), ranks)
 
 
+def slice_of_stage(grid: Grid, weight: SplitWeight, stage: int) -> Repeated:
+    """Return the layout of a weight of which the replicas of one stage hold slices."""
+    ranks = [
+        own if grid.stage(rank) == stage else None
+        for rank, own in enumerate(weight.layout.team_ranks)
+    ]
+    return Repeated.of(weight.layout.inner, ranks)
+
+
 def give_to_stages(model: Any, stages: Stages, grid: Grid) -> None:
     """Leave a model's weights on the replicas of their stages only.
 
@@ -71,6 +85,12 @@ def give_to_stages(model: Any, stages: Stages, grid: Grid) -> None:
     """
     for variable in model.variables:
         own, ranks = native(variable), stages.ranks_of_weight(variable)
+        if isinstance(own, SplitWeight) and len(ranks) == 1:
+            layout = slice_of_stage(grid, own, ranks[0])
+            with placing(Placement(layout, kind=StageSlice, team=own.team)):
+                make_anew(variable)
+            native(variable).keras_path = variable.path
+            continue
         if not isinstance(own, Weight) or isinstance(own, Placed) or not ranks:
             continue
         if len(ranks) > 1:
@@ -91,4 +111,4 @@ def give_to_stages(model: Any, stages: Stages, grid: Grid) -> None:
 
 def is_of_one_stage(weight: Any) -> bool:
     """Return whether the replicas of one stage hold a weight, and others hold nothing of it."""
-    return isinstance(native(weight), StageWeight)
+    return isinstance(native(weight), (StageWeight, StageSlice))

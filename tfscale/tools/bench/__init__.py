@@ -33,6 +33,7 @@ BENCHES = {
     "pruning": "integers beside quantized nets; nets without half their channels",
     "convergence": "how well models learn with each wire and method",
     "plan": "forecasts of steps, and measured steps, by schedule and wire",
+    "pipelines": "how long stages wait in each order, beside simulations",
     "experts": "a layer of experts beside one that computes all of them",
     "shares": "training with a slow worker, by shares of the batch",
     "rules": "how well models learn if replicas synchronize once in many steps",

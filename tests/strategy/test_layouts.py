@@ -1,0 +1,57 @@
+"""Programs train in all grids as on one device: the table of docs/large-models.md.
+
+50 steps; float64 shows a wrong sum, float32 what a user sees. Copies have the same bits.
+"""
+
+import functools
+
+import pytest
+
+from tests.strategy.compare import check
+from tests.strategy.groups import SECONDS, chosen, judge, take
+from tfscale.bridge.installed import KERAS_2
+
+pytestmark = [
+    pytest.mark.skipif(KERAS_2, reason="grids need Keras 3"),
+    pytest.mark.slow,
+    pytest.mark.timeout(2 * SECONDS + 60),
+]
+
+if not KERAS_2:
+    from tests.strategy.layouts import BY_NAME, GRIDS, LAYOUTS
+
+QUICK = {
+    "transformer/TP2 x PP2/float64/adam",
+    "mlp/PP2 + shards/float64/adam",
+    "mixture/EP2 + shards/float64/adam",
+}
+
+
+def cells():
+    for name, cell in () if KERAS_2 else BY_NAME.items():
+        for layout in LAYOUTS[GRIDS[cell.grid][0]]:
+            quick = layout == "1x4" and name in QUICK
+            yield pytest.param(layout, name, marks=[] if quick else pytest.mark.full)
+
+
+@pytest.fixture(scope="module")
+def trained(request):
+    @functools.cache
+    def outcome(layout):
+        layouts = ("1x2", "1x3", "1x4", "2x2", "4x1") if layout == "1x1" else [layout]
+        cases = chosen(request, BY_NAME, layouts)
+        if layout == "1x1":
+            cases = list(dict.fromkeys(BY_NAME[case].alone for case in cases))
+        return take("layouts.py", "none", layout, cases)
+
+    return outcome
+
+
+@pytest.mark.parametrize(("layout", "case"), list(cells()))
+def test_a_program_trains_in_a_grid_as_on_one_device(trained, layout, case):
+    (expected,) = trained("1x1")[BY_NAME[case].alone]
+    judge(
+        functools.partial(check, BY_NAME[case], expected),
+        trained(layout)[case],
+        lambda: take("layouts.py", "none", layout, [case])[case],
+    )
