@@ -242,6 +242,7 @@ def test_a_plan_says_what_runs_it() -> None:
     [
         (Cut(columns=4, shard="state"), {"shard": "optimizer"}),
         (Cut(columns=4, shard="all"), {"shard": "all"}),
+        (Cut(columns=2, stages=2, microbatches=8, shard="gradients"), {"shard": "optimizer"}),
         (
             Cut(stages=4, microbatches=8),
             {
@@ -265,7 +266,10 @@ def test_a_plan_becomes_arguments(cut: Cut, given: dict) -> None:
     ("cut", "words"),
     [
         (Cut(rows=4), r"rows of 4 ranks that share layers \(rows"),  # units without paths
-        (Cut(stages=4, microbatches=8, order="zero bubble"), "4 stages in the order zero bubble"),
+        (
+            Cut(stages=2, columns=2, microbatches=8, shard="all"),
+            "ZeRO-3 beside rows of 1 ranks and 2 stages",
+        ),
         (Cut(columns=4, recompute=True), "use tfscale.callbacks.Recompute"),
         (Cut(columns=4, microbatches=2), "gradient_accumulation_steps"),
         (Cut(columns=4, every=50), r"tfscale.sync.DiLoCo\(50\)"),

@@ -214,6 +214,19 @@ def test_a_worker_that_was_killed_with_its_slices_is_named():
 # ------------------------------------------------------------------------ refusals
 
 
+def test_shards_and_stages_beside_slices_of_activations_are_refused():
+    with pytest.raises(ValueError, match="cuts activations along an axis, and with shard="):
+        tfscale.ScaleStrategy(
+            grid=tfscale.Grid(tensor=2), tensor={"conv": "height"}, shard="optimizer"
+        )
+    with pytest.raises(ValueError, match="cuts activations along an axis, and with grid="):
+        tfscale.ScaleStrategy(
+            grid=tfscale.Grid(tensor=2, stages=2),
+            tensor={"conv": "height"},
+            pipeline=tfscale.Pipeline(microbatches=2),
+        )
+
+
 @pytest.mark.parametrize(
     ("pattern", "axis", "words"),
     [

@@ -10,7 +10,7 @@ from tfscale.plan.cluster import Cluster
 from tfscale.plan.cut import Cut, Price
 from tfscale.plan.units import Unit
 
-_ORDERS = ("1f1b", "interleaved")
+_ORDERS = {"1f1b": "1f1b", "interleaved": "interleaved", "zero bubble": "zero_bubble"}
 _OF_SHARDS = {"state": "optimizer", "gradients": "optimizer", "all": "all"}
 _UNEVEN = 1.2  # rates that differ by less than this factor get equal shares
 # The kind of a rule for a unit's parts, if a row shares the unit in some spread.
@@ -31,8 +31,7 @@ def runs(cut: Cut, staged: bool) -> bool:
     """
     if cut.offload or cut.lean or (cut.stages > 1 and not (staged and cut.order in _ORDERS)):
         return False
-    plain = cut.rows == cut.stages == 1
-    return plain or (cut.shard == "none" and cut.every == 1 and 1 in (cut.rows, cut.stages))
+    return (cut.rows == cut.stages == 1) or (cut.shard != "all" and cut.every == 1)
 
 
 def strategy_arguments(price: Price, units: Sequence[Unit], cluster: Cluster) -> dict[str, Any]:
@@ -42,20 +41,22 @@ def strategy_arguments(price: Price, units: Sequence[Unit], cluster: Cluster) ->
         "algorithm": name if name in ALGORITHMS else "auto",
         "wire": cut.wire,
     }
-    if cut.shard in _OF_SHARDS:
+    if cut.shard in _OF_SHARDS and runs(cut, staged=True):
         found["shard"] = _OF_SHARDS[cut.shard]
     if found.get("shard") == "all":
         del found["wire"]
-    rules = tensor_rules(price, units)
-    if rules and runs(cut, staged=True):
-        found |= {"grid": {"tensor": cut.rows}, "tensor": rules}
-    elif cut.stages > 1 and cut.order in _ORDERS:
-        found["grid"] = {"stages": cut.stages}
+    rules, grid = tensor_rules(price, units), {}
+    if rules:
+        grid["tensor"], found["tensor"] = cut.rows, rules
+    if cut.stages > 1 and cut.order in _ORDERS:
+        grid["stages"] = cut.stages
         found["pipeline"] = {
             "cuts": [units[end].name for end in price.ends[:-1]],
             "microbatches": cut.microbatches,
-            "order": cut.order,
+            "order": _ORDERS[cut.order],
         }
+    if grid:
+        found["grid"] = grid
     if _is_uneven(cut, cluster):
         least = min(cluster.rates)
         found["shares"] = [round(rate / least, 3) for rate in cluster.rates]
@@ -79,13 +80,14 @@ def missing(price: Price, units: Sequence[Unit], staged: bool) -> list[str]:
     found = []
     if cut.rows > 1:
         used = {s for s in price.spreads if s not in ("copies", "channels")}
-        if not rules or used - _RULES.keys() or not runs(cut, staged=True):
+        if not rules or used - _RULES.keys():
             found.append(f"rows of {cut.rows} ranks that share layers ({', '.join(sorted(used))})")
-    if cut.stages > 1 and not runs(cut, staged):
-        why = "" if staged else ": the model is neither Sequential nor functional"
-        found.append(f"a pipeline of {cut.stages} stages in the order {cut.order}{why}")
-    elif cut.shard != "none" and not runs(cut, staged):
-        found.append(f"shards (ZeRO) beside rows of {cut.rows} ranks or {cut.stages} stages")
+    if cut.stages > 1 and not staged:
+        found.append(
+            f"a pipeline of {cut.stages} stages: the model is neither Sequential nor functional"
+        )
+    if cut.shard == "all" and not cut.rows == cut.stages == 1:
+        found.append(f"ZeRO-3 beside rows of {cut.rows} ranks and {cut.stages} stages")
     if cut.recompute:
         found.append("recomputation as an argument: use tfscale.callbacks.Recompute")
     if cut.stages == 1 and cut.microbatches > 1:

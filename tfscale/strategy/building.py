@@ -93,8 +93,7 @@ def _build_if_possible(
     # If this fails, the step raises a clearer error later.
     with contextlib.suppress(Exception), no_metrics, no_optimizer:
         build(model, data_batch=data_batch)
-    if strategy.pipeline is not None:
-        strategy.pipeline.take(model)
+    strategy.parts.take(model)
     _build_optimizer(model)
 
 
@@ -124,8 +123,7 @@ def take_over(strategy: Strategy, model: keras.Model) -> None:
     """
     refuse_foreign(strategy, model)
     give_strategy(model, strategy)
-    if strategy.pipeline is not None:
-        strategy.pipeline.take(model)
+    strategy.parts.take(model)
 
 
 def refuse_foreign(strategy: Strategy, model: keras.Model) -> None:

@@ -312,8 +312,7 @@ class Extended(ExtendedOfWorkers):
         Args:
             beside: TensorFlow's variable of the weight whose slot is made; None for others.
         """
-        parts = self._container_strategy().parts
-        return placement_beside(beside) or (parts and parts.placement(beside))
+        return placement_beside(beside) or self._container_strategy().parts.placement(beside)
 
     def _get_variable_creator_initial_value(
         self, replica_id: int, device: str | None, primary_var: Any, **keywords: Any

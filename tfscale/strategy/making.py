@@ -31,7 +31,7 @@ from tfscale.exchange.tensorflow_team import TensorFlowTeam
 from tfscale.exchange.trial import Trials
 from tfscale.strategy import backup, join, shutdown
 from tfscale.strategy.extended import Extended
-from tfscale.strategy.grid.parts import SplitWeights, WeightParts
+from tfscale.strategy.grid.parts import Copies, SplitWeights
 from tfscale.strategy.grid.teams import GridTeams
 from tfscale.strategy.pipeline.pipelined import Pipelined
 from tfscale.strategy.protocols import Strategy
@@ -153,30 +153,28 @@ def make_reducers(
     return of_gradients, of_curvature, None, Rounds(strategy, rule, of_weights, teams)
 
 
-def make_parts(
-    strategy: Strategy, settings: Settings
-) -> tuple[GridTeams | None, WeightParts | None]:
-    """Return the teams of a strategy's grid, and its weights in parts; None if there are none."""
+def make_parts(strategy: Strategy, settings: Settings) -> tuple[GridTeams | None, Copies]:
+    """Return the teams of a strategy's grid, None without a grid; and how it holds weights."""
     extended, team = strategy.extended, strategy.extended.team
     if settings.shard is not None or not extended.grid.is_plain:
         saving.write_through_files(strategy)
     if settings.shard == ALL and team.size > 1:
         return None, SplitWeights.among(team)
     if extended.grid.is_plain:
-        return None, None
+        return None, Copies()
     teams = GridTeams(extended, extended.grid, team, settings.algorithm, team.schedules)
     parts = _parts_of(strategy, teams, settings)
     shutdown.announce(teams.parts, [each for each in (extended.group, extended.hosts) if each])
     return teams, parts
 
 
-def _parts_of(strategy: Strategy, teams: GridTeams, settings: Settings) -> WeightParts | None:
-    """Return the weights of a grid in parts."""
+def _parts_of(strategy: Strategy, teams: GridTeams, settings: Settings) -> Copies:
+    """Return how the replicas of a grid hold weights."""
     if teams.experts is not None:
         return SplitWeights.of_experts(teams)
     slices = None if settings.tensor is None else SplitWeights.by_rules(teams, settings.tensor)
     if settings.pipeline is None:
-        return slices
+        return slices or Copies()
     return Pipelined(strategy, teams, settings.pipeline, slices)
 
 

@@ -21,9 +21,7 @@ class Strategy(Protocol):
         curvature_reducer: sums measured curvature.
         sharding: optimizers whose state is in parts; None if each replica holds it all.
         teams: teams along the axes of a grid; None without a grid.
-        parts: weights of which each replica holds a part; None if there are none.
-        pipeline: models that teams of a grid hold in stages, which are their parts; None if they
-            hold none in stages.
+        parts: what replicas hold of weights: copies, or parts.
         rounds: rounds of all models; None if replicas agree after every step.
         meets: whether workers compare their steps in the ``fit`` that runs.
         balance: changes the shares of the batch; None if they are fixed, or equal.
@@ -39,7 +37,6 @@ class Strategy(Protocol):
     sharding: Any
     teams: Any
     parts: Any
-    pipeline: Any
     rounds: Any
     balance: Any
     meets: bool

@@ -185,7 +185,7 @@ class Sharding:
             build: method of the optimizer.
             optimizer: the optimizer.
             variables: weights that it updates.
-            grid: weights in parts, ``strategy.parts``; None if replicas hold whole weights.
+            grid: what replicas hold of weights: ``strategy.parts``.
         """
         try:
             _refuse(optimizer)
@@ -205,7 +205,7 @@ def _dealt(variables: Sequence[Variable], ranks: int, is_even: bool, grid: Any) 
     """Return the layouts of weights' state: those who hold the same of a weight share it out."""
     of_twins: dict[Any, list[int]] = {}
     for place, variable in enumerate(variables):
-        of_twins.setdefault(grid and grid.twins_of(variable), []).append(place)
+        of_twins.setdefault(grid.twins_of(variable), []).append(place)
     found: dict[int, Layout] = {}
     for twins, places in of_twins.items():
         if twins is None:
@@ -311,8 +311,7 @@ def apply(
     parts, state = strategy.sharding.of(optimizer), Slots.of(optimizer, strategy)
     replica = replica_id(tf.distribute.get_replica_context())
     rank = strategy.extended.first_rank + replica
-    grid = strategy.parts
-    copies = grads if grid is None else grid.of_copies(grads, variables)
+    copies = strategy.parts.of_copies(grads, variables)
     strategy.reducer.prepare(state, optimizer, variables, copies)
     inner, cut = innermost(optimizer), parts.of(variables)
     curvature = gradients.measured_curvature(optimizer, grads, variables)
@@ -320,9 +319,8 @@ def apply(
     sums = strategy.reducer.scatter(copies, variables, optimizer, state, cut, scale)
     curvature = gradients.sum_of_curvature(strategy, optimizer, variables, curvature)
     sums = [part_of_rows(x, layout, rank) for x, layout in zip(sums, cut.layouts, strict=True)]
-    if grid is not None:
-        shares = grid.scatter_sums(grads, variables, cut.layouts, rank)
-        sums = [one if share is None else share for one, share in zip(sums, shares, strict=True)]
+    shares = strategy.parts.scatter_sums(grads, variables, cut.layouts, rank)
+    sums = [one if share is None else share for one, share in zip(sums, shares, strict=True)]
     working = parts.working(variables)
     held = parts.updated_by(rank, cut, sums)
     with (
@@ -430,7 +428,7 @@ def layouts(strategy: Strategy) -> Table:
     for optimizer in sorted(strategy.optimizers, key=lambda each: str(each.name)):
         if optimizer.built and not _is_wrapper(optimizer):
             rows += _rows(strategy.sharding, optimizer, ranks)
-    return Table(rows, ranks, [] if strategy.parts is None else strategy.parts.notes())
+    return Table(rows, ranks, strategy.parts.notes())
 
 
 def _rows(sharding: Sharding | None, optimizer: Optimizer, ranks: int) -> Iterator[Held]:

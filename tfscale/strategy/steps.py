@@ -51,7 +51,7 @@ from tfscale.strategy import (
 from tfscale.strategy.balance import Clock, News
 from tfscale.strategy.building import refuse_foreign
 from tfscale.strategy.grid.batch import of_first_replica
-from tfscale.strategy.grid.parts import WeightParts
+from tfscale.strategy.grid.parts import Copies
 from tfscale.strategy.protocols import Strategy
 from tfscale.strategy.rows import shared_out
 from tfscale.strategy.share import Share
@@ -64,8 +64,7 @@ def exact(strategy: Strategy, step: ModelStep) -> Iterator[None]:
     """Make a model's step a part of the global batch's step, within this context."""
     model, layers = step.model, layers_of(step.model)
     with contextlib.ExitStack() as stack:
-        if strategy.parts is not None:
-            stack.enter_context(strategy.parts.computing(model, layers))
+        stack.enter_context(strategy.parts.computing(model, layers))
         stack.enter_context(keras_losses.weighted(model, layers))
         if step.kind == TRAINING:
             refuse_foreign(strategy, model)
@@ -93,7 +92,7 @@ def step_of_replica(strategy: Strategy, step: ModelStep, fn: Callable[..., Any])
             model=model,
             is_own=step.is_own,
             losses=Losses(results={}),
-            whole_weights=None if parts is None else parts.whole_weights(),
+            whole_weights=parts.whole_weights(),
         )
         if own_rounds is not None:  # replicas may make the step alone
             with _only_with(data):
@@ -104,8 +103,7 @@ def step_of_replica(strategy: Strategy, step: ModelStep, fn: Callable[..., Any])
         elif rounds is not None:
             rounds.before_evaluation(model)
         data = _rows_of_team(strategy, data)
-        stage = None if strategy.pipeline is None else strategy.pipeline.of_stage
-        of_stage = dataclasses.replace(begun, stage=stage)
+        of_stage = dataclasses.replace(begun, stage=parts.of_stage)
         with during(begun), gather.over_team(of_stage, extended.team):
             spare = None if own_rounds is None else own_rounds.spare_row
             news, clock = _measuring(strategy, step, is_late=begun.alone is not False)
@@ -124,7 +122,7 @@ def step_of_replica(strategy: Strategy, step: ModelStep, fn: Callable[..., Any])
                 graph=StepGraph(data),
                 assigned=assigned,
                 counts=extended.gives_outputs(),
-                stage=stage,
+                stage=parts.of_stage,
                 clock=clock,
             )
             with during(full):
@@ -173,13 +171,12 @@ def prediction_of_replica(strategy: Strategy, fn: Callable[..., Any]) -> Any:
         rows, data = shared_out(data, strategy.extended.number_of_replicas)
         shown = rows if strategy.extended.gives_outputs() else rows.as_absent()
         with contextlib.ExitStack() as stack:
-            if parts is not None and model is not None:
+            if model is not None:
                 stack.enter_context(parts.computing(model, layers_of(model)))
                 stack.enter_context(during(Step(whole_weights=parts.whole_weights())))
-            if strategy.pipeline is not None:
+            if parts.of_stage is not None:
                 rows = rows.of_stage(strategy.extended.grid.stages)
-                of_stage = Step(model, rows=rows, stage=strategy.pipeline.of_stage)
-                stack.enter_context(during(of_stage))
+                stack.enter_context(during(Step(model, rows=rows, stage=parts.of_stage)))
             return tf.nest.map_structure(shown.kept, fn(data))
 
     return made
@@ -192,7 +189,7 @@ def _rows_of_team(strategy: Strategy, data: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _tapes_of(step: Step, parts: WeightParts | None) -> Iterator[None]:
+def _tapes_of(step: Step, parts: Copies) -> Iterator[None]:
     """Weight losses for the tapes of a step, and give whole gradients, within this context.
 
     Keras's own steps are left alone: their losses are weighted already, and they pass gradients to
@@ -200,8 +197,8 @@ def _tapes_of(step: Step, parts: WeightParts | None) -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         if step.is_own:
-            whole = None if parts is None else parts.whole_gradients
-            stack.enter_context(gradients_changed(own_losses.target_of_gradients, whole))
+            changed = gradients_changed(own_losses.target_of_gradients, parts.whole_gradients)
+            stack.enter_context(changed)
         if step.whole_weights is not None:
             stack.enter_context(after_backward_passes(step.whole_weights.gather_again))
         yield
@@ -263,36 +260,33 @@ def _apply(
     if step.is_reduced or not on_a_replica() or (is_sharded and sharding.passes_on(optimizer)):
         return original(grads, trainable_variables)
     grads, variables = list(grads), list(trainable_variables or trained_by(optimizer))
+    parts = strategy.parts
     if step.is_own:
-        grads = _scaled(strategy.parts, grads, variables)
+        grads = _scaled(parts, grads, variables)
     if (clock := strategy.extended.clock) is not None:
         clock.stop(grads)
     gradients.refuse(strategy, optimizer, variables)
     if strategy.sync.bound and not step.is_of_all:
         return strategy.rounds.of(step.model).sum_late(grads, variables)
-    parts = strategy.parts
-    if parts is not None:
-        if step.is_own:
-            grads = parts.own_parts(grads, variables)
-        grads = parts.begin_update(optimizer, grads, variables)
+    if step.is_own:
+        grads = parts.own_parts(grads, variables)
+    grads = parts.begin_update(optimizer, grads, variables)
     if is_sharded:
         return sharding.apply(strategy, original, optimizer, grads, variables)
     state, inner = Slots.of(optimizer, strategy), innermost(optimizer)
     windows = bool(inner.gradient_accumulation_steps)
     reduce: Callable[..., list[Any]] | None = None
-    window, copies = None, grads
-    if parts is not None:
-        grads = parts.sum_slices(grads, variables)
-        copies = parts.of_copies(grads, variables)
+    window, grads = None, parts.sum_slices(grads, variables)
+    copies = parts.of_copies(grads, variables)
     if not step.is_single:
         if not step.is_of_all:
             grads = copies = [None if g is None else step.counted(g) for g in grads]
         # Accumulated gradients are dense.
         strategy.reducer.prepare(state, optimizer, variables, copies, rows_too=not windows)
-        reduce = functools.partial(
+        over_team = functools.partial(
             strategy.reducer.reduce, optimizer=optimizer, state=state, skip=step.sums_nothing
         )
-        reduce = reduce if parts is None else parts.leaving_slices(reduce)
+        reduce = parts.leaving_slices(over_team)
     curvature = gradients.measured_curvature(optimizer, grads, variables)
     if windows:
         grads, window = gradients.accumulated(strategy, optimizer, grads, variables, reduce)
@@ -305,12 +299,13 @@ def _apply(
     curvature = gradients.sum_of_curvature(strategy, optimizer, variables, curvature)
     if not step.is_of_all:
         return _apply_if_rows(optimizer, original, grads, trainable_variables, curvature, window)
-    with during(step.as_reduced(window)), gradients.given_to(optimizer, curvature):
-        if parts is None:
-            return original(grads, trainable_variables)
-        given = [v for g, v in zip(grads, variables, strict=True) if g is not None]
-        with parts.updating(optimizer, given):
-            return original(grads, trainable_variables)
+    given = [v for g, v in zip(grads, variables, strict=True) if g is not None]
+    with (
+        during(step.as_reduced(window)),
+        gradients.given_to(optimizer, curvature),
+        parts.updating(optimizer, given),
+    ):
+        return original(grads, trainable_variables)
 
 
 def _scaled(parts: Any, grads: list[Any], variables: list[Any]) -> list[Any]:

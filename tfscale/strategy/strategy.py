@@ -35,7 +35,7 @@ from tfscale.parallel.table import Table
 from tfscale.strategy import building, join, keras2_applying, making, origin, predictions, steps
 from tfscale.strategy.balance import Balance
 from tfscale.strategy.extended import Extended
-from tfscale.strategy.grid.parts import WeightParts
+from tfscale.strategy.grid.parts import Copies
 from tfscale.strategy.grid.teams import GridTeams
 from tfscale.strategy.own_losses import part_of_mean
 from tfscale.strategy.pipeline.pipelined import Pipelined
@@ -166,20 +166,22 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
         self.rounds: Rounds | None = None
         self.sharding: Sharding | None = None
         self.teams: GridTeams | None = None
-        self.parts: WeightParts | None = None
-        self.pipeline: Pipelined | None = None
+        self.parts = Copies()
         self.balance: Balance | None = None
         tf.distribute.Strategy.__init__(self, Extended(self, settings))
         settings = making.join_workers(self.extended, settings)
         parts = making.make_reducers(self, settings)
         self.reducer, self.curvature_reducer, self.sharding, self.rounds = parts
         self.teams, self.parts = making.make_parts(self, settings)
-        if isinstance(self.parts, Pipelined):
-            self.pipeline = self.parts
         if (shares := self.extended.shares) is not None and shares.is_measured:
             self.balance = Balance(
                 shares, self.extended.team, self.extended.devices, self.sync.bound
             )
+
+    @property
+    def pipeline(self) -> Pipelined | None:
+        """The stages of models, which can be printed, drawn and simulated; None without stages."""
+        return self.parts if isinstance(self.parts, Pipelined) else None
 
     @property
     def reducers(self) -> list[Reducer]:
@@ -224,8 +226,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
             refuse_tf_keras(fn)
             step = fit.step_of(fn)
             if fit.predicts():
-                if self.pipeline is not None:
-                    fn = self.pipeline.prediction(fit.fitted())
+                fn = self.parts.prediction(fit.fitted(), fn)
                 args = tf.nest.map_structure(functools.partial(predictions.parts, self), args)
                 fn = steps.prediction_of_replica(self, fn)
                 return predictions.joined(self, super().run(fn, args, kwargs, options))
@@ -235,8 +236,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
                 if self.balance is not None:
                     self.balance.begin((args, kwargs))
             else:
-                if self.pipeline is not None:
-                    fn = self.pipeline.step(step)
+                fn = self.parts.step(step, fn)
                 stack.enter_context(steps.exact(self, step))
                 fn = steps.step_of_replica(self, step, fn)
             return super().run(fn, args, kwargs, options)

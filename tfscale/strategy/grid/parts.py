@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfscale.bridge import hooks
+from tfscale.bridge.fit import ModelStep
 from tfscale.bridge.objects import innermost, is_variable, native, path_of
 from tfscale.bridge.protocols import Layer, Optimizer, Variable
 from tfscale.exchange.team import Team
@@ -33,15 +34,17 @@ from tfscale.strategy.grid.whole import WholeWeights
 from tfscale.strategy.variables import Placement
 
 
-class WeightParts:
-    """Weights in parts: how they are made, computed with and updated.
+class Copies:
+    """Weights of which each replica holds a copy, so that steps and updates are Keras's own.
 
-    Args:
-        gradients: sums, norms and checks of gradients.
+    A step asks the weights of its strategy wherever parts need something else: ``WeightParts``.
+
+    Attributes:
+        of_stage: team of the replicas that hold the same stage of a model, over which its layers
+            and losses are summed; None if replicas hold whole models.
     """
 
-    def __init__(self, gradients: GridGradients) -> None:
-        self._gradients = gradients
+    of_stage: Team | None = None
 
     @property
     def sums_in_backward_pass(self) -> bool:
@@ -54,7 +57,18 @@ class WeightParts:
 
     def placement(self, beside: Any) -> Placement | None:
         """Return how the variable is made that is made now: see ``Slicing.placement``."""
-        raise NotImplementedError
+        return None
+
+    def take(self, model: Any) -> None:
+        """Take over a model that has been built, or compiled, in the strategy's scope."""
+
+    def step(self, step: ModelStep, of_keras: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what a replica does in a step of training or evaluation."""
+        return of_keras
+
+    def prediction(self, model: Any, of_keras: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what a replica does to predict."""
+        return of_keras
 
     @contextlib.contextmanager
     def computing(self, model: Any, layers: Sequence[Layer]) -> Iterator[None]:
@@ -83,19 +97,72 @@ class WeightParts:
         """Return gradients that can be summed over the replicas that hold the same weights.
 
         Raises:
-            ValueError: the optimizer cannot update slices.
+            ValueError: the optimizer cannot update parts.
         """
+        return grads
+
+    def sum_slices(self, grads: list[Any], variables: Sequence[Variable]) -> list[Any]:
+        """Return gradients, of which those of slices are summed over their twins."""
+        return grads
+
+    def twins_of(self, variable: Variable) -> Twins | None:
+        """Return the replicas that hold the same part of a weight; None if all hold copies."""
+        return None
+
+    def scatter_sums(
+        self,
+        grads: Sequence[Any],
+        variables: Sequence[Variable],
+        layouts: Sequence[Layout],
+        rank: int,
+    ) -> list[Any]:
+        """Return a rank's shares of the sums of slices' gradients; None for those of copies."""
+        return [None] * len(grads)
+
+    def of_copies(self, grads: Sequence[Any], variables: Sequence[Variable]) -> list[Any]:
+        """Return the gradients of weights with copies; None stands for those of slices."""
+        return list(grads)
+
+    def leaving_slices(self, reduce: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+        """Return ``reduce`` for gradients of which those of slices are sums already."""
+        return reduce
+
+    @contextlib.contextmanager
+    def updating(self, optimizer: Optimizer, variables: Sequence[Variable]) -> Iterator[None]:
+        """Let an optimizer clip and check whole gradients, on this replica.
+
+        Args:
+            optimizer: the optimizer.
+            variables: variables that it gets gradients of.
+        """
+        yield
+
+
+class WeightParts(Copies):
+    """Weights in parts: how they are made, computed with and updated.
+
+    Args:
+        gradients: sums, norms and checks of gradients.
+    """
+
+    def __init__(self, gradients: GridGradients) -> None:
+        self._gradients = gradients
+
+    def begin_update(
+        self, optimizer: Optimizer, grads: list[Any], variables: Sequence[Variable]
+    ) -> list[Any]:
+        """See ``Copies``."""
         self._gradients.refuse(optimizer, variables)
         if self.sums_in_backward_pass:
             return grads
         return self._gradients.sum_rows_of_copies(grads, variables)
 
     def sum_slices(self, grads: list[Any], variables: Sequence[Variable]) -> list[Any]:
-        """Return gradients, of which those of slices are summed over their twins."""
+        """See ``Copies``."""
         return self._gradients.sum_slices(grads, variables)
 
     def twins_of(self, variable: Variable) -> Twins | None:
-        """Return the replicas that hold the same part of a weight; None if all hold copies."""
+        """See ``Copies``."""
         return self._gradients.twins_of(variable)
 
     def scatter_sums(
@@ -105,7 +172,7 @@ class WeightParts:
         layouts: Sequence[Layout],
         rank: int,
     ) -> list[Any]:
-        """Return a rank's shares of the sums of slices' gradients: see ``GridGradients``."""
+        """See ``Copies``."""
         return self._gradients.scatter_sums(grads, variables, layouts, rank)
 
     def join_shares(
@@ -119,21 +186,16 @@ class WeightParts:
         return self._gradients.join_shares(shares, variables, layouts, rank)
 
     def of_copies(self, grads: Sequence[Any], variables: Sequence[Variable]) -> list[Any]:
-        """Return the gradients of weights with copies; None stands for those of slices."""
+        """See ``Copies``."""
         return self._gradients.of_copies(grads, variables)
 
     def leaving_slices(self, reduce: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-        """Return ``reduce`` for gradients of which those of slices are sums already."""
+        """See ``Copies``."""
         return self._gradients.leaving_slices(reduce)
 
     @contextlib.contextmanager
     def updating(self, optimizer: Optimizer, variables: Sequence[Variable]) -> Iterator[None]:
-        """Let an optimizer clip and check whole gradients, on this replica.
-
-        Args:
-            optimizer: the optimizer.
-            variables: variables that it gets gradients of.
-        """
+        """See ``Copies``."""
         inner = innermost(optimizer)
         clipped = functools.partial(self._gradients.clipped, variables)
         with contextlib.ExitStack() as stack:
@@ -188,18 +250,18 @@ class SplitWeights(WeightParts):
 
     @property
     def sums_in_backward_pass(self) -> bool:
-        """See ``WeightParts``."""
+        """See ``Copies``."""
         return self._slicing.reads_other_rows
 
     def placement(self, beside: Any) -> Placement | None:
-        """See ``WeightParts``."""
+        """See ``Copies``."""
         return self._slicing.placement(beside)
 
     @contextlib.contextmanager
     def computing(
         self, model: Any, layers: Sequence[Layer], shown: Collection[Any] = ()
     ) -> Iterator[None]:
-        """See ``WeightParts``.
+        """See ``Copies``.
 
         Args:
             model: the model.
@@ -216,11 +278,11 @@ class SplitWeights(WeightParts):
             yield
 
     def notes(self) -> list[str]:
-        """See ``WeightParts``."""
+        """See ``Copies``."""
         return [] if self._spread is None else self._spread.notes()
 
     def whole_gradients(self, grads: list[Any], sources: list[Any]) -> list[Any]:
-        """See ``WeightParts``."""
+        """See ``Copies``."""
 
         def whole(gradient: Any, source: Any) -> Any:
             if gradient is None or not is_variable(source):
@@ -237,7 +299,7 @@ class SplitWeights(WeightParts):
         return [whole(g, v) for g, v in zip(grads, sources, strict=True)]
 
     def own_parts(self, grads: list[Any], variables: Sequence[Variable]) -> list[Any]:
-        """See ``WeightParts``."""
+        """See ``Copies``."""
 
         def part(gradient: Any, variable: Variable) -> Any:
             if gradient is None:

@@ -122,7 +122,7 @@ class Pipelined(WeightParts):
         return self._cut[model]
 
     def placement(self, beside: Any) -> Placement | None:
-        """See ``WeightParts``."""
+        """See ``Copies``."""
         made = variable_being_made()
         if made is not None and isinstance(beside, StageWeight):
             inner = beside.layout.inner
@@ -133,7 +133,7 @@ class Pipelined(WeightParts):
 
     @contextlib.contextmanager
     def computing(self, model: Any, layers: Sequence[Layer]) -> Iterator[None]:
-        """See ``WeightParts``; what crosses a cut must be whole."""
+        """See ``Copies``; what crosses a cut must be whole."""
         if self._slices is None:
             yield
             return
@@ -144,7 +144,7 @@ class Pipelined(WeightParts):
 
     # -- steps
 
-    def step(self, step: ModelStep) -> Callable[[Any], Any]:
+    def step(self, step: ModelStep, of_keras: Callable[..., Any]) -> Callable[..., Any]:
         """Return what a replica does in a step of training or evaluation, in place of Keras."""
         stages, training = self.stages_of(step.model), step.kind == TRAINING
 
@@ -154,7 +154,7 @@ class Pipelined(WeightParts):
         train_step.__name__ = TRAINING if training else JUDGING
         return train_step
 
-    def prediction(self, model: Any) -> Callable[[Any], Any]:
+    def prediction(self, model: Any, of_keras: Callable[..., Any]) -> Callable[..., Any]:
         """Return what a replica does to predict, in place of Keras."""
         stages = self.stages_of(model)
 
