@@ -23,7 +23,12 @@ FLOORS = (
     ("tools",),
     ("__main__",),
 )
-NATIVE_FLOORS = (("wire",), ("engine", "optimizers", "compression"), ("transport",), ("kernels",))
+NATIVE_FLOORS = (
+    ("wire",),
+    ("engine", "optimizers", "compression", "search"),
+    ("transport",),
+    ("kernels",),
+)
 
 
 def room(module):

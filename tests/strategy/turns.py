@@ -44,13 +44,14 @@ def make_strategy(algorithm):
         return tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(DEVICES)])
     import tfscale
     from tests.strategy.restless import make_restless
+    from tfscale.parallel import deal
     from tfscale.strategy.grid import weights
 
     if os.environ["STRATEGY"] == "tensorflow":
         return tfscale.ScaleStrategy(backend="tensorflow", deadline=DEADLINE)
     shard = {"sharded": "optimizer", "all": "all"}.get(os.environ["STRATEGY"])
     if shard == "all":
-        weights.SMALL = 1  # the models of the tests are small
+        deal.SMALL = 1  # the models of the tests are small
     more = {}
     if os.environ["STRATEGY"] == "shares":
         more = {"shares": [3] + [1] * (WORKERS * DEVICES - 1)}

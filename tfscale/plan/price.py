@@ -337,7 +337,7 @@ class Pricer:
 
 
 class _Strides(NamedTuple):
-    """How many ranks lie between two members of a team.
+    """Distances between two members of a team, in ranks.
 
     Attributes:
         columns: between two columns.
