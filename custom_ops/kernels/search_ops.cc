@@ -92,7 +92,7 @@ class BestClassesOp : public tensorflow::OpKernel {
                 places.dim_size(0),
                 k_};
     if (problem->repetitions < 1 || problem->repetitions > search::kMostRepetitions ||
-        problem->buckets < 1 || problem->repetitions * problem->buckets > kMost ||
+        problem->buckets < 1 || problem->buckets > kMost / problem->repetitions ||
         problem->classes > kMost || k_ > problem->classes) {
       return absl::InvalidArgumentError(Text("TfscaleBestClasses: k is ", k_, ", of ",
                                              problem->classes, " classes in ", problem->repetitions,

@@ -148,6 +148,7 @@ _ARGUMENTS = {
         "total": tf.ones([1, 2]),
         "finite": True,
     },
+    "best_classes": lambda: {"values": tf.ones([2, 1, 3]), "places": [[0, 3], [1, 4]], "k": 1},
     "lamb": lambda: {
         "var": variable(2),
         "m": variable(2),

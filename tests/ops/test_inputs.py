@@ -27,6 +27,7 @@ HUGE = 2**40
 SINGLE = {
     **{op: ["communicator", "seed"] for op in PROGRAMS},
     "begin": ["communicator", "seed", "flight"],
+    "best_classes": [],
     "communicator": [],
     "flight": [],
     "largest": ["residual"],
@@ -96,6 +97,14 @@ def test_a_graph_with_it_is_not_made(op, name):
     )
     with pytest.raises(ValueError, match="must be rank 0"):
         step.get_concrete_function(tf.TensorSpec(pair.shape, pair.dtype))
+
+
+def test_classes_without_samples_and_of_huge_sizes_are_refused_or_empty():
+    given = {"values": tf.ones([4, 0, 2**61]), "places": tf.zeros([3, 4], tf.int32)}
+    with pytest.raises(tf.errors.InvalidArgumentError, match="k is 1, of 3 classes"):
+        call("best_classes", **given)
+    sums, _ = call("best_classes", values=tf.ones([2, 0, 3]))
+    assert sums.shape == [0, 1]
 
 
 @pytest.mark.parametrize("linger", [-1.0, float("nan"), float("inf"), 1e300])
