@@ -205,7 +205,7 @@ def _dealt(variables: Sequence[Variable], ranks: int, is_even: bool, grid: Any) 
     """Return the layouts of weights' state: those who hold the same of a weight share it out."""
     of_twins: dict[Any, list[int]] = {}
     for place, variable in enumerate(variables):
-        of_twins.setdefault(grid.twins_of(variable), []).append(place)
+        of_twins.setdefault(grid.gradients.twins_of(variable), []).append(place)
     found: dict[int, Layout] = {}
     for twins, places in of_twins.items():
         if twins is None:
@@ -311,7 +311,7 @@ def apply(
     parts, state = strategy.sharding.of(optimizer), Slots.of(optimizer, strategy)
     replica = replica_id(tf.distribute.get_replica_context())
     rank = strategy.extended.first_rank + replica
-    copies = strategy.parts.of_copies(grads, variables)
+    copies = strategy.parts.gradients.of_copies(grads, variables)
     strategy.reducer.prepare(state, optimizer, variables, copies)
     inner, cut = innermost(optimizer), parts.of(variables)
     curvature = gradients.measured_curvature(optimizer, grads, variables)
@@ -319,7 +319,7 @@ def apply(
     sums = strategy.reducer.scatter(copies, variables, optimizer, state, cut, scale)
     curvature = gradients.sum_of_curvature(strategy, optimizer, variables, curvature)
     sums = [part_of_rows(x, layout, rank) for x, layout in zip(sums, cut.layouts, strict=True)]
-    shares = strategy.parts.scatter_sums(grads, variables, cut.layouts, rank)
+    shares = strategy.parts.gradients.scatter_sums(grads, variables, cut.layouts, rank)
     sums = [one if share is None else share for one, share in zip(sums, shares, strict=True)]
     working = parts.working(variables)
     held = parts.updated_by(rank, cut, sums)
@@ -413,7 +413,7 @@ def _join_shares(strategy: Strategy, parts: Parts, variables: Sequence[Variable]
     replica = replica_id(tf.distribute.get_replica_context())
     own = [own_copy(one).read_value() for one in parts.working(variables)]
     rank, layouts = strategy.extended.first_rank + replica, parts.of(variables).layouts
-    wholes = strategy.parts.join_shares(own, variables, layouts, rank)
+    wholes = strategy.parts.gradients.join_shares(own, variables, layouts, rank)
     for variable, whole in zip(variables, wholes, strict=True):
         native(variable).values[replica].assign(whole)
 

@@ -276,8 +276,8 @@ def _apply(
     state, inner = Slots.of(optimizer, strategy), innermost(optimizer)
     windows = bool(inner.gradient_accumulation_steps)
     reduce: Callable[..., list[Any]] | None = None
-    window, grads = None, parts.sum_slices(grads, variables)
-    copies = parts.of_copies(grads, variables)
+    window, grads = None, parts.gradients.sum_slices(grads, variables)
+    copies = parts.gradients.of_copies(grads, variables)
     if not step.is_single:
         if not step.is_of_all:
             grads = copies = [None if g is None else step.counted(g) for g in grads]
@@ -286,7 +286,7 @@ def _apply(
         over_team = functools.partial(
             strategy.reducer.reduce, optimizer=optimizer, state=state, skip=step.sums_nothing
         )
-        reduce = parts.leaving_slices(over_team)
+        reduce = parts.gradients.leaving_slices(over_team)
     curvature = gradients.measured_curvature(optimizer, grads, variables)
     if windows:
         grads, window = gradients.accumulated(strategy, optimizer, grads, variables, reduce)
@@ -303,7 +303,7 @@ def _apply(
     with (
         during(step.as_reduced(window)),
         gradients.given_to(optimizer, curvature),
-        parts.updating(optimizer, given),
+        parts.gradients.updating(optimizer, given),
     ):
         return original(grads, trainable_variables)
 
@@ -319,7 +319,7 @@ def _scaled(parts: Any, grads: list[Any], variables: list[Any]) -> list[Any]:
         return own_losses.scaled_gradients(grads)
 
     if this_step().sums_in_backward_pass and not tf.executing_eagerly():
-        scaled = parts.leaving_slices(scaled)
+        scaled = parts.gradients.leaving_slices(scaled)
     return scaled(grads, variables)
 
 

@@ -8,12 +8,14 @@ share out the optimizer's state, if ``shard="optimizer"`` asks for it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from tfscale.bridge import hooks
 from tfscale.bridge.objects import innermost, path_of
 from tfscale.bridge.optimizers import is_elementwise, works_on_slices
 from tfscale.bridge.protocols import Optimizer, Variable
@@ -41,61 +43,22 @@ _CONSTRAINED = (
 )
 
 
-class GridGradients:
-    """Sums, norms and checks of the gradients of a step.
+class CopyGradients:
+    """Gradients of weights with copies: nothing needs to be done beside the sum over replicas.
 
-    Args:
-        slices: team of the replicas that hold the slices of one weight; None if none is cut.
-        twins: replicas that hold the same slices.
-        everybody: team of all replicas.
+    ``GridGradients`` says what parts of weights need.
     """
-
-    def __init__(self, slices: Team | None, twins: Twins, everybody: Team) -> None:
-        self._slices, self._twins, self._everybody = slices, twins, everybody
 
     def twins_of(self, variable: Variable) -> Twins | None:
         """Return the replicas that hold the same part of a weight; None if all hold copies."""
-        return self._twins if is_split(variable) else None
-
-    def is_part(self, variable: Variable) -> bool:
-        """Return whether replicas hold parts of a weight."""
-        return self.twins_of(variable) is not None
+        return None
 
     def refuse(self, optimizer: Optimizer, variables: Sequence[Variable]) -> None:
         """Raise if an optimizer or a constraint needs whole weights that are cut."""
-        for variable in filter(is_split, variables):
-            if not is_elementwise(innermost(optimizer)):
-                name = type(innermost(optimizer)).__name__
-                raise ValueError(_NEEDS_WHOLE.format(optimizer=name, path=path_of(variable)))
-            constraint = getattr(variable, "constraint", None)
-            if constraint is not None and not works_on_slices(constraint):
-                raise ValueError(
-                    _CONSTRAINED.format(
-                        constraint=type(constraint).__name__, path=path_of(variable)
-                    )
-                )
 
     def sum_slices(self, grads: list[Any], variables: Sequence[Variable]) -> list[Any]:
         """Return the gradients, of which those of parts are summed; None stays None."""
-        found = list(grads)
-        for twins, places in self._by_twins(grads, variables).items():
-            team, own = twins.team, [grads[i] for i in places]
-            if team is not None:
-                own = team.together(functools.partial(_sums, team), own)
-            for i, total in zip(places, own, strict=True):
-                found[i] = total
-        return found
-
-    def _by_twins(
-        self, values: Sequence[Any], variables: Sequence[Variable]
-    ) -> dict[Twins, list[int]]:
-        """Return the places of values that belong to parts of weights, by who holds the same."""
-        found: dict[Twins, list[int]] = {}
-        for place, (value, variable) in enumerate(zip(values, variables, strict=True)):
-            twins = None if value is None else self.twins_of(variable)
-            if twins is not None:
-                found.setdefault(twins, []).append(place)
-        return found
+        return grads
 
     def scatter_sums(
         self,
@@ -112,12 +75,115 @@ class GridGradients:
             layouts: who holds what: of parts, ``SharedOut`` among those who hold the same part.
             rank: rank of this replica.
         """
-        found: list[Any] = [None] * len(grads)
-        for twins, places in self._by_twins(grads, variables).items():
-            shares = Shares(twins.team, [layouts[i] for i in places], rank)
-            for i, share in zip(places, shares.scatter([grads[i] for i in places]), strict=True):
-                found[i] = share
+        return [None] * len(grads)
+
+    def sum_rows_of_copies(self, grads: list[Any], variables: Sequence[Variable]) -> list[Any]:
+        """Return the gradients, in which one replica of each team holds the rows of whole tables.
+
+        The replicas of a team look the same rows up, and each has a part of their gradient. Joined,
+        they would be several small rows, which some optimizers treat differently from one.
+        """
+        return grads
+
+    def of_copies(self, grads: Sequence[Any], variables: Sequence[Variable]) -> list[Any]:
+        """Return the gradients of weights with copies; None stands for those of slices."""
+        return list(grads)
+
+    def leaving_slices(self, reduce: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+        """Return ``reduce`` for gradients of which those of slices are sums already."""
+        return reduce
+
+    @contextlib.contextmanager
+    def updating(self, optimizer: Optimizer, variables: Sequence[Variable]) -> Iterator[None]:
+        """Let an optimizer clip and check whole gradients, on this replica.
+
+        Args:
+            optimizer: the optimizer.
+            variables: variables that it gets gradients of.
+        """
+        yield
+
+
+class GridGradients(CopyGradients):
+    """Sums, norms and checks of the gradients of a step.
+
+    Args:
+        slices: team of the replicas that hold the slices of one weight; None if none is cut.
+        twins: replicas that hold the same slices.
+        everybody: team of all replicas.
+    """
+
+    def __init__(self, slices: Team | None, twins: Twins, everybody: Team) -> None:
+        self._slices, self._twins, self._everybody = slices, twins, everybody
+
+    def twins_of(self, variable: Variable) -> Twins | None:
+        """See ``CopyGradients``."""
+        return self._twins if is_split(variable) else None
+
+    def is_part(self, variable: Variable) -> bool:
+        """Return whether replicas hold parts of a weight."""
+        return self.twins_of(variable) is not None
+
+    def refuse(self, optimizer: Optimizer, variables: Sequence[Variable]) -> None:
+        """See ``CopyGradients``."""
+        for variable in filter(is_split, variables):
+            if not is_elementwise(innermost(optimizer)):
+                name = type(innermost(optimizer)).__name__
+                raise ValueError(_NEEDS_WHOLE.format(optimizer=name, path=path_of(variable)))
+            constraint = getattr(variable, "constraint", None)
+            if constraint is not None and not works_on_slices(constraint):
+                raise ValueError(
+                    _CONSTRAINED.format(
+                        constraint=type(constraint).__name__, path=path_of(variable)
+                    )
+                )
+
+    def sum_slices(self, grads: list[Any], variables: Sequence[Variable]) -> list[Any]:
+        """See ``CopyGradients``."""
+
+        def summed(twins: Twins, places: Sequence[int]) -> list[Any]:
+            own = [grads[i] for i in places]
+            return own if twins.team is None else _together(twins.team, _sums, own)
+
+        return _replaced(grads, self._by_twins(grads, variables, summed))
+
+    def _by_twins(
+        self,
+        values: Sequence[Any],
+        variables: Sequence[Variable],
+        run: Callable[[Twins, Sequence[int]], Sequence[Any]],
+    ) -> dict[int, Any]:
+        """Return what ``run`` makes of the values of parts, for those who hold the same; by place.
+
+        Args:
+            values: values of this replica; None counts as none.
+            variables: variables of the values.
+            run: gets twins, and the places of the values of their parts.
+        """
+        of_twins: dict[Twins, list[int]] = {}
+        for place, (value, variable) in enumerate(zip(values, variables, strict=True)):
+            twins = None if value is None else self.twins_of(variable)
+            if twins is not None:
+                of_twins.setdefault(twins, []).append(place)
+        found: dict[int, Any] = {}
+        for twins, places in of_twins.items():
+            found |= dict(zip(places, run(twins, places), strict=True))
         return found
+
+    def scatter_sums(
+        self,
+        grads: Sequence[Any],
+        variables: Sequence[Variable],
+        layouts: Sequence[Layout],
+        rank: int,
+    ) -> list[Any]:
+        """See ``CopyGradients``."""
+
+        def scattered(twins: Twins, places: Sequence[int]) -> list[Any]:
+            shares = Shares(twins.team, [layouts[i] for i in places], rank)
+            return shares.scatter([grads[i] for i in places])
+
+        return _replaced([None] * len(grads), self._by_twins(grads, variables, scattered))
 
     def join_shares(
         self,
@@ -127,54 +193,45 @@ class GridGradients:
         rank: int,
     ) -> list[Any]:
         """Return a rank's parts from the shares of all who hold the same; None for copies."""
-        found: list[Any] = [None] * len(shares)
-        for twins, places in self._by_twins(shares, variables).items():
+
+        def joined(twins: Twins, places: Sequence[int]) -> list[Any]:
             joint = Shares(twins.team, [layouts[i] for i in places], rank)
-            for i, part in zip(places, joint.join([shares[i] for i in places]), strict=True):
-                found[i] = part
-        return found
+            return joint.join([shares[i] for i in places])
+
+        return _replaced([None] * len(shares), self._by_twins(shares, variables, joined))
 
     def sum_rows_of_copies(self, grads: list[Any], variables: Sequence[Variable]) -> list[Any]:
-        """Return the gradients, in which one replica of each team holds the rows of whole tables.
-
-        The replicas of a team look the same rows up, and each has a part of their gradient. Joined,
-        they would be several small rows, which some optimizers treat differently from one.
-        """
-
-        team = self._slices
+        """See ``CopyGradients``."""
         pairs = enumerate(zip(grads, variables, strict=True))
         places = [i for i, (g, v) in pairs if is_rows(g) and not is_split(v)]
-        if team is None or not places:
+        if self._slices is None or not places:
             return grads
-
-        def sums(team: Team, replica: int, own: list[Any]) -> list[Any]:
-            totals = [sum_equal_rows(team, replica, rows, NAME) for rows in own]
-            if team.rank(replica) == 0:
-                return totals
-            zeros = [tf.zeros_like(rows.values) for rows in totals]
-            return [
-                tf.IndexedSlices(none, rows.indices, rows.dense_shape)
-                for none, rows in zip(zeros, totals, strict=True)
-            ]
-
-        found = list(grads)
-        every = team.together(functools.partial(sums, team), [grads[i] for i in places])
-        for i, total in zip(places, every, strict=True):
-            found[i] = total
-        return found
+        sums = _together(self._slices, _rows_of_first, [grads[i] for i in places])
+        return _replaced(grads, dict(zip(places, sums, strict=True)))
 
     def of_copies(self, grads: Sequence[Any], variables: Sequence[Variable]) -> list[Any]:
-        """Return the gradients of weights with copies; None stands for those of slices."""
+        """See ``CopyGradients``."""
         return [None if self.is_part(v) else g for g, v in zip(grads, variables, strict=True)]
 
     def leaving_slices(self, reduce: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-        """Return ``reduce`` for gradients of which those of slices are sums already."""
+        """See ``CopyGradients``."""
 
         def reduced(grads: list[Any], variables: Sequence[Variable], **more: Any) -> list[Any]:
             sums = reduce(self.of_copies(grads, variables), variables, **more)
             return [own if total is None else total for own, total in zip(grads, sums, strict=True)]
 
         return reduced
+
+    @contextlib.contextmanager
+    def updating(self, optimizer: Optimizer, variables: Sequence[Variable]) -> Iterator[None]:
+        """See ``CopyGradients``."""
+        inner = innermost(optimizer)
+        clipped = functools.partial(self.clipped, variables)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(hooks.CLIP_GRADIENTS.on(inner, clipped, in_thread=True))
+            if optimizer is not inner:
+                stack.enter_context(hooks.CHECK_FINITE.on(optimizer, self.finite, in_thread=True))
+            yield
 
     def clipped(
         self,
@@ -210,16 +267,37 @@ class GridGradients:
             own: sums of the squares of what this replica holds of the gradients.
         """
         cut = [i for i, v in enumerate(variables) if is_split(v)]
-        if cut:
-            assert self._slices is not None
-            totals = summed_numbers(self._slices, [own[i] for i in cut], "squares of norms")
-            for i, total in zip(cut, totals, strict=True):
-                own[i] = total
-        return own
+        if not cut:
+            return own
+        assert self._slices is not None
+        totals = summed_numbers(self._slices, [own[i] for i in cut], "squares of norms")
+        return _replaced(own, dict(zip(cut, totals, strict=True)))
 
     def finite(self, check: Callable[..., Any], optimizer: Any, grads: Sequence[Any]) -> tf.Tensor:
         """Return whether the gradients of all replicas are finite."""
         return finite_on_all(self._everybody, check, optimizer, grads)
+
+
+def _replaced(values: Sequence[Any], others: Mapping[int, Any]) -> list[Any]:
+    """Return values, with others at some places."""
+    return [others.get(place, value) for place, value in enumerate(values)]
+
+
+def _together(
+    team: Team, run: Callable[[Team, int, list[Any]], list[Any]], own: list[Any]
+) -> list[Any]:
+    return team.together(functools.partial(run, team), own)
+
+
+def _rows_of_first(team: Team, replica: int, every: Sequence[Any]) -> list[Any]:
+    """Return sums of equal rows on the first replica of a team, and rows of zeros on the others."""
+    totals = [sum_equal_rows(team, replica, rows, NAME) for rows in every]
+    if team.rank(replica) == 0:
+        return totals
+    return [
+        tf.IndexedSlices(tf.zeros_like(rows.values), rows.indices, rows.dense_shape)
+        for rows in totals
+    ]
 
 
 def _sums(team: Team, replica: int, values: Sequence[Any]) -> list[Any]:

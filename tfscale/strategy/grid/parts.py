@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from tfscale.bridge import hooks
 from tfscale.bridge.fit import ModelStep
-from tfscale.bridge.objects import innermost, is_variable, native, path_of
+from tfscale.bridge.objects import is_variable, native, path_of
 from tfscale.bridge.protocols import Layer, Optimizer, Variable
 from tfscale.exchange.team import Team
 from tfscale.parallel.grid import DATA
-from tfscale.parallel.layout import Layout
 from tfscale.strategy.grid.domain import SpreadLayers
 from tfscale.strategy.grid.experts import SharedExperts
-from tfscale.strategy.grid.gradients import GridGradients
+from tfscale.strategy.grid.gradients import CopyGradients, GridGradients
 from tfscale.strategy.grid.layers import SplitLayers, reading_before_loops
 from tfscale.strategy.grid.teams import GridTeams, Twins
 from tfscale.strategy.grid.weights import (
@@ -37,14 +34,19 @@ from tfscale.strategy.variables import Placement
 class Copies:
     """Weights of which each replica holds a copy, so that steps and updates are Keras's own.
 
-    A step asks the weights of its strategy wherever parts need something else: ``WeightParts``.
+    A step asks the weights of its strategy wherever parts need something else. Subclasses hold
+    weights in parts.
 
     Attributes:
+        gradients: what is to be done with gradients beside the sum over replicas.
         of_stage: team of the replicas that hold the same stage of a model, over which its layers
             and losses are summed; None if replicas hold whole models.
     """
 
     of_stage: Team | None = None
+
+    def __init__(self, gradients: CopyGradients | None = None) -> None:
+        self.gradients = gradients or CopyGradients()
 
     @property
     def sums_in_backward_pass(self) -> bool:
@@ -99,114 +101,13 @@ class Copies:
         Raises:
             ValueError: the optimizer cannot update parts.
         """
-        return grads
-
-    def sum_slices(self, grads: list[Any], variables: Sequence[Variable]) -> list[Any]:
-        """Return gradients, of which those of slices are summed over their twins."""
-        return grads
-
-    def twins_of(self, variable: Variable) -> Twins | None:
-        """Return the replicas that hold the same part of a weight; None if all hold copies."""
-        return None
-
-    def scatter_sums(
-        self,
-        grads: Sequence[Any],
-        variables: Sequence[Variable],
-        layouts: Sequence[Layout],
-        rank: int,
-    ) -> list[Any]:
-        """Return a rank's shares of the sums of slices' gradients; None for those of copies."""
-        return [None] * len(grads)
-
-    def of_copies(self, grads: Sequence[Any], variables: Sequence[Variable]) -> list[Any]:
-        """Return the gradients of weights with copies; None stands for those of slices."""
-        return list(grads)
-
-    def leaving_slices(self, reduce: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-        """Return ``reduce`` for gradients of which those of slices are sums already."""
-        return reduce
-
-    @contextlib.contextmanager
-    def updating(self, optimizer: Optimizer, variables: Sequence[Variable]) -> Iterator[None]:
-        """Let an optimizer clip and check whole gradients, on this replica.
-
-        Args:
-            optimizer: the optimizer.
-            variables: variables that it gets gradients of.
-        """
-        yield
-
-
-class WeightParts(Copies):
-    """Weights in parts: how they are made, computed with and updated.
-
-    Args:
-        gradients: sums, norms and checks of gradients.
-    """
-
-    def __init__(self, gradients: GridGradients) -> None:
-        self._gradients = gradients
-
-    def begin_update(
-        self, optimizer: Optimizer, grads: list[Any], variables: Sequence[Variable]
-    ) -> list[Any]:
-        """See ``Copies``."""
-        self._gradients.refuse(optimizer, variables)
+        self.gradients.refuse(optimizer, variables)
         if self.sums_in_backward_pass:
             return grads
-        return self._gradients.sum_rows_of_copies(grads, variables)
-
-    def sum_slices(self, grads: list[Any], variables: Sequence[Variable]) -> list[Any]:
-        """See ``Copies``."""
-        return self._gradients.sum_slices(grads, variables)
-
-    def twins_of(self, variable: Variable) -> Twins | None:
-        """See ``Copies``."""
-        return self._gradients.twins_of(variable)
-
-    def scatter_sums(
-        self,
-        grads: Sequence[Any],
-        variables: Sequence[Variable],
-        layouts: Sequence[Layout],
-        rank: int,
-    ) -> list[Any]:
-        """See ``Copies``."""
-        return self._gradients.scatter_sums(grads, variables, layouts, rank)
-
-    def join_shares(
-        self,
-        shares: Sequence[Any],
-        variables: Sequence[Variable],
-        layouts: Sequence[Layout],
-        rank: int,
-    ) -> list[Any]:
-        """Return a rank's slices from the shares of all who hold the same: see there."""
-        return self._gradients.join_shares(shares, variables, layouts, rank)
-
-    def of_copies(self, grads: Sequence[Any], variables: Sequence[Variable]) -> list[Any]:
-        """See ``Copies``."""
-        return self._gradients.of_copies(grads, variables)
-
-    def leaving_slices(self, reduce: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-        """See ``Copies``."""
-        return self._gradients.leaving_slices(reduce)
-
-    @contextlib.contextmanager
-    def updating(self, optimizer: Optimizer, variables: Sequence[Variable]) -> Iterator[None]:
-        """See ``Copies``."""
-        inner = innermost(optimizer)
-        clipped = functools.partial(self._gradients.clipped, variables)
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(hooks.CLIP_GRADIENTS.on(inner, clipped, in_thread=True))
-            if optimizer is not inner:
-                finite = self._gradients.finite
-                stack.enter_context(hooks.CHECK_FINITE.on(optimizer, finite, in_thread=True))
-            yield
+        return self.gradients.sum_rows_of_copies(grads, variables)
 
 
-class SplitWeights(WeightParts):
+class SplitWeights(Copies):
     """Weights in slices by the user's rules, or in equal parts; other layers read whole weights.
 
     Args:

@@ -23,7 +23,7 @@ from tfscale.parallel.grid import DATA, TENSOR
 from tfscale.parallel.layout import Owned
 from tfscale.parallel.pipeline import Pipeline
 from tfscale.plan.pipelines import Simulation, Times, Turn, Work, simulate
-from tfscale.strategy.grid.parts import SplitWeights, WeightParts
+from tfscale.strategy.grid.parts import Copies, SplitWeights
 from tfscale.strategy.grid.teams import GridTeams
 from tfscale.strategy.pipeline.gradients import StageGradients
 from tfscale.strategy.pipeline.stages import Stages
@@ -53,7 +53,7 @@ _NOT_BUILT = (
 )
 
 
-class Pipelined(WeightParts):
+class Pipelined(Copies):
     """Models in stages, of which each replica has those of its rank.
 
     ``print`` shows the order of turns, how long ranks are idle and how many activations they keep.
