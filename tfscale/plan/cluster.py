@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -123,32 +124,27 @@ class Cluster:
         """Number of devices of all hosts."""
         return sum(host.devices for host in self.hosts)
 
+    @functools.cached_property
+    def worst(self) -> Host:
+        """A host that is as bad as the worst host in each way."""
+        links = [host.link for host in self.hosts]
+        return Host(
+            devices=min(host.devices for host in self.hosts),
+            memory=min(host.memory for host in self.hosts),
+            rate=min(host.rate for host in self.hosts),
+            link=Link(max(link.alpha for link in links), max(link.beta for link in links)),
+            bus=min(host.bus for host in self.hosts),
+            launch=max(host.launch for host in self.hosts),
+            update=max(host.update for host in self.hosts),
+            pack=max(host.pack for host in self.hosts),
+        )
+
     @property
     def memory(self) -> float:
         """Bytes of the device with the least memory."""
-        return min(host.memory for host in self.hosts)
+        return self.worst.memory
 
-    @property
-    def bus(self) -> float:
-        """Bytes per second of the slowest bus between a device and its host's memory."""
-        return min(host.bus for host in self.hosts)
-
-    @property
-    def launch(self) -> float:
-        """The longest time of a launch."""
-        return max(host.launch for host in self.hosts)
-
-    @property
-    def update(self) -> float:
-        """The longest time in which an optimizer updates a parameter."""
-        return max(host.update for host in self.hosts)
-
-    @property
-    def pack(self) -> float:
-        """The longest time in which a number is packed and unpacked."""
-        return max(host.pack for host in self.hosts)
-
-    @property
+    @functools.cached_property
     def rates(self) -> list[float]:
         """The rate of each device."""
         return [host.rate for host in self.hosts for _ in range(host.devices)]
@@ -156,12 +152,12 @@ class Cluster:
     @property
     def width(self) -> int:
         """Number of devices on the smallest host."""
-        return min(host.devices for host in self.hosts)
+        return self.worst.devices
 
     @property
     def inner(self) -> Link:
         """The slowest link within a host."""
-        return Link(*(max(getattr(h.link, f) for h in self.hosts) for f in ("alpha", "beta")))
+        return self.worst.link
 
     def first(self, devices: int) -> Cluster:
         """Return a cluster of so many devices: the first hosts, or more copies of the last one."""

@@ -17,7 +17,7 @@ from tfscale.plan.price import Pricer
 from tfscale.plan.read import can_be_staged, read
 from tfscale.plan.runs import missing, strategy_arguments
 from tfscale.plan.search import Found, MemoryLimitError, search
-from tfscale.plan.units import Unit, checked_units
+from tfscale.plan.units import Unit, checked_units, read_unit, unit_fields
 from tfscale.support import arguments, records
 from tfscale.support.records import Record
 
@@ -204,7 +204,7 @@ class Plan:
             "batch": self.batch,
             "cluster": self.cluster.as_fields(),
             "numbers": dataclasses.asdict(self.numbers),
-            "units": [_as_fields(unit) for unit in self.units],
+            "units": [unit_fields(unit) for unit in self.units],
             "cuts": [dataclasses.asdict(price.cut) for price in self.found.prices],
             "bound": self.found.bound,
             "priced": self.found.priced,
@@ -223,7 +223,7 @@ class Plan:
             "batch", "cluster", "numbers", "units", "cuts", "bound", "priced", "wires", "runnable",
             "staged", "diloco",
         )  # fmt: skip
-        units = checked_units([_unit(row) for row in file.records("units")])
+        units = checked_units([read_unit(row) for row in file.records("units")])
         cluster = read_cluster(file.record("cluster"))
         numbers = file.record("numbers")
         numbers.only("weights", "gradients", "state")
@@ -312,35 +312,6 @@ def told_seconds(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds * 1e6:.3g} us"
-
-
-def _as_fields(unit: Unit) -> dict[str, Any]:
-    fields = {k: v for k, v in dataclasses.asdict(unit).items() if v is not None}
-    fields["cuts"] = [{"path": path, "kind": kind} for path, kind in unit.cuts]
-    if unit.halo is not None:
-        fields["halo"] = dict(zip(("forward", "backward"), unit.halo))
-    return fields
-
-
-def _unit(row: Record) -> Unit:
-    sizes = ("parameters", "inputs", "outputs", "flops", "backward_flops", "kept")
-    row.only("name", "kind", *sizes, "pairs", "halo", "routed", "cuts")
-    numbers: dict[str, Any] = {name: row.number(name) for name in sizes}
-    halo = _halo(row.record("halo")) if "halo" in row else None
-    return Unit(
-        row.text("name"),
-        row.text("kind"),
-        **numbers,
-        pairs=row.integer("pairs"),
-        routed=row.number("routed"),
-        halo=halo,
-        cuts=tuple((cut.text("path"), cut.text("kind")) for cut in row.records("cuts")),
-    )
-
-
-def _halo(row: Record) -> tuple[float, float]:
-    row.only("forward", "backward")
-    return row.number("forward"), row.number("backward")
 
 
 def _priced(pricer: Pricer, row: Record) -> Price:

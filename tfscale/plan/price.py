@@ -43,23 +43,23 @@ class Pricer:
         self.units, self.batch, self.cluster, self.numbers = units, batch, cluster, numbers
         self._runnable = runnable
         self._laid: dict[tuple[Cut, float], list[Spread]] = {}
+        self._leasts: dict[Cut, tuple[list[float], list[float]]] = {}
 
     # ------------------------------------------------------ the machine
 
     @functools.cached_property
-    def _rates(self) -> tuple[float, float]:
-        rates = self.cluster.rates
-        return min(rates), sum(rates) / len(rates)
+    def _mean_rate(self) -> float:
+        return sum(self.cluster.rates) / len(self.cluster.rates)
 
     def _row(self, cut: Cut) -> Row:
-        least, mean = self._rates
+        worst = self.cluster.worst
         # Data parallelism alone gives each device samples in proportion to its rate.
-        rate = mean if cut.rows == cut.stages == 1 else least
+        rate = self._mean_rate if cut.rows == cut.stages == 1 else worst.rate
         link = self.cluster.slowest(cut.rows, 1)
         samples = self.batch / (cut.columns * cut.microbatches)
         gather = lambda nbytes: gather_seconds(cut.rows, nbytes, link)  # noqa: E731
         halo = lambda nbytes: 2 * link.seconds(nbytes)  # noqa: E731
-        return Row(cut.rows, samples, rate, gather, halo, self._runnable, self.cluster.launch)
+        return Row(cut.rows, samples, rate, gather, halo, self._runnable, worst.launch)
 
     def _sum(self, ranks: int, stride: int, parameters: float, wire: str) -> tuple[float, str]:
         """Return the seconds of a sum of gradients, and its schedule."""
@@ -86,18 +86,15 @@ class Pricer:
 
         A stage is as fast as the slowest of the devices that hold it.
         """
-        if cut.stages == 1:
-            return [1.0]
-        team, rates = cut.rows * cut.columns, self.cluster.rates
-        ranks = range(cut.ranks)
+        least = self.cluster.worst.rate
+        if cut.stages == 1 or max(self.cluster.rates) == least:
+            return [1.0] * cut.stages
+        rates = np.array(self.cluster.rates[: cut.ranks]) / least
         if self._runnable:
-            stage = [rank // cut.rows % cut.stages for rank in ranks]
+            slowest = rates.reshape(cut.columns, cut.stages, cut.rows).min(axis=(0, 2))
         else:
-            stage = [rank // team for rank in ranks]
-        return [
-            min(rates[rank] for rank in ranks if stage[rank] == one) / min(rates)
-            for one in range(cut.stages)
-        ]
+            slowest = rates.reshape(cut.stages, -1).min(axis=1)
+        return [float(speed) for speed in slowest]
 
     # ------------------------------------------------------ bounds
 
@@ -109,12 +106,11 @@ class Pricer:
         """
         row, weight = self._row(cut), _Weight(cut, self._slopes(cut))
         times, weights = self._least(cut)
-        loads = _by_rank(weights, self._ends(cut, weights), cut.stages)
-        bottleneck = max(load / speed for load, speed in zip(loads, self._speeds(cut)))
+        bottleneck = max(self._by_stage(cut, weights, self._ends(cut, weights)))
         narrowest = [min(unit.outputs for unit in self.units)] * (cut.stages - 1)
         filling = self._filling(cut, row, narrowest)
         parameters = sum(unit.parameters for unit in self.units)
-        update = self.cluster.step + self.cluster.update * parameters / cut.ranks
+        update = self.cluster.step + self.cluster.worst.update * parameters / cut.ranks
         return weight.fill * sum(times) / max(self._speeds(cut)) + bottleneck + filling + update
 
     def _least(self, cut: Cut) -> tuple[list[float], list[float]]:
@@ -122,6 +118,9 @@ class Pricer:
 
         Each is that of the fastest spread.
         """
+        key = _sizes_of(cut)
+        if key in self._leasts:
+            return self._leasts[key]
         row, weight = self._row(cut), _Weight(cut, self._slopes(cut))
 
         @functools.cache
@@ -131,7 +130,8 @@ class Pricer:
             return min(times), min(map(weight.slowest_stage, times, loads))
 
         found = [least(unit.signature) for unit in self.units]
-        return [seconds for seconds, _ in found], [stage for _, stage in found]
+        self._leasts[key] = [seconds for seconds, _ in found], [stage for _, stage in found]
+        return self._leasts[key]
 
     def _ends(self, cut: Cut, weights: Sequence[float]) -> list[int]:
         """Return the ends of the stages whose slowest one is as fast as possible.
@@ -153,8 +153,7 @@ class Pricer:
 
     def _spreads(self, cut: Cut, row: Row, per_byte: float) -> list[Spread]:
         """Return the fastest spreads, or for seconds ``per_byte`` those that hold less."""
-        same = dataclasses.replace(cut, shard="none", recompute=False, lean=False, offload=False)
-        key = (same, per_byte)
+        key = (_sizes_of(cut), per_byte)
         if key not in self._laid:
             weight = _Weight(cut, self._slopes(cut))
 
@@ -243,7 +242,7 @@ class Pricer:
             second = self._sum_in_turns(cut, shared, everywhere=True)
             seconds = factor * (first[0] + second[0]) + self._carried(cut, mine + shared)
             sent = mine * (cut.columns > 1) + shared * (cut.columns * cut.rows > 1)
-            seconds += self.cluster.pack * sent * (1 if cut.shard == "none" else 1.5)
+            seconds += self.cluster.worst.pack * sent * (1 if cut.shard == "none" else 1.5)
             found.append((seconds, first[1] or second[1]))
         return found
 
@@ -280,13 +279,13 @@ class Pricer:
         if not cut.offload:
             return 0
         held = parameters / (1 if cut.shard == "none" else cut.columns)
-        return held * (self.numbers.gradients + self.numbers.weights) / self.cluster.bus
+        return held * (self.numbers.gradients + self.numbers.weights) / self.cluster.worst.bus
 
     def _update(self, cut: Cut, loads: Sequence[Load], ends: Sequence[int]) -> float:
         """Return the seconds of a step's end, on the rank that updates the most parameters."""
         held = max(_by_rank([load.own + load.common for load in loads], ends, cut.stages))
         share = cut.columns if cut.shard != "none" else 1
-        return self.cluster.step + self.cluster.update * held / share
+        return self.cluster.step + self.cluster.worst.update * held / share
 
     def _compute(
         self, cut: Cut, row: Row, spreads: Sequence[Spread], ends: Sequence[int]
@@ -334,6 +333,11 @@ class Pricer:
             factor = 1 + (cut.stages - 1) / (cut.stages * cut.chunks)  # Korthikanti et al.
             return min(cut.microbatches, cut.stages * factor)
         return min(cut.microbatches, cut.stages - (stage if cut.order == "1f1b" else 0))
+
+
+def _sizes_of(cut: Cut) -> Cut:
+    """Return a cut without what saves memory."""
+    return dataclasses.replace(cut, shard="none", recompute=False, lean=False, offload=False)
 
 
 class _Strides(NamedTuple):

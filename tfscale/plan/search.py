@@ -132,11 +132,6 @@ def search(
     return Found(tuple(best), waiting[0][0], priced)
 
 
-def _rank(price: Price) -> tuple[float, float]:
-    """Return a key that orders prices; the last digits are rounding."""
-    return float(f"{price.seconds:.9e}"), price.bytes
-
-
 def _variants(pricer: Pricer, cut: Cut, cluster: Cluster, runnable: bool) -> Iterator[Price]:
     """Yield prices of a cut, without recomputation and with it, until one of each fits.
 
@@ -149,7 +144,7 @@ def _variants(pricer: Pricer, cut: Cut, cluster: Cluster, runnable: bool) -> Ite
     flags = [
         (False, True),
         (False, True)[: min(cut.rows, 2)],
-        (False, True)[: 1 + (cluster.bus > 0)],
+        (False, True)[: 1 + (cluster.worst.bus > 0)],
     ]
     for recompute, lean, offload in itertools.product(*flags):
         for shard in shards:
@@ -165,7 +160,7 @@ def _variants(pricer: Pricer, cut: Cut, cluster: Cluster, runnable: bool) -> Ite
                     yield price
                     if fits := price.bytes <= cluster.memory:
                         break
-            if fits and not cluster.update:  # or a shorter update may pay for shards
+            if fits and not cluster.worst.update:  # or a shorter update may pay for shards
                 break
 
 

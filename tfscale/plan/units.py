@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from tfscale.support import arguments
+from tfscale.support.records import Record
 
 CUTS = ("columns", "rows", "either", "heads", "vocabulary")
 KINDS = ("dense", "pair", "conv", "embedding", "experts", "norm", "plain", "other")
@@ -143,3 +145,34 @@ def checked_units(units: Sequence[Unit], name: str = "units") -> tuple[Unit, ...
     if not sum(unit.all_flops for unit in found):
         raise arguments.wrong(units, name, expected)
     return found
+
+
+def unit_fields(unit: Unit) -> dict[str, Any]:
+    """Return the fields of a file, which ``read_unit`` reads."""
+    fields = {k: v for k, v in dataclasses.asdict(unit).items() if v is not None}
+    fields["cuts"] = [{"path": path, "kind": kind} for path, kind in unit.cuts]
+    if unit.halo is not None:
+        fields["halo"] = dict(zip(("forward", "backward"), unit.halo))
+    return fields
+
+
+def read_unit(row: Record) -> Unit:
+    """Return the unit that a file describes."""
+    sizes = ("parameters", "inputs", "outputs", "flops", "backward_flops", "kept")
+    row.only("name", "kind", *sizes, "pairs", "halo", "routed", "cuts")
+    numbers: dict[str, Any] = {name: row.number(name) for name in sizes}
+    halo = _halo(row.record("halo")) if "halo" in row else None
+    return Unit(
+        row.text("name"),
+        row.text("kind"),
+        **numbers,
+        pairs=row.integer("pairs"),
+        routed=row.number("routed"),
+        halo=halo,
+        cuts=tuple((cut.text("path"), cut.text("kind")) for cut in row.records("cuts")),
+    )
+
+
+def _halo(row: Record) -> tuple[float, float]:
+    row.only("forward", "backward")
+    return row.number("forward"), row.number("backward")

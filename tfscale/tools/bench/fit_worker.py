@@ -23,6 +23,7 @@ from tfscale import plan
 from tfscale.collectives.choose import machine_fields
 from tfscale.exchange.slots import Slots
 from tfscale.exchange.trial import TURNS
+from tfscale.plan.units import unit_fields
 from tfscale.strategy import ScaleStrategy, auto_strategy
 from tfscale.support.resident import highest_memory
 from tfscale.tools.bench import machine, methods
@@ -376,7 +377,7 @@ def _answer(training: Fit, order: dict[str, int]) -> Any:
 def _units(model: Any, batch: int) -> Any:
     """Return what a plan needs to know of a model on this machine, for batches of a size."""
     found = plan.measured(model, batch)
-    units = [{**dataclasses.asdict(unit), "cuts": list(unit.cuts)} for unit in found.units]
+    units = [unit_fields(unit) for unit in found.units]
     return {**dataclasses.asdict(found), "units": units}
 
 

@@ -20,10 +20,12 @@ from tfscale.collectives.choose import read_machine
 from tfscale.plan import Cluster, Cut, Host, Price, Unit
 from tfscale.plan.price import Pricer
 from tfscale.plan.runs import missing, strategy_arguments
+from tfscale.plan.units import read_unit
 from tfscale.support.records import Record
 from tfscale.tools.bench import link
 from tfscale.tools.bench.fit_contestants import FitContestant
 from tfscale.tools.bench.fit_crew import Crew
+from tfscale.tools.bench.plan_schedules import packing
 
 MICROBATCHES = (2, 4)
 
@@ -95,7 +97,7 @@ def _known(
         steps: number of steps to time.
     """
     answers = apart.ask(units=batch)
-    units = [_unit(fields) for fields in answers[0]["units"]]
+    units = [read_unit(Record(fields, Path("units"))) for fields in answers[0]["units"]]
     rate, launch, update = (
         statistics.mean(float(answer[name]) for answer in answers)
         for name in ("rate", "launch", "update")
@@ -106,16 +108,10 @@ def _known(
     cluster = Cluster([host] * processes, machine, gamma=links.number("gamma"))
     price = Pricer(units, batch * processes, cluster).price(Cut(columns=processes))
     assert price is not None
-    pack = max(0.0, exchange - price.parts["sums"]) / sum(unit.parameters for unit in units)
+    pack = packing(exchange, links, processes, apart.parameters) / apart.parameters
     rest = max(0.0, apart.turn(steps) - price.seconds + price.parts["sums"])
     hosts = [dataclasses.replace(host, pack=pack)] * processes
     return units, dataclasses.replace(cluster, hosts=hosts, step=rest)
-
-
-def _unit(fields: dict[str, Any]) -> Unit:
-    cuts = tuple(tuple(one) for one in fields.pop("cuts"))
-    halo = fields.pop("halo")
-    return Unit(**fields, halo=halo and tuple(halo), cuts=cuts)
 
 
 def _layouts(units: list[Unit], batch: int, cluster: Cluster) -> Iterator[Layout]:

@@ -37,7 +37,7 @@ def measured(
 
     with crew_of("sums", "fp32", "auto") as crew:
         links = Record(crew.ask(links=1)[0], Path("links"))
-        pack = max(0.0, crew.turn(arguments.steps) - fastest(links, processes, crew.parameters))
+        pack = packing(crew.turn(arguments.steps), links, processes, crew.parameters)
     with crew_of("apart", "fp32", "auto") as apart:
         for wire in arguments.wires:
             show(f"the links with {wire}", 0.0)
@@ -56,10 +56,17 @@ def measured(
                 yield name, together, alone + price + pack
 
 
-def fastest(links: Record, ranks: int, parameters: int) -> float:
-    """Return the price of the sums of a step's gradients by the best schedule, as fp32."""
+def packing(exchange: float, links: Record, ranks: int, parameters: int) -> float:
+    """Return the seconds in which a step's gradients are packed and unpacked.
+
+    Args:
+        exchange: seconds of an exchange of all gradients as fp32, without a training.
+        links: the measured links, as ``Chooser`` has them.
+        ranks: number of ranks.
+        parameters: number of parameters.
+    """
     chooser = Chooser(read_machine(links, ranks), links.number("gamma"), ranks)
-    return chooser.predicted(wires.nbytes("fp32", parameters))
+    return max(0.0, exchange - chooser.predicted(wires.nbytes("fp32", parameters)))
 
 
 def sums(links: Record, algorithm: str, ranks: int, wire: str, parameters: int) -> float:
