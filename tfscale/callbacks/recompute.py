@@ -134,7 +134,7 @@ class Recompute(keras.callbacks.Callback):
         self._tell(f"Recompute: tracing a training step of {self.model.name}")
         batch = batch_of_fit(self.model, self._example)
         step = trace(self.model, batch, open_batch_of_fit())
-        for one in step.steps if isinstance(step, Phases) else (step,):
+        for one in step.steps:
             self._tell(f"Recompute: planning {len(one.units)} units, {len(one.ops)} operations")
         self._last_line = time.monotonic()
         self._plan = plan = self._choose(step, _gradients_pile_up(self.model), self._effort)

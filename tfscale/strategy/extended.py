@@ -271,7 +271,8 @@ class Extended(ExtendedOfWorkers):
 
         own = tf.nest.flatten(value)
         combine = functools.partial(step.together, self.team, reduced)
-        flat = combine(own) if self.clock is None else self.clock.leave_out(combine, own)
+        clock = self.clock
+        flat = combine(own) if clock is None else clock.leave_out(combine, own)
         return tf.nest.pack_sequence_as(value, flat)
 
     def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:

@@ -121,6 +121,6 @@ def _label(name: str) -> str:
 
 
 def _without_numbers(spread: Spread) -> tf.Tensor:
-    """Return a tensor of the shape of the whole array; whoever read it would get NaN."""
+    """Return a tensor of the shape of the whole array, whose numbers are NaN."""
     nothing = spread.part * tf.constant(float("nan"), spread.part.dtype)
     return tf.gather(nothing, tf.zeros([spread.size], tf.int32), axis=spread.axis)

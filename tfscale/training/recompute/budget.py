@@ -385,5 +385,4 @@ def plan_fraction(
 
 
 def _plain_bound(step: TracedStep | Phases, pile_up: bool) -> int:
-    steps = step.steps if isinstance(step, Phases) else (step,)
-    return max(Plan(one, (), pile_up=pile_up).bound for one in steps)
+    return max(Plan(one, (), pile_up=pile_up).bound for one in step.steps)

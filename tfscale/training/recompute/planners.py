@@ -50,8 +50,7 @@ def plan_layers(
     """
     layers = checked_layers(layers)
     check_step(step, pile_up)
-    steps = step.steps if isinstance(step, Phases) else (step,)
-    there = {name for one in steps for unit in one.units for name in unit.layers}
+    there = {name for one in step.steps for unit in one.units for name in unit.layers}
     if missing := [name for name in layers if name not in there]:
         raise ValueError(
             f"layers={list(layers)!r}: the model runs no layer named {missing[0]!r}. "
@@ -109,7 +108,7 @@ def load_plan(path: str | Path, step: TracedStep | Phases) -> Plan | PhasedPlan:
     """
     path = Path(arguments.path(path, "path"))
     arguments.instance(step, "step", (TracedStep, Phases), _TRACED)
-    steps = step.steps if isinstance(step, Phases) else (step,)
+    steps = step.steps
     try:
         words = json.loads(path.read_text())
         each = words.get("phases", [words])

@@ -153,6 +153,11 @@ class TracedStep:
     followed: bool = True
 
     @property
+    def steps(self) -> tuple[TracedStep, ...]:
+        """The phases of the step: this one."""
+        return (self,)
+
+    @property
     def begin(self) -> int:
         """The first operation of the forward pass."""
         return self.units[0].start
