@@ -14,6 +14,15 @@ def check(records):
         assert "error" not in record, f"worker {worker}: {record['error']}"
 
 
+@pytest.fixture
+def float64():
+    """Keras computes in float64 during a test."""
+    from tests.strategy.doubles import doubles
+
+    with doubles():
+        yield
+
+
 @pytest.fixture(scope="session")
 def passes(request):
     """Asserts that a check passed on all workers of a layout, which start at the first check."""

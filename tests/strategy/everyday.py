@@ -6,7 +6,6 @@ have 64 bits, so that a wrong weight of a row cannot hide behind rounding.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 
 import keras
@@ -14,21 +13,10 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
+from tests.strategy.doubles import doubles
+
 FEATURES, CLASSES, BATCH = 6, 3, 8
 ROWS = 45  # the last batch has 5 rows
-
-
-@contextlib.contextmanager
-def doubles():
-    """Keras computes in float64 within this context."""
-    before = keras.config.floatx(), keras.config.dtype_policy()
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    try:
-        yield
-    finally:
-        keras.config.set_floatx(before[0])
-        keras.config.set_dtype_policy(before[1])
 
 
 def numbers(rows=ROWS, seed=0):

@@ -20,6 +20,7 @@ from tests.strategy.groups import SECONDS, start
 from tfscale.bridge.installed import KERAS_2
 
 pytestmark = [
+    pytest.mark.usefixtures("float64"),
     pytest.mark.skipif(KERAS_2, reason="grids need Keras 3"),
     pytest.mark.timeout(SECONDS),
 ]
@@ -29,16 +30,6 @@ if not KERAS_2:
     from tests.strategy.images import data, made, numbers, trained
 
 full = pytest.mark.full
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    before, policy = keras.config.floatx(), keras.config.dtype_policy()
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    yield
-    keras.config.set_floatx(before)
-    keras.config.set_dtype_policy(policy)
 
 
 def cut(axis="height", devices=2, tensor=2, pattern="conv", **settings):

@@ -23,6 +23,7 @@ from tfscale.bridge.installed import KERAS_2
 from tfscale.strategy.variables import Placed
 
 pytestmark = [
+    pytest.mark.usefixtures("float64"),
     pytest.mark.skipif(KERAS_2, reason="Experts needs Keras 3"),
     pytest.mark.timeout(SECONDS),
 ]
@@ -31,16 +32,6 @@ if not KERAS_2:
     from tests.strategy import experts
     from tests.strategy.experts import data, made, numbers, perceptron, trained
     from tfscale.parallel import Experts
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    before, policy = keras.config.floatx(), keras.config.dtype_policy()
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    yield
-    keras.config.set_floatx(before)
-    keras.config.set_dtype_policy(policy)
 
 
 def shared(devices=2, experts=2, **settings):

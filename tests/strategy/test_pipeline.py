@@ -11,6 +11,7 @@ import pytest
 from helpers import PATIENCE
 
 import tfscale
+from tests.strategy.doubles import doubles
 from tests.strategy.groups import SECONDS, start
 from tests.strategy.pipelines import (
     OPTIMIZERS,
@@ -74,21 +75,9 @@ def test_stages_train_as_one_device(build, optimizer, stages, settings):
     assert_near(found, expected)
 
 
-@contextlib.contextmanager
-def float64():
-    before = keras.config.floatx(), keras.config.dtype_policy()
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    try:
-        yield
-    finally:
-        keras.config.set_floatx(before[0])
-        keras.config.set_dtype_policy(before[1])
-
-
 def test_statistics_and_random_numbers_are_those_of_microbatches():
     """Float64 shows a difference that rounding would hide."""
-    with float64():
+    with doubles():
         _, expected = trained(None, normalized, OPTIMIZERS["sgd"], oracle=Microbatched)
         _, found = trained(pipelined(2), normalized, OPTIMIZERS["sgd"])
     assert found["0 kernel"].dtype == "float64"

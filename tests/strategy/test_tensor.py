@@ -17,17 +17,10 @@ import tfscale
 from tfscale.bridge.installed import KERAS_2
 from tfscale.strategy.variables import Placed
 
-pytestmark = pytest.mark.skipif(KERAS_2, reason="grids need Keras 3")
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    before, policy = keras.config.floatx(), keras.config.dtype_policy()
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    yield
-    keras.config.set_floatx(before)
-    keras.config.set_dtype_policy(policy)
+pytestmark = [
+    pytest.mark.usefixtures("float64"),
+    pytest.mark.skipif(KERAS_2, reason="grids need Keras 3"),
+]
 
 
 def grid(rules, devices=2, tensor=2, **settings):

@@ -45,7 +45,11 @@ def record(strategy, case):
     keras.utils.set_random_seed(1)
     with strategy.scope():
         model = case.build()
-    seen = case.train(model)
+    return results(strategy, model, case.train(model))
+
+
+def results(strategy, model, seen):
+    """Return what a trained model holds, what was seen of it, and the digests of all copies."""
     weights, kept = weights_of(model), state_of(model)
     return {
         "weights": numbers({name: v.numpy() for name, v in weights.items()}),

@@ -5,7 +5,6 @@ worker was told, and BATCH where data was waited for. Some wait for a file, GO, 
 are BUSY.
 """
 
-import atexit
 import json
 import os
 import pathlib
@@ -20,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfscale
+from tests.strategy.workers import last
 from tfscale.tools.bench.measure import leave
 
 ME = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
@@ -33,12 +33,8 @@ class Finished(Exception):
     """Exit of a worker whose program is done, whatever others do."""
 
 
-def event():
-    print(f"\nEVENT {time.time()}", flush=True)
-
-
 def end_by(number):
-    event()
+    last.event()
     os.kill(os.getpid(), number)
 
 
@@ -52,7 +48,7 @@ def fail():
     if WAY == "stop in a step":
         threading.Timer(random.uniform(0.001, 0.02), end_by, [signal.SIGSTOP]).start()
         return
-    event()
+    last.event()
     if WAY == "raise":
         raise KeyError("no such row")
     if WAY.startswith("exit "):
@@ -94,7 +90,7 @@ def data():
                 time.sleep(1)  # of which the other needs a moment, to die
                 print(f"\nBATCH {time.time()}", flush=True)
             if WAY == "data" and ME == VICTIM and step == FAILING:
-                event()
+                last.event()
                 raise FileNotFoundError("no such shard")
             x = rng.standard_normal((8, 4), np.float32)
             yield x, x.sum(1, keepdims=True)
@@ -123,16 +119,11 @@ def train():
 
 
 def main():
-    try:
-        train()
-    except Finished:
-        return
-    except BaseException as error:
-        words = " ".join(str(error).split())
-        print(f"\nERROR {time.time()} {type(error).__name__} {words}", flush=True)
-        if not isinstance(error, SystemExit):
-            atexit.register(time.sleep, 600)  # the test ends it: nobody shall miss it, too
-        raise
+    with last.words():
+        try:
+            train()
+        except Finished:
+            return
     print("\nDONE", flush=True)
 
 

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tests.strategy import layouts
 from tests.strategy.turns import DEADLINE, DEVICES, WORKERS, take
-from tests.strategy.workers.exact import digests, numbers, state_of, weights_of
+from tests.strategy.workers.exact import results
 
 
 def record(_, name):
@@ -21,12 +21,7 @@ def record(_, name):
         settings = layouts.settings_of(cell.grid, cell.program)
         strategy = tfscale.ScaleStrategy("ring", devices=devices, deadline=DEADLINE, **settings)
     model, seen = layouts.trained(strategy, cell)
-    weights, kept = weights_of(model), state_of(model)
-    return {
-        "weights": numbers({name: v.numpy() for name, v in weights.items()}),
-        "seen": numbers(seen | {name: v.numpy() for name, v in kept.items()}),
-        "digests": {name: digests(strategy, v) for name, v in (weights | kept).items()},
-    }
+    return results(strategy, model, seen)
 
 
 if __name__ == "__main__":

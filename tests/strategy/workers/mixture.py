@@ -4,11 +4,8 @@ It prints the numbers of one training as JSON. If there is a VICTIM, that worker
 its third step: it prints EVENT, and the other one ERROR with what it was told.
 """
 
-import atexit
 import json
 import os
-import signal
-import time
 
 import keras
 import numpy as np
@@ -20,6 +17,8 @@ tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfigur
 
 import tfscale  # noqa: E402
 from tests.strategy import experts  # noqa: E402
+from tests.strategy.doubles import use_doubles  # noqa: E402
+from tests.strategy.workers import last  # noqa: E402
 from tfscale.tools.bench.measure import leave  # noqa: E402
 
 ME = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
@@ -33,8 +32,7 @@ def make_strategy():
 
 
 def train():
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
+    use_doubles()
     build = getattr(experts, os.environ["BUILD"])
     model = experts.made(make_strategy(), build, os.environ["OPTIMIZER"])
     found = experts.trained(model)
@@ -43,34 +41,16 @@ def train():
     leave(os.environ["MEETING"], "worker", ME, WORKERS)
 
 
-class Kill(keras.callbacks.Callback):
-    """End this worker before its third step."""
-
-    def on_train_batch_begin(self, batch, logs=None):
-        if batch == 2:
-            print(f"\nEVENT {time.time()}", flush=True)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
 def fail():
     with make_strategy().scope():
         layer = tfscale.parallel.Experts(4, 8, name="ffn")
         model = keras.Sequential([keras.Input([4]), layer])
         model.compile("sgd", "mse")
     x = np.ones((320, 4), "f4")
-    model.fit(x, x, 16, 100, verbose=0, callbacks=[Kill()] if ME == VICTIM else [])
-
-
-def main():
-    try:
-        train() if VICTIM < 0 else fail()
-    except BaseException as error:
-        words = " ".join(str(error).split())
-        print(f"\nERROR {time.time()} {type(error).__name__} {words}", flush=True)
-        atexit.register(time.sleep, 600)  # the test ends it
-        raise
+    model.fit(x, x, 16, 100, verbose=0, callbacks=[last.Kill()] if ME == VICTIM else [])
 
 
 if __name__ == "__main__":
     keras.config.disable_traceback_filtering()
-    main()
+    with last.words():
+        train() if VICTIM < 0 else fail()
