@@ -14,6 +14,7 @@ from tfscale.bridge.grappler import sums_in_order
 from tfscale.bridge.installed import refuse_keras_2
 from tfscale.bridge.objects import innermost, optimizers_of
 from tfscale.callbacks.one_fit import OneFit
+from tfscale.native import memory
 from tfscale.support import arguments
 from tfscale.support.sizes import number_of_bytes
 from tfscale.training.optimizers import AdaHessian
@@ -139,6 +140,8 @@ class Recompute(keras.callbacks.Callback):
         self._last_line = time.monotonic()
         self._plan = plan = self._choose(step, _gradients_pile_up(self.model), self._effort)
         self._tell(plan.summary())
+        if memory.has_pool() and any(one.budget is not None for one in plan.phases):
+            self._tell(f"TensorFlow's pool keeps freed memory, {_WITHOUT}")
         self._fit = OneFit(self.model, type(self).__name__, self._recomputing)
 
     @contextlib.contextmanager
@@ -169,6 +172,12 @@ class Recompute(keras.callbacks.Callback):
         if self._fit is not None:
             self._fit.end()
         self._fit = None
+
+
+_WITHOUT = (
+    "so the process may grow by more than the budget. If that matters, start the program with "
+    + " ".join(f"{name}={value}" for name, value in memory.WITHOUT_POOL.items())
+)
 
 
 def _check(model: keras.Model) -> None:

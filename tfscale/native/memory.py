@@ -23,6 +23,10 @@ from tfscale.bridge import started
 # TensorFlow reads these variables when it makes a process's CPU devices.
 POOL = "TF_CPU_ALLOCATOR_USE_BFC"
 _LARGEST_POOL = "TF_CPU_BFC_MEM_LIMIT_IN_MB"
+_NO_OWN_POOL = "TF_ONEDNN_USE_SYSTEM_ALLOCATOR"  # turns oneDNN's pool off
+# A program that starts with these variables gives the memory of a tensor back when it frees the
+# tensor. glibc maps what is larger than the threshold; by default it raises its threshold.
+WITHOUT_POOL = {POOL: "false", _NO_OWN_POOL: "true", "MALLOC_MMAP_THRESHOLD_": str(256 << 10)}
 
 ADVICE = (
     f"Let TensorFlow keep its memory: leave {POOL} unset or true, and make the strategy before the "
@@ -59,6 +63,11 @@ def keep_tensors() -> bool:
     if not _has_own_pool() and not started.has_devices():
         for name, value in {POOL: "true", _LARGEST_POOL: str(_NO_LIMIT)}.items():
             os.environ.setdefault(name, value)
+    return has_pool()
+
+
+def has_pool() -> bool:
+    """Return whether TensorFlow takes the tensors of CPUs from a pool that keeps its memory."""
     return _has_own_pool() or _pool_is_on()
 
 
@@ -82,11 +91,15 @@ def words() -> str:
 def _has_own_pool() -> bool:
     from tfscale.bridge.tensorflow import uses_onednn  # loads TensorFlow
 
-    return platform.machine() == "x86_64" and uses_onednn()
+    return platform.machine() == "x86_64" and uses_onednn() and not _is_on(_NO_OWN_POOL)
 
 
 def _pool_is_on() -> bool:
-    return os.environ.get(POOL, "").lower() in ("true", "1")
+    return _is_on(POOL)
+
+
+def _is_on(name: str) -> bool:
+    return os.environ.get(name, "").lower() in ("true", "1")
 
 
 def huge_pages() -> str:

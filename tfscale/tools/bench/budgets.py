@@ -1,9 +1,10 @@
 """``tfscale bench budgets``: whether ten nets keep the budgets that ``Recompute`` promises.
 
 One process plans a net for four budgets, and saves the plans. Each plan then trains in a process of
-its own. The first step has one sample; it traces the step and warms up. The benchmark counts what
-the next steps need beyond that, as ``tfscale bench memory`` does. Memory that the first step took
-stays with the process, so it is added to the growth of the resident size.
+its own, without TensorFlow's pool of memory: a pool keeps what tensors have freed. The first step
+has one sample; it traces the step and warms up. The benchmark counts by how much the process's
+highest resident size (Linux's VmHWM) then grows. That includes all that TensorFlow's allocator does
+not count, such as the code that oneDNN makes for the real batch.
 
 In the process of the plan for half of plain's memory, steps with the plan and steps without
 recomputation take turns, so that other programs slow down both alike.
@@ -24,19 +25,22 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tfscale.native.memory import WITHOUT_POOL
+from tfscale.support.resident import highest_memory
 from tfscale.tools.bench import machine
 from tfscale.tools.bench.budget_nets import NETS
 from tfscale.tools.bench.command import list_of, make_console, one_of, progress
-from tfscale.tools.bench.memory import COUNTED, make_meter
+from tfscale.tools.bench.memory import settle
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 BUDGETS = ("75 %", "50 %", "between", "smallest")  # the smallest that is not many times as slow
 TIMED = "50 %"
-STEPS = 3  # measured steps of a training
+STEPS = 8  # measured steps of a training
 PAIRS = 6  # pairs of steps with the plan and without recomputation
 MOST_TIME = 1.33
+ENVIRONMENT = {**WITHOUT_POOL, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
 @dataclass(frozen=True)
@@ -70,13 +74,11 @@ class Trained:
 
     Args:
         plan: the plan.
-        allocated: most bytes that TensorFlow's allocator had in use.
         resident: bytes by which the resident size of the process grew.
         ratio: median time of a step, of a step without recomputation; None if it was not measured.
     """
 
     plan: Planned
-    allocated: int
     resident: int
     ratio: float | None = None
 
@@ -143,7 +145,7 @@ def _ask(what: str, words: Any, timeout: float = 1800) -> Any:
     """Return what a new process of this command prints."""
     command = [sys.executable, "-m", "tfscale", "bench", "budgets", what, json.dumps(words)]
     ran = subprocess.run(
-        command, env={**os.environ, **COUNTED},
+        command, env={**os.environ, **ENVIRONMENT},
         capture_output=True, text=True, timeout=timeout, check=False,
     )  # fmt: skip
     if ran.returncode:
@@ -158,7 +160,7 @@ def make_table(found: Sequence[Trained]) -> Table:
 
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("net")
-    for column in ("budget", "of plain", "allocated", "resident", "of budget", "again",
+    for column in ("budget", "of plain", "resident", "of budget", "again",
                    "segments", "step", "planned"):  # fmt: skip
         table.add_column(column, justify="right")
     before = ""
@@ -173,7 +175,6 @@ def _row(one: Trained) -> list[str]:
     return [
         _mb(plan.promised),
         f"{plan.promised / plan.plain:.0%}",
-        _mb(one.allocated),
         _mb(one.resident),
         f"{one.resident / plan.promised:.0%}{'' if one.keeps else ' (more)'}",
         f"{plan.overhead:.1%}",
@@ -245,15 +246,26 @@ def _train(planned: Planned) -> Trained:
     def recompute() -> Any:
         return Recompute(plan=planned.path, example=batch, verbose=0)
 
-    meter = make_meter(keras, tf)
-    model.fit(data(STEPS), verbose=0, callbacks=[meter, recompute()])
-    taken = (meter.allocated, meter.resident + meter.warm_up)
+    growth = _make_growth(keras)
+    model.fit(data(STEPS), verbose=0, callbacks=[growth, recompute()])
     if planned.budget != TIMED:
-        return Trained(planned, *taken)
+        return Trained(planned, growth.resident)
     model.fit(data(1), verbose=0)
     turns = _make_turns(keras, model.train_function, iter(data(PAIRS)))
     model.fit(data(PAIRS), verbose=0, callbacks=[recompute(), turns])
-    return Trained(planned, *taken, turns.ratio())
+    return Trained(planned, growth.resident, turns.ratio())
+
+
+def _make_growth(keras: Any) -> Any:
+    """Return a callback that measures how far the process grows after the first step."""
+
+    class Growth(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch == 0:
+                self.settled = settle()
+            self.resident = highest_memory() - self.settled
+
+    return Growth()
 
 
 def _make_turns(keras: Any, plain: Any, batches: Any) -> Any:

@@ -353,7 +353,6 @@ def make_meter(keras: Any, tf: Any) -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.allocated = self.resident = 0
-            self.warm_up = 0  # bytes that the first step took, at most
             self.loss = 0.0
             self.times: list[float] = []
 
@@ -367,7 +366,6 @@ def make_meter(keras: Any, tf: Any) -> Any:
             self.loss = float(logs["loss"])
             if batch == 0:
                 self.settled = settle()
-                self.warm_up = in_use()["peak"] - in_use()["current"]
                 tf.config.experimental.reset_memory_stats("CPU:0")
                 self.held = in_use()["current"]
             self.resident = highest_memory() - self.settled
