@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc
 # Fills an arena of a thread and empties it again: how much stays resident.
 PROGRAM = """
 import ctypes, threading
-from tfscale.native.memory import keep_freed_memory
+from tfscale.native.memory import WITHOUT_POOL, keep_freed_memory
 done = keep_freed_memory()
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
@@ -104,6 +104,12 @@ def test_a_user_can_turn_the_pool_off():
     number, words = faults(TF_CPU_ALLOCATOR_USE_BFC="0")
     assert number > 10_000
     assert "_BFC=0 says so. To keep memory, unset TF_CPU_ALLOCATOR_USE_BFC" in words
+
+
+def test_a_user_can_turn_all_pools_off():
+    number, words = faults(TF_ENABLE_ONEDNN_OPTS="1", **WITHOUT_POOL)
+    assert number > 10_000
+    assert "TF_CPU_ALLOCATOR_USE_BFC=false says so" in words
 
 
 def test_a_tensor_before_the_strategy_is_too_early():

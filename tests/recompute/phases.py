@@ -1,7 +1,10 @@
 """Models whose train steps apply gradients several times: GANs as in the examples of keras.io."""
 
 import keras
+import numpy as np
 import tensorflow as tf
+
+from tests.recompute.models import rewritten
 
 layers = keras.layers
 
@@ -137,3 +140,26 @@ class Together(Adversaries):
 
 def cross_entropy(labels, judged):
     return keras.ops.mean(keras.losses.binary_crossentropy(labels, judged, from_logits=True))
+
+
+def train(kind, callback=None, scope=None, batch=8, **settings):
+    """All bits of a model and its optimizers after a training, and the losses."""
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(7)
+    with (scope or tf.distribute.get_strategy()).scope():
+        model = kind()
+        model.compile(**settings)
+    images = np.random.default_rng(0).random((16, 8, 8, 1), np.float32)
+    callbacks = [callback] if callback else []
+    history = model.fit(images, batch_size=batch, epochs=2, verbose=0, callbacks=callbacks)
+    optimizers = (model.d_optimizer, model.g_optimizer)
+    every = [*model.variables, *(v for one in optimizers for v in one.variables)]
+    return [v.numpy().tobytes() for v in every], history.history
+
+
+def assert_same_training(kind, callback, **settings):
+    plain = train(kind, **settings)
+    with rewritten():
+        assert train(kind, callback, **settings) == plain
+    assert callback.plan.again
+    return callback.plan

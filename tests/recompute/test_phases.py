@@ -1,41 +1,17 @@
 """Train steps that apply gradients several times, such as those of GANs."""
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfscale
 from tests.recompute import phases
-from tests.recompute.models import rewritten
 from tests.recompute.orders import RandomOrder
+from tests.recompute.phases import assert_same_training, train
 from tfscale.callbacks import Recompute
 from tfscale.recompute import BudgetError, PhasedPlan
 
 SEVERAL = {"gan": phases.Gan, "wgan-gp": phases.WassersteinGan}
-
-
-def train(kind, callback=None, scope=None, batch=8, **settings):
-    """All bits of a model and its optimizers after a training, and the losses."""
-    keras.utils.clear_session(free_memory=False)
-    keras.utils.set_random_seed(7)
-    with (scope or tf.distribute.get_strategy()).scope():
-        model = kind()
-        model.compile(**settings)
-    images = np.random.default_rng(0).random((16, 8, 8, 1), np.float32)
-    callbacks = [callback] if callback else []
-    history = model.fit(images, batch_size=batch, epochs=2, verbose=0, callbacks=callbacks)
-    optimizers = (model.d_optimizer, model.g_optimizer)
-    every = [*model.variables, *(v for one in optimizers for v in one.variables)]
-    return [v.numpy().tobytes() for v in every], history.history
-
-
-def assert_same_training(kind, callback, **settings):
-    plain = train(kind, **settings)
-    with rewritten():
-        assert train(kind, callback, **settings) == plain
-    assert callback.plan.again
-    return callback.plan
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
