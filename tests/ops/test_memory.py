@@ -7,12 +7,14 @@ import sys
 
 import pytest
 
+from tfscale.native.memory import WITHOUT_POOL
+
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's malloc")
 
 # Fills an arena of a thread and empties it again: how much stays resident.
 PROGRAM = """
 import ctypes, threading
-from tfscale.native.memory import WITHOUT_POOL, keep_freed_memory
+from tfscale.native.memory import keep_freed_memory
 done = keep_freed_memory()
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
