@@ -7,13 +7,12 @@ import pathlib
 import sys
 
 import house
-import numpy as np
 import recompute
+import waits
 from matplotlib.figure import Figure
 from PIL import Image
 
 from tfscale import collectives
-from tfscale.analysis.telemetry.stragglers import Stragglers, spans
 from tfscale.collectives import ALGORITHMS, Link
 from tfscale.plan import pipelines
 from tfscale.support import figures
@@ -63,17 +62,6 @@ def crossover() -> Figure:
     return figure
 
 
-def waits() -> Figure:
-    """Draw, by telemetry, whom four workers wait for, one of which becomes slow."""
-    dice = np.random.default_rng(2)
-    computed = dice.uniform(0.09, 0.13, [4, 60])
-    computed[2, 20:] *= 2.5
-    ends = spans(computed, 0)[1].max(0)
-    waited = computed.max(0) - computed
-    names = [f"rank {rank}" for rank in range(4)]
-    return Stragglers(names, np.arange(60), ends, computed, waited).draw(40)
-
-
 def pictures() -> dict[str, Figure]:
     """Draw all pictures, by the names of their files."""
     small_ring, small_tree = on_small_buffers()
@@ -98,7 +86,7 @@ def pictures() -> dict[str, Figure]:
         "gradient": house.draw_gradient(),
         "pipeline": pipelines.one_f_one_b(stages=4, microbatches=8).draw(),
         "recompute": recompute.draw_memory_over_time(),
-        "waits": waits(),
+        "waits": waits.draw_waits(),
     }
 
 

@@ -63,6 +63,11 @@ def test_what_travels_behind_steps_is_not_exposed():
     assert (found.exposed, found.communication) == (3.0, 8.0)
 
 
+def test_two_sums_that_wait_for_one_rank_count_once():
+    loss = (BucketId("reduce"), 4.5, 8.5, 8)
+    assert lap([OTHER, FIRST, SECOND, loss]).waited == 1.0 + 8.5 - 4.5
+
+
 def test_a_step_without_gradients_exposes_nothing():
     found = lap([OTHER], [OTHER])
     assert (found.exposed, found.communication, found.sent) == (0, 1.0, 16)

@@ -259,53 +259,93 @@ def _apply(
     is_sharded = strategy.sharding is not None
     if step.is_reduced or not on_a_replica() or (is_sharded and sharding.passes_on(optimizer)):
         return original(grads, trainable_variables)
-    grads, variables = list(grads), list(trainable_variables or trained_by(optimizer))
-    parts = strategy.parts
-    if step.is_own:
-        grads = _scaled(parts, grads, variables)
-    if (clock := strategy.extended.clock) is not None:
-        clock.stop(grads)
-    gradients.refuse(strategy, optimizer, variables)
+    variables = list(trainable_variables or trained_by(optimizer))
+    grads = _computed(strategy, optimizer, list(grads), variables)
     if strategy.sync.bound and not step.is_of_all:
         return strategy.rounds.of(step.model).sum_late(grads, variables)
+    parts = strategy.parts
     if step.is_own:
         grads = parts.own_parts(grads, variables)
     grads = parts.begin_update(optimizer, grads, variables)
     if is_sharded:
         return sharding.apply(strategy, original, optimizer, grads, variables)
-    state, inner = Slots.of(optimizer, strategy), innermost(optimizer)
-    windows = bool(inner.gradient_accumulation_steps)
-    reduce: Callable[..., list[Any]] | None = None
-    window, grads = None, parts.gradients.sum_slices(grads, variables)
-    copies = parts.gradients.of_copies(grads, variables)
-    if not step.is_single:
-        if not step.is_of_all:
-            grads = copies = [None if g is None else step.counted(g) for g in grads]
-        # Accumulated gradients are dense.
-        strategy.reducer.prepare(state, optimizer, variables, copies, rows_too=not windows)
-        over_team = functools.partial(
-            strategy.reducer.reduce, optimizer=optimizer, state=state, skip=step.sums_nothing
-        )
-        reduce = parts.gradients.leaving_slices(over_team)
-    curvature = gradients.measured_curvature(optimizer, grads, variables)
-    if windows:
+    grads, reduce = _prepared(strategy, optimizer, grads, variables)
+    curvature, window = gradients.measured_curvature(optimizer, grads, variables), None
+    if innermost(optimizer).gradient_accumulation_steps:
         grads, window = gradients.accumulated(strategy, optimizer, grads, variables, reduce)
     elif reduce is not None:
         grads = reduce(grads, variables, scale=gradients.scale_of_losses(optimizer))
-    if clock is not None:
-        if step.model is None:
-            strategy.balance.tell(replica_id(tf.distribute.get_replica_context()))
-        clock.go_on(grads, anew=step.model is None)
+    _go_on(strategy, grads)
     curvature = gradients.sum_of_curvature(strategy, optimizer, variables, curvature)
+    sums = Sums(grads, curvature, window)
     if not step.is_of_all:
-        return _apply_if_rows(optimizer, original, grads, trainable_variables, curvature, window)
+        return _apply_if_rows(optimizer, original, sums, trainable_variables)
     given = [v for g, v in zip(grads, variables, strict=True) if g is not None]
-    with (
-        during(step.as_reduced(window)),
-        gradients.given_to(optimizer, curvature),
-        parts.gradients.updating(optimizer, given),
-    ):
+    with sums.given_to(optimizer), parts.gradients.updating(optimizer, given):
         return original(grads, trainable_variables)
+
+
+def _computed(
+    strategy: Strategy, optimizer: Optimizer, grads: list[Any], variables: list[Any]
+) -> list[Any]:
+    """Return the gradients that this replica has computed, weighted by its share of the batch."""
+    if this_step().is_own:
+        grads = _scaled(strategy.parts, grads, variables)
+    if (clock := strategy.extended.clock) is not None:
+        clock.stop(grads)
+    gradients.refuse(strategy, optimizer, variables)
+    return grads
+
+
+@dataclasses.dataclass(frozen=True)
+class Sums:
+    """Sums that an optimizer gets in place of a replica's gradients.
+
+    Attributes:
+        grads: sums over the team of the step; with accumulation, gradients of this replica alone.
+        curvature: the team's sums of measured curvature.
+        window: function that sums accumulated gradients at the end of their window.
+    """
+
+    grads: list[Any]
+    curvature: list[Any]
+    window: Callable[[list[Any]], list[Any]] | None
+
+    @contextlib.contextmanager
+    def given_to(self, optimizer: Optimizer) -> Iterator[None]:
+        """Let an optimizer apply the sums within this context, without summing again."""
+        step = this_step().as_reduced(self.window)
+        with during(step), gradients.given_to(optimizer, self.curvature):
+            yield
+
+
+def _prepared(
+    strategy: Strategy, optimizer: Optimizer, grads: list[Any], variables: list[Any]
+) -> tuple[list[Any], Callable[..., list[Any]] | None]:
+    """Return this replica's gradients, and what sums them over the team of the step, if any."""
+    step, of_parts = this_step(), strategy.parts.gradients
+    grads = of_parts.sum_slices(grads, variables)
+    copies = of_parts.of_copies(grads, variables)
+    if step.is_single:
+        return grads, None
+    if not step.is_of_all:
+        grads = copies = [None if g is None else step.counted(g) for g in grads]
+    state, windows = Slots.of(optimizer, strategy), innermost(optimizer).gradient_accumulation_steps
+    # Accumulated gradients are dense.
+    strategy.reducer.prepare(state, optimizer, variables, copies, rows_too=not windows)
+    reduce = functools.partial(
+        strategy.reducer.reduce, optimizer=optimizer, state=state, skip=step.sums_nothing
+    )
+    return grads, of_parts.leaving_slices(reduce)
+
+
+def _go_on(strategy: Strategy, sums: list[Any]) -> None:
+    """Let the clock of this replica, if any, go on after the sums."""
+    if (clock := strategy.extended.clock) is not None:
+        is_of_a_loop = this_step().model is None
+        if is_of_a_loop:
+            strategy.balance.tell(replica_id(tf.distribute.get_replica_context()))
+        clock.go_on(sums, anew=is_of_a_loop)
 
 
 def _scaled(parts: Any, grads: list[Any], variables: list[Any]) -> list[Any]:
@@ -326,28 +366,27 @@ def _scaled(parts: Any, grads: list[Any], variables: list[Any]) -> list[Any]:
 def _apply_if_rows(
     optimizer: Optimizer,
     original: Callable[..., Any],
-    grads: list[Any],
+    sums: Sums,
     trainable_variables: Any,
-    curvature: list[Any],
-    window: Callable[[list[Any]], list[Any]] | None,
 ) -> None:
     """Apply gradients on a replica that others do not follow: without rows, it only counts.
 
     Args:
         optimizer: the optimizer.
         original: its method ``apply``.
-        grads: sums over the team of the step.
+        sums: what the optimizer gets.
         trainable_variables: the variables that ``apply`` got.
-        curvature: the team's sums of measured curvature.
-        window: function that sums accumulated gradients at the end of their window.
     """
     step = this_step()
 
     def applied() -> tf.Operation:
-        own = gradients.in_this_branch(grads)
-        given = gradients.given_to(optimizer, gradients.in_this_branch(curvature))
-        with during(step.as_reduced(window)), given:
-            original(own, trainable_variables)
+        own = Sums(
+            gradients.in_this_branch(sums.grads),
+            gradients.in_this_branch(sums.curvature),
+            sums.window,
+        )
+        with own.given_to(optimizer):
+            original(own.grads, trainable_variables)
         return tf.no_op()
 
     def only_counted() -> tf.Operation:
@@ -356,7 +395,7 @@ def _apply_if_rows(
         return tf.no_op()
 
     # Keras ends some epochs with a step that has no data and no gradients: it must count nothing.
-    with tf.control_dependencies([g for g in grads if g is not None]):
+    with tf.control_dependencies([g for g in sums.grads if g is not None]):
         tf.cond(step.nobody_has_rows, only_counted, applied)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import operator
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -71,15 +72,14 @@ class Lap:
                 run.
             behind: seconds that steps have waited for sums in the background.
         """
-        times = [
-            (_exposed(one for one in mine if not behind_steps(one.bucket)), _running_seconds(mine))
-            for mine in ranks
-        ]
-        self.exposed, self.communication = min(times)
-        within = min(
-            _running_seconds(one for one in mine if not one.bucket.owner) for mine in ranks
+        exposed = [_exposed(one for one in mine if not behind_steps(one.bucket)) for mine in ranks]
+        within = [[_span(one) for one in mine if not one.bucket.owner] for mine in ranks]
+        self.exposed, self.communication = min(
+            (_seconds(spans), _seconds(map(_span, mine)))
+            for spans, mine in zip(exposed, ranks, strict=True)
         )
-        self.waited = self.exposed + within + behind
+        # A loss's sum may wait for the same rank as the exposed sums do, at the same time.
+        self.waited = behind + min(map(_seconds, map(operator.add, exposed, within)))
         self.sent = sum(one.sent for mine in ranks for one in mine)
         self.saved = round(sum(one.sent * saved(one.bucket) for r in ranks for one in r))
 
@@ -91,27 +91,35 @@ def split(executions: Sequence[Execution], laps: Sequence[Lap]) -> list[Sequence
     return [executions[first:last] for first, last in places]
 
 
-def _running_seconds(executions: Iterable[Execution]) -> float:
-    """Return the seconds in which any execution ran; executions are sorted by their starts."""
+_Span = tuple[float, float]  # the beginning and the end
+
+
+def _span(execution: Execution) -> _Span:
+    return execution.start, execution.end
+
+
+def _seconds(spans: Iterable[_Span]) -> float:
+    """Return the seconds that at least one of these spans covers."""
     total, until = 0.0, 0.0
-    for one in executions:
-        if one.end > until:
-            total += one.end - max(one.start, until)
-            until = one.end
+    for begin, end in sorted(spans):
+        if end > until:
+            total += end - max(begin, until)
+            until = end
     return total
 
 
-def _exposed(executions: Iterable[Execution]) -> float:
-    """Return the exposed seconds; executions are in the order of steps."""
+def _exposed(executions: Iterable[Execution]) -> list[_Span]:
+    """Return the exposed spans; executions are in the order of steps."""
     seen: collections.Counter[BucketId] = collections.Counter()
     exchanges: dict[tuple[str, int], list[Execution]] = {}
     for one in executions:
         if one.bucket.owner:
             seen[one.bucket] += 1
             exchanges.setdefault((one.bucket.owner, seen[one.bucket]), []).append(one)
-    return sum(
-        max(one.end for one in each) - max(one.start for one in each) for each in exchanges.values()
-    )
+    return [
+        (max(one.start for one in each), max(one.end for one in each))
+        for each in exchanges.values()
+    ]
 
 
 # One efficiency compares with a single device; the other assumes that only exposed time is lost.

@@ -28,6 +28,7 @@ class FitContestant:
         rule: sync rule as a Python expression.
         algorithm: name of a schedule, or ``"auto"``.
         arguments: arguments of ``ScaleStrategy`` as JSON, of the way ``"planned"``.
+        pinned: whether each process keeps to a core of its own, as far as there are cores.
     """
 
     part: str
@@ -40,6 +41,7 @@ class FitContestant:
     rule: str = RULES[0]
     algorithm: str = "auto"
     arguments: str = "{}"
+    pinned: bool = False
 
     @property
     def replicas(self) -> int:

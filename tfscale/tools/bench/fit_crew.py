@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import os
 import socket
 import sys
 import time
@@ -18,6 +19,16 @@ from tfscale.tools.bench.run import MPI, QUIET, by_mpirun
 from tfscale.tools.launch import LocalWorkers, WorkerFailed
 
 _numbers = itertools.count()  # of crews, whose sockets may lie in one folder
+
+
+def _prefixes(contestant: FitContestant, network: Network | None) -> list[list[str]] | None:
+    """Return the words before the command of each process, if any."""
+    prefixes = [list(words) for words in network.prefixes] if network else None
+    if not contestant.pinned:
+        return prefixes
+    before = prefixes or [[] for _ in range(contestant.processes)]
+    cores = itertools.cycle(sorted(os.sched_getaffinity(0)))
+    return [[*words, "taskset", "-c", str(core)] for words, core in zip(before, cores)]
 
 
 class Crew:
@@ -52,7 +63,7 @@ class Crew:
                 command,
                 1 if by_mpi else contestant.processes,
                 hosts=shaped.hosts if shaped else None,
-                prefixes=shaped.prefixes if shaped else None,
+                prefixes=_prefixes(contestant, shaped),
                 environment={
                     **QUIET,
                     **(MPI if by_mpi else {}),

@@ -26,7 +26,6 @@ import numpy as np
 
 from tfscale.parallel.pipeline import ORDERS
 from tfscale.plan.pipelines import PipelineOrder, Times, simulate
-from tfscale.support.records import read_text
 from tfscale.tools.bench import machine, measure
 from tfscale.tools.bench.command import list_of, make_console, one_of, progress, whole_number
 from tfscale.tools.bench.run import QUIET
@@ -107,7 +106,7 @@ def make_parser() -> argparse.ArgumentParser:
     ):
         add(f"--{name}", type=whole_number, default=size, metavar="N",
             help=f"{text} (default: %(default)s)")  # fmt: skip
-    add("--ms", type=float, default=20.0, metavar="MS",
+    add("--ms", type=float, default=50.0, metavar="MS",
         help="what a unit of time is (default: %(default)s)")  # fmt: skip
     add("--worker", help=argparse.SUPPRESS)
     add("--folder", help=argparse.SUPPRESS)
@@ -186,7 +185,7 @@ def _train(arguments: argparse.Namespace, part: str, name: str, order: PipelineO
         with LocalWorkers(command, arguments.stages, environment=QUIET) as group:
             group.wait(SECONDS)
         slept = [
-            [Slept(*each) for each in json.loads(read_text(Path(folder) / f"{rank}.json"))]
+            [Slept(*each) for each in np.load(Path(folder) / f"{rank}.npy").tolist()]
             for rank in range(arguments.stages)
         ]
     return seen_in(slept, order, arguments.steps)
@@ -227,10 +226,12 @@ def _work(arguments: argparse.Namespace) -> None:
 
     class Stage(keras.layers.Layer):
         def build(self, _: Any) -> None:
+            self.before = self.add_weight(shape=(FEATURES,), name="before")
             self.offset = self.add_weight(shape=(FEATURES,), name="offset")
 
         def call(self, x: Any) -> Any:
-            return slow(x, tf.convert_to_tensor(self.offset))
+            # With a weight before it, the first stage needs the gradient of its input, too.
+            return slow(x + self.before, tf.convert_to_tensor(self.offset))
 
         def compute_output_shape(self, shape: Any) -> Any:
             return shape
@@ -250,6 +251,6 @@ def _work(arguments: argparse.Namespace) -> None:
     x = np.ones((rows, FEATURES), np.float32)
     batches = tf.data.Dataset.from_tensors((x, x)).repeat()
     model.fit(batches, steps_per_epoch=arguments.steps, verbose=0)
-    found = [(each.work, each.begin, each.end) for each in slept]
-    (Path(arguments.folder) / f"{me}.json").write_text(json.dumps(found))
+    found = [(one.work, one.begin, one.end) for one in slept]
+    np.save(Path(arguments.folder) / f"{me}.npy", np.array(found, "U1,f8,f8"))
     measure.leave(arguments.folder, "worker", me, arguments.stages)

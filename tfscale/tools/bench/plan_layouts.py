@@ -3,7 +3,8 @@
 Nothing that a forecast uses comes from a training in that layout. On each process, at the same
 time, layers and the optimizer are timed one by one, and so is a step of ``fit`` that sums nothing;
 a strategy measures the links. The planner prices each layout on these, and then ``fit`` trains in
-it.
+it. Each process keeps to a core of its own: a stage that waits would lend its core to the others,
+which no two machines do.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Layout:
 
 def contestant(way: str, model: str, processes: int, **more: Any) -> FitContestant:
     """Return the training of a model in one way."""
-    return FitContestant("plan", way, way, model, processes, **more)
+    return FitContestant("plan", way, way, model, processes, pinned=True, **more)
 
 
 def measured(

@@ -45,7 +45,7 @@ BOUND, BOTH, SKIPS = "bound", "auto-bound", "skips"
 ALONE = "alone"  # a worker that waits for nobody
 FIRST, TURNS = "first", "turns"
 SLEEP = "sleep"
-ROWS, FEATURES = 32, 16  # rows of a batch for each worker
+FEATURES = 16
 POSITIONS, WIDTH = 256, 256  # what a worker computes for a row, unless it sleeps
 STRETCH = 4  # steps in which the same worker is slow, if workers are slow in turn
 STALENESS = 8
@@ -115,7 +115,7 @@ def main(argv: Sequence[str]) -> int:
                 show(f"{workers} workers", number / len(arguments.workers))
                 best = ideal(arguments, workers)
                 found = {kind: _train(arguments, workers, kind) for kind in arguments.kinds}
-                (alone,) = _run(arguments, 1, EQUAL, ROWS * workers, held=False)
+                (alone,) = _run(arguments, 1, EQUAL, arguments.each * workers, held=False)
                 console.print(make_table(arguments, workers, found, alone, best))
     except (WorkerFailed, holding.HoldError, OSError) as error:
         print(f"tfscale bench: error: {error}", file=sys.stderr)
@@ -150,6 +150,8 @@ def make_parser() -> argparse.ArgumentParser:
         "(default: %(default)s)")  # fmt: skip
     add("--steps", type=whole_number, default=90, metavar="N",
         help="steps of each training (default: %(default)s)")  # fmt: skip
+    add("--each", type=whole_number, default=32, metavar="N",
+        help="rows of the global batch for each worker (default: %(default)s)")  # fmt: skip
     add("--ms", type=float, default=4.0, metavar="MS",
         help=f"what a row costs a worker with --hold {SLEEP} (default: %(default)s)")  # fmt: skip
     add("--slow", type=float, default=2.0, metavar="FACTOR",
@@ -158,7 +160,7 @@ def make_parser() -> argparse.ArgumentParser:
         help=f"who is slow: the first worker always, or another one in turn for {STRETCH} steps, "
         "at random (default: %(default)s)")  # fmt: skip
     add("--worker", help=argparse.SUPPRESS)
-    add("--rows", type=int, default=ROWS, help=argparse.SUPPRESS)
+    add("--rows", type=int, help=argparse.SUPPRESS)
     add("--folder", help=argparse.SUPPRESS)
     add("--held", type=lambda text: text.split(","), default=[], help=argparse.SUPPRESS)
     return parser
@@ -171,7 +173,7 @@ def ideal(arguments: argparse.Namespace, workers: int) -> float:
     """
     if arguments.hold == SLEEP:
         return float(1e3 / arguments.ms * (workers - 1 + 1 / arguments.slow))
-    return sum(one.rate for one in _run(arguments, workers, ALONE, ROWS))
+    return sum(one.rate for one in _run(arguments, workers, ALONE, arguments.each))
 
 
 def cores_of(arguments: argparse.Namespace, workers: int) -> list[float]:
@@ -209,7 +211,7 @@ def make_table(
 
 
 def _train(arguments: argparse.Namespace, workers: int, kind: str) -> Found:
-    each = _run(arguments, workers, kind, ROWS * workers)
+    each = _run(arguments, workers, kind, arguments.each * workers)
     left_out = sum(one.left_out for one in each) / workers
     first = 1 / workers if each[0].shares is None else each[0].shares[0]
     weights = None if kind in (BOUND, BOTH, SKIPS) else each[0].weights
