@@ -69,7 +69,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="random plans of the part tuned (default: %(default)s)")  # fmt: skip
     add("--float-epochs", type=whole_number, default=15, metavar="N",
         help="epochs in float in the part tuned (default: %(default)s)")  # fmt: skip
-    add("--tuned-epochs", type=whole_number, default=2, metavar="N",
+    add("--tuned-epochs", type=whole_number, default=3, metavar="N",
         help="epochs of fine-tuning in the part tuned (default: %(default)s)")  # fmt: skip
     add("--tasks", type=list_of(one_of(tuned.TASKS)), default=",".join(tuned.TASKS),
         metavar="NAME,...", help="tasks of the part tuned (default: %(default)s)")  # fmt: skip
