@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfscale.tools.bench import pruning
+from tfscale.tools.bench.kept import Kept
 
 WIDTHS = (2, 3, 4, 6, 8)
 _SIZE = 0.125  # of float32: half of the bytes of 8 bits
@@ -72,40 +74,69 @@ def _reader(letters: int) -> Any:
 TASKS: dict[str, Callable[[], Task]] = {"images": images, "characters": characters}
 
 
-def compare(options: argparse.Namespace, task: Task, seed: int) -> dict[str, dict[str, Any]]:
+def compare(options: argparse.Namespace, name: str, seed: int, kept: Kept) -> dict[str, Any]:
     """Return figures of a net and of its plans: their widths, and losses and accuracies on the
     test data before and after fine-tuning.
+
+    Each training is kept, since a seed's trainings take minutes.
     """
+    import keras
+
+    task, mine = TASKS[name](), f"tuned {name} {seed}"
+    # JSON has all digits of weights.
+    weights = kept.of(
+        f"{mine} weights",
+        lambda: [v.tolist() for v in _trained(task, seed, options.float_epochs).get_weights()],
+    )
+
+    @functools.cache
+    def model() -> Any:
+        keras.utils.clear_session()  # else names of layers would count on from other nets'
+        made = task.build()
+        made.set_weights([np.array(v, np.float32) for v in weights])
+        return made
+
+    @functools.cache
+    def switched() -> Switched:
+        return Switched(model(), plans["uniform"], task, seed, options.tuned_epochs)
+
+    plans = kept.of(f"{mine} plans", lambda: _plans(options, model(), task, seed))
+    found = {
+        "float": kept.of(f"{mine} float", lambda: _float(model(), task, seed, options.tuned_epochs))
+    }
+    for how, bits in plans.items():
+        key = f"{mine} {' '.join(map(str, bits.values()))}"
+        found[how] = kept.of(key, lambda bits=bits: switched().tuned(bits))
+    return found
+
+
+def _plans(
+    options: argparse.Namespace, model: Any, task: Task, seed: int
+) -> dict[str, dict[str, int]]:
+    """Return the widths of all plans."""
     from tfscale.analysis.quantize import plan, sensitivity
 
-    model = _trained(task, seed, options.float_epochs)
+    _compile(model, task, 1e-3, 1)
     study, error = (
         sensitivity(
             model, *task.train, by=by, bits=WIDTHS, samples=options.samples, batch_size=250,
-            progress=False, seed=seed,
+            progress=False, seed=seed, trained=True,
         )
         for by in ("trace", "error")
     )  # fmt: skip
     size = f"{100 * _SIZE}%"
-    plans = {
-        "hessian": plan(study, size=size).bits,
-        "error": plan(error, size=size).bits,
-        "uniform": dict.fromkeys((layer.path for layer in study.layers), _UNIFORM),
-        "reversed": plan(reversed_study(study), size=size).bits,
-    }
     numbers = {layer.path: layer.numbers for layer in study.layers}
-    plans |= {
+    random = {
         f"random {i}": random_bits(numbers, np.random.default_rng([seed, i]))
         for i in range(options.random)
     }
-    switched = Switched(model, plans["uniform"], task, seed, options.tuned_epochs)
-    known: dict[tuple[int, ...], dict[str, Any]] = {}
-    for bits in plans.values():
-        key = tuple(bits.values())
-        if key not in known:
-            known[key] = switched.tuned(bits)
-    found = {"float": _float(model, task, seed, options.tuned_epochs)}
-    return found | {name: known[tuple(bits.values())] for name, bits in plans.items()}
+    return {
+        "hessian": plan(study, size=size).bits,
+        "error": plan(error, size=size).bits,
+        "uniform": dict.fromkeys(numbers, _UNIFORM),
+        "reversed": plan(reversed_study(study), size=size).bits,
+        **random,
+    }
 
 
 class Switched:
