@@ -85,8 +85,8 @@ class Trainer:
     def _sent(self) -> Counter[Any]:
         """Return the bytes that this worker has sent until now, by the collective's name."""
         found: Counter[Any] = Counter()
-        for key, total in self._strategy.reducer.team.communicators[0].totals().items():
-            found[key.untraced] += total.sent
+        for bucket, total in self._strategy.reducer.team.communicators[0].totals().items():
+            found[bucket.untraced] += total.sent
         return found
 
     def _plan(self, policy: Any, study: Any) -> tuple[list[str], int]:
