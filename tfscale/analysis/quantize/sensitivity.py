@@ -363,10 +363,10 @@ class _Task:
                 width: Estimate(curvature.value * error, curvature.error * error, curvature.samples)
                 for width, error in errors.items()
             }
-        means, errors = _of_strata(self._table()[:, :, number])
+        means, deviations = _of_strata(self._table()[:, :, number])
         curvature, *costs = (
             Estimate(mean, error, self._count())
-            for mean, error in zip(means.tolist(), errors.tolist(), strict=True)
+            for mean, error in zip(means.tolist(), deviations.tolist(), strict=True)
         )
         numbers = sum(piece.numbers for piece in self._pieces[number])
         curvature = Estimate(curvature.value / numbers, curvature.error / numbers, self._count())

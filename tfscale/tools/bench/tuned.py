@@ -100,13 +100,16 @@ def compare(options: argparse.Namespace, name: str, seed: int, kept: Kept) -> di
     def switched() -> Switched:
         return Switched(model(), plans["uniform"], task, seed, options.tuned_epochs)
 
+    def tuned(bits: Mapping[str, int]) -> dict[str, Any]:
+        return switched().tuned(bits)
+
     plans = kept.of(f"{mine} plans", lambda: _plans(options, model(), task, seed))
     found = {
         "float": kept.of(f"{mine} float", lambda: _float(model(), task, seed, options.tuned_epochs))
     }
     for how, bits in plans.items():
         key = f"{mine} {' '.join(map(str, bits.values()))}"
-        found[how] = kept.of(key, lambda bits=bits: switched().tuned(bits))
+        found[how] = kept.of(key, functools.partial(tuned, bits))
     return found
 
 
@@ -241,7 +244,7 @@ def _float(model: Any, task: Task, seed: int, epochs: int) -> dict[str, Any]:
 
 
 def _figures(model: Any, task: Task, tune: Callable[[], None]) -> dict[str, float]:
-    found = {}
+    found: dict[str, float] = {}
     for when in ("before", "after"):
         if when == "after":
             tune()

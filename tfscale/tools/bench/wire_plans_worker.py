@@ -6,6 +6,7 @@ results to FILE, where ``Kept`` finds them.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -137,7 +138,7 @@ def main() -> None:
     trainer = Trainer(TASKS[task])
     kept = Kept(file if tfscale.rank() == 0 else None)
     for seed in seeds:
-        kept.of(key(task, seed), lambda at=seed: trainer.results(at))
+        kept.of(key(task, seed), functools.partial(trainer.results, seed))
 
 
 if __name__ == "__main__":
