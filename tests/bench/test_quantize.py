@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tfscale.tools.bench import quantize, tuned
+from tfscale.tools.bench.kept import Kept
 
 
 def test_spearmans_correlation():
@@ -52,12 +53,44 @@ def test_random_plans_take_nearly_the_bytes_of_4_bits():
         assert 0.95 * 4 * 3350 <= used <= 4 * 3350
 
 
+def test_a_net_whose_widths_are_switched_is_that_of_apply():
+    import keras
+
+    from tfscale.analysis.quantize import apply
+
+    layers = keras.layers
+    x = np.random.default_rng(0).standard_normal((64, 6)).astype("float32")
+    task = tuned.Task(lambda: None, (x, np.zeros(64, "int32")), (x, np.zeros(64, "int32")))
+    model = keras.Sequential([keras.Input([6]), layers.Dense(5, "relu"), layers.Dense(3)])
+    first, last = (layer.path for layer in model.layers)
+    switched = tuned.Switched(model, {first: 4, last: 4}, task, 0, 1)
+    once = switched.tuned({first: 2, last: 3})
+    for bits in ({first: 8, last: 2}, {first: 2, last: 6}):
+        expected = apply(model, bits).predict(x, verbose=0)
+        np.testing.assert_array_equal(switched.set(bits).predict(x, verbose=0), expected)
+    assert switched.tuned({first: 2, last: 3}) == once
+
+
+def test_results_that_a_file_keeps_are_not_made_again(tmp_path):
+    file = tmp_path / "kept"
+    assert Kept(file).of("one", lambda: {"a": [1, 2.5]}) == {"a": [1, 2.5]}
+    again = Kept(file)
+    assert again.has("one") and not again.has("two")
+    assert again.of("one", lambda: pytest.fail("made again")) == {"a": [1, 2.5]}
+    file.write_text("no JSON\n")
+    with pytest.raises(ValueError, match="not results of this benchmark.*Give --kept another name"):
+        Kept(file)
+
+
 @pytest.mark.full
 def test_tuned_plans_of_a_small_run(tmp_path, capsys):
     file = tmp_path / "found.json"
     words = ["--parts", "tuned", "--tasks", "characters", "--seeds", "1", "--random", "1"]
-    assert quantize.main([*words, "--tuned-epochs", "1", "--json", str(file)]) == 0
+    assert (
+        quantize.main([*words, "--tuned-epochs", "1", "--float-epochs", "1", "--json", str(file)])
+        == 0
+    )
     (found,) = json.loads(file.read_text())["tuned"]
     (row,) = found["characters"]
     assert {"float", "hessian", "error", "uniform", "reversed", "random 0"} <= row.keys()
-    assert "characters: test accuracy" in capsys.readouterr().out
+    assert "characters: test accuracy after" in capsys.readouterr().out

@@ -109,6 +109,30 @@ def test_traces_are_within_their_errors(measured):
             assert cost.value == pytest.approx(found.value * layer.errors[width], rel=1e-5)
 
 
+def test_each_batch_has_vectors_of_its_own_and_few_of_them_tell_the_error(measured):
+    model, x, y, _, blocks = measured
+    off = []
+    for seed in range(4):
+        study = quantize.sensitivity(
+            model, x, y, bits=[4], samples=4, accuracy=0, batch_size=5, seed=seed
+        )
+        for layer, block in zip(study.layers, blocks, strict=True):
+            found = layer.curvature
+            assert found.samples == 8 * (study.samples - 1) + 1  # 10 batches in 8 strata
+            off.append((found.value - np.diag(block).mean()) / found.error)
+    assert np.abs(off).max() <= 4 and 0.3 <= np.sqrt(np.mean(np.square(off))) <= 2
+
+
+def test_products_of_batches_add_up_to_those_of_the_matrix(measured):
+    model, x, y, _, _ = measured
+    h = curvature.Hessian(model, x, y, batch_size=20)
+    vectors = np.random.default_rng(0).standard_normal((3, h.size)).astype(np.float32)
+    passed = list(h.products_of_batches(lambda batch: (batch + 1) * vectors[:2]))
+    assert [batch for batch, _, _ in passed] == [0, 1, 2] and h.batches == 3
+    total = sum(products / (batch + 1) for batch, _, products in passed)
+    np.testing.assert_allclose(total, h.products(vectors)[:2], rtol=1e-4, atol=1e-6)
+
+
 def test_the_top_eigenvalue(measured):
     model, x, y, _, blocks = measured
     study = quantize.sensitivity(model, x, y, by="eigenvalue", bits=[4], batch_size=48)

@@ -1,11 +1,14 @@
 """Wires by sensitivity: an ordinary policy, within its bytes, that training uses."""
 
 import dataclasses
+import os
+from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
 
+from tests import warm
 from tests.quantize import nets
 from tfscale import ScaleStrategy, quantize
 from tfscale.analysis.curvature.results import Estimate
@@ -14,6 +17,8 @@ from tfscale.analysis.quantize.wires import lost_share
 from tfscale.collectives.wires import nbytes
 from tfscale.compression import Gradient
 
+WORKERS = Path(__file__).parent / "workers"
+ROOT = Path(__file__).parents[2]
 SHAPES = {"net/first": (64, 64), "net/second": (64, 64), "net/last": (64, 32)}
 
 
@@ -101,6 +106,17 @@ def test_wires_are_chosen_again_while_a_model_trains():
     assert set(wanted.values()) == {"fp32", "int8"}
     assert "int8" not in seen[3] and "int8" in seen[4]  # two steps for each epoch
     assert np.all(np.isfinite(model.predict(x, verbose=0)))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(360)
+def test_workers_choose_the_same_wires_again():
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    command = [str(WORKERS / "refresh.py")]
+    with warm.Workers(command, 2, environment={"PYTHONPATH": path}) as group:
+        told = [[line for line in text.splitlines() if "TOLD" in line] for text in group.wait(300)]
+    assert len(told[0]) == 1 and told[0] == told[1]
+    assert "int8" in told[0][0] and "int4" not in told[0][0]
 
 
 def test_wires_cannot_be_refreshed_outside_of_a_strategy():

@@ -135,7 +135,9 @@ class OfModel(Operator):
     @functools.cached_property
     def _shares(self) -> np.ndarray:
         """Share of each batch in each part of the loss; counted in one pass."""
-        rows = [numbers for numbers, _ in self._each_batch(self._only_loss, None, ())]
+        rows = [
+            numbers for numbers, _ in self._each_batch(self._only_loss, None, lambda _: (None,))
+        ]
         if not rows:
             raise ValueError(f"curvature.{type(self).__name__} got no data: there is no batch")
         divisors, terms = np.split(self.summed_over_hosts(np.array(rows)), 2, axis=1)
@@ -194,11 +196,48 @@ class OfModel(Operator):
         anew.
         """
         asked = len(vectors)
+        return self._sum(self._products, None, self._padded(vectors), asked=asked)[:asked]
+
+    def _padded(self, vectors: np.ndarray) -> list[list[tf.Tensor]]:
+        asked = len(vectors)
         self._together = max(self._together, asked)
         tensors = [self._tensors(v) for v in vectors]
         if asked > 1:
             tensors += [[tf.zeros_like(v) for v in tensors[0]]] * (self._together - asked)
-        return self._sum(self._products, None, tensors, asked=asked)[:asked]
+        return tensors
+
+    @property
+    def batches(self) -> int:
+        """Number of batches; costs a pass over the data at first."""
+        return len(self._shares)
+
+    def products_of_batches(
+        self, vectors: Callable[[int], np.ndarray]
+    ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """Yield for each batch its number, vectors, and their products with the batch's part of the
+        matrix, as far as this host computes them: parts of all batches and hosts sum to the matrix.
+
+        Args:
+            vectors: function that returns the vectors, as rows, for a batch's number.
+        """
+        shares, terms = self._shares, []
+        asked: list[np.ndarray] = []
+
+        def arguments(number: int) -> Sequence[Any]:
+            asked.append(vectors(number))
+            return None, self._padded(asked[-1])
+
+        for numbers, found in self._each_batch(self._products, shares, arguments):
+            terms.append(numbers[len(numbers) // 2 :].sum())
+            products = np.zeros((len(asked[0]), self.size), self.dtype)
+            for replica in found:
+                self._add(products, replica)
+            products /= self._size
+            self._refuse_overflow(products)
+            yield len(terms) - 1, asked.pop(), products
+            self._advance(len(products) / len(shares))
+        self._check_count(len(terms))
+        self._check_losses(self.summed_over_hosts(np.array(terms)) / self._size)
 
     @property
     def name(self) -> str:
@@ -340,45 +379,62 @@ class OfModel(Operator):
         # one array, because copies would take long
         total = np.zeros(count * self.size + len(shares))
         sums, terms = np.split(total, [count * self.size])
-        for numbers, found in self._each_batch(compute, shares, arguments):
+        for numbers, found in self._each_batch(compute, shares, lambda _: arguments):
             terms[batches] = numbers[len(numbers) // 2 :].sum()
             batches += 1
             for replica in found:
-                for row, each in zip(sums.reshape(count, -1), replica, strict=True):
-                    for part, one in zip(self.parts.values(), each, strict=True):
-                        row[part] += one
+                self._add(sums.reshape(count, -1), replica)
             self._advance(asked / len(shares))
-        if batches != len(shares):
-            raise ValueError(_OTHER_DATA % f"there were {len(shares)} batches, now {batches}")
+        self._check_count(batches)
         total = self.summed_over_hosts(total)
         total /= self._size
         products, losses = np.split(total, [sums.size])
-        self._refuse_nan(losses)
-        if arguments[0] is None and not self.draws:
-            self._refuse_other_data(float(losses.sum()))
+        if arguments[0] is None:
+            self._check_losses(losses)
+        else:
+            self._refuse_nan(losses)
         self._refuse_overflow(products)
         return products.reshape(count, -1)
 
+    def _add(self, rows: np.ndarray, found: Sequence[Sequence[np.ndarray]]) -> None:
+        """Add a replica's results, an array for each variable, to vectors."""
+        for row, each in zip(rows, found, strict=False):  # results of padding have no row
+            for part, one in zip(self.parts.values(), each, strict=True):
+                row[part] += one
+
+    def _check_count(self, batches: int) -> None:
+        if batches != len(self._shares):
+            there = len(self._shares)
+            raise ValueError(_OTHER_DATA % f"there were {there} batches, now {batches}")
+
+    def _check_losses(self, losses: np.ndarray) -> None:
+        """Refuse losses of batches that are not finite, or that other data have."""
+        self._refuse_nan(losses)
+        if not self.draws:
+            self._refuse_other_data(float(losses.sum()))
+
     def _sum_of_terms(self, compute: Compute, *arguments: Any) -> float:
         total, shares = 0.0, self._shares
-        for numbers, _ in self._each_batch(compute, shares, arguments):
+        for numbers, _ in self._each_batch(compute, shares, lambda _: arguments):
             total += numbers[len(numbers) // 2 :].sum()
             self._advance(1 / len(shares))
         return float(self.summed_over_hosts(np.array([total]))[0] / self._size)
 
     def _each_batch(
-        self, compute: Compute, shares: np.ndarray | None, arguments: Sequence[Any]
+        self,
+        compute: Compute,
+        shares: np.ndarray | None,
+        arguments: Callable[[int], Sequence[Any]],
     ) -> Iterator[tuple[np.ndarray, list[Any]]]:
         """Yield for each batch its divisors and terms, and the results of each local replica."""
         strategy = self.model.distribute_strategy
         width = self._objective.losses + 1
-        arguments = arguments or (None,)
         for number, batch in enumerate(self._batches):
             if shares is not None and number >= len(shares):
                 raise ValueError(_OTHER_DATA % f"there is a new batch {number}")
             scales = np.ones(width) if shares is None else self._size * shares[number]
             numbers, found = self._function(compute)(
-                batch, tf.constant(number, tf.int32), tf.constant(scales), *arguments
+                batch, tf.constant(number, tf.int32), tf.constant(scales), *arguments(number)
             )
             replicas = [one.numpy() for one in strategy.experimental_local_results(numbers)]
             self._replicas = len(replicas)

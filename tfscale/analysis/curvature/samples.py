@@ -22,9 +22,9 @@ def checked_samples(samples: int) -> int:
     return arguments.whole(samples, "samples", 1, what="a number of random vectors")
 
 
-def random_signs(operator: SymmetricMatrix, seed: int, sample: int) -> np.ndarray:
-    """Return a vector of random signs: the same on all workers."""
-    bits = np.random.default_rng([seed, sample]).integers(0, 2, operator.size, np.int8)
+def random_signs(operator: SymmetricMatrix, seed: int, *sample: int) -> np.ndarray:
+    """Return a vector of random signs for the numbers of a sample: the same on all workers."""
+    bits = np.random.default_rng([seed, *sample]).integers(0, 2, operator.size, np.int8)
     return (2 * bits - 1).astype(operator.dtype)
 
 

@@ -99,6 +99,9 @@ class Quantizer(keras.layers.Layer):
         """Return the zero points in the shape of the numbers."""
         return self._spread(tf.convert_to_tensor(self.zero))
 
+    def _bounds(self, dtype: Any) -> list[Any]:
+        return [tf.cast(limit, dtype) for limit in self.limits]
+
     def _spread(self, rows: Any) -> Any:
         channels = tf.repeat(rows, self._group)[: self._channels]
         return tf.reshape(channels, self._broadcast)
@@ -107,7 +110,7 @@ class Quantizer(keras.layers.Layer):
         """Return the integers of numbers, without the zero point, as float32."""
         x, zero = tf.cast(x, tf.float32), self.zeros()
         scale = self.scales() if scale is None else scale
-        inside = tf.clip_by_value(x / scale + zero, *map(float, self.limits))
+        inside = tf.clip_by_value(x / scale + zero, *self._bounds(tf.float32))
         return inside + tf.stop_gradient(tf.round(inside) - inside) - zero
 
     def fake(self, x: Any) -> Any:
@@ -126,7 +129,7 @@ class Quantizer(keras.layers.Layer):
         )
         zero = tf.cast(self.zeros(), tf.float64)
         found = dyadic.round_half_up(whole * factor) + zero
-        return tf.clip_by_value(found, *map(float, self.limits)) - zero
+        return tf.clip_by_value(found, *self._bounds(tf.float64)) - zero
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments."""

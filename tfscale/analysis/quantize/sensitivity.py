@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +17,7 @@ from tfscale.analysis.curvature import Fisher, Hessian
 from tfscale.analysis.curvature.of_model import OfModel
 from tfscale.analysis.curvature.operator import Operator
 from tfscale.analysis.curvature.results import Estimate, student
-from tfscale.analysis.curvature.samples import AT_ONCE, checked_samples, products_of_signs
+from tfscale.analysis.curvature.samples import AT_ONCE, FEWEST, checked_samples, random_signs
 from tfscale.analysis.quantize.kernels import (
     Kernel,
     kernels_of,
@@ -71,10 +72,11 @@ def sensitivity(
     plan of this study.
 
     - **Cost.** Random vectors z of signs give :math:`E[z_l^T (H z)_l] = \mathrm{tr} H_l` for all
-      layers at once. Four vectors share a pass over the data, and all widths share the vectors.
+      layers at once, and for all widths. Each batch has vectors of its own, so that a pass over
+      many batches gives the accuracy of many vectors.
     - **End.** Sampling ends when the order of layers is known (with 95% confidence for each pair
       of neighbours), when all standard errors are within ``accuracy``, or after ``samples``
-      vectors. The study says which.
+      vectors for each batch. The study says which.
     - **Replicas.** If the model was made in the scope of a strategy, its replicas share each batch.
       All workers must make the same call; they get the same study.
     - **Layers**: Dense, EinsumDense, Embedding, all convolutions, and those within other layers,
@@ -94,7 +96,7 @@ def sensitivity(
             the mean eigenvalue of its own weights (Q-BERT: 128 groups for each matrix).
         ranges: how the range of each scale is chosen: ``"mse"``, ``"minmax"`` or ``"percentile"``,
             as in ``quantize.apply``.
-        samples: largest number of random vectors.
+        samples: largest number of random vectors for each batch.
         accuracy: stop when each layer's standard error is at most this share of its curvature.
         file: path of a file that holds the study while it is measured. If it exists, the study goes
             on from there. The first worker writes it.
@@ -189,8 +191,12 @@ class _Seen:
 class _Task:
     """A measurement of the sensitivities of a model's layers.
 
-    A row has one sample's numbers: for each layer the curvature, then its cost at each width. By
-    eigenvalues, a row has one layer's eigenvalue, its residual, and the number of products.
+    A row has one sample's numbers, of which each batch had a random vector: for each stratum, which
+    is a group of batches, and for each layer the curvature, then its cost at each width. Strata add
+    up. Batches differ, but each sample has all of them, so the spread within strata alone makes the
+    error; some strata have enough spread after few samples.
+
+    By eigenvalues, a row has one layer's eigenvalue, its residual, and the number of products.
     """
 
     def __init__(
@@ -204,12 +210,14 @@ class _Task:
         self._paths = list(self._shapes)
         values = [_value(kernel.variable) for kernel in kernels]
         self._loss = operator.loss  # raises if it is not finite
+        self._strata = min(operator.batches, FEWEST)
+        self._width = len(self._paths) * (1 + len(self._widths))
         self._pieces = self._cut(values, operator.gradient)
         told = hashlib.sha256(b"".join(value.tobytes() for value in values)).hexdigest()[:16]
         self._settings = {
             "by": by, "bits": " ".join(map(str, widths)), "group": str(group), "ranges": ranges,
             "seed": str(seed),
-            "weights": told, "layers": " ".join(self._paths),
+            "weights": told, "layers": " ".join(self._paths), "batches": str(operator.batches),
         }  # fmt: skip
 
     def run(self, samples: int, accuracy: float, file: Path | None, seen: _Seen) -> Study:
@@ -220,16 +228,29 @@ class _Task:
             return self._told("exact", file)
         if self._by == "eigenvalue":
             return self._eigenvalues(file)
-        vectors = products_of_signs(
-            self._operator, "sensitivity", samples, self._seed,
-            lambda: self._end(accuracy) is not None, len(self.rows),
-        )  # fmt: skip
-        if len(self.rows) < samples and (not self.rows or self._end(accuracy) is None):
-            for z, product in vectors:
-                self.rows.append(self._row(z * product))
-                if file is not None and len(self.rows) % AT_ONCE == 0:
+        fewest = 1 + -(-(FEWEST - 1) // self._strata)
+        with self._operator.telling("sensitivity", max(samples - len(self.rows), 1)):
+            while len(self.rows) < samples:
+                if len(self.rows) >= fewest and self._end(accuracy) is not None:
+                    break
+                self._sample(min(AT_ONCE, fewest, samples - len(self.rows)))
+                if file is not None:
                     self._told("samples", file)
         return self._told(self._end(accuracy) or "samples", file)
+
+    def _sample(self, count: int) -> None:
+        """Add rows, in one pass over the data."""
+        first, signs = len(self.rows), functools.partial(random_signs, self._operator, self._seed)
+        found = np.zeros((count, self._strata, self._width))
+        passed = self._operator.products_of_batches(
+            lambda batch: np.stack([signs(first + i, batch) for i in range(count)])
+        )
+        for batch, vectors, products in passed:
+            products *= vectors
+            for row, each in zip(found, products, strict=True):
+                row[batch % self._strata] += self._row(each)
+        rows = self._operator.summed_over_hosts(found.reshape(count, -1))
+        self.rows += rows.tolist()
 
     # ------------------------------------------------------------- of weights
 
@@ -270,26 +291,30 @@ class _Task:
     # ------------------------------------------------------------- when to end
 
     def _table(self) -> np.ndarray:
-        """Return the rows as an array of samples, layers, and curvature and widths."""
-        return np.array(self.rows).reshape(len(self.rows), len(self._paths), -1)
+        """Return the rows as an array of samples, strata, layers, and curvature and widths."""
+        return np.array(self.rows).reshape(
+            len(self.rows), self._strata, len(self._paths), 1 + len(self._widths)
+        )
 
     def _end(self, accuracy: float) -> str | None:
         """Return why sampling may end; None if it may not."""
         if len(self.rows) < 2:
             return None
         found = self._table()
-        if self._is_order_known(found[:, :, 1 + self._widths.index(min(self._widths))]):
+        if self._is_order_known(found[..., 1 + self._widths.index(min(self._widths))]):
             return "order"
-        means, count = found[:, :, 0].mean(0), len(found)
-        errors = found[:, :, 0].std(0, ddof=1) / np.sqrt(count)
+        means, errors = _of_strata(found[..., 0])
         return "accuracy" if np.all(errors <= accuracy * np.abs(means)) else None
 
     def _is_order_known(self, costs: np.ndarray) -> bool:
         """Return whether each layer's cost differs from its neighbour's, sample by sample."""
-        order = np.argsort(costs.mean(0))
-        between = np.diff(costs[:, order], axis=1)
-        errors = between.std(0, ddof=1) / np.sqrt(len(costs))
-        return bool(np.all(between.mean(0) > student(0.95, len(costs) - 1) * errors))
+        order = np.argsort(_of_strata(costs)[0])
+        means, errors = _of_strata(np.diff(costs[..., order], axis=-1))
+        return bool(np.all(means > student(0.95, self._count() - 1) * errors))
+
+    def _count(self) -> int:
+        """Return the number of samples whose spread would be known as well."""
+        return self._strata * (len(self.rows) - 1) + 1
 
     # ------------------------------------------------------------- results
 
@@ -338,11 +363,14 @@ class _Task:
                 width: Estimate(curvature.value * error, curvature.error * error, curvature.samples)
                 for width, error in errors.items()
             }
-        found = self._table()[:, number]
+        means, deviations = _of_strata(self._table()[:, :, number])
+        curvature, *costs = (
+            Estimate(mean, error, self._count())
+            for mean, error in zip(means.tolist(), deviations.tolist(), strict=True)
+        )
         numbers = sum(piece.numbers for piece in self._pieces[number])
-        return Estimate.of(found[:, 0] / numbers), {
-            width: Estimate.of(found[:, 1 + i]) for i, width in enumerate(self._widths)
-        }
+        curvature = Estimate(curvature.value / numbers, curvature.error / numbers, self._count())
+        return curvature, dict(zip(self._widths, costs, strict=True))
 
     def _told(self, ended: str, file: Path | None) -> Study:
         model = self._operator.model
@@ -362,7 +390,7 @@ class _Task:
         """Return the rows that a file holds; all workers get those of the first one."""
         if file is None:
             return []
-        width = 3 if self._by == "eigenvalue" else len(self._paths) * (1 + len(self._widths))
+        width = 3 if self._by == "eigenvalue" else self._strata * self._width
         most = len(self._paths) if self._by == "eigenvalue" else samples
         shared = np.zeros(2 + most * width)
         if is_first() and file.exists():
@@ -393,6 +421,14 @@ class _Task:
                 f"of these data is {self._loss:.6g}. Give another file, or remove it to begin anew"
             )
         return study.rows
+
+
+def _of_strata(found: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return means and standard errors, from arrays of samples and strata."""
+    means, count = found.mean(0).sum(0), len(found)
+    if count < 2:
+        return means, np.full_like(means, np.nan)
+    return means, np.sqrt(found.var(0, ddof=1).sum(0) / count)
 
 
 class _Piece:

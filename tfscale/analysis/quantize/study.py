@@ -107,7 +107,7 @@ class Study:
         layers: the layers, in the model's order.
         by: what the curvature is: "trace", "eigenvalue", "fisher" or "error".
         ended: why sampling ended: "order", "accuracy", "samples" or "exact".
-        samples: number of random vectors.
+        samples: number of random vectors for each batch.
         loss: the loss on the data.
         kept: paths of layers that stay in float, since nobody knows how to quantize them.
         sums: lists of layers that feed one sum.
@@ -216,7 +216,7 @@ class Study:
     def __str__(self) -> str:
         head = f"sensitivity of {len(self.layers)} layers: squared error x {MEASURES[self.by]}"
         if self.samples:
-            head += f" ({self.samples} random vectors)"
+            head += f" ({self.samples} random vectors for each batch)"
         lines = [f"{head}; loss {self.loss:.4g}; {ENDS[self.ended]}"]
         titles = ["layer", "numbers", "curvature", *(f"{b} bits" for b in self.widths)]
         rows = [
@@ -233,7 +233,7 @@ class Study:
 
 
 # Settings that must be equal for a study to go on, as texts.
-SETTINGS = ("by", "bits", "group", "ranges", "seed", "weights", "layers")
+SETTINGS = ("by", "bits", "group", "ranges", "seed", "weights", "layers", "batches")
 
 
 def checked_width(value: Any, name: str, widths: Sequence[int]) -> int:

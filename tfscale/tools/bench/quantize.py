@@ -3,7 +3,8 @@
 Parts: ``programs`` (HAWQ's 18 programs, brute force, 200 layers), ``traces`` (estimates and exact
 Hessians), ``order`` (predicted and measured rise of the loss, layer by layer), ``tuned`` (plans of
 the same size after fine-tuning), ``faces`` (three real nets), ``search`` (few of 64 nets against
-all of them), and ``large`` (a study of ResNet50).
+all of them), ``wires`` (gradients in the wires of a plan and in one wire, at equal bytes), and
+``large`` (a study of ResNet50).
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tfscale.tools.bench import digits, faces, hawq, machine, space, tuned
+from tfscale.tools.bench import digits, faces, hawq, machine, space, tuned, wire_plans
 from tfscale.tools.bench.command import list_of, make_console, one_of, whole_number
+from tfscale.tools.bench.kept import Kept
 
 WIDTHS = (2, 4, 8)
 _LAYERS = 10  # of a program that brute force solves
@@ -37,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     for part in arguments.parts:
         for table, numbers in _PARTS[part](arguments):
             console.print(table)
-            found.setdefault(part, []).append(numbers)
+            found.setdefault(part, []).extend([] if numbers is None else [numbers])
     if arguments.json:
         arguments.json.write_text(json.dumps(found, indent=1))
     console.print(machine.signature(about, "quantize", argv))
@@ -64,14 +66,20 @@ def make_parser() -> argparse.ArgumentParser:
         help="random vectors of a study (default: %(default)s)")  # fmt: skip
     add("--random", type=whole_number, default=20, metavar="N",
         help="random plans of the part tuned (default: %(default)s)")  # fmt: skip
-    add("--tuned-epochs", type=whole_number, default=2, metavar="N",
+    add("--float-epochs", type=whole_number, default=15, metavar="N",
+        help="epochs in float in the part tuned (default: %(default)s)")  # fmt: skip
+    add("--tuned-epochs", type=whole_number, default=3, metavar="N",
         help="epochs of fine-tuning in the part tuned (default: %(default)s)")  # fmt: skip
     add("--tasks", type=list_of(one_of(tuned.TASKS)), default=",".join(tuned.TASKS),
         metavar="NAME,...", help="tasks of the part tuned (default: %(default)s)")  # fmt: skip
     add("--rows", type=whole_number, default=1000, metavar="N",
         help="images of the part large (default: %(default)s)")  # fmt: skip
-    add("--large-samples", type=whole_number, default=8, metavar="N",
-        help="random vectors of the part large (default: %(default)s)")  # fmt: skip
+    add("--large-samples", type=whole_number, default=2, metavar="N",
+        help="random vectors for each batch of the part large (default: %(default)s)")  # fmt: skip
+    add("--large-batch", type=whole_number, default=100, metavar="N",
+        help="images of a batch of the part large (default: %(default)s)")  # fmt: skip
+    add("--kept", type=Path, metavar="FILE",
+        help="file that keeps finished trainings, so that a stopped run goes on")  # fmt: skip
     add("--json", type=Path, metavar="FILE", help="write the results to FILE")
     return parser
 
@@ -319,19 +327,42 @@ def spearman(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def tuned_plans(options: argparse.Namespace) -> Any:
-    """Yield a table of accuracies of plans of the same size, for each task."""
+    """Yield tables of plans of the same size, for each task."""
+    kept = Kept(options.kept)
     for name in options.tasks:
-        task, rows = tuned.TASKS[name](), []
-        for seed in range(options.seeds):
-            found = tuned.compare(options, task, seed)
-            random = [value for key, value in found.items() if key.startswith("random")]
-            rows.append({"seed": seed, **found, "best": max(random), "mean": np.mean(random)})
-        heads = ["float", "hessian", "error", "uniform", "reversed", "mean", "best"]
-        yield _table(
-            f"{name}: test accuracy at 12.5% of float32's bytes, fine-tuned, %",
-            ["seed", *heads[:5], "random, mean", "random, best"],
-            [[str(row["seed"]), *(f"{row[head]:.1f}" for head in heads)] for row in rows],
-        ), {name: rows}  # fmt: skip
+        rows = [tuned.compare(options, name, seed, kept) for seed in range(options.seeds)]
+        for measure, words, least in _FIGURES:
+            yield _table(
+                f"{name}: {words}, at 12.5% of float32's bytes",
+                ["seed", *_PLANS, "random, mean", "random, best", "random ones beaten"],
+                [[str(seed), *_compared(row, measure, least)] for seed, row in enumerate(rows)],
+            ), None  # fmt: skip
+        yield _bits_of(name, rows), {name: rows}
+
+
+_PLANS = ("float", "hessian", "error", "uniform", "reversed")
+# A figure, its words, and which one of several is the best.
+_FIGURES: list[tuple[str, str, Callable[..., float]]] = [
+    ("accuracy after", "test accuracy after fine-tuning, %", max),
+    ("loss after", "test loss after fine-tuning", min),
+    ("loss before", "test loss before fine-tuning", min),
+]
+
+
+def _compared(row: Mapping[str, Any], measure: str, best: Callable[..., float]) -> list[str]:
+    random = [one[measure] for name, one in row.items() if name.startswith("random")]
+    ours, digits = row["hessian"][measure], 1 if best is max else 4
+    shown = [*(row[name][measure] for name in _PLANS), np.mean(random), best(random)]
+    beaten = sum(ours != one and best(ours, one) == ours for one in random)
+    return [*(f"{one:.{digits}f}" for one in shown), f"{beaten} of {len(random)}"]
+
+
+def _bits_of(name: str, rows: Sequence[Any]) -> Any:
+    return _table(
+        f"{name}: bits of the layers, in the net's order", ["seed", "hessian", "error"],
+        [[str(seed), *(" ".join(map(str, row[how]["bits"])) for how in ("hessian", "error"))]
+         for seed, row in enumerate(rows)],
+    )  # fmt: skip
 
 
 # --------------------------------------------------------------------------- faces
@@ -361,22 +392,52 @@ def searched(options: argparse.Namespace) -> Any:
     """Yield a table of the nets that a search finds, and the best of all nets."""
     from tfscale.analysis.quantize import search
 
-    latencies = space.latencies()
+    kept = Kept(options.kept)
+    # JSON has no whole numbers as keys, so the file has pairs.
+    measured = kept.of("latencies", space.latencies)
+    latencies = {block: dict(map(tuple, pairs)) for block, pairs in measured.items()}
     every = space.nets()
-    scores = [space.score(net, 1.0) for net in every]
+    used: list[float] = []
+
+    def score(net: dict[str, int], effort: float) -> float:
+        found, took = kept.of(f"search {net} {effort}", lambda: space.score(net, effort))
+        used.append(took)
+        return float(found)
+
+    scores = [score(net, 1.0) for net in every]
+    whole = sum(used)
     seconds = np.array([sum(latencies[b][c] for b, c in net.items()) for net in every])
     rows = []
     for share in (0.4, 0.6, 0.8):
         limit = float(np.quantile(seconds, share))
-        found = search(latencies, space.score, latency=limit)
+        used.clear()
+        found = search(latencies, score, latency=limit)
         best = max(s for s, used in zip(scores, seconds, strict=True) if used <= limit)
-        rows.append((limit, found.best.score, best, found.trainings, len(every)))
+        rows.append(
+            (limit, found.best.score, best, found.trainings / len(every), sum(used) / whole)
+        )
     yield _table(
-        "a search among 64 nets for digits, and the best of all 64",
-        ["latency, ms", "found, %", "best, %", "full trainings", "of all"],
-        [[f"{1e3 * limit:.2f}", f"{ours:.1f}", f"{best:.1f}", f"{trainings:.2f}",
-          f"{trainings / count:.1%}"] for limit, ours, best, trainings, count in rows],
+        f"a search among {len(every)} nets for digits, and the best of all of them: "
+        f"{whole:.0f} s of processor time for all",
+        ["latency, ms", "found, %", "best, %", "trainings", "processor time"],
+        [[f"{1e3 * limit:.2f}", f"{ours:.1f}", f"{best:.1f}", f"{trainings:.1%}", f"{time:.1%}"]
+         for limit, ours, best, trainings, time in rows],
     ), rows  # fmt: skip
+
+
+# --------------------------------------------------------------------------- wires
+
+
+def wire_plans_of_gradients(options: argparse.Namespace) -> Any:
+    """Yield a table of losses with wires by sensitivity and with one wire, for each task."""
+    for name in wire_plans.TASKS:
+        found = wire_plans.measure(name, range(options.seeds), options.kept)
+        yield _table(
+            f"{name}: two workers, {wire_plans.RATE}; " + "; ".join(wire_plans.summary(found)),
+            ["uniform wire", "seed", "plan's wires", "bytes a step", "plan's", "counted, off by",
+             "loss", "plan's", "test loss", "plan's"],
+            wire_plans.rows(found),
+        ), {name: found}  # fmt: skip
 
 
 # --------------------------------------------------------------------------- large
@@ -394,24 +455,31 @@ def large(options: argparse.Namespace) -> Any:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((options.rows, 64, 64, 3), np.float32)
     y = rng.integers(0, 100, options.rows)
-    start = time.perf_counter()
-    study = sensitivity(model, x, y, trained=True, samples=options.large_samples)
-    measured = time.perf_counter() - start
-    start = time.perf_counter()
+    times = [(time.perf_counter(), time.process_time())]
+    study = sensitivity(
+        model, x, y, trained=True, samples=options.large_samples, batch_size=options.large_batch
+    )
+    times.append((time.perf_counter(), time.process_time()))
     plan(study, (2, 4, 8), size="12.5%")
-    planned = time.perf_counter() - start
-    row = (model.count_params(), len(study.layers), options.rows, study.samples, measured, planned)
+    times.append((time.perf_counter(), time.process_time()))
+    (measured, processor), (planned, _) = np.diff(times, axis=0).tolist()
+    off = [one.curvature.error / abs(one.curvature.value) for one in study.layers]
+    row = (
+        model.count_params(), len(study.layers), options.rows, study.samples,
+        float(np.median(off)), measured, processor, planned,
+    )  # fmt: skip
     yield _table(
-        "a study of ResNet50, weights as initialized",
-        ["parameters", "layers", "images", "vectors", "study, s", "plan, s"],
-        [[f"{row[0]:,}", str(row[1]), f"{row[2]:,}", str(row[3]), f"{row[4]:.0f}",
-          f"{row[5]:.2f}"]],
+        f"a study of ResNet50, weights as initialized, in batches of {options.large_batch}",
+        ["parameters", "layers", "images", "vectors a batch", "median error of a layer", "study, s",
+         "processor, s", "plan, s"],
+        [[f"{row[0]:,}", str(row[1]), f"{row[2]:,}", str(row[3]), f"{row[4]:.1%}",
+          f"{row[5]:.0f}", f"{row[6]:.0f}", f"{row[7]:.2f}"]],
     ), row  # fmt: skip
 
 
 _PARTS = {
     "programs": programs, "traces": traces, "order": order, "tuned": tuned_plans,
-    "faces": real_nets, "search": searched, "large": large,
+    "faces": real_nets, "search": searched, "wires": wire_plans_of_gradients, "large": large,
 }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from tfscale.tools.bench import digits
 CHOICES: dict[str, tuple[int, ...]] = {
     "width": (4, 8, 16, 24), "kernel": (3, 5), "layers": (1, 2), "head": (16, 64), "bits": (4, 8),
 }  # fmt: skip
-_EPOCHS, _BATCH, _ROWS, _REPEATS = 12, 50, 256, 7
+_EPOCHS, _BATCH, _ROWS, _REPEATS = 40, 50, 256, 200
 
 
 def build(net: dict[str, int]) -> Any:
@@ -28,22 +28,25 @@ def build(net: dict[str, int]) -> Any:
     return keras.Model(first, layers.Dense(10)(x))
 
 
-def score(net: dict[str, int], effort: float) -> float:
-    """Return the test accuracy, in percent, of a net that is trained with its bits."""
+def score(net: dict[str, int], effort: float) -> tuple[float, float]:
+    """Return the test accuracy, in percent, of a net that is trained with its bits, and the seconds
+    of processor time that this took.
+    """
     import keras
 
     from tfscale.analysis.quantize import apply
 
+    begin = time.process_time()
     keras.utils.set_random_seed(0)
-    (x, y), test = digits.load()
+    training, test = digits.load()
     model = build(net)
     small = apply(model, {layer.name: net["bits"] for layer in model.layers if layer.weights})
     epochs = max(1, round(effort * _EPOCHS))
-    rate = keras.optimizers.schedules.CosineDecay(5e-3, epochs * -(-len(x) // _BATCH))
+    rate = keras.optimizers.schedules.CosineDecay(5e-3, epochs * -(-len(training[0]) // _BATCH))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    small.compile(keras.optimizers.Adam(rate), loss, metrics=["accuracy"], jit_compile=False)
-    small.fit(x, y, batch_size=_BATCH, epochs=epochs, verbose=0)
-    return float(100 * small.evaluate(*test, batch_size=_ROWS, verbose=0)[1])
+    small.compile(keras.optimizers.Adam(rate), loss, jit_compile=False)
+    small.fit(digits.batches(training, _BATCH, epochs), verbose=0)
+    return digits.judge(small, *test)[0], time.process_time() - begin
 
 
 def nets() -> list[dict[str, int]]:
@@ -51,35 +54,43 @@ def nets() -> list[dict[str, int]]:
     return [dict(zip(CHOICES, each)) for each in itertools.product(*CHOICES.values())]
 
 
-def latencies() -> dict[str, dict[Any, float]]:
-    """Return measured seconds of each choice.
+def latencies() -> dict[str, list[tuple[int, float]]]:
+    """Return pairs of a choice and its measured seconds, for each block.
 
     The first choices together are the base, which all blocks share equally. Each other choice is
     measured in the base, and counts with the difference. The processor computes all bits alike, so
     time counts for 8 bits, and 4 bits count as nothing.
     """
     base = {block: choices[0] for block, choices in CHOICES.items()}
-    share = _seconds(base) / len(CHOICES)
-    found: dict[str, dict[Any, float]] = {}
-    for block, choices in CHOICES.items():
-        found[block] = {choices[0]: share}
-        for choice in choices[1:]:
-            more = _seconds({**base, block: choice}) - share * len(CHOICES)
-            found[block][choice] = share + (0.0 if block == "bits" else max(0.0, more))
-    return found
+    others = [
+        (block, choice)
+        for block, choices in CHOICES.items()
+        for choice in choices[1:]
+        if block != "bits"
+    ]
+    seconds = _seconds([base, *({**base, block: choice} for block, choice in others)])
+    share = seconds[0] / len(CHOICES)
+    found: dict[str, dict[Any, float]] = {
+        block: dict.fromkeys(choices, share) for block, choices in CHOICES.items()
+    }
+    for (block, choice), one in zip(others, seconds[1:], strict=True):
+        found[block][choice] += max(0.0, one - seconds[0])
+    return {block: list(pairs.items()) for block, pairs in found.items()}
 
 
-def _seconds(net: dict[str, int]) -> float:
-    """Return the smallest time of some answers for a batch."""
+def _seconds(nets: list[dict[str, int]]) -> list[float]:
+    """Return the smallest time of some answers of each net for a batch, measured in turns."""
     import tensorflow as tf
 
-    model = build(net)
-    answer = tf.function(lambda x: model(x, training=False), autograph=False)
-    x = tf.zeros((_ROWS, 8, 8, 1))
-    answer(x)
-    times = []
-    for _ in range(_REPEATS):
-        start = time.perf_counter()
-        answer(x)
-        times.append(time.perf_counter() - start)
-    return float(np.min(times))
+    def answer(net: dict[str, int]) -> Any:
+        model = build(net)
+        return tf.function(lambda x: model(x, training=False), autograph=False)
+
+    answers, x = [answer(net) for net in nets], tf.zeros((_ROWS, 8, 8, 1))
+    times = np.full((_REPEATS, len(nets)), np.inf)
+    for row in times:
+        for number, one in enumerate(answers):
+            start = time.perf_counter()
+            one(x)
+            row[number] = time.perf_counter() - start
+    return [float(one) for one in times.min(0)]

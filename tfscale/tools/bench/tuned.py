@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tfscale.tools.bench import pruning
+from tfscale.tools.bench.kept import Kept
 
 WIDTHS = (2, 3, 4, 6, 8)
 _SIZE = 0.125  # of float32: half of the bytes of 8 bits
@@ -71,38 +74,128 @@ def _reader(letters: int) -> Any:
 TASKS: dict[str, Callable[[], Task]] = {"images": images, "characters": characters}
 
 
-def compare(options: argparse.Namespace, task: Task, seed: int) -> dict[str, Any]:
-    """Return the test accuracies, in percent, of a net and of its plans after fine-tuning."""
+def compare(options: argparse.Namespace, name: str, seed: int, kept: Kept) -> dict[str, Any]:
+    """Return figures of a net and of its plans: their widths, and losses and accuracies on the
+    test data before and after fine-tuning.
+
+    Each training is kept, since a seed's trainings take minutes.
+    """
+    import keras
+
+    task, mine = TASKS[name](), f"tuned {name} {seed}"
+    # JSON has all digits of weights.
+    weights = kept.of(
+        f"{mine} weights",
+        lambda: [v.tolist() for v in _trained(task, seed, options.float_epochs).get_weights()],
+    )
+
+    @functools.cache
+    def model() -> Any:
+        keras.utils.clear_session()  # else names of layers would count on from other nets'
+        made = task.build()
+        made.set_weights([np.array(v, np.float32) for v in weights])
+        return made
+
+    @functools.cache
+    def switched() -> Switched:
+        return Switched(model(), plans["uniform"], task, seed, options.tuned_epochs)
+
+    def tuned(bits: Mapping[str, int]) -> dict[str, Any]:
+        return switched().tuned(bits)
+
+    plans = kept.of(f"{mine} plans", lambda: _plans(options, model(), task, seed))
+    found = {
+        "float": kept.of(f"{mine} float", lambda: _float(model(), task, seed, options.tuned_epochs))
+    }
+    for how, bits in plans.items():
+        key = f"{mine} {' '.join(map(str, bits.values()))}"
+        found[how] = kept.of(key, functools.partial(tuned, bits))
+    return found
+
+
+def _plans(
+    options: argparse.Namespace, model: Any, task: Task, seed: int
+) -> dict[str, dict[str, int]]:
+    """Return the widths of all plans."""
     from tfscale.analysis.quantize import plan, sensitivity
 
-    model = _trained(task, seed, options.tuned_epochs)
+    _compile(model, task, 1e-3, 1)
     study, error = (
         sensitivity(
             model, *task.train, by=by, bits=WIDTHS, samples=options.samples, batch_size=250,
-            progress=False, seed=seed,
+            progress=False, seed=seed, trained=True,
         )
         for by in ("trace", "error")
     )  # fmt: skip
     size = f"{100 * _SIZE}%"
-    plans = {
-        "hessian": plan(study, size=size).bits,
-        "error": plan(error, size=size).bits,
-        "uniform": dict.fromkeys((layer.path for layer in study.layers), _UNIFORM),
-        "reversed": plan(reversed_study(study), size=size).bits,
-    }
     numbers = {layer.path: layer.numbers for layer in study.layers}
-    plans |= {
+    random = {
         f"random {i}": random_bits(numbers, np.random.default_rng([seed, i]))
         for i in range(options.random)
     }
-    found = {"float": _tuned(model, None, task, seed, options.tuned_epochs)}
-    known: dict[tuple[int, ...], float] = {}
-    for name, bits in plans.items():
-        key = tuple(bits.values())
-        if key not in known:
-            known[key] = _tuned(model, bits, task, seed, options.tuned_epochs)
-        found[name] = known[key]
-    return found
+    return {
+        "hessian": plan(study, size=size).bits,
+        "error": plan(error, size=size).bits,
+        "uniform": dict.fromkeys(numbers, _UNIFORM),
+        "reversed": plan(reversed_study(study), size=size).bits,
+        **random,
+    }
+
+
+class Switched:
+    """Copy of a net whose widths change between trainings, so that TensorFlow traces it once.
+
+    Args:
+        model: net in float.
+        bits: width of each layer that can have few bits; other plans have the same layers.
+        task: data.
+        seed: seed of each fine-tuning.
+        epochs: number of epochs of a fine-tuning.
+    """
+
+    def __init__(
+        self, model: Any, bits: Mapping[str, int], task: Task, seed: int, epochs: int
+    ) -> None:
+        import tensorflow as tf
+
+        from tfscale.analysis.quantize.apply import apply, kernels_of
+
+        self._model = apply(model, bits)
+        self._begin = self._model.get_weights()
+        self._task, self._seed, self._epochs = task, seed, epochs
+        there = {layer.path: layer for layer in self._model.layers if hasattr(layer, "watch")}
+        self._kernels = {path: kernels_of(layer) for path, layer in there.items()}
+        for quantizer, _ in itertools.chain(*self._kernels.values()):
+            quantizer.limits = tuple(tf.Variable(one, trainable=False) for one in quantizer.limits)
+        _compile(self._model, task, 1e-3, epochs)
+        self._model.optimizer.build(self._model.trainable_variables)
+        self._optimizer = [variable.numpy() for variable in self._model.optimizer.variables]
+
+    def tuned(self, bits: Mapping[str, int]) -> dict[str, Any]:
+        """Return the figures of a plan, from the float net's weights on."""
+        self.set(bits)
+        return {"bits": list(bits.values()), **_figures(self._model, self._task, self._fit)}
+
+    def set(self, bits: Mapping[str, int]) -> Any:
+        """Return the model with the float net's weights, and the widths of a plan."""
+        from tfscale.analysis.quantize import numbers
+
+        self._model.set_weights(self._begin)
+        for path, width in bits.items():
+            for quantizer, kernel in self._kernels[path]:
+                quantizer.bits = width
+                for place, limit in zip(quantizer.limits, numbers.limits(width), strict=True):
+                    place.assign(limit)
+                quantizer.calibrate(np.asarray(kernel), "mse")
+        return self._model
+
+    def _fit(self) -> None:
+        import keras
+
+        for variable, value in zip(self._model.optimizer.variables, self._optimizer, strict=True):
+            variable.assign(value)
+        keras.utils.set_random_seed(self._seed)
+        _fit(self._model, self._task, self._epochs)
 
 
 def reversed_study(study: Any) -> Any:
@@ -134,29 +227,38 @@ def _trained(task: Task, seed: int, epochs: int) -> Any:
 
     keras.utils.set_random_seed(seed)
     model = task.build()
-    _fit(model, task, 3e-3, 2 * epochs)
+    _compile(model, task, 3e-3, epochs)
+    _fit(model, task, epochs)
     return model
 
 
-def _tuned(model: Any, bits: dict[str, int] | None, task: Task, seed: int, epochs: int) -> float:
-    """Return the accuracy of a copy that is trained further, with few bits or in float."""
+def _float(model: Any, task: Task, seed: int, epochs: int) -> dict[str, Any]:
+    """Return the figures of a copy in float that is trained further as plans are."""
     import keras
 
-    from tfscale.analysis.quantize import apply
-
+    copy = keras.models.clone_model(model)
+    copy.set_weights(model.get_weights())
+    _compile(copy, task, 1e-3, epochs)
     keras.utils.set_random_seed(seed)
-    if bits is None:
-        copy = keras.models.clone_model(model)
-        copy.set_weights(model.get_weights())
-    else:
-        copy = apply(model, bits)
-    _fit(copy, task, 1e-3, epochs)
-    return float(100 * copy.evaluate(*task.test, batch_size=250, verbose=0)[1])
+    return _figures(copy, task, lambda: _fit(copy, task, epochs))
 
 
-def _fit(model: Any, task: Task, rate: float, epochs: int) -> None:
+def _figures(model: Any, task: Task, tune: Callable[[], None]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for when in ("before", "after"):
+        if when == "after":
+            tune()
+        loss, accuracy = model.evaluate(*task.test, batch_size=250, verbose=0)
+        found |= {f"loss {when}": float(loss), f"accuracy {when}": float(100 * accuracy)}
+    return found
+
+
+def _compile(model: Any, task: Task, rate: float, epochs: int) -> None:
     import keras
 
     steps = epochs * -(-len(task.train[0]) // _BATCH)
     pruning.compiled(model, keras.optimizers.schedules.CosineDecay(rate, steps))
+
+
+def _fit(model: Any, task: Task, epochs: int) -> None:
     model.fit(*task.train, batch_size=_BATCH, epochs=epochs, verbose=0)
