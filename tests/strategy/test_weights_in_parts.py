@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * SECONDS + 60)]
 QUICK = {
     ("all", "1x2"): (
         *("adamw", "global_clipnorm", "accumulate_and_clip", "ema_overwrite", "embedding_adam"),
+        "masked_lstm",
     ),
     ("all", "2x1"): ("adam",),
     ("grid", "1x2"): ("batch_norm", "global_clipnorm", "embedding_adam", "last_batch_of_1"),
@@ -29,8 +30,9 @@ QUICK = {
 }
 
 
-# Refused: optimizers that are not known to update each number by itself, and a constraint.
-NEED_WHOLE_WEIGHTS = ("lamb", "lars", "adahessian", "constraint")
+# Refused: optimizers that are not known to update each number by itself, and constraints; masks of
+# pruned weights are constraints.
+NEED_WHOLE_WEIGHTS = ("lamb", "lars", "adahessian", "constraint", "pruned")
 
 
 def pairs():
