@@ -170,10 +170,9 @@ def applies(grid, program):
 
 # ---------------------------------------------------------------------------- cases
 
-# At this rate of SGD, float32 cells show layouts and not rounding: one device whose batches have
-# their rows reversed is off by at most 1e-6 (measured: 9.9e-7 for the GPT, 6.6e-7 at most for vit,
-# transformer and mixture). At 0.1 the MLP is off by 1.5e-5 from itself and the residual net by
-# 1.5e-3; at 0.02 the ViT by 8e-5.
+# At a low rate of SGD, float32 cells show layouts and not rounding. One device whose batches have
+# their rows reversed was off from itself by at most 9.9e-7 at 0.005 (the GPT; vit, transformer and
+# mixture 6.6e-7), by 8e-5 at 0.02 (vit) and by 1.5e-3 at 0.1 (the residual net).
 OPTIMIZERS = {
     "sgd": lambda: keras.optimizers.SGD(0.002, momentum=0.9),
     "adam": lambda: keras.optimizers.Adam(0.005, epsilon=1e-2, global_clipnorm=0.05),
