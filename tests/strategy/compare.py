@@ -22,6 +22,11 @@ def spreads(expected, record):
             yield kind, name, spread(expected[kind][name], record[kind][name], relative)
 
 
+def largest(expected, record):
+    """Return the largest difference of a training that has passed."""
+    return max(wrong for _, _, wrong in spreads(expected, record))
+
+
 def differences(case, expected, record):
     """Sentences; none when all is the same."""
     for kind in ("weights", "seen"):

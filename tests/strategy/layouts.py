@@ -170,8 +170,11 @@ def applies(grid, program):
 
 # ---------------------------------------------------------------------------- cases
 
+# At a low rate of SGD, float32 cells show layouts and not rounding. One device whose batches have
+# their rows reversed was off from itself by at most 9.9e-7 at 0.005 (the GPT; vit, transformer and
+# mixture 6.6e-7), by 8e-5 at 0.02 (vit) and by 1.5e-3 at 0.1 (the residual net).
 OPTIMIZERS = {
-    "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    "sgd": lambda: keras.optimizers.SGD(0.002, momentum=0.9),
     "adam": lambda: keras.optimizers.Adam(0.005, epsilon=1e-2, global_clipnorm=0.05),
 }
 TOLERANCES = {("float64", "sgd"): 1e-12, ("float64", "adam"): 1e-12, ("float32", "sgd"): 1e-6,

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 
 import tensorflow as tf
 from tensorflow.python.distribute.multi_worker_util import coordination_leader
 from tensorflow.python.eager.context import context
 from tensorflow.python.framework import auto_control_deps_utils
+from tensorflow.python.framework.auto_control_deps import op_is_stateful
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
-__all__ = ["context", "coordination_leader", "is_compiled_by_xla", "let_overlap", "moment"]
+__all__ = [
+    "context",
+    "coordination_leader",
+    "is_compiled_by_xla",
+    "let_overlap",
+    "moment",
+    "ordered_by_device",
+]
+
+_INDEPENDENT = "_independent_side_effects"  # attribute of what TensorFlow leaves unordered
 
 
 def is_compiled_by_xla() -> bool:
@@ -32,6 +43,38 @@ def moment() -> tf.Tensor:
         if order is not None:
             order.run_independently(now.op)
     return now
+
+
+@contextlib.contextmanager
+def ordered_by_device() -> Iterator[None]:
+    """Let side effects that are traced in a block wait for earlier ones on their device only.
+
+    TensorFlow runs operations such as assertions, prints and calls of Python in the order in which
+    they were made, on all devices together. Replicas are traced one after the other: the first
+    assertion of one would wait for the last assertion of the one before, which may wait for a sum
+    that both take part in.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    order = None if tf.executing_eagerly() else graph.experimental_acd_manager
+    first = len(graph.get_operations()) if order is not None else 0
+    yield
+    if order is None:
+        return
+    last: dict[str, tf.Operation] = {}
+    for operation in filter(_has_side_effects, graph.get_operations()[first:]):
+        if operation.device in last:
+            operation._add_control_input(last[operation.device])
+        last[operation.device] = operation
+        order.run_independently(operation)
+
+
+def _has_side_effects(operation: tf.Operation) -> bool:
+    """Whether TensorFlow orders an operation behind all others that change no known resource."""
+    return (
+        op_is_stateful(operation)
+        and all(x.dtype != tf.resource for x in operation.inputs)
+        and _INDEPENDENT not in operation.node_def.attr
+    )
 
 
 def let_overlap(kinds: Iterable[str]) -> None:

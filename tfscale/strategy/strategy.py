@@ -18,7 +18,7 @@ from tfscale.bridge.installed import KERAS_2, refuse_tf_keras
 from tfscale.bridge.objects import OPTIMIZERS
 from tfscale.bridge.protocols import Optimizer
 from tfscale.bridge.reading import shapes_apart
-from tfscale.bridge.runtime import is_compiled_by_xla
+from tfscale.bridge.runtime import is_compiled_by_xla, ordered_by_device
 from tfscale.bridge.tensorflow import DistributedValues, autograph_artifact
 from tfscale.collectives.choose import Chooser
 from tfscale.compression.method import Method
@@ -222,6 +222,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
             stack.enter_context(ending_with_their_graphs())
             if self.extended.number_of_replicas == 1:
                 return super().run(fn, args, kwargs, options)
+            stack.enter_context(ordered_by_device())
             _refuse_xla(self)
             refuse_tf_keras(fn)
             step = fit.step_of(fn)

@@ -63,12 +63,17 @@ def whole_of(team: Team, cut: Cut, part: tf.Tensor, name: str) -> tf.Tensor:
 
     @tf.custom_gradient
     def forward(part: tf.Tensor) -> Any:
+        whole = joined(team, cut, part, name)
+        shape = whole.shape
+
         def backward(of_whole: Any) -> Any:
             if isinstance(of_whole, tf.IndexedSlices) and isinstance(cut, Layout):
                 return _part_of_rows(team, cut, of_whole, _backward(name))
-            return part_of_sum(team, cut, tf.convert_to_tensor(of_whole), _backward(name))
+            gradient = tf.convert_to_tensor(of_whole)
+            gradient.set_shape(shape)  # gradients from a loop, such as an LSTM's, do not know it
+            return part_of_sum(team, cut, gradient, _backward(name))
 
-        return joined(team, cut, part, name), backward
+        return whole, backward
 
     return forward(part)
 

@@ -1,0 +1,25 @@
+"""Calls of Python, assertions and prints in the steps of replicas of one process."""
+
+import tensorflow as tf
+
+import tfscale
+
+
+def test_side_effects_wait_for_earlier_ones_of_their_replica_only():
+    strategy = tfscale.ScaleStrategy("ring", devices=["CPU:0", "CPU:1"], deadline=20)
+    seen = []
+
+    def note(x):
+        seen.append(float(x))
+        return x
+
+    def of_replica():
+        first = tf.numpy_function(note, [tf.ones([])], tf.float32)
+        total = tf.distribute.get_replica_context().all_reduce("SUM", tf.ensure_shape(first, []))
+        with tf.control_dependencies([tf.debugging.assert_equal(total, 2.0)]):
+            tf.numpy_function(note, [total], tf.float32)
+        tf.numpy_function(note, [tf.constant(3.0)], tf.float32)
+
+    tf.function(lambda: strategy.run(of_replica))()
+    assert sorted(seen) == [1.0, 1.0, 2.0, 2.0, 3.0, 3.0], "each runs, though nobody reads it"
+    assert seen.index(3.0) > seen.index(2.0), "those of a replica keep their order"
