@@ -8,7 +8,6 @@ import pathlib
 import random
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 
 import keras
@@ -17,9 +16,11 @@ import tensorflow as tf
 from matplotlib.figure import Figure
 
 import tfscale
+from tfscale.tools.bench.shares import sleeps
 from tfscale.tools.launch import LocalWorkers
 
 WORKERS, STEPS, SLOW, SINCE = 4, 60, 2, 20
+ROWS = 4  # of a worker's part of the batch
 
 
 def draw_waits() -> Figure:
@@ -40,34 +41,16 @@ def seconds_of(worker: int) -> Iterator[float]:
         yield slower * dice.uniform(0.09, 0.13)
 
 
-class Works(keras.layers.Layer):
-    """Layer that returns its inputs after a while."""
-
-    seconds: Iterator[float]
-
-    def call(self, x: tf.Tensor) -> tf.Tensor:
-        """Wait for the next number of seconds."""
-
-        def wait(x: np.ndarray) -> np.ndarray:
-            time.sleep(next(self.seconds))
-            return x
-
-        waited = tf.numpy_function(wait, [x], x.dtype)
-        waited.set_shape(x.shape)
-        return waited
-
-
 def train(folder: str) -> None:
     """Train as one of the workers, and write telemetry."""
     worker = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
     with tfscale.ScaleStrategy("ring").scope():
-        works = Works()
-        works.seconds = seconds_of(worker)  # no argument: all workers must build the same model
+        works = sleeps(seconds / ROWS for seconds in seconds_of(worker))
         model = keras.Sequential([keras.Input([8]), works, keras.layers.Dense(1)])
         model.compile("sgd", "mse")
-    x = np.ones([16, 8])
+    x = np.ones([ROWS * WORKERS, 8])
     told = tfscale.callbacks.Telemetry(pathlib.Path(folder) / "run.jsonl")
-    data = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(16).repeat()
+    data = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(len(x)).repeat()
     model.fit(data, steps_per_epoch=STEPS, verbose=0, callbacks=[told])
 
 

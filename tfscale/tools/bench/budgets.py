@@ -26,11 +26,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfscale.native.memory import WITHOUT_POOL
-from tfscale.support.resident import highest_memory
 from tfscale.tools.bench import machine
 from tfscale.tools.bench.budget_nets import NETS
 from tfscale.tools.bench.command import list_of, make_console, one_of, progress
-from tfscale.tools.bench.memory import settle
+from tfscale.tools.bench.memory import Growth
+from tfscale.tools.bench.run import QUIET
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -40,7 +40,6 @@ TIMED = "50 %"
 STEPS = 8  # measured steps of a training
 PAIRS = 6  # pairs of steps with the plan and without recomputation
 MOST_TIME = 1.33
-ENVIRONMENT = {**WITHOUT_POOL, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
 @dataclass(frozen=True)
@@ -145,7 +144,7 @@ def _ask(what: str, words: Any, timeout: float = 1800) -> Any:
     """Return what a new process of this command prints."""
     command = [sys.executable, "-m", "tfscale", "bench", "budgets", what, json.dumps(words)]
     ran = subprocess.run(
-        command, env={**os.environ, **ENVIRONMENT},
+        command, env={**os.environ, **QUIET, **WITHOUT_POOL},
         capture_output=True, text=True, timeout=timeout, check=False,
     )  # fmt: skip
     if ran.returncode:
@@ -246,26 +245,17 @@ def _train(planned: Planned) -> Trained:
     def recompute() -> Any:
         return Recompute(plan=planned.path, example=batch, verbose=0)
 
-    growth = _make_growth(keras)
-    model.fit(data(STEPS), verbose=0, callbacks=[growth, recompute()])
+    growth = Growth()
+    grows = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: growth.after(batch)
+    )
+    model.fit(data(STEPS), verbose=0, callbacks=[grows, recompute()])
     if planned.budget != TIMED:
         return Trained(planned, growth.resident)
     model.fit(data(1), verbose=0)
     turns = _make_turns(keras, model.train_function, iter(data(PAIRS)))
     model.fit(data(PAIRS), verbose=0, callbacks=[recompute(), turns])
     return Trained(planned, growth.resident, turns.ratio())
-
-
-def _make_growth(keras: Any) -> Any:
-    """Return a callback that measures how far the process grows after the first step."""
-
-    class Growth(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            if batch == 0:
-                self.settled = settle()
-            self.resident = highest_memory() - self.settled
-
-    return Growth()
 
 
 def _make_turns(keras: Any, plain: Any, batches: Any) -> Any:

@@ -353,6 +353,7 @@ def make_meter(keras: Any, tf: Any) -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.allocated = self.resident = 0
+            self._growth = Growth()
             self.loss = 0.0
             self.times: list[float] = []
 
@@ -364,14 +365,24 @@ def make_meter(keras: Any, tf: Any) -> Any:
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             self.times.append(time.perf_counter() - self.began)
             self.loss = float(logs["loss"])
+            self.resident = self._growth.after(batch)
             if batch == 0:
-                self.settled = settle()
                 tf.config.experimental.reset_memory_stats("CPU:0")
                 self.held = in_use()["current"]
-            self.resident = highest_memory() - self.settled
             self.allocated = in_use()["peak"] - self.held
 
     return Meter()
+
+
+class Growth:
+    """Growth of the process's highest resident size after the first step."""
+
+    def after(self, batch: int) -> int:
+        """Return the growth in bytes after a step, the number of which is its batch's."""
+        if batch == 0:
+            self._settled = settle()
+        self.resident = highest_memory() - self._settled
+        return self.resident
 
 
 def settle() -> int:

@@ -20,7 +20,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -39,8 +39,7 @@ FEATURES, SECONDS, WARM_UP = 4, 900.0, 2
 FORWARD, INPUT, WEIGHT = "F", "I", "W"
 
 
-@dataclass(frozen=True)
-class Slept:
+class Slept(NamedTuple):
     """A sleep of a stage: for which work, and when."""
 
     work: str
@@ -251,6 +250,5 @@ def _work(arguments: argparse.Namespace) -> None:
     x = np.ones((rows, FEATURES), np.float32)
     batches = tf.data.Dataset.from_tensors((x, x)).repeat()
     model.fit(batches, steps_per_epoch=arguments.steps, verbose=0)
-    found = [(one.work, one.begin, one.end) for one in slept]
-    np.save(Path(arguments.folder) / f"{me}.npy", np.array(found, "U1,f8,f8"))
+    np.save(Path(arguments.folder) / f"{me}.npy", np.array(slept, "U1,f8,f8"))
     measure.leave(arguments.folder, "worker", me, arguments.stages)

@@ -268,7 +268,7 @@ def _work(arguments: argparse.Namespace) -> None:
         keras.config.set_dtype_policy("float64")
         keras.config.set_floatx("float64")
     with strategy.scope():
-        cost = _works() if arguments.hold != SLEEP else [_sleeps(_seconds(arguments, me, workers))]
+        cost = _works() if arguments.hold != SLEEP else [sleeps(_seconds(arguments, me, workers))]
         model = keras.Sequential(
             [
                 keras.Input([FEATURES]),
@@ -326,8 +326,8 @@ def _seconds(arguments: argparse.Namespace, me: int, workers: int) -> Iterator[f
         step += 1
 
 
-def _sleeps(seconds: Iterator[float]) -> Any:
-    """Return a layer that sleeps for each row of its inputs."""
+def sleeps(seconds: Iterator[float]) -> Any:
+    """Return a layer that sleeps the next number of seconds for each row of its inputs."""
     import keras
     import tensorflow as tf
 
