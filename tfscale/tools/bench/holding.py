@@ -68,6 +68,16 @@ def begin(text: str) -> None:
         subprocess.Popen([sys.executable, "-IS", __file__, str(os.getpid()), how])
 
 
+def words_before(folder: str) -> list[str]:
+    """Return the words before a command that run it in a cgroup.
+
+    Args:
+        folder: the cgroup, a text of ``holds`` with a quota.
+    """
+    processes = Path(folder.removeprefix(f"{QUOTA}:")) / "cgroup.procs"
+    return ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(processes)]
+
+
 def _own_cgroup() -> Path:
     """Return the folder of this process's cgroup for processors."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
