@@ -30,6 +30,7 @@ from tfscale.tools.bench.fit_crew import Crew
 from tfscale.tools.bench.plan_schedules import packing
 
 MICROBATCHES = (2, 4)
+_PERIOD = 0.01  # seconds: short, so that a single layer is as slow as a step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +71,7 @@ def measured(
         held: list[str] = []
         if arguments.slow > 1:
             cores = [1 / arguments.slow] + [1.0] * (processes - 1)
-            held = stack.enter_context(holding.holds(holding.QUOTA, cores))
+            held = stack.enter_context(holding.holds(holding.QUOTA, cores, _PERIOD))
 
         def crew_of(way: str, **more: Any) -> Crew:
             one = FitContestant(
