@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tfscale.recompute import trace
+from tfscale.training.recompute import budget as budgets
 from tfscale.training.recompute.budget import BudgetError, plan_budget
 from tfscale.training.recompute.early import with_early_products
 from tfscale.training.recompute.late import positions
@@ -155,6 +156,21 @@ def test_every_budget_is_kept_and_less_is_refused():
         overheads.append(plan.overhead)
     assert overheads == sorted(overheads, reverse=True)
     assert overheads[-1] == 0
+
+
+def test_whoever_asks_for_the_moderate_budget_of_a_refusal_gets_a_moderate_plan(monkeypatch):
+    step, solved = chain(40), budgets._solved
+
+    def expensive(graph, limit, *rest):  # as after too short a search
+        least = max(graph.working_set(number) for number in range(len(graph.nodes)))
+        return solved(graph, min(limit, least + 2 * SIZE), *rest)
+
+    monkeypatch.setattr(budgets, "_solved", expensive)
+    monkeypatch.setattr(budgets, "_of_segments", lambda plain, effort: [])
+    with pytest.raises(BudgetError) as refusal:
+        plan_budget(step, 2 * SIZE, seconds=1)
+    assert refusal.value.smallest < refusal.value.moderate
+    assert plan_budget(step, refusal.value.moderate, seconds=1).overhead <= 0.5
 
 
 def test_single_results_are_cheaper_than_segments_and_fit_where_these_do_not():
