@@ -268,7 +268,7 @@ class MACH:
         for part, true, *_ in batches_of(x, ids, batch_size, steps):
             true = np.asarray(labels.ids(true) if ids is None else true)
             _, found = search.top(self._ensemble.values_of(part), max(ks))
-            totals.add(true.reshape(len(found), -1), found)
+            totals.add(true if true.ndim == 2 else true[:, None], found)
         return totals.result()
 
     def save(self, folder: str | Path) -> None:
