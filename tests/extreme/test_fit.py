@@ -615,6 +615,14 @@ def test_propensities_weigh_rare_labels(trained):
     assert found["psp@1"] == pytest.approx(hits.sum() / (1 / propensity[Y]).sum())
 
 
+def test_validation_can_weigh_rare_labels():
+    made, propensity = mach(), propensities(np.bincount(Y, minlength=CLASSES))
+    data = (X[:50], Y[:50])
+    found = made.fit(X[:100], Y[:100], verbose=0, validation_data=data, propensity=propensity)
+    expected = made.evaluate(*data, propensity=propensity)
+    assert found.history["val_psp@5"][-1] == pytest.approx(expected["psp@5"])
+
+
 def test_one_model_built_twice_is_refused():
     model = build(16)
     made = MACH(lambda buckets: model, CLASSES, 16, 2)
@@ -701,6 +709,9 @@ REFUSED = {
     "nothing to compare with": (lambda: mach().evaluate(X), "arrays need y"),
     "a propensity of 0": (
         lambda: mach().evaluate(X, Y, propensity=np.zeros(CLASSES)), "above 0 and up to 1",
+    ),
+    "a propensity of 0 in fit": (
+        lambda: mach().fit(X, Y, propensity=np.zeros(CLASSES)), "above 0 and up to 1",
     ),
     "a loss of probabilities": (
         lambda: lossy(keras.losses.SparseCategoricalCrossentropy()).fit(X, Y, **QUICK),
