@@ -6,7 +6,7 @@ import numpy as np
 
 
 def spread(expected, found, size):
-    """Return the largest difference, as a share of ``size``, which is a function of ``expected``."""
+    """Return the largest difference, as a share of what ``size`` makes of ``expected``."""
     expected, found = np.asarray(expected), np.asarray(found)
     if expected.shape != found.shape:
         return f"has shape {found.shape}, one device has {expected.shape}"

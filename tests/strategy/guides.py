@@ -7,6 +7,7 @@ and "down" so that a rule can cut them, and no layer sees the size of a microbat
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -35,7 +36,9 @@ def crossentropy():
 def classifier(**compiled):
     inputs = keras.Input([FEATURES])
     hidden = layers.Dense(8, name="down")(layers.Dense(12, "tanh", name="up")(inputs))
-    model = keras.Model(inputs, layers.Dense(CLASSES, name="last")(layers.Activation("tanh")(hidden)))
+    model = keras.Model(
+        inputs, layers.Dense(CLASSES, name="last")(layers.Activation("tanh")(hidden))
+    )
     how = {"optimizer": keras.optimizers.Adam(0.01), "metrics": ["accuracy"]} | compiled
     model.compile(loss=crossentropy(), **how)
     return model
@@ -44,7 +47,9 @@ def classifier(**compiled):
 def fit(model, x=None, y=None, epochs=2, **more):
     if x is None:
         x, y, _ = numbers()
-    return model.fit(x, y, batch_size=BATCH, epochs=epochs, verbose=0, shuffle=False, **more).history
+    return model.fit(
+        x, y, batch_size=BATCH, epochs=epochs, verbose=0, shuffle=False, **more
+    ).history
 
 
 def load_plainly(path):
@@ -54,7 +59,7 @@ def load_plainly(path):
 
 
 def several_inputs():
-    """Two inputs, of which a later stage needs one; two outputs, of which an early stage makes one."""
+    """A later stage needs one of two inputs; an early stage makes one of two outputs."""
     inputs = {"text": keras.Input([5], dtype="int32"), "more": keras.Input([2])}
     x = layers.Embedding(10, 4, name="table")(inputs["text"])
     x = layers.Dense(12, "tanh", name="up")(layers.Flatten()(x))
@@ -221,10 +226,8 @@ def resumed():
 
     with tempfile.TemporaryDirectory() as folder:
         backup = keras.callbacks.BackupAndRestore(folder, delete_checkpoint=False)
-        try:
+        with contextlib.suppress(InterruptedError):
             fit(classifier(), epochs=4, callbacks=[backup, Stop()])
-        except InterruptedError:
-            pass
         model = classifier()
         return model, fit(model, epochs=4, callbacks=[keras.callbacks.BackupAndRestore(folder)])
 
