@@ -52,10 +52,10 @@ def fit(model, x=None, y=None, epochs=2, **more):
     ).history
 
 
-def load_plainly(path):
-    """Load a model in no strategy's scope: scopes are those of a thread."""
+def plainly(function, *arguments, **more):
+    """Call a function in no strategy's scope: scopes are those of a thread."""
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(keras.models.load_model, path).result()
+        return thread.submit(function, *arguments, **more).result()
 
 
 def several_inputs():
@@ -125,7 +125,7 @@ def callbacks():
             ),
         ]
         history = fit(model, epochs=8, validation_data=(x, (y + 1) % CLASSES), callbacks=chosen)
-        saved = load_plainly(best)
+        saved = plainly(keras.models.load_model, best)
     more = {f"best {i}": w for i, w in enumerate(saved.get_weights())}
     return model, history | more | {"rates": rates}
 
@@ -196,14 +196,14 @@ def features():
 
 
 def files():
-    """What plain Keras reads of a model: whole, its weights, and exported."""
+    """What plain Keras reads of a model and its weights, and what it exports then."""
     model, (x, _, _) = classifier(), numbers()
     seen = fit(model)
     with tempfile.TemporaryDirectory() as folder:
         model.save(f"{folder}/model.keras")
         model.save_weights(f"{folder}/model.weights.h5")
-        model.export(f"{folder}/exported", verbose=False)
-        loaded = load_plainly(f"{folder}/model.keras")
+        loaded = plainly(keras.models.load_model, f"{folder}/model.keras")
+        plainly(loaded.export, f"{folder}/exported", verbose=False)
         again = keras.models.load_model(f"{folder}/model.keras")
         other = keras.models.clone_model(loaded)
         other.load_weights(f"{folder}/model.weights.h5")
@@ -299,8 +299,8 @@ class Errors(keras.metrics.Metric):
 
 
 def metrics():
-    top = keras.metrics.SparseTopKCategoricalAccuracy(2, name="top")
-    model = classifier(metrics=[Errors(), top])
+    loss = keras.metrics.SparseCategoricalCrossentropy(from_logits=True, name="again")
+    model = classifier(metrics=[Errors(), loss], weighted_metrics=["accuracy"])
     return model, fit(model, validation_split=0.3)
 
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 import tfscale
 from tests.strategy.everyday import compare
 from tests.strategy.groups import SECONDS
-from tests.strategy.guides import PROGRAMS, result
+from tests.strategy.guides import PROGRAMS, classifier, fit, result
 from tfscale.parallel import deal
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS)]
@@ -31,6 +31,12 @@ def pipelined(stages, order="1f1b", **more):
     }
 
 
+def strategy_of(grid):
+    devices, settings = GRIDS[grid]
+    names = [f"CPU:{place}" for place in range(devices)]
+    return tfscale.ScaleStrategy("ring", devices=names, deadline=60, **settings())
+
+
 @functools.cache
 def on_one_device(name):
     return result(tf.distribute.get_strategy(), name)
@@ -49,7 +55,14 @@ QUICK = {("stages", "several_inputs"), ("slices", "own_layers"), ("stages", "cal
 )
 def test_a_program_of_a_guide_trains_in_a_grid(monkeypatch, grid, name):
     monkeypatch.setattr(deal, "SMALL", 1)
-    devices, settings = GRIDS[grid]
-    names = [f"CPU:{place}" for place in range(devices)]
-    strategy = tfscale.ScaleStrategy("ring", devices=names, deadline=60, **settings())
-    compare(on_one_device(name), result(strategy, name))
+    compare(on_one_device(name), result(strategy_of(grid), name))
+
+
+@pytest.mark.parametrize("grid", ["stages", "slices", "parts", "stages of slices"])
+def test_weights_in_parts_are_not_exported(monkeypatch, tmp_path, grid):
+    monkeypatch.setattr(deal, "SMALL", 1)
+    with strategy_of(grid).scope():
+        model = classifier()
+    fit(model, epochs=1)
+    with pytest.raises(ValueError, match=r"kernel is held in parts.*and export the loaded model"):
+        model.export(tmp_path / "exported", verbose=False)

@@ -148,6 +148,11 @@ def test_mixed_precision(name, microbatches):
         _, expected = trained(None, perceptron, OPTIMIZERS["sgd"], oracle=oracle)
         strategy = pipelined(2, microbatches=microbatches)
         _, found = trained(strategy, perceptron, OPTIMIZERS["sgd"])
+    if microbatches > 1:
+        # TensorFlow joins layers of one device's prediction, and then rounds less often: by as much
+        # does one device's prediction differ from its own model(x).
+        one, other = found.pop("predict"), expected.pop("predict")
+        np.testing.assert_allclose(one.astype("f4"), other.astype("f4"), atol=2**-6)
     assert_near(found, expected)
 
 

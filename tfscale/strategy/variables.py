@@ -37,6 +37,7 @@ from tfscale.bridge.tensorflow import (
     SyncOnReadVariable,
     assign_on_device,
     first_copy,
+    is_saving_non_distributed,
     own_copy,
     read_from_outside,
     regroup,
@@ -54,6 +55,11 @@ _VALUE = "VARIABLE_VALUE"  # name of a value in TensorFlow's checkpoints
 # that no two replicas ever draw the same numbers.
 _FOLD = 0x9E3779B1
 
+_NOT_EXPORTED = (
+    "{path} is held in parts by several replicas, and TensorFlow's SavedModel, which export writes, "
+    "would have one part of it. Save the model as a .keras file, load the file without a strategy, "
+    "and export the loaded model"
+)
 _SUMMED = (
     'the variable {!r} has aggregation="sum", which sums each assignment over replicas, but in '
     "rounds replicas train alone. Leave out aggregation, and tfscale averages the variable at the "
@@ -392,6 +398,19 @@ class Placed(_OfKeras):
     def shape(self) -> tf.TensorShape:
         """Shape of the whole variable; on a replica, of its part."""
         return own_copy(self).shape if on_a_replica() else tf.TensorShape(self.layout.shape)
+
+    def value(self) -> tf.Tensor:
+        """Return what is read here; TensorFlow calls this."""
+        self._refuse_export()
+        return super().value()
+
+    def _get(self) -> Any:
+        self._refuse_export()
+        return super()._get()
+
+    def _refuse_export(self) -> None:
+        if is_saving_non_distributed():
+            raise ValueError(_NOT_EXPORTED.format(path=self.keras_path or self.name))
 
     def of_replica(self, local_id: int, whole: tf.Tensor) -> tf.Tensor:
         """Return the part of one replica of this process."""
