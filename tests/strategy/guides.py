@@ -207,8 +207,7 @@ def files():
         again = keras.models.load_model(f"{folder}/model.keras")
         other = keras.models.clone_model(loaded)
         other.load_weights(f"{folder}/model.weights.h5")
-        artifact = tf.saved_model.load(f"{folder}/exported")
-        served = artifact.serve(x)
+        served = plainly(lambda: tf.saved_model.load(f"{folder}/exported").serve(x))
     found = {f"loaded {i}": w for i, w in enumerate(loaded.get_weights())}
     found |= {f"state {i}": np.asarray(v) for i, v in enumerate(loaded.optimizer.variables)}
     found |= {f"weights {i}": w for i, w in enumerate(other.get_weights())}

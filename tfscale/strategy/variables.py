@@ -56,9 +56,9 @@ _VALUE = "VARIABLE_VALUE"  # name of a value in TensorFlow's checkpoints
 _FOLD = 0x9E3779B1
 
 _NOT_EXPORTED = (
-    "{path} is held in parts by several replicas, and TensorFlow's SavedModel, which export writes, "
-    "would have one part of it. Save the model as a .keras file, load the file without a strategy, "
-    "and export the loaded model"
+    "{path} is held in parts by several replicas, and a SavedModel, which export writes, would have "
+    "one part of it. Save the model as a .keras file, load the file without a strategy, and export "
+    "the loaded model"
 )
 _SUMMED = (
     'the variable {!r} has aggregation="sum", which sums each assignment over replicas, but in '
@@ -407,6 +407,10 @@ class Placed(_OfKeras):
     def _get(self) -> Any:
         self._refuse_export()
         return super()._get()
+
+    def _dense_var_to_tensor(self, *args: Any, **kwargs: Any) -> tf.Tensor:
+        self._refuse_export()
+        return super()._dense_var_to_tensor(*args, **kwargs)
 
     def _refuse_export(self) -> None:
         if is_saving_non_distributed():
