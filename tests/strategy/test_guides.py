@@ -2,13 +2,14 @@
 
 import functools
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfscale
 from tests.strategy.everyday import compare
 from tests.strategy.groups import SECONDS
-from tests.strategy.guides import PROGRAMS, classifier, fit, result
+from tests.strategy.guides import PROGRAMS, classifier, fit, numbers, result
 from tfscale.parallel import deal
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS)]
@@ -59,10 +60,12 @@ def test_a_program_of_a_guide_trains_in_a_grid(monkeypatch, grid, name):
 
 
 @pytest.mark.parametrize("grid", ["stages", "slices", "parts", "stages of slices"])
-def test_weights_in_parts_are_not_exported(monkeypatch, tmp_path, grid):
+def test_outside_of_the_scope_a_model_is_whole_and_is_not_exported(monkeypatch, tmp_path, grid):
     monkeypatch.setattr(deal, "SMALL", 1)
     with strategy_of(grid).scope():
         model = classifier()
     fit(model, epochs=1)
-    with pytest.raises(ValueError, match=r"kernel is held in parts.*and export the loaded model"):
+    x, _, _ = numbers()
+    np.testing.assert_allclose(model(x), model.predict(x, verbose=0), atol=1e-6)
+    with pytest.raises(ValueError, match=r"kernel is held in parts.*and export that model"):
         model.export(tmp_path / "exported", verbose=False)

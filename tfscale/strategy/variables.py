@@ -55,10 +55,10 @@ _VALUE = "VARIABLE_VALUE"  # name of a value in TensorFlow's checkpoints
 # that no two replicas ever draw the same numbers.
 _FOLD = 0x9E3779B1
 
-_NOT_EXPORTED = (
-    "{path} is held in parts by several replicas, and a SavedModel, which export writes, would have "
-    "one part of it. Save the model as a .keras file, load the file without a strategy, and export "
-    "the loaded model"
+_NOT_IN_A_FUNCTION = (
+    "{path} is held in parts by several replicas, and a function that is traced outside of the "
+    "strategy's scope reads it, as export does. Call the model without tf.function, or predict. To "
+    "export it, save it as a .keras file, load the file without a strategy, and export that model"
 )
 _SUMMED = (
     'the variable {!r} has aggregation="sum", which sums each assignment over replicas, but in '
@@ -400,21 +400,16 @@ class Placed(_OfKeras):
         return own_copy(self).shape if on_a_replica() else tf.TensorShape(self.layout.shape)
 
     def value(self) -> tf.Tensor:
-        """Return what is read here; TensorFlow calls this."""
-        self._refuse_export()
-        return super().value()
+        """Return what is read here: on a replica its part, else the whole; TensorFlow calls this."""
+        return tf.convert_to_tensor(self._get())
 
     def _get(self) -> Any:
-        self._refuse_export()
-        return super()._get()
-
-    def _dense_var_to_tensor(self, *args: Any, **kwargs: Any) -> tf.Tensor:
-        self._refuse_export()
-        return super()._dense_var_to_tensor(*args, **kwargs)
-
-    def _refuse_export(self) -> None:
-        if is_saving_non_distributed():
-            raise ValueError(_NOT_EXPORTED.format(path=self.keras_path or self.name))
+        if tf.distribute.has_strategy() and not is_saving_non_distributed():
+            return super()._get()
+        # Outside of the scope, TensorFlow would take the first replica's part for the whole.
+        if not tf.executing_eagerly():
+            raise ValueError(_NOT_IN_A_FUNCTION.format(path=self.keras_path or self.name))
+        return self.read_value()  # enters the scope
 
     def of_replica(self, local_id: int, whole: tf.Tensor) -> tf.Tensor:
         """Return the part of one replica of this process."""

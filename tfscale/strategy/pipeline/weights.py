@@ -41,18 +41,10 @@ _NOT_IN_A_TURN = (
 class _OfStage(Placed):
     """Weight of one stage, which only the turns of its stage read."""
 
-    def value(self) -> tf.Tensor:
-        """Return what a replica reads; TensorFlow calls this."""
-        self._refuse_own_steps()
-        return super().value()
-
     def _get(self) -> Any:
-        self._refuse_own_steps()
-        return super()._get()
-
-    def _refuse_own_steps(self) -> None:
         if on_a_replica() and this_step().model is None:
             raise ValueError(_NOT_IN_A_TURN.format(path=self.keras_path))
+        return super()._get()
 
 
 class StageWeight(_OfStage):
