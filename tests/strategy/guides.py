@@ -207,7 +207,8 @@ def files():
         again = keras.models.load_model(f"{folder}/model.keras")
         other = keras.models.clone_model(loaded)
         other.load_weights(f"{folder}/model.weights.h5")
-        served = plainly(lambda: tf.saved_model.load(f"{folder}/exported").serve(x))
+        exported = plainly(tf.saved_model.load, f"{folder}/exported")
+        served = plainly(exported.serve, x)
     found = {f"loaded {i}": w for i, w in enumerate(loaded.get_weights())}
     found |= {f"state {i}": np.asarray(v) for i, v in enumerate(loaded.optimizer.variables)}
     found |= {f"weights {i}": w for i, w in enumerate(other.get_weights())}

@@ -400,7 +400,7 @@ class Placed(_OfKeras):
         return own_copy(self).shape if on_a_replica() else tf.TensorShape(self.layout.shape)
 
     def value(self) -> tf.Tensor:
-        """Return what is read here: on a replica its part, else the whole; TensorFlow calls this."""
+        """Return a replica's part, or the whole outside of replicas; TensorFlow calls this."""
         return tf.convert_to_tensor(self._get())
 
     def _get(self) -> Any:
