@@ -109,7 +109,7 @@ def _known(
     cluster = Cluster([host] * processes, machine, gamma=links.number("gamma"))
     price = Pricer(units, batch * processes, cluster).price(Cut(columns=processes))
     assert price is not None
-    pack = packing(exchange, links, processes, apart.parameters) / apart.parameters
+    pack = packing(exchange, links, processes, "fp32", apart.parameters) / apart.parameters
     rest = max(0.0, apart.turn(steps) - price.seconds + price.parts["sums"])
     hosts = [dataclasses.replace(host, pack=pack)] * processes
     return units, dataclasses.replace(cluster, hosts=hosts, step=rest)

@@ -2,7 +2,7 @@
 
 The forecast of a step is the time of a step without an exchange, which is measured in turns with
 the training, plus the price of the schedule on the measured links, plus the time in which gradients
-are packed: what an exchange of all gradients takes alone, as fp32, beyond its price.
+are packed: what an exchange of all gradients takes alone on that wire, beyond its price.
 """
 
 from __future__ import annotations
@@ -35,14 +35,12 @@ def measured(
         given = FitContestant("plan", way, way, model, processes, wire=wire, algorithm=algorithm)
         return Crew(given, network, folder, arguments.timeout)
 
-    with crew_of("sums", "fp32", "auto") as crew:
-        links = Record(crew.ask(links=1)[0], Path("links"))
-        pack = packing(crew.turn(arguments.steps), links, processes, crew.parameters)
     with crew_of("apart", "fp32", "auto") as apart:
         for wire in arguments.wires:
             show(f"the links with {wire}", 0.0)
-            with crew_of("scale", wire, "auto") as crew:
+            with crew_of("sums", wire, "auto") as crew:
                 links = Record(crew.ask(links=1)[0], Path("links"))
+                pack = packing(crew.turn(arguments.steps), links, processes, wire, crew.parameters)
             for number, algorithm in enumerate(arguments.algorithms):
                 name = f"{algorithm} {wire}"
                 show(name, number / len(arguments.algorithms))
@@ -56,17 +54,18 @@ def measured(
                 yield name, together, alone + price + pack
 
 
-def packing(exchange: float, links: Record, ranks: int, parameters: int) -> float:
+def packing(exchange: float, links: Record, ranks: int, wire: str, parameters: int) -> float:
     """Return the seconds in which a step's gradients are packed and unpacked.
 
     Args:
-        exchange: seconds of an exchange of all gradients as fp32, without a training.
+        exchange: seconds of an exchange of all gradients on the wire, without a training.
         links: the measured links, as ``Chooser`` has them.
         ranks: number of ranks.
+        wire: name of the wire.
         parameters: number of parameters.
     """
     chooser = Chooser(read_machine(links, ranks), links.number("gamma"), ranks)
-    return max(0.0, exchange - chooser.predicted(wires.nbytes("fp32", parameters)))
+    return max(0.0, exchange - chooser.predicted(wires.nbytes(wire, parameters)))
 
 
 def sums(links: Record, algorithm: str, ranks: int, wire: str, parameters: int) -> float:
