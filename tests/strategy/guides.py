@@ -196,7 +196,7 @@ def features():
 
 
 def files():
-    """What plain Keras reads of a model and its weights, and what it exports then."""
+    """Plain Keras reads a model and its weights, and exports what it has read."""
     model, (x, _, _) = classifier(), numbers()
     seen = fit(model)
     with tempfile.TemporaryDirectory() as folder:

@@ -172,7 +172,7 @@ def applies(grid, program):
 
 # At a low rate of SGD, float32 cells show layouts and not rounding. One device whose batches have
 # their rows reversed was off from itself by 8e-5 at 0.02 (vit) and by 1.5e-3 at 0.1 (the residual
-# net). At 0.002, the predictions of the GPT, which are as large as 2.3, were off by 1.3e-6, and by
+# net). At 0.002, the predictions of the GPT, which are as large as 2.3, were off by 1.5e-6, and by
 # 1.4e-6 with gradients of four microbatches added up (``python -m tests.strategy.floors``). So
 # predictions are compared on the scale of the largest one: see ``Cell.logits``.
 OPTIMIZERS = {
