@@ -5,26 +5,45 @@ from __future__ import annotations
 import numpy as np
 
 
-def spread(expected, found, relative):
-    """The largest difference; of numbers above one as a share of them, where that is asked."""
+def spread(expected, found, size):
+    """Return the largest difference, as a share of what ``size`` makes of ``expected``."""
     expected, found = np.asarray(expected), np.asarray(found)
     if expected.shape != found.shape:
         return f"has shape {found.shape}, one device has {expected.shape}"
-    size = np.maximum(1, np.abs(expected)) if relative else 1
-    return float(np.max(np.abs(found - expected) / size, initial=0))
+    return float(np.max(np.abs(found - expected) / size(expected), initial=0))
 
 
-def spreads(expected, record):
-    """Return the difference of each variable and each number that both have."""
+def one(expected):
+    return 1
+
+
+def each_above_one(expected):
+    return np.maximum(1, np.abs(expected))
+
+
+def largest_above_one(expected):
+    return max(1, np.max(np.abs(expected), initial=0))
+
+
+def spreads(expected, record, logits=()):
+    """Return the difference of each variable and each number that both have.
+
+    Args:
+        expected: what one device has left.
+        record: what a worker has left.
+        logits: names of arrays whose numbers are sums of larger ones: a difference counts as a
+            share of the largest number of the array.
+    """
     for kind in ("weights", "seen"):
         for name in sorted(expected[kind].keys() & record[kind].keys()):
-            relative = kind == "seen"
-            yield kind, name, spread(expected[kind][name], record[kind][name], relative)
+            size = one if kind == "weights" else each_above_one
+            size = largest_above_one if name in logits else size
+            yield kind, name, spread(expected[kind][name], record[kind][name], size)
 
 
-def largest(expected, record):
+def largest(expected, record, logits=()):
     """Return the largest difference of a training that has passed."""
-    return max(wrong for _, _, wrong in spreads(expected, record))
+    return max(wrong for _, _, wrong in spreads(expected, record, logits))
 
 
 def differences(case, expected, record):
@@ -32,7 +51,7 @@ def differences(case, expected, record):
     for kind in ("weights", "seen"):
         for name in sorted(expected[kind].keys() ^ record[kind].keys()):
             yield f"{kind} {name}: only {'one device' if name in expected[kind] else 'replicas'}"
-    for kind, name, wrong in spreads(expected, record):
+    for kind, name, wrong in spreads(expected, record, getattr(case, "logits", ())):
         if isinstance(wrong, str) or not wrong <= case.may(name):
             yield f"{kind} {name}: off by {wrong}, {case.may(name)} may"
 

@@ -8,7 +8,9 @@ import time
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from helpers import PATIENCE
+from keras import ops
 
 import tfscale
 from tests.strategy.doubles import doubles
@@ -82,6 +84,76 @@ def test_statistics_and_random_numbers_are_those_of_microbatches():
         _, found = trained(pipelined(2), normalized, OPTIMIZERS["sgd"])
     assert found["0 kernel"].dtype == "float64"
     assert_near(found, expected, 1e-12)
+
+
+class Adds(layers.Layer):
+    """Layer that adds losses which divide by sizes, or by nothing."""
+
+    def call(self, x):
+        rows = ops.cast(ops.shape(x)[0], x.dtype)
+        self.add_loss(1e-2 * ops.sum(x))
+        self.add_loss(1e-2 * ops.sum(x**2) / rows)
+        self.add_loss(1e-2 * ops.sum(x**2) / ops.cast(ops.size(x), x.dtype))
+        self.add_loss(1e-2 * ops.mean(ops.abs(x)))
+        return x
+
+
+class AddsRatio(layers.Layer):
+    """Layer that adds a loss which divides by a number that only the data tell."""
+
+    def call(self, x):
+        self.add_loss(ops.sum(x) / ops.sum(ops.cast(x > 0, x.dtype)))
+        return x
+
+
+def adding(kind=Adds):
+    x = start = keras.Input((7,))
+    x = layers.Dense(8, "tanh", activity_regularizer="l1", name="first")(x)
+    x = layers.Dense(8, activity_regularizer="l2", name="second")(kind(name="adds")(x))
+    return keras.Model(start, layers.Dense(3, name="last")(x))
+
+
+@pytest.mark.parametrize("cut", ["adds", "last"])
+@pytest.mark.parametrize("rows", [58, 48])  # 48: TensorFlow knows the number of rows of a batch
+def test_losses_that_layers_add_are_those_of_the_batch(cut, rows):
+    with doubles():
+        _, expected = trained(None, adding, OPTIMIZERS["sgd"], rows=rows)
+        _, found = trained(pipelined(cuts=[cut]), adding, OPTIMIZERS["sgd"], rows=rows)
+    assert_near(found, expected, 1e-12)
+
+
+@pytest.mark.parametrize("cut", ["adds", "last"])
+def test_an_added_loss_whose_divisor_needs_later_microbatches_is_refused(cut):
+    with pytest.raises(ValueError, match="differs between microbatches"):
+        fitted(lambda: adding(AddsRatio), strategy=pipelined(cuts=[cut]))
+
+
+@contextlib.contextmanager
+def policy(name):
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(name)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+@pytest.mark.parametrize(
+    ("name", "microbatches"), [("mixed_float16", 1), ("mixed_bfloat16", 1), ("mixed_bfloat16", 4)]
+)
+def test_mixed_precision(name, microbatches):
+    """One device that makes the same microbatches rounds to 16 bits in the same places."""
+    oracle = Microbatched if microbatches > 1 else None
+    with policy(name):
+        _, expected = trained(None, perceptron, OPTIMIZERS["sgd"], oracle=oracle)
+        strategy = pipelined(2, microbatches=microbatches)
+        _, found = trained(strategy, perceptron, OPTIMIZERS["sgd"])
+    if microbatches > 1:
+        # TensorFlow joins layers of one device's prediction, and then rounds less often: by as much
+        # does one device's prediction differ from its own model(x).
+        one, other = found.pop("predict"), expected.pop("predict")
+        np.testing.assert_allclose(one.astype("f4"), other.astype("f4"), atol=2**-6)
+    assert_near(found, expected)
 
 
 @pytest.mark.parametrize("build", [perceptron, embedded])
@@ -232,6 +304,25 @@ def test_what_cannot_be_cut_is_refused_by_name():
         fitted(perceptron, run_eagerly=True)
     with pytest.raises(ValueError, match="cuts names 'nowhere', and the model has no layer"):
         fitted(perceptron, strategy=pipelined(cuts=["nowhere"]))
+
+
+def test_a_loop_of_ones_own_is_refused():
+    strategy = pipelined()
+    with strategy.scope():
+        model = compiled(perceptron(), OPTIMIZERS["sgd"])
+
+    @tf.function
+    def step():
+        def on_replica():
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(model(tf.ones((8, 7)), training=True))
+            weights = model.trainable_variables
+            model.optimizer.apply(tape.gradient(loss, weights), weights)
+
+        strategy.run(on_replica)
+
+    with pytest.raises(ValueError, match=r"kernel is a weight of one stage of a pipeline, and"):
+        step()
 
 
 @pytest.mark.parametrize(

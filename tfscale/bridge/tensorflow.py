@@ -50,7 +50,11 @@ from tensorflow.python.distribute.values import (
     PerReplica,
     SyncOnReadVariable,
 )
-from tensorflow.python.distribute.values_util import assign_on_device, mark_as_unsaveable
+from tensorflow.python.distribute.values_util import (
+    assign_on_device,
+    is_saving_non_distributed,
+    mark_as_unsaveable,
+)
 from tensorflow.python.eager.context import context, eager_mode
 from tensorflow.python.eager.imperative_grad import imperative_grad
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
@@ -197,6 +201,7 @@ __all__ = [
     "first_copy",
     "gradients_in_graph",
     "imperative_grad",
+    "is_saving_non_distributed",
     "mark_as_unsaveable",
     "own_copy",
     "read_from_outside",

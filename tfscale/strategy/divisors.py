@@ -105,7 +105,20 @@ def whole_divisor(divisor: tf.Tensor) -> tf.Tensor:
         reduce = tf.reduce_sum if op.type == "Sum" else tf.reduce_mean
         whole = reduce(whole_divisor(op.inputs[0]), op.inputs[1], op.get_attr("keep_dims"))
         return tf.cast(whole, divisor.dtype)
+    step, sized = this_step(), _sized(op)
+    if step.is_microbatch and sized is not None:
+        return step.size_in_batch(divisor, sized)
+    step.refuse_microbatches()
     if op.type == "Mean":
-        weight = this_step().share_of_elements(op.inputs[0]).weight(divisor.dtype)
-        return this_step().sum_over_rows(tf.math.multiply_no_nan(divisor, weight))
-    return this_step().sum_of_batch(divisor)
+        weight = step.share_of_elements(op.inputs[0]).weight(divisor.dtype)
+        return step.sum_over_rows(tf.math.multiply_no_nan(divisor, weight))
+    return step.sum_of_batch(divisor)
+
+
+def _sized(op: tf.Operation) -> tf.Tensor | None:
+    """Return the tensor whose rows or elements an operation counts; None if it counts none."""
+    if op.type == "Size":
+        return op.inputs[0]
+    if op.type in ("StridedSlice", "Prod") and op.inputs[0].op.type == "Shape":
+        return op.inputs[0].op.inputs[0]
+    return None

@@ -212,6 +212,27 @@ class Step:
             return total
         return total // copies if x.dtype.is_integer else total / copies
 
+    def size_in_batch(self, size: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+        """Return the size that a tensor of a microbatch would have for the whole batch.
+
+        Args:
+            size: number of the rows or of the elements of the tensor.
+            x: the tensor.
+
+        Raises:
+            ValueError: rows have different numbers of elements.
+        """
+        if not self.has_equal_rows(x):
+            raise ValueError(_DIVISOR_OF_A_MICROBATCH)
+        share = self.of_rows
+        of_row = size // tf.cast(tf.maximum(share.local, 1), size.dtype)  # a placeholder is a row
+        return of_row * tf.cast(share.total // share.copies, size.dtype)
+
+    def refuse_microbatches(self) -> None:
+        """Raise if a loss would divide by a number that later microbatches change."""
+        if self.is_microbatch:
+            raise ValueError(_DIVISOR_OF_A_MICROBATCH)
+
     # -- its shares
 
     @property
@@ -251,8 +272,7 @@ class Step:
 
     def share_of_divisor(self, divisor: tf.Tensor) -> Share:
         """Return this replica's share of the divisor of a loss, which replicas add up."""
-        if self.is_microbatch:
-            raise ValueError(_DIVISOR_OF_A_MICROBATCH)
+        self.refuse_microbatches()
         return self.of_rows.of(self.counted(divisor), self.sum_over_rows(divisor))
 
     def are_scaled(self, values: Sequence[Any], since: int = 0) -> list[bool]:

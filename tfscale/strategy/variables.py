@@ -37,6 +37,7 @@ from tfscale.bridge.tensorflow import (
     SyncOnReadVariable,
     assign_on_device,
     first_copy,
+    is_saving_non_distributed,
     own_copy,
     read_from_outside,
     regroup,
@@ -54,6 +55,11 @@ _VALUE = "VARIABLE_VALUE"  # name of a value in TensorFlow's checkpoints
 # that no two replicas ever draw the same numbers.
 _FOLD = 0x9E3779B1
 
+_NOT_IN_A_FUNCTION = (
+    "{path} is held in parts by several replicas, and a function that is traced outside of the "
+    "strategy's scope reads it, as export does. Call the model without tf.function, or predict. To "
+    "export it, save it as a .keras file, load the file without a strategy, and export that model"
+)
 _SUMMED = (
     'the variable {!r} has aggregation="sum", which sums each assignment over replicas, but in '
     "rounds replicas train alone. Leave out aggregation, and tfscale averages the variable at the "
@@ -392,6 +398,18 @@ class Placed(_OfKeras):
     def shape(self) -> tf.TensorShape:
         """Shape of the whole variable; on a replica, of its part."""
         return own_copy(self).shape if on_a_replica() else tf.TensorShape(self.layout.shape)
+
+    def value(self) -> tf.Tensor:
+        """Return a replica's part, or the whole outside of replicas; TensorFlow calls this."""
+        return tf.convert_to_tensor(self._get())
+
+    def _get(self) -> Any:
+        if tf.distribute.has_strategy() and not is_saving_non_distributed():
+            return super()._get()
+        # Outside of the scope, TensorFlow would take the first replica's part for the whole.
+        if not tf.executing_eagerly():
+            raise ValueError(_NOT_IN_A_FUNCTION.format(path=self.keras_path or self.name))
+        return self.read_value()  # enters the scope
 
     def of_replica(self, local_id: int, whole: tf.Tensor) -> tf.Tensor:
         """Return the part of one replica of this process."""

@@ -90,10 +90,6 @@ class SplitWeight(Placed):
         """Shape of what a replica reads: the whole weight, or its part."""
         return super().shape if _sees_parts() else tf.TensorShape(self.layout.shape)
 
-    def value(self) -> tf.Tensor:
-        """Return what a replica reads; TensorFlow calls this."""
-        return tf.convert_to_tensor(self._get())
-
     def _get(self) -> Any:
         found = super()._get()
         if not on_a_replica() or _sees_parts():

@@ -24,6 +24,7 @@ from tfscale.strategy.pipeline.late import put_off
 from tfscale.strategy.pipeline.stages import Stages
 from tfscale.strategy.share import Share
 from tfscale.strategy.step import Step, during, this_step
+from tfscale.strategy.step_graph import StepGraph
 
 
 @dataclasses.dataclass
@@ -71,7 +72,11 @@ class Microbatches:
     def __init__(self, data: Any, number: int) -> None:
         self.data, self.number = data, number
         first = next(x for x in tf.nest.flatten(data) if x is not None)
-        self.rows = tf.shape(first, tf.int64)[0]
+        # The graph must not know the number: it would compute divisors of losses, such as the rows
+        # of a microbatch, and a constant does not show what it counts.
+        rows = tf.shape(first, tf.int64)[0]
+        self.rows = tf.compat.v1.placeholder_with_default(rows, [])
+        self._parts: dict[int, Any] = {}
 
     def bounds(self, i: int) -> tuple[tf.Tensor, tf.Tensor]:
         """Return the first row of a microbatch, and the first row after it."""
@@ -84,20 +89,33 @@ class Microbatches:
 
     def part(self, i: int) -> Any:
         """Return the rows of a microbatch; one that has none gets a row that does not count."""
-        begin, end = self.bounds(i)
-        # A slice would look as if the number of rows depended on the data: see ``StepGraph``.
-        rows = tf.range(begin, tf.maximum(end, begin + 1))
-        return tf.nest.map_structure(lambda x: None if x is None else tf.gather(x, rows), self.data)
+        if i not in self._parts:
+            begin, end = self.bounds(i)
+            # A slice would look as if the number of rows depended on the data: see ``StepGraph``.
+            rows = tf.range(begin, tf.maximum(end, begin + 1))
+            self._parts[i] = tf.nest.map_structure(
+                lambda x: None if x is None else tf.gather(x, rows), self.data
+            )
+        return self._parts[i]
 
-    def step(self, step: Step, i: int) -> Step:
-        """Return the step of one replica for a microbatch."""
+    def step(self, step: Step, i: int, received: Sequence[tf.Tensor] = ()) -> Step:
+        """Return the step of one replica for a microbatch.
+
+        Args:
+            step: the step for all rows of the replica.
+            i: number of the microbatch.
+            received: tensors from the stage before, which have the rows of the microbatch.
+        """
         assert step.rows is not None
         rows = step.rows.of_microbatch(self.size(i))
         share = step.share
         if share is not None:
             share = Share(int(share), rows.local, rows.total)
         is_microbatch = self.number > 1
-        return dataclasses.replace(step, rows=rows, share=share, is_microbatch=is_microbatch)
+        graph = StepGraph((self.part(i), list(received)))
+        return dataclasses.replace(
+            step, rows=rows, share=share, graph=graph, is_microbatch=is_microbatch
+        )
 
     def joined(self, outputs: Sequence[Any]) -> Any:
         """Return the outputs of all microbatches, without those for rows that do not count."""
@@ -182,8 +200,8 @@ class Turns:
 
     def _pass_forward(self, turn: Turn) -> list[tf.Tensor]:
         stage, i = turn.stage, turn.microbatch
-        step = self._microbatches.step(this_step(), i)
         received = self._forward.pop((i, stage - 1), [])
+        step = self._microbatches.step(this_step(), i, received)
         with during(step), tf.GradientTape(watch_accessed_variables=self._training) as tape:
             watched = [x for x in received if x.dtype.is_floating]
             tape.watch(watched)

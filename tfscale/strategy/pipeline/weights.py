@@ -13,7 +13,7 @@ from tfscale.parallel.grid import Grid
 from tfscale.parallel.layout import Owned, Repeated
 from tfscale.strategy.grid.weights import SplitWeight
 from tfscale.strategy.pipeline.stages import Stages
-from tfscale.strategy.step import this_step
+from tfscale.strategy.step import on_a_replica, this_step
 from tfscale.strategy.variables import (
     OwnedCopy,
     Placed,
@@ -31,13 +31,29 @@ _SHARED_STATE = (
 )
 
 
-class StageWeight(Placed):
+_NOT_IN_A_TURN = (
+    "{path} is a weight of one stage of a pipeline, and a step that was passed to strategy.run "
+    "reads it on all replicas, of which others hold nothing of it. Only Keras's own steps take "
+    "microbatches in turns: train with fit or train_on_batch, or leave pipeline out"
+)
+
+
+class _OfStage(Placed):
+    """Weight of one stage, which only the turns of its stage read."""
+
+    def _get(self) -> Any:
+        if on_a_replica() and this_step().model is None:
+            raise ValueError(_NOT_IN_A_TURN.format(path=self.keras_path))
+        return super()._get()
+
+
+class StageWeight(_OfStage):
     """Weight of one stage: the replicas of the stage hold it, and those of others hold nothing."""
 
     layout: Repeated
 
 
-class StageSlice(SplitWeight):
+class StageSlice(_OfStage, SplitWeight):
     """Weight of one stage of which each replica of the stage holds a slice."""
 
 
