@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
