@@ -1,4 +1,4 @@
-"""How the end of a process is described to a user."""
+"""Describes to a user how a process ended."""
 
 from __future__ import annotations
 
