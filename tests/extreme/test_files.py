@@ -173,6 +173,28 @@ def test_a_training_goes_on_where_it_was_interrupted(tmp_path):
     assert int(model.optimizer.iterations) == 4 * 3
 
 
+def test_a_mach_that_was_loaded_goes_on_with_its_optimizers(tmp_path):
+    how = {"batch_size": 100, "verbose": 0, "shuffle": False}
+    whole = mach(repetitions=1, folder=tmp_path)
+    whole.fit(X, Y, epochs=1, **how)
+    loaded = MACH.load(tmp_path, build)
+    loaded.compile(keras.optimizers.Adam(0.02))
+    loaded.fit(X, Y, epochs=2, **how)
+    whole = mach(repetitions=1)
+    whole.fit(X, Y, epochs=2, **how)
+    assert np.allclose(loaded.top(X, 5)[0], whole.top(X, 5)[0], atol=1e-6)
+
+
+def test_models_that_are_not_built_are_refused_by_name(folder, tmp_path):
+    class Subclassed(keras.Model):
+        pass
+
+    with pytest.raises(ValueError, match="Subclassed that build returned is not built"):
+        MACH.load(folder[1], lambda buckets: Subclassed())
+    with pytest.raises(ValueError, match="call model.build in build"):
+        mach(build=lambda buckets: Subclassed(), folder=tmp_path).fit(X, Y, **QUICK)
+
+
 def workers(folder, **environment):
     """Return what two workers print."""
     path = {"PYTHONPATH": str(ROOT), **environment}
@@ -214,6 +236,13 @@ def test_launch_starts_such_workers(tmp_path):
     )
     assert ran.returncode == 0, ran.stderr
     assert sorted(records(tmp_path)) == [f"repetition_{r:04}" for r in range(4)]
+
+
+def test_a_worker_without_repetitions_has_nothing_to_validate(monkeypatch, tmp_path):
+    three = {"cluster": {"worker": ["a:1", "b:2", "c:3"]}, "task": {"type": "worker", "index": 2}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(three))
+    made = mach(repetitions=2, folder=tmp_path)
+    assert made.fit(X, Y, validation_data=(X, Y), **QUICK).history == {}
 
 
 def test_workers_without_a_folder_are_refused(monkeypatch):

@@ -65,8 +65,37 @@ FORMS = {
 
 def test_labels_are_numbers_of_any_kind():
     kinds = [Y[:, None], Y.astype("float32"), Y.tolist(), tf.constant(Y), Y.astype("uint16")]
-    for y in kinds:
+    for y in [*kinds, Y.astype(object)]:
         assert np.array_equal(Labels(CLASSES, False).ids(y), Y)
+
+
+def test_names_are_texts_or_the_bytes_that_tensorflow_makes_of_them():
+    names = ["Größe", "b", "c"]
+    texts = tf.constant(names * 2).numpy()
+    assert texts.dtype == object
+    for y in (texts, np.array(names * 2), [name.encode() for name in names * 2]):
+        assert Labels(names, False).ids(y).numpy().tolist() == [0, 1, 2] * 2
+    assert Labels(names, True).ids([[], []]).shape == (2, 0)
+
+
+def test_batches_may_be_empty():
+    parts = [slice(0, 100), slice(100, 100), slice(100, 300)]
+    kinds = tf.TensorSpec([None, WIDTH]), tf.TensorSpec([None], tf.int64)
+    data = tf.data.Dataset.from_generator(
+        lambda: ((X[part], Y[part]) for part in parts), output_signature=kinds
+    )
+    made = mach(**ONE)
+    made.fit(data, verbose=0)
+    assert np.isfinite(weights_of(made)).all()
+    assert made.evaluate(data) == pytest.approx(made.evaluate(X[:300], Y[:300]))
+    assert made.top(X[:0], 3)[1].shape == (0, 3)
+
+
+def test_a_label_that_is_given_twice_is_one():
+    twice = np.stack([Y, Y], 1)
+    made = mach(multilabel=True, **ONE)
+    made.fit(X, twice, **QUICK)
+    assert made.evaluate(X, twice) == made.evaluate(X, Y[:, None])
 
 
 def test_each_form_of_data_gives_the_same_weights():
@@ -298,10 +327,10 @@ def test_a_shared_trunk_measures_classes_in_each_epoch():
     made = mach(shared_trunk=True)
     early = keras.callbacks.EarlyStopping("val_precision@1", mode="max", patience=30)
     how = {**FULLY, "epochs": 12, "callbacks": [early]}
-    history = made.fit(X, Y, validation_data=samples(100, seed=9), **how)
+    history = made.fit(X, Y, validation_data=samples(100, seed=9), validation_freq=2, **how)
     assert len(made.models) == 1
     series = history.history["val_precision@1"]
-    assert len(series) == 12 and series[-1] > series[0]
+    assert len(series) == 6 and series[-1] > series[0]
     assert made.top(X[:2], 4)[1].shape == (2, 4)
     (model,) = made.models.values()
     guesses = model.predict(X[:200], verbose=0).argmax(-1)
@@ -372,6 +401,27 @@ def test_metrics_of_several_labels_see_rows_of_zeros_and_ones(shared_trunk):
     assert found["positives"] == pytest.approx(expected.mean(), abs=1e-5)
 
 
+@pytest.mark.parametrize("multilabel", [False, True])
+def test_metrics_by_name_take_logits_and_have_one_name_in_all_models(multilabel):
+    loss = "binary_crossentropy" if multilabel else "sparse_categorical_crossentropy"
+    made = mach(multilabel=multilabel, repetitions=2, compiled=False)
+    made.compile("sgd", metrics=[loss, *(["precision"] if multilabel else [])])
+    made.fit(X, Y[:, None] if multilabel else Y, **QUICK)
+    for model, of_buckets in zip(made.models.values(), made.table()[:, Y], strict=True):
+        y = of_buckets[:, None] if multilabel else of_buckets
+        found = model.evaluate(X, y, verbose=0, return_dict=True)
+        assert found[loss] == pytest.approx(found["loss"], rel=1e-4)
+        if multilabel:
+            guesses, true = model.predict(X, verbose=0) > 0, rows_of(y) > 0
+            assert found["precision"] == pytest.approx(true[guesses].mean(), abs=1e-5)
+
+
+def test_a_loss_of_several_labels_may_be_a_lambda():
+    made = mach(multilabel=True, compiled=False, **ONE)
+    made.compile("adam", lambda y, p: keras.losses.binary_crossentropy(y, p, from_logits=True))
+    assert np.isfinite(made.fit(X, Y[:, None], **QUICK).history["loss"]).all()
+
+
 def positives(y_true, y_pred):
     return keras.ops.mean(y_true, axis=-1)
 
@@ -406,6 +456,7 @@ def test_sparse_inputs_are_hashed(tmp_path):
     served = tf.saved_model.load(tmp_path)
     labels = served.serve(tf.sparse.from_dense(dense[:5]))["labels"]
     assert np.array_equal(labels, made.top(x[:5], 3)[1])
+    assert np.array_equal(labels, made.top(tf.sparse.from_dense(dense[:5]), 3)[1])
     (model,) = made.models.values()
     layer = next(each for each in model.layers if isinstance(each, HashedFeatures))
     assert layer.kernel.shape == (512, 32)
@@ -499,6 +550,24 @@ def test_several_inputs():
     assert made.top(tf.data.Dataset.from_tensor_slices(x).batch(100), 3)[1].shape == (len(X), 3)
 
 
+class Ragged(keras.Model):
+    """The mean of the embeddings of a row."""
+
+    def __init__(self, buckets):
+        super().__init__()
+        self.embedding, self.last = keras.layers.Embedding(9, 4), keras.layers.Dense(buckets)
+
+    def call(self, x):
+        return self.last(tf.reduce_mean(self.embedding(x.to_tensor()), 1))
+
+
+def test_rows_of_several_lengths():
+    x = tf.ragged.constant([[i % 9] * (1 + i % 4) for i in range(len(Y))])
+    made = mach(build=Ragged, **ONE)
+    made.fit(tf.data.Dataset.from_tensor_slices((x, Y)).batch(100), verbose=0)
+    assert made.top(x, 3)[1].shape == (len(Y), 3)
+
+
 def test_classes_that_come_later_are_trained_on():
     made = mach(classes=200, repetitions=2)
     known = Y < 200
@@ -546,12 +615,41 @@ def test_propensities_weigh_rare_labels(trained):
     assert found["psp@1"] == pytest.approx(hits.sum() / (1 / propensity[Y]).sum())
 
 
+def test_validation_can_weigh_rare_labels():
+    made, propensity = mach(), propensities(np.bincount(Y, minlength=CLASSES))
+    data = (X[:50], Y[:50])
+    found = made.fit(X[:100], Y[:100], verbose=0, validation_data=data, propensity=propensity)
+    expected = made.evaluate(*data, propensity=propensity)
+    assert found.history["val_psp@5"][-1] == pytest.approx(expected["psp@5"])
+
+
 def test_one_model_built_twice_is_refused():
     model = build(16)
     made = MACH(lambda buckets: model, CLASSES, 16, 2)
     made.compile("adam")
     with pytest.raises(ValueError, match="one model twice"):
         made.fit(X, Y, **QUICK)
+
+
+class Subclassed(keras.Model):
+    """A model whose outputs are known when it is called."""
+
+    def __init__(self, buckets):
+        super().__init__()
+        self.last = keras.layers.Dense(buckets)
+
+    def call(self, x):
+        return self.last(x)
+
+
+def trained_by(build):
+    made = mach(build=build, **ONE)
+    made.fit(X, Y, **QUICK)
+    return made
+
+
+def unbatched():
+    return tf.data.Dataset.from_tensor_slices((X, Y))
 
 
 def lossy(loss):
@@ -573,6 +671,17 @@ REFUSED = {
         lambda: mach().fit(X, Y, class_weight={300: 2.0}), "class_weight has a label.*got 300",
     ),
     "one-hot": (lambda: mach().fit(X, np.eye(CLASSES)[Y], **QUICK), "give the numbers"),
+    "one-hot of several": (
+        lambda: mach(multilabel=True).fit(X, np.eye(CLASSES)[Y], **QUICK), "a column for each",
+    ),
+    "one sample": (lambda: trained_by(build).evaluate(unbatched()), "call batch"),
+    "outputs that are known late": (
+        lambda: trained_by(lambda _: Subclassed(20)).top(X), r"expected \(None, 16\)",
+    ),
+    "an iterator": (lambda: mach().fit(iter(unbatched().batch(9))), "can be read once"),
+    "validation by a generator": (
+        lambda: mach().fit(X, Y, validation_data=batches()), "validation_data is a generator",
+    ),
     "no compile": (lambda: mach(compiled=False).fit(X, Y), "call compile"),
     "not trained": (lambda: mach().top(X), "repetitions 0, 1, 2, 3 of 4 are missing"),
     "as many buckets": (lambda: mach(buckets=300), "fewer than the 300 classes"),
@@ -600,6 +709,9 @@ REFUSED = {
     "nothing to compare with": (lambda: mach().evaluate(X), "arrays need y"),
     "a propensity of 0": (
         lambda: mach().evaluate(X, Y, propensity=np.zeros(CLASSES)), "above 0 and up to 1",
+    ),
+    "a propensity of 0 in fit": (
+        lambda: mach().fit(X, Y, propensity=np.zeros(CLASSES)), "above 0 and up to 1",
     ),
     "a loss of probabilities": (
         lambda: lossy(keras.losses.SparseCategoricalCrossentropy()).fit(X, Y, **QUICK),

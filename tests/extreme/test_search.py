@@ -156,6 +156,20 @@ def test_equal_scores_come_by_class(monkeypatch):
         assert labels.tolist() == [list(range(5))] * 3
 
 
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_scores_of_what_is_not_a_number_are_none(estimator, monkeypatch):
+    """One sample's outputs are NaN in one repetition: the others have their answers."""
+    monkeypatch.setattr(searching, "_LARGE", 0)
+    search = Search(table_of(300, 20, 3), 20, estimator)
+    logits = tf.random.stateless_normal([3, 5, 20], [1, 2]).numpy()
+    good = [search.top(values_of(logits, estimator, False), 4, c)[0] for c in (0, 2, None)]
+    logits[1, 2] = np.nan
+    for candidates, expected in zip((0, 2, None), good, strict=True):
+        scores, _ = search.top(values_of(logits, estimator, False), 4, candidates)
+        assert np.isnan(scores[2]).all()
+        assert np.array_equal(np.delete(scores, 2, 0), np.delete(expected, 2, 0))
+
+
 def test_few_candidates_are_less_than_k():
     table = table_of(60, 50, 1)
     values = tf.nn.softmax(tf.random.stateless_normal([1, 3, 50], [1, 2]))

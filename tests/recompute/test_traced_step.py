@@ -4,12 +4,16 @@ import dataclasses
 import pickle
 import re
 
+import keras
 import pytest
+import tensorflow as tf
 
+from tfscale.recompute import trace
+from tfscale.training.recompute import budget as budgets
 from tfscale.training.recompute.budget import BudgetError, plan_budget
 from tfscale.training.recompute.early import with_early_products
 from tfscale.training.recompute.late import positions
-from tfscale.training.recompute.plan import Plan
+from tfscale.training.recompute.plan import KERNEL, Plan
 from tfscale.training.recompute.planners import plan_layers, plan_sqrt
 from tfscale.training.recompute.simulate import memory, moments_of
 from tfscale.training.recompute.text import show
@@ -107,6 +111,36 @@ def test_the_gradient_of_a_bias_is_done_with_that_of_its_filter():
     assert positions(step) == [0, 1, 2, 6, 6, 5, 6, 7]
 
 
+def test_an_operation_takes_scratch_while_it_runs():
+    step = chain(3)
+    ops = [*step.ops[:-1], dataclasses.replace(step.ops[-1], scratch=3 * SIZE)]
+    scratch = dataclasses.replace(step, ops=ops)
+    *before, last = memory(step)
+    assert memory(scratch) == [*before, last + 3 * SIZE]
+
+
+def test_a_convolution_takes_more_than_its_tensors():
+    model = keras.Sequential(
+        [keras.Input((8, 8, 4)), keras.layers.DepthwiseConv2D(3), keras.layers.Conv2D(2, 3)]
+    )
+    model.compile("sgd", "mse")
+    step = trace(model, (tf.TensorSpec([2, 8, 8, 4]), tf.TensorSpec([2, 4, 4, 2])))
+    scratch = {op.kind: op.scratch for op in step.ops if op.scratch}
+    wide, narrow = 9 * 4 * 4, 9 * 4 * 2 * 4
+    assert scratch == {
+        "DepthwiseConv2dNative": wide,
+        "Conv2D": narrow,
+        "Conv2DBackpropInput": narrow,
+        "Conv2DBackpropFilter": narrow,
+        "DepthwiseConv2dNativeBackpropInput": wide,
+        "DepthwiseConv2dNativeBackpropFilter": 256 * wide,
+    }
+    assert step.convolutions == 6
+    none = [dataclasses.replace(op, kind="Erfc") for op in step.ops]
+    without = Plan(dataclasses.replace(step, ops=none), ())
+    assert Plan(step, ()).up_to(0) == without.up_to(0) + 6 * KERNEL
+
+
 def test_every_budget_is_kept_and_less_is_refused():
     step = chain(16)
     plain = Plan(step, ()).bound
@@ -122,6 +156,21 @@ def test_every_budget_is_kept_and_less_is_refused():
         overheads.append(plan.overhead)
     assert overheads == sorted(overheads, reverse=True)
     assert overheads[-1] == 0
+
+
+def test_whoever_asks_for_the_moderate_budget_of_a_refusal_gets_a_moderate_plan(monkeypatch):
+    step, solved = chain(40), budgets._solved
+
+    def expensive(graph, limit, *rest):  # as after too short a search
+        least = max(graph.working_set(number) for number in range(len(graph.nodes)))
+        return solved(graph, min(limit, least + 2 * SIZE), *rest)
+
+    monkeypatch.setattr(budgets, "_solved", expensive)
+    monkeypatch.setattr(budgets, "_of_segments", lambda plain, effort: [])
+    with pytest.raises(BudgetError) as refusal:
+        plan_budget(step, 2 * SIZE, seconds=1)
+    assert refusal.value.smallest < refusal.value.moderate
+    assert plan_budget(step, refusal.value.moderate, seconds=1).overhead <= 0.5
 
 
 def test_single_results_are_cheaper_than_segments_and_fit_where_these_do_not():

@@ -26,7 +26,7 @@ _LARGEST_POOL = "TF_CPU_BFC_MEM_LIMIT_IN_MB"
 _NO_OWN_POOL = "TF_ONEDNN_USE_SYSTEM_ALLOCATOR"  # turns oneDNN's pool off
 # A program that starts with these variables gives the memory of a tensor back when it frees the
 # tensor. glibc maps what is larger than the threshold; by default it raises its threshold.
-WITHOUT_POOL = {POOL: "false", _NO_OWN_POOL: "true", "MALLOC_MMAP_THRESHOLD_": str(256 << 10)}
+WITHOUT_POOL = {POOL: "false", _NO_OWN_POOL: "true", "MALLOC_MMAP_THRESHOLD_": str(64 << 10)}
 
 ADVICE = (
     f"Let TensorFlow keep its memory: leave {POOL} unset or true, and make the strategy before the "

@@ -210,7 +210,8 @@ def _refuse_unsharded(shard: str, policy: MethodPolicy, rule: Rule) -> None:
     if not isinstance(rule, EveryStep):
         raise ValueError(
             f"{given} shares out state that is the same on all replicas, and with sync={rule!r} "
-            "each replica trains with its own state. Leave out one of the two"
+            "each replica trains with its own state, or applies sums some steps later. Leave out "
+            "one of the two"
         )
     others = [each for each in policy.methods if not isinstance(each, Wire)]
     if others:

@@ -27,8 +27,9 @@ class FitContestant:
         wire: name of a wire, or a method as a Python expression.
         rule: sync rule as a Python expression.
         algorithm: name of a schedule, or ``"auto"``.
-        arguments: arguments of ``ScaleStrategy`` as JSON, of the way ``"planned"``.
+        arguments: arguments of ``ScaleStrategy`` as JSON, of the ways ``"planned..."``.
         pinned: whether each process keeps to a core of its own, as far as there are cores.
+        held: for each process, the cgroup that gives it a part of a core; empty without them.
     """
 
     part: str
@@ -42,6 +43,7 @@ class FitContestant:
     algorithm: str = "auto"
     arguments: str = "{}"
     pinned: bool = False
+    held: Sequence[str] = ()
 
     @property
     def replicas(self) -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tfscale.tools.bench import holding
 from tfscale.tools.bench.fit_contestants import FitContestant
 from tfscale.tools.bench.link import Network
 from tfscale.tools.bench.run import MPI, QUIET, by_mpirun
@@ -21,14 +22,17 @@ from tfscale.tools.launch import LocalWorkers, WorkerFailed
 _numbers = itertools.count()  # of crews, whose sockets may lie in one folder
 
 
-def _prefixes(contestant: FitContestant, network: Network | None) -> list[list[str]] | None:
+def _prefixes(contestant: FitContestant, network: Network | None) -> list[list[str]]:
     """Return the words before the command of each process, if any."""
-    prefixes = [list(words) for words in network.prefixes] if network else None
-    if not contestant.pinned:
-        return prefixes
-    before = prefixes or [[] for _ in range(contestant.processes)]
-    cores = itertools.cycle(sorted(os.sched_getaffinity(0)))
-    return [[*words, "taskset", "-c", str(core)] for words, core in zip(before, cores)]
+    words: list[list[str]] = [[] for _ in range(contestant.processes)]
+    if contestant.held:  # first, since a network namespace has no folder of cgroups
+        words = [holding.words_before(folder) for folder in contestant.held]
+    if network:
+        words = [[*before, *more] for before, more in zip(words, network.prefixes)]
+    if contestant.pinned:
+        cores = itertools.cycle(sorted(os.sched_getaffinity(0)))
+        words = [[*before, "taskset", "-c", str(core)] for before, core in zip(words, cores)]
+    return words
 
 
 class Crew:

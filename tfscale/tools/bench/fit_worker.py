@@ -20,6 +20,7 @@ import keras
 import tensorflow as tf
 
 from tfscale import plan
+from tfscale.callbacks import Recompute
 from tfscale.collectives.choose import machine_fields
 from tfscale.exchange.slots import Slots
 from tfscale.exchange.trial import TURNS
@@ -162,8 +163,22 @@ class Fit:
     def steps(self, count: int) -> Ends:
         """Run steps of ``fit`` and return the time at which each step ended."""
         clock = Clock()
-        self.model.fit(self.data, steps_per_epoch=count, verbose=0, callbacks=[clock])
+        callbacks = [clock, *self.make_callbacks()]
+        self.model.fit(self.data, steps_per_epoch=count, verbose=0, callbacks=callbacks)
         return clock.ends
+
+    def make_callbacks(self) -> list[keras.callbacks.Callback]:
+        """Return more callbacks of ``fit``."""
+        return []
+
+
+class Recomputed(Fit):
+    """Training by ``fit`` that computes all layers again in the backward pass."""
+
+    def make_callbacks(self) -> list[keras.callbacks.Callback]:
+        """Return the callback of the recomputation."""
+        names = [layer.name for layer in self.model.layers]
+        return [Recompute(layers=names, verbose=0)]
 
 
 class ByRule(Fit):
@@ -306,6 +321,7 @@ _WAYS: dict[str, tuple[Callable[[FitContestant], Any], type[Fit], bool]] = {
     "scale": (_scale, Fit, False),
     "tensorflow": (_scale_by_tensorflow, Fit, False),
     "planned": (_planned, Fit, False),
+    "planned, recomputed": (_planned, Recomputed, False),
     "rules": (_by_rule, ByRule, False),
     "copies": (_of_adam, OfAdam, False),
     "sharded": (_of_adam, OfAdam, False),

@@ -32,12 +32,13 @@ class HoldError(RuntimeError):
 
 
 @contextlib.contextmanager
-def holds(kind: str, cores: Sequence[float]) -> Iterator[list[str]]:
+def holds(kind: str, cores: Sequence[float], period: float = PERIOD) -> Iterator[list[str]]:
     """Return a text for each process, for ``begin``; remove what was made for them at the end.
 
     Args:
         kind: ``"quota"`` or ``"stop"``.
         cores: how much of a core each process gets, at most 1 with ``"stop"``.
+        period: seconds after which the kernel gives a quota again.
     """
     if kind == STOP:
         yield [f"{STOP}:{core}" for core in cores]
@@ -48,8 +49,8 @@ def holds(kind: str, cores: Sequence[float]) -> Iterator[list[str]]:
             for number, core in enumerate(cores):
                 made.append(_own_cgroup() / f"tfscale-{os.getpid()}-{number}")
                 made[-1].mkdir()
-                (made[-1] / "cpu.cfs_period_us").write_text(f"{PERIOD * 1e6:.0f}")
-                quota = max(core * PERIOD, _LEAST)
+                (made[-1] / "cpu.cfs_period_us").write_text(f"{period * 1e6:.0f}")
+                quota = max(core * period, _LEAST)
                 (made[-1] / "cpu.cfs_quota_us").write_text(f"{quota * 1e6:.0f}")
         except OSError as error:
             raise HoldError(_NO_QUOTA.format(_ROOT, error)) from None
@@ -66,6 +67,16 @@ def begin(text: str) -> None:
         (Path(how) / "cgroup.procs").write_text(str(os.getpid()))
     elif float(how) < 1:
         subprocess.Popen([sys.executable, "-IS", __file__, str(os.getpid()), how])
+
+
+def words_before(folder: str) -> list[str]:
+    """Return the words before a command that run it in a cgroup.
+
+    Args:
+        folder: the cgroup, a text of ``holds`` with a quota.
+    """
+    processes = Path(folder.removeprefix(f"{QUOTA}:")) / "cgroup.procs"
+    return ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(processes)]
 
 
 def _own_cgroup() -> Path:

@@ -20,6 +20,7 @@ from typing import Any
 
 from tfscale.collectives import ALGORITHMS, wires
 from tfscale.tools.bench import command, link, machine, plan_layouts, plan_schedules
+from tfscale.tools.bench.holding import HoldError
 from tfscale.tools.launch import WorkerFailed
 
 _LOOPBACK = "memory"  # processes of one machine, over shared memory
@@ -69,7 +70,7 @@ def main(argv: Sequence[str]) -> int:
                 for processes in arguments.processes
                 for row in _measure(arguments, rate, processes, show)
             ]
-    except (link.LinkError, WorkerFailed, ImportError, OSError) as error:
+    except (link.LinkError, HoldError, WorkerFailed, ImportError, OSError) as error:
         print(f"tfscale bench: error: {error}", file=sys.stderr)
         return 1
     for line in report(rows):
@@ -111,6 +112,9 @@ def make_parser() -> argparse.ArgumentParser:
         help="turns of each training (default: %(default)s)")  # fmt: skip
     add("--steps", type=command.whole_number, default=10, metavar="N",
         help="steps of a turn (default: %(default)s)")  # fmt: skip
+    add("--slow", type=float, default=1.0, metavar="FACTOR",
+        help="how many times slower the first process is in the part layouts (a cgroup, root only; "
+        "default: %(default)s)")  # fmt: skip
     add("--tiny", action="store_true", help="use a toy model, to try the benchmark itself")
     add("--json", type=Path, metavar="FILE", help="write all numbers to FILE")
     add("--timeout", type=float, default=300.0, metavar="S",

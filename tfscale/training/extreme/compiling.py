@@ -12,6 +12,8 @@ import keras
 from tfscale.training.extreme.losses import MultiHot, MultiHotMetric
 
 _ACCURACY = ("accuracy", "acc", "binary_accuracy")
+_OF_LOSSES = ("accuracy", "acc", "crossentropy", "ce")  # names that Keras takes by the loss
+_OF_LOGITS = {"from_logits": True, "thresholds": 0.0}  # arguments of metrics of probabilities
 
 
 def of_one_model(given: Mapping[str, Any], buckets: int, multilabel: bool) -> dict[str, Any]:
@@ -72,28 +74,47 @@ def _as_object(loss: Any) -> Any:
         def call(self, y_true: Any, y_pred: Any) -> Any:
             return loss(y_true, y_pred)
 
-    return Given(name=getattr(loss, "__name__", "loss"))
+    return Given(name=_name_of(loss, "loss"))
+
+
+def _name_of(function: Any, other: str) -> str:
+    """Return the name of a function; another one for a lambda, which has none."""
+    name = getattr(function, "__name__", "")
+    return name if name.isidentifier() else other
 
 
 def _metrics(given: Any, buckets: int | None) -> Any:
     """Return metrics of one model; of rows of zeros and ones, if a number of buckets is given."""
     if callable(given) and not isinstance(given, keras.metrics.Metric):
         given = given()
-    made = keras.tree.map_structure(_copied, given)
-    if buckets is None or given is None:
-        return made
+    if given is None:
+        return None
+    if buckets is None:
+        return keras.tree.map_structure(lambda each: _by_name(_copied(each)), given)
     return keras.tree.map_structure(
-        lambda metric: MultiHotMetric(_metric_of_logits(metric), buckets), made
+        lambda each: MultiHotMetric(_metric_of_logits(_copied(each)), buckets), given
     )
 
 
 def _metric_of_logits(metric: Any) -> Any:
     if isinstance(metric, str) and metric in _ACCURACY:
         return keras.metrics.BinaryAccuracy(name=metric, threshold=0.0)
-    metric = keras.metrics.get(metric)
+    metric = keras.metrics.get(_by_name(metric))
     if isinstance(metric, keras.metrics.Metric):
         return metric
-    return keras.metrics.MeanMetricWrapper(metric, name=getattr(metric, "__name__", "metric"))
+    return keras.metrics.MeanMetricWrapper(metric, name=_name_of(metric, "metric"))
+
+
+def _by_name(metric: Any) -> Any:
+    """Return for a name of Keras a metric of logits, if Keras's takes probabilities."""
+    if not isinstance(metric, str) or metric in _OF_LOSSES:
+        return metric
+    found = keras.metrics.get(metric)
+    if not isinstance(found, keras.metrics.Metric):
+        return metric
+    config = found.get_config()
+    of_logits = {key: value for key, value in _OF_LOGITS.items() if key in config}
+    return type(found).from_config({**config, "name": metric, **of_logits})
 
 
 def _copied(given: Any) -> Any:

@@ -197,7 +197,7 @@ class Ensemble:
 
     def values(self, x: Any, batch_size: int) -> Iterator[tf.Tensor]:
         """Yield the values of buckets, batch by batch."""
-        if tf.is_tensor(x) or isinstance(x, np.ndarray):
+        if isinstance(x, (tf.Tensor, np.ndarray)):
             for begin in range(0, len(x), batch_size):
                 yield self.values_of(tf.convert_to_tensor(x[begin : begin + batch_size]))
             return

@@ -34,7 +34,8 @@ def combined(values: Any, estimator: str) -> tf.Tensor:
     if estimator == MIN:
         return tf.reduce_min(values, axis=-1)
     ordered, count = tf.sort(values, axis=-1), values.shape[-1]
-    return (ordered[..., (count - 1) // 2] + ordered[..., count // 2]) / 2
+    median = (ordered[..., (count - 1) // 2] + ordered[..., count // 2]) / 2
+    return median + 0 * tf.reduce_sum(values, axis=-1)  # NaN has no place in an order
 
 
 def scaled(scores: tf.Tensor, estimator: str, buckets: int, repetitions: int) -> tf.Tensor:

@@ -117,6 +117,7 @@ class Folder:
                 f"{weights}: the file is damaged or was replaced: its digest differs from the one "
                 f"in {record.path.name}; delete both and train {name} again"
             )
+        check_built(model)
         optimizer = getattr(model, "optimizer", None)
         if optimizer is not None and not optimizer.built:
             optimizer.build(model.trainable_variables)
@@ -144,6 +145,15 @@ class Folder:
         record = Record.read(path)
         self._check(record)
         return record
+
+
+def check_built(model: Any) -> None:
+    """Raise if a model has no weights yet, into which those of a file could be read."""
+    if not model.built:
+        raise ValueError(
+            f"the {type(model).__name__} that build returned is not built, and files of a MACH "
+            "need models that are: begin them with keras.Input, or call model.build in build"
+        )
 
 
 def read_settings(path: str | Path) -> tuple[Record, list[str] | None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,7 @@ from tfscale.cluster.sources import find_source
 from tfscale.cluster.this_worker import is_first
 from tfscale.training.extreme.data import BucketLabels
 from tfscale.training.extreme.ensemble import Ensemble
-from tfscale.training.extreme.files import Folder
+from tfscale.training.extreme.files import Folder, check_built
 from tfscale.training.extreme.heads import Heads
 from tfscale.training.extreme.history import History
 
@@ -35,7 +34,8 @@ def fit(
         validate: returns metrics of classes, or None without validation data.
     """
     shares = own_shares(ensemble, folder)
-    _check_reads(data["x"], len(shares), given)
+    for what, steps in {"x": "steps_per_epoch", "validation_data": "validation_steps"}.items():
+        _check_reads(data[what], what, len(shares), steps, given.get(steps))
     history = History()
     for number, share in enumerate(shares, 1):
         heads = ensemble.heads_of(share)
@@ -52,10 +52,12 @@ def fit(
         heads.epochs = given["epochs"]
         history.add(heads.name, found.history)
         ensemble.note(heads)
-    if validate is not None and not ensemble.shared_trunk:
+    if validate is not None and not ensemble.shared_trunk and ensemble.trained:
         allowed, ensemble.allow_missing = ensemble.allow_missing, True
-        history.add_metrics(validate())
-        ensemble.allow_missing = allowed
+        try:
+            history.add_metrics(validate())
+        finally:
+            ensemble.allow_missing = allowed
     return history
 
 
@@ -81,7 +83,7 @@ def own_shares(ensemble: Ensemble, folder: Folder | None) -> list[list[int]]:
 
 
 class ClassMetrics(keras.callbacks.Callback):
-    """Adds metrics of classes to the metrics of each epoch, for one model of all repetitions.
+    """Adds metrics of classes to those of each validation, for one model of all repetitions.
 
     Args:
         validate: returns the metrics.
@@ -92,15 +94,15 @@ class ClassMetrics(keras.callbacks.Callback):
         self._validate = validate
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Measure, and add the result to the logs."""
-        if logs is not None:
+        """Measure, if Keras has validated in this epoch, and add the result to the logs."""
+        if logs is not None and "val_loss" in logs:
             logs.update({f"val_{name}": value for name, value in self._validate().items()})
 
 
 def _resume(ensemble: Ensemble, heads: Heads, folder: Folder, epochs: int) -> bool:
     """Load what the folder has of a model; return whether it has all epochs."""
     done = folder.epochs(heads.name)
-    if done and not ensemble.is_trained(heads):
+    if done and not (ensemble.is_trained(heads) and heads.model.optimizer.built):
         folder.read(heads.name, heads.model)
         heads.epochs = done
     if done < epochs:
@@ -112,10 +114,7 @@ def _resume(ensemble: Ensemble, heads: Heads, folder: Folder, epochs: int) -> bo
 
 def _train(ensemble: Ensemble, heads: Heads, folder: Folder, how: dict[str, Any]) -> Any:
     """Train a model from its last epoch in a folder, and write it there."""
-    if not heads.model.built:
-        raise ValueError(
-            "a MACH with a folder needs models that are built: begin them with keras.Input"
-        )
+    check_built(heads.model)
     backup = keras.callbacks.BackupAndRestore(folder.backup(heads.name), delete_checkpoint=False)
     how["initial_epoch"] = max(folder.epochs(heads.name), how.get("initial_epoch", 0))
     found = heads.model.fit(**{**how, "callbacks": [*how["callbacks"], backup]})
@@ -145,10 +144,10 @@ def _callbacks(given: Any, heads: Heads) -> list[Any]:
     return [*given] if isinstance(given, (list, tuple)) else [given] if given is not None else []
 
 
-def _check_reads(x: Any, models: int, given: dict[str, Any]) -> None:
-    if isinstance(x, types.GeneratorType) and models > 1 and not given.get("steps_per_epoch"):
+def _check_reads(data: Any, what: str, models: int, steps: str, given: Any) -> None:
+    if hasattr(data, "__next__") and models > 1 and not given:
         raise ValueError(
-            f"x is a generator, which can be read once, and {models} models read it one after "
-            "another: give a tf.data.Dataset or a keras.utils.PyDataset, or steps_per_epoch if the "
-            "generator has no end, or make the MACH with shared_trunk=True"
+            f"{what} is a {type(data).__name__}, which can be read once, and {models} models read "
+            "it one after another: give a tf.data.Dataset or a keras.utils.PyDataset, or "
+            f"{steps} if it has no end, or make the MACH with shared_trunk=True"
         )

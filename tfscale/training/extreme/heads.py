@@ -31,14 +31,9 @@ class Heads:
     ) -> None:
         self.repetitions, self.stacked, self.epochs = list(repetitions), stacked, 0
         self.name = self.name_of(repetitions, stacked)
-        self.built = _checked(build(buckets * len(self.repetitions)), self._shapes(buckets))
+        self._shapes = _shapes(buckets, len(self.repetitions), stacked)
+        self.built = _checked(build(buckets * len(self.repetitions)), self._shapes)
         self.model = self._stacked(buckets) if stacked else self.built
-
-    def _shapes(self, buckets: int) -> list[tuple[int | None, ...]]:
-        """Return the shapes of outputs that a model may have."""
-        count = len(self.repetitions)
-        flat: tuple[int | None, ...] = (None, buckets * count)
-        return [flat, (None, count, buckets)] if self.stacked else [flat]
 
     def _stacked(self, buckets: int) -> Any:
         """Return a model whose outputs have an axis of repetitions."""
@@ -59,7 +54,7 @@ class Heads:
                 f"keras.layers.Reshape({shape}), and it is trained as it is"
             )
         heads = keras.layers.Reshape(shape, dtype="float32", name="heads")(output)
-        return keras.Model(built.inputs, heads)
+        return keras.Model(getattr(built, "input", built.inputs), heads)
 
     @staticmethod
     def name_of(repetitions: Sequence[int], stacked: bool) -> str:
@@ -69,6 +64,7 @@ class Heads:
     def logits(self, x: Any) -> tf.Tensor:
         """Return logits of a batch [repetitions, samples, buckets]."""
         found = tf.cast(self.model(x, training=False), tf.float32)
+        _check_outputs(found.shape, self._shapes)  # of some models it was not known before
         return tf.transpose(found, [1, 0, 2]) if self.stacked else found[None]
 
     def compile(self, buckets: int, multilabel: bool, given: dict[str, Any]) -> None:
@@ -86,17 +82,26 @@ def _overrides(kind: type, name: str) -> bool:
     return getattr(kind, name, None) is not getattr(keras.Model, name, None)
 
 
+def _shapes(buckets: int, repetitions: int, stacked: bool) -> list[tuple[int | None, ...]]:
+    """Return the shapes of outputs that a model may have."""
+    flat: tuple[int | None, ...] = (None, buckets * repetitions)
+    return [flat, (None, repetitions, buckets)] if stacked else [flat]
+
+
+def _check_outputs(found: Any, shapes: Sequence[tuple[int | None, ...]]) -> None:
+    if not any(tf.TensorShape(shape).is_compatible_with(found) for shape in shapes):
+        raise ValueError(
+            f"build({shapes[0][1]}) returned a model with outputs of shape {tuple(found)}; "
+            f"expected {' or '.join(map(str, shapes))}: end it in keras.layers.Dense(buckets)"
+        )
+
+
 def _checked(model: Any, shapes: Sequence[tuple[int | None, ...]]) -> Any:
     arguments.instance(
         model, "the result of build", keras.Model, "a keras.Model that ends in logits"
     )
-    shape = tuple(model.output_shape) if model.built and hasattr(model, "output_shape") else None
-    if shape not in (None, *shapes):
-        width = shapes[0][1]
-        raise ValueError(
-            f"build({width}) returned a model with outputs of shape {shape}; expected "
-            f"{' or '.join(map(str, shapes))}: end it in keras.layers.Dense(buckets)"
-        )
+    if model.built and hasattr(model, "output_shape"):
+        _check_outputs(tuple(model.output_shape), shapes)
     last = model.layers[-1] if getattr(model, "layers", None) else None
     kind = getattr(getattr(last, "activation", None), "__name__", "linear")
     if kind in ("softmax", "sigmoid", "log_softmax") or isinstance(last, keras.layers.Softmax):

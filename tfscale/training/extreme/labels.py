@@ -58,6 +58,7 @@ class Labels:
         elif isinstance(y, tf.RaggedTensor):
             ids = y.with_flat_values(self._numbers(y.flat_values)).to_tensor(_NONE)
         else:
+            self._check_rows(y)
             ids = self._numbers(y)
         return self._shaped(ids)
 
@@ -97,6 +98,8 @@ class Labels:
         return tf.reshape(ids, [tf.shape(ids)[0]])
 
     def _numbers(self, y: tf.Tensor, name: str = "y") -> tf.Tensor:
+        if y.shape.num_elements() == 0:  # empty lists have no type
+            return tf.zeros(y.shape, tf.int32)
         if self.names is None:
             if y.dtype == tf.string:
                 raise ValueError(
@@ -127,6 +130,15 @@ class Labels:
                 self._table = tf.lookup.StaticHashTable(pairs, _UNKNOWN)
         ids = self._table.lookup(y)
         return tf.where(y == "", tf.cast(_NONE, tf.int64), ids) if self.multilabel else ids
+
+    def _check_rows(self, y: tf.Tensor) -> None:
+        """Raise for rows of zeros and ones, which could be taken for labels 0 and 1."""
+        if self.multilabel and y.shape.rank == 2 and y.shape[1] == self.count:
+            raise ValueError(
+                f"y has a column for each of the {self.count:,} classes, and a dense y is rows of "
+                "labels. One-hot rows would need a matrix of samples times classes: give the "
+                "numbers of the classes of each sample, or a sparse matrix"
+            )
 
     def _check_columns(self, y: tf.SparseTensor) -> None:
         if y.shape[1] not in (None, self.count):
@@ -159,16 +171,16 @@ def _as_tensor(y: Any) -> Any:
     array = np.asarray(y)
     if array.dtype == object and array.size and isinstance(array.flat[0], (list, np.ndarray)):
         return tf.ragged.constant([list(row) for row in array])
-    return tf.constant(array.astype(str) if array.dtype == object else array)
+    return tf.constant(np.array(array.tolist()) if array.dtype == object else array)
 
 
 def _checks(wrong: tf.Tensor, y: tf.Tensor, name: str, expected: str) -> list[Any]:
     """Raise for labels that are no class; within a graph return the operation that does."""
     words = f"{name} has a label that is no class of this MACH; a label is {expected}"
+    found = tf.boolean_mask(tf.reshape(y, [-1]), tf.reshape(wrong, [-1]))
     if not tf.executing_eagerly():
-        found = tf.boolean_mask(tf.reshape(y, [-1]), tf.reshape(wrong, [-1]))
         return [tf.debugging.Assert(~tf.reduce_any(wrong), [f"{words}; got", found])]
-    if found := y[wrong].numpy().tolist():
-        label = found[0].decode() if isinstance(found[0], bytes) else found[0]
-        raise ValueError(f"{words}; got {label!r} and {len(found) - 1:,} others")
+    if labels := found.numpy().tolist():
+        label = labels[0].decode() if isinstance(labels[0], bytes) else labels[0]
+        raise ValueError(f"{words}; got {label!r} and {len(labels) - 1:,} others")
     return []

@@ -163,7 +163,7 @@ class MACH:
     def fit(
         self, x: Any = None, y: Any = None, batch_size: int | None = None, epochs: int = 1,
         verbose: Any = "auto", callbacks: Any = None, validation_data: Any = None, *,
-        class_weight: Any = None, sample_weight: Any = None, **given: Any,
+        class_weight: Any = None, sample_weight: Any = None, propensity: Any = None, **given: Any,
     ) -> History:  # fmt: skip
         """Train the repetitions of this worker, one model after another.
 
@@ -182,6 +182,7 @@ class MACH:
                 recall of classes: with a shared trunk after each epoch, else at the end.
             class_weight: a dict from labels to weights.
             sample_weight: as for ``keras.Model.fit``.
+            propensity: as for ``evaluate``, for the metrics of ``validation_data``.
             **given: other arguments of ``keras.Model.fit``.
         """
         if self._ensemble.compiled is None:
@@ -195,20 +196,31 @@ class MACH:
         data = {"x": x, "y": y, "sample_weight": sample_weight, "class_weight": class_weight}
         data["validation_data"] = validation_data
         begin = time.monotonic()
-        validate = self._validation(validation_data, given)
+        self._check_propensity(propensity)
+        validate = self._validation(validation_data, propensity, given)
         given["callbacks"] = callbacks
         found = fitting.fit(self._ensemble, folder, data, given, validate)
         self._seconds = (time.monotonic() - begin) / max(len(found.models), 1)
         return found
 
-    def _validation(self, data: Any, given: dict[str, Any]) -> Callable[[], Any] | None:
+    def _validation(
+        self, data: Any, propensity: Any, given: dict[str, Any]
+    ) -> Callable[[], Any] | None:
         """Return a function that measures classes, for data that can be read once more."""
         if data is None or hasattr(data, "__next__"):
             return None
         x, y, *_ = data if isinstance(data, (tuple, list)) else (data, None)
         size = given.get("validation_batch_size") or given["batch_size"] or 32
         steps, ks = given.get("validation_steps"), sorted({1, min(5, self._ensemble.labels.count)})
-        return lambda: self.evaluate(x, y, k=ks, batch_size=size, steps=steps)
+        return lambda: self.evaluate(
+            x, y, k=ks, propensity=propensity, batch_size=size, steps=steps
+        )
+
+    def _check_propensity(self, propensity: Any) -> None:
+        classes = self._ensemble.labels.count
+        if propensity is not None and not _are_propensities(propensity, classes):
+            expected = f"an array of {classes:,} numbers above 0 and up to 1"
+            raise arguments.wrong(propensity, "propensity", expected)
 
     def top(
         self, x: Any, k: int = 10, *, batch_size: int = 256, candidates: int | None = None
@@ -260,15 +272,13 @@ class MACH:
             [k] if arguments.is_number(k) else k, "k", "a number of classes, or several",
             lambda v, n: arguments.whole(v, n, 1, labels.count, **_NUMBER_OF_CLASSES),
         )  # fmt: skip
-        if propensity is not None and not _are_propensities(propensity, labels.count):
-            expected = f"an array of {labels.count:,} numbers above 0 and up to 1"
-            raise arguments.wrong(propensity, "propensity", expected)
+        self._check_propensity(propensity)
         search, totals = self._ensemble.search(), AtK(ks, propensity)
         ids = None if y is None else np.asarray(labels.ids(y))
         for part, true, *_ in batches_of(x, ids, batch_size, steps):
             true = np.asarray(labels.ids(true) if ids is None else true)
             _, found = search.top(self._ensemble.values_of(part), max(ks))
-            totals.add(true.reshape(len(found), -1), found)
+            totals.add(true if true.ndim == 2 else true[:, None], found)
         return totals.result()
 
     def save(self, folder: str | Path) -> None:

@@ -53,6 +53,8 @@ class AtK:
             true: numbers of true classes [samples, n]; -1 where a sample has fewer.
             found: numbers of the best classes [samples, k], best first.
         """
+        true = np.sort(true, axis=1)
+        true[:, 1:][true[:, 1:] == true[:, :-1]] = -1  # a label that is given twice is one
         hits = (found[:, :, None] == true[:, None, :]).any(-1)
         counts = np.maximum((true >= 0).sum(1), 1)
         self._samples += len(true)

@@ -66,7 +66,7 @@ class Search:
     def _native(self, values: tf.Tensor, k: int) -> tuple[Any, Any]:
         with tf.device("CPU:0"):
             sums, labels = search.best_classes(values, self._places, k)
-            return self._scaled(sums), labels
+            return self._found(sums), labels
 
     def candidates(self) -> int:
         """Return how many buckets of each repetition to look into first; 0 for all classes."""
@@ -127,6 +127,11 @@ class Search:
         picked = tf.gather(by_sample, tf.gather(self._places, labels), batch_dims=1)
         return self._scaled(combined(picked, self.estimator))
 
+    def _found(self, scores: tf.Tensor) -> tf.Tensor:
+        """Return scores of the best classes; NaN where there is no number that is the best."""
+        none = tf.cast(float("nan"), scores.dtype)
+        return self._scaled(tf.where(scores > tf.float32.min, scores, none))
+
     def _scaled(self, scores: tf.Tensor) -> tf.Tensor:
         return scaled(scores, self.estimator, self.buckets, self.repetitions)
 
@@ -150,7 +155,7 @@ class Search:
         _, scores, labels = tf.while_loop(
             lambda begin, *_: begin < self.classes, more, (0, *none), shapes, parallel_iterations=2
         )
-        return self._scaled(scores), labels
+        return self._found(scores), labels
 
     def _block(self, by_bucket: tf.Tensor, begin: Any, end: Any) -> tf.Tensor:
         """Return scores [samples, classes] of the classes from ``begin`` to ``end``."""

@@ -260,7 +260,8 @@ def _of_results(plain: Plan, rival: Plan | None, effort: Effort) -> list[Plan]:
     """Return plans that compute single results again.
 
     The graph's memory is a little coarser than the simulation of all operations, so the search
-    corrects the limit for the solver. If no plan fits, it ends with the smallest plans.
+    corrects the limit for the solver. If no plan at a moderate cost fits, it ends with the smallest
+    plans: whoever asks for the budget that a refusal names must get what it says.
     """
     graph = plain.results.graph(plain.pile_up)
     starts = () if rival is None else (plain.results.order(rival.again),)
@@ -275,7 +276,9 @@ def _of_results(plain: Plan, rival: Plan | None, effort: Effort) -> list[Plan]:
         before, limit = limit, most - (found[-1].peak - peak(graph, best.order))
         if best.interrupted or (found[-1].bound <= budget and limit < 1.01 * before):
             break
-    if rival is None and _cheapest(found, budget) is None:
+    rivals = [] if rival is None else [rival]
+    cheapest = _cheapest([*found, *rivals], budget)
+    if cheapest is None or cheapest.overhead > MODERATE:
         found += _smallest(plain, graph, effort)
     return found
 

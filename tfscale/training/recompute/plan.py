@@ -27,6 +27,9 @@ _log = logging.getLogger("tfscale")
 # measurements.
 WASTED = 0.15
 
+# What oneDNN keeps for a convolution and a size of batches: machine code, and descriptions of it.
+KERNEL = 60_000
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -137,11 +140,13 @@ class Plan:
 
         One more operation may run at the same time. The update of a weight may copy it, into a
         piece of memory that is up to twice as large. The allocator wastes a part of all memory,
-        too.
+        too, and
+        oneDNN keeps its own memory.
         """
         largest = max(self.step.updated, default=0)
         size = expected + max(self.step.largest, largest) + 2 * largest
-        return size + math.ceil(WASTED * (size + sum(self.step.updated)))
+        wasted = math.ceil(WASTED * (size + sum(self.step.updated)))
+        return size + wasted + KERNEL * self.step.convolutions
 
     @property
     def plain_peak(self) -> int:

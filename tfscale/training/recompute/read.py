@@ -16,7 +16,15 @@ import numpy as np
 import tensorflow as tf
 
 from tfscale.bridge.graphs import contents_of_handle, function_in, has_state
-from tfscale.training.recompute.traced_step import ALIASES, Op, Piece, Tensor, TracedStep, Unit
+from tfscale.training.recompute.traced_step import (
+    ALIASES,
+    Op,
+    Piece,
+    Tensor,
+    TracedStep,
+    Unit,
+    is_convolution,
+)
 from tfscale.training.recompute.watch import Forward
 
 # These operations give values without computing them.
@@ -31,6 +39,8 @@ _HOLD_NOTHING = (READS - {"ResourceGather"}) | _LENGTH_OF_LIST.keys()
 _PASS_LISTS_ON = frozenset({"Identity", "StatelessWhile", "While", "ZerosLike"})
 # Moving a byte takes about as long as this number of multiplications.
 COST_OF_A_BYTE = 10
+# The numbers in which oneDNN may keep a channel of a depthwise filter.
+_BLOCK = 16 * 16
 
 
 def read(
@@ -115,7 +125,8 @@ class _Reader:
             small = rank is not None and rank < 2 and tensor.dtype != tf.variant
             self._tensors.append(Tensor(size, home, lasting or small))
             outputs.append(number)
-        return Op(operation.type, numbers, tuple(outputs), cost_of(operation, inputs))
+        cost, scratch = cost_of(operation, inputs), scratch_of(operation, inputs)
+        return Op(operation.type, numbers, tuple(outputs), cost, scratch)
 
     def _repeatable(self, operation: tf.Operation, inputs: list[Any]) -> bool:
         """Return whether running the operation again gives the same numbers, at a cost."""
@@ -338,6 +349,20 @@ def _known_length(tensor: Any) -> int:
     """Return the value of a list's length. A loop gives the maximum of a constant: its steps."""
     value = tf.get_static_value(tensor.op.inputs[0] if tensor.op.type == "Max" else tensor)
     return 0 if value is None else max(0, int(np.max(value)))
+
+
+def scratch_of(operation: tf.Operation, inputs: list[Any]) -> int:
+    """Return the bytes that an operation takes beside its results while it runs.
+
+    oneDNN copies the filter of a convolution, since it orders its numbers in another way. For the
+    gradient of a depthwise filter it may widen each channel to a block of 16 x 16.
+    """
+    kind = operation.type
+    if not is_convolution(kind):
+        return 0
+    of_filter = kind.endswith("BackpropFilter")
+    size = size_of(operation.outputs[0] if of_filter else inputs[1])
+    return size * (_BLOCK if of_filter and kind.startswith("Depthwise") else 1)
 
 
 def cost_of(operation: tf.Operation, inputs: list[Any]) -> float:

@@ -140,7 +140,7 @@ class _Memory:
             ends[last].append(home)
         for now, moment in enumerate(self._moments):
             live += self._allocate(now, moment, self._step.ops[moment.op])
-            result.append(live + self._step.largest)
+            result.append(live + self._step.ops[moment.op].scratch + self._step.largest)
             live -= sum(self._size.pop(home, 0) for home in ends[now])
             rest.append(live + self._step.largest)
         if self._pile_up:

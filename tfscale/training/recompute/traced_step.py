@@ -29,14 +29,28 @@ ALIASES = frozenset(
 )
 
 
+def is_convolution(kind: str) -> bool:
+    """Return whether operations of a kind are convolutions, or gradients of convolutions."""
+    return kind.startswith(("Conv2D", "Conv3D", "DepthwiseConv2d"))
+
+
 @dataclass(frozen=True)
 class Op:
-    """An operation, with its inputs, its outputs and its cost (in multiplications, say)."""
+    """An operation.
+
+    Args:
+        kind: its kind.
+        inputs: the tensors that it takes.
+        outputs: the tensors that it makes.
+        cost: its cost, in multiplications, say.
+        scratch: bytes that it takes beside its outputs while it runs.
+    """
 
     kind: str
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     cost: float = 0.0
+    scratch: int = 0
 
 
 @dataclass(frozen=True)
@@ -215,6 +229,11 @@ class TracedStep:
     def updated(self) -> list[int]:
         """Bytes of each weight that the optimizer changes, which equal those of its gradient."""
         return [self.tensors[tensor].size for tensor in self.gradients]
+
+    @cached_property
+    def convolutions(self) -> int:
+        """Number of the convolutions, with those of the backward pass."""
+        return sum(is_convolution(op.kind) for op in self.ops)
 
     @property
     def cost(self) -> float:
