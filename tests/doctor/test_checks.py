@@ -377,7 +377,7 @@ def test_between_hosts(launcher):
 
 def test_hosts_that_fail(launcher):
     launcher("echo 'ssh: b: no such host'; exit 3")
-    with pytest.raises(all_reduce.Failed, match=r"exited with 3.*\n.*ssh: b: no such host"):
+    with pytest.raises(all_reduce.Failed, match=r"ended with 3.*\n.*ssh: b: no such host"):
         all_reduce.between("a:1,b:1", "ssh", 60)
 
 
