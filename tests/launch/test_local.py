@@ -67,9 +67,17 @@ import os, sys, time
 if {TELL_INDEX} == {failing}: sys.exit('oh no')
 time.sleep(600)"""
     with python(program, 2) as workers:
-        with pytest.raises(WorkerFailed, match=rf"(?s){failing} of 2 ended with 1.*oh no"):
+        with pytest.raises(WorkerFailed, match=rf"(?s){failing} of 2 exited with 1.*oh no"):
             workers.wait(PATIENCE)
         assert workers.processes[1 - failing].poll() is None  # nobody waited for it
+
+
+def test_a_worker_that_native_code_killed_names_the_signal_and_a_known_cause():
+    program = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+    with python(program, 1) as workers:
+        expected = r"0 of 1 was killed by SIGSEGV, .*TF_ENABLE_ONEDNN_OPTS=0"
+        with pytest.raises(WorkerFailed, match=expected):
+            workers.wait(PATIENCE)
 
 
 TELL_INDEX = "__import__('json').loads(os.environ['TF_CONFIG'])['task']['index']"

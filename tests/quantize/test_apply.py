@@ -298,3 +298,26 @@ def test_layers_that_nobody_knows_stay_in_float(caplog):
     model = keras.Sequential([keras.Input([3, 2]), layers.LSTM(4, name="lstm")])
     quantize.apply(model, {"lstm": 4})
     assert "lstm' (LSTM) are of kinds that quantize does not know" in caplog.text
+
+
+class OwnLoss(keras.losses.Loss):
+    def call(self, y, p):
+        return keras.ops.mean(keras.ops.abs(y - p), -1)
+
+
+@pytest.mark.parametrize("own", [lambda: own_loss, OwnLoss], ids=["function", "class"])
+@pytest.mark.parametrize("form", ["sequential", "functional"])
+def test_a_copy_has_the_loss_and_metrics_of_a_script_that_registers_nothing(own, form):
+    chain = keras.Sequential([keras.Input([6]), layers.Dense(4, "tanh"), layers.Dense(2)])
+    net = chain if form == "sequential" else keras.Model(chain.inputs, chain.outputs)
+    net.compile("sgd", own(), metrics=[own_loss])
+    x = np.random.default_rng(0).normal(size=(16, 6)).astype("float32")
+    expected = net.evaluate(x, x[:, :2], verbose=0)
+    small = quantize.apply(net, kernels(net, 8))
+    np.testing.assert_allclose(small.evaluate(x, x[:, :2], verbose=0), expected, rtol=0.05)
+    small.fit(x, x[:, :2], verbose=0)
+    assert quantize.shrink(net).compiled
+
+
+def own_loss(y, p):
+    return keras.ops.mean(keras.ops.log(1 + keras.ops.square(y - p)), -1)

@@ -104,3 +104,13 @@ def test_inputs_are_counted(nets):
     program = quantize.integers(quantize.apply(model, kernels(model, 8), x))
     with pytest.raises(ValueError, match="1 arrays of inputs"):
         program.run([x, x])
+
+
+def test_other_types_are_refused():
+    half = keras.Sequential(
+        [keras.Input([6]), keras.layers.Dense(4, dtype="mixed_bfloat16", name="half"),
+         keras.layers.Dense(2, name="last")]
+    )  # fmt: skip
+    small = quantize.apply(half, {"half": 8, "last": 8}, np.ones((4, 6), "float32"))
+    with pytest.raises(ValueError, match="computes 'half' in bfloat16, .* policy float32"):
+        quantize.integers(small)

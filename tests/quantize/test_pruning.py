@@ -241,6 +241,17 @@ def test_errors_say_what_was_expected(settings, words):
         quantize.Prune(**{"sparsity": 0.5, "end": 4, **settings})
 
 
+def test_models_inside_models_say_that_channels_stay():
+    inner = keras.Sequential([keras.Input([8]), keras.layers.Dense(8)])
+    model = keras.Sequential([keras.Input([8]), inner, keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="no layer whose channels can be pruned.*channels=False"):
+        model.fit(
+            np.ones((4, 8)), np.ones((4, 1)), verbose=0,
+            callbacks=[quantize.Prune(0.5, end=4, channels=True)],
+        )  # fmt: skip
+
+
 def test_kernels_that_are_not_there_are_an_error():
     with pytest.raises(ValueError, match="no kernel that can be pruned, whose path 'conv' matches"):
         train(compiled(plain()), quantize.Prune(0.5, end=4, kernels="conv"))

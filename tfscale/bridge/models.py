@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -139,3 +140,17 @@ def loss_of(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any, trainin
 def added_losses_of(model: Any) -> list[Any]:
     """Return the losses that layers have added in this call, and the weights' regularizers."""
     return [model._aggregate_additional_loss(loss) for loss in model.losses]
+
+
+@contextlib.contextmanager
+def knows_compiled_objects(model: Any) -> Iterator[None]:
+    """Let Keras find a model's own losses and metrics by name, so that a copy is compiled alike.
+
+    Keras finds only its own functions and classes, and registered ones, otherwise.
+    """
+    given = model._compile_config.config if model.compiled else {}
+    found = [one if inspect.isroutine(one) else type(one) for one in keras.tree.flatten(given)]
+    own = [one for one in found if one.__module__.split(".")[0] not in ("builtins", "keras")]
+    names = {keras.saving.get_registered_name(one): one for one in own}
+    with keras.saving.custom_object_scope(names):
+        yield

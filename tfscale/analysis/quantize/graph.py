@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import keras
 
+from tfscale.bridge.models import knows_compiled_objects
 from tfscale.support import arguments
 
 Tensor = tuple[str, int, int]  # name of a layer, number of its call, number of the output
@@ -101,7 +102,8 @@ def rebuilt(model: Any, new_layer: Callable[[Any], Any], left_out: Collection[st
         layers = [new_layer(layer) for layer in model.layers if layer.name not in left_out]
         made = type(model)([start, *layers], name=model.name)
         if model.compiled:
-            made.compile_from_config(model.get_compile_config())
+            with knows_compiled_objects(model):
+                made.compile_from_config(model.get_compile_config())
         return made
 
     def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -110,7 +112,8 @@ def rebuilt(model: Any, new_layer: Callable[[Any], Any], left_out: Collection[st
         given = {name: value for name, value in kwargs.items() if value is not None}
         return layer(*args, **given)  # the new layer may take no mask
 
-    made = keras.models.clone_model(model, clone_function=new_layer, call_function=call)
+    with knows_compiled_objects(model):
+        made = keras.models.clone_model(model, clone_function=new_layer, call_function=call)
     if type(made) is not type(model) and type(model) is not keras.Model:
         raise ValueError(
             f"model {model.name!r} is a {type(model).__name__}, whose constructor is not that of "

@@ -8,7 +8,7 @@ those of the model's own inference, bit by bit.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -119,9 +119,22 @@ def integers(model: Any) -> Integers:
     (step,), last = steps, {name for name, _, _ in read.outputs}
     by_name = graph.operations(model)
     called = {call.name for call in read.calls}
+    _refuse_other_types(model, [by_name[name] for name in sorted(called)])
     made = {name: _operation(by_name[name], name in last, step) for name in sorted(called)}
     calls = tuple((call, made[call.name]) for call in read.calls)
     return Integers(step, sum(_bytes(layer) for layer in model.layers), calls, read)
+
+
+def _refuse_other_types(model: Any, operations: Sequence[Any]) -> None:
+    """Raise if an operation computes in a type whose numbers are not those of the grid."""
+    types = {each.name: getattr(each, "compute_dtype", "float32") for each in operations}
+    others = [f"{name!r} in {kind}" for name, kind in types.items() if kind != "float32"]
+    if others:
+        raise ValueError(
+            f"model {model.name!r} computes {', '.join(others[:5])}"
+            f"{', ...' if len(others) > 5 else ''}, and whole numbers equal those of float32 only: "
+            "build the model with the policy float32, set_weights(), and quantize that one"
+        )
 
 
 def _has_grid(layer: Any) -> bool:

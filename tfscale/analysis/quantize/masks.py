@@ -149,6 +149,12 @@ class Prune(keras.callbacks.Callback):
         """Find what is pruned together."""
         found = _groups_of_channels(self.model) if self.channels else _single(self.model)
         self._groups = [each for each in found if self._is_chosen(each)]
+        if not found and self.channels:
+            raise ValueError(
+                f"model {self.model.name!r} has no layer whose channels can be pruned: a layer "
+                "keeps them if the model's output, a model inside the model, or a layer that "
+                "quantize.shrink does not know reads them. channels=False prunes single weights"
+            )
         if not self._groups:
             raise ValueError(
                 f"model {self.model.name!r} has no kernel that can be pruned, whose path "

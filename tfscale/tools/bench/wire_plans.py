@@ -71,11 +71,13 @@ def measure(task: str, seeds: Sequence[int], file: Path | None) -> list[dict[str
 
 def _launch(words: Sequence[str]) -> None:
     command = [sys.executable, "-m", "tfscale.tools.bench.wire_plans_worker", *words]
+    # oneDNN writes past its buffers for the net of "images" with 125 rows: see docs/limits.md.
+    variables = {"TF_ENABLE_ONEDNN_OPTS": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
     with (
         Network(WORKERS, RATE) as network,
         LocalWorkers(
             command, WORKERS, hosts=network.hosts, prefixes=network.prefixes,
-            environment={**network.environment, "PYTHONPATH": os.pathsep.join(sys.path)},
+            environment={**network.environment, **variables},
         ) as workers,
     ):  # fmt: skip
         workers.wait(SECONDS)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from tfscale.cluster import addresses
 from tfscale.cluster.sources import ALL_BARS
-from tfscale.tools.launch import processes
+from tfscale.tools.launch import endings, processes
 from tfscale.tools.launch.hosts import Host, Place, places
 from tfscale.tools.launch.local import cluster_environment
 from tfscale.tools.launch.output import Logs, Screen
@@ -48,14 +48,7 @@ class Ended(NamedTuple):
     @property
     def how(self) -> str:
         """Description of the worker's end."""
-        if self.why:
-            return self.why
-        if self.code >= 0:
-            return f"it exited with {self.code}"
-        known = {each.value: each.name for each in signal.Signals}
-        name = known.get(-self.code, f"signal {-self.code}")
-        memory = ", as the kernel does when memory is short" if name == "SIGKILL" else ""
-        return f"it was killed by {name}{memory}"
+        return self.why or f"it {endings.describe(self.code)}"
 
 
 @dataclass

@@ -20,6 +20,7 @@ from typing import IO, Any
 
 from tfscale.cluster.sources import ONLY_TF_CONFIG
 from tfscale.support import arguments
+from tfscale.tools.launch import endings
 
 WATCH_SECONDS = 0.2
 
@@ -172,7 +173,7 @@ class LocalWorkers:
         if code == 0:
             return
         codes = ", ".join(str(p.poll()) for p in self.processes)
-        what = f"still runs after {seconds:.0f} s" if code is None else f"ended with {code}"
+        what = f"still runs after {seconds:.0f} s" if code is None else endings.describe(code)
         raise WorkerFailed(
             f"worker {index} of {len(self.processes)} {what} (all: {codes}). "
             f"The end of its output:\n{self.output(index)[-4000:]}"
