@@ -11,7 +11,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale.bridge.fit import TRAINING, ModelStep
 from tfscale.bridge.graphs import wait_for
 from tfscale.bridge.hooks import ADVERSARIAL_STEP
 from tfscale.support import arguments
@@ -26,17 +25,15 @@ from tfscale.training.recompute.traced_step import Phases, Piece, TracedStep
 from tfscale.training.recompute.watch import Forward, Watch, parts_of
 
 
-class _TracedFarEnough(Exception):
-    """Raised when the step has been traced far enough."""
-
-
 def trace(model: keras.Model, batch: Any, open_batch: Any = None) -> TracedStep | Phases:
-    """Return the operations of a model's training step, up to its gradients. Nothing runs.
+    """Return the operations of a model's training step, up to its gradients.
+
+    No step runs, but a model that is not built yet gets its weights.
 
     A step that applies gradients several times, as that of a GAN, has several phases.
 
     Args:
-        model: a compiled model, with all its variables.
+        model: a compiled model.
         batch: specifications of the batch that ``train_step`` takes.
         open_batch: specifications as ``fit`` knows them, which may leave lengths open.
 
@@ -111,21 +108,20 @@ class _Tracing:
         return self._steps
 
     def _trace(self, batch: Any) -> None:
-        self._steps, self.pieces, self._thread = [], [], None
-        self.has_sizes = True
-
         @tf.autograph.experimental.do_not_convert
-        def one_step() -> None:
+        def one_step() -> None:  # runs twice if it makes the model's weights
+            self._steps, self.pieces, self._thread = [], [], None
+            self.has_sizes = True
             data = tf.nest.map_structure(
                 lambda spec: tf.compat.v1.placeholder(spec.dtype, spec.shape), batch
             )
             self._model.distribute_strategy.run(self._model.train_step, args=(data,))
 
         with contextlib.ExitStack() as stack:
-            stack.enter_context(contextlib.suppress(_TracedFarEnough))
             stack.enter_context(Watch(self._model, self._look, applies=False).looking())
             if self._known:
                 stack.enter_context(ADVERSARIAL_STEP.on(self._model, self._take_batch))
+            # To the end: only then TensorFlow initializes weights that the step has made.
             tf.function(one_step, autograph=False).get_concrete_function()
 
     def _take_batch(self, train_step: Any, model: keras.Model, data: Any) -> Any:
@@ -149,8 +145,6 @@ class _Tracing:
         seen, found, operations = sized or (forward, gradients, originals)
         step = read(seen, found, operations, originals)
         self._steps.append(with_early_products(step))
-        if not ModelStep(self._model, TRAINING, True).is_own:  # Keras applies gradients once
-            raise _TracedFarEnough
 
 
 @contextlib.contextmanager
