@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -60,7 +61,7 @@ class BudgetError(ValueError):
             )
         super().__init__(
             f"the budget of {show(budget)} is too small: a step takes up to {show(plain)}, and "
-            f"recomputation can reduce that to {show(moderate)}. Ask for at least "
+            f"recomputation can reduce that to {show(moderate, math.ceil)}. Ask for at least "
             f"{_asked_for(moderate, plain)}{less}, or use smaller batches."
         )
         self.budget = budget
@@ -73,7 +74,7 @@ class BudgetError(ValueError):
 
 
 def _asked_for(budget: float, plain: float) -> str:
-    return f"{show(budget)} (fraction={rounded_up(budget / plain)})"
+    return f"{show(budget, math.ceil)} (fraction={rounded_up(budget / plain)})"
 
 
 def _no_report(done: int, of: int) -> None:
