@@ -13,6 +13,7 @@ from tests.recompute import models
 from tests.recompute.models import assert_same_training, data, residual, train
 from tfscale.callbacks import Recompute
 from tfscale.recompute import BudgetError
+from tfscale.support.sizes import number_of_bytes
 
 
 def compiled(build=residual, **settings):
@@ -72,6 +73,31 @@ def test_a_budget_is_kept_or_refused_with_the_smallest_that_can_be():
     assert callback.plan.bound <= float(smallest) * callback.plan.plain_bound
 
 
+def test_the_numbers_that_a_refusal_names_are_enough():
+    smallest, plain = 12_340_001, 20_000_000
+    asked = re.search(r"at least (.* MB) \(fraction=(.*)\)", str(BudgetError(1, smallest, plain)))
+    assert smallest <= number_of_bytes(asked[1], "budget") < 1.01 * smallest
+    assert smallest <= float(asked[2]) * plain < 1.01 * smallest
+
+
+def test_a_plan_of_a_model_with_as_much_memory_is_refused(tmp_path):
+    """A reshaped tensor stays where it is."""
+
+    def build(*kinds):
+        return lambda: models.chain(*kinds, depth=2)
+
+    callback = Recompute(segments="sqrt", verbose=0)
+    fit(compiled(build()), callback)
+    callback.plan.save(tmp_path / "plan.json")
+    fit(compiled(build()), Recompute(plan=tmp_path / "plan.json", verbose=0))
+    other = build(lambda: keras.layers.Reshape((6, 8)))
+    of_other = Recompute(segments="sqrt", verbose=0)
+    fit(compiled(other), of_other)
+    assert of_other.plan.plain_peak == callback.plan.plain_peak
+    with pytest.raises(ValueError, match="plan again for this model and batch"):
+        fit(compiled(other), Recompute(plan=tmp_path / "plan.json", verbose=0))
+
+
 def test_an_unknown_layer_is_refused():
     with pytest.raises(ValueError, match="no layer named 'nobody'"):
         fit(compiled(), Recompute(layers=["nobody"]))
@@ -99,6 +125,14 @@ def test_a_model_whose_layers_make_layers_when_they_are_called():
             return self.rest(keras.ops.mean(x + self.attention(x, x), axis=1))
 
     assert_same_training(Attends)
+
+
+def test_a_model_that_its_first_batch_builds():
+    def build():
+        hidden = [keras.layers.Dense(8, "gelu") for _ in range(3)]
+        return keras.Sequential([*hidden, keras.layers.Flatten(), keras.layers.Dense(1)])
+
+    assert_same_training(build)
 
 
 def test_the_summary_is_printed_before_training(capsys):

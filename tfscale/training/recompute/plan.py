@@ -140,8 +140,7 @@ class Plan:
 
         One more operation may run at the same time. The update of a weight may copy it, into a
         piece of memory that is up to twice as large. The allocator wastes a part of all memory,
-        too, and
-        oneDNN keeps its own memory.
+        too, and oneDNN keeps its own memory.
         """
         largest = max(self.step.updated, default=0)
         size = expected + max(self.step.largest, largest) + 2 * largest
@@ -207,6 +206,7 @@ class Plan:
             "budget": self.budget,
             "pile_up": self.pile_up,
             "plain_peak": self.plain_peak,
+            "step": self.step.digest,
             "segments": [[segment.start, segment.stop] for segment in self.segments],
             "events": self.events and [[one.before, *one.nodes] for one in self.events],
             "proven": self.proven,

@@ -113,14 +113,14 @@ def load_plan(path: str | Path, step: TracedStep | Phases) -> Plan | PhasedPlan:
         words = json.loads(path.read_text())
         each = words.get("phases", [words])
         plans = tuple(_of_words(one, phase) for one, phase in zip(steps, each))
-        peaks = [one["plain_peak"] for one in each]
+        made_for = [(one["plain_peak"], one["step"]) for one in each]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is no plan that plan.save wrote: {error!r}") from error
-    found = [plan.plain_peak for plan in plans]
-    if found != peaks or len(plans) != len(steps):
+    found = [(plan.plain_peak, plan.step.digest) for plan in plans]
+    if found != made_for or len(plans) != len(steps):
         raise ValueError(
-            f"{path} has a plan of a step that takes {_all_of(peaks)} without it, and this step "
-            f"takes {_all_of(found)}: plan again for this model and batch"
+            f"{path} has a plan of a step {_in_words(made_for)}, and this is a step "
+            f"{_in_words(found)}: plan again for this model and batch"
         )
     return PhasedPlan(plans) if isinstance(step, Phases) else plans[0]
 
@@ -138,5 +138,6 @@ def _of_words(step: TracedStep, words: dict[str, Any]) -> Plan:
     )
 
 
-def _all_of(sizes: Iterable[float]) -> str:
-    return " and then ".join(map(show, sizes))
+def _in_words(steps: Iterable[tuple[float, str]]) -> str:
+    each = [f"{show(peak)} without it (operations {digest})" for peak, digest in steps]
+    return "that takes " + " and then ".join(each)

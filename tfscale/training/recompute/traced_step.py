@@ -7,6 +7,7 @@ tensors are the backward pass. Tensors are numbers.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -234,6 +235,14 @@ class TracedStep:
     def convolutions(self) -> int:
         """Number of the convolutions, with those of the backward pass."""
         return sum(is_convolution(op.kind) for op in self.ops)
+
+    @cached_property
+    def digest(self) -> str:
+        """A short text that two steps share only if they have the same operations and sizes."""
+        ops = [(op.kind, op.inputs, op.outputs) for op in self.ops]
+        sizes = [known.size for known in self.tensors]
+        units = [(unit.start, unit.stop) for unit in self.units]
+        return hashlib.sha256(repr((ops, sizes, units)).encode()).hexdigest()[:16]
 
     @property
     def cost(self) -> float:
