@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfscale.bridge.graphs import contents_of_handle, function_in, has_state
+from tfscale.bridge.tensorflow import uses_onednn
 from tfscale.training.recompute.traced_step import (
     ALIASES,
     Op,
@@ -41,6 +42,8 @@ _PASS_LISTS_ON = frozenset({"Identity", "StatelessWhile", "While", "ZerosLike"})
 COST_OF_A_BYTE = 10
 # The numbers in which oneDNN may keep a channel of a depthwise filter.
 _BLOCK = 16 * 16
+# Without oneDNN, TensorFlow writes so many bytes of images as columns at a time, or one image.
+_COLUMNS = 30 << 20
 
 
 def read(
@@ -352,17 +355,36 @@ def _known_length(tensor: Any) -> int:
 
 
 def scratch_of(operation: tf.Operation, inputs: list[Any]) -> int:
-    """Return the bytes that an operation takes beside its results while it runs.
+    """Return the bytes that an operation takes beside its results while it runs."""
+    if not is_convolution(operation.type):
+        return 0
+    return (_scratch_of_onednn if uses_onednn() else _scratch_of_columns)(operation, inputs)
 
-    oneDNN copies the filter of a convolution, since it orders its numbers in another way. For the
-    gradient of a depthwise filter it may widen each channel to a block of 16 x 16.
+
+def _scratch_of_onednn(operation: tf.Operation, inputs: list[Any]) -> int:
+    """Return the size of copies: oneDNN orders the numbers of a filter in another way.
+
+    For the gradient of a depthwise filter it may widen each channel to a block of 16 x 16.
     """
     kind = operation.type
-    if not is_convolution(kind):
-        return 0
     of_filter = kind.endswith("BackpropFilter")
     size = size_of(operation.outputs[0] if of_filter else inputs[1])
     return size * (_BLOCK if of_filter and kind.startswith("Depthwise") else 1)
+
+
+def _scratch_of_columns(operation: tf.Operation, inputs: list[Any]) -> int:
+    """Return the size of columns: the gradients of a convolution are products with a matrix.
+
+    It has a row for each place of an image, with all numbers that the filter meets there. The
+    gradients of the input and of the filter run at the same time, and each makes a matrix.
+    """
+    if not operation.type.startswith("Conv2DBackprop"):
+        return 0
+    of_filter = operation.type.endswith("Filter")
+    filters = operation.outputs[0] if of_filter else inputs[1]
+    row = size_of(filters) / _length(filters, -1)
+    places = _count(inputs[2]) / _length(inputs[2], 0) / _length(inputs[2], -1)
+    return 2 * (_COLUMNS + int(row * places))
 
 
 def cost_of(operation: tf.Operation, inputs: list[Any]) -> float:
