@@ -230,6 +230,17 @@ def test_what_a_loop_keeps_for_its_gradient_is_counted():
     assert not plans[0].step.unknown
 
 
+def test_columns_of_images_are_counted_without_onednn(monkeypatch):
+    peaks = []
+    for has in (True, False):
+        monkeypatch.setattr("tfscale.training.recompute.read.uses_onednn", lambda has=has: has)
+        callback = Recompute(segments="sqrt", verbose=0)
+        fit(compiled(lambda: models.convolutions(residual=False)), callback)
+        peaks.append(callback.plan.plain_peak)
+    places, row = 8 * 8, 3 * 3 * 4 * 4
+    assert peaks[1] - peaks[0] == pytest.approx(2 * ((30 << 20) + places * row), rel=1e-3)
+
+
 def test_a_step_without_apply_gradients_is_refused():
     class Own(keras.Model):
         def train_step(self, batch):
