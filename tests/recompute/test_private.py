@@ -14,6 +14,7 @@ from tensorflow.python.framework import op_def_registry
 from tensorflow.python.ops.handle_data_util import get_resource_handle_data
 
 from tests.recompute.models import data, residual
+from tfscale.bridge.graphs import has_state
 from tfscale.callbacks import Recompute
 from tfscale.training.recompute.batch import batch_of_fit
 from tfscale.training.recompute.gate import behind, use
@@ -178,6 +179,12 @@ def test_each_fit_has_a_history_of_its_own(model):
         model.fit(x, y, 8, verbose=0, callbacks=[Look()])
     assert seen[0] is not seen[1]
     assert model.history is seen[1]
+
+
+def test_a_function_that_is_called_by_its_name_may_have_state():
+    """As in the gradient of a CTC loss."""
+    assert has_state("a_function_of_this_graph")
+    assert not has_state("Add")
 
 
 def test_layers_and_the_operations_of_a_graph_are_found(model):

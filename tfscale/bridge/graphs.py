@@ -71,8 +71,9 @@ def next_number(graph: tf.Graph) -> int:
 
 
 def has_state(kind: str) -> bool:
-    """Whether TensorFlow counts operations of a type as stateful."""
-    return bool(op_def_registry.get(kind).is_stateful)
+    """Whether operations of a type may have state; a type may be the name of a function, too."""
+    definition = op_def_registry.get(kind)
+    return definition is None or bool(definition.is_stateful)
 
 
 def contents_of_handle(tensor: tf.Tensor) -> Sequence[Any]:
