@@ -83,9 +83,15 @@ class Own(keras.Model):
         return self.head(x)
 
 
+def test_a_subclassed_model_that_was_called_has_shapes() -> None:
+    model, x = Own(), np.ones([5, 12], "float32")
+    model(x)
+    assert plan.read(model) == plan.read(model, x)
+
+
 def test_a_subclassed_model_asks_for_an_example() -> None:
     model = Own()
-    with pytest.raises(ValueError, match="'own' has no shapes of inputs.*Pass example="):
+    with pytest.raises(ValueError, match="'own.*' has no shapes of inputs.*Pass example="):
         plan.read(model)
     units = plan.read(model, np.ones([5, 12], "int32"))
     assert [unit.kind for unit in units] == ["embedding", "pair", "pair", "pair", "dense"]

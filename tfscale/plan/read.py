@@ -89,20 +89,29 @@ def example_specs(model: Any, example: Any) -> Any:
     if example is not None:
         arrays = tf.nest.map_structure(tf.convert_to_tensor, example)
         return tf.nest.map_structure(lambda x: tf.TensorSpec([1, *x.shape[1:]], x.dtype), arrays)
-    made = getattr(model, "inputs", None)
-    shapes = [one.shape for one in made] if made else []
+    made = getattr(model, "inputs", None) or _inputs_as_built(model)
+    shapes = [one.shape for one in made]
     if not shapes or any(size is None for shape in shapes for size in shape[1:]):
         has = f"inputs of shape {shapes}" if shapes else "no shapes of inputs"
         raise ValueError(
             f"model {model.name!r} has {has}; expected all sizes but the batch's. Pass example=, "
-            "a batch of its inputs"
+            "a batch of its inputs, or call the model on one first"
         )
     specs = [
         tf.TensorSpec([1, *shape[1:]], keras.backend.standardize_dtype(one.dtype))
-        for shape, one in zip(shapes, made or [])
+        for shape, one in zip(shapes, made)
     ]
     structure = getattr(model, "input", specs[0])
     return tf.nest.pack_sequence_as(structure, specs)
+
+
+def _inputs_as_built(model: Any) -> list[Any]:
+    """Return the input of a subclassed model that was called on one; Keras keeps its shape only."""
+    import keras
+
+    shape = (model.get_build_config() or {}).get("input_shape")
+    is_one = isinstance(shape, (tuple, list)) and all(isinstance(n, int) for n in shape[1:])
+    return [keras.KerasTensor(shape, keras.config.floatx())] if is_one else []
 
 
 def _leaves(model: Any) -> Iterator[Any]:

@@ -97,9 +97,9 @@ class Rounds(Observer):
         if isinstance(callback, keras.callbacks.SwapEMAWeights):
             raise ValueError(
                 f"the callback SwapEMAWeights does not work with sync={self.rule!r}: it changes "
-                "weights while replicas have different ones. Leave out the callback, and give the "
-                "optimizer ema_overwrite_frequency=None: the weights become the averages at the "
-                "end of fit"
+                "weights while replicas have different ones, or sums of gradients are on their "
+                "way. Leave out the callback, and give the optimizer ema_overwrite_frequency=None: "
+                "the weights become the averages at the end of fit"
             )
         several = self.strategy.extended.number_of_workers > 1
         if several and isinstance(callback, keras.callbacks.TerminateOnNaN):

@@ -108,12 +108,14 @@ def _known(
         exchange: seconds of an exchange of all gradients, without a training.
         arguments: the options of the command.
     """
-    answers = apart.ask(units=batch)
+    answers, times = apart.ask(units=batch), apart.ask(steps=arguments.steps)
+    # Processes answer in any order; the slow one is the first.
+    both = sorted(zip(answers, times, strict=True), key=lambda one: float(one[0]["rate"]))
+    answers, times = (list(each) for each in zip(*both, strict=True))
     units = [read_unit(Record(fields, Path("units"))) for fields in answers[-1]["units"]]
     pack = packing(exchange, links, processes, "fp32", apart.parameters) / apart.parameters
     machine, gamma = read_machine(links, processes), links.number("gamma")
     assert not isinstance(machine, Groups)  # each process has one device
-    times = apart.ask(steps=arguments.steps)
     if arguments.slow > 1:
         hosts = [_host([answer], pack) for answer in answers]
     else:  # what differs by chance is no reason for unequal shares
