@@ -182,7 +182,7 @@ def test_each_fit_has_a_history_of_its_own(model):
 
 
 def test_a_function_that_is_called_by_its_name_may_have_state():
-    """As in the step of a CTC loss."""
+    """A CTC loss has such an operation."""
     assert has_state("a_function_of_this_graph")
     assert not has_state("Add")
 
