@@ -262,7 +262,7 @@ def _of_results(plain: Plan, rival: Plan | None, effort: Effort) -> list[Plan]:
 
     The graph's memory is a little coarser than the simulation of all operations, so the search
     corrects the limit for the solver. If no plan at a moderate cost fits, it ends with the smallest
-    plans: whoever asks for the budget that a refusal names must get what it says.
+    plans, which are those that a refusal promises.
     """
     graph = plain.results.graph(plain.pile_up)
     starts = () if rival is None else (plain.results.order(rival.again),)
