@@ -174,9 +174,9 @@ def own_step():
     return model, seen(history)
 
 
-def single_batches():
-    """``train_on_batch`` and its kin, also with a batch of one row."""
-    model, (x, y, w) = classifier(), numbers()
+def in_single_batches(model):
+    """Return what ``train_on_batch`` and its kin give, also for a batch of one row."""
+    x, y, w = numbers()
     found = {}
     for number, end in enumerate((8, 1, 5)):
         trained = model.train_on_batch(x[:end], y[:end], w[:end], return_dict=True)
@@ -184,7 +184,12 @@ def single_batches():
         found |= {f"trained {name} {number}": value for name, value in trained.items()}
         found |= {f"tested {name} {number}": value for name, value in tested.items()}
         found[f"predicted {number}"] = model.predict_on_batch(x[:end])
-    return model, found
+    return found
+
+
+def single_batches():
+    model = classifier()
+    return model, in_single_batches(model)
 
 
 def one_row_each():

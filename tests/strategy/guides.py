@@ -18,15 +18,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 from tests.strategy.doubles import doubles
-
-FEATURES, CLASSES, BATCH = 6, 3, 8
-ROWS = 45  # the last batch has 5 rows
-
-
-def numbers(rows=ROWS, seed=0):
-    dice = np.random.default_rng(seed)
-    x = dice.standard_normal((rows, FEATURES))
-    return x, dice.integers(0, CLASSES, rows), dice.uniform(0.1, 2, rows)
+from tests.strategy.everyday import BATCH, CLASSES, FEATURES, ROWS, in_single_batches, numbers
 
 
 def crossentropy():
@@ -306,15 +298,8 @@ def metrics():
 
 def batches():
     """``train_on_batch`` and its kin, also with fewer rows than microbatches."""
-    model, (x, y, w) = classifier(), numbers()
-    found = {}
-    for number, end in enumerate((8, 1, 5)):
-        trained = model.train_on_batch(x[:end], y[:end], w[:end], return_dict=True)
-        tested = model.test_on_batch(x[:end], y[:end], w[:end], return_dict=True)
-        found |= {f"trained {name} {number}": value for name, value in trained.items()}
-        found |= {f"tested {name} {number}": value for name, value in tested.items()}
-        found[f"predicted {number}"] = model.predict_on_batch(x[:end])
-    return model, found
+    model = classifier()
+    return model, in_single_batches(model)
 
 
 def averages():

@@ -366,10 +366,8 @@ def _scratch_of_onednn(operation: tf.Operation, inputs: list[Any]) -> int:
 
     For the gradient of a depthwise filter it may widen each channel to a block of 16 x 16.
     """
-    kind = operation.type
-    of_filter = kind.endswith("BackpropFilter")
-    size = size_of(operation.outputs[0] if of_filter else inputs[1])
-    return size * (_BLOCK if of_filter and kind.startswith("Depthwise") else 1)
+    widens = operation.type == "DepthwiseConv2dNativeBackpropFilter"
+    return size_of(_filter_of(operation, inputs)) * (_BLOCK if widens else 1)
 
 
 def _scratch_of_columns(operation: tf.Operation, inputs: list[Any]) -> int:
@@ -380,11 +378,15 @@ def _scratch_of_columns(operation: tf.Operation, inputs: list[Any]) -> int:
     """
     if not operation.type.startswith("Conv2DBackprop"):
         return 0
-    of_filter = operation.type.endswith("Filter")
-    filters = operation.outputs[0] if of_filter else inputs[1]
+    filters = _filter_of(operation, inputs)
     row = size_of(filters) / _length(filters, -1)
     places = _count(inputs[2]) / _length(inputs[2], 0) / _length(inputs[2], -1)
     return 2 * (_COLUMNS + int(row * places))
+
+
+def _filter_of(operation: tf.Operation, inputs: list[Any]) -> Any:
+    """Return the filter of a convolution, or its gradient."""
+    return operation.outputs[0] if operation.type.endswith("BackpropFilter") else inputs[1]
 
 
 def cost_of(operation: tf.Operation, inputs: list[Any]) -> float:
